@@ -1,0 +1,90 @@
+# Everything a checkout can do. `make` alone explains the targets.
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+export PYTHON
+
+VENV := .venv-sglang
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+LOCKS := environments/sglang/requirements.lock environments/dev/requirements.lock
+NATIVE := $(shell find csrc -type f)
+COMPAT := compat/sglang-cpu/pyproject.toml compat/sglang-cpu/setup.py
+
+# Two cores: one thread a process; the OpenMP threads of a waiting process must not spin on the other's core.
+CALM := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+ARGS ?=
+
+.PHONY: help env demo serve test test-fast lint format bench lock clean distclean
+
+help: ## this text
+	@echo 'eagle-plugin: EAGLE speculative decoding for stock inference engines'
+	@echo
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r name text; do \
+		printf '  make %-10s %s\n' "$$name" "$$text"; done
+	@echo
+	@echo 'Options for the command behind demo, serve, bench and test go in ARGS:'
+	@echo "  make demo ARGS='--help'"
+	@echo "  make test ARGS='-k catalog'"
+	@echo 'The interpreter: make PYTHON=python3.12 env'
+
+env: $(STAMPS)/plugin $(STAMPS)/compat $(STAMPS)/kernels ## make or refresh .venv-sglang (stock SGLang for a CPU, this plugin, the tools)
+
+$(STAMPS)/packages: $(LOCKS) environments/make.sh
+	@environments/make.sh packages $(VENV) $(LOCKS)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/plugin: pyproject.toml setup.py $(STAMPS)/packages
+	@environments/make.sh project $(VENV) .
+	@touch $@
+
+$(STAMPS)/compat: $(COMPAT) $(STAMPS)/packages
+	@environments/make.sh project $(VENV) compat/sglang-cpu
+	@touch $@
+
+# An editable install builds nothing: this is the first-use build, done now rather than while a server starts.
+$(STAMPS)/kernels: $(NATIVE) eagle_plugin/kernels/build.py $(STAMPS)/plugin
+	@$(BIN)/python -c 'from eagle_plugin.kernels import loader; print("env: kernels:", loader.backend())' >&2
+	@touch $@
+
+demo: env ## serve a real model three ways (plain, the engine's EAGLE-3, ours) and print one table
+	$(BIN)/eagle-plugin demo $(ARGS)
+
+serve: env ## leave a server with the plugin up on 127.0.0.1 until Ctrl-C
+	$(BIN)/eagle-plugin serve $(ARGS)
+
+test: lint ## lint, then every test, those that start real servers included
+	$(CALM) $(BIN)/python -m pytest $(ARGS)
+
+test-fast: env ## the tests that start no server
+	$(CALM) $(BIN)/python -m pytest -m 'not server' $(ARGS)
+
+CODE := $(wildcard *.py eagle_plugin compat tests)
+CXX_CODE := $(filter %.h %.cc %.cu %.cuh,$(NATIVE))
+
+lint: env ## ruff, mypy and clang-format, changing nothing
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy
+	$(if $(CXX_CODE),$(BIN)/clang-format --dry-run --Werror $(CXX_CODE))
+
+format: env ## let ruff and clang-format rewrite the files
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
+	$(if $(CXX_CODE),$(BIN)/clang-format -i $(CXX_CODE))
+
+bench: env ## find the best tree shape on this machine, over HTTP; see ARGS='--help'
+	$(BIN)/eagle-plugin bench $(ARGS)
+
+lock: ## resolve the locks in environments/ again (a maintainer's step)
+	environments/make.sh lock sglang
+
+clean: ## remove builds, reports and caches, keep the environments
+	rm -rf build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis eagle_plugin/lib *.egg-info compat/*/build compat/*/src/*.egg-info
+	find eagle_plugin compat tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -f $(STAMPS)/plugin $(STAMPS)/compat $(STAMPS)/kernels
+
+distclean: clean ## clean, and remove the environments too
+	rm -rf .venv-sglang .venv-tools

@@ -1,0 +1,5 @@
+"""Find the best tree shape of the engine's own worker; with `--mode plugin`, of ours."""
+
+from eagle_plugin.bench.sweep import main
+
+raise SystemExit(main())

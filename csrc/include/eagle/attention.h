@@ -1,0 +1,257 @@
+// Attention of a group of query rows over a stretch of a paged cache, 64 keys at a time with an online softmax in
+// float32. A row is one (query, query head); all query heads of a key head are rows of one group, so that every key and
+// value is read from the cache once. Host only (GCC vectors); the GPU has kernels of its own shape.
+#pragma once
+#include "simd.h"
+#include "visibility.h"
+
+namespace eagle {
+
+constexpr float kHidden = -1e30f;  // a logit that is masked; anything below kHidden / 10 weighs nothing
+constexpr int kRowTile = 4;        // rows computed together
+constexpr int kMaxDim = 256;
+constexpr int kMaxStretches = 8;                      // of one group of rows, see plan_task in csrc/cpu/attention.cc
+constexpr int kVectors = simd::kLanes == 16 ? 4 : 2;  // vectors per row of a tile: as many as the registers hold
+
+struct AttentionSpec {  // what all requests of a call share
+  const void *q, *k, *v;
+  void* out;
+  const float* sinks;  // [q_heads] or null
+  int64_t q_stride;    // elements from one query to the next
+  int64_t q_heads, kv_heads, group, dim, dim_v, slots;
+  float scale, logit_cap;
+};
+
+struct Stretch {         // keys [begin, end) of one request for one key head
+  const int32_t* slots;  // slot of each position of the request
+  int64_t kv_head, begin, end;
+};
+
+// What a stretch of keys contributes: out = acc / total after merging the stretches of a row.
+struct Partial {
+  float *acc, *highest, *total;  // [rows, dim_v], [rows], [rows]
+};
+
+struct Scratch {  // of one thread, for `rows` rows (a multiple of the lanes)
+  float *q, *logits, *keys, *values, *totals, *fade;
+  static int64_t floats(int64_t rows, int64_t dim, int64_t dim_v) {
+    return rows * (dim + kBlock + simd::kLanes + 1) + kBlock * (dim + dim_v);
+  }
+  Scratch(float* base, int64_t rows, int64_t dim, int64_t dim_v) {
+    q = base;                         // [rows, dim]
+    logits = q + rows * dim;          // [rows, kBlock]
+    totals = logits + rows * kBlock;  // [rows, lanes]: the denominator, summed lane by lane
+    fade = totals + rows * simd::kLanes;
+    keys = fade + rows;            // [dim, kBlock], transposed
+    values = keys + kBlock * dim;  // [kBlock, dim_v]
+  }
+};
+
+inline int64_t padded_rows(int64_t rows) { return (rows + simd::kLanes - 1) / simd::kLanes * simd::kLanes; }
+
+// kLanes keys, the dimensions [d, d + Count) of each -> columns [column, column + kLanes) of the transposed block.
+template <int Count>
+void stage_keys(const float* const* rows, int64_t d, float* keys, int column) {
+  simd::Ints tile[simd::kLanes];
+  for (int i = 0; i < simd::kLanes; ++i) std::memcpy(&tile[i], rows[i] + d, sizeof tile[i]);
+  simd::transpose(tile);
+  for (int i = 0; i < simd::kLanes; ++i) simd::store(keys + (d + i) * kBlock + column, (simd::Floats)tile[i]);
+}
+template <int Count>
+void stage_keys(const simd::BFloat16* const* rows, int64_t d, float* keys, int column) {
+  simd::Ints tile[simd::kLanes];  // a lane is a pair of neighbours in the key; they part after the transposition
+  for (int i = 0; i < simd::kLanes; ++i) {
+    tile[i] = simd::Ints{};
+    std::memcpy(&tile[i], rows[i] + d, 2 * Count);
+  }
+  simd::transpose(tile);
+  for (int i = 0; i < Count / 2; ++i) {
+    simd::store(keys + (d + 2 * i) * kBlock + column, (simd::Floats)(tile[i] << 16));
+    simd::store(keys + (d + 2 * i + 1) * kBlock + column, (simd::Floats)(tile[i] & ~0xffff));
+  }
+}
+
+// Brings the keys and values of one block into the scratch. Keys that no row sees are zero, whatever their slot holds.
+// Returns false when a slot is outside the cache.
+template <class T>
+bool stage_block(const AttentionSpec& a, const Stretch& s, int64_t start, uint64_t seen, const Scratch& w) {
+  static const T zeros[kMaxDim]{};
+  const T* rows[kBlock];
+  for (int j = 0; j < kBlock; ++j) {
+    rows[j] = zeros;
+    float* value = w.values + j * a.dim_v;
+    if (!(seen >> j & 1)) {
+      std::memset(value, 0, sizeof(float) * a.dim_v);
+      continue;
+    }
+    const int64_t slot = s.slots[start + j];
+    if (slot < 0 || slot >= a.slots) return false;
+    const int64_t at = slot * a.kv_heads + s.kv_head;
+    rows[j] = static_cast<const T*>(a.k) + at * a.dim;
+    const T* from = static_cast<const T*>(a.v) + at * a.dim_v;
+    for (int64_t d = 0; d < a.dim_v; d += simd::kLanes) simd::store(value + d, simd::load(from + d));
+  }
+  constexpr int step = simd::kLanes * 4 / sizeof(T);  // elements of a key in one vector
+  for (int column = 0; column < kBlock; column += simd::kLanes) {
+    int64_t d = 0;
+    for (; d + step <= a.dim; d += step) stage_keys<step>(rows + column, d, w.keys, column);
+    if (d < a.dim) stage_keys<16>(rows + column, d, w.keys, column);  // bfloat16 and a dimension like 80
+  }
+  return true;
+}
+
+// logits[kRowTile, kBlock] = q keys * scale, capped.
+inline void tile_logits(const AttentionSpec& a, const float* q, const float* keys, float* logits) {
+  for (int column = 0; column < kBlock; column += kVectors * simd::kLanes) {
+    simd::Floats c[kRowTile][kVectors] = {};
+    for (int64_t d = 0; d < a.dim; ++d) {
+      simd::Floats key[kVectors];
+      for (int i = 0; i < kVectors; ++i) key[i] = simd::load(keys + d * kBlock + column + i * simd::kLanes);
+      for (int r = 0; r < kRowTile; ++r) {
+        const simd::Floats x = simd::broadcast(q[r * a.dim + d]);
+        for (int i = 0; i < kVectors; ++i) c[r][i] += x * key[i];
+      }
+    }
+    for (int r = 0; r < kRowTile; ++r) {
+      for (int i = 0; i < kVectors; ++i) {
+        simd::Floats x = c[r][i] * a.scale;
+        if (a.logit_cap > 0) x = a.logit_cap * simd::tanh(x / a.logit_cap);
+        simd::store(logits + r * kBlock + column + i * simd::kLanes, x);
+      }
+    }
+  }
+}
+
+// Hides what the row does not see and returns the new highest logit.
+inline float mask_row(float* logits, uint64_t seen, float highest) {
+  simd::Floats top = simd::broadcast(highest);
+  simd::Ints lane_bit;
+  for (int i = 0; i < simd::kLanes; ++i) lane_bit[i] = 1 << i;
+  for (int i = 0; i < kBlock; i += simd::kLanes) {
+    simd::Floats x = simd::load(logits + i);
+    if (~seen) {
+      const simd::Ints bits = simd::broadcast(static_cast<int32_t>(seen >> i & ((1 << simd::kLanes) - 1)));
+      x = (bits & lane_bit) != 0 ? x : simd::broadcast(kHidden);
+      simd::store(logits + i, x);
+    }
+    top = simd::max(top, x);
+  }
+  return simd::highest(top);
+}
+
+// Turns one row of logits into weights and adds them, lane by lane, to the faded totals.
+inline void weigh_row(float* logits, float highest, float fade, float* totals) {
+  const float base = highest > kHidden ? highest : 0.0f;  // nothing seen so far: all weights are zero
+  simd::Floats total = simd::load(totals) * fade;
+  for (int i = 0; i < kBlock; i += simd::kLanes) {
+    const simd::Floats p = simd::exp(simd::load(logits + i) - base);
+    total += p;
+    simd::store(logits + i, p);
+  }
+  simd::store(totals, total);
+}
+
+// acc[kRowTile, d..] = acc * fade + weights values, for `Vectors` vectors from column d on.
+template <int Vectors>
+inline void tile_values(const float* weights, const float* values, int64_t stride, int from, int to, const float* fade,
+                        float* acc) {
+  simd::Floats o[kRowTile][Vectors];
+  for (int r = 0; r < kRowTile; ++r) {
+    for (int i = 0; i < Vectors; ++i) o[r][i] = simd::load(acc + r * stride + i * simd::kLanes) * fade[r];
+  }
+  for (int j = from; j < to; ++j) {
+    simd::Floats value[Vectors];
+    for (int i = 0; i < Vectors; ++i) value[i] = simd::load(values + j * stride + i * simd::kLanes);
+    for (int r = 0; r < kRowTile; ++r) {
+      const simd::Floats p = simd::broadcast(weights[r * kBlock + j]);
+      for (int i = 0; i < Vectors; ++i) o[r][i] += p * value[i];
+    }
+  }
+  for (int r = 0; r < kRowTile; ++r) {
+    for (int i = 0; i < Vectors; ++i) simd::store(acc + r * stride + i * simd::kLanes, o[r][i]);
+  }
+}
+
+// The rows of `queries` queries (a.group rows each, q points at the first) over one stretch. Returns false when a slot
+// is outside the cache; what `out` holds is then unspecified.
+template <class T>
+bool attend_stretch(const AttentionSpec& a, const Query* queries, int64_t count, const T* q, const Stretch& s,
+                    const Scratch& w, const Partial& out) {
+  const int64_t rows = count * a.group, padded = padded_rows(rows);
+  const int64_t tiles = (rows + kRowTile - 1) / kRowTile * kRowTile;
+  for (int64_t r = 0; r < padded; ++r) {
+    if (r < rows) {
+      const T* from = q + r / a.group * a.q_stride + r % a.group * a.dim;
+      for (int64_t d = 0; d < a.dim; d += simd::kLanes) simd::store(w.q + r * a.dim + d, simd::load(from + d));
+    } else {
+      std::memset(w.q + r * a.dim, 0, sizeof(float) * a.dim);
+    }
+    out.highest[r] = kHidden;
+    w.fade[r] = 0.0f;
+  }
+  std::memset(w.totals, 0, sizeof(float) * padded * simd::kLanes);
+  std::memset(out.acc, 0, sizeof(float) * padded * a.dim_v);
+
+  for (int64_t start = s.begin; start < s.end; start += kBlock) {
+    uint64_t any = 0;
+    for (int64_t i = 0; i < count; ++i) any |= queries[i].block(start);
+    any &= bit_range(0, s.end - start);
+    if (!any) continue;
+    if (!stage_block<T>(a, s, start, any, w)) return false;
+    const int from = __builtin_ctzll(any), to = 64 - __builtin_clzll(any);
+
+    for (int64_t r = 0; r < tiles; r += kRowTile) tile_logits(a, w.q + r * a.dim, w.keys, w.logits + r * kBlock);
+    uint64_t seen = 0;
+    for (int64_t r = 0; r < tiles; ++r) {
+      if (r < rows && r % a.group == 0) seen = queries[r / a.group].block(start) & any;
+      const float before = out.highest[r];
+      out.highest[r] = mask_row(w.logits + r * kBlock, seen, before);
+      w.fade[r] = before - out.highest[r];
+    }
+    for (int64_t r = 0; r < padded; r += simd::kLanes) simd::store(w.fade + r, simd::exp(simd::load(w.fade + r)));
+    for (int64_t r = 0; r < tiles; ++r) {
+      weigh_row(w.logits + r * kBlock, out.highest[r], w.fade[r], w.totals + r * simd::kLanes);
+    }
+    for (int64_t r = 0; r < tiles; r += kRowTile) {
+      int64_t d = 0;
+      const float* weights = w.logits + r * kBlock;
+      float* acc = out.acc + r * a.dim_v;
+      for (; d + kVectors * simd::kLanes <= a.dim_v; d += kVectors * simd::kLanes) {
+        tile_values<kVectors>(weights, w.values + d, a.dim_v, from, to, w.fade + r, acc + d);
+      }
+      for (; d < a.dim_v; d += simd::kLanes) {
+        tile_values<1>(weights, w.values + d, a.dim_v, from, to, w.fade + r, acc + d);
+      }
+    }
+  }
+  for (int64_t r = 0; r < padded; ++r) out.total[r] = simd::sum(simd::load(w.totals + r * simd::kLanes));
+  return true;
+}
+
+// Merges the stretches of each row and writes it. parts[i] covers the same rows; q_head is the first head of the group.
+template <class T>
+void finish_rows(const AttentionSpec& a, int64_t rows, const Partial* parts, int64_t count, int64_t first_query,
+                 int64_t q_head) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t head = q_head + r % a.group;
+    T* out = static_cast<T*>(a.out) + ((first_query + r / a.group) * a.q_heads + head) * a.dim_v;
+    float highest = a.sinks ? a.sinks[head] : kHidden;
+    for (int64_t i = 0; i < count; ++i) highest = std::max(highest, parts[i].highest[r]);
+    float total = a.sinks ? simd::exp(simd::broadcast(a.sinks[head] - highest))[0] : 0.0f;
+    float weight[kMaxStretches];
+    for (int64_t i = 0; i < count; ++i) {
+      weight[i] = simd::exp(simd::broadcast(parts[i].highest[r] - highest))[0];
+      total += parts[i].total[r] * weight[i];
+    }
+    const float inverse = total == 0.0f ? 0.0f : 1.0f / total;  // a row that sees no key is zero
+    for (int64_t d = 0; d < a.dim_v; d += simd::kLanes) {
+      simd::Floats x{};
+      for (int64_t i = 0; i < count; ++i) {
+        x += simd::load(parts[i].acc + r * a.dim_v + d) * weight[i];
+      }
+      simd::store(out + d, x * inverse);
+    }
+  }
+}
+
+}  // namespace eagle

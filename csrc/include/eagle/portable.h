@@ -1,0 +1,13 @@
+// The same kernel body compiles for the host (g++) and for a device (nvcc).
+#pragma once
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define EAGLE_HD __host__ __device__ __forceinline__
+#else
+#define EAGLE_HD inline
+#endif
+
+namespace eagle {
+constexpr int kMaxWidth = 64;  // ancestors are one 64-bit word per node
+}  // namespace eagle

@@ -1,0 +1,43 @@
+// Which keys a query sees. Every rule (causal limit, sliding window, tree word, byte mask) is turned into one 64-bit
+// word for each block of 64 keys, so that the attention body knows one kind of mask.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+namespace eagle {
+
+constexpr int kBlock = 64;  // keys per block
+
+// Bits [low, high) of a word, both clamped to 0..64.
+inline uint64_t bit_range(int64_t low, int64_t high) {
+  low = std::max<int64_t>(low, 0);
+  high = std::min<int64_t>(high, 64);
+  if (low >= high) return 0;
+  const uint64_t below_high = high == 64 ? ~uint64_t{0} : (uint64_t{1} << high) - 1;
+  return below_high & ~((uint64_t{1} << low) - 1);
+}
+
+struct Query {
+  int64_t low;           // keys [low, high) are visible ...
+  int64_t high;          //
+  int64_t tail;          // ... and of the keys from here on those that the word or the bytes name
+  int64_t end;           // no key at or after this position
+  uint64_t word;         // bit t: key tail + t
+  const uint8_t* bytes;  // byte t: key tail + t; null without a byte mask
+
+  uint64_t block(int64_t start) const {
+    uint64_t seen = bit_range(low - start, high - start);
+    const int64_t shift = tail - start;
+    if (bytes) {
+      const int64_t to = std::min<int64_t>(start + kBlock, end);
+      for (int64_t key = std::max(start, tail); key < to; ++key) {
+        seen |= static_cast<uint64_t>(bytes[key - tail] != 0) << (key - start);
+      }
+    } else if (word && shift > -64 && shift < 64) {
+      seen |= shift >= 0 ? word << shift : word >> -shift;
+    }
+    return seen & bit_range(0, end - start);
+  }
+};
+
+}  // namespace eagle

@@ -1,0 +1,47 @@
+"""The machine that a figure was measured on, without names or paths that identify it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import psutil
+from pydantic import BaseModel, ConfigDict
+
+
+class Machine(BaseModel):
+    """Processor, cores that this process may use, memory, and the instruction sets that matter for bf16."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    cpu: str
+    cores: int
+    memory_gib: float
+    instruction_sets: list[str]
+    system: str
+    python: str
+
+
+def usable_cores() -> int:
+    """The number of cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def describe_machine() -> Machine:
+    """Read the machine's description from the operating system."""
+    cpuinfo = Path("/proc/cpuinfo")
+    fields: dict[str, str] = {}
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            fields.setdefault(key.strip(), value.strip())
+    flags = set(fields.get("flags", "").split())
+    return Machine(
+        cpu=fields.get("model name") or platform.processor() or platform.machine(),
+        cores=usable_cores(),
+        memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
+        instruction_sets=[name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in flags],
+        system=platform.system(),
+        python=platform.python_version(),
+    )

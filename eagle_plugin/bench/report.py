@@ -1,0 +1,183 @@
+"""What a comparison found: the JSON document, written atomically, and the table for the terminal."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from rich.table import Table
+
+from eagle_plugin.bench.machine import Machine
+from eagle_plugin.bench.measure import Series, Spread, spread
+
+
+class Strict(BaseModel):
+    """A part of the document in which unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class PlainFigures(Strict):
+    """Medians over the repeats of a server that decodes without speculation."""
+
+    tokens_per_s: float = Field(gt=0)
+    tpot_ms: float = Field(ge=0)
+    ttft_ms: float = Field(ge=0)
+
+
+class SpeculativeFigures(PlainFigures):
+    """The same with the mean accept length, the bonus token included."""
+
+    accept_length: float = Field(ge=1)
+
+
+class Quartiles(Strict):
+    """First quartile, median and third quartile over the repeats."""
+
+    q1: float
+    median: float
+    q3: float
+
+
+class SpreadDetail(Strict):
+    """How far the repeats of each figure lie apart."""
+
+    plain_tokens_per_s: Quartiles
+    builtin_tokens_per_s: Quartiles
+    plugin_tokens_per_s: Quartiles
+    builtin_speedup_vs_plain: Quartiles
+    speedup_vs_plain: Quartiles
+    speedup_vs_builtin: Quartiles
+
+
+class Equality(Strict):
+    """Greedy answers of the plugin compared with plain decoding, in fp32, and how often bf16 agrees too."""
+
+    dtype: Literal["float32"] = "float32"
+    max_tokens: int
+    equal: int
+    compared: int
+    different: list[str]
+    bf16_builtin_equal: int
+    bf16_plugin_equal: int
+    bf16_compared: int
+
+
+class Settings(Strict):
+    """The flags that the figures depend on."""
+
+    dtype: Literal["bfloat16"] = "bfloat16"
+    max_tokens: int
+    repeats: int
+    prompts_measured: int
+    concurrency: Literal[1] = 1
+    threads: int
+    algorithm: str
+    plugin_shape: str = Field(description="steps/topk/draft tokens")
+    builtin_shape: str = Field(description="steps/topk/draft tokens")
+    plugin_worker: str = Field(description="the plugin's start-up line")
+    quick: bool
+
+
+class DemoReport(Strict):
+    """`out/demo.json`; the first eleven fields are the contract, the rest is detail."""
+
+    engine: str
+    engine_version: str
+    target: str
+    head: str
+    prompts: int = Field(ge=1)
+    greedy_equal: bool
+    plain: PlainFigures
+    builtin: SpeculativeFigures
+    plugin: SpeculativeFigures
+    speedup_vs_plain: float = Field(gt=0)
+    speedup_vs_builtin: float = Field(gt=0)
+    equality: Equality
+    spread: SpreadDetail
+    settings: Settings
+    versions: dict[str, str]
+    machine: Machine
+    date: str
+
+
+def plain_figures(series: Series) -> PlainFigures:
+    """The medians of one server's rounds."""
+    return PlainFigures(
+        tokens_per_s=round(spread(series.tokens_per_s).median, 2),
+        tpot_ms=round(spread(series.tpot_ms).median, 2),
+        ttft_ms=round(spread(series.ttft_ms).median, 1),
+    )
+
+
+def speculative_figures(series: Series, label: str) -> SpeculativeFigures:
+    """The medians with the accept length; ValueError where the engine reported no verify round."""
+    length = series.accept_length
+    if length is None:
+        raise ValueError(f"{label}: the engine reported no verify round, so its accept length is unknown")
+    return SpeculativeFigures(**plain_figures(series).model_dump(), accept_length=round(length, 3))
+
+
+def quartiles(values: Spread) -> Quartiles:
+    """A spread as it goes into the document."""
+    return Quartiles(q1=round(values.q1, 3), median=round(values.median, 3), q3=round(values.q3, 3))
+
+
+def write_json(report: BaseModel, path: Path) -> None:
+    """Write the document in one step: readers see the old file or the whole new one, never a half."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as sink:
+            sink.write(report.model_dump_json(indent=2) + "\n")
+            sink.flush()
+            os.fsync(sink.fileno())
+        Path(name).chmod(0o644)  # mkstemp makes it readable for its owner only
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def demo_table(report: DemoReport) -> Table:
+    """Plain decoding, the engine's own speculation and the plugin's, one row each."""
+    detail, equality = report.spread, report.equality
+    table = Table(
+        title=f"{report.target} on {report.engine} {report.engine_version}, bf16, one request at a time, greedy",
+        caption=(
+            f"Medians of {report.settings.repeats} interleaved repeats (quartiles in brackets), "
+            f"{report.settings.prompts_measured} questions, {report.settings.threads} threads, {report.machine.cpu}"
+        ),
+    )
+    table.add_column("served by")
+    for name in ("tokens/s", "TPOT ms", "TTFT ms", "accept length", "speed-up", "texts equal, fp32", "bf16"):
+        table.add_column(name, justify="right")
+
+    def row(name: str, figures: PlainFigures, spread_: Quartiles, *rest: str) -> None:
+        rate = f"{figures.tokens_per_s:.1f} [{spread_.q1:.1f}-{spread_.q3:.1f}]"
+        length = f"{figures.accept_length:.2f}" if isinstance(figures, SpeculativeFigures) else "1"
+        table.add_row(name, rate, f"{figures.tpot_ms:.1f}", f"{figures.ttft_ms:.0f}", length, *rest)
+
+    bf16 = equality.bf16_compared
+    algorithm = report.settings.algorithm
+    row("plain decoding", report.plain, detail.plain_tokens_per_s, "1.00x", "the measure", "the measure")
+    row(
+        f"the engine's own {algorithm} ({report.settings.builtin_shape})",
+        report.builtin,
+        detail.builtin_tokens_per_s,
+        f"{detail.builtin_speedup_vs_plain.median:.2f}x",
+        "not asked",
+        f"{equality.bf16_builtin_equal}/{bf16}",
+    )
+    row(
+        f"eagle-plugin ({report.settings.plugin_shape})",
+        report.plugin,
+        detail.plugin_tokens_per_s,
+        f"{report.speedup_vs_plain:.2f}x",
+        f"{equality.equal}/{equality.compared}",
+        f"{equality.bf16_plugin_equal}/{bf16}",
+    )
+    return table

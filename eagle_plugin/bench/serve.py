@@ -1,0 +1,81 @@
+"""`eagle-plugin serve`: one server with the plugin, left up in the foreground until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from eagle_plugin.bench.choices import add_model_options, parse_shape, resolve_head, resolve_target
+from eagle_plugin.bench.servers import Server, ServerError, ServerSpec, TreeShape, check_worker, sigterm_as_exit
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options; what follows `--` goes to the engine as it is."""
+    parser = argparse.ArgumentParser(
+        prog="eagle-plugin serve", description=__doc__, epilog="Flags after -- go to the engine and win over ours."
+    )
+    add_model_options(parser)
+    parser.add_argument("--port", type=int, default=None, help="a free one if absent")
+    parser.add_argument(
+        "--shape", type=parse_shape, default=TreeShape(2, 4, 8), metavar="S/K/N", help="steps/topk/nodes"
+    )
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--threads", type=int, default=None, help="OpenMP threads; the engine's choice if absent")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of logs/")
+    parser.add_argument("engine_flags", nargs="*", metavar="-- ENGINE FLAGS", help="passed on unchanged")
+    return parser.parse_args(argv)
+
+
+def curl_example(url: str) -> str:
+    """A command line that asks the server one question and streams the answer."""
+    body = {
+        "model": "default",
+        "messages": [{"role": "user", "content": "Why is the sky blue?"}],
+        "max_tokens": 64,
+        "stream": True,
+    }
+    return f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until Ctrl-C (0) or until the server dies (1, with its last log lines)."""
+    options = parse(argv)
+    console = Console()
+    with sigterm_as_exit():
+        try:
+            spec = ServerSpec(
+                target=resolve_target(options.target, console),
+                head=resolve_head(options.head),
+                mode="plugin",
+                engine=options.engine,
+                shape=options.shape,
+                dtype=options.dtype,
+                threads=options.threads,
+                extra_flags=tuple(options.engine_flags),
+            )
+            with Server.of(spec, options.out / "logs", options.port) as server:
+                with console.status("starting") as status:
+                    server.wait_ready(progress=status.update)
+                console.print(f"[dim]{escape(check_worker(server, 'plugin'))}[/]")
+                console.print(f"[bold green]serving[/] {spec.target.name} at {server.url}/v1   (log: {server.log})")
+                console.print(curl_example(server.url), markup=False, highlight=False, soft_wrap=True)
+                console.print("Ctrl-C stops it")
+                while True:
+                    time.sleep(1.0)
+                    server.check_alive("while it was serving")
+        except (ServerError, ValueError) as error:
+            console.print(f"[bold red]serve failed:[/] {escape(str(error))}", soft_wrap=True)
+            return 1
+        except KeyboardInterrupt:
+            console.print("\nstopped")
+            return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,265 @@
+"""An engine's OpenAI server as a child process: started, awaited, paused, and always stopped with its whole group."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Literal, NamedTuple
+
+import httpx
+import psutil
+
+Mode = Literal["plain", "builtin", "plugin"]
+PLUGIN_LINE = re.compile(r"eagle-plugin .*")  # what the plugin says in the start-up log ...
+SERVING = re.compile(r"is served by the plugin")  # ... and the words of it that mean: the plugin's worker serves
+
+
+class ServerError(RuntimeError):
+    """A server did not start, died, or is served by another worker than asked for."""
+
+
+class TreeShape(NamedTuple):
+    """The three caps of a draft tree, named as the engine's flags name them."""
+
+    steps: int
+    topk: int
+    draft_tokens: int
+
+    def __str__(self) -> str:
+        return f"{self.steps}/{self.topk}/{self.draft_tokens}"
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """What to serve and how; `mode` chooses plain decoding, the engine's own speculation, or the plugin's."""
+
+    target: Path
+    mode: Mode
+    head: Path | None = None
+    shape: TreeShape = TreeShape(2, 4, 8)
+    engine: Literal["sglang"] = "sglang"
+    algorithm: str = "EAGLE3"
+    device: str = "cpu"
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    threads: int | None = None  # OMP_NUM_THREADS; None leaves it to the caller's environment
+    context_length: int = 2048
+    max_total_tokens: int = 16384
+    max_running_requests: int = 8
+    memory_fraction: float = 0.3
+    extra_flags: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.mode != "plain" and self.head is None:
+            raise ValueError(f"mode {self.mode!r} needs a draft head, found none; give its folder with --head")
+
+    @property
+    def label(self) -> str:
+        """The name of this server in messages, tables and log files."""
+        return f"{self.engine}-{self.mode}-{'fp32' if self.dtype == 'float32' else 'bf16'}"
+
+    def command(self, port: int) -> list[str]:
+        """The launch command, with the caller's extra flags last so that they win."""
+        flags: dict[str, object] = {
+            "--model-path": self.target,
+            "--device": self.device,
+            "--dtype": self.dtype,
+            "--host": "127.0.0.1",
+            "--port": port,
+            "--context-length": self.context_length,
+            "--max-total-tokens": self.max_total_tokens,
+            "--max-running-requests": self.max_running_requests,
+            "--mem-fraction-static": self.memory_fraction,
+        }
+        if self.mode != "plain":
+            flags |= {
+                "--speculative-algorithm": self.algorithm,
+                "--speculative-draft-model-path": self.head,
+                "--speculative-num-steps": self.shape.steps,
+                "--speculative-eagle-topk": self.shape.topk,
+                "--speculative-num-draft-tokens": self.shape.draft_tokens,
+            }
+        words = [word for flag, value in flags.items() for word in (flag, str(value))]
+        # An idle SGLang scheduler spins on a whole core unless it is told to sleep.
+        return [sys.executable, "-m", "sglang.launch_server", *words, "--sleep-on-idle", *self.extra_flags]
+
+    def child_environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """The child's environment: local files only, and the plugin switched on only where it is to be measured."""
+        child = dict(base)
+        child |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+        child["EAGLE_PLUGIN"] = "1" if self.mode == "plugin" else "0"
+        if self.device == "cpu":
+            child["SGLANG_USE_CPU_ENGINE"] = "1"
+        if self.threads is not None:
+            child |= {"OMP_NUM_THREADS": str(self.threads), "MKL_NUM_THREADS": str(self.threads)}
+        return child | dict(self.environment)
+
+
+class Server:
+    """One server process in a process group of its own; use as a context manager, which stops the group always."""
+
+    def __init__(self, command: list[str], port: int, label: str, log: Path, environment: Mapping[str, str]) -> None:
+        self.command, self.port, self.label, self.log = command, port, label, log
+        self.environment = dict(environment)
+        self.url = f"http://127.0.0.1:{port}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._began = 0.0
+
+    @classmethod
+    def of(cls, spec: ServerSpec, logs: Path, port: int | None = None) -> Server:
+        """A server for this spec on the given port or a free one, logging to `logs/<label>.log`."""
+        port = port or free_port()
+        return cls(spec.command(port), port, spec.label, logs / f"{spec.label}.log", spec.child_environment(os.environ))
+
+    def start(self) -> Server:
+        """Launch the process without waiting for it."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("wb") as sink:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                env=self.environment,
+                start_new_session=True,  # a Ctrl-C reaches us alone; we then stop the group in order
+            )
+        self._began = time.monotonic()
+        atexit.register(self.stop)
+        return self
+
+    def wait_ready(self, timeout_s: float = 600.0, progress: Callable[[str], None] = lambda line: None) -> float:
+        """Wait until the server answers `/health`; returns the seconds since the start, raises ServerError."""
+        with httpx.Client(base_url=self.url, timeout=15.0, trust_env=False) as client:
+            while True:
+                self.check_alive("before it was ready")
+                waited = time.monotonic() - self._began
+                if waited > timeout_s:
+                    raise ServerError(self._failure(f"was not ready after {timeout_s:.0f} s"))
+                progress(f"{self.label}: starting, {waited:3.0f} s")
+                with contextlib.suppress(httpx.TransportError):  # not listening yet
+                    if client.get("/health").status_code == 200:
+                        return time.monotonic() - self._began
+                time.sleep(0.5)
+
+    def check_alive(self, when: str = "while it was being used") -> None:
+        """Raise ServerError with the last log lines if the process has ended."""
+        code = None if self._process is None else self._process.poll()
+        if self._process is None or code is not None:
+            raise ServerError(self._failure(f"ended with exit code {code} {when}"))
+
+    def pause(self) -> None:
+        """Freeze the whole group, so that it takes no CPU time from the server that is being measured."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused group go on."""
+        self._signal(signal.SIGCONT)
+
+    def stop(self, grace_s: float = 10.0) -> None:
+        """End every process of the group: politely first, by SIGKILL after `grace_s`; calling it again is harmless."""
+        if self._process is None:
+            return
+        atexit.unregister(self.stop)
+        self._signal(signal.SIGCONT)  # a stopped process would keep the request to end for later
+        for request, patience in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
+            self._signal(request)
+            deadline = time.monotonic() + patience
+            while time.monotonic() < deadline:
+                self._process.poll()
+                if not self.members():
+                    self._process.wait()
+                    self._process = None
+                    return
+                time.sleep(0.1)
+        raise ServerError(f"{self.label}: processes {self.members()} survived SIGKILL; end them by hand")
+
+    def members(self) -> list[int]:
+        """The process ids of the group that still run (zombies do not count)."""
+        found = []
+        if self._process is not None:
+            for process in psutil.process_iter(["status"]):
+                try:
+                    ours = os.getpgid(process.pid) == self._process.pid
+                except OSError:
+                    continue
+                if ours and process.info["status"] != psutil.STATUS_ZOMBIE:
+                    found.append(process.pid)
+        return found
+
+    def log_text(self) -> str:
+        """Everything that the server has printed so far."""
+        return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+
+    def last_lines(self, count: int = 25) -> str:
+        """The last printed lines, for error messages; the long ones (an engine prints all its settings) are cut."""
+        lines = self.log_text().splitlines()[-count:]
+        return "\n".join(f"  | {textwrap.shorten(line, 240, placeholder=' ...')}" for line in lines) or "  | (nothing)"
+
+    def _failure(self, what: str) -> str:
+        return f"{self.label} server {what}; the last lines of {self.log}:\n{self.last_lines()}"
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):  # the group may have gone by itself
+                os.killpg(self._process.pid, number)
+
+    def __enter__(self) -> Server:
+        return self if self._process is not None else self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def free_port() -> int:
+    """A loopback TCP port that nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def check_worker(server: Server, mode: Mode) -> str:
+    """Check in the start-up log that the worker asked for really serves.
+
+    Returns the plugin's line, or "" where it does not serve. Raises ServerError otherwise: an engine swallows the
+    failure of a plugin and goes on with its own worker, which would be measured under a wrong name.
+    """
+    lines = PLUGIN_LINE.findall(server.log_text())
+    serving = [line for line in lines if SERVING.search(line)]
+    if mode == "plugin" and not serving:
+        said = f"it said {lines[-1]!r}" if lines else f"no line of it in {server.log}"
+        raise ServerError(
+            f"{server.label}: the plugin does not serve: {said}; install eagle-plugin into the engine's environment, "
+            "unset SGLANG_PLUGINS, and use flags that the plugin can serve"
+        )
+    if mode != "plugin" and serving:
+        raise ServerError(
+            f"{server.label}: the plugin serves where the engine alone was asked for ({serving[-1]!r}); "
+            "EAGLE_PLUGIN=0 was set for this process, so find the start-up script that sets it again"
+        )
+    return serving[-1] if serving else ""
+
+
+@contextlib.contextmanager
+def sigterm_as_exit() -> Iterator[None]:
+    """Turn SIGTERM into SystemExit for a while, so that the servers of a killed command are stopped on the way out."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,237 @@
+"""The `eagle-plugin` command; a sub-command imports what it needs when it runs."""
+
+import argparse
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+DESCRIPTION = """\
+EAGLE speculative decoding with draft trees for stock inference engines.
+
+The plugin itself needs no command: once installed beside SGLang, it serves
+--speculative-algorithm EAGLE3 and EAGLE. This command prepares models, checks
+draft heads and measures.
+"""
+EXAMPLES = """\
+examples:
+  eagle-plugin models get smollm2-135m-instruct      prepare a small real model, print its folder
+  eagle-plugin check TARGET HEAD                     does this draft head fit this target?
+  eagle-plugin demo                                  plain, built-in and plugin decoding in one table
+  eagle-plugin serve --help                          leave a server up
+  eagle-plugin bench --mode plugin                   the best tree shape on this machine
+  eagle-plugin version                               what is installed, which kernels serve
+
+EAGLE_PLUGIN=0 gives the engine back untouched.
+"""
+# Sub-commands with a parser of their own: module and one line of help.
+OWN_PARSERS = {
+    "demo": ("eagle_plugin.bench.demo", "serve a real model three ways and print one table"),
+    "serve": ("eagle_plugin.bench.serve", "leave a server with the plugin up on 127.0.0.1"),
+    "bench": ("eagle_plugin.bench.sweep", "find the best tree shape of a worker on this machine"),
+}
+NOT_INSTALLED = "not installed"
+
+
+class CommandError(Exception):
+    """The command cannot do what was asked; the message is one sentence with the fix."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but an error is one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}; see `{self.prog} --help`\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code: 0, 2 for anything refused, 130 after Ctrl-C."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if words and words[0] in OWN_PARSERS:
+            return _own_main(words[0])(words[1:]) or 0
+        if not words:
+            words = ["--help"]
+        arguments = _parser().parse_args(words)
+        return arguments.run(arguments) or 0
+    except CommandError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog="eagle-plugin", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=raw)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
+
+    models = commands.add_parser("models", help="small real models for the demo and the tests")
+    actions = models.add_subparsers(metavar="ACTION", required=True, dest="action")
+    actions.add_parser("list", help="the models that `get` knows").set_defaults(run=_models_list)
+    get = actions.add_parser("get", help="download and convert a model once, print its folder")
+    get.set_defaults(run=_models_get)
+    path = actions.add_parser("path", help="print the folder of a model that is there already")
+    path.set_defaults(run=_models_path)
+    for action in (get, path):
+        action.add_argument("name", metavar="NAME", help="a name of `eagle-plugin models list`")
+
+    check = commands.add_parser("check", help="check a draft head against its target, without an engine")
+    check.add_argument("target", metavar="TARGET", help="folder of the target, or a name of `models list`")
+    check.add_argument("head", metavar="HEAD", help="folder of the draft head")
+    check.add_argument(
+        "--algorithm",
+        choices=("EAGLE", "EAGLE3"),
+        help="the engine's --speculative-algorithm (default: the head's own)",
+    )
+    check.set_defaults(run=_check)
+
+    for name, (_, text) in OWN_PARSERS.items():
+        commands.add_parser(name, help=text, add_help=False)
+    commands.add_parser("version", help="versions, and which kernels serve").set_defaults(run=_version)
+    return parser
+
+
+def _own_main(command: str) -> Callable[[list[str]], int | None]:
+    try:
+        return importlib.import_module(OWN_PARSERS[command][0]).main
+    except ModuleNotFoundError as error:
+        raise CommandError(
+            f"`eagle-plugin {command}` needs the Python package {error.name}, which is not installed here; "
+            "use the engine's environment (`make env`) or: pip install 'eagle-plugin[bench]'"
+        ) from error
+
+
+def _models_list(arguments: argparse.Namespace) -> None:
+    from eagle_plugin.models import CATALOG, installed
+
+    for model in CATALOG.values():
+        state = "ready" if installed(model.name) else f"{model.download_mb} MB to download"
+        print(f"{model.name}  {state}  {model.license}\n  {model.summary}")
+
+
+def _models_get(arguments: argparse.Namespace) -> None:
+    from eagle_plugin.models import ModelError, get_model
+
+    try:
+        with _progress() as report:
+            folder = get_model(arguments.name, report)
+    except ModelError as error:
+        raise CommandError(str(error)) from error
+    print(folder)
+
+
+def _models_path(arguments: argparse.Namespace) -> None:
+    print(_ready_folder(arguments.name))
+
+
+def _ready_folder(name: str) -> Path:
+    from eagle_plugin.models import ModelError, installed, model_folder
+
+    try:
+        if not installed(name):
+            raise CommandError(f"{name} is not in {model_folder(name)}; run: eagle-plugin models get {name}")
+        return model_folder(name)
+    except ModelError as error:
+        raise CommandError(str(error)) from error
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float], None]]:
+    """One bar on stderr that appears with the first report."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=Console(stderr=True))
+    task = bar.add_task("", total=1.0)
+
+    def report(what: str, share: float) -> None:
+        bar.start()
+        bar.update(task, description=what, completed=share)
+
+    try:
+        yield report
+    finally:
+        if bar.live.is_started:
+            bar.stop()
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    from eagle_plugin.heads.checkpoint import ARCHITECTURES, check_head
+    from eagle_plugin.heads.files import HeadError, read_config
+    from eagle_plugin.models import CATALOG
+
+    target, head = Path(arguments.target), Path(arguments.head)
+    if arguments.target in CATALOG and not target.is_dir():
+        target = _ready_folder(arguments.target)
+    try:
+        architectures = read_config(head).get("architectures") or [None]
+        algorithm = arguments.algorithm or ARCHITECTURES.get(architectures[0], "EAGLE3")
+        info = check_head(target, head, algorithm=algorithm)
+    except HeadError as error:
+        raise CommandError(str(error)) from error
+    layers = ", ".join(map(str, info.aux_layer_ids)) or "none"
+    _table(
+        ("head", head),
+        ("target", target),
+        ("fits", f"--speculative-algorithm {info.algorithm}"),
+        ("architecture", f"{info.architecture}, {info.num_layers} layer(s), hidden size {info.hidden_size}"),
+        ("vocabulary", f"{info.draft_vocab_size:,} of {info.vocab_size:,} tokens"),
+        ("aux hidden states", f"inputs of target layers {layers}"),
+        ("weights", f"{info.parameters / 1e6:.1f} M parameters, {info.dtype}, {info.bytes / 2**20:.1f} MiB"),
+    )
+
+
+def _version(arguments: argparse.Namespace) -> None:
+    _table(
+        ("eagle-plugin", _installed("eagle-plugin")),
+        ("python", sys.version.split()[0]),
+        ("torch", _installed("torch")),
+        ("sglang", _sglang()),
+        ("vllm", _installed("vllm")),
+        ("apache-tvm-ffi", _installed("apache-tvm-ffi")),
+        ("kernels", _kernels()),
+    )
+
+
+def _installed(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return NOT_INSTALLED
+
+
+def _sglang() -> str:
+    from eagle_plugin.engines.sglang.plugin import TESTED_VERSIONS
+
+    version = _installed("sglang")
+    if version in (NOT_INSTALLED, *TESTED_VERSIONS):
+        return version
+    return f"{version} (left untouched: the plugin was tested with {', '.join(TESTED_VERSIONS)})"
+
+
+def _kernels() -> str:
+    if importlib.util.find_spec("torch") is None:
+        return "none (they need torch, which comes with the engine)"
+    from eagle_plugin.kernels import loader
+
+    try:
+        backend = loader.backend()
+    except (RuntimeError, OSError, ValueError) as error:
+        raise CommandError(str(error)) from error
+    return {"native": "native (C++)", "torch": "torch (no native library: slower)"}[backend]
+
+
+def _table(*rows: tuple[str, Any]) -> None:
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"{name:<{width}}  {value}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""The draft tree: best-first growth level by level, then selection of the best nodes (EAGLE-2, section 4).
+
+Letters in shapes: b requests, W nodes of a tree with its root, C candidates, F frontier rows, k children per row.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+MAX_WIDTH = 64  # ancestors are one 64-bit word per node
+
+
+class DraftTree(NamedTuple):
+    """What the target verifies in one forward; node 0 is the last committed token, parents come before children."""
+
+    tokens: Tensor  # [b, W] int64
+    parents: Tensor  # [b, W] int32, -1 for the root and for padding nodes
+    depths: Tensor  # [b, W] int32
+    ancestors: Tensor  # [b, W] int64 holding uint64 bits: bit j of word i = node j is an ancestor of i, or i itself
+
+
+class Frontier(NamedTuple):
+    """The nodes that the draft head reads next, best first."""
+
+    candidates: Tensor  # [b, F] int32, index in the candidate table
+    scores: Tensor  # [b, F] float32, sum of log p from the root
+    tokens: Tensor  # [b, F] int64, ids of the draft vocabulary as they were given
+    parent_rows: Tensor  # [b, F] int64, row of the previous frontier (0 at level 1)
+    ancestors: (
+        Tensor  # [b, F] int64 holding uint64 bits over the draft tail's slots (level-1)*beam + row, own bit included
+    )
+
+
+class CandidateTable(NamedTuple):
+    """Every token that the draft head has proposed for this round, in the order of proposal."""
+
+    scores: Tensor  # [b, C] float32
+    tokens: Tensor  # [b, C] int64
+    parents: Tensor  # [b, C] int32, index of the parent candidate, -1 for the root
+
+
+def topk_log_softmax(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return log p and the index of the k most likely tokens of each row.
+
+    logits [R, V] float32, bfloat16 or float16 -> (logp [R, k] float32, at most 0; index [R, k] int64), descending,
+    equal logits by ascending index. NaN counts as impossible (log p = -inf): a broken head may cost acceptance, never
+    the server.
+    """
+    x = logits.float()
+    x = torch.where(x.isnan(), -torch.inf, x)
+    values, index = x.sort(dim=-1, descending=True, stable=True)
+    logp = values[:, :k] - x.logsumexp(dim=-1, keepdim=True)
+    return torch.where(logp.isnan(), -torch.inf, logp).clamp(max=0), index[:, :k].contiguous()
+
+
+def new_table(b: int, C: int, device: torch.device | str = "cpu") -> CandidateTable:
+    """Return a table of C impossible candidates for each of b requests."""
+    return CandidateTable(
+        torch.full((b, C), -torch.inf, device=device),
+        torch.zeros(b, C, dtype=torch.int64, device=device),
+        torch.full((b, C), -1, dtype=torch.int32, device=device),
+    )
+
+
+def _best(scores: Tensor, n: int) -> Tensor:
+    return scores.sort(dim=-1, descending=True, stable=True).indices[:, :n]  # stable: equal scores by ascending index
+
+
+def grow_level(
+    table: CandidateTable, offset: int, level: int, logp: Tensor, tokens: Tensor, previous: Frontier | None, beam: int
+) -> Frontier:
+    """Write the children of the previous frontier into the table and return the best of them (EAGLE-2, section 4.1).
+
+    logp [b, Fp, k] float32 and tokens [b, Fp, k] int64 are the children of each row of `previous` (Fp = 1, previous =
+    None at level 1, the children of the root). They fill table[:, offset : offset + Fp*k]. The frontier holds F =
+    min(beam, Fp*k) rows; beam = 0 at the last level only records the candidates. Needs (level-1)*beam + F <= 64.
+    """
+    b, rows, k = logp.shape
+    F = min(beam, rows * k)
+    scores, parents = logp, torch.full((b, rows), -1, dtype=torch.int32, device=logp.device)
+    if previous is not None:
+        scores, parents = previous.scores[:, :, None] + logp, previous.candidates
+    scores, new_tokens = scores.reshape(b, rows * k), tokens.reshape(b, rows * k)
+    span = slice(offset, offset + rows * k)
+    table.scores[:, span] = scores
+    table.tokens[:, span] = new_tokens
+    table.parents[:, span] = parents.repeat_interleave(k, dim=1)
+
+    best = _best(scores, F)
+    parent_rows = best // k
+    slots = (level - 1) * beam + torch.arange(F, device=logp.device)
+    ancestors = (torch.ones_like(slots) << slots).expand(b, F)
+    if previous is not None:
+        ancestors = ancestors | previous.ancestors.gather(1, parent_rows)
+    return Frontier(
+        (best + offset).int(),
+        scores.gather(1, best),
+        new_tokens.gather(1, best),
+        parent_rows,
+        ancestors.contiguous(),
+    )
+
+
+def select_tree(table: CandidateTable, root_tokens: Tensor, width: int) -> DraftTree:
+    """Keep the best W - 1 candidates and the root as one tree (EAGLE-2, section 4.2, the reranking).
+
+    root_tokens [b] int64. A child never scores above its parent and stands behind it in the table, so the best
+    candidates by (score descending, index ascending) are closed under parents. Nodes stand in table order. When the
+    table holds fewer than W - 1 candidates the rest is padding: the root's token, parent -1, depth 0, ancestors =
+    root and itself.
+    """
+    b, C = table.scores.shape
+    n = min(width - 1, C)
+    device = root_tokens.device
+    picked = _best(table.scores, n).sort(dim=1).values  # [b, n] candidate of node i + 1
+    parent_candidates = table.parents.gather(1, picked).long()
+    # the node of a candidate is one more than its place in `picked`; the root (-1) finds place 0, hence the where
+    places = torch.searchsorted(picked, parent_candidates).int() + 1
+    parents = torch.full((b, width), -1, dtype=torch.int32, device=device)
+    parents[:, 1 : n + 1] = torch.where(parent_candidates < 0, 0, places)
+
+    tokens = root_tokens[:, None].repeat(1, width)
+    tokens[:, 1 : n + 1] = table.tokens.gather(1, picked)
+    nodes = torch.arange(width, device=device)
+    ancestors = (torch.ones_like(nodes) << nodes | 1).repeat(b, 1)
+    depths = torch.zeros(b, width, dtype=torch.int32, device=device)
+    for i in range(1, n + 1):
+        parent = parents[:, i : i + 1].long()
+        ancestors[:, i : i + 1] |= ancestors.gather(1, parent)
+        depths[:, i : i + 1] = depths.gather(1, parent) + 1
+    return DraftTree(tokens, parents, depths, ancestors)

@@ -1,0 +1,1 @@
+"""Adapters to exact engine versions; no algorithm is born here."""

@@ -1,0 +1,1 @@
+"""The adapter to stock SGLang (see ``compat.TESTED_VERSIONS``)."""

@@ -1,0 +1,95 @@
+"""Tree attention around the attention backend that the user chose: ours for trees, the engine's for the rest."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from eagle_plugin.kernels.attention import tree_attention
+from eagle_plugin.kernels.kv import store_kv
+
+
+class TreeBatch(NamedTuple):
+    """What the attention of one forward over tree rows needs; R rows a request, T tail slots a request."""
+
+    prefix_lens: torch.Tensor  # [b] int64: committed tokens, visible to every row
+    rows: torch.Tensor  # [b] int64: each request's row of the request-to-token table
+    ancestors: torch.Tensor  # [b, R] int64: bit t of a word: the row sees the tail slot prefix + t
+    tail: int  # T: slots behind the prefix that hold keys of this tree
+
+
+class TreeAttention:
+    """Proxy of an SGLang attention backend that serves forwards over draft trees itself.
+
+    Everything that is not a tree forward, and every attribute that the engine reads or sets, goes to the wrapped
+    backend. It is a proxy and no ``AttentionBackend`` subclass because that class has a default for almost every
+    member, so a subclass would silently answer for the wrapped backend.
+    """
+
+    _OWN = frozenset({"_base", "_tree"})
+
+    def __init__(self, base: Any) -> None:
+        object.__setattr__(self, "_base", base)
+        object.__setattr__(self, "_tree", None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._base, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._base, name, value)
+
+    def set_tree(self, tree: TreeBatch | None) -> None:
+        """Serve the next forwards as tree forwards (None: as the wrapped backend does)."""
+        self._tree = tree
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        """Take the tree from a verify batch of ours; anything else is planned by the wrapped backend."""
+        self._tree = getattr(forward_batch.spec_info, "tree_batch", None)
+        if self._tree is None:
+            self._base.init_forward_metadata(forward_batch)
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: Any,
+        forward_batch: Any,
+        save_kv_cache: bool = True,
+        sinks: torch.Tensor | None = None,
+        **unknown: Any,
+    ) -> torch.Tensor:
+        """Attention of one layer; q [N, Hq * D], k and v [N, Hkv, D] -> [N, Hq * D]."""
+        tree = self._tree
+        if tree is None:
+            if sinks is not None:
+                unknown["sinks"] = sinks
+            return self._base.forward(q, k, v, layer, forward_batch, save_kv_cache, **unknown)
+        if unknown:
+            raise ValueError(
+                f"tree attention was given {', '.join(unknown)}, which it does not know: "
+                "start the server with EAGLE_PLUGIN=0 for this model"
+            )
+        pool = self._base.token_to_kv_pool
+        keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
+        if save_kv_cache:
+            store_kv(keys, values, forward_batch.out_cache_loc, k.contiguous(), v.contiguous())
+        out = tree_attention(
+            q.contiguous().view(-1, layer.tp_q_head_num, layer.qk_head_dim),
+            keys,
+            values,
+            self._base.req_to_token_pool.req_to_token,
+            tree.rows,
+            tree.prefix_lens,
+            tree.ancestors,
+            tail=tree.tail,
+            scale=layer.scaling,
+            logit_cap=layer.logit_cap,
+            window=layer.sliding_window_size,
+            sinks=sinks,
+        )
+        return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)

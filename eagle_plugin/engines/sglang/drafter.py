@@ -1,0 +1,169 @@
+"""Drafts the tree: one forward of the head a level, every draft node attending to its own ancestors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftInput
+from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+
+from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier
+from eagle_plugin.core.verify import Accepted
+from eagle_plugin.engines.sglang.attention import TreeAttention
+from eagle_plugin.engines.sglang.round import Round
+from eagle_plugin.kernels.tree import grow_level, new_table, select_tree, topk_log_softmax
+
+
+class TreeDrafter(EagleDraftWorker):
+    """The engine's draft worker (weights, pools, the prefill pass) with our drafting in a decode round.
+
+    EAGLE shifts by one: the draft row at position j reads token j + 1 and the state of position j. So a tree node of
+    depth d is a draft row at position L + d - 1 and a target row at position L + d.
+    """
+
+    def init_attention_backend(self) -> None:
+        """Wrap the head's attention backend; the engine's per-branch draft backends are not built."""
+        self.tree_attention = TreeAttention(self.draft_runner.attn_backend)
+        self.draft_runner.attn_backend = self.tree_attention
+        self.draft_attn_backend = self.tree_attention
+        self.draft_extend_attn_backend = self.tree_attention
+        self.draft_runner.draft_attn_backend = self.tree_attention
+        self._chain_words: dict[int, torch.Tensor] = {}
+
+    def draft(self, *args: Any, **kwargs: Any) -> Any:
+        """The engine's own drafting keeps one history a branch; a caller of it would get another tree."""
+        raise RuntimeError("SGLang called EagleDraftWorker.draft on the plugin's drafter; it drafts by grow()")
+
+    def _target_ids(self, index: torch.Tensor) -> torch.Tensor:
+        """Draft-vocabulary ids to target ids."""
+        return index if self.hot_token_id is None else self.hot_token_id[index]
+
+    def grow(self, round: Round, state: EagleDraftInput) -> DraftTree:
+        """Draft one tree a request.
+
+        state holds what the last accepted row of the head left: topk_p and topk_index [b, K] (children of the root),
+        hidden_states [b, H] and bonus_tokens [b] (the root).
+        """
+        steps, topk, width = round.shape
+        b = len(round.rows)
+        table = new_table(b, topk + (steps - 1) * topk * topk)
+        logp = state.topk_p.log().view(b, 1, topk)
+        tokens = self._target_ids(state.topk_index).view(b, 1, topk)
+        frontier = grow_level(table, 0, 1, logp, tokens, None, beam=topk if steps > 1 else 0)
+        hidden = state.hidden_states[:, None]  # [b, rows of the previous frontier, H]
+        for level in range(1, steps):
+            hidden = self._read_frontier(round, level, frontier, hidden)
+            frontier = self._grow_children(table, level, frontier, beam=topk if level < steps - 1 else 0)
+        return select_tree(table, state.bonus_tokens.long(), width)
+
+    def _read_frontier(self, round: Round, level: int, frontier: Frontier, hidden: torch.Tensor) -> torch.Tensor:
+        """Run the head over the frontier of a level; keeps its logits and returns its hidden states [b, F, H]."""
+        topk = round.shape.topk
+        b, rows = frontier.tokens.shape
+        first = (level - 1) * topk
+        parents = frontier.parent_rows[:, :, None].expand(b, rows, hidden.shape[-1])
+        output = self._forward(
+            round,
+            mode=ForwardMode.DECODE,
+            tokens=frontier.tokens.reshape(-1),
+            positions=(round.prefix_lens + (level - 1)).repeat_interleave(rows),
+            slots=round.slots[:, first : first + rows].reshape(-1),
+            ancestors=frontier.ancestors,
+            tail=first + rows,
+            info=EagleDraftInput(
+                hidden_states=hidden.gather(1, parents).view(b * rows, -1),
+                num_tokens_per_req=rows,
+                num_tokens_for_logprob_per_req=rows,
+            ),
+        )
+        self._logits = output.next_token_logits
+        return output.hidden_states.view(b, rows, -1)
+
+    def _grow_children(self, table: CandidateTable, level: int, frontier: Frontier, beam: int) -> Frontier:
+        """Propose the children of the frontier that was read last."""
+        b, rows = frontier.tokens.shape
+        logp, index = topk_log_softmax(self._logits, self.topk)
+        offset = self.topk + (level - 1) * self.topk * self.topk
+        shape = (b, rows, self.topk)
+        return grow_level(
+            table, offset, level + 1, logp.view(shape), self._target_ids(index).view(shape), frontier, beam
+        )
+
+    def extend(self, round: Round, accepted: Accepted, hidden: torch.Tensor) -> EagleDraftInput:
+        """Feed the accepted tokens to the head and propose the next root's children.
+
+        accepted.tokens [b, E] and hidden [b * E, H of the target's features] are each request's accepted path; rows
+        behind its length write keys behind the new committed length, which the next round overwrites.
+        """
+        b, stride = accepted.tokens.shape
+        last = accepted.lengths.long() - 1
+        select = torch.arange(0, b * stride, stride) + last
+        info = EagleDraftExtendInput(
+            hidden_states=hidden,
+            num_correct_drafts=last,
+            num_accept_tokens=accepted.lengths,
+            num_tokens_per_req=stride,
+            num_tokens_for_logprob_per_req=stride,
+            select_index=select,
+        )
+        output = self._forward(
+            round,
+            mode=ForwardMode.DRAFT_EXTEND_V2,
+            tokens=accepted.tokens.reshape(-1),
+            positions=(round.prefix_lens[:, None] + torch.arange(stride)).reshape(-1),
+            slots=round.slots[:, :stride].reshape(-1),
+            ancestors=self._chain(stride).expand(b, stride).contiguous(),
+            tail=stride,
+            info=info,
+        )
+        logp, index = topk_log_softmax(output.next_token_logits, self.topk)
+        return EagleDraftInput(
+            topk_p=logp.exp(),
+            topk_index=index,
+            hidden_states=output.hidden_states,
+            bonus_tokens=accepted.tokens.gather(1, last[:, None])[:, 0].int(),
+            num_tokens_per_req=1,
+            num_tokens_for_logprob_per_req=1,
+        )
+
+    def _chain(self, length: int) -> torch.Tensor:
+        """Ancestor words [1, length] of a chain: word i has the bits 0 .. i."""
+        if length not in self._chain_words:
+            words = [(1 << (i + 1)) - 1 for i in range(length)]
+            self._chain_words[length] = torch.tensor([words], dtype=torch.int64)
+        return self._chain_words[length]
+
+    def _forward(
+        self,
+        round: Round,
+        *,
+        mode: ForwardMode,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        ancestors: torch.Tensor,
+        tail: int,
+        info: EagleDraftInput | EagleDraftExtendInput,
+    ) -> Any:
+        """One forward of the head over tree rows, past the engine's per-forward planning, which knows no trees."""
+        forward_batch = ForwardBatch(
+            forward_mode=mode,
+            batch_size=len(round.rows),
+            input_ids=tokens,
+            req_pool_indices=round.rows,
+            seq_lens=round.prefix_lens,
+            out_cache_loc=slots,
+            seq_lens_sum=0,
+            positions=positions,
+            spec_info=info,
+            spec_algorithm=self.speculative_algorithm,
+            capture_hidden_mode=CaptureHiddenMode.LAST,
+        )
+        self.tree_attention.set_tree(round.tree_batch(ancestors, tail))
+        with forward_context(ForwardContext(attn_backend=self.tree_attention), forward_batch=forward_batch):
+            output = self.draft_runner.model.forward(tokens, positions, forward_batch)
+        self.tree_attention.set_tree(None)
+        return output

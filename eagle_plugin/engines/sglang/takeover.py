@@ -1,0 +1,151 @@
+"""Decides whether our worker or the engine's own one serves, and says so in one log line.
+
+A target or flag that ours cannot serve is left to the engine's own worker: the user loses speed, never the server.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import eagle_plugin
+from eagle_plugin.kernels import loader
+
+logger = logging.getLogger("eagle_plugin")
+
+HEAD_ARCHITECTURES = ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3")
+MAX_NODES = 64  # ancestors of a node are one 64-bit word
+
+# Flags under which the engine's own worker serves: the value that we do serve, and why another one is left alone.
+_FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    ("device", ("cpu",), "this version has no CUDA kernels yet"),
+    ("tp_size", (1,), "tensor parallelism is not served yet"),
+    ("pp_size", (1,), "pipeline parallelism is not served yet"),
+    ("attn_dp_size", (1, None), "data-parallel attention is not served yet"),
+    ("disaggregation_mode", ("null", None), "prefill/decode disaggregation is not served yet"),
+    ("enable_hierarchical_cache", (False, None), "the hierarchical cache is not served yet"),
+    ("enable_two_batch_overlap", (False, None), "two-batch overlap is not served yet"),
+    ("enable_pdmux", (False, None), "PD multiplexing is not served yet"),
+    ("enable_lora", (False, None), "LoRA is not served yet"),
+    ("kv_cache_dtype", ("auto", None), "only KV caches in the model's own dtype are served"),
+    ("speculative_draft_kv_cache_dtype", ("auto", None), "only KV caches in the model's own dtype are served"),
+    ("speculative_adaptive", (False, None), "the engine's adaptive steps have their own worker state"),
+    ("speculative_use_rejection_sampling", (False, None), "it belongs to the engine's chain worker"),
+    ("speculative_accept_threshold_single", (1.0, None), "it changes the output's distribution"),
+    ("speculative_accept_threshold_acc", (1.0, None), "it changes the output's distribution"),
+    ("speculative_token_map", (None,), "EAGLE-2 token maps are not served yet"),
+    ("speculative_draft_window_size", (None,), "a draft window is not served yet"),
+    ("enable_watermark", (False, None), "watermarking is not served yet"),
+    ("enable_deterministic_inference", (False, None), "batch-invariant attention is not served yet"),
+)
+
+
+def flags_left_alone(arguments: Any) -> list[str]:
+    """Why these resolved server arguments are left to the engine's own worker; empty when ours serves them."""
+    reasons = []
+    for name, served, why in _FLAGS:
+        value = getattr(arguments, name)
+        if value not in served:
+            reasons.append(f"--{name.replace('_', '-')} {value}: {why}")
+    if getattr(arguments, "lora_paths", None):
+        reasons.append("--lora-paths: LoRA is not served yet")
+    steps, topk = arguments.speculative_num_steps, arguments.speculative_eagle_topk
+    width = arguments.speculative_num_draft_tokens
+    if None not in (steps, topk, width):
+        if width > MAX_NODES:
+            reasons.append(f"--speculative-num-draft-tokens {width}: at most {MAX_NODES} nodes are served")
+        if (steps - 1) * topk > MAX_NODES:
+            reasons.append(
+                f"--speculative-num-steps {steps} with --speculative-eagle-topk {topk}: "
+                f"(steps - 1) * topk may be at most {MAX_NODES}"
+            )
+        if steps < 1 or width < 2:
+            reasons.append(f"--speculative-num-steps {steps}, --speculative-num-draft-tokens {width}: nothing to draft")
+    return reasons
+
+
+def models_left_alone(target_runner: Any, draft_architecture: str) -> list[str]:
+    """Why this loaded target (an SGLang ``ModelRunner``) or draft head is left to the engine's own worker."""
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+
+    config = target_runner.model_config
+    name = config.hf_config.architectures[0]
+    reasons = []
+    if target_runner.use_mla_backend:
+        reasons.append(f"target {name}: latent (MLA) attention is not served yet")
+    if target_runner.is_hybrid_swa:
+        reasons.append(f"target {name}: hybrid sliding-window caches are not served yet")
+    if mambaish_config(config) is not None:
+        reasons.append(f"target {name}: linear-attention and state-space layers are not served yet")
+    if config.is_encoder_decoder:
+        reasons.append(f"target {name}: encoder-decoder models are not served")
+    if config.model_is_mrope:
+        reasons.append(f"target {name}: multimodal rotary positions are not served yet")
+    if draft_architecture not in HEAD_ARCHITECTURES:
+        reasons.append(f"draft head {draft_architecture}: not one of {', '.join(HEAD_ARCHITECTURES)}")
+    reasons += _attention_left_alone(target_runner.model, name)
+    return reasons
+
+
+def _attention_left_alone(model: Any, name: str) -> list[str]:
+    from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
+
+    for layer in model.modules():
+        if not isinstance(layer, RadixAttention):
+            continue
+        if layer.attn_type != AttentionType.DECODER or layer.is_cross_attention:
+            return [f"target {name}: only causal self-attention is served"]
+        if layer.xai_temperature_len > 0 or layer.logit_capping_method != "tanh":
+            return [f"target {name}: attention temperature or a capping other than tanh is not served yet"]
+        if layer.qk_head_dim != layer.v_head_dim:
+            return [f"target {name}: key and value heads of different sizes are not served yet"]
+    return []
+
+
+def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
+    """What the scheduler instantiates instead of the engine's class: it sees the loaded target before it chooses."""
+
+    def create(server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> Any:
+        arguments = {
+            "server_args": server_args,
+            "gpu_id": gpu_id,
+            "nccl_port": nccl_port,
+            "target_worker": target_worker,
+        }
+        reasons = _reasons(server_args, target_worker.model_runner)
+        if reasons:
+            logger.warning(
+                "eagle-plugin %s: %s is served by SGLang's own worker: %s",
+                eagle_plugin.__version__,
+                algorithm,
+                "; ".join(reasons),
+            )
+            return engine_worker(**arguments)
+        from eagle_plugin.engines.sglang.worker import TreeWorker
+
+        worker = TreeWorker(**arguments)
+        logger.info(
+            "eagle-plugin %s: %s is served by the plugin's tree worker "
+            "(at most %d steps, %d children a node, %d nodes; %s kernels)",
+            eagle_plugin.__version__,
+            algorithm,
+            worker.speculative_num_steps,
+            worker.topk,
+            worker.speculative_num_draft_tokens,
+            loader.backend(),
+        )
+        return worker
+
+    return create
+
+
+def _reasons(server_args: Any, target_runner: Any) -> list[str]:
+    from sglang.srt.arg_groups.model_override_base import resolved_view
+    from sglang.srt.environ import envs
+
+    reasons = flags_left_alone(resolved_view(server_args))
+    if envs.SGLANG_SIMULATE_ACC_LEN.get() > 0:
+        reasons.append("SGLANG_SIMULATE_ACC_LEN: simulated acceptance is the engine's")
+    draft_config = target_runner.spec_aux_config.draft_model_config
+    return reasons + models_left_alone(target_runner, draft_config.hf_config.architectures[0])

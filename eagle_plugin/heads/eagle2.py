@@ -1,0 +1,88 @@
+"""The EAGLE head (EAGLE-2 drafts dynamic trees with the same weights)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+
+from eagle_plugin.heads.layers import MLP, Attention, DraftHead, KeyValues, RMSNorm, fill, read_llama_config
+
+ARCHITECTURE = "LlamaForCausalLMEagle"
+
+
+class DecoderLayer(nn.Module):
+    """A Llama layer; the first one of a head reads fc's output without a norm."""
+
+    def __init__(self, config: LlamaConfig, first: bool) -> None:
+        super().__init__()
+        bias = bool(config.attention_bias or getattr(config, "bias", False))
+        self.input_layernorm = None if first else RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config, config.hidden_size, bias=bias, output_bias=bias)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(
+        self, x: Tensor, positions: Tensor, visible: Tensor, past: KeyValues | None
+    ) -> tuple[Tensor, KeyValues]:
+        normed = x if self.input_layernorm is None else self.input_layernorm(x)
+        attended, keys_values = self.self_attn(normed, positions, visible, past)
+        x = x + attended
+        return x + self.mlp(self.post_attention_layernorm(x)), keys_values
+
+
+class Eagle2Head(DraftHead):
+    """Autoregression on the target's last hidden states f (arXiv 2401.15077, section 3.1; trees: arXiv 2406.16858).
+
+        h_j = W_fc [E(x_{j+1}); f_j] + b_fc,    f'_{j+1} = Layers(h_<=j)_j,    q(x_{j+2}) = softmax(LMHead f'_{j+1})
+
+    f is taken after the target's final norm; E and LMHead are the target's, frozen; f' stands in for f at the next
+    step.
+    """
+
+    algorithm = "EAGLE"
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.config = config
+        hidden, vocab = config.hidden_size, config.vocab_size
+        self.fc = nn.Linear(2 * hidden, hidden)
+        self.layers = nn.ModuleList(DecoderLayer(config, i == 0) for i in range(config.num_hidden_layers))
+        self.embedding = nn.Buffer(torch.zeros(vocab, hidden))
+        self.lm_head = nn.Buffer(torch.zeros(vocab, hidden))
+        self.d2t = nn.Buffer(torch.zeros(vocab, dtype=torch.int64), persistent=False)
+
+    @classmethod
+    def load(
+        cls, folder: str | Path, embedding: Tensor, lm_head: Tensor, dtype: torch.dtype | None = None
+    ) -> Eagle2Head:
+        """Load a checkpoint folder; embedding and lm_head [V, H] are the target's.
+
+        Raises:
+            HeadError: the folder holds another architecture or lacks a tensor.
+        """
+        head = cls(read_llama_config(folder, ARCHITECTURE))
+        return fill(head, folder, {"embedding": embedding, "lm_head": lm_head}, dtype)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        return features
+
+    def forward(
+        self,
+        embeds: Tensor,
+        hidden: Tensor,
+        positions: Tensor,
+        visible: Tensor,
+        past: list[KeyValues] | None = None,
+    ) -> tuple[Tensor, list[KeyValues]]:
+        x = self.fc(torch.cat([embeds, hidden], -1))
+        present = []
+        for i, layer in enumerate(self.layers):
+            x, keys_values = layer(x, positions, visible, past[i] if past else None)
+            present.append(keys_values)
+        return x, present
+
+    def logits(self, state: Tensor) -> Tensor:
+        return nn.functional.linear(state, self.lm_head)

@@ -1,0 +1,176 @@
+"""The files of a draft head's checkpoint: config.json, safetensors headers, names and shapes of the tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from safetensors import SafetensorError, safe_open
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Algorithm = Literal["EAGLE", "EAGLE3"]
+INDEX_FILE = "model.safetensors.index.json"
+LEGACY_NAMES = {
+    "midlayer": "layers.0",
+    "aux_norm_low": "fc_norm.0",
+    "aux_norm_mid": "fc_norm.1",
+    "aux_norm_high": "fc_norm.2",
+}
+
+
+class HeadError(ValueError):
+    """A head that cannot serve its target: one sentence with what was found, what was wanted and the fix."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    name: str
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str  # as safetensors spells it: BF16, F32, I64
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """Return config.json of a checkpoint folder.
+
+    Raises:
+        HeadError: the folder or its config.json is missing, or is not a JSON object.
+    """
+    folder = Path(folder)
+    path = folder / "config.json"
+    if not folder.is_dir():
+        raise HeadError(f"{folder} is not a folder; give the folder that holds config.json and model.safetensors")
+    if not path.is_file():
+        raise HeadError(f"{folder} has no config.json; give the checkpoint folder itself, as the exporter wrote it")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise HeadError(f"{path} is not JSON ({error}); copy the checkpoint again") from error
+    if not isinstance(config, dict):
+        raise HeadError(f"{path} holds a JSON {type(config).__name__}, wanted an object; copy the checkpoint again")
+    return config
+
+
+def read_tensors(folder: str | Path) -> dict[str, StoredTensor]:
+    """Return every tensor of a folder's safetensors files (one, or shards with an index) by its stored name.
+
+    Raises:
+        HeadError: there is no safetensors file, a shard is missing, or a header is corrupt.
+    """
+    tensors: dict[str, StoredTensor] = {}
+    for path in _weight_files(Path(folder)):
+        try:
+            with safe_open(str(path), framework="np") as file:
+                for name in file.keys():  # noqa: SIM118 (not a mapping)
+                    part = file.get_slice(name)
+                    tensors[name] = StoredTensor(name, path, tuple(part.get_shape()), part.get_dtype())
+        except (SafetensorError, OSError) as error:
+            raise HeadError(
+                f"{path} cannot be read as safetensors ({error}); it is truncated or of another format, "
+                "copy or convert the checkpoint again"
+            ) from error
+    return tensors
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / INDEX_FILE
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise HeadError(f"{index} has no usable weight_map ({error!r}); copy the checkpoint again") from error
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing:
+            raise HeadError(f"{index} names {', '.join(missing)}, which {folder} lacks; copy all {len(names)} shards")
+        return [folder / name for name in names]
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        pickles = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
+        found = f"only {', '.join(pickles)}" if pickles else "no weights at all"
+        raise HeadError(
+            f"{folder} has {found}, wanted model.safetensors; "
+            "convert the weights with safetensors.torch.save_file (pickled files are never loaded)"
+        )
+    return files
+
+
+def canonical_name(name: str, algorithm: Algorithm) -> str:
+    """Return the parameter that the engine's loader stores tensor `name` in, without the prefix `model.`.
+
+    EAGLE-3 accepts `midlayer.`, `layers.0.`, the aux_norm names and an optional `model.`; EAGLE only plain names.
+    """
+    if algorithm == "EAGLE":
+        return name
+    for legacy, new in LEGACY_NAMES.items():
+        name = name.replace(legacy, new)
+    for table in ("d2t", "t2d"):
+        if table in name:
+            return table
+    return name.removeprefix("model.")
+
+
+def wanted_tensors(
+    config: dict[str, Any], kind: Algorithm, draft_vocab: int, aux: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the canonical name and shape of every tensor that the engine would otherwise leave random.
+
+    config must hold head_dim and num_key_value_heads; aux is the number of captured layers that EAGLE-3's fc reads
+    (0: no fc, the head is fed the last hidden state).
+    """
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    q, kv = (config[key] * config["head_dim"] for key in ("num_attention_heads", "num_key_value_heads"))
+    bias = bool(config.get("bias"))
+    attention_bias = bias or bool(config.get("attention_bias"))
+    eagle3 = kind == "EAGLE3"
+    target_hidden = config.get("target_hidden_size") or hidden
+
+    if eagle3 and aux:
+        yield "fc.weight", (hidden, aux * target_hidden)
+        if bias:
+            yield "fc.bias", (hidden,)
+        eagle = config.get("eagle_config") or {}
+        if eagle.get("norm_before_fc", config.get("norm_before_fc", False)):
+            yield "input_norm.weight", (aux * target_hidden,)
+        if config.get("fc_norm") or config.get("use_aux_norm"):
+            for i in range(aux):
+                yield f"fc_norm.{i}.weight", (target_hidden,)
+    if not eagle3:
+        yield "fc.weight", (hidden, 2 * hidden)
+        yield "fc.bias", (hidden,)  # the engine's layer always has one, and leaves it random
+    for i in range(config["num_hidden_layers"]):
+        layer = f"layers.{i}"
+        width = 2 * hidden if eagle3 and i == 0 else hidden
+        rows = {"q_proj": (q, width), "k_proj": (kv, width), "v_proj": (kv, width), "o_proj": (hidden, q)}
+        for name, shape in rows.items():
+            yield f"{layer}.self_attn.{name}.weight", shape
+            if attention_bias and (not eagle3 or name == "o_proj"):
+                yield f"{layer}.self_attn.{name}.bias", shape[:1]
+        yield f"{layer}.mlp.gate_proj.weight", (inner, hidden)
+        yield f"{layer}.mlp.up_proj.weight", (inner, hidden)
+        yield f"{layer}.mlp.down_proj.weight", (hidden, inner)
+        yield f"{layer}.post_attention_layernorm.weight", (hidden,)
+        if eagle3:
+            yield f"{layer}.hidden_norm.weight", (hidden,)
+        # EAGLE's first layer has no input norm; EAGLE-3's deeper layers use hidden_norm instead.
+        if (i == 0) == eagle3:
+            yield f"{layer}.input_layernorm.weight", (hidden,)
+    if eagle3:
+        yield "norm.weight", (hidden,)
+        if config.get("draft_vocab_size") is not None and not config.get("tie_word_embeddings"):
+            yield "lm_head.weight", (draft_vocab, hidden)
+        if target_hidden != hidden:  # otherwise the target's is shared
+            yield "embed_tokens.weight", (config["vocab_size"], hidden)
+
+
+def load_weights(folder: str | Path, algorithm: Algorithm) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint folder on the CPU, by canonical name."""
+    weights: dict[str, Tensor] = {}
+    for name, tensor in read_tensors(folder).items():
+        with safe_open(str(tensor.file), framework="pt") as file:
+            weights[canonical_name(name, algorithm)] = file.get_tensor(name)
+    return weights

@@ -1,0 +1,188 @@
+"""Attention over the paged cache of keys and values: C++ on the CPU, torch elsewhere.
+
+The key at position p of request i lives in slot slot_table[rows[i], p] of the caches, which are read in place. All
+query heads that share a key head are computed together; logits and sums are float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from eagle_plugin.kernels import attention_torch as oracle
+from eagle_plugin.kernels.checks import ANY, check
+from eagle_plugin.kernels.loader import function
+
+__all__ = ["extend_attention", "tree_attention"]
+
+
+def tree_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_table: Tensor,
+    rows: Tensor,
+    prefix_lens: Tensor,
+    ancestors: Tensor,
+    *,
+    tail: int,
+    scale: float,
+    logit_cap: float = 0.0,
+    window: int = -1,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Attend from R tree nodes of each of b requests to the prefix and to the nodes' own ancestors.
+
+    q [b*R, Hq, D], k_cache [slots, Hkv, D] and v_cache [slots, Hkv, Dv] of one dtype (bfloat16 or float32); slot_table
+    [P, S] int32, rows [b] int64, prefix_lens [b] int64, ancestors [b, R] int64 (64-bit words) -> [b*R, Hq, Dv].
+    Keys stand at positions 0 .. prefix + tail - 1: a prefix key is visible to every row (with window >= 0 only when
+    prefix + popcount(word) - 1 - p <= window), tail key t where bit t of the row's word is set. Plain decode is R = 1,
+    tail = 1, word = 1. Sinks [Hq] float32 are extra logits in the denominator. A row that sees no key yields zeros.
+    TypeError and ValueError name a wrong input.
+    """
+    out = _out(q, v_cache, out)
+    native = _native("tree_attention", q, v_cache)
+    if native is not None:
+        native(
+            q, k_cache, v_cache, slot_table, rows, prefix_lens, ancestors, tail, scale, logit_cap, window, sinks, out
+        )
+        return out
+    _check(q, k_cache, v_cache, sinks, out)
+    check(ancestors, "ancestors", torch.int64, (ANY, ANY))
+    b, R = ancestors.shape
+    check(q, "q", q.dtype, (b * R, ANY, ANY))
+    check(prefix_lens, "prefix_lens", torch.int64, (b,))
+    _check_table(slot_table, rows, b)
+    if not 0 <= tail <= 64:
+        raise ValueError(f"tail is {tail}, wanted 0 to 64: ancestors are one 64-bit word per node")
+    for i, (row, prefix) in enumerate(zip(rows.tolist(), prefix_lens.tolist(), strict=True)):
+        _check_row(slot_table, row, i, prefix + tail if prefix >= 0 else prefix)
+        visible = oracle.tree_visible(ancestors[i], prefix, tail, window)
+        slots = _slots(slot_table, row, visible, k_cache.shape[0])
+        out[i * R : (i + 1) * R] = oracle.attend(
+            q[i * R : (i + 1) * R],
+            k_cache[slots],
+            v_cache[slots],
+            visible,
+            scale=scale,
+            logit_cap=logit_cap,
+            sinks=sinks,
+        )
+    return out
+
+
+def extend_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_table: Tensor,
+    rows: Tensor,
+    seq_lens: Tensor,
+    extend_lens: Tensor,
+    starts: Tensor,
+    *,
+    scale: float,
+    causal: bool = True,
+    mask: Tensor | None = None,
+    logit_cap: float = 0.0,
+    window: int = -1,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Attend from the new tokens of each request to its whole sequence, whose keys and values are all in the cache.
+
+    q [T, Hq, D]; caches, slot_table, rows and sinks as in `tree_attention`; seq_lens, extend_lens and starts [b] int64:
+    query j of request i is row starts[i] + j of q at position seq_lens[i] - extend_lens[i] + j. -> [T, Hq, Dv].
+    mask, a flat bool tensor of e*e elements per request one after another, replaces the causal rule among the e new
+    tokens; a masked row's position is then prefix + (number of new tokens that it sees) - 1. With window >= 0 a key is
+    visible only when position - p <= window (a mask alone decides among the new tokens). Rows of q that belong to no
+    request are left as they were in `out`. TypeError and ValueError name a wrong input.
+    """
+    out = _out(q, v_cache, out)
+    native = _native("extend_attention", q, v_cache)
+    if native is not None:
+        lens = (seq_lens, extend_lens, starts)
+        native(q, k_cache, v_cache, slot_table, rows, *lens, scale, causal, mask, logit_cap, window, sinks, out)
+        return out
+    _check(q, k_cache, v_cache, sinks, out)
+    check(seq_lens, "seq_lens", torch.int64, (ANY,))
+    b = seq_lens.shape[0]
+    check(extend_lens, "extend_lens", torch.int64, (b,))
+    check(starts, "starts", torch.int64, (b,))
+    _check_table(slot_table, rows, b)
+    if mask is not None:
+        check(mask, "mask", torch.bool, (int((extend_lens * extend_lens).sum()),))
+    at = 0
+    requests = zip(rows.tolist(), seq_lens.tolist(), extend_lens.tolist(), starts.tolist(), strict=True)
+    for i, (row, n, e, start) in enumerate(requests):
+        _check_row(slot_table, row, i, n)
+        if not (0 <= e <= n and start >= 0 and start + e <= q.shape[0]):
+            raise ValueError(
+                f"request {i} has {e} new tokens of {n} from row {start} of q's {q.shape[0]} rows, wanted new tokens "
+                "within the sequence and within q: check extend_lens and starts"
+            )
+        own = None if mask is None else mask[at : at + e * e].view(e, e)
+        at += e * e
+        visible = oracle.extend_visible(n, e, causal, own, window, q.device)
+        slots = _slots(slot_table, row, visible, k_cache.shape[0])
+        out[start : start + e] = oracle.attend(
+            q[start : start + e], k_cache[slots], v_cache[slots], visible, scale=scale, logit_cap=logit_cap, sinks=sinks
+        )
+    return out
+
+
+def _out(q: Tensor, v_cache: Tensor, out: Tensor | None) -> Tensor:
+    if out is not None:
+        return out
+    return torch.empty(*q.shape[:2], *v_cache.shape[2:], dtype=q.dtype, device=q.device)
+
+
+def _native(name: str, q: Tensor, v_cache: Tensor) -> Callable[..., None] | None:
+    """The native kernel where it serves: CPU, bfloat16 or float32, head_dim a multiple of 16 up to 256."""
+    if not q.is_cpu or q.dim() != 3 or v_cache.dim() != 3 or q.dtype not in (torch.bfloat16, torch.float32):
+        return None
+    D, Dv = q.shape[2], v_cache.shape[2]
+    return None if D % 16 or Dv % 16 or not 0 < D <= 256 or not 0 < Dv <= 256 else function(name)
+
+
+def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, sinks: Tensor | None, out: Tensor) -> None:
+    check(q, "q", q.dtype, (ANY, ANY, ANY))
+    check(k_cache, "k_cache", q.dtype, (ANY, ANY, q.shape[2]))
+    slots, kv_heads, _ = k_cache.shape
+    check(v_cache, "v_cache", q.dtype, (slots, kv_heads, ANY))
+    rows, heads, _ = q.shape
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"q has {heads} heads over {kv_heads} key heads, wanted a multiple: check the head counts")
+    check(out, "out", q.dtype, (rows, heads, v_cache.shape[2]))
+    if sinks is not None:
+        check(sinks, "sinks", torch.float32, (heads,))
+
+
+def _check_table(slot_table: Tensor, rows: Tensor, b: int) -> None:
+    check(slot_table, "slot_table", torch.int32, (ANY, ANY))
+    check(rows, "rows", torch.int64, (b,))
+
+
+def _check_row(slot_table: Tensor, row: int, request: int, keys: int) -> None:
+    if not 0 <= row < slot_table.shape[0]:
+        raise ValueError(
+            f"rows[{request}] is {row}, wanted 0 to {slot_table.shape[0] - 1}: pass rows of the slot table"
+        )
+    if not 0 <= keys <= slot_table.shape[1]:
+        raise ValueError(
+            f"request {request} needs {keys} positions, wanted 0 to {slot_table.shape[1]}: the slot table is too short"
+        )
+
+
+def _slots(slot_table: Tensor, row: int, visible: Tensor, capacity: int) -> Tensor:
+    """The slots of a request's keys; those that no row sees may name anything and become slot 0."""
+    slots = torch.where(visible.any(dim=0), slot_table[row, : visible.shape[1]].long(), 0)
+    if slots.is_cpu and slots.numel() and not 0 <= int(slots.min()) <= int(slots.max()) < capacity:
+        raise ValueError(
+            f"slot_table names a slot outside the cache, wanted 0 to {capacity - 1} for every visible key: "
+            "fill the slot table up to the sequence length"
+        )
+    return slots

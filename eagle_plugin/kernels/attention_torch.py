@@ -1,0 +1,61 @@
+"""Attention over a paged cache, obviously right and slow: the native kernel's oracle and other devices' path."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Tensor,
+    *,
+    scale: float,
+    logit_cap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Return softmax(q k^T * scale) v of one request in float32 arithmetic, in q's dtype.
+
+    q [R, Hq, D], k [n, Hkv, D], v [n, Hkv, Dv], visible [R, n] bool. A logit x becomes cap * tanh(x / cap) when
+    logit_cap > 0; sinks [Hq] float32 are extra logits in the denominator. A row that sees no key yields zeros.
+    """
+    rows, heads, _ = q.shape
+    group = heads // k.shape[1]
+    keys, values = (x.float().repeat_interleave(group, dim=1) for x in (k, v))
+    # a key that no row sees may hold anything, NaN too (a slot that was never written)
+    seen = visible.any(dim=0)[:, None, None]
+    keys, values = torch.where(seen, keys, 0.0), torch.where(seen, values, 0.0)
+    logits = torch.einsum("rhd,nhd->hrn", q.float(), keys) * scale
+    if logit_cap > 0:
+        logits = logit_cap * torch.tanh(logits / logit_cap)
+    logits = logits.masked_fill(~visible, -torch.inf)
+    sink = torch.full((heads,), -torch.inf, device=q.device) if sinks is None else sinks
+    logits = torch.cat([logits, sink[:, None, None].expand(heads, rows, 1)], dim=-1)
+    p = logits.softmax(dim=-1)[..., :-1].nan_to_num(0.0) if logits.shape[-1] else logits
+    return torch.einsum("hrn,nhd->rhd", p, values).to(q.dtype)
+
+
+def tree_visible(words: Tensor, prefix: int, tail: int, window: int) -> Tensor:
+    """Return [R, prefix + tail] bool for the ancestor words [R] of one request."""
+    bits = (words[:, None] >> torch.arange(tail, device=words.device)) & 1
+    all_bits = (words[:, None] >> torch.arange(64, device=words.device)) & 1
+    position = prefix + all_bits.sum(dim=1) - 1
+    keys = torch.arange(prefix, device=words.device)
+    near = position[:, None] - keys <= window if window >= 0 else torch.ones_like(position[:, None] > keys)
+    return torch.cat([near, bits.bool()], dim=1)
+
+
+def extend_visible(
+    seq_len: int, extend_len: int, causal: bool, mask: Tensor | None, window: int, device: torch.device
+) -> Tensor:
+    """Return [e, seq_len] bool for the e new tokens; mask [e, e] bool replaces the causal rule among them."""
+    prefix = seq_len - extend_len
+    keys = torch.arange(seq_len, device=device)
+    rows = torch.arange(extend_len, device=device)
+    position = prefix + (rows if mask is None else mask.sum(dim=1) - 1)
+    near = position[:, None] - keys <= window if window >= 0 else torch.ones_like(position[:, None] > keys)
+    if mask is not None:
+        return torch.cat([near[:, :prefix], mask], dim=1)
+    return near & (keys <= position[:, None]) if causal else near

@@ -1,0 +1,93 @@
+"""Compile csrc/ with the compiler at hand; used by setup.py and by the first-use build, hence without torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+CPU_FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno"]
+CPU_FLAGS += ["-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-psabi"]
+AVX2 = frozenset({"avx2", "fma", "bmi2"})
+AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+
+
+def cpu_flags() -> frozenset[str]:
+    """Return the instruction sets of this machine's CPU as /proc/cpuinfo names them; empty where it cannot be read."""
+    try:
+        with open("/proc/cpuinfo") as f:
+            return frozenset(next(line for line in f if line.startswith("flags")).split()[2:])
+    except (OSError, StopIteration):
+        return frozenset()
+
+
+def cpu_library(flags: frozenset[str]) -> str | None:
+    """Return the file name of the shipped library for a CPU with these flags, None when there is none for it."""
+    if flags >= AVX512:
+        return "libeagle_cpu_v4.so"
+    return "libeagle_cpu_v3.so" if flags >= AVX2 else None
+
+
+def find_cxx() -> str | None:
+    """Return the C++ compiler: $CXX, else g++, c++ or clang++ from PATH."""
+    names = (os.environ.get("CXX"), "g++", "c++", "clang++")
+    return next((found for name in names if name and (found := shutil.which(name))), None)
+
+
+def find_nvcc() -> str | None:
+    """Return nvcc: $CUDA_HOME/bin, else from PATH, else the usual place."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    places = ([f"{home}/bin"] if home else []) + [os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
+    return next((found for place in places if (found := shutil.which("nvcc", path=place))), None)
+
+
+def include_flags(csrc: Path) -> list[str]:
+    """Return the -I options for our headers and those of tvm-ffi."""
+    from tvm_ffi import libinfo
+
+    found = dict.fromkeys([libinfo.find_include_path(), libinfo.find_dlpack_include_path()])
+    return [f"-I{csrc / 'include'}", *(f"-I{path}" for path in found)]
+
+
+def link_flags() -> list[str]:
+    """Return the options that link tvm-ffi; the process has loaded it before it loads our library."""
+    from tvm_ffi import libinfo
+
+    return [f"-L{Path(libinfo.find_libtvm_ffi()).parent}", "-ltvm_ffi", "-ldl"]
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed with status {done.returncode}: {done.stderr[-4000:]}")
+
+
+def build_cpu(csrc: Path, output: Path, march: str, extra: list[str] | None = None, cxx: str | None = None) -> None:
+    """Compile csrc/cpu/*.cc, several files at a time, and link them; RuntimeError carries the compiler's words."""
+    cxx = cxx or find_cxx()
+    if cxx is None:
+        raise RuntimeError("no C++ compiler found, wanted g++, c++ or clang++ on PATH or $CXX: install g++")
+    flags = [*CPU_FLAGS, f"-march={march}", *(extra or []), *include_flags(csrc)]
+    sources = sorted((csrc / "cpu").glob("*.cc"))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = [str(Path(folder) / f"{source.stem}.o") for source in sources]
+        commands = [[cxx, *flags, "-c", str(s), "-o", o] for s, o in zip(sources, objects, strict=True)]
+        list(pool.map(_run, commands))
+        _run([cxx, "-shared", *(extra or []), *objects, "-o", str(output), *link_flags()])
+
+
+def build_cuda(csrc: Path, output: Path, archs: list[str], nvcc: str | None = None) -> None:
+    """Compile csrc/cuda/*.cu for the given architectures; cudart is static so that it loads without a GPU."""
+    nvcc = nvcc or find_nvcc()
+    if nvcc is None:
+        raise RuntimeError("no nvcc found, wanted it on PATH or under $CUDA_HOME: install the CUDA toolkit")
+    targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs]
+    targets.append(f"-gencode=arch=compute_{archs[0]},code=compute_{archs[0]}")  # PTX for GPUs to come
+    sources = [str(s) for s in sorted((csrc / "cuda").glob("*.cu"))]
+    if not sources:
+        raise RuntimeError(f"no CUDA sources in {csrc / 'cuda'}, this release has none: set EAGLE_BUILD=cpu or auto")
+    options = ["-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-cudart", "static"]
+    _run([nvcc, *options, *targets, *include_flags(csrc), *sources, "-o", str(output), *link_flags()])

@@ -1,0 +1,90 @@
+"""Moves inside the paged cache of keys and values: C++ on the CPU, torch elsewhere."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from eagle_plugin.core import verify as oracle
+from eagle_plugin.kernels.checks import ANY, check
+from eagle_plugin.kernels.loader import function
+
+__all__ = ["compact_kv", "compact_rows", "store_kv"]
+
+
+def compact_kv(
+    data_ptrs: Tensor, row_bytes: Tensor, window: Tensor, index: Tensor, lengths: Tensor, *, slots: int = 0
+) -> None:
+    """Move the accepted rows of n CPU caches at once to the front of each request's window, in place.
+
+    data_ptrs [n] int64 (base addresses, uint64 bits) and row_bytes [n] int64 describe the caches (keys and values of
+    every layer); window [b, W] int64, index [b, E] int32, lengths [b] int32 as in `core.verify.compact_rows`.
+    `slots`, when given, is the number of rows of the smallest cache and every slot is checked against it. ValueError:
+    an accepted node outside the window, a length outside 0..min(E, W), a slot outside the cache; nothing has been
+    moved then.
+    """
+    native = function("compact_kv")
+    if native is None:
+        _compact_kv_torch(data_ptrs, row_bytes, window, index, lengths, slots)
+    else:
+        native(data_ptrs, row_bytes, window, index, lengths, slots)
+
+
+def compact_rows(cache: Tensor, window: Tensor, index: Tensor, lengths: Tensor) -> None:
+    """Move the accepted rows of one cache [slots, ...] in place; see `core.verify.compact_rows`."""
+    if not cache.is_cpu or not cache.is_contiguous() or cache.shape[0] == 0:
+        oracle.compact_rows(cache, window, index, lengths)
+        return
+    base, row = torch.tensor([cache.data_ptr()]), torch.tensor([cache.stride(0) * cache.element_size()])
+    compact_kv(base, row, window, index, lengths, slots=cache.shape[0])
+
+
+def store_kv(k_cache: Tensor, v_cache: Tensor, loc: Tensor, k: Tensor, v: Tensor) -> None:
+    """Write new keys and values into their slots: k_cache[loc] = k, v_cache[loc] = v.
+
+    k_cache [slots, Hkv, D] and v_cache [slots, Hkv, Dv] of one dtype, loc [N] int64, k [N, Hkv, D] and v [N, Hkv, Dv]
+    of the caches' dtype (rows may be slices of a fused projection). When a slot occurs twice the later row wins.
+    ValueError: a slot outside the cache.
+    """
+    native = function("store_kv") if k_cache.is_cpu else None
+    if native is not None:
+        native(k_cache, v_cache, loc, k, v)
+        return
+    check(loc, "loc", torch.int64, (ANY,))
+    check(k, "k", k_cache.dtype, (loc.shape[0], *k_cache.shape[1:]))
+    check(v, "v", v_cache.dtype, (loc.shape[0], *v_cache.shape[1:]))
+    if k_cache.is_cpu and loc.numel() and not 0 <= int(loc.min()) <= int(loc.max()) < k_cache.shape[0]:
+        bad = next(x for x in loc.tolist() if not 0 <= x < k_cache.shape[0])
+        raise ValueError(f"loc names slot {bad}, wanted 0 to {k_cache.shape[0] - 1}: allocate the slot first")
+    k_cache[loc] = k
+    v_cache[loc] = v
+
+
+def _compact_kv_torch(
+    data_ptrs: Tensor, row_bytes: Tensor, window: Tensor, index: Tensor, lengths: Tensor, slots: int
+) -> None:
+    check(data_ptrs, "data_ptrs", torch.int64, (ANY,))
+    check(row_bytes, "row_bytes", torch.int64, tuple(data_ptrs.shape))
+    check(window, "window", torch.int64, (ANY, ANY))
+    b, width = window.shape
+    check(index, "index", torch.int32, (b, ANY))
+    check(lengths, "lengths", torch.int32, (b,))
+    moves, longest = [], min(width, index.shape[1])
+    for i, length in enumerate(lengths.tolist()):
+        if not 0 <= length <= longest:
+            raise ValueError(f"lengths[{i}] is {length}, wanted 0 to {longest}: pass the lengths of verify_greedy")
+        for j, node in enumerate(index[i, :length].tolist()):
+            if not 0 <= node < width:
+                raise ValueError(f"index[{i}, {j}] is {node}, wanted 0 to {width - 1}: pass the index of verify_greedy")
+            source, to = int(window[i, node]), int(window[i, j])
+            for slot in (source, to):
+                if slot < 0 or (slots and slot >= slots):
+                    most = f"0 to {slots - 1}" if slots else "0 or more"
+                    raise ValueError(f"window of request {i} names slot {slot}, wanted {most}: allocate the slot first")
+            moves.append((source, to))
+    for base, size in zip(data_ptrs.tolist(), row_bytes.tolist(), strict=True):
+        rows = [ctypes.string_at((base + source * size) % 2**64, size) for source, _ in moves]  # read all, then write
+        for (_, to), row in zip(moves, rows, strict=True):
+            ctypes.memmove((base + to * size) % 2**64, row, size)

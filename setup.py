@@ -1,0 +1,78 @@
+"""Builds the native kernels into eagle_plugin/lib; without torch, through the C ABI of tvm-ffi.
+
+EAGLE_BUILD       auto (default): CPU kernels where there is a C++ compiler, CUDA kernels where there is nvcc; a failure
+                  costs only speed, the package then builds on first use or runs on torch
+                  cpu | cuda: that one, or fail
+                  none: sources only
+EAGLE_CUDA_ARCHS  GPU architectures to build for (default "80 90 100 120"); the first is embedded as PTX too
+"""
+
+import os
+import platform
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+from setuptools.dist import Distribution
+
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:  # setuptools before 70.1
+    from wheel.bdist_wheel import bdist_wheel
+
+ROOT = Path(__file__).parent
+CSRC = ROOT / "csrc"
+MODES = ("auto", "cpu", "cuda", "none")
+MODE = os.environ.get("EAGLE_BUILD") or "auto"
+if MODE not in MODES:
+    sys.exit(f"EAGLE_BUILD is {MODE!r}, wanted one of {', '.join(MODES)}: change or unset it")
+BUILD = runpy.run_path(str(ROOT / "eagle_plugin/kernels/build.py"))  # importing the package would need torch
+
+
+class BuildWithKernels(build_py):
+    def run(self) -> None:
+        package = Path(self.build_lib) / "eagle_plugin"
+        shutil.rmtree(package, ignore_errors=True)  # pip builds in the tree: a stale build/ would leak into the wheel
+        super().run()
+        if self.editable_mode:  # a checkout has csrc/ beside the package and builds on first use
+            return
+        shutil.copytree(CSRC, package / "csrc", dirs_exist_ok=True)
+        libraries = package / "lib"
+        libraries.mkdir(parents=True, exist_ok=True)
+        if MODE in ("auto", "cpu") and platform.machine() in ("x86_64", "AMD64"):
+            for level in ("v3", "v4"):  # AVX2 and AVX-512; the loader picks
+                output = libraries / f"libeagle_cpu_{level}.so"
+                self.attempt("cpu", BUILD["build_cpu"], CSRC, output, f"x86-64-{level}")
+        if MODE == "cuda" or (MODE == "auto" and any((CSRC / "cuda").glob("*.cu"))):
+            archs = (os.environ.get("EAGLE_CUDA_ARCHS") or "80 90 100 120").split()
+            self.attempt("cuda", BUILD["build_cuda"], CSRC, libraries / "libeagle_cuda.so", archs)
+
+    def attempt(self, kind, build, *args) -> None:
+        try:
+            build(*args)
+            print(f"built {args[1].name}", flush=True)
+        except (OSError, RuntimeError, ImportError) as error:
+            if kind == MODE:
+                raise
+            print(f"no {args[1].name}, the package will do without it: {error}", file=sys.stderr, flush=True)
+
+    def get_outputs(self, include_bytecode=1):
+        package = Path(self.build_lib) / "eagle_plugin"
+        extra = [str(p) for folder in ("csrc", "lib") for p in (package / folder).rglob("*") if p.is_file()]
+        return super().get_outputs(include_bytecode) + extra
+
+
+class PlatformDistribution(Distribution):
+    def has_ext_modules(self) -> bool:
+        return MODE != "none"
+
+
+class PlatformWheel(bdist_wheel):
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]  # the libraries know nothing of Python's ABI
+
+
+setup(distclass=PlatformDistribution, cmdclass={"build_py": BuildWithKernels, "bdist_wheel": PlatformWheel})

@@ -1,0 +1,92 @@
+"""The other end of the wire for the client's tests: a process that speaks the streamed chat protocol with known timing.
+
+Run as `python peer.py PORT [--die-after-start]`. The words of a question choose the behaviour; see `Handler.do_POST`.
+"""
+
+import json
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+FIRST_S, GAP_S = 0.15, 0.05
+under_way, peak, flushes = 0, 0, 0
+lock = threading.Lock()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers the handful of paths that the client uses."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None:
+        print(self.path, flush=True)
+
+    def _json(self, body: object, status: int = 200) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_GET(self) -> None:
+        """Health, model list and server information."""
+        answers = {
+            "/health": {},
+            "/v1/models": {"object": "list", "data": [{"id": "peer", "object": "model"}]},
+            "/server_info": {"version": "9.9", "peak": peak, "flushes": flushes},
+        }
+        self._json(answers.get(self.path, {}), 200 if self.path in answers else 404)
+
+    def _event(self, body: dict | str) -> None:
+        text = body if isinstance(body, str) else json.dumps({"id": "1", "object": "chat.completion.chunk", **body})
+        data = f"data: {text}\n\n".encode()
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        self.wfile.flush()
+
+    def do_POST(self) -> None:
+        """A streamed answer: `error` refuses, `cut` ends early, `quiet` says nothing, otherwise `max_tokens` words."""
+        global under_way, peak, flushes
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+        if self.path.startswith("/flush_cache"):
+            flushes += 1
+            return self._json({})
+        question = body["messages"][0]["content"]
+        if question == "error":
+            return self._json({"error": {"message": "no room"}}, 503)
+        with lock:
+            under_way += 1
+            peak = max(peak, under_way)
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self._event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]})
+        time.sleep(FIRST_S)
+        tokens = body["max_tokens"]
+        for number in range(0 if question == "quiet" else tokens):
+            if number:
+                time.sleep(GAP_S)
+            self._event({"choices": [{"index": 0, "delta": {"content": f"w{number} "}, "finish_reason": None}]})
+        with lock:
+            under_way -= 1
+        if question == "cut":
+            self.wfile.write(b"0\r\n\r\n")
+            return None
+        self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
+        if body.get("return_spec_tokens_details") and "slow" not in question:
+            self._event({"choices": [], "sglext": {"spec_tokens_details": {"spec_verify_ct": 2}}})
+        usage = {"prompt_tokens": 3, "completion_tokens": tokens, "total_tokens": tokens + 3}
+        self._event({"choices": [], "usage": usage})
+        self._event("[DONE]")
+        self.wfile.write(b"0\r\n\r\n")
+        return None
+
+
+if __name__ == "__main__":
+    print("eagle-plugin 0: EAGLE3 is served by the plugin's tree worker (peer)", flush=True)
+    if "--die-after-start" in sys.argv:
+        print("HeadError: the head has hidden size 7, the target 576", file=sys.stderr, flush=True)
+        raise SystemExit(3)
+    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()

@@ -1,0 +1,43 @@
+"""The commands' options and what they say when something is missing."""
+
+import argparse
+
+import pytest
+
+from eagle_plugin.bench import demo, serve
+from eagle_plugin.bench.choices import parse_shape
+from eagle_plugin.bench.servers import TreeShape
+
+
+def test_shapes_are_read_and_refused():
+    assert parse_shape("3/1/4") == TreeShape(3, 1, 4)
+    for text in ("3/1", "a/b/c", ""):
+        with pytest.raises(argparse.ArgumentTypeError, match="2/4/8"):
+            parse_shape(text)
+
+
+def test_flags_after_the_dashes_go_to_the_engine():
+    options = serve.parse(["--port", "7", "--", "--chunked-prefill-size", "64"])
+    assert options.port == 7 and options.engine_flags == ["--chunked-prefill-size", "64"]
+
+
+def test_curl_example_is_one_command():
+    assert serve.curl_example("http://127.0.0.1:1").startswith("curl -N http://127.0.0.1:1/v1/chat/completions ")
+
+
+@pytest.mark.parametrize("main", [demo.main, serve.main])
+def test_a_folder_without_a_checkpoint_is_refused(main, tmp_path, capsys):
+    assert main(["--target", str(tmp_path), "--out", str(tmp_path)]) == 1
+    assert "no config.json there" in capsys.readouterr().out
+
+
+def test_an_unknown_model_is_refused(tmp_path, capsys):
+    assert demo.main(["--target", "no-such-model", "--out", str(tmp_path)]) == 1
+    assert "no-such-model" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["--max-tokens", "--threads", "--passes"])
+def test_counts_below_one_are_refused(flag, capsys):
+    with pytest.raises(SystemExit):
+        demo.parse([flag, "0"])
+    assert f"{flag} is 0, wanted at least 1" in capsys.readouterr().err

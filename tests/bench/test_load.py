@@ -1,0 +1,86 @@
+"""The streaming client against a real local HTTP peer: what it reads, what it times, how it fails."""
+
+import httpx
+import pytest
+
+from eagle_plugin.bench.load import (
+    Completion,
+    LoadError,
+    Sampling,
+    accept_length,
+    ask_all,
+    engine_version,
+    flush_prefix_cache,
+)
+from eagle_plugin.bench.prompts import Prompt
+
+
+def question(text: str, name: str = "q") -> Prompt:
+    return Prompt(id=name, group="chat", prompt=text)
+
+
+def completion(tokens: int, rounds: int | None) -> Completion:
+    return Completion("q", "", "length", 1, tokens, 0.1, 1.0, (), rounds)
+
+
+def test_text_usage_and_rounds_are_read(peer):
+    pieces: list[str] = []
+    (answer,) = ask_all(peer.url, [question("hello")], Sampling(max_tokens=5), on_text=pieces.append)
+    assert answer.text == "w0 w1 w2 w3 w4 " == "".join(pieces)
+    assert (answer.prompt_tokens, answer.completion_tokens, answer.finish_reason) == (3, 5, "length")
+    assert answer.verify_rounds == 2
+
+
+def test_times_are_those_of_the_wire(peer, pace):
+    first_s, gap_s = pace
+    (answer,) = ask_all(peer.url, [question("hello")], Sampling(max_tokens=7))
+    assert len(answer.gaps_s) == 6
+    # The peer sleeps at least this long; the role chunk without text, sent before that, must not count as a token.
+    assert answer.ttft_s >= first_s
+    assert answer.total_s - answer.ttft_s >= 6 * gap_s * 0.9
+    assert answer.tpot_s == pytest.approx((answer.total_s - answer.ttft_s) / 6)
+    assert answer.tpot_s == pytest.approx(gap_s, rel=0.8)
+
+
+def test_concurrency_is_bounded_and_order_kept(peer):
+    questions = [question("hello", f"q{i}") for i in range(7)]
+    answers = ask_all(peer.url, questions, Sampling(max_tokens=2), concurrency=3)
+    assert [answer.prompt_id for answer in answers] == [f"q{i}" for i in range(7)]
+    assert httpx.get(f"{peer.url}/server_info").json()["peak"] == 3
+
+
+def test_one_at_a_time_really_is(peer):
+    ask_all(peer.url, [question("hello", f"q{i}") for i in range(3)], Sampling(max_tokens=2))
+    assert httpx.get(f"{peer.url}/server_info").json()["peak"] == 1
+
+
+def test_an_answer_without_text_is_an_answer(peer, pace):
+    (answer,) = ask_all(peer.url, [question("quiet")], Sampling(max_tokens=1))
+    assert answer.text == "" and answer.tpot_s == 0.0 and answer.ttft_s >= pace[0]
+
+
+@pytest.mark.parametrize(("text", "message"), [("error", "no room"), ("cut", "ended without")])
+def test_failures_name_the_prompt(peer, text, message):
+    with pytest.raises(LoadError, match=message) as failure:
+        ask_all(peer.url, [question("hello", "good"), question(text, "the-bad-one")], Sampling(max_tokens=2))
+    assert "the-bad-one" in str(failure.value)
+
+
+def test_nobody_there():
+    with pytest.raises(LoadError, match="does not name a model"):
+        ask_all("http://127.0.0.1:9", [question("hello")], Sampling())
+
+
+def test_accept_length_counts_delivered_tokens_of_verify_rounds_only():
+    assert accept_length([completion(65, 32), completion(9, 8)]) == 72 / 40
+    assert accept_length([completion(65, 32), completion(64, None)]) == 2.0
+    assert accept_length([completion(64, None)]) is None
+    assert accept_length([]) is None
+
+
+def test_engine_questions(peer):
+    assert engine_version(peer.url) == "9.9"
+    flush_prefix_cache(peer.url)
+    assert httpx.get(f"{peer.url}/server_info").json()["flushes"] == 1
+    with pytest.raises(LoadError, match="flush_cache"):
+        flush_prefix_cache("http://127.0.0.1:9")

@@ -1,0 +1,135 @@
+"""The demo's document: its fields, its strictness, its atomic writing, and the table."""
+
+import io
+import json
+import os
+
+import pytest
+from pydantic import ValidationError
+from rich.console import Console
+
+from eagle_plugin.bench.load import Completion
+from eagle_plugin.bench.machine import describe_machine
+from eagle_plugin.bench.measure import Series, Turn, ratio_spread, spread
+from eagle_plugin.bench.report import (
+    DemoReport,
+    Equality,
+    Settings,
+    SpreadDetail,
+    demo_table,
+    plain_figures,
+    quartiles,
+    speculative_figures,
+    write_json,
+)
+
+CONTRACT = [
+    "engine", "engine_version", "target", "head", "prompts", "greedy_equal", "plain", "builtin", "plugin",
+    "speedup_vs_plain", "speedup_vs_builtin",
+]  # fmt: skip
+
+
+def series(seconds: float, rounds: int | None) -> Series:
+    turns = [Turn((Completion("q", "text", "stop", 5, 65, 0.1, seconds * slow, (), rounds),)) for slow in (1, 2, 1)]
+    return Series(tuple(turns))
+
+
+@pytest.fixture
+def report() -> DemoReport:
+    plain, builtin, plugin = series(2.0, None), series(1.9, 40), series(1.25, 32)
+    rates = [one.tokens_per_s for one in (plain, builtin, plugin)]
+    return DemoReport(
+        engine="sglang", engine_version="0.5.23", target="smol", head="smol-eagle3", prompts=3, greedy_equal=True,
+        plain=plain_figures(plain),
+        builtin=speculative_figures(builtin, "builtin"),
+        plugin=speculative_figures(plugin, "plugin"),
+        speedup_vs_plain=1.6, speedup_vs_builtin=1.52,
+        equality=Equality(
+            max_tokens=64, equal=3, compared=3, different=[], bf16_builtin_equal=1, bf16_plugin_equal=2, bf16_compared=3
+        ),
+        spread=SpreadDetail(
+            plain_tokens_per_s=quartiles(spread(rates[0])),
+            builtin_tokens_per_s=quartiles(spread(rates[1])),
+            plugin_tokens_per_s=quartiles(spread(rates[2])),
+            builtin_speedup_vs_plain=quartiles(ratio_spread(rates[1], rates[0])),
+            speedup_vs_plain=quartiles(ratio_spread(rates[2], rates[0])),
+            speedup_vs_builtin=quartiles(ratio_spread(rates[2], rates[1])),
+        ),
+        settings=Settings(
+            max_tokens=65, repeats=3, prompts_measured=3, threads=2, algorithm="EAGLE3", plugin_shape="2/4/8",
+            builtin_shape="2/1/3", plugin_worker="eagle-plugin", quick=False,
+        ),
+        versions={"sglang": "0.5.23"}, machine=describe_machine(), date="2026-01-01T00:00:00+00:00",
+    )  # fmt: skip
+
+
+def test_the_contract_comes_first_and_is_complete(report, tmp_path):
+    path = tmp_path / "out" / "demo.json"
+    write_json(report, path)
+    document = json.loads(path.read_text())
+    assert list(document)[: len(CONTRACT)] == CONTRACT
+    assert set(document["plain"]) == {"tokens_per_s", "tpot_ms", "ttft_ms"}
+    for worker in ("builtin", "plugin"):
+        assert set(document[worker]) == {"tokens_per_s", "tpot_ms", "ttft_ms", "accept_length"}
+    assert document["plain"] == {"tokens_per_s": 32.5, "tpot_ms": 29.69, "ttft_ms": 100.0}
+    assert document["plugin"]["accept_length"] == 2.0
+    assert DemoReport.model_validate(document) == report
+    assert os.uname().nodename not in json.dumps(document["machine"]).split('"')
+
+
+@pytest.mark.parametrize("key", [*CONTRACT, "settings", "machine", "date"])
+def test_a_missing_field_is_refused(report, key):
+    document = report.model_dump()
+    del document[key]
+    with pytest.raises(ValidationError, match=key):
+        DemoReport.model_validate(document)
+
+
+def test_an_unknown_field_or_an_impossible_accept_length_is_refused(report):
+    with pytest.raises(ValidationError, match="surplus"):
+        DemoReport.model_validate(report.model_dump() | {"surplus": 1})
+    with pytest.raises(ValidationError, match="accept_length"):
+        DemoReport.model_validate(
+            report.model_dump() | {"plugin": {**report.plugin.model_dump(), "accept_length": 0.9}}
+        )
+
+
+def test_speculative_figures_need_verify_rounds():
+    with pytest.raises(ValueError, match="builtin: the engine reported no verify round"):
+        speculative_figures(series(1.0, None), "builtin")
+
+
+def test_a_failed_write_leaves_the_old_document(report, tmp_path, monkeypatch):
+    path = tmp_path / "demo.json"
+    write_json(report, path)
+    before = path.read_text()
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_json(report, path)
+    assert path.read_text() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["demo.json"]
+
+
+def test_the_table_shows_every_figure(report):
+    sink = io.StringIO()
+    Console(width=200, file=sink).print(demo_table(report))
+    text = sink.getvalue()
+    for figure in (
+        "32.5 [",
+        "34.2 [",
+        "52.0 [",
+        "1.60x",
+        "1.05x",
+        "3/3",
+        "2/3",
+        "1/3",
+        "2.00",
+        "1.60",
+        "2/4/8",
+        "2/1/3",
+    ):
+        assert figure in text, figure

@@ -1,0 +1,134 @@
+"""Server processes: command lines, start failures, pausing, and groups that always end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from eagle_plugin.bench.servers import Server, ServerError, ServerSpec, TreeShape, check_worker, free_port
+
+TARGET, HEAD = Path("target"), Path("head")
+
+
+def script(tmp_path: Path, code: str) -> Server:
+    return Server([sys.executable, "-c", code], free_port(), "script", tmp_path / "script.log", os.environ)
+
+
+def value_of(command: list[str], flag: str) -> str:
+    return command[command.index(flag) + 1]
+
+
+def test_plain_has_no_speculative_flag_and_switches_the_plugin_off():
+    spec = ServerSpec(TARGET, "plain", threads=2)
+    command = spec.command(1234)
+    assert not [word for word in command if "speculative" in word]
+    assert value_of(command, "--host") == "127.0.0.1" and value_of(command, "--port") == "1234"
+    child = spec.child_environment({"EAGLE_PLUGIN": "1", "KEPT": "yes"})
+    assert child["EAGLE_PLUGIN"] == "0" and child["OMP_NUM_THREADS"] == "2" and child["KEPT"] == "yes"
+
+
+def test_builtin_and_plugin_differ_by_the_environment_alone():
+    builtin = ServerSpec(TARGET, "builtin", HEAD, TreeShape(3, 2, 6))
+    plugin = ServerSpec(TARGET, "plugin", HEAD, TreeShape(3, 2, 6))
+    assert builtin.command(1) == plugin.command(1)
+    assert value_of(plugin.command(1), "--speculative-num-steps") == "3"
+    assert value_of(plugin.command(1), "--speculative-eagle-topk") == "2"
+    assert value_of(plugin.command(1), "--speculative-num-draft-tokens") == "6"
+    # A shell that has it switched off must not make us measure the engine under our name.
+    assert plugin.child_environment({"EAGLE_PLUGIN": "0"})["EAGLE_PLUGIN"] == "1"
+    assert builtin.child_environment({})["EAGLE_PLUGIN"] == "0"
+
+
+def test_speculation_needs_a_head():
+    with pytest.raises(ValueError, match="needs a draft head"):
+        ServerSpec(TARGET, "plugin")
+
+
+def test_extra_flags_come_last():
+    assert ServerSpec(TARGET, "plain", extra_flags=("--port", "7")).command(1)[-2:] == ["--port", "7"]
+
+
+def test_a_server_that_dies_shows_its_last_lines(start_peer):
+    server = start_peer("dying", "--die-after-start")
+    with pytest.raises(ServerError, match="hidden size 7") as failure:
+        server.wait_ready(30)
+    assert "exit code 3" in str(failure.value)
+    server.stop()
+    assert server.members() == []
+
+
+def test_a_server_that_never_answers_is_given_up(tmp_path):
+    with (
+        script(tmp_path, "import time; print('loading', flush=True); time.sleep(60)") as server,
+        pytest.raises(ServerError, match=r"not ready after 1 s.*\n.*loading"),
+    ):
+        server.wait_ready(1.0)
+
+
+def test_the_whole_group_ends_even_when_it_ignores_sigterm(tmp_path):
+    code = (
+        "import signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen([sys.executable, '-c', "
+        "'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)'])\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    server = script(tmp_path, code).start()
+    deadline = time.monotonic() + 20
+    while not server.log_text().strip() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    grandchild = int(server.log_text())
+    assert grandchild in server.members()
+    time.sleep(0.5)  # let the grandchild, too, arrive at ignoring the signal
+    server.pause()
+    server.stop(grace_s=0.5)
+    assert not psutil.pid_exists(grandchild) or psutil.Process(grandchild).status() == psutil.STATUS_ZOMBIE
+    server.stop()  # a second time is harmless
+
+
+def test_a_killed_command_takes_its_server_along(tmp_path):
+    code = (
+        "import os, sys, time, pathlib\n"
+        "from eagle_plugin.bench.servers import Server, sigterm_as_exit\n"
+        "with sigterm_as_exit():\n"
+        "    with Server([sys.executable, '-c', 'import time; time.sleep(60)'], 1, 'x', "
+        "pathlib.Path(sys.argv[1]), os.environ) as server:\n"
+        "        print(server.members()[0], flush=True)\n"
+        "        time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "x.log")], stdout=subprocess.PIPE) as command:
+        assert command.stdout is not None
+        server = int(command.stdout.readline())
+        assert psutil.pid_exists(server)
+        command.send_signal(signal.SIGTERM)
+        assert command.wait(20) == 128 + signal.SIGTERM
+    assert not psutil.pid_exists(server) or psutil.Process(server).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_paused_server_uses_no_time_and_answers_afterwards(peer):
+    peer.pause()
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.get(f"{peer.url}/health", timeout=0.5)
+    peer.resume()
+    assert httpx.get(f"{peer.url}/health", timeout=10).status_code == 200
+
+
+def test_who_serves_is_read_from_the_log(peer, tmp_path):
+    assert "tree worker" in check_worker(peer, "plugin")
+    with pytest.raises(ServerError, match="the engine alone was asked for"):
+        check_worker(peer, "builtin")
+    silent = script(tmp_path, "")
+    with pytest.raises(ServerError, match="no line of it"):
+        check_worker(silent, "plugin")
+    assert check_worker(silent, "builtin") == "" == check_worker(silent, "plain")
+    silent.log.write_text("[now] eagle-plugin 0.1: EAGLE3 is served by SGLang's own worker: MLA is not served yet\n")
+    with pytest.raises(ServerError, match="MLA is not served yet"):
+        check_worker(silent, "plugin")
+    assert check_worker(silent, "builtin") == ""

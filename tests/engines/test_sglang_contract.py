@@ -1,0 +1,179 @@
+"""Pins every private name of SGLang that the adapter touches, so that the next release fails here first."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import pkgutil
+import textwrap
+from importlib import metadata
+
+import pytest
+
+pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang environment is not installed")
+
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.logits_processor import LogitsMetadata
+from sglang.srt.layers.sampler import Sampler
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+from sglang.srt.speculative import eagle_utils, spec_utils
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftInput, EagleVerifyInput
+from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorkerV2
+
+from eagle_plugin.engines.sglang import plugin, takeover
+from eagle_plugin.engines.sglang.drafter import TreeDrafter
+from eagle_plugin.engines.sglang.worker import TreeWorker
+
+
+def _assigned(function) -> set[str]:
+    """Attributes of self that a method assigns."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    names = set()
+    for node in ast.walk(tree):
+        is_store = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if is_store and isinstance(node.value, ast.Name) and node.value.id == "self":
+            names.add(node.attr)
+    return names
+
+
+def _fields(cls) -> set[str]:
+    return {f.name for f in dataclasses.fields(cls)}
+
+
+def _parameters(function) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def test_version_is_a_tested_one():
+    assert metadata.version("sglang") in plugin.TESTED_VERSIONS
+
+
+@pytest.mark.parametrize("target", [plugin.CREATE_WORKER, plugin.RESOLVE_ARGUMENTS, plugin.AUTO_PARAMETERS])
+def test_hook_targets_resolve(target):
+    assert callable(pkgutil.resolve_name(target))
+
+
+def test_hook_signatures():
+    assert _parameters(HookRegistry.register)[:3] == ["target", "hook", "hook_type"]
+    assert _parameters(pkgutil.resolve_name(plugin.RESOLVE_ARGUMENTS))[:1] == ["server_args"]
+    assert _parameters(pkgutil.resolve_name(plugin.AUTO_PARAMETERS))[:2] == ["server_args", "model_arch"]
+
+
+def test_the_scheduler_builds_workers_with_four_keywords():
+    source = inspect.getsource(Scheduler.maybe_init_draft_worker)
+    assert "DraftWorkerClass = self.spec_algorithm.create_worker(self.server_args)" in source
+    assert "DraftWorkerClass(**draft_worker_kwargs)" in source
+    for keyword in ("server_args", "gpu_id", "nccl_port", "target_worker"):
+        assert f"{keyword}=" in source
+    assert _parameters(TreeWorker) == ["server_args", "gpu_id", "nccl_port", "target_worker"]
+
+
+def test_our_constructor_sets_what_the_engines_sets():
+    missing = _assigned(EAGLEWorkerV2.__init__) - _assigned(TreeWorker.__init__)
+    assert not missing
+
+
+def test_overridden_methods_exist_and_agree():
+    assert _parameters(TreeWorker.forward_batch_generation) == _parameters(EAGLEWorkerV2.forward_batch_generation)
+    assert "init_attention_backends" in vars(BaseSpecWorker)
+    assert "init_attention_backend" in vars(EagleDraftWorker)
+    assert _parameters(EAGLEWorkerV2._forward_prefill_batch)[:4] == ["self", "batch", "on_publish", "pp_proxy_tensors"]
+    assert _assigned(EagleDraftWorker.init_attention_backend) <= _assigned(TreeDrafter.init_attention_backend) | {
+        "tree_mask_mode"
+    }
+    assert "self.init_attention_backend()" in inspect.getsource(EagleDraftWorker.init_attention_backends)
+
+
+def test_engine_dataclasses_have_the_fields_that_we_fill():
+    assert {
+        "forward_mode", "batch_size", "input_ids", "req_pool_indices", "seq_lens", "out_cache_loc", "seq_lens_sum",
+        "positions", "spec_info", "spec_algorithm", "capture_hidden_mode",
+    } <= _fields(ForwardBatch)  # fmt: skip
+    required = {
+        f.name for f in dataclasses.fields(ForwardBatch) if f.default is f.default_factory is dataclasses.MISSING
+    }
+    assert required == {
+        "forward_mode", "batch_size", "input_ids", "req_pool_indices", "seq_lens", "out_cache_loc", "seq_lens_sum",
+    }  # fmt: skip
+    assert {
+        "logits_output", "next_token_ids", "can_run_cuda_graph", "speculative_num_draft_tokens",
+        "speculative_output_stride", "accept_lens", "accept_index", "new_seq_lens", "next_draft_input",
+        "routed_experts_output", "indexer_topk_output", "extra_keep_alive_refs",
+    } <= _fields(GenerationBatchResult)  # fmt: skip
+    assert {
+        "draft_token", "custom_mask", "positions", "retrieve_index", "retrieve_next_token", "retrieve_next_sibling",
+        "retrieve_cum_len", "spec_steps", "topk", "draft_token_num", "capture_hidden_mode", "seq_lens_sum",
+        "seq_lens_cpu", "prepared_out_cache_loc",
+    } <= _fields(EagleVerifyInput)  # fmt: skip
+    assert {"topk_p", "topk_index", "hidden_states", "bonus_tokens", "num_tokens_per_req"} <= _fields(EagleDraftInput)
+    assert {
+        "hidden_states", "num_correct_drafts", "num_accept_tokens", "num_tokens_per_req", "select_index",
+    } <= _fields(EagleDraftExtendInput)  # fmt: skip
+    assert {
+        "temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed", "logit_bias", "grammars", "is_all_greedy",
+        "acc_additive_penalties", "acc_scaling_penalties", "has_custom_logit_processor",
+    } <= _fields(SamplingBatchInfo)  # fmt: skip
+    assert "draft_extend_select_index" in _fields(LogitsMetadata)
+
+
+def test_draft_state_keeps_no_field_unknown_to_us():
+    """A new relayed field would have to be filled by TreeDrafter.extend."""
+    assert _fields(EagleDraftInput) == {
+        "topk_p", "topk_index", "draft_probs", "hidden_states", "capture_hidden_mode", "dsa_topk_indices",
+        "bonus_tokens", "kv_indptr", "kv_indices", "window_kv_indptr", "window_kv_indices", "num_tokens_per_req",
+        "num_tokens_for_logprob_per_req", "future_indices", "future_dsa_topk_indices_available",
+        "cuda_graph_compatible",
+    }  # fmt: skip
+
+
+def test_called_functions_take_what_we_give():
+    assert _parameters(eagle_utils.eagle_prepare_for_verify) == [
+        "verify_input", "req_to_token_pool", "batch", "target_worker",
+    ]  # fmt: skip
+    assert "verify_input.prepared_out_cache_loc is not None" in inspect.getsource(eagle_utils.eagle_prepare_for_verify)
+    assert _parameters(spec_utils.GrammarTree.from_device) == [
+        "retrieve_next_token", "retrieve_next_sibling", "draft_token",
+    ]  # fmt: skip
+    assert _parameters(spec_utils.build_grammar_vocab_mask) == [
+        "reqs", "tree", "sampling_info", "device", "barrier",
+    ]  # fmt: skip
+    assert _parameters(Sampler.forward)[1:7] == [
+        "logits_output", "sampling_info", "return_logprob", "top_logprobs_nums", "token_ids_logprobs", "positions",
+    ]  # fmt: skip
+    assert callable(SamplingBatchInfo._apply_pre_grammar_logits_transforms)
+    forward = _parameters(AttentionBackend.forward)
+    assert forward[1:7] == ["q", "k", "v", "layer", "forward_batch", "save_kv_cache"]
+    pool = inspect.getsource(MHATokenToKVPool)
+    assert "self.data_ptrs" in pool and "self.data_strides" in pool and "use_hnd" in pool
+
+
+def test_the_output_stride_is_honoured():
+    from sglang.srt.managers.scheduler_components import batch_result_processor as processor
+
+    result = GenerationBatchResult(speculative_num_draft_tokens=8, speculative_output_stride=3)
+    assert processor._get_speculative_output_stride(result) == 3
+
+
+def test_no_attention_backend_is_asked_for_its_class():
+    """TreeAttention is a proxy: an isinstance check on attn_backend would not see through it."""
+    from sglang.srt.model_executor import model_runner
+    from sglang.srt.model_executor.runner import eager_runner
+
+    for module in (model_runner, eager_runner):
+        assert "isinstance(self.attn_backend" not in inspect.getsource(module)
+        assert "isinstance(model_runner.attn_backend" not in inspect.getsource(module)
+
+
+def test_every_flag_of_the_take_over_is_a_server_argument():
+    from sglang.srt.server_args import ServerArgs
+
+    names = set(ServerArgs.__struct_fields__)
+    assert {name for name, _, _ in takeover._FLAGS} <= names
+    assert {"lora_paths", "model_path", "speculative_draft_model_path", "speculative_algorithm"} <= names

@@ -1,0 +1,88 @@
+"""Runs SGLang's own head classes on given inputs, outside a server but in a process of its own (their state is global).
+
+Usage: engine_heads.py TARGET OUT ALGORITHM=HEAD...; reads OUT/inputs.safetensors, writes OUT/<i>.safetensors.
+Only the attention kernel is replaced, by torch's causal one; names, loading, norms, RoPE and MLP are the engine's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from sglang.srt.distributed import init_distributed_environment, initialize_model_parallel
+from sglang.srt.layers.dp_attention import initialize_dp_attention
+from sglang.srt.layers.radix_attention import RadixAttention
+from sglang.srt.models.llama_eagle import LlamaForCausalLMEagle
+from sglang.srt.models.llama_eagle3 import LlamaForCausalLMEagle3
+from sglang.srt.runtime_context import get_parallel
+from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+from torch import Tensor, nn
+from transformers import LlamaConfig
+
+
+class NoMode:
+    def __getattr__(self, name: str) -> Any:
+        return lambda: False
+
+
+def causal_attention(self: Any, q: Tensor, k: Tensor, v: Tensor, forward_batch: Any, **_: Any) -> Tensor:
+    q, k, v = (x.unflatten(-1, (-1, self.head_dim)).transpose(0, 1) for x in (q, k, v))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True, scale=self.scaling)
+    return out.transpose(0, 1).flatten(1)
+
+
+def start_engine(target: Path, out: Path) -> None:
+    arguments = ServerArgs(model_path=str(target), device="cpu", attention_backend="torch_native")
+    set_global_server_args_for_scheduler(arguments)
+    init_distributed_environment(
+        world_size=1, rank=0, local_rank=0, distributed_init_method=f"file://{out / 'rendezvous'}", backend="gloo"
+    )
+    initialize_model_parallel()
+    ranks = ("tp_rank", "attn_tp_rank", "attn_dp_rank", "attn_cp_rank", "moe_ep_rank", "moe_tp_rank", "pp_rank")
+    get_parallel().override_permanently(attn_tp_size=1, **dict.fromkeys(ranks, 0))
+    initialize_dp_attention(arguments)
+    RadixAttention.forward = causal_attention
+
+
+def run(algorithm: str, folder: Path, target: dict[str, Tensor], inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    config = LlamaConfig(**json.loads((folder / "config.json").read_text()))
+    model = (LlamaForCausalLMEagle3 if algorithm == "EAGLE3" else LlamaForCausalLMEagle)(config)
+    model.load_weights(iter(load_file(folder / "model.safetensors").items()))
+    embedding, lm_head = (nn.Parameter(target[name], False) for name in ("model.embed_tokens.weight", "lm_head.weight"))
+    if algorithm == "EAGLE3":
+        model.set_embed(embedding)
+    else:
+        model.set_embed_and_head(embedding, lm_head)
+    batch = SimpleNamespace(
+        mm_input_embeds=None,
+        forward_mode=NoMode(),
+        spec_info=SimpleNamespace(hidden_states=inputs[algorithm]),
+        residual_stream=None,
+    )
+    out = model.model(inputs["tokens"], inputs["positions"], batch)
+    normed, state = (out[0], out[1][0]) if algorithm == "EAGLE3" else (out, out)
+    results = {"state": state, "logits": F.linear(normed, model.lm_head.weight)}
+    if getattr(model, "hot_token_id", None) is not None:
+        results["target_ids"] = model.hot_token_id
+    return results
+
+
+def main() -> None:
+    target, out = Path(sys.argv[1]), Path(sys.argv[2])
+    start_engine(target, out)
+    weights, inputs = load_file(target / "model.safetensors"), load_file(out / "inputs.safetensors")
+    for i, head in enumerate(sys.argv[3:]):
+        algorithm, folder = head.split("=", 1)
+        with torch.no_grad():
+            results = run(algorithm, Path(folder), weights, inputs)
+        save_file({name: tensor.contiguous().clone() for name, tensor in results.items()}, out / f"{i}.safetensors")
+
+
+if __name__ == "__main__":
+    main()

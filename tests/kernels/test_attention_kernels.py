@@ -1,0 +1,228 @@
+"""Attention over the paged cache against the torch oracle, and the oracle against torch's own attention.
+
+Slots that no row may see hold NaN, so that reading one of them shows. Tolerances: float32 2e-5; bfloat16 one rounding
+of the result (the oracle computes in float32 and rounds once, as the kernel does).
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_cases import prop, random_parents, words_of
+from torch import Tensor
+
+from eagle_plugin.kernels import attention, attention_torch
+
+TOLERANCE = {torch.float32: dict(rtol=2e-5, atol=2e-5), torch.bfloat16: dict(rtol=1 / 100, atol=2e-3)}
+
+
+class Case:
+    """A paged cache with requests of given numbers of keys, in randomly scattered slots."""
+
+    def __init__(
+        self, seed: int, lens: list[int], kv_heads: int, group: int, dims: tuple[int, int], dtype: torch.dtype
+    ):
+        self.gen = gen = torch.Generator().manual_seed(seed)
+        self.dtype, self.heads = dtype, kv_heads * group
+        b, longest = len(lens), max(lens, default=0)
+        slots = sum(lens) + 4
+        self.k = torch.full((slots, kv_heads, dims[0]), torch.nan, dtype=dtype)
+        self.v = torch.full((slots, kv_heads, dims[1]), torch.nan, dtype=dtype)
+        self.table = torch.full((b + 2, longest + 1), 2**31 - 1, dtype=torch.int32)  # past the end: nonsense
+        self.rows = torch.randperm(b + 2, generator=gen)[:b]
+        free = torch.randperm(slots, generator=gen)
+        for row, n in zip(self.rows.tolist(), lens, strict=True):
+            self.table[row, :n], free = free[:n].int(), free[n:]
+        self.sinks = torch.randn(self.heads, generator=gen)
+
+    def randn(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.gen).to(self.dtype)
+
+    def write(self, request: int, seen: Tensor) -> None:
+        """Give the keys that some row sees finite values; the others stay NaN and their slots nonsense."""
+        positions = seen.any(dim=0).nonzero()[:, 0]
+        slots = self.table[self.rows[request], positions].long()
+        self.k[slots] = self.randn(len(slots), *self.k.shape[1:])
+        self.v[slots] = self.randn(len(slots), *self.v.shape[1:])
+        hidden = (~seen.any(dim=0)).nonzero()[:, 0]
+        self.table[self.rows[request], hidden] = -5
+
+
+def oracle(case: Case, q: Tensor, visible: list[Tensor], starts: list[int], out: Tensor, **options) -> Tensor:
+    for i, (seen, start) in enumerate(zip(visible, starts, strict=True)):
+        slots = case.table[case.rows[i], : seen.shape[1]].long().clamp(min=0)
+        rows = slice(start, start + seen.shape[0])
+        out[rows] = attention_torch.attend(q[rows], case.k[slots], case.v[slots], seen, **options)
+    return out
+
+
+shapes = st.tuples(
+    st.integers(0, 2**31),
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.sampled_from([(16, 16), (64, 64), (80, 48), (128, 128), (256, 16)]),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+)
+options = st.fixed_dictionaries({"logit_cap": st.sampled_from([0.0, 0.0, 3.0]), "sinks": st.booleans()})
+windows = st.sampled_from([-1, -1, 0, 5, 70])
+
+
+def tree_case(shape, prefixes: list[int], R: int, extra: int, window: int):
+    seed, *rest = shape
+    tail = min(R + extra, 64)
+    case = Case(seed, [p + tail for p in prefixes], *rest)
+    words = words_of(random_parents(len(prefixes), min(tail, 64), case.gen))
+    words = words[:, torch.randperm(tail, generator=case.gen)[:R]].contiguous() if prefixes else words[:, :R]
+    visible = [attention_torch.tree_visible(words[i], p, tail, window) for i, p in enumerate(prefixes)]
+    for i, seen in enumerate(visible):
+        case.write(i, seen)
+    return case, words, tail, visible
+
+
+@prop
+@given(shapes, st.lists(st.integers(0, 300), max_size=3), st.integers(1, 64), st.integers(0, 9), windows, options)
+def test_tree_attention(shape, prefixes: list[int], R: int, extra: int, window: int, option: dict) -> None:
+    case, words, tail, visible = tree_case(shape, prefixes, R, extra, window)
+    q = case.randn(len(prefixes) * R, case.heads, case.k.shape[2])
+    option = {"logit_cap": option["logit_cap"], "sinks": case.sinks if option["sinks"] else None, "scale": 0.3}
+    args = (q, case.k, case.v, case.table, case.rows, torch.tensor(prefixes, dtype=torch.int64), words)
+    found = attention.tree_attention(*args, tail=tail, window=window, **option)
+    wanted = oracle(case, q, visible, [i * R for i in range(len(prefixes))], torch.empty_like(found), **option)
+    torch.testing.assert_close(found, wanted, **TOLERANCE[case.dtype])
+
+
+@prop
+@given(
+    shapes,
+    st.lists(st.tuples(st.integers(0, 200), st.integers(0, 90)), max_size=3),
+    windows,
+    st.sampled_from(["causal", "all", "mask"]),
+    options,
+)
+def test_extend_attention(shape, lens: list[tuple[int, int]], window: int, kind: str, option: dict) -> None:
+    seed, *rest = shape
+    case = Case(seed, [p + e for p, e in lens], *rest)
+    masks = [torch.rand(e, e, generator=case.gen) < 0.5 for _, e in lens] if kind == "mask" else [None] * len(lens)
+    visible = [
+        attention_torch.extend_visible(p + e, e, kind == "causal", m, window, case.k.device)
+        for (p, e), m in zip(lens, masks, strict=True)
+    ]
+    starts, at = [], 1
+    for i, (_, e) in enumerate(lens):
+        case.write(i, visible[i])
+        starts.append(at)
+        at += e + i  # rows between the requests belong to nobody
+    wide = case.randn(at, case.heads * case.k.shape[2] + 7)
+    q = wide[:, 3:-4].unflatten(1, (case.heads, case.k.shape[2]))  # rows of a fused projection
+    option = {"logit_cap": option["logit_cap"], "sinks": case.sinks if option["sinks"] else None, "scale": 0.3}
+    out = case.randn(at, case.heads, case.v.shape[2])
+    wanted = oracle(case, q, visible, starts, out.clone(), **option)
+    flat = torch.cat([torch.zeros(0, dtype=torch.bool), *(m.flatten() for m in masks)]) if kind == "mask" else None
+    i64 = [torch.tensor(x, dtype=torch.int64) for x in ([p + e for p, e in lens], [e for _, e in lens], starts)]
+    args = (q, case.k, case.v, case.table, case.rows, *i64)
+    found = attention.extend_attention(*args, causal=kind == "causal", mask=flat, window=window, out=out, **option)
+    torch.testing.assert_close(found, wanted, **TOLERANCE[case.dtype])
+
+
+def plain_case(prefixes: list[int], R: int, seed: int = 0, dtype: torch.dtype = torch.float32):
+    case, words, tail, visible = tree_case((seed, 3, 3, (64, 64), dtype), prefixes, R, 0, -1)
+    return case, words, visible, case.randn(len(prefixes) * R, case.heads, 64)
+
+
+def attend(case: Case, q: Tensor, prefixes: list[int], words: Tensor, rows: Tensor | None = None) -> Tensor:
+    rows = case.rows if rows is None else rows
+    args = (q, case.k, case.v, case.table, rows, torch.tensor(prefixes), words)
+    return attention.tree_attention(*args, tail=words.shape[1], scale=0.125)
+
+
+def test_oracle_is_torchs_attention() -> None:
+    case, words, visible, q = plain_case([37], 9)
+    slots = case.table[case.rows[0], :46].long().clamp(min=0)
+    k, v = case.k[slots], case.v[slots]
+    found = attention_torch.attend(q, k, v, visible[0], scale=0.125)
+    q, k, v = (x.transpose(0, 1)[None].nan_to_num(0.0) for x in (q, k, v))
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, visible[0], scale=0.125, enable_gqa=True)
+    torch.testing.assert_close(found, wanted[0].transpose(0, 1), rtol=1e-5, atol=1e-5)
+
+
+def test_one_wrong_ancestor_bit_changes_that_row_alone() -> None:
+    case, words, _, q = plain_case([50], 8)
+    words = words | 1  # every row sees the root
+    right = attend(case, q, [50], words)
+    words[0, 3] ^= 1
+    wrong = attend(case, q, [50], words)
+    changed = (right != wrong).flatten(1).any(dim=1)
+    assert changed.tolist() == [i == 3 for i in range(8)]
+
+
+def test_a_row_that_sees_nothing_is_zero(path: str) -> None:
+    case, words, _, q = plain_case([0], 4)
+    words[0, 2] = 0
+    found = attend(case, q, [0], words)
+    assert bool((found[2] == 0).all())
+    assert bool(found.isfinite().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_result_depends_neither_on_threads_nor_on_the_batch(dtype: torch.dtype) -> None:
+    prefixes = [700, 3, 129]
+    case, words, _, q = plain_case(prefixes, 8, dtype=dtype)
+    threads = torch.get_num_threads()
+    together = attend(case, q, prefixes, words)
+    try:
+        torch.set_num_threads(2)
+        for _ in range(3):
+            assert torch.equal(attend(case, q, prefixes, words), together)
+    finally:
+        torch.set_num_threads(threads)
+    for i in range(3):
+        one = slice(i, i + 1)
+        alone = attend(case, q[i * 8 : i * 8 + 8], prefixes[one], words[one].contiguous(), case.rows[one].contiguous())
+        assert torch.equal(alone, together[i * 8 : i * 8 + 8])
+
+
+def test_doors(path: str) -> None:
+    case, words, _, q = plain_case([20, 30], 4)
+    good = dict(
+        q=q,
+        k_cache=case.k,
+        v_cache=case.v,
+        slot_table=case.table,
+        rows=case.rows,
+        prefix_lens=torch.tensor([20, 30]),
+        ancestors=words,
+        tail=4,
+        scale=1.0,
+    )
+    attention.tree_attention(**good)
+    broken = [
+        (dict(rows=torch.tensor([0, 4])), ValueError, r"rows\[1\] is 4, wanted 0 to 3"),
+        (dict(rows=torch.tensor([0, -1])), ValueError, r"rows\[1\] is -1, wanted 0 to 3"),
+        (dict(prefix_lens=torch.tensor([20, 32])), ValueError, "request 1 needs 36 positions, wanted 0 to 35"),
+        (dict(prefix_lens=torch.tensor([20, -2])), ValueError, "request 1 needs -2 positions"),
+        (dict(prefix_lens=torch.tensor([20])), ValueError, r"prefix_lens has shape \[1\], wanted \[2\]"),
+        (dict(tail=65), ValueError, "tail is 65, wanted 0 to 64"),
+        (dict(k_cache=case.k.bfloat16()), TypeError, "k_cache is bfloat16, wanted float32"),
+        (dict(slot_table=case.table.long()), TypeError, "slot_table is int64, wanted int32"),
+        (dict(q=q[:7]), ValueError, r"q has shape \[7, 9, 64\], wanted \[8, "),
+        (dict(q=q[:, :8].contiguous()), ValueError, "q has 8 heads over 3 key heads, wanted a multiple"),
+        (dict(sinks=torch.zeros(8)), ValueError, r"sinks has shape \[8\], wanted \[9\]"),
+        (dict(out=torch.zeros(8, 9, 32)), ValueError, r"out has shape \[8, 9, 32\], wanted \[8, 9, 64\]"),
+    ]
+    for change, error, message in broken:
+        with pytest.raises(error, match=message):
+            attention.tree_attention(**(good | change))
+    table = case.table.clone()
+    table[case.rows[1], 5] = case.k.shape[0]
+    with pytest.raises(ValueError, match="slot_table names a slot outside the cache"):
+        attention.tree_attention(**(good | dict(slot_table=table)))
+
+    new = (case.table, case.rows, torch.tensor([24, 34]), torch.tensor([4, 4]), torch.tensor([0, 4]))
+    attention.extend_attention(q, case.k, case.v, *new, scale=1.0)
+    with pytest.raises(ValueError, match="request 1 has 4 new tokens of 34 from row 5 of q's 8 rows"):
+        attention.extend_attention(q, case.k, case.v, *new[:4], torch.tensor([0, 5]), scale=1.0)
+    with pytest.raises(ValueError, match=r"mask has shape \[31\], wanted \[32\]"):
+        mask = torch.ones(31, dtype=torch.bool)
+        attention.extend_attention(q, case.k, case.v, *new, scale=1.0, mask=mask)

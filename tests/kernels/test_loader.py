@@ -1,0 +1,102 @@
+"""Where the native kernels come from, and whose threads they run on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eagle_plugin.kernels import build, loader
+
+SAY = """
+import torch
+from eagle_plugin.kernels import loader, verify
+t = torch.zeros(1, 3, dtype=torch.int64)
+print(loader.backend(), verify.verify_greedy(t, torch.tensor([[-1, 0, 1]], dtype=torch.int32), t, 2).tokens.tolist())
+"""
+
+
+def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | env, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_torch_mode_needs_no_library() -> None:
+    assert run(SAY, EAGLE_KERNELS="torch").stdout.split("\n")[0] == "torch [[0, 0]]"
+
+
+def test_without_a_compiler_auto_falls_back_and_jit_refuses(tmp_path: Path) -> None:
+    alone = dict(EAGLE_LIBRARY="", EAGLE_CACHE_DIR=str(tmp_path), CXX="", PATH=str(tmp_path))
+    if loader.shipped_library() is None:
+        done = run(SAY, EAGLE_KERNELS="auto", **alone)
+        assert done.stdout.split("\n")[0] == "torch [[0, 0]]"
+        assert "no C++ compiler found" in done.stderr
+        aot = run(SAY, EAGLE_KERNELS="aot", **alone)
+        assert aot.returncode
+        assert "EAGLE_KERNELS=aot but" in aot.stderr
+    jit = run(SAY, EAGLE_KERNELS="jit", **alone)
+    assert jit.returncode
+    assert "no C++ compiler found, wanted g++, c++ or clang++ on PATH or $CXX: install g++" in jit.stderr
+
+
+def test_a_broken_compiler_falls_back_and_leaves_no_library(tmp_path: Path) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho no such thing >&2\nexit 1\n')
+    compiler.chmod(0o755)
+    env = dict(EAGLE_LIBRARY="", EAGLE_CACHE_DIR=str(tmp_path / "cache"), CXX=str(compiler))
+    done = run(SAY, EAGLE_KERNELS="jit", **env)
+    assert done.returncode
+    assert "no such thing" in done.stderr
+    assert not list((tmp_path / "cache").rglob("*.so"))
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    done = run(SAY, EAGLE_KERNELS="fast")
+    assert "EAGLE_KERNELS is 'fast', wanted one of auto, aot, jit, torch: change or unset it" in done.stderr
+
+
+def test_the_loader_picks_by_instruction_set() -> None:
+    assert build.cpu_library(build.AVX512 | {"sse2"}) == "libeagle_cpu_v4.so"
+    assert build.cpu_library(build.AVX512 - {"avx512vl"}) == "libeagle_cpu_v3.so"
+    assert build.cpu_library(frozenset({"sse2", "avx"})) is None
+
+
+def test_the_threads_are_torchs() -> None:
+    """One OpenMP runtime in the process, and it is the one that our kernels found."""
+    code = """
+import torch
+from eagle_plugin.kernels import loader
+get = loader.load().get_function
+maps = {line.split()[-1] for line in open("/proc/self/maps") if "/" in line}
+print(sorted(m for m in maps if m.rsplit("/", 1)[-1].startswith(("libgomp", "libomp", "libiomp"))))
+print([get("openmp_library")()])
+torch.set_num_threads(2)
+print(get("max_threads")())
+torch.set_num_threads(1)
+print(get("max_threads")())
+"""
+    runtimes, ours, two, one = run(code).stdout.split("\n")[:4]
+    real = [os.path.realpath(path) for path in eval(ours)]
+    assert [os.path.realpath(path) for path in eval(runtimes)] == real
+    assert (two, one) == ("2", "1")
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+def test_the_avx2_library_compiles_and_agrees(tmp_path: Path) -> None:
+    """The library for CPUs without AVX-512 has 8 lanes instead of 16: the attention tests run on it too."""
+    csrc = loader.source_folder()
+    assert csrc is not None
+    library = tmp_path / "libeagle_cpu_v3.so"
+    build.build_cpu(csrc, library, "x86-64-v3", extra=["-O1"])
+    tests = [str(Path(__file__).with_name(f"test_{name}_kernels.py")) for name in ("attention", "tree")]
+    env = os.environ | dict(EAGLE_LIBRARY=str(library), EAGLE_TEST_EXAMPLES="15", OMP_NUM_THREADS="1", EAGLE_KERNELS="")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert " passed" in done.stdout
+    assert "skipped" not in done.stdout

@@ -1,0 +1,67 @@
+"""The kernel tests once more on a library built with AddressSanitizer and UndefinedBehaviorSanitizer."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eagle_plugin.kernels import build, loader
+
+FLAGS = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
+
+
+def runtime(name: str) -> str:
+    return subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
+
+
+pytestmark = pytest.mark.skipif(
+    not shutil.which("g++") or not os.path.isabs(runtime("libasan.so")), reason="needs g++ with libasan"
+)
+
+
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return the environment of a process that runs on the sanitized library."""
+    csrc = loader.source_folder()
+    assert csrc is not None
+    library = tmp_path_factory.mktemp("asan") / "libeagle_cpu_asan.so"
+    build.build_cpu(csrc, library, "native", extra=FLAGS, cxx=shutil.which("g++"))
+    return os.environ | {
+        "EAGLE_LIBRARY": str(library),
+        "EAGLE_KERNELS": "",
+        "EAGLE_TEST_EXAMPLES": "12",
+        "OMP_NUM_THREADS": "1",
+        "LD_PRELOAD": " ".join(map(runtime, ("libasan.so", "libubsan.so"))),
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+
+
+def test_the_kernel_tests_pass(sanitized: dict[str, str]) -> None:
+    tests = sorted(str(p) for p in Path(__file__).parent.glob("test_*.py") if "_kernels" in p.name)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(command, env=sanitized, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+    assert " passed" in done.stdout
+    assert "skipped" not in done.stdout
+
+
+def test_a_read_past_the_end_is_reported(sanitized: dict[str, str]) -> None:
+    """Negative control: the door cannot know that these addresses lie, so the sanitizer must."""
+    code = """
+import torch
+from eagle_plugin.kernels import kv
+cache = torch.zeros(8, 64)
+i32 = lambda *x: torch.tensor(x, dtype=torch.int32)
+window = torch.tensor([[0, 1, 9]])
+kv.compact_kv(torch.tensor([cache.data_ptr()]), torch.tensor([256]), window, i32([0, 2]), i32(2))
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=sanitized, capture_output=True, text=True, timeout=300)
+    assert done.returncode != 0
+    assert "heap-buffer-overflow" in done.stderr
+    assert "compact_kv" in done.stderr

@@ -1,0 +1,136 @@
+"""The tree kernels against the oracles; equality is exact except for rounding in the log-softmax."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_cases import prop
+
+from eagle_plugin.core import tree as oracle
+from eagle_plugin.kernels import tree as kernels
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@prop
+@given(
+    st.integers(0, 2**31),
+    st.integers(0, 4),
+    st.one_of(st.integers(1, 300), st.sampled_from([8191, 8192, 8193, 20000])),
+    st.integers(1, 64),
+    st.sampled_from(DTYPES),
+    st.sampled_from(["normal", "ties", "special"]),
+)
+def test_topk_log_softmax(seed: int, rows: int, vocab: int, k: int, dtype: torch.dtype, kind: str) -> None:
+    gen = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, vocab + 3, generator=gen) * 5
+    if kind == "ties":
+        logits = logits.round()
+    if kind == "special":
+        odd = torch.tensor([-torch.inf, torch.nan, 0.0, -0.0, 6e-8, 1e-5, 60000.0])
+        pick = torch.randint(0, 40, logits.shape, generator=gen)
+        logits = torch.where(pick < 7, odd[pick.clamp(max=6)], logits)
+    logits = logits.to(dtype)[:, :vocab]  # rows of a wider matrix
+    k = min(k, vocab)
+    logp, index = kernels.topk_log_softmax(logits, k)
+    wanted, wanted_index = oracle.topk_log_softmax(logits, k)
+    assert torch.equal(index, wanted_index)
+    atol = 4e-3 if kind == "special" else 4e-6  # float32 steps by 0.004 at 60000, by 1e-6 at 20
+    torch.testing.assert_close(logp, wanted, rtol=1e-6, atol=atol)
+    assert bool((logp <= 0).all())
+
+
+@pytest.mark.parametrize("value", [-torch.inf, torch.nan, torch.inf])
+def test_topk_of_a_broken_head(value: float) -> None:
+    logits = torch.full((2, 50), value)
+    found, wanted = kernels.topk_log_softmax(logits, 4), oracle.topk_log_softmax(logits, 4)
+    assert torch.equal(found[0], wanted[0])
+    assert torch.equal(found[1], wanted[1])
+    assert bool((found[0] == -torch.inf).all())
+
+
+@prop
+@given(
+    st.integers(0, 2**31),
+    st.integers(0, 3),
+    st.integers(1, 10),
+    st.integers(1, 10),
+    st.integers(1, 6),
+    st.integers(1, 64),
+    st.booleans(),
+)
+def test_growth_and_selection(seed: int, b: int, beam: int, k: int, depth: int, width: int, ties: bool) -> None:
+    gen = torch.Generator().manual_seed(seed)
+    C = k + (depth - 1) * beam * k
+    table, wanted_table = kernels.new_table(b, C), oracle.new_table(b, C)
+    frontier: oracle.Frontier | None = None
+    offset, rows = 0, 1
+    for level in range(1, depth + 1):
+        logp = -torch.rand(b, rows, k, generator=gen)
+        logp = (logp * 4).round() if ties else logp
+        tokens = torch.randint(0, 50000, (b, rows, k), generator=gen)
+        here = beam if level < depth else 0
+        if (level - 1) * beam + here > 64:
+            break
+        args = (offset, level, logp, tokens)
+        found = kernels.grow_level(table, *args, frontier, here)
+        wanted = oracle.grow_level(wanted_table, *args, frontier, here)
+        for name, x, y in zip(found._fields, found, wanted, strict=True):
+            assert x.dtype == y.dtype and torch.equal(x, y), name
+        frontier, offset, rows = found, offset + rows * k, found.tokens.shape[1]
+        for name, x, y in zip(table._fields, table, wanted_table, strict=True):
+            assert torch.equal(x, y), name
+        if rows == 0:
+            break
+    roots = torch.randint(0, 50000, (b,), generator=gen)
+    tree, wanted_tree = kernels.select_tree(table, roots, width), oracle.select_tree(table, roots, width)
+    for name, x, y in zip(tree._fields, tree, wanted_tree, strict=True):
+        assert x.dtype == y.dtype and torch.equal(x, y), name
+
+
+def test_a_corrupt_table_is_refused() -> None:
+    table = kernels.new_table(1, 4)
+    kernels.grow_level(table, 0, 1, -torch.arange(4.0).view(1, 1, 4), torch.arange(4).view(1, 1, 4), None, 0)
+    for parent in (3, 2, 1000000, 2**31 - 1):  # behind the child, itself not kept, far outside
+        table.parents[0, 2] = parent
+        with pytest.raises(ValueError, match="request 0 has a candidate whose parent scores lower or stands behind it"):
+            kernels.select_tree(table, torch.tensor([0]), 4)
+
+
+def level(**changes):
+    args = dict(
+        table=kernels.new_table(2, 20),
+        offset=0,
+        level=1,
+        logp=torch.zeros(2, 1, 4),
+        tokens=torch.zeros(2, 1, 4, dtype=torch.int64),
+        previous=None,
+        beam=4,
+    )
+    return kernels.grow_level(**(args | changes))
+
+
+def test_door(path: str) -> None:
+    level()
+    with pytest.raises(TypeError, match=r"tokens is int32, wanted int64: convert it with \.to\(\)"):
+        level(tokens=torch.zeros(2, 1, 4, dtype=torch.int32))
+    with pytest.raises(ValueError, match=r"tokens has shape \[2, 1, 5\], wanted \[2, 1, 4\]"):
+        level(tokens=torch.zeros(2, 1, 5, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"table holds 20 candidates, wanted at least 22 \(offset 18\)"):
+        level(offset=18)
+    with pytest.raises(ValueError, match="level 17 with beam 4 needs draft slots up to 68, wanted at most 64"):
+        level(level=17)
+    with pytest.raises(ValueError, match="logp has 2 rows per request, wanted 1 without a previous frontier"):
+        level(logp=torch.zeros(2, 2, 2), tokens=torch.zeros(2, 2, 2, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"previous.candidates has shape \[2, 4\], wanted \[2, 1\]"):
+        level(previous=level())
+    with pytest.raises(ValueError, match="width is 65, wanted 1 to 64"):
+        kernels.select_tree(kernels.new_table(1, 80), torch.tensor([1]), 65)
+    with pytest.raises(ValueError, match=r"table.scores has shape \[2, 20\], wanted \[1, \*\]"):
+        kernels.select_tree(kernels.new_table(2, 20), torch.tensor([1]), 4)
+    with pytest.raises(ValueError, match=r"k is 9 for logits of shape \[1, 8\]"):
+        kernels.topk_log_softmax(torch.zeros(1, 8), 9)
+    with pytest.raises(TypeError, match="logits is torch.float64"):
+        kernels.topk_log_softmax(torch.zeros(1, 8, dtype=torch.float64), 2)

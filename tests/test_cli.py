@@ -1,0 +1,126 @@
+"""The `eagle-plugin` command: what it prints, what it refuses, and that it starts without heavy imports."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eagle_plugin import __version__, cli
+
+HEAD = Path(__file__).parent.parent / "examples" / "heads" / "smollm2-135m-instruct-eagle3"
+# What check_head reads of SmolLM2-135M-Instruct.
+TARGET = {"architectures": ["LlamaForCausalLM"], "hidden_size": 576, "num_hidden_layers": 30, "vocab_size": 49152}
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("EAGLE_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def write_target(folder: Path, **changes) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(TARGET | changes))
+    return folder
+
+
+def run(capsys, *words) -> tuple[int, str, str]:
+    try:
+        code = cli.main(list(map(str, words)))
+    except SystemExit as stop:  # argparse: --help and errors
+        code = stop.code
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def refused(capsys, *words) -> str:
+    """The one line that a refused command prints."""
+    code, out, err = run(capsys, *words)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ") and err.count("\n") == 1
+    return err
+
+
+def test_help_teaches_with_examples(capsys):
+    for words in ([], ["--help"]):
+        code, out, _ = run(capsys, *words)
+        assert code == 0
+        assert "eagle-plugin models get smollm2-135m-instruct" in out and "EAGLE_PLUGIN=0" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["serv"], "'serv'"),
+        (["models"], "ACTION"),
+        (["models", "drop"], "'drop'"),
+        (["models", "get"], "NAME"),
+        (["models", "get", "gpt-5"], "unknown model 'gpt-5'; known: smollm2-135m-instruct"),
+        (["models", "path", "gpt-5"], "unknown model 'gpt-5'"),
+        (["models", "path", "smollm2-135m-instruct"], "run: eagle-plugin models get smollm2-135m-instruct"),
+        (["check", "only-a-target"], "HEAD"),
+        (["check", "a", "b", "--algorithm", "MEDUSA"], "'MEDUSA'"),
+        (["version", "--loud"], "--loud"),
+    ],
+)
+def test_refused_in_one_line(capsys, words, said):
+    assert said in refused(capsys, *words)
+
+
+def test_check_describes_a_head_that_fits(capsys, tmp_path):
+    code, out, err = run(capsys, "check", write_target(tmp_path / "target"), HEAD)
+    assert (code, err) == (0, "")
+    assert "--speculative-algorithm EAGLE3" in out
+    assert "8,192 of 49,152" in out and "2, 15, 27" in out and "bfloat16" in out
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "said"),
+    [
+        ({"hidden_size": 960}, [], "576"),
+        ({"vocab_size": 32000}, [], "32000"),
+        ({}, ["--algorithm", "EAGLE"], "use --speculative-algorithm EAGLE3"),
+    ],
+)
+def test_check_refuses_a_head_for_another_target(capsys, tmp_path, changes, options, said):
+    assert said in refused(capsys, "check", write_target(tmp_path / "target", **changes), HEAD, *options)
+
+
+def test_check_refuses_folders_that_hold_no_checkpoint(capsys, tmp_path):
+    target = write_target(tmp_path / "target")
+    assert "config.json" in refused(capsys, "check", target, tmp_path / "nowhere")
+    assert "models get" in refused(capsys, "check", "smollm2-135m-instruct", HEAD)  # known, but not in the cache
+
+
+def test_models_list_tells_what_is_to_download(capsys):
+    code, out, _ = run(capsys, "models", "list")
+    assert code == 0
+    assert "smollm2-135m-instruct" in out and "93 MB to download" in out and "Apache-2.0" in out
+
+
+def test_version_names_plugin_engine_and_kernels(capsys, monkeypatch):
+    from eagle_plugin.kernels import loader
+
+    for backend, said in (("torch", "torch (no native"), ("native", "native (C++)")):
+        monkeypatch.setattr(loader, "backend", lambda backend=backend: backend)
+        code, out, _ = run(capsys, "version")
+        rows = dict(line.split("  ", 1) for line in out.splitlines())
+        assert code == 0
+        assert rows["eagle-plugin"].strip() == __version__
+        assert rows["kernels"].strip().startswith(said)
+        assert {"python", "torch", "sglang", "vllm", "apache-tvm-ffi"} < rows.keys()
+
+
+def test_version_says_when_the_engine_is_left_untouched(capsys, monkeypatch):
+    monkeypatch.setattr(cli, "_installed", {"sglang": "0.4.9"}.get)
+    monkeypatch.setattr(cli, "_kernels", lambda: "torch")
+    assert "0.4.9 (left untouched: the plugin was tested with 0.5.23)" in run(capsys, "version")[1]
+
+
+def test_starts_without_heavy_imports():
+    script = (
+        "import sys, eagle_plugin.cli as c; c._parser(); print(*{'torch', 'transformers', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
