@@ -61,7 +61,7 @@ test: lint ## lint, then every test, those that start real servers included
 test-fast: env ## the tests that start no server
 	$(CALM) $(BIN)/python -m pytest -m 'not server' $(ARGS)
 
-CODE := $(wildcard *.py eagle_plugin compat tests)
+CODE := $(wildcard *.py eagle_plugin compat tests benchmarks)
 CXX_CODE := $(filter %.h %.cc %.cu %.cuh,$(NATIVE))
 
 lint: env ## ruff, mypy and clang-format, changing nothing

@@ -53,7 +53,8 @@ packages() { # packages ENV LOCK...
         say "filling $env with $($uv --version)"
         [ -x "$env/bin/python" ] || "$uv" venv -q --python "$(command -v "$PYTHON")" "$env"
         # --no-deps: a lock is complete, and resolving again would bring the excluded CUDA packages back.
-        local install=("$uv" pip install --python "$env/bin/python")
+        # A server imports thousands of files: compiling them at every start, where nothing may be written, takes seconds.
+        local install=("$uv" pip install --compile-bytecode --python "$env/bin/python")
         if has_local_torch || [ -n "${UV_TORCH_BACKEND:-}" ]; then
             "${install[@]}" -q --no-deps "${locks[@]}"
         else

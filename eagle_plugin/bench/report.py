@@ -143,41 +143,30 @@ def write_json(report: BaseModel, path: Path) -> None:
 
 
 def demo_table(report: DemoReport) -> Table:
-    """Plain decoding, the engine's own speculation and the plugin's, one row each."""
-    detail, equality = report.spread, report.equality
+    """One column each for plain decoding, the engine's own speculation and the plugin's; fits 80 characters."""
+    settings, spreads, equality = report.settings, report.spread, report.equality
     table = Table(
-        title=f"{report.target} on {report.engine} {report.engine_version}, bf16, one request at a time, greedy",
+        title=f"{report.target}, {report.engine} {report.engine_version}, bf16, one request at a time, greedy",
         caption=(
-            f"Medians of {report.settings.repeats} interleaved repeats (quartiles in brackets), "
-            f"{report.settings.prompts_measured} questions, {report.settings.threads} threads, {report.machine.cpu}"
+            f"medians of {settings.repeats} interleaved repeats \\[quartiles], {settings.prompts_measured} questions, "
+            f"{settings.threads} threads on {report.machine.cpu}"
         ),
     )
-    table.add_column("served by")
-    for name in ("tokens/s", "TPOT ms", "TTFT ms", "accept length", "speed-up", "texts equal, fp32", "bf16"):
-        table.add_column(name, justify="right")
-
-    def row(name: str, figures: PlainFigures, spread_: Quartiles, *rest: str) -> None:
-        rate = f"{figures.tokens_per_s:.1f} [{spread_.q1:.1f}-{spread_.q3:.1f}]"
-        length = f"{figures.accept_length:.2f}" if isinstance(figures, SpeculativeFigures) else "1"
-        table.add_row(name, rate, f"{figures.tpot_ms:.1f}", f"{figures.ttft_ms:.0f}", length, *rest)
-
-    bf16 = equality.bf16_compared
-    algorithm = report.settings.algorithm
-    row("plain decoding", report.plain, detail.plain_tokens_per_s, "1.00x", "the measure", "the measure")
-    row(
-        f"the engine's own {algorithm} ({report.settings.builtin_shape})",
-        report.builtin,
-        detail.builtin_tokens_per_s,
-        f"{detail.builtin_speedup_vs_plain.median:.2f}x",
-        "not asked",
-        f"{equality.bf16_builtin_equal}/{bf16}",
-    )
-    row(
-        f"eagle-plugin ({report.settings.plugin_shape})",
-        report.plugin,
-        detail.plugin_tokens_per_s,
-        f"{report.speedup_vs_plain:.2f}x",
-        f"{equality.equal}/{equality.compared}",
-        f"{equality.bf16_plugin_equal}/{bf16}",
-    )
+    table.add_column("steps/topk/nodes")
+    table.add_column("plain decoding\n-", justify="right")
+    table.add_column(f"engine's {settings.algorithm}\n{settings.builtin_shape}", justify="right")
+    table.add_column(f"eagle-plugin\n{settings.plugin_shape}", justify="right", style="bold")
+    three = (report.plain, report.builtin, report.plugin)
+    rates = (spreads.plain_tokens_per_s, spreads.builtin_tokens_per_s, spreads.plugin_tokens_per_s)
+    table.add_row("tokens/s", *(f"{one.median:.1f} [{one.q1:.1f}-{one.q3:.1f}]" for one in rates))
+    table.add_row("TPOT, ms", *(f"{one.tpot_ms:.1f}" for one in three))
+    table.add_row("TTFT, ms", *(f"{one.ttft_ms:.0f}" for one in three))
+    table.add_row("accept length", "1", f"{report.builtin.accept_length:.2f}", f"{report.plugin.accept_length:.2f}")
+    gains = (spreads.builtin_speedup_vs_plain, spreads.speedup_vs_plain)
+    table.add_row("against plain", "1.00x", *(f"{one.median:.2f}x [{one.q1:.2f}-{one.q3:.2f}]" for one in gains))
+    ours = spreads.speedup_vs_builtin
+    table.add_row("against engine", "", "1.00x", f"{ours.median:.2f}x [{ours.q1:.2f}-{ours.q3:.2f}]")
+    table.add_row("same text, fp32", "", "not asked", f"{equality.equal}/{equality.compared}")
+    of = equality.bf16_compared
+    table.add_row("same text, bf16", "", f"{equality.bf16_builtin_equal}/{of}", f"{equality.bf16_plugin_equal}/{of}")
     return table

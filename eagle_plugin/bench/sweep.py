@@ -87,7 +87,7 @@ def sweep_table(results: Sequence[ShapeResult], title: str) -> Table:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Sweep and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="eagle-plugin bench", description=__doc__)
     add_model_options(parser)
     parser.add_argument("--mode", choices=["builtin", "plugin"], default="builtin", help="whose worker to tune")
     parser.add_argument("--shapes", type=parse_shape, nargs="+", default=SHAPES, metavar="S/K/N")

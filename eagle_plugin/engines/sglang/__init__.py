@@ -1,1 +1,1 @@
-"""The adapter to stock SGLang (see ``compat.TESTED_VERSIONS``)."""
+"""The adapter to stock SGLang (see ``plugin.TESTED_VERSIONS``)."""

@@ -77,9 +77,9 @@ class TreeAttention:
         pool = self._base.token_to_kv_pool
         keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
         if save_kv_cache:
-            store_kv(keys, values, forward_batch.out_cache_loc, k.contiguous(), v.contiguous())
+            store_kv(keys, values, forward_batch.out_cache_loc, k, v)
         out = tree_attention(
-            q.contiguous().view(-1, layer.tp_q_head_num, layer.qk_head_dim),
+            q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
             keys,
             values,
             self._base.req_to_token_pool.req_to_token,

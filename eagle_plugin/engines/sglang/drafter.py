@@ -70,7 +70,7 @@ class TreeDrafter(EagleDraftWorker):
             mode=ForwardMode.DECODE,
             tokens=frontier.tokens.reshape(-1),
             positions=(round.prefix_lens + (level - 1)).repeat_interleave(rows),
-            slots=round.slots[:, first : first + rows].reshape(-1),
+            slots=round.window(first, rows).view(-1),
             ancestors=frontier.ancestors,
             tail=first + rows,
             info=EagleDraftInput(
@@ -114,7 +114,7 @@ class TreeDrafter(EagleDraftWorker):
             mode=ForwardMode.DRAFT_EXTEND_V2,
             tokens=accepted.tokens.reshape(-1),
             positions=(round.prefix_lens[:, None] + torch.arange(stride)).reshape(-1),
-            slots=round.slots[:, :stride].reshape(-1),
+            slots=round.window(0, stride).view(-1),
             ancestors=self._chain(stride).expand(b, stride).contiguous(),
             tail=stride,
             info=info,

@@ -47,6 +47,11 @@ class Round(NamedTuple):
         slots = req_to_token[rows[:, None], positions].long()
         return cls(shape, prefix_lens, rows, slots)
 
+    def window(self, first: int, count: int) -> torch.Tensor:
+        """The slots of `count` positions from L + first on, contiguous [b, count]."""
+        # contiguous() alone would keep the gaps of a single column.
+        return self.slots[:, first : first + count].clone(memory_format=torch.contiguous_format)
+
     def tree_batch(self, ancestors: torch.Tensor, tail: int) -> TreeBatch:
         """What tree attention needs for rows with these ancestor words [b, R] over `tail` slots behind the prefix."""
         return TreeBatch(self.prefix_lens, self.rows, ancestors, tail)

@@ -54,7 +54,7 @@ class TreeVerifier:
         """Verify one tree a request; batch is the round's ``ScheduleBatch``, mutated as the engine's worker does."""
         width, stride = round.shape.width, round.shape.stride
         positions = (round.prefix_lens[:, None] + tree.depths).reshape(-1)
-        window = round.slots[:, :width].contiguous()
+        window = round.window(0, width)
         batch.spec_info = self._verify_input(round, tree, positions, window)
         forward_batch, can_run_graph = eagle_prepare_for_verify(
             batch.spec_info, self._req_to_token_pool, batch, self._worker

@@ -1,0 +1,223 @@
+"""End to end on tiny fp32 targets: every tree shape and head kind gives the text of plain decoding."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import httpx
+import pytest
+from scipy import stats
+from serving import accept_length, generate, generate_all, serving, texts, tiny_spec
+from tiny_models import read_markov_map
+
+pytest.importorskip("sglang")
+pytestmark = pytest.mark.server
+
+WORDS = "tree root leaf branch draft target token verify accept path node depth width cache page slot"
+
+
+def make_prompts(count: int, longest: int = 24) -> list[str]:
+    """Prompts of different lengths, some sharing a beginning."""
+    dice = random.Random(7)
+    shared = " ".join(dice.choices(WORDS.split(), k=12))
+    prompts = [" ".join(dice.choices(WORDS.split(), k=dice.randint(1, longest))) for _ in range(count)]
+    return [f"{shared} {prompt}" if i % 5 == 0 else prompt for i, prompt in enumerate(prompts)]
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory, tiny_target, tiny_eagle3, tiny_eagle3_reduced, tiny_eagle2):
+    """Plain decoding, and the plugin at widths 4 (a chain), 16 and 64; one of them with chunks of 64 prompt tokens.
+
+    Plain decoding without overlap scheduling: with it the engine counts a token for penalties one step late.
+    """
+    chunks = {"extra_flags": ("--skip-server-warmup", "--chunked-prefill-size", "64")}
+    specs = [
+        tiny_spec(tiny_target, extra_flags=("--skip-server-warmup", "--disable-overlap-schedule")),
+        tiny_spec(tiny_target, tiny_eagle2, (3, 1, 4), algorithm="EAGLE"),
+        tiny_spec(tiny_target, tiny_eagle3_reduced, (3, 4, 16), **chunks),
+        tiny_spec(tiny_target, tiny_eagle3, (6, 8, 64)),
+    ]
+    with serving(specs, tmp_path_factory.mktemp("tiny")) as running:
+        yield running
+
+
+def test_greedy_text_equals_plain_decoding_at_every_width(servers):
+    plain, *trees = servers
+    prompts = make_prompts(50)
+    expected = texts(generate_all(plain, prompts, 64, at_once=8))
+    assert len(set(expected)) > 40, "the target repeats itself: equality would prove little"
+    for server in trees:
+        for at_once in (8, 3):  # the second pass also meets the prefix cache of the first
+            assert texts(generate_all(server, prompts, 64, at_once)) == expected
+
+
+def test_prompts_longer_than_the_prefill_chunk(servers):
+    plain, _, chunked, _ = servers
+    prompts = [" ".join(random.Random(i).choices(WORDS.split(), k=90)) for i in range(4)]
+    answers = generate_all(chunked, prompts, 40, at_once=4)
+    assert min(answer["meta_info"]["prompt_tokens"] for answer in answers) > 2 * 64
+    assert texts(answers) == texts(generate_all(plain, prompts, 40, at_once=1))
+
+
+def test_penalties_and_bias_decode_as_without_speculation(servers):
+    """Penalties depend on the path to a node, so their batches run trees of one node."""
+    plain, *trees = servers
+    prompts = make_prompts(8)
+    for sampling in (
+        {"frequency_penalty": 0.9},
+        {"repetition_penalty": 1.4, "presence_penalty": 0.5},
+        {"logit_bias": {"70": 4.0, "75": -100.0}},
+        {"min_new_tokens": 20, "ignore_eos": False},
+    ):
+        expected = texts(generate_all(plain, prompts, 32, at_once=1, **sampling))
+        assert expected != texts(generate_all(plain, prompts, 32, at_once=1)) or "min_new_tokens" in sampling
+        for server in trees:
+            assert texts(generate_all(server, prompts, 32, at_once=4, **sampling)) == expected, sampling
+
+
+def test_stop_strings_and_token_limits_inside_an_accepted_run(servers):
+    plain, *trees = servers
+    prompts = make_prompts(6)
+    whole = texts(generate_all(plain, prompts, 40, at_once=1))
+    for limit in (1, 2, 3, 5, 8):
+        for server in trees:
+            answers = generate_all(server, prompts, limit, at_once=6)
+            assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [limit] * len(prompts)
+            assert texts(answers) == texts(generate_all(plain, prompts, limit, at_once=1))
+    for prompt, text in zip(prompts, whole, strict=True):
+        stop = text[len(text) // 2 : len(text) // 2 + 2]
+        expected = generate(plain, prompt, 40, stop=[stop])
+        for server in trees:
+            answer = generate(server, prompt, 40, stop=[stop])
+            assert answer["text"] == expected["text"] and stop not in answer["text"]
+            assert answer["meta_info"]["finish_reason"] == expected["meta_info"]["finish_reason"]
+
+
+def test_streaming_sends_the_same_text(servers):
+    plain, _, tree, _ = servers
+    prompt = make_prompts(1)[0]
+    body = {"model": "default", "prompt": prompt, "max_tokens": 40, "temperature": 0, "stream": True}
+    pieces = []
+    with httpx.stream("POST", f"{tree.url}/v1/completions", json=body, timeout=600, trust_env=False) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: ") and line != "data: [DONE]":
+                pieces.append(json.loads(line.removeprefix("data: "))["choices"][0]["text"])
+    assert len(pieces) > 5
+    assert "".join(pieces) == generate(plain, prompt, 40, ignore_eos=False)["text"]
+
+
+def test_log_probabilities_equal_plain_decoding(servers):
+    plain, *trees = servers
+    body = {
+        "text": make_prompts(3)[2],
+        "sampling_params": {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True},
+        "return_logprob": True,
+        "top_logprobs_num": 3,
+    }
+
+    def rows(server):
+        info = httpx.post(f"{server.url}/generate", json=body, timeout=600, trust_env=False).json()["meta_info"]
+        return info["output_token_logprobs"], info["output_top_logprobs"]
+
+    chosen, top = rows(plain)
+    for server in trees:
+        ours, our_top = rows(server)
+        assert [row[1] for row in ours] == [row[1] for row in chosen]
+        assert [row[0] for row in ours] == pytest.approx([row[0] for row in chosen], abs=2e-3)
+        assert [[entry[1] for entry in row] for row in our_top] == [[entry[1] for entry in row] for row in top]
+
+
+def test_a_json_schema_is_kept_at_every_node(servers):
+    """The grammar masks every node with the state that the path to it leads to."""
+    _, _, tree, wide = servers
+    schema = json.dumps({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]})
+    for server in (tree, wide):
+        answers = generate_all(server, make_prompts(8), 60, at_once=4, json_schema=schema, ignore_eos=False)
+        finished = [a for a in answers if a["meta_info"]["finish_reason"]["type"] == "stop"]
+        assert finished, "no request finished: nothing was tested"
+        for answer in finished:
+            assert isinstance(json.loads(answer["text"])["a"], bool)
+
+
+def test_sampled_text_has_the_targets_distribution(servers):
+    """Joint distribution of the second and third token, against plain decoding; false alarms about 1 in 10,000.
+
+    The control: greedy text, which is what the engine's own worker answers on a CPU whatever the temperature.
+    """
+    plain, _, tree, wide = servers
+    prompt, sampling = make_prompts(1)[0], {"temperature": 1.5, "top_k": 4}
+    expected = _second_and_third(generate_all(plain, [prompt] * 500, 3, at_once=8, **sampling))
+    for server in (tree, wide):
+        drawn = _second_and_third(generate_all(server, [prompt] * 500, 3, at_once=8, **sampling))
+        assert _p_value(expected, drawn) > 1e-4
+    greedy = _second_and_third(generate_all(tree, [prompt] * 500, 3, at_once=8))
+    assert _p_value(expected, greedy) < 1e-9
+
+
+def _second_and_third(answers) -> list[tuple[int, ...]]:
+    return [tuple(answer["output_ids"][1:3]) for answer in answers]
+
+
+def _p_value(first, second) -> float:
+    cells = sorted(set(first) | set(second))
+    table = [[sample.count(cell) for cell in cells] for sample in (first, second)]
+    rare = [i for i in range(len(cells)) if table[0][i] + table[1][i] < 10]  # pooled: the test is asymptotic
+    kept = [[row[i] for i in range(len(cells)) if i not in rare] + [sum(row[i] for i in rare)] for row in table]
+    columns = [column for column in zip(*kept, strict=True) if sum(column)]
+    return stats.chi2_contingency(list(zip(*columns, strict=True)), lambda_="log-likelihood").pvalue
+
+
+def test_no_cache_slot_leaks_over_500_requests_with_aborts(servers):
+    plain, _, tree, wide = servers
+    dice = random.Random(3)
+    prompts = make_prompts(25)
+    expected = texts(generate_all(plain, prompts, 12, at_once=8))
+    for server in (tree, wide):
+        before = server.log_text()
+        for round in range(10):
+            _abort_some(server, dice, 8)
+            assert texts(generate_all(server, prompts, 12, at_once=8)) == expected, round
+        flushed = httpx.post(f"{server.url}/flush_cache", params={"timeout": 30}, timeout=60, trust_env=False)
+        assert flushed.status_code == 200
+        state = httpx.get(f"{server.url}/server_info", timeout=60, trust_env=False).json()["internal_states"][0]
+        assert state["memory_usage"]["token_capacity"] > 0
+        _fill_the_cache(server)
+        assert "memory leak" not in server.log_text().removeprefix(before)
+
+
+def _abort_some(server, dice: random.Random, count: int) -> None:
+    """Open streams and hang up after a few chunks."""
+    for i in range(count):
+        body = {"text": WORDS[i:] * 3, "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}, "stream": True}
+        with httpx.stream("POST", f"{server.url}/generate", json=body, timeout=60, trust_env=False) as response:
+            for number, _ in enumerate(response.iter_lines()):
+                if number >= dice.randint(0, 6):
+                    break
+
+
+def _fill_the_cache(server) -> None:
+    """Eight requests that together need nearly the whole cache: lost slots would make them retract or starve."""
+    answers = generate_all(server, [WORDS[i:] for i in range(8)], 380, at_once=8)
+    assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [380] * 8
+
+
+@pytest.fixture(scope="module")
+def markov(tmp_path_factory, markov_target, markov_eagle3_reduced, markov_eagle2):
+    """A target whose next token depends on the current one alone, and heads that know it."""
+    specs = [
+        tiny_spec(markov_target, markov_eagle3_reduced, (4, 2, 8)),
+        tiny_spec(markov_target, markov_eagle2, (5, 1, 6), algorithm="EAGLE"),
+    ]
+    with serving(specs, tmp_path_factory.mktemp("markov")) as running:
+        yield running
+
+
+def test_a_perfect_head_reaches_the_greatest_accept_length(markov, markov_target):
+    successor = read_markov_map(markov_target)
+    for server, steps in zip(markov, (4, 5), strict=True):
+        count = 1 + 6 * (steps + 1)  # the prefill's token and six full rounds
+        answer = generate(server, "root", count)
+        ids = answer["output_ids"]
+        assert ids[1:] == [int(successor[token]) for token in ids[:-1]]
+        assert accept_length([answer]) == steps + 1
