@@ -9,6 +9,7 @@ import importlib.metadata
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from eagle_plugin.bench.choices import add_model_options, parse_shape, resolve_head, resolve_target
 from eagle_plugin.bench.load import LoadError, Sampling, accept_length, ask_all, engine_version
-from eagle_plugin.bench.machine import describe_machine, usable_cores
+from eagle_plugin.bench.machine import busy_percent, describe_machine, usable_cores
 from eagle_plugin.bench.measure import Series, Turn, measure_interleaved, ratio_spread, spread, warm_up
 from eagle_plugin.bench.prompts import Prompt, deal_rounds, read_prompts
 from eagle_plugin.bench.report import (
@@ -42,6 +43,16 @@ from eagle_plugin.bench.servers import (
 
 PLUGIN_SHAPE = TreeShape(2, 4, 8)
 BUILTIN_SHAPE = TreeShape(2, 4, 8)  # the engine's best on the demo's machine: `python benchmarks/builtin_best.py`
+BUSY_LIMIT = 10.0  # percent of all cores
+
+
+class SpeedPhase(NamedTuple):
+    """What the bf16 phase found."""
+
+    series: dict[Mode, Series]
+    engine_version: str
+    plugin_line: str
+    busy_percent: float
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -101,11 +112,8 @@ def show_live(server: Server, prompts: Sequence[Prompt], max_tokens: int, consol
 
 def measure_speed(
     specs: dict[Mode, ServerSpec], rounds: Sequence[Sequence[Prompt]], options: argparse.Namespace, console: Console
-) -> tuple[dict[Mode, Series], str, str]:
-    """The bf16 phase: live answers, warm-up, interleaved rounds.
-
-    Returns the series by mode, the engine's version and the plugin's start-up line.
-    """
+) -> SpeedPhase:
+    """The bf16 phase: live answers, warm-up, interleaved rounds."""
     with serving(specs, options.out / "logs", console) as servers:
         worker = check_worker(servers["plugin"], "plugin")
         show_live(servers["plugin"], rounds[0], min(96, options.max_tokens), console)
@@ -116,6 +124,9 @@ def measure_speed(
                 warm_up(server, rounds[0])
                 version = engine_version(server.url)
                 server.pause()
+        busy = busy_percent()
+        if busy > BUSY_LIMIT:
+            console.print(f"[bold yellow]other processes use {busy:.0f} % of this machine: the figures will be off[/]")
         bar = Progress(
             TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
             TimeRemainingColumn(), console=console,
@@ -127,7 +138,7 @@ def measure_speed(
                 bar.update(task, advance=1, description=f"round {number + 1}: {mode} {turn.tokens_per_s:.1f} tokens/s")
 
             series = measure_interleaved(servers, rounds, Sampling(max_tokens=options.max_tokens), advance)
-    return series, version, worker
+    return SpeedPhase(series, version, worker, busy)
 
 
 def compare_texts(
@@ -163,7 +174,7 @@ def run(options: argparse.Namespace, console: Console) -> DemoReport:
         "plugin": replace(base, mode="plugin", head=head, shape=shape),
     }
     console.rule("Speed in bf16")
-    series, version, worker = measure_speed(specs, rounds, options, console)
+    series, version, worker, busy = measure_speed(specs, rounds, options, console)
     console.rule("Equality in fp32")
     exact: dict[Mode, ServerSpec] = {mode: replace(specs[mode], dtype="float32") for mode in ("plain", "plugin")}
     different = compare_texts(exact, prompts, equality_tokens, options.out / "logs", console)
@@ -214,6 +225,7 @@ def run(options: argparse.Namespace, console: Console) -> DemoReport:
             builtin_shape=str(options.builtin),
             plugin_worker=worker,
             quick=options.quick,
+            busy_percent=busy,
         ),
         versions=installed_versions(("eagle-plugin", "sglang", "torch", "transformers", "openai")),
         machine=describe_machine(),

@@ -28,6 +28,15 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def busy_percent(seconds: float = 2.0) -> float:
+    """How busy the machine is right now, in percent of all cores.
+
+    OpenMP threads that wait for each other spin: with a thread on every core, one foreign process is enough to make a
+    server ten times slower, so a comparison is worth nothing unless this is near 0 before it starts.
+    """
+    return psutil.cpu_percent(interval=seconds)
+
+
 def describe_machine() -> Machine:
     """Read the machine's description from the operating system."""
     cpuinfo = Path("/proc/cpuinfo")

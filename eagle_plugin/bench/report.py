@@ -80,6 +80,7 @@ class Settings(Strict):
     builtin_shape: str = Field(description="steps/topk/draft tokens")
     plugin_worker: str = Field(description="the plugin's start-up line")
     quick: bool
+    busy_percent: float = Field(ge=0, le=100, description="use of all cores by others just before the rounds")
 
 
 class DemoReport(Strict):

@@ -57,7 +57,7 @@ def report() -> DemoReport:
         ),
         settings=Settings(
             max_tokens=65, repeats=3, prompts_measured=3, threads=2, algorithm="EAGLE3", plugin_shape="2/4/8",
-            builtin_shape="2/1/3", plugin_worker="eagle-plugin", quick=False,
+            builtin_shape="2/1/3", plugin_worker="eagle-plugin", quick=False, busy_percent=1.5,
         ),
         versions={"sglang": "0.5.23"}, machine=describe_machine(), date="2026-01-01T00:00:00+00:00",
     )  # fmt: skip

@@ -28,6 +28,7 @@ _FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("enable_two_batch_overlap", (False, None), "two-batch overlap is not served yet"),
     ("enable_pdmux", (False, None), "PD multiplexing is not served yet"),
     ("enable_lora", (False, None), "LoRA is not served yet"),
+    ("lora_paths", (None, [], {}), "LoRA is not served yet"),
     ("kv_cache_dtype", ("auto", None), "only KV caches in the model's own dtype are served"),
     ("speculative_draft_kv_cache_dtype", ("auto", None), "only KV caches in the model's own dtype are served"),
     ("speculative_adaptive", (False, None), "the engine's adaptive steps have their own worker state"),
@@ -48,8 +49,6 @@ def flags_left_alone(arguments: Any) -> list[str]:
         value = getattr(arguments, name)
         if value not in served:
             reasons.append(f"--{name.replace('_', '-')} {value}: {why}")
-    if getattr(arguments, "lora_paths", None):
-        reasons.append("--lora-paths: LoRA is not served yet")
     steps, topk = arguments.speculative_num_steps, arguments.speculative_eagle_topk
     width = arguments.speculative_num_draft_tokens
     if None not in (steps, topk, width):

@@ -1,0 +1,125 @@
+"""What the plugin refuses, what it leaves to the engine's own worker, and that it can be switched off."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from serving import generate, serving, tiny_spec
+from tiny_models import tiny_eagle3_head, tiny_llama
+
+pytest.importorskip("sglang")
+from eagle_plugin.engines.sglang import plugin, takeover
+
+SERVED = {
+    **{name: served[0] for name, served, _ in takeover._FLAGS},
+    "speculative_num_steps": 3,
+    "speculative_eagle_topk": 4,
+    "speculative_num_draft_tokens": 16,
+}
+
+
+def test_the_usual_flags_are_served():
+    assert takeover.flags_left_alone(SimpleNamespace(**SERVED)) == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("device", "cuda"),
+        ("tp_size", 2),
+        ("attn_dp_size", 2),
+        ("enable_lora", True),
+        ("lora_paths", ["adapter"]),
+        ("kv_cache_dtype", "fp8_e4m3"),
+        ("speculative_adaptive", True),
+        ("speculative_accept_threshold_single", 0.5),
+        ("speculative_num_draft_tokens", 65),
+        ("speculative_num_steps", 18),  # (18 - 1) * 4 draft slots do not fit a word
+    ],
+)
+def test_other_flags_are_left_to_the_engine_with_the_flag_named(flag, value):
+    reasons = takeover.flags_left_alone(SimpleNamespace(**(SERVED | {flag: value})))
+    assert len(reasons) == 1
+    assert flag.replace("_", "-") in reasons[0] and str(value) in reasons[0]
+
+
+def test_an_unknown_engine_version_is_left_untouched(monkeypatch, caplog):
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    registered = []
+    monkeypatch.setattr(HookRegistry, "register", lambda *hook: registered.append(hook))
+    monkeypatch.setattr(plugin.metadata, "version", lambda name: "0.6.1")
+    plugin.register()
+    assert not registered
+    assert "0.6.1" in caplog.text and plugin.TESTED_VERSIONS[0] in caplog.text
+
+
+def test_the_environment_variable_switches_the_plugin_off(monkeypatch):
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    registered = []
+    monkeypatch.setattr(HookRegistry, "register", lambda *hook: registered.append(hook))
+    monkeypatch.setenv("EAGLE_PLUGIN", "0")
+    plugin.register()
+    assert not registered
+    monkeypatch.setenv("EAGLE_PLUGIN", "1")
+    plugin.register()
+    assert len(registered) == 3
+
+
+def launch(target: Path, head: Path, algorithm: str = "EAGLE3") -> subprocess.CompletedProcess[str]:
+    spec = tiny_spec(target, head, algorithm=algorithm)
+    return subprocess.run(
+        spec.command(port=1), env=spec.child_environment(os.environ), capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.mark.server
+def test_a_head_of_another_target_is_refused_in_one_sentence(tiny_target, tmp_path):
+    other = tiny_llama(tmp_path / "other", hidden=96, heads=6, kv_heads=2)
+    head = tiny_eagle3_head(tmp_path / "head", other)
+    result = launch(tiny_target, head)
+    assert result.returncode != 0
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("eagle-plugin: ")
+    assert "96" in last and "64" in last  # what was found and what was wanted
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.server
+def test_a_file_that_is_no_safetensors_is_refused(tiny_target, tiny_eagle3, tmp_path):
+    head = tmp_path / "head"
+    shutil.copytree(tiny_eagle3, head)
+    (head / "model.safetensors").write_bytes(b"not safetensors at all")
+    result = launch(tiny_target, head)
+    assert result.returncode != 0
+    assert result.stderr.strip().splitlines()[-1].startswith("eagle-plugin: ")
+    assert "model.safetensors" in result.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.server
+def test_a_flag_that_is_not_served_falls_back_and_says_so(tiny_target, tiny_eagle3, tmp_path):
+    """The engine's own worker serves, on the same kernels, and the log names the flag."""
+    spec = tiny_spec(
+        tiny_target,
+        tiny_eagle3,
+        mode="builtin",  # the mode that check_worker() expects to find ...
+        environment={"EAGLE_PLUGIN": "1"},  # ... although the plugin is on
+        extra_flags=("--skip-server-warmup", "--speculative-accept-threshold-single", "0.9"),
+    )
+    with serving([spec], tmp_path) as (server,):
+        assert len(generate(server, "tree", 8)["output_ids"]) == 8
+        lines = [line for line in server.log_text().splitlines() if "eagle-plugin" in line]
+    assert any("served by SGLang's own worker" in line and "accept-threshold-single" in line for line in lines)
+
+
+def test_the_module_needs_no_engine_to_be_imported():
+    """The entry point is imported in processes where the engine's modules must not be loaded early."""
+    code = "import sys, eagle_plugin.engines.sglang.plugin; sys.exit('sglang' in sys.modules or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
