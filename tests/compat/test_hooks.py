@@ -60,3 +60,64 @@ def test_compiled_functions_run_as_they_were_written():
     assert hooks.run_uncompiled(compiled, torch.tensor(3), plus=1).item() == 7
     with pytest.raises(Exception, match="compiled"):
         compiled(torch.tensor(3))
+
+
+def chain(*args):
+    return "the engine's chain"
+
+
+def layer(kind, **attributes):
+    """A layer of the engine's class without its constructor, which wants a running server."""
+    made = object.__new__(kind)
+    made.__dict__.update(attributes)
+    return made
+
+
+@pytest.mark.parametrize("variant", [None, "cast_x_before_out_mul", "fp32_residual", "variance_size_override"])
+def test_the_ordinary_norm_is_fused_and_its_variants_are_not(variant):
+    from sglang.srt.layers.layernorm import GemmaRMSNorm, RMSNorm
+
+    ordinary = {
+        "hidden_size": 64,
+        "weight": torch.ones(64),
+        "variance_epsilon": 1e-5,
+        "variance_size_override": None,
+        "cast_x_before_out_mul": False,
+        "fp32_residual": False,
+        "override_orig_dtype": None,
+    }
+    x = torch.randn(3, 64)
+    norm = layer(RMSNorm, **(ordinary | ({variant: 16} if variant else {})))
+    found = hooks.fused_rms_norm(chain, norm, x)
+    if variant:
+        assert found == chain()
+    else:
+        torch.testing.assert_close(found, torch.nn.functional.rms_norm(x, (64,), eps=1e-5))
+    assert hooks.fused_rms_norm(chain, layer(GemmaRMSNorm, **ordinary), x) == chain()
+    assert hooks.fused_rms_norm(chain, norm, x, x, x) == chain()
+
+
+def test_the_ordinary_rotation_is_fused_and_others_are_not():
+    from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
+
+    angles = torch.rand(10, 16)
+    attributes = {"is_neox_style": True, "cos_sin_cache": torch.cat([angles.cos(), angles.sin()], 1), "head_size": 32}
+    q, k, positions = torch.randn(2, 64), torch.randn(2, 32), torch.tensor([3, 7])
+    turned, _ = hooks.fused_rotary(chain, layer(RotaryEmbedding, **attributes), positions, q, k)
+    assert turned.norm() == pytest.approx(q.norm()) and not torch.equal(turned, q)
+    interleaved = layer(RotaryEmbedding, **(attributes | {"is_neox_style": False}))
+    assert hooks.fused_rotary(chain, interleaved, positions, q, k) == chain()
+
+    class Scaled(RotaryEmbedding):
+        def forward_native(self, *args):
+            raise AssertionError
+
+    assert hooks.fused_rotary(chain, layer(Scaled, **attributes), positions, q, k) == chain()
+
+
+def test_silu_is_fused_where_the_sizes_allow():
+    x = torch.randn(2, 64)
+    torch.testing.assert_close(
+        hooks.fused_silu_and_mul(chain, None, x), torch.nn.functional.silu(x[:, :32]) * x[:, 32:]
+    )
+    assert hooks.fused_silu_and_mul(chain, None, torch.randn(2, 6)) == chain()

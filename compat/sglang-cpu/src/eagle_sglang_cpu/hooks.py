@@ -5,6 +5,10 @@ which cannot verify draft trees. `intel_amx` is plain Python over torch.ops.sgl_
 which we provide, and nothing else in it needs AMX. So the whole remedy is to skip that one replacement: the engine's
 own backend, its draft backends (DraftBackendFactory's closed maps) and every check for the name "intel_amx" then work
 as they are. A backend of our own name would need two more hooks in DraftBackendFactory and would miss those checks.
+
+Norm, activation, rotary positions: without AMX the engine runs forward_native of these layers, chains of torch
+operations that take about 4 ms of a 24 ms token of a 30-layer model on two cores. One call each does the same; variants
+of the layers keep the chain.
 """
 
 import inspect
@@ -14,10 +18,15 @@ from typing import Any
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+from eagle_plugin.kernels import elementwise
+
 ATTENTION_FALLBACK = "sglang.srt.arg_groups.overrides._attention_backend_platform_fallbacks"
 GATHER_SPEC_EXTRAS = "sglang.kernels.ops.speculative.gather_spec_extras.gather_spec_extras"
 SELECT_TOP_K = "sglang.srt.speculative.spec_utils._select_top_k_tokens_later"
 MULTINOMIAL_WITH_SEED = "sglang.srt.layers.sampler.multinomial_with_seed"
+RMS_NORM = "sglang.srt.layers.layernorm.RMSNorm.forward_native"
+SILU_AND_MUL = "sglang.srt.layers.activation.SiluAndMul.forward_native"
+ROTARY = "sglang.srt.layers.rotary_embedding.base.RotaryEmbedding.forward_native"
 
 
 def keep_intel_amx(fallbacks: Callable[[Any], dict], view: Any) -> dict:
@@ -54,9 +63,63 @@ def run_uncompiled(compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     return inspect.unwrap(compiled)(*args, **kwargs)
 
 
+def fused_rms_norm(
+    chain: Callable[..., Any],
+    norm: Any,
+    x: torch.Tensor,
+    residual: torch.Tensor | None = None,
+    post_residual_addition: torch.Tensor | None = None,
+    quant_linear: Any = None,
+) -> Any:
+    """Run the ordinary RMSNorm in one call; its variants stay with the engine's chain of torch operations."""
+    from sglang.srt.layers.layernorm import RMSNorm
+
+    ordinary = (
+        type(norm).forward_native is RMSNorm.forward_native
+        and post_residual_addition is None
+        and norm.variance_size_override is None
+        and not norm.cast_x_before_out_mul
+        and not norm.fp32_residual
+        and norm.override_orig_dtype is None
+        and x.shape[-1] == norm.hidden_size
+    )
+    served = elementwise.rms_norm(x, norm.weight, norm.variance_epsilon, residual) if ordinary else None
+    if served is None:
+        return chain(norm, x, residual, post_residual_addition, quant_linear)
+    return served[0] if residual is None else served
+
+
+def fused_silu_and_mul(chain: Callable[..., Any], layer: Any, x: torch.Tensor) -> torch.Tensor:
+    """Run SiLU and the product in one call."""
+    served = elementwise.silu_and_mul(x)
+    return chain(layer, x) if served is None else served
+
+
+def fused_rotary(
+    chain: Callable[..., Any],
+    rope: Any,
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    fused_set_kv_buffer_arg: Any = None,
+) -> Any:
+    """Rotate queries and keys in one call; interleaved rotations and offsets stay with the engine's chain."""
+    from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
+
+    served = None
+    ordinary = type(rope).forward_native is RotaryEmbedding.forward_native and rope.is_neox_style
+    if ordinary and offsets is None and fused_set_kv_buffer_arg is None and key is not None:
+        served = elementwise.rotary(positions, query, key, rope.cos_sin_cache, rope.head_size)
+    return chain(rope, positions, query, key, offsets, fused_set_kv_buffer_arg) if served is None else served
+
+
 def register() -> None:
     """Register the hooks with SGLang's HookRegistry, which applies them after all plugins have run."""
     HookRegistry.register(ATTENTION_FALLBACK, keep_intel_amx, HookType.AROUND)
     HookRegistry.register(GATHER_SPEC_EXTRAS, gather_rows, HookType.AROUND)
     HookRegistry.register(SELECT_TOP_K, run_uncompiled, HookType.AROUND)
     HookRegistry.register(MULTINOMIAL_WITH_SEED, run_uncompiled, HookType.AROUND)
+    HookRegistry.register(RMS_NORM, fused_rms_norm, HookType.AROUND)
+    HookRegistry.register(SILU_AND_MUL, fused_silu_and_mul, HookType.AROUND)
+    HookRegistry.register(ROTARY, fused_rotary, HookType.AROUND)
