@@ -60,6 +60,20 @@ def test_prompts_longer_than_the_prefill_chunk(servers):
     assert texts(answers) == texts(generate_all(plain, prompts, 40, at_once=1))
 
 
+def test_generation_up_to_the_context_length(servers):
+    """The last trees reach as far as the request's cache rows do."""
+    plain, *trees = servers
+    prompt = " ".join(random.Random(5).choices(WORDS.split(), k=60))
+    expected = generate(plain, prompt, 10_000)["text"]
+    for server in trees:
+        answer = generate(server, prompt, 10_000)
+        assert answer["meta_info"]["finish_reason"]["type"] == "length"
+        # Speculation reserves room for a tree at the end of the context (512 here), so it stops a little earlier.
+        assert answer["meta_info"]["prompt_tokens"] + answer["meta_info"]["completion_tokens"] > 512 - 2 * 64
+        assert expected.startswith(answer["text"])
+        assert texts([generate(server, "tree", 8)]) == texts([generate(plain, "tree", 8)])
+
+
 def test_penalties_and_bias_decode_as_without_speculation(servers):
     """Penalties depend on the path to a node, so their batches run trees of one node."""
     plain, *trees = servers

@@ -13,6 +13,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.sglang.attention import TreeAttention
+from eagle_plugin.engines.sglang.draft_weights import use_int8_weights
 from eagle_plugin.engines.sglang.round import Round
 from eagle_plugin.kernels.tree import grow_level, new_table, select_tree, topk_log_softmax
 
@@ -25,13 +26,14 @@ class TreeDrafter(EagleDraftWorker):
     """
 
     def init_attention_backend(self) -> None:
-        """Wrap the head's attention backend; the engine's per-branch draft backends are not built."""
+        """Wrap the head's attention backend and round its weights; the engine's per-branch backends are not built."""
         self.tree_attention = TreeAttention(self.draft_runner.attn_backend)
         self.draft_runner.attn_backend = self.tree_attention
         self.draft_attn_backend = self.tree_attention
         self.draft_extend_attn_backend = self.tree_attention
         self.draft_runner.draft_attn_backend = self.tree_attention
         self._chain_words: dict[int, torch.Tensor] = {}
+        use_int8_weights(self.draft_runner.model, self.target_worker.model_runner.model)
 
     def draft(self, *args: Any, **kwargs: Any) -> Any:
         """The engine's own drafting keeps one history a branch; a caller of it would get another tree."""

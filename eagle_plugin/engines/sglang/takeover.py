@@ -25,6 +25,7 @@ _FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("attn_dp_size", (1, None), "data-parallel attention is not served yet"),
     ("disaggregation_mode", ("null", None), "prefill/decode disaggregation is not served yet"),
     ("enable_hierarchical_cache", (False, None), "the hierarchical cache is not served yet"),
+    ("enable_mixed_chunk", (False, None), "mixed chunked prefill is not served yet"),
     ("enable_two_batch_overlap", (False, None), "two-batch overlap is not served yet"),
     ("enable_pdmux", (False, None), "PD multiplexing is not served yet"),
     ("enable_lora", (False, None), "LoRA is not served yet"),
