@@ -154,6 +154,29 @@ def test_called_functions_take_what_we_give():
     assert "self.data_ptrs" in pool and "self.data_strides" in pool and "use_hnd" in pool
 
 
+def test_the_heads_linear_layers_can_be_given_another_method():
+    """draft_weights.py: LinearBase and the output layer call quant_method.apply(layer, x, bias)."""
+    import torch
+    from sglang.srt.layers import linear
+    from sglang.srt.layers.logits_processor import should_apply_lm_head_quant_method
+    from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+
+    from eagle_plugin.engines.sglang.draft_weights import Int8Method
+    from eagle_plugin.kernels.int8_linear import pack
+
+    assert _parameters(UnquantizedLinearMethod.apply) == ["self", "layer", "x", "bias"]
+    for layer in (linear.QKVParallelLinear, linear.MergedColumnParallelLinear, linear.RowParallelLinear):
+        assert issubclass(layer, linear.LinearBase)
+    assert "self.quant_method.apply(" in inspect.getsource(linear.RowParallelLinear.forward)
+    assert "self.quant_method.apply(" in inspect.getsource(linear.ColumnParallelLinear.forward)
+    output_layer = torch.nn.Linear(64, 32, bias=False).bfloat16()
+    method = Int8Method(pack(output_layer.weight.data), UnquantizedLinearMethod())
+    assert should_apply_lm_head_quant_method(output_layer, method)
+    few, many = torch.randn(2, 64).bfloat16(), torch.randn(40, 64).bfloat16()
+    assert torch.equal(method.apply(output_layer, many), output_layer(many))
+    torch.testing.assert_close(method.apply(output_layer, few), output_layer(few), rtol=0.05, atol=0.05)
+
+
 def test_the_output_stride_is_honoured():
     from sglang.srt.managers.scheduler_components import batch_result_processor as processor
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -190,8 +191,10 @@ def test_no_cache_slot_leaks_over_500_requests_with_aborts(servers):
     for server in (tree, wide):
         before = server.log_text()
         for round in range(10):
-            _abort_some(server, dice, 8)
-            assert texts(generate_all(server, prompts, 12, at_once=8)) == expected, round
+            with ThreadPoolExecutor(1) as hanging_up:  # beside the requests that are checked
+                aborted = hanging_up.submit(_abort_some, server, dice, 8)
+                assert texts(generate_all(server, prompts, 12, at_once=8)) == expected, round
+            aborted.result()
         flushed = httpx.post(f"{server.url}/flush_cache", params={"timeout": 30}, timeout=60, trust_env=False)
         assert flushed.status_code == 200
         state = httpx.get(f"{server.url}/server_info", timeout=60, trust_env=False).json()["internal_states"][0]
