@@ -9,9 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+import torch
 from scipy import stats
 from serving import accept_length, generate, generate_all, serving, texts, tiny_spec
 from tiny_models import read_markov_map
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytest.importorskip("sglang")
 pytestmark = pytest.mark.server
@@ -29,13 +31,10 @@ def make_prompts(count: int, longest: int = 24) -> list[str]:
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory, tiny_target, tiny_eagle3, tiny_eagle3_reduced, tiny_eagle2):
-    """Plain decoding, and the plugin at widths 4 (a chain), 16 and 64; one of them with chunks of 64 prompt tokens.
-
-    Plain decoding without overlap scheduling: with it the engine counts a token for penalties one step late.
-    """
+    """Plain decoding, and the plugin at widths 4 (a chain), 16 and 64; one of them with chunks of 64 prompt tokens."""
     chunks = {"extra_flags": ("--skip-server-warmup", "--chunked-prefill-size", "64")}
     specs = [
-        tiny_spec(tiny_target, extra_flags=("--skip-server-warmup", "--disable-overlap-schedule")),
+        tiny_spec(tiny_target),
         tiny_spec(tiny_target, tiny_eagle2, (3, 1, 4), algorithm="EAGLE"),
         tiny_spec(tiny_target, tiny_eagle3_reduced, (3, 4, 16), **chunks),
         tiny_spec(tiny_target, tiny_eagle3, (6, 8, 64)),
@@ -79,25 +78,49 @@ def test_generation_up_to_the_context_length(servers):
         assert texts([generate(server, "tree", 8)]) == texts([generate(plain, "tree", 8)])
 
 
-def test_penalties_and_bias_decode_as_without_speculation(servers):
+def penalised_greedy(target, prompt: str, count: int, frequency=0.0, presence=0.0, repetition=1.0) -> str:
+    """Greedy text under penalties on the generated tokens, by transformers; the additive ones come first."""
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    length = ids.shape[1]
+    for _ in range(count):
+        with torch.no_grad():
+            logits = model(ids).logits[0, -1]
+        times = torch.bincount(ids[0, length:], minlength=len(logits))
+        logits = logits - frequency * times - presence * (times > 0)
+        scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
+        logits = torch.where(times > 0, scaled, logits)
+        ids = torch.cat([ids, logits.argmax()[None, None]], dim=1)
+    return tokenizer.decode(ids[0, length:])
+
+
+def test_penalties_decode_one_token_a_round(servers, tiny_target):
     """Penalties depend on the path to a node, so their batches run trees of one node.
 
-    One at a time with penalties: when requests with penalties join and leave a batch, SGLang's own bookkeeping of them
-    under speculation differs from plain decoding by a token (its own worker gives the same texts as ours then).
+    Against transformers and not against plain decoding, whose penalties the engine counts now and then a token off.
     """
+    _, *trees = servers
+    prompts = make_prompts(8)
+    for frequency, presence, repetition in ((0.9, 0.0, 1.0), (0.0, 0.5, 1.4)):
+        sampling = {"frequency_penalty": frequency, "presence_penalty": presence, "repetition_penalty": repetition}
+        expected = [penalised_greedy(tiny_target, prompt, 32, *sampling.values()) for prompt in prompts]
+        assert expected != [penalised_greedy(tiny_target, prompt, 32) for prompt in prompts]
+        for server in trees:
+            answers = generate_all(server, prompts, 32, at_once=4, **sampling)
+            assert texts(answers) == expected, sampling
+            assert accept_length(answers) == 1
+
+
+def test_bias_and_minimal_length_decode_as_without_speculation(servers):
     plain, *trees = servers
     prompts = make_prompts(8)
-    for sampling in (
-        {"frequency_penalty": 0.9},
-        {"repetition_penalty": 1.4, "presence_penalty": 0.5},
-        {"logit_bias": {"70": 4.0, "75": -100.0}},
-        {"min_new_tokens": 20, "ignore_eos": False},
-    ):
+    unbiased = texts(generate_all(plain, prompts, 32, at_once=1))
+    for sampling in ({"logit_bias": {"70": 4.0, "75": -100.0}}, {"min_new_tokens": 20, "ignore_eos": False}):
         expected = texts(generate_all(plain, prompts, 32, at_once=1, **sampling))
-        assert expected != texts(generate_all(plain, prompts, 32, at_once=1)) or "min_new_tokens" in sampling
+        assert expected != unbiased or "min_new_tokens" in sampling
         for server in trees:
-            at_once = 4 if "penalty" not in " ".join(sampling) else 1
-            assert texts(generate_all(server, prompts, 32, at_once, **sampling)) == expected, sampling
+            assert texts(generate_all(server, prompts, 32, at_once=4, **sampling)) == expected, sampling
 
 
 def test_stop_strings_and_token_limits_inside_an_accepted_run(servers):
