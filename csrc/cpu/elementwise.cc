@@ -73,11 +73,11 @@ void rotate_head(T* head, const C* cos, const C* sin, int64_t half) {
 
 // x [N, n], weight [n], out [N, n]; residual [N, n] or empty: x + residual is normed and replaces residual.
 void rms_norm(TensorView x, TensorView weight, TensorView residual, TensorView out, double eps) {
-  const int64_t rows = x.size(0), n = x.size(1);
-  const bool add = residual.size(0) == rows && rows > 0 && residual.size(1) == n;
   check(x, "x", x.dtype(), {kAny, kAny});
+  const int64_t rows = x.size(0), n = x.size(1);
+  const bool add = residual.size(0) > 0;
   check(weight, "weight", x.dtype(), {n});
-  if (residual.size(0) > 0) check(residual, "residual", x.dtype(), {rows, n});
+  if (add) check(residual, "residual", x.dtype(), {rows, n});
   check(out, "out", x.dtype(), {rows, n});
   check_lanes(n, "the size of a row of x");
   with_type(x, "x", [&](auto type) {
@@ -93,9 +93,9 @@ void rms_norm(TensorView x, TensorView weight, TensorView residual, TensorView o
 
 // x [N, 2n] -> out [N, n]: silu of the first half times the second half.
 void silu_and_mul(TensorView x, TensorView out) {
+  check(out, "out", x.dtype(), {x.size(0), kAny});
   const int64_t rows = x.size(0), n = out.size(1);
-  check(x, "x", x.dtype(), {kAny, 2 * n});
-  check(out, "out", x.dtype(), {rows, n});
+  check(x, "x", x.dtype(), {rows, 2 * n});
   check_lanes(n, "the size of a row of out");
   with_type(x, "x", [&](auto type) {
     using T = decltype(type);

@@ -57,12 +57,14 @@ class TreeDrafter(EagleDraftWorker):
         frontier = grow_level(table, 0, 1, logp, tokens, None, beam=topk if steps > 1 else 0)
         hidden = state.hidden_states[:, None]  # [b, rows of the previous frontier, H]
         for level in range(1, steps):
-            hidden = self._read_frontier(round, level, frontier, hidden)
-            frontier = self._grow_children(table, level, frontier, beam=topk if level < steps - 1 else 0)
+            logits, hidden = self._read_frontier(round, level, frontier, hidden)
+            frontier = self._grow_children(table, level, frontier, logits, beam=topk if level < steps - 1 else 0)
         return select_tree(table, state.bonus_tokens.long(), width)
 
-    def _read_frontier(self, round: Round, level: int, frontier: Frontier, hidden: torch.Tensor) -> torch.Tensor:
-        """Run the head over the frontier of a level; keeps its logits and returns its hidden states [b, F, H]."""
+    def _read_frontier(
+        self, round: Round, level: int, frontier: Frontier, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the head over the frontier of a level: its logits [b * F, V] and hidden states [b, F, H]."""
         topk = round.shape.topk
         b, rows = frontier.tokens.shape
         first = (level - 1) * topk
@@ -81,13 +83,14 @@ class TreeDrafter(EagleDraftWorker):
                 num_tokens_for_logprob_per_req=rows,
             ),
         )
-        self._logits = output.next_token_logits
-        return output.hidden_states.view(b, rows, -1)
+        return output.next_token_logits, output.hidden_states.view(b, rows, -1)
 
-    def _grow_children(self, table: CandidateTable, level: int, frontier: Frontier, beam: int) -> Frontier:
-        """Propose the children of the frontier that was read last."""
+    def _grow_children(
+        self, table: CandidateTable, level: int, frontier: Frontier, logits: torch.Tensor, beam: int
+    ) -> Frontier:
+        """Propose the children of a frontier from what the head said after each of its rows."""
         b, rows = frontier.tokens.shape
-        logp, index = topk_log_softmax(self._logits, self.topk)
+        logp, index = topk_log_softmax(logits, self.topk)
         offset = self.topk + (level - 1) * self.topk * self.topk
         shape = (b, rows, self.topk)
         return grow_level(
