@@ -17,7 +17,7 @@ COMPAT := compat/sglang-cpu/pyproject.toml compat/sglang-cpu/setup.py
 CALM := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 ARGS ?=
 
-.PHONY: help env demo serve test test-fast lint format bench lock clean distclean
+.PHONY: help env demo serve test test-fast lint format bench acceptance lock clean distclean
 
 help: ## this text
 	@echo 'eagle-plugin: EAGLE speculative decoding for stock inference engines'
@@ -62,7 +62,7 @@ test-fast: env ## the tests that start no server
 	$(CALM) $(BIN)/python -m pytest -m 'not server' $(ARGS)
 
 CODE := $(wildcard *.py eagle_plugin compat tests benchmarks)
-CXX_CODE := $(filter %.h %.cc %.cu %.cuh,$(NATIVE))
+CXX_CODE := $(filter %.h %.cc %.cu %.cuh,$(NATIVE) $(wildcard tests/kernels/cuda/*))
 
 lint: env ## ruff, mypy and clang-format, changing nothing
 	$(BIN)/ruff check $(CODE)
@@ -77,6 +77,9 @@ format: env ## let ruff and clang-format rewrite the files
 
 bench: env ## find the best tree shape on this machine, over HTTP; see ARGS='--help'
 	$(BIN)/eagle-plugin bench $(ARGS)
+
+acceptance: env ## accept length of the sampling rules with the shipped head, to out/acceptance.json
+	$(CALM) $(BIN)/python benchmarks/acceptance.py --json out/acceptance.json $(ARGS)
 
 lock: ## resolve the locks in environments/ again (a maintainer's step)
 	environments/make.sh lock sglang

@@ -24,6 +24,7 @@ struct Group {  // rows that share keys: one block of queries of one request, fo
   const int32_t* slots;
   int64_t begin, end, stretch;  // keys, and how many of them a task takes
   int64_t first_task, tasks;
+  int32_t done;  // tasks that have finished, counted by all threads
 };
 
 // Memory that grows and is kept for the next call of this thread.
@@ -46,8 +47,21 @@ float* workspace(int slot, int64_t floats) {
 struct Plan {
   std::vector<Query> queries;  // of every request; groups point into it
   std::vector<Group> groups;
-  int64_t tasks = 0, rows = 0;  // rows: of the largest group
-  double work = 0;
+  std::vector<int32_t> group_of;  // [tasks]
+  int64_t rows;                   // of the largest group
+  double work;
+
+  // An empty plan over `count` queries in the memory of the calling thread's last one: a call of a size that the thread
+  // has seen allocates nothing.
+  static Plan& begin(int64_t count) {
+    thread_local Plan plan;
+    plan.queries.resize(count);
+    plan.groups.clear();
+    plan.group_of.clear();
+    plan.rows = 0;
+    plan.work = 0;
+    return plan;
+  }
 
   // Adds the queries[first, first + count) of one request, whose keys [0, keys) stand in `slots`. The split depends on
   // this request alone, never on the batch or on the number of threads, so that its result does not either.
@@ -71,8 +85,8 @@ struct Plan {
       g.stretch = ((keys + g.tasks - 1) / g.tasks + kBlock - 1) / kBlock * kBlock;
       if (g.stretch) g.tasks = std::max<int64_t>(1, (keys + g.stretch - 1) / g.stretch);
       for (g.kv_head = 0; g.kv_head < a.kv_heads; ++g.kv_head) {
-        g.first_task = tasks;
-        tasks += g.tasks;
+        g.first_task = static_cast<int64_t>(group_of.size());
+        group_of.insert(group_of.end(), g.tasks, static_cast<int32_t>(groups.size()));
         groups.push_back(g);
       }
       rows = std::max(rows, g.count * a.group);
@@ -82,22 +96,17 @@ struct Plan {
 };
 
 template <class T>
-void run(const AttentionSpec& a, const Plan& plan) {
+void run(const AttentionSpec& a, Plan& plan) {
   const int64_t rows = padded_rows(plan.rows), part = rows * (a.dim_v + 2);
-  std::vector<int32_t> group_of(plan.tasks);
-  for (size_t g = 0; g < plan.groups.size(); ++g) {
-    for (int64_t i = 0; i < plan.groups[g].tasks; ++i)
-      group_of[plan.groups[g].first_task + i] = static_cast<int32_t>(g);
-  }
+  const int64_t tasks = static_cast<int64_t>(plan.group_of.size());
   // a task whose group has no other keeps its partial result in the thread's own scratch
-  const bool split = plan.tasks != static_cast<int64_t>(plan.groups.size());
-  float* parts = split ? workspace(0, plan.tasks * part) : nullptr;
-  std::vector<std::atomic<int32_t>> done(plan.groups.size());
+  const bool split = tasks != static_cast<int64_t>(plan.groups.size());
+  float* parts = split ? workspace(0, tasks * part) : nullptr;
   std::atomic<bool> bad_slot{false};
   const int64_t scratch = Scratch::floats(rows, a.dim, a.dim_v);
 
-  parallel_for(plan.tasks, plan.work > kWorthThreads, [&](int64_t task) {
-    const Group& g = plan.groups[group_of[task]];
+  parallel_for(tasks, plan.work > kWorthThreads, [&](int64_t task) {
+    Group& g = plan.groups[plan.group_of[task]];
     float* own = workspace(1, scratch + part);
     auto partial = [&](float* at) { return Partial{at, at + rows * a.dim_v, at + rows * (a.dim_v + 1)}; };
     const int64_t begin = g.begin + (task - g.first_task) * g.stretch;
@@ -109,7 +118,7 @@ void run(const AttentionSpec& a, const Plan& plan) {
       bad_slot.store(true, std::memory_order_relaxed);
     }
     // the last task of a group merges them all, in the order of their keys
-    if (done[group_of[task]].fetch_add(1, std::memory_order_acq_rel) + 1 < g.tasks) return;
+    if (__atomic_add_fetch(&g.done, 1, __ATOMIC_ACQ_REL) < g.tasks) return;
     Partial all[kMaxStretches] = {mine};
     for (int64_t i = 0; g.tasks > 1 && i < g.tasks; ++i) all[i] = partial(parts + (g.first_task + i) * part);
     finish_rows<T>(a, g.count * a.group, all, g.tasks, g.first_query, head);
@@ -124,8 +133,9 @@ AttentionSpec check_call(const TensorView& q, const TensorView& k, const TensorV
                          const Optional<TensorView>& sinks, const TensorView& out) {
   AttentionSpec a{};
   const DLDataType dtype = q.dtype();
-  if (!same(dtype, kF32) && !same(dtype, kBF16)) {
-    TVM_FFI_THROW(TypeError) << "q is " << name_of(dtype) << ", wanted float32 or bfloat16: convert it with .to()";
+  if (!same(dtype, kF32) && !same(dtype, kBF16) && !same(dtype, kF16)) {
+    TVM_FFI_THROW(TypeError) << "q is " << name_of(dtype)
+                             << ", wanted float32, bfloat16 or float16: convert it with .to()";
   }
   a.q_stride = check_rows(q, "q", dtype, {kAny, kAny, kAny});
   a.q_heads = q.size(1);
@@ -172,9 +182,11 @@ const int32_t* check_slots(const TensorView& slot_table, const TensorView& rows,
   return ptr<int32_t>(slot_table) + row * slot_table.size(1);
 }
 
-void run_any(const AttentionSpec& a, const Plan& plan, DLDataType dtype) {
+void run_any(const AttentionSpec& a, Plan& plan, DLDataType dtype) {
   if (same(dtype, kF32)) {
     run<float>(a, plan);
+  } else if (same(dtype, kF16)) {
+    run<simd::Float16>(a, plan);
   } else {
     run<simd::BFloat16>(a, plan);
   }
@@ -195,8 +207,7 @@ void tree_attention(TensorView q, TensorView k, TensorView v, TensorView slot_ta
   if (tail < 0 || tail > 64) {
     TVM_FFI_THROW(ValueError) << "tail is " << tail << ", wanted 0 to 64: ancestors are one 64-bit word per node";
   }
-  Plan plan;
-  plan.queries.resize(b * nodes);
+  Plan& plan = Plan::begin(b * nodes);
   for (int64_t i = 0; i < b; ++i) {
     const int64_t prefix = ptr<int64_t>(prefix_lens)[i];
     const int32_t* slots = check_slots(slot_table, rows, i, prefix < 0 ? prefix : prefix + tail);
@@ -237,8 +248,7 @@ void extend_attention(TensorView q, TensorView k, TensorView v, TensorView slot_
     squares += fresh * fresh;
   }
   if (mask.has_value()) check(mask.value(), "mask", kBool, {squares});
-  Plan plan;
-  plan.queries.resize(total);
+  Plan& plan = Plan::begin(total);
   const uint8_t* bytes = mask.has_value() ? ptr<uint8_t>(mask.value()) : nullptr;
   int64_t at = 0;
   for (int64_t i = 0; i < b; ++i) {

@@ -1,10 +1,9 @@
-// The k most likely tokens of each row of logits, with their log-probabilities.
-#include <eagle/ffi_checks.h>
+// topk_log_softmax with vectors: a row is cut into segments, of which each keeps a list of its best.
 #include <eagle/simd.h>
-#include <eagle/tree.h>
+#include <eagle/topk_door.h>
 
 #include <algorithm>
-#include <cmath>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -18,11 +17,10 @@ constexpr int64_t kWorthThreads = 16384;  // logits below which waking other thr
 constexpr int kStep = 8 * simd::kLanes;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-struct Segment {  // the best of one stretch of a row
-  float scores[kMaxWidth];
-  int32_t items[kMaxWidth];
+struct Segment {                  // the best of one stretch of a row
+  uint64_t keys[4 * kMaxListed];  // with candidates that have not been sorted out yet
   int length;
-  double total;  // sum of exp(x - scores[0])
+  double total;  // sum of exp(x - the best score)
 };
 
 inline simd::Floats load_row(const float* p) { return simd::load(p); }
@@ -52,8 +50,19 @@ simd::Floats load_some(const T* p, int64_t count) {  // lanes from `count` on ar
   return x;
 }
 
+// Keeps the k best keys of a list, in any order, the k-th best at their end.
+void keep_best(Segment& list, int k) {
+  std::nth_element(list.keys, list.keys + k - 1, list.keys + list.length, std::greater<>());
+  list.length = k;
+}
+
 template <class T>
 void scan(const T* row, int64_t begin, int64_t end, int k, Segment& out) {
+  // Candidates are collected and sorted out now and then. Once k are known only a better score can enter: items come by
+  // ascending index, and of equals the first is the better.
+  const int room = 4 * k;
+  float floor = -kInfinity;
+  bool full = false;
   out.length = 0;
   for (int64_t at = begin; at < end; at += kStep) {
     simd::Floats x[8], top = simd::broadcast(-kInfinity);
@@ -63,14 +72,24 @@ void scan(const T* row, int64_t begin, int64_t end, int k, Segment& out) {
       x[i] = load_some(row + at + i * simd::kLanes, count - i * simd::kLanes);
       top = simd::max(top, x[i]);
     }
-    if (out.length == k && !(simd::highest(top) > out.scores[k - 1])) continue;
-    for (int64_t j = 0; j < count; ++j) {
-      out.length = insert_best(out.scores, out.items, out.length, k, x[j / simd::kLanes][j % simd::kLanes],
-                               static_cast<int32_t>(at + j));
+    if (full && !(simd::highest(top) > floor)) continue;
+    for (int i = 0; i < vectors; ++i) {
+      if (full && !(simd::highest(x[i]) > floor)) continue;
+      const int64_t from = at + i * simd::kLanes, lanes = std::min<int64_t>(simd::kLanes, end - from);
+      for (int64_t j = 0; j < lanes; ++j) {
+        if (full && !(x[i][j] > floor)) continue;
+        out.keys[out.length++] = best_key(x[i][j], static_cast<int32_t>(from + j));
+        if (out.length < room) continue;
+        keep_best(out, k);
+        floor = score_of(out.keys[k - 1]);
+        full = true;
+      }
     }
   }
+  if (out.length > k) keep_best(out, k);
+  std::sort(out.keys, out.keys + out.length, std::greater<>());
   simd::Floats sums[4] = {};
-  const float top = out.scores[0];
+  const float top = score_of(out.keys[0]);
   const simd::Floats base = simd::broadcast(top == -kInfinity ? 0.0f : top);
   int64_t at = begin;
   for (; at + 4 * simd::kLanes <= end; at += 4 * simd::kLanes) {
@@ -81,67 +100,53 @@ void scan(const T* row, int64_t begin, int64_t end, int k, Segment& out) {
 }
 
 void merge(const Segment* segments, int64_t count, int k, float* logp, int64_t* index) {
-  float scores[kMaxWidth];
-  int32_t items[kMaxWidth];
+  uint64_t best[kMaxListed];
+  thread_local std::vector<int> next;  // of each segment; grows to the longest row, and stays
+  next.assign(std::max(next.size(), static_cast<size_t>(count)), 0);
   int length = 0;
-  for (int64_t s = 0; s < count; ++s) {
-    for (int j = 0; j < segments[s].length; ++j) {
-      length = insert_best(scores, items, length, k, segments[s].scores[j], segments[s].items[j]);
+  for (; length < k; ++length) {
+    int64_t from = -1;
+    for (int64_t s = 0; s < count; ++s) {
+      if (next[s] == segments[s].length) continue;
+      if (from < 0 || segments[s].keys[next[s]] > segments[from].keys[next[from]]) from = s;
     }
+    if (from < 0) break;
+    best[length] = segments[from].keys[next[from]++];
   }
+  const float top = score_of(best[0]);
   double total = 0;
   for (int64_t s = 0; s < count; ++s) {
-    if (segments[s].total > 0) total += segments[s].total * std::exp(double(segments[s].scores[0]) - scores[0]);
+    const double below = double(score_of(segments[s].keys[0])) - top;
+    if (segments[s].total > 0) total += segments[s].total * std::exp(below);
   }
   for (int j = 0; j < length; ++j) {
-    const double p = double(scores[j]) - scores[0] - std::log(total);
-    logp[j] = std::isnan(p) ? -kInfinity : std::min(static_cast<float>(p), 0.0f);
-    index[j] = items[j];
+    logp[j] = log_probability(score_of(best[j]), top, total);
+    index[j] = index_of(best[j]);
   }
 }
 
 template <class T>
-void run(const TensorView& logits, int64_t stride, const TensorView& logp, const TensorView& index) {
-  const int64_t rows = logits.size(0), vocab = logits.size(1);
-  const int k = static_cast<int>(logp.size(1));
-  const int64_t pieces = (vocab + kSegment - 1) / kSegment;
-  std::vector<Segment> segments(rows * pieces);
-  parallel_for(rows * pieces, rows * vocab > kWorthThreads, [&](int64_t task) {
+void run_rows(const TopkCall& call) {
+  const int64_t pieces = (call.vocabulary + kSegment - 1) / kSegment;
+  thread_local std::vector<Segment> kept;  // grows to the largest call of a thread, and stays
+  kept.resize(std::max(kept.size(), static_cast<size_t>(call.rows * pieces)));
+  Segment* segments = kept.data();
+  parallel_for(call.rows * pieces, call.rows * call.vocabulary > kWorthThreads, [&](int64_t task) {
     const int64_t row = task / pieces, begin = task % pieces * kSegment;
-    scan(ptr<T>(logits) + row * stride, begin, std::min(vocab, begin + kSegment), k, segments[task]);
+    scan(static_cast<const T*>(call.logits) + row * call.stride, begin,
+         std::min<int64_t>(call.vocabulary, begin + kSegment), call.k, segments[task]);
   });
-  for (int64_t row = 0; row < rows; ++row) {
-    merge(segments.data() + row * pieces, pieces, k, ptr<float>(logp) + row * k, ptr<int64_t>(index) + row * k);
+  for (int64_t row = 0; row < call.rows; ++row) {
+    merge(segments + row * pieces, pieces, call.k, call.logp + row * call.k, call.index + row * call.k);
   }
 }
 
 }  // namespace
 
-void topk_log_softmax(TensorView logits, TensorView logp, TensorView index) {
-  const DLDataType dtype = logits.dtype();
-  const int64_t stride = check_rows(logits, "logits", dtype, {kAny, kAny});
-  const int64_t rows = logits.size(0), vocab = logits.size(1);
-  check(logp, "logp", kF32, {rows, kAny});
-  const int64_t k = logp.size(1);
-  check(index, "index", kI64, {rows, k});
-  if (k < 1 || k > vocab || k > kMaxWidth) {
-    TVM_FFI_THROW(ValueError) << "k is " << k << " for logits of shape " << shape_of(logits)
-                              << ", wanted [R, V] and 1 <= k <= min(V, 64)";
-  }
-  if (vocab > std::numeric_limits<int32_t>::max())
-    TVM_FFI_THROW(ValueError) << "logits has " << vocab << " columns, wanted at most 2^31 - 1";
-  if (same(dtype, kF32)) {
-    run<float>(logits, stride, logp, index);
-  } else if (same(dtype, kBF16)) {
-    run<simd::BFloat16>(logits, stride, logp, index);
-  } else if (same(dtype, kF16)) {
-    run<simd::Float16>(logits, stride, logp, index);
-  } else {
-    TVM_FFI_THROW(TypeError) << "logits is " << name_of(dtype)
-                             << ", wanted float32, bfloat16 or float16: convert it with .to()";
-  }
+void run(const TopkCall& call) {
+  if (same(call.dtype, kF32)) run_rows<float>(call);
+  if (same(call.dtype, kBF16)) run_rows<simd::BFloat16>(call);
+  if (same(call.dtype, kF16)) run_rows<simd::Float16>(call);
 }
 
 }  // namespace eagle
-
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(topk_log_softmax, eagle::topk_log_softmax);

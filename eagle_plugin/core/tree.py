@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 MAX_WIDTH = 64  # ancestors are one 64-bit word per node
+MAX_LISTED = 128  # likeliest tokens of a row
 
 
 class DraftTree(NamedTuple):
@@ -20,6 +21,7 @@ class DraftTree(NamedTuple):
     parents: Tensor  # [b, W] int32, -1 for the root and for padding nodes
     depths: Tensor  # [b, W] int32
     ancestors: Tensor  # [b, W] int64 holding uint64 bits: bit j of word i = node j is an ancestor of i, or i itself
+    draws: Tensor  # [b, W] int32, proposal row that drew the node; -1 for a deterministic child, the root, padding
 
 
 class Frontier(NamedTuple):
@@ -40,6 +42,7 @@ class CandidateTable(NamedTuple):
     scores: Tensor  # [b, C] float32
     tokens: Tensor  # [b, C] int64
     parents: Tensor  # [b, C] int32, index of the parent candidate, -1 for the root
+    draws: Tensor  # [b, C] int32, proposal row that drew the candidate, -1 for a deterministic one
 
 
 def topk_log_softmax(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -62,6 +65,7 @@ def new_table(b: int, C: int, device: torch.device | str = "cpu") -> CandidateTa
         torch.full((b, C), -torch.inf, device=device),
         torch.zeros(b, C, dtype=torch.int64, device=device),
         torch.full((b, C), -1, dtype=torch.int32, device=device),
+        torch.full((b, C), -1, dtype=torch.int32, device=device),
     )
 
 
@@ -70,12 +74,20 @@ def _best(scores: Tensor, n: int) -> Tensor:
 
 
 def grow_level(
-    table: CandidateTable, offset: int, level: int, logp: Tensor, tokens: Tensor, previous: Frontier | None, beam: int
+    table: CandidateTable,
+    offset: int,
+    level: int,
+    logp: Tensor,
+    tokens: Tensor,
+    previous: Frontier | None,
+    beam: int,
+    draws: Tensor | None = None,
 ) -> Frontier:
     """Write the children of the previous frontier into the table and return the best of them (EAGLE-2, section 4.1).
 
     logp [b, Fp, k] float32 and tokens [b, Fp, k] int64 are the children of each row of `previous` (Fp = 1, previous =
-    None at level 1, the children of the root). They fill table[:, offset : offset + Fp*k]. The frontier holds F =
+    None at level 1, the children of the root). draws [b, Fp, k] int32 names the proposal row that each child was drawn
+    from, -1 or None where it was not drawn. They fill table[:, offset : offset + Fp*k]. The frontier holds F =
     min(beam, Fp*k) rows; beam = 0 at the last level only records the candidates. Needs (level-1)*beam + F <= 64.
     """
     b, rows, k = logp.shape
@@ -88,6 +100,7 @@ def grow_level(
     table.scores[:, span] = scores
     table.tokens[:, span] = new_tokens
     table.parents[:, span] = parents.repeat_interleave(k, dim=1)
+    table.draws[:, span] = -1 if draws is None else draws.reshape(b, rows * k)
 
     best = _best(scores, F)
     parent_rows = best // k
@@ -110,7 +123,7 @@ def select_tree(table: CandidateTable, root_tokens: Tensor, width: int) -> Draft
     root_tokens [b] int64. A child never scores above its parent and stands behind it in the table, so the best
     candidates by (score descending, index ascending) are closed under parents. Nodes stand in table order. When the
     table holds fewer than W - 1 candidates the rest is padding: the root's token, parent -1, depth 0, ancestors =
-    root and itself.
+    root and itself, no draw.
     """
     b, C = table.scores.shape
     n = min(width - 1, C)
@@ -124,6 +137,8 @@ def select_tree(table: CandidateTable, root_tokens: Tensor, width: int) -> Draft
 
     tokens = root_tokens[:, None].repeat(1, width)
     tokens[:, 1 : n + 1] = table.tokens.gather(1, picked)
+    draws = torch.full((b, width), -1, dtype=torch.int32, device=device)
+    draws[:, 1 : n + 1] = table.draws.gather(1, picked)
     nodes = torch.arange(width, device=device)
     ancestors = (torch.ones_like(nodes) << nodes | 1).repeat(b, 1)
     depths = torch.zeros(b, width, dtype=torch.int32, device=device)
@@ -131,4 +146,4 @@ def select_tree(table: CandidateTable, root_tokens: Tensor, width: int) -> Draft
         parent = parents[:, i : i + 1].long()
         ancestors[:, i : i + 1] |= ancestors.gather(1, parent)
         depths[:, i : i + 1] = depths.gather(1, parent) + 1
-    return DraftTree(tokens, parents, depths, ancestors)
+    return DraftTree(tokens, parents, depths, ancestors, draws)

@@ -1,4 +1,4 @@
-"""Verification of a draft tree against the target's choices, and the move of the accepted rows of the cache."""
+"""Verification of a draft tree: the rule, and the move of the accepted rows of the cache."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from eagle_plugin.core.propose import Proposals
+from eagle_plugin.core.sampling import SamplingParams, draw, target_distribution
+from eagle_plugin.core.tree import DraftTree
 
 
 class Accepted(NamedTuple):
@@ -42,6 +46,67 @@ def verify_greedy(tokens: Tensor, parents: Tensor, targets: Tensor, stride: int)
         lengths += alive
     out.scatter_(1, lengths - 1, targets.gather(1, current))
     return Accepted(index, lengths[:, 0].int(), out)
+
+
+def verify_tree(
+    tree: DraftTree, logits: Tensor, params: SamplingParams, proposals: Proposals, uniforms: Tensor, stride: int
+) -> Accepted:
+    """Walk each tree so that the tokens have exactly the target's distribution, at every temperature.
+
+    tree of [b, W] nodes; logits [b * W, V] float32, row i * W + j after node j of request i, after penalties, grammar
+    mask and bias; params and proposals of b requests; uniforms [b, stride, N] float64. At a node with distribution p:
+
+    1. Its sampled children, drawn without replacement from q', are tested in node order, N - 1 of them at most: s is
+       accepted if u * q'(s) < p(s); else p becomes max(p - q', 0), normalised, and q' is normalised without s. One
+       such test is speculative sampling (Leviathan et al., arXiv 2211.17192, algorithm 1), a row of them recursive
+       rejection (SpecInfer, arXiv 2305.09781).
+    2. Draw x from what is left of p. If x is a deterministic child, go there; else x is the bonus token and the walk
+       ends.
+
+    Step 2 alone is plain sampling, whatever the children are. The whole is lossless because nothing decides over a
+    sampled child, its slot in the tree included, by which token was drawn. (Greedy and sampled candidates together:
+    Hu et al., arXiv 2502.18779.) At temperature 0 p is one token, and the walk is `verify_greedy` of the argmax.
+    """
+    b, W = tree.tokens.shape
+    out = Accepted(
+        torch.full((b, stride), -1, dtype=torch.int32, device=logits.device),
+        torch.zeros(b, dtype=torch.int32, device=logits.device),
+        torch.zeros(b, stride, dtype=torch.int64, device=logits.device),
+    )
+    for i in range(b):
+        row = SamplingParams(*(values[i : i + 1] for values in params))
+        greedy = bool(row.is_greedy()[0])
+        parents, draws, tokens = tree.parents[i].tolist(), tree.draws[i].tolist(), tree.tokens[i].tolist()
+        node, step = 0, 0
+        out.index[i, 0] = 0
+        while True:
+            p = target_distribution(logits[i * W + node][None], row)[0]
+            u = uniforms[i, step].tolist()
+            children = [c for c in range(W) if parents[c] == node] if step + 1 < stride else []
+            sampled = [c for c in children if draws[c] >= 0 and not greedy]
+            q = torch.zeros_like(p)
+            if sampled:
+                q[proposals.tokens[i, draws[sampled[0]]]] += proposals.weights[i, draws[sampled[0]]]
+            child = None
+            for c, number in zip(sampled, u[:-1], strict=False):
+                x = tokens[c]
+                if number * q[x] < p[x]:
+                    child = c
+                    break
+                left = (p - q).clamp(min=0)
+                p = left / left.sum() if left.sum() > 0 else p
+                q[x] = 0
+                q /= q.sum().clamp(min=torch.finfo(q.dtype).tiny)
+            if child is None:
+                x = draw(p, u[-1])
+                child = next((c for c in children if c not in sampled and tokens[c] == x), None)
+            out.tokens[i, step] = x
+            step += 1
+            if child is None:
+                break
+            out.index[i, step] = node = child
+        out.lengths[i] = step
+    return out
 
 
 def compact_rows(cache: Tensor, window: Tensor, index: Tensor, lengths: Tensor) -> None:

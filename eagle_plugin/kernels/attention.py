@@ -1,4 +1,4 @@
-"""Attention over the paged cache of keys and values: C++ on the CPU, torch elsewhere.
+"""Attention over the paged cache of keys and values: C++ on the CPU, Triton for trees on a GPU, torch elsewhere.
 
 The key at position p of request i lives in slot slot_table[rows[i], p] of the caches, which are read in place. All
 query heads that share a key head are computed together; logits and sums are float32.
@@ -6,6 +6,9 @@ query heads that share a key head are computed together; logits and sums are flo
 
 from __future__ import annotations
 
+import functools
+import logging
+import os
 from collections.abc import Callable
 
 import torch
@@ -16,6 +19,9 @@ from eagle_plugin.kernels.checks import ANY, check
 from eagle_plugin.kernels.loader import function
 
 __all__ = ["extend_attention", "tree_attention"]
+
+log = logging.getLogger(__name__)
+NATIVE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def tree_attention(
@@ -36,12 +42,14 @@ def tree_attention(
 ) -> Tensor:
     """Attend from R tree nodes of each of b requests to the prefix and to the nodes' own ancestors.
 
-    q [b*R, Hq, D], k_cache [slots, Hkv, D] and v_cache [slots, Hkv, Dv] of one dtype (bfloat16 or float32); slot_table
-    [P, S] int32, rows [b] int64, prefix_lens [b] int64, ancestors [b, R] int64 (64-bit words) -> [b*R, Hq, Dv].
+    q [b*R, Hq, D], k_cache [slots, Hkv, D] and v_cache [slots, Hkv, Dv] of one dtype (bfloat16, float16 or float32);
+    slot_table [P, S] int32, rows [b] int64, prefix_lens [b] int64, ancestors [b, R] int64 (64-bit words)
+    -> [b*R, Hq, Dv].
     Keys stand at positions 0 .. prefix + tail - 1: a prefix key is visible to every row (with window >= 0 only when
     prefix + popcount(word) - 1 - p <= window), tail key t where bit t of the row's word is set. Plain decode is R = 1,
     tail = 1, word = 1. Sinks [Hq] float32 are extra logits in the denominator. A row that sees no key yields zeros.
-    TypeError and ValueError name a wrong input.
+    TypeError and ValueError name a wrong input; on a GPU the contents of the integer tensors are not checked, since the
+    host would have to wait for them, and a launch can be captured in a CUDA graph.
     """
     out = _out(q, v_cache, out)
     native = _native("tree_attention", q, v_cache)
@@ -58,6 +66,11 @@ def tree_attention(
     _check_table(slot_table, rows, b)
     if not 0 <= tail <= 64:
         raise ValueError(f"tail is {tail}, wanted 0 to 64: ancestors are one 64-bit word per node")
+    launch = _triton() if q.is_cuda and max(q.shape[2], v_cache.shape[2]) <= 256 else None
+    if launch is not None:
+        args = (q, k_cache, v_cache, slot_table, rows, prefix_lens, ancestors, out)
+        launch(*args, tail=tail, scale=scale, logit_cap=logit_cap, window=window, sinks=sinks)
+        return out
     for i, (row, prefix) in enumerate(zip(rows.tolist(), prefix_lens.tolist(), strict=True)):
         _check_row(slot_table, row, i, prefix + tail if prefix >= 0 else prefix)
         visible = oracle.tree_visible(ancestors[i], prefix, tail, window)
@@ -141,11 +154,24 @@ def _out(q: Tensor, v_cache: Tensor, out: Tensor | None) -> Tensor:
 
 
 def _native(name: str, q: Tensor, v_cache: Tensor) -> Callable[..., None] | None:
-    """The native kernel where it serves: CPU, bfloat16 or float32, head_dim a multiple of 16 up to 256."""
-    if not q.is_cpu or q.dim() != 3 or v_cache.dim() != 3 or q.dtype not in (torch.bfloat16, torch.float32):
+    """The native kernel where it serves: CPU, 16 or 32 bits, head_dim a multiple of 16 up to 256."""
+    if not q.is_cpu or q.dim() != 3 or v_cache.dim() != 3 or q.dtype not in NATIVE_DTYPES:
         return None
     D, Dv = q.shape[2], v_cache.shape[2]
     return None if D % 16 or Dv % 16 or not 0 < D <= 256 or not 0 < Dv <= 256 else function(name)
+
+
+@functools.cache
+def _triton() -> Callable[..., None] | None:
+    """The Triton kernel; None where EAGLE_KERNELS=torch or a torch without Triton leaves GPUs to the torch path."""
+    if os.environ.get("EAGLE_KERNELS") == "torch":
+        return None
+    try:
+        from eagle_plugin.kernels import triton_attention
+    except ImportError as error:
+        log.warning("no Triton, the slower torch path serves tree attention on the GPU: %s", error)
+        return None
+    return triton_attention.tree_attention
 
 
 def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, sinks: Tensor | None, out: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Moves inside the paged cache of keys and values: C++ on the CPU, torch elsewhere."""
+"""Moves inside the paged cache of keys and values: native on the CPU and on CUDA, torch elsewhere."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ __all__ = ["compact_kv", "compact_rows", "store_kv"]
 def compact_kv(
     data_ptrs: Tensor, row_bytes: Tensor, window: Tensor, index: Tensor, lengths: Tensor, *, slots: int = 0
 ) -> None:
-    """Move the accepted rows of n CPU caches at once to the front of each request's window, in place.
+    """Move the accepted rows of n caches at once to the front of each request's window, in place.
 
     data_ptrs [n] int64 (base addresses, uint64 bits) and row_bytes [n] int64 describe the caches (keys and values of
-    every layer); window [b, W] int64, index [b, E] int32, lengths [b] int32 as in `core.verify.compact_rows`.
-    `slots`, when given, is the number of rows of the smallest cache and every slot is checked against it. ValueError:
-    an accepted node outside the window, a length outside 0..min(E, W), a slot outside the cache; nothing has been
-    moved then.
+    every layer); window [b, W] int64, index [b, E] int32, lengths [b] int32 as in `core.verify.compact_rows`. All are
+    on the caches' device. `slots`, when given, is the number of rows of the smallest cache and every slot is checked
+    against it. On the CPU ValueError: an accepted node outside the window, a length outside 0..min(E, W), a slot
+    outside the cache; nothing has been moved then. On CUDA the nodes of a path must ascend, as those of a tree do, and
+    a path is moved up to its first wrong entry.
     """
-    native = function("compact_kv")
-    if native is None:
+    native = function("compact_kv", window.device.type)
+    if native is not None:
+        native(data_ptrs, row_bytes, window, index, lengths, slots)
+    elif window.is_cpu:
         _compact_kv_torch(data_ptrs, row_bytes, window, index, lengths, slots)
     else:
-        native(data_ptrs, row_bytes, window, index, lengths, slots)
+        _compact_kv_cuda(data_ptrs, row_bytes, window, index, lengths, slots)
 
 
 def compact_rows(cache: Tensor, window: Tensor, index: Tensor, lengths: Tensor) -> None:
     """Move the accepted rows of one cache [slots, ...] in place; see `core.verify.compact_rows`."""
-    if not cache.is_cpu or not cache.is_contiguous() or cache.shape[0] == 0:
+    if not cache.is_cpu or not cache.is_contiguous() or cache.shape[0] == 0:  # elsewhere: an address is a transfer
         oracle.compact_rows(cache, window, index, lengths)
         return
     base, row = torch.tensor([cache.data_ptr()]), torch.tensor([cache.stride(0) * cache.element_size()])
@@ -45,10 +48,10 @@ def store_kv(k_cache: Tensor, v_cache: Tensor, loc: Tensor, k: Tensor, v: Tensor
     """Write new keys and values into their slots: k_cache[loc] = k, v_cache[loc] = v.
 
     k_cache [slots, Hkv, D] and v_cache [slots, Hkv, Dv] of one dtype, loc [N] int64, k [N, Hkv, D] and v [N, Hkv, Dv]
-    of the caches' dtype (rows may be slices of a fused projection). When a slot occurs twice the later row wins.
-    ValueError: a slot outside the cache.
+    of the caches' dtype (rows may be slices of a fused projection). When a slot occurs twice the later row wins on the
+    CPU, either of them on CUDA. A slot outside the cache: ValueError on the CPU; on CUDA the row is left out.
     """
-    native = function("store_kv") if k_cache.is_cpu else None
+    native = function("store_kv", k_cache.device.type)
     if native is not None:
         native(k_cache, v_cache, loc, k, v)
         return
@@ -88,3 +91,25 @@ def _compact_kv_torch(
         rows = [ctypes.string_at((base + source * size) % 2**64, size) for source, _ in moves]  # read all, then write
         for (_, to), row in zip(moves, rows, strict=True):
             ctypes.memmove((base + to * size) % 2**64, row, size)
+
+
+def _compact_kv_cuda(
+    data_ptrs: Tensor, row_bytes: Tensor, window: Tensor, index: Tensor, lengths: Tensor, slots: int
+) -> None:
+    if slots < 1:
+        raise ValueError("slots is 0, wanted the rows of the smallest cache: pass it, there is no native kernel")
+    for base, size in zip(data_ptrs.tolist(), row_bytes.tolist(), strict=True):
+        cache = torch.as_tensor(_DeviceBytes(base % 2**64, slots, size), device=window.device)
+        oracle.compact_rows(cache, window, index, lengths)
+
+
+class _DeviceBytes:
+    """Rows of bytes at an address of the GPU, for torch to read and write in place."""
+
+    def __init__(self, address: int, rows: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (rows, size),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }

@@ -1,7 +1,7 @@
-"""Growth and selection of the draft tree: C++ on the CPU, the torch oracle elsewhere.
+"""Growth and selection of the draft tree: native on the CPU and on CUDA, the torch oracle elsewhere.
 
 The functions have the names, shapes and results of `eagle_plugin.core.tree`; TypeError and ValueError name a wrong
-input.
+input. Values are checked on the CPU only: on CUDA that would wait for the device.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.core import tree as oracle
-from eagle_plugin.core.tree import MAX_WIDTH, CandidateTable, DraftTree, Frontier, new_table
+from eagle_plugin.core.tree import MAX_LISTED, MAX_WIDTH, CandidateTable, DraftTree, Frontier, new_table
 from eagle_plugin.kernels.checks import ANY, check
 from eagle_plugin.kernels.loader import function
 
@@ -23,56 +23,69 @@ def topk_log_softmax(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return log p [R, k] float32 and index [R, k] int64 of the k best tokens; see `core.tree.topk_log_softmax`."""
     if logits.dtype not in _LOGITS:
         raise TypeError(f"logits is {logits.dtype}, wanted float32, bfloat16 or float16: convert it with .to()")
-    if logits.dim() != 2 or not 1 <= k <= min(logits.shape[1], MAX_WIDTH):
-        raise ValueError(f"k is {k} for logits of shape {list(logits.shape)}, wanted [R, V] and 1 <= k <= min(V, 64)")
-    native = function("topk_log_softmax") if logits.is_cpu else None
+    if logits.dim() != 2 or not 1 <= k <= min(logits.shape[1], MAX_LISTED):
+        raise ValueError(f"k is {k} for logits of shape {list(logits.shape)}, wanted [R, V] and 1 <= k <= min(V, 128)")
+    native = function("topk_log_softmax", logits.device.type)
     if native is None:
         return oracle.topk_log_softmax(logits, k)
     rows = logits.shape[0]
-    logp, index = torch.empty(rows, k), torch.empty(rows, k, dtype=torch.int64)
+    logp = logits.new_empty(rows, k, dtype=torch.float32)
+    index = logits.new_empty(rows, k, dtype=torch.int64)
     native(logits, logp, index)
     return logp, index
 
 
 def grow_level(
-    table: CandidateTable, offset: int, level: int, logp: Tensor, tokens: Tensor, previous: Frontier | None, beam: int
+    table: CandidateTable,
+    offset: int,
+    level: int,
+    logp: Tensor,
+    tokens: Tensor,
+    previous: Frontier | None,
+    beam: int,
+    draws: Tensor | None = None,
 ) -> Frontier:
     """Write a level's candidates into the table and return the best `beam`; see `core.tree.grow_level`."""
-    native = function("grow_level") if logp.is_cpu else None
+    native = function("grow_level", logp.device.type)
     if native is None:
-        _check_level(table, offset, level, logp, tokens, previous, beam)
-        return oracle.grow_level(table, offset, level, logp, tokens, previous, beam)
+        _check_level(table, offset, level, logp, tokens, previous, beam, draws)
+        return oracle.grow_level(table, offset, level, logp, tokens, previous, beam, draws)
     if logp.dim() != 3:
         raise ValueError(f"logp has shape {list(logp.shape)}, wanted [b, Fp, k]: pass a tensor of that shape")
     b, rows, k = logp.shape
     keep = max(min(beam, rows * k), 0)
     frontier = Frontier(
-        torch.empty(b, keep, dtype=torch.int32),
-        torch.empty(b, keep),
-        torch.empty(b, keep, dtype=torch.int64),
-        torch.empty(b, keep, dtype=torch.int64),
-        torch.empty(b, keep, dtype=torch.int64),
+        logp.new_empty(b, keep, dtype=torch.int32),
+        logp.new_empty(b, keep),
+        logp.new_empty(b, keep, dtype=torch.int64),
+        logp.new_empty(b, keep, dtype=torch.int64),
+        logp.new_empty(b, keep, dtype=torch.int64),
     )
     before = (None, None, None) if previous is None else (previous.candidates, previous.scores, previous.ancestors)
-    native(*table, offset, level, logp, tokens, *before, beam, *frontier)
+    native(*table, offset, level, logp, tokens, draws, *before, beam, *frontier)
     return frontier
 
 
 def select_tree(table: CandidateTable, root_tokens: Tensor, width: int) -> DraftTree:
-    """Return the best width - 1 candidates and the root as a DraftTree; see `core.tree.select_tree`."""
+    """Return the best width - 1 candidates and the root as a DraftTree; see `core.tree.select_tree`.
+
+    Of a table with a candidate whose parent scores lower or stands behind it: ValueError on the CPU, the root alone on
+    CUDA.
+    """
     if not 1 <= width <= MAX_WIDTH:
         raise ValueError(f"width is {width}, wanted 1 to 64: ancestors are one 64-bit word per node")
-    native = function("select_tree") if root_tokens.is_cpu else None
+    native = function("select_tree", root_tokens.device.type)
     if native is None:
         _check_table(table, root_tokens.shape[0])
         check(root_tokens, "root_tokens", torch.int64, (ANY,))
         return oracle.select_tree(table, root_tokens, width)
     b = root_tokens.shape[0]
     tree = DraftTree(
-        torch.empty(b, width, dtype=torch.int64),
-        torch.empty(b, width, dtype=torch.int32),
-        torch.empty(b, width, dtype=torch.int32),
-        torch.empty(b, width, dtype=torch.int64),
+        root_tokens.new_empty(b, width),
+        root_tokens.new_empty(b, width, dtype=torch.int32),
+        root_tokens.new_empty(b, width, dtype=torch.int32),
+        root_tokens.new_empty(b, width),
+        root_tokens.new_empty(b, width, dtype=torch.int32),
     )
     native(*table, root_tokens, *tree)
     return tree
@@ -82,14 +95,24 @@ def _check_table(table: CandidateTable, b: int) -> None:
     check(table.scores, "table.scores", torch.float32, (b, ANY))
     check(table.tokens, "table.tokens", torch.int64, tuple(table.scores.shape))
     check(table.parents, "table.parents", torch.int32, tuple(table.scores.shape))
+    check(table.draws, "table.draws", torch.int32, tuple(table.scores.shape))
 
 
 def _check_level(
-    table: CandidateTable, offset: int, level: int, logp: Tensor, tokens: Tensor, previous: Frontier | None, beam: int
+    table: CandidateTable,
+    offset: int,
+    level: int,
+    logp: Tensor,
+    tokens: Tensor,
+    previous: Frontier | None,
+    beam: int,
+    draws: Tensor | None,
 ) -> None:
     check(logp, "logp", torch.float32, (ANY, ANY, ANY))
     b, rows, k = logp.shape
     check(tokens, "tokens", torch.int64, (b, rows, k))
+    if draws is not None:
+        check(draws, "draws", torch.int32, (b, rows, k))
     _check_table(table, b)
     if previous is not None:
         check(previous.candidates, "previous.candidates", torch.int32, (b, rows))

@@ -1,14 +1,32 @@
-"""Draft trees in the engines' first-child / next-sibling form: building the links, and the greedy walk along them."""
+"""Draft trees in the engines' first-child / next-sibling form: building the links, and the greedy walk along them.
+
+sibling_links serves our own trees on any device; link_tree and walk_links are CPU twins of the engines' GPU kernels.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from eagle_plugin.core import links as oracle
 from eagle_plugin.kernels.checks import ANY, check
 from eagle_plugin.kernels.loader import function
 
-__all__ = ["link_tree", "walk_links"]
+__all__ = ["link_tree", "sibling_links", "walk_links"]
+
+
+def sibling_links(parents: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first child and the next sibling of every node, [b, W] int64; see `core.links.sibling_links`.
+
+    TypeError and ValueError name a wrong input.
+    """
+    native = function("sibling_links", parents.device.type)
+    if native is None:
+        check(parents, "parents", torch.int32, (ANY, ANY))
+        return oracle.sibling_links(parents)
+    first_child, next_sibling = (torch.empty_like(parents, dtype=torch.int64) for _ in range(2))
+    native(parents, first_child, next_sibling)
+    return first_child, next_sibling
 
 
 def link_tree(

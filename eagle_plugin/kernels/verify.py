@@ -1,4 +1,4 @@
-"""The greedy walk over a draft tree: C++ on the CPU, the torch oracle elsewhere."""
+"""The greedy walk over a draft tree: native on the CPU and on CUDA, the torch oracle elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def verify_greedy(tokens: Tensor, parents: Tensor, targets: Tensor, stride: int)
     """
     if stride < 1:
         raise ValueError(f"stride is {stride}, wanted at least 1: the bonus token needs a place")
-    native = function("verify_greedy") if tokens.is_cpu else None
+    native = function("verify_greedy", tokens.device.type)
     if native is None:
         check(tokens, "tokens", torch.int64, (ANY, ANY))
         check(parents, "parents", torch.int32, tuple(tokens.shape))
@@ -30,9 +30,9 @@ def verify_greedy(tokens: Tensor, parents: Tensor, targets: Tensor, stride: int)
         return oracle.verify_greedy(tokens, parents, targets, stride)
     b = tokens.shape[0]
     accepted = Accepted(
-        torch.empty(b, stride, dtype=torch.int32),
-        torch.empty(b, dtype=torch.int32),
-        torch.empty(b, stride, dtype=torch.int64),
+        tokens.new_empty(b, stride, dtype=torch.int32),
+        tokens.new_empty(b, dtype=torch.int32),
+        tokens.new_empty(b, stride),
     )
     native(tokens, parents, targets, *accepted)
     return accepted

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from eagle_plugin.kernels import attention, kv, loader, tree, verify
+from eagle_plugin.kernels import attention, kv, loader, tree, tree_links, verify
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -16,6 +16,6 @@ def _native_library() -> None:
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Run the test once on the native kernels and once on the torch path."""
     if request.param == "torch":
-        for module in (attention, kv, tree, verify):
-            monkeypatch.setattr(module, "function", lambda name: None)
+        for module in (attention, kv, tree, tree_links, verify):
+            monkeypatch.setattr(module, "function", lambda *_: None)
     return request.param

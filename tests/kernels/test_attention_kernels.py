@@ -1,6 +1,6 @@
 """Attention over the paged cache against the torch oracle, and the oracle against torch's own attention.
 
-Slots that no row may see hold NaN, so that reading one of them shows. Tolerances: float32 2e-5; bfloat16 one rounding
+Slots that no row may see hold NaN, so that reading one of them shows. Tolerances: float32 2e-5; the others one rounding
 of the result (the oracle computes in float32 and rounds once, as the kernel does).
 """
 
@@ -8,54 +8,19 @@ from __future__ import annotations
 
 import pytest
 import torch
+from attention_cases import Case, oracle, tree_case
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_cases import prop, random_parents, words_of
+from kernel_cases import prop
 from torch import Tensor
 
 from eagle_plugin.kernels import attention, attention_torch
 
-TOLERANCE = {torch.float32: dict(rtol=2e-5, atol=2e-5), torch.bfloat16: dict(rtol=1 / 100, atol=2e-3)}
-
-
-class Case:
-    """A paged cache with requests of given numbers of keys, in randomly scattered slots."""
-
-    def __init__(
-        self, seed: int, lens: list[int], kv_heads: int, group: int, dims: tuple[int, int], dtype: torch.dtype
-    ):
-        self.gen = gen = torch.Generator().manual_seed(seed)
-        self.dtype, self.heads = dtype, kv_heads * group
-        b, longest = len(lens), max(lens, default=0)
-        slots = sum(lens) + 4
-        self.k = torch.full((slots, kv_heads, dims[0]), torch.nan, dtype=dtype)
-        self.v = torch.full((slots, kv_heads, dims[1]), torch.nan, dtype=dtype)
-        self.table = torch.full((b + 2, longest + 1), 2**31 - 1, dtype=torch.int32)  # past the end: nonsense
-        self.rows = torch.randperm(b + 2, generator=gen)[:b]
-        free = torch.randperm(slots, generator=gen)
-        for row, n in zip(self.rows.tolist(), lens, strict=True):
-            self.table[row, :n], free = free[:n].int(), free[n:]
-        self.sinks = torch.randn(self.heads, generator=gen)
-
-    def randn(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self.gen).to(self.dtype)
-
-    def write(self, request: int, seen: Tensor) -> None:
-        """Give the keys that some row sees finite values; the others stay NaN and their slots nonsense."""
-        positions = seen.any(dim=0).nonzero()[:, 0]
-        slots = self.table[self.rows[request], positions].long()
-        self.k[slots] = self.randn(len(slots), *self.k.shape[1:])
-        self.v[slots] = self.randn(len(slots), *self.v.shape[1:])
-        hidden = (~seen.any(dim=0)).nonzero()[:, 0]
-        self.table[self.rows[request], hidden] = -5
-
-
-def oracle(case: Case, q: Tensor, visible: list[Tensor], starts: list[int], out: Tensor, **options) -> Tensor:
-    for i, (seen, start) in enumerate(zip(visible, starts, strict=True)):
-        slots = case.table[case.rows[i], : seen.shape[1]].long().clamp(min=0)
-        rows = slice(start, start + seen.shape[0])
-        out[rows] = attention_torch.attend(q[rows], case.k[slots], case.v[slots], seen, **options)
-    return out
+TOLERANCE = {
+    torch.float32: dict(rtol=2e-5, atol=2e-5),
+    torch.bfloat16: dict(rtol=1 / 100, atol=2e-3),
+    torch.float16: dict(rtol=1 / 800, atol=3e-4),
+}
 
 
 shapes = st.tuples(
@@ -63,22 +28,11 @@ shapes = st.tuples(
     st.integers(1, 3),
     st.integers(1, 5),
     st.sampled_from([(16, 16), (64, 64), (80, 48), (128, 128), (256, 16)]),
-    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    st.sampled_from([1, 16]),
 )
 options = st.fixed_dictionaries({"logit_cap": st.sampled_from([0.0, 0.0, 3.0]), "sinks": st.booleans()})
 windows = st.sampled_from([-1, -1, 0, 5, 70])
-
-
-def tree_case(shape, prefixes: list[int], R: int, extra: int, window: int):
-    seed, *rest = shape
-    tail = min(R + extra, 64)
-    case = Case(seed, [p + tail for p in prefixes], *rest)
-    words = words_of(random_parents(len(prefixes), min(tail, 64), case.gen))
-    words = words[:, torch.randperm(tail, generator=case.gen)[:R]].contiguous() if prefixes else words[:, :R]
-    visible = [attention_torch.tree_visible(words[i], p, tail, window) for i, p in enumerate(prefixes)]
-    for i, seen in enumerate(visible):
-        case.write(i, seen)
-    return case, words, tail, visible
 
 
 @prop
@@ -127,7 +81,7 @@ def test_extend_attention(shape, lens: list[tuple[int, int]], window: int, kind:
 
 
 def plain_case(prefixes: list[int], R: int, seed: int = 0, dtype: torch.dtype = torch.float32):
-    case, words, tail, visible = tree_case((seed, 3, 3, (64, 64), dtype), prefixes, R, 0, -1)
+    case, words, tail, visible = tree_case((seed, 3, 3, (64, 64), dtype, 1), prefixes, R, 0, -1)
     return case, words, visible, case.randn(len(prefixes) * R, case.heads, 64)
 
 

@@ -55,6 +55,38 @@ def test_a_broken_compiler_falls_back_and_leaves_no_library(tmp_path: Path) -> N
     assert not list((tmp_path / "cache").rglob("*.so"))
 
 
+def test_cuda_tensors_without_a_library_run_on_torch(tmp_path: Path) -> None:
+    """nvcc that fails, or none: one warning, then the torch oracles; aot and jit refuse instead."""
+    code = """
+import torch
+torch.cuda.get_device_capability = lambda: (9, 0)
+from eagle_plugin.kernels import loader
+print(loader.backend("cuda"), loader.function("grow_level", "cuda"), loader.function("grow_level", "meta"))
+"""
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho no such GPU >&2\nexit 1\n')
+    nvcc.chmod(0o755)
+    env = dict(EAGLE_CACHE_DIR=str(tmp_path / "cache"), CUDA_HOME=str(tmp_path))
+    if loader.shipped_library("cuda") is None:
+        done = run(code, EAGLE_KERNELS="auto", **env)
+        assert done.stdout == "torch None None\n", done.stderr
+        assert "no native kernels for cuda tensors, the slower torch path serves" in done.stderr
+        assert "code=sm_90" in done.stderr  # built for the GPU at hand
+        aot = run(code, EAGLE_KERNELS="aot", **env)
+        assert aot.returncode
+        assert "has no libeagle_cuda.so: reinstall, or use EAGLE_KERNELS=auto" in aot.stderr
+    jit = run(code, EAGLE_KERNELS="jit", **env)
+    assert jit.returncode
+    assert "no such GPU" in jit.stderr
+    assert not list((tmp_path / "cache").rglob("*.so"))
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="kernel library 'rocm' is unknown, wanted cpu or cuda"):
+        loader.load("rocm")
+
+
 def test_an_unknown_mode_is_refused() -> None:
     done = run(SAY, EAGLE_KERNELS="fast")
     assert "EAGLE_KERNELS is 'fast', wanted one of auto, aot, jit, torch: change or unset it" in done.stderr

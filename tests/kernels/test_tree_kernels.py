@@ -19,7 +19,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
     st.integers(0, 2**31),
     st.integers(0, 4),
     st.one_of(st.integers(1, 300), st.sampled_from([8191, 8192, 8193, 20000])),
-    st.integers(1, 64),
+    st.integers(1, 128),
     st.sampled_from(DTYPES),
     st.sampled_from(["normal", "ties", "special"]),
 )
@@ -42,6 +42,20 @@ def test_topk_log_softmax(seed: int, rows: int, vocab: int, k: int, dtype: torch
     assert bool((logp <= 0).all())
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("k", [1, 4, 20, 64])
+def test_topk_where_one_stretch_has_all_the_best(k: int, dtype: torch.dtype) -> None:
+    """The largest logits, full of ties, all stand in columns that the same few threads of a block read."""
+    gen = torch.Generator().manual_seed(k)
+    logits = torch.randn(1, 40000, generator=gen)
+    large = torch.arange(40000) % 128 < 16
+    logits[:, large] = 9 + torch.randint(0, 3, (1, int(large.sum())), generator=gen).float()
+    logits = logits.to(dtype)
+    found, wanted = kernels.topk_log_softmax(logits, k), oracle.topk_log_softmax(logits, k)
+    assert torch.equal(found[1], wanted[1])
+    torch.testing.assert_close(found[0], wanted[0], rtol=1e-6, atol=4e-6)
+
+
 @pytest.mark.parametrize("value", [-torch.inf, torch.nan, torch.inf])
 def test_topk_of_a_broken_head(value: float) -> None:
     logits = torch.full((2, 50), value)
@@ -60,8 +74,11 @@ def test_topk_of_a_broken_head(value: float) -> None:
     st.integers(1, 6),
     st.integers(1, 64),
     st.booleans(),
+    st.booleans(),
 )
-def test_growth_and_selection(seed: int, b: int, beam: int, k: int, depth: int, width: int, ties: bool) -> None:
+def test_growth_and_selection(
+    seed: int, b: int, beam: int, k: int, depth: int, width: int, ties: bool, drawn: bool
+) -> None:
     gen = torch.Generator().manual_seed(seed)
     C = k + (depth - 1) * beam * k
     table, wanted_table = kernels.new_table(b, C), oracle.new_table(b, C)
@@ -71,12 +88,13 @@ def test_growth_and_selection(seed: int, b: int, beam: int, k: int, depth: int, 
         logp = -torch.rand(b, rows, k, generator=gen)
         logp = (logp * 4).round() if ties else logp
         tokens = torch.randint(0, 50000, (b, rows, k), generator=gen)
+        draws = torch.randint(-1, 9, (b, rows, k), generator=gen).int() if drawn else None
         here = beam if level < depth else 0
         if (level - 1) * beam + here > 64:
             break
         args = (offset, level, logp, tokens)
-        found = kernels.grow_level(table, *args, frontier, here)
-        wanted = oracle.grow_level(wanted_table, *args, frontier, here)
+        found = kernels.grow_level(table, *args, frontier, here, draws)
+        wanted = oracle.grow_level(wanted_table, *args, frontier, here, draws)
         for name, x, y in zip(found._fields, found, wanted, strict=True):
             assert x.dtype == y.dtype and torch.equal(x, y), name
         frontier, offset, rows = found, offset + rows * k, found.tokens.shape[1]
@@ -90,7 +108,18 @@ def test_growth_and_selection(seed: int, b: int, beam: int, k: int, depth: int, 
         assert x.dtype == y.dtype and torch.equal(x, y), name
 
 
-def test_a_corrupt_table_is_refused() -> None:
+def test_a_table_of_thousands() -> None:
+    gen = torch.Generator().manual_seed(0)
+    logp, tokens = -torch.rand(1, 1, 3000, generator=gen), torch.randint(0, 50000, (1, 1, 3000), generator=gen)
+    table, wanted_table = kernels.new_table(1, 3000), oracle.new_table(1, 3000)
+    found = kernels.grow_level(table, 0, 1, logp, tokens, None, 60)
+    wanted = oracle.grow_level(wanted_table, 0, 1, logp, tokens, None, 60)
+    assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
+    trees = kernels.select_tree(table, tokens[0, 0, :1], 64), oracle.select_tree(table, tokens[0, 0, :1], 64)
+    assert all(torch.equal(x, y) for x, y in zip(*trees, strict=True))
+
+
+def test_values_of_a_corrupt_table_are_refused() -> None:
     table = kernels.new_table(1, 4)
     kernels.grow_level(table, 0, 1, -torch.arange(4.0).view(1, 1, 4), torch.arange(4).view(1, 1, 4), None, 0)
     for parent in (3, 2, 1000000, 2**31 - 1):  # behind the child, itself not kept, far outside
@@ -118,6 +147,8 @@ def test_door(path: str) -> None:
         level(tokens=torch.zeros(2, 1, 4, dtype=torch.int32))
     with pytest.raises(ValueError, match=r"tokens has shape \[2, 1, 5\], wanted \[2, 1, 4\]"):
         level(tokens=torch.zeros(2, 1, 5, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"draws has shape \[2, 4\], wanted \[2, 1, 4\]"):
+        level(draws=torch.zeros(2, 4, dtype=torch.int32))
     with pytest.raises(ValueError, match=r"table holds 20 candidates, wanted at least 22 \(offset 18\)"):
         level(offset=18)
     with pytest.raises(ValueError, match="level 17 with beam 4 needs draft slots up to 68, wanted at most 64"):

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases import prop, random_parents
 
+from eagle_plugin.core import links
 from eagle_plugin.core import verify as oracle
-from eagle_plugin.kernels import kv, verify
+from eagle_plugin.kernels import kv, tree_links, verify
 
 
 @prop
@@ -21,6 +22,18 @@ def test_verify_greedy(seed: int, b: int, width: int, stride: int, words: int) -
     found, wanted = (f(tokens, parents, targets, stride) for f in (verify.verify_greedy, oracle.verify_greedy))
     for name, x, y in zip(found._fields, found, wanted, strict=True):
         assert x.dtype == y.dtype and torch.equal(x, y), name
+
+
+@prop
+@given(st.integers(0, 2**31), st.integers(0, 5), st.integers(1, 70), st.booleans())
+def test_sibling_links(seed: int, b: int, width: int, corrupt: bool) -> None:
+    gen = torch.Generator().manual_seed(seed)
+    parents = random_parents(b, width, gen)
+    if corrupt:  # parents behind their children, beyond the tree, below -1
+        parents += torch.randint(-2, 3, parents.shape, generator=gen).int()
+    for found, wanted in zip(tree_links.sibling_links(parents), links.sibling_links(parents), strict=True):
+        assert found.dtype == wanted.dtype
+        assert torch.equal(found, wanted)
 
 
 def test_a_corrupt_walk_is_caught() -> None:
@@ -46,10 +59,19 @@ def test_a_corrupt_walk_is_caught() -> None:
     st.integers(0, 3),
     st.integers(1, 16),
     st.integers(1, 9),
-    st.booleans(),
     st.sampled_from([torch.float32, torch.bfloat16]),
 )
-def test_compact_kv(seed: int, b: int, width: int, stride: int, ascending: bool, dtype: torch.dtype) -> None:
+def test_compact_kv(seed: int, b: int, width: int, stride: int, dtype: torch.dtype) -> None:
+    check_moves(seed, b, width, stride, True, dtype)
+
+
+@prop
+@given(st.integers(0, 2**31), st.integers(0, 3), st.integers(1, 16), st.integers(1, 9))
+def test_values_in_any_order_are_moved_as_if_at_once(seed: int, b: int, width: int, stride: int) -> None:
+    check_moves(seed, b, width, stride, False, torch.float32)
+
+
+def check_moves(seed: int, b: int, width: int, stride: int, ascending: bool, dtype: torch.dtype) -> None:
     gen = torch.Generator().manual_seed(seed)
     slots = b * width + 5
     caches = [torch.randn(slots, 2, dim, generator=gen).to(dtype) for dim in (16, 24, 3)]
@@ -97,6 +119,16 @@ def test_doors(path: str) -> None:
     with pytest.raises(ValueError, match="stride is 0, wanted at least 1"):
         verify.verify_greedy(tokens, parents, tokens, 0)
 
+    with pytest.raises(TypeError, match="parents is int64, wanted int32"):
+        tree_links.sibling_links(tokens)
+    cache = torch.randn(8, 2, 16)
+    with pytest.raises(ValueError, match=r"k has shape \[3, 2, 16\], wanted \[2, 2, 16\]"):
+        kv.store_kv(cache, cache, torch.tensor([0, 1]), cache[:3], cache[:2])
+    with pytest.raises(TypeError, match="v is float64, wanted float32"):
+        kv.store_kv(cache, cache, torch.tensor([0, 1]), cache[:2], cache[:2].double())
+
+
+def test_values_of_wrong_moves_are_refused(path: str) -> None:
     cache = torch.randn(8, 2, 16)
     before = cache.clone()
     ptrs, row = torch.tensor([cache.data_ptr()]), torch.tensor([128])
@@ -112,8 +144,6 @@ def test_doors(path: str) -> None:
         kv.compact_kv(ptrs, row, torch.tensor([[4, 5, 8]]), index, two, slots=8)
     with pytest.raises(ValueError, match="loc names slot 8, wanted 0 to 7"):
         kv.store_kv(cache, cache, torch.tensor([0, 8]), cache[:2], cache[:2])
-    with pytest.raises(ValueError, match=r"k has shape \[3, 2, 16\], wanted \[2, 2, 16\]"):
-        kv.store_kv(cache, cache, torch.tensor([0, 1]), cache[:3], cache[:2])
     assert torch.equal(cache, before)
     kv.compact_kv(ptrs, row, window, index, two)
     assert torch.equal(cache[5], before[6])

@@ -10,7 +10,7 @@ namespace eagle {
 constexpr float kHidden = -1e30f;  // a logit that is masked; anything below kHidden / 10 weighs nothing
 constexpr int kRowTile = 4;        // rows computed together
 constexpr int kMaxDim = 256;
-constexpr int kMaxStretches = 8;                      // of one group of rows, see plan_task in csrc/cpu/attention.cc
+constexpr int kMaxStretches = 8;                      // of one group of rows, see Plan::add in csrc/cpu/attention.cc
 constexpr int kVectors = simd::kLanes == 16 ? 4 : 2;  // vectors per row of a tile: as many as the registers hold
 
 struct AttentionSpec {  // what all requests of a call share
@@ -38,36 +38,40 @@ struct Scratch {  // of one thread, for `rows` rows (a multiple of the lanes)
     return rows * (dim + kBlock + simd::kLanes + 1) + kBlock * (dim + dim_v);
   }
   Scratch(float* base, int64_t rows, int64_t dim, int64_t dim_v) {
-    q = base;                         // [rows, dim]
+    q = base;                         // [rows, dim], of pairs in the first half of each row where kPaired
     logits = q + rows * dim;          // [rows, kBlock]
     totals = logits + rows * kBlock;  // [rows, lanes]: the denominator, summed lane by lane
     fade = totals + rows * simd::kLanes;
-    keys = fade + rows;            // [dim, kBlock], transposed
+    keys = fade + rows;            // [dim, kBlock], transposed; [dim / 2, kBlock] of pairs where kPaired
     values = keys + kBlock * dim;  // [kBlock, dim_v]
   }
 };
 
 inline int64_t padded_rows(int64_t rows) { return (rows + simd::kLanes - 1) / simd::kLanes * simd::kLanes; }
 
+// bfloat16 keys stay pairs of neighbouring dimensions where the CPU multiplies such pairs; all others become float32.
+template <class T>
+constexpr bool kPaired = simd::kPairProducts && std::is_same_v<T, simd::BFloat16>;
+
 // kLanes keys, the dimensions [d, d + Count) of each -> columns [column, column + kLanes) of the transposed block.
-template <int Count>
-void stage_keys(const float* const* rows, int64_t d, float* keys, int column) {
-  simd::Ints tile[simd::kLanes];
-  for (int i = 0; i < simd::kLanes; ++i) std::memcpy(&tile[i], rows[i] + d, sizeof tile[i]);
-  simd::transpose(tile);
-  for (int i = 0; i < simd::kLanes; ++i) simd::store(keys + (d + i) * kBlock + column, (simd::Floats)tile[i]);
-}
-template <int Count>
-void stage_keys(const simd::BFloat16* const* rows, int64_t d, float* keys, int column) {
-  simd::Ints tile[simd::kLanes];  // a lane is a pair of neighbours in the key; they part after the transposition
+template <int Count, class T>
+void stage_keys(const T* const* rows, int64_t d, float* keys, int column) {
+  simd::Ints tile[simd::kLanes];  // a lane of a 16-bit type is a pair of neighbours in the key
   for (int i = 0; i < simd::kLanes; ++i) {
     tile[i] = simd::Ints{};
-    std::memcpy(&tile[i], rows[i] + d, 2 * Count);
+    std::memcpy(&tile[i], rows[i] + d, sizeof(T) * Count);
   }
   simd::transpose(tile);
-  for (int i = 0; i < Count / 2; ++i) {
-    simd::store(keys + (d + 2 * i) * kBlock + column, (simd::Floats)(tile[i] << 16));
-    simd::store(keys + (d + 2 * i + 1) * kBlock + column, (simd::Floats)(tile[i] & ~0xffff));
+  constexpr int lanes = Count * sizeof(T) / 4;
+  for (int i = 0; i < lanes; ++i) {
+    if constexpr (kPaired<T>) {
+      simd::store(keys + (d / 2 + i) * kBlock + column, (simd::Floats)tile[i]);
+    } else if constexpr (sizeof(T) == 2) {
+      simd::store(keys + (d + 2 * i) * kBlock + column, simd::widen<T>(tile[i]));
+      simd::store(keys + (d + 2 * i + 1) * kBlock + column, simd::widen<T>(tile[i] >> 16));
+    } else {
+      simd::store(keys + (d + i) * kBlock + column, (simd::Floats)tile[i]);
+    }
   }
 }
 
@@ -95,21 +99,33 @@ bool stage_block(const AttentionSpec& a, const Stretch& s, int64_t start, uint64
   for (int column = 0; column < kBlock; column += simd::kLanes) {
     int64_t d = 0;
     for (; d + step <= a.dim; d += step) stage_keys<step>(rows + column, d, w.keys, column);
-    if (d < a.dim) stage_keys<16>(rows + column, d, w.keys, column);  // bfloat16 and a dimension like 80
+    if constexpr (step > 16) {  // a dimension like 80
+      if (d < a.dim) stage_keys<16>(rows + column, d, w.keys, column);
+    }
   }
   return true;
 }
 
 // logits[kRowTile, kBlock] = q keys * scale, capped.
-inline void tile_logits(const AttentionSpec& a, const float* q, const float* keys, float* logits) {
+template <class T>
+void tile_logits(const AttentionSpec& a, const float* q, const float* keys, float* logits) {
+  const int64_t steps = kPaired<T> ? a.dim / 2 : a.dim;
   for (int column = 0; column < kBlock; column += kVectors * simd::kLanes) {
     simd::Floats c[kRowTile][kVectors] = {};
-    for (int64_t d = 0; d < a.dim; ++d) {
+    for (int64_t d = 0; d < steps; ++d) {
       simd::Floats key[kVectors];
       for (int i = 0; i < kVectors; ++i) key[i] = simd::load(keys + d * kBlock + column + i * simd::kLanes);
       for (int r = 0; r < kRowTile; ++r) {
-        const simd::Floats x = simd::broadcast(q[r * a.dim + d]);
-        for (int i = 0; i < kVectors; ++i) c[r][i] += x * key[i];
+        const float* at = q + r * a.dim + d;
+        if constexpr (kPaired<T>) {
+          int32_t pair;
+          std::memcpy(&pair, at, sizeof pair);
+          const simd::Ints x = simd::broadcast(pair);
+          for (int i = 0; i < kVectors; ++i) c[r][i] = simd::add_pairs(c[r][i], x, (simd::Ints)key[i]);
+        } else {
+          const simd::Floats x = simd::broadcast(*at);
+          for (int i = 0; i < kVectors; ++i) c[r][i] += x * key[i];
+        }
       }
     }
     for (int r = 0; r < kRowTile; ++r) {
@@ -182,7 +198,11 @@ bool attend_stretch(const AttentionSpec& a, const Query* queries, int64_t count,
   for (int64_t r = 0; r < padded; ++r) {
     if (r < rows) {
       const T* from = q + r / a.group * a.q_stride + r % a.group * a.dim;
-      for (int64_t d = 0; d < a.dim; d += simd::kLanes) simd::store(w.q + r * a.dim + d, simd::load(from + d));
+      if constexpr (kPaired<T>) {
+        std::memcpy(w.q + r * a.dim, from, sizeof(T) * a.dim);
+      } else {
+        for (int64_t d = 0; d < a.dim; d += simd::kLanes) simd::store(w.q + r * a.dim + d, simd::load(from + d));
+      }
     } else {
       std::memset(w.q + r * a.dim, 0, sizeof(float) * a.dim);
     }
@@ -200,7 +220,7 @@ bool attend_stretch(const AttentionSpec& a, const Query* queries, int64_t count,
     if (!stage_block<T>(a, s, start, any, w)) return false;
     const int from = __builtin_ctzll(any), to = 64 - __builtin_clzll(any);
 
-    for (int64_t r = 0; r < tiles; r += kRowTile) tile_logits(a, w.q + r * a.dim, w.keys, w.logits + r * kBlock);
+    for (int64_t r = 0; r < tiles; r += kRowTile) tile_logits<T>(a, w.q + r * a.dim, w.keys, w.logits + r * kBlock);
     uint64_t seen = 0;
     for (int64_t r = 0; r < tiles; ++r) {
       if (r < rows && r % a.group == 0) seen = queries[r / a.group].block(start) & any;

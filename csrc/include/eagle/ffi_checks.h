@@ -11,9 +11,17 @@
 namespace eagle {
 using tvm::ffi::TensorView;
 
-constexpr DLDataType kI32{kDLInt, 32, 1}, kI64{kDLInt, 64, 1}, kF32{kDLFloat, 32, 1}, kBool{kDLBool, 8, 1},
-    kF16{kDLFloat, 16, 1}, kBF16{kDLBfloat, 16, 1};
+constexpr DLDataType kI32{kDLInt, 32, 1}, kI64{kDLInt, 64, 1}, kF32{kDLFloat, 32, 1}, kF64{kDLFloat, 64, 1},
+    kBool{kDLBool, 8, 1}, kF16{kDLFloat, 16, 1}, kBF16{kDLBfloat, 16, 1};
 constexpr int64_t kAny = -1;  // a size that is not checked
+#if defined(__CUDACC__)
+constexpr DLDeviceType kDevice = kDLCUDA;  // where this library's tensors live
+constexpr char kMove[] = "a CUDA device: move it with .cuda()";
+#else
+constexpr DLDeviceType kDevice = kDLCPU;
+constexpr char kMove[] = "the CPU: move it with .cpu()";
+#endif
+constexpr bool kChecksValues = kDevice == kDLCPU;  // elsewhere the host would have to wait for the device
 
 template <class T>
 T* ptr(const TensorView& t) {
@@ -57,7 +65,7 @@ inline void check_dtype(const TensorView& t, const char* name, DLDataType dtype)
     TVM_FFI_THROW(TypeError) << name << " is " << name_of(t.dtype()) << ", wanted " << name_of(dtype)
                              << ": convert it with .to()";
   }
-  if (t.device().device_type != kDLCPU) TVM_FFI_THROW(ValueError) << name << " is not on the CPU: move it with .cpu()";
+  if (t.device().device_type != kDevice) TVM_FFI_THROW(ValueError) << name << " is not on " << kMove;
 }
 
 inline void check_shape(const TensorView& t, const char* name, std::initializer_list<int64_t> shape) {

@@ -3,11 +3,12 @@
 #include <cstdint>
 
 #if defined(__CUDACC__)
-#define EAGLE_HD __host__ __device__ __forceinline__
+#define EAGLE_HD __device__ __forceinline__
 #else
 #define EAGLE_HD inline
 #endif
 
 namespace eagle {
-constexpr int kMaxWidth = 64;  // ancestors are one 64-bit word per node
+constexpr int kMaxWidth = 64;    // ancestors are one 64-bit word per node
+constexpr int kMaxListed = 128;  // likeliest tokens of a row
 }  // namespace eagle

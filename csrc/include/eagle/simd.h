@@ -4,6 +4,9 @@
 #include <cstring>
 #include <type_traits>
 #include <utility>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 namespace eagle::simd {
 
@@ -36,7 +39,37 @@ inline Floats load(const BFloat16* p) {
   std::memcpy(&h, p, sizeof h);
   return (Floats)(__builtin_convertvector(h, Ints) << 16);
 }
+// The masked forms of AVX-512 are used because the plain ones warn of an uninitialized variable in GCC 12's own header.
+inline Floats from_halves(Halves h) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_maskz_cvtph_ps(0xffff, (__m256i)h);
+#elif defined(__F16C__)
+  return (Floats)_mm256_cvtph_ps((__m128i)h);
+#else
+  _Float16 parts[kLanes];
+  std::memcpy(parts, &h, sizeof parts);
+  Floats v;
+  for (int i = 0; i < kLanes; ++i) v[i] = parts[i];
+  return v;
+#endif
+}
+inline Floats load(const Float16* p) {
+  Halves h;
+  std::memcpy(&h, p, sizeof h);
+  return from_halves(h);
+}
 inline void store(float* p, Floats v) { std::memcpy(p, &v, sizeof v); }
+inline void store(Float16* p, Floats v) {  // round to nearest even
+#if defined(__AVX512F__)
+  const __m256i h = _mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(__F16C__)
+  const __m128i h = _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+  _Float16 h[kLanes];
+  for (int i = 0; i < kLanes; ++i) h[i] = static_cast<_Float16>(v[i]);
+#endif
+  std::memcpy(p, &h, sizeof h);
+}
 inline void store(BFloat16* p, Floats v) {  // round to nearest even; NaN stays NaN
   const Ints bits = (Ints)v;
   const Ints rounded = bits + 0x7fff + ((bits >> 16) & 1);
@@ -44,6 +77,27 @@ inline void store(BFloat16* p, Floats v) {  // round to nearest even; NaN stays 
   const Halves h = __builtin_convertvector((kept >> 16) & 0xffff, Halves);
   std::memcpy(p, &h, sizeof h);
 }
+
+// The 16-bit float in the low half of each lane.
+template <class T>
+inline Floats widen(Ints lanes) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return (Floats)(lanes << 16);
+  } else {
+    return from_halves(__builtin_convertvector(lanes & 0xffff, Halves));
+  }
+}
+
+// c + a b for lanes that are pairs of bfloat16, summed in float32; subnormal numbers may count as zero.
+Floats add_pairs(Floats c, Ints a, Ints b);
+#if defined(__AVX512BF16__)
+constexpr bool kPairProducts = true;
+inline Floats add_pairs(Floats c, Ints a, Ints b) {
+  return (Floats)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b);
+}
+#else
+constexpr bool kPairProducts = false;  // without the instruction it is only declared
+#endif
 
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 

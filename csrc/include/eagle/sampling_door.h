@@ -1,0 +1,228 @@
+// The doors of uniforms, propose and verify_tree: both libraries check the same tensors and export the same functions.
+// Each defines `run` for the calls below. Values are checked on the CPU only: elsewhere that would wait for the device.
+#pragma once
+#include <tvm/ffi/optional.h>
+
+#include "ffi_checks.h"
+#include "philox.h"
+#include "propose.h"
+#include "verify_tree.h"
+
+namespace eagle {
+using tvm::ffi::Optional;
+
+struct ParamsCall {  // how each row samples
+  const float *temperatures, *top_ps, *min_ps;
+  const int32_t* top_ks;
+
+  EAGLE_HD SamplingRow row(int64_t i) const { return {temperatures[i], top_ks[i], top_ps[i], min_ps[i]}; }
+};
+
+struct UniformsCall {
+  const int64_t *keys, *counters;
+  double* out;
+  int64_t b, n;
+  uint32_t stream;
+  DLDevice device;
+
+  EAGLE_HD void fill(int64_t at) const {
+    const int64_t i = at / n;
+    out[at] = uniform(keys[i], counters[i], stream, at % n);
+  }
+};
+
+struct ProposeCall {
+  const float* logp;
+  const int64_t* index;
+  ParamsCall params;
+  const double* uniforms;
+  const int64_t* draft_to_target;  // or null
+  ChildrenRow out;                 // of row 0
+  int64_t rows, first_row, rows_per_request;
+  int32_t listed, k;
+  DLDevice device;
+
+  EAGLE_HD void row(int64_t i) const {
+    const int64_t list = i * listed, children = i * (k + kSampled);
+    propose(
+        logp + list, index + list, listed, params.row(i), uniforms + i * kSampled, k,
+        static_cast<int32_t>(first_row + i % rows_per_request), draft_to_target,
+        {out.logp + children, out.tokens + children, out.draws + children, out.q_tokens + list, out.q_weights + list});
+  }
+};
+
+struct VerifyTreeCall {
+  const int64_t* tokens;
+  const int32_t *parents, *draws;
+  const float* logits;
+  int64_t step;  // elements from one row of logits to the next
+  ParamsCall params;
+  const int64_t* q_tokens;
+  const float* q_weights;
+  const double* uniforms;
+  int32_t *index, *lengths;
+  int64_t* out;
+  int64_t b;
+  int32_t width, vocabulary, rows, size, numbers, stride;
+  DLDevice device;
+
+  template <class Team>
+  EAGLE_HD void walk(Team& team, Histogram& histogram, int64_t i) const {
+    const int64_t node = i * width, proposal = i * rows * size, to = i * stride;
+    const DraftRow tree{tokens + node, parents + node, draws + node, width};
+    const ProposalTable proposals{q_tokens + proposal, q_weights + proposal, rows, size};
+    const int32_t length = verify_tree(team, histogram, tree, logits + node * step, step, vocabulary, params.row(i),
+                                       proposals, uniforms + numbers * to, numbers, stride, index + to, out + to);
+    if (team.rank() == 0) lengths[i] = length;
+  }
+};
+
+void run(const UniformsCall& call);
+void run(const ProposeCall& call);
+void run(const VerifyTreeCall& call);
+
+inline ParamsCall check_params(const TensorView& temperatures, const TensorView& top_ks, const TensorView& top_ps,
+                               const TensorView& min_ps, int64_t rows) {
+  check(temperatures, "params.temperatures", kF32, {rows});
+  check(top_ks, "params.top_ks", kI32, {rows});
+  check(top_ps, "params.top_ps", kF32, {rows});
+  check(min_ps, "params.min_ps", kF32, {rows});
+  for (int64_t i = 0; kChecksValues && i < rows; ++i) {
+    const float t = ptr<float>(temperatures)[i];
+    if (!(t > 0)) {
+      TVM_FFI_THROW(ValueError) << "params.temperatures[" << i << "] is " << t
+                                << ", wanted above 0: greedy is top_k 1 with temperature 1";
+    }
+    if (ptr<int32_t>(top_ks)[i] < 1) {
+      TVM_FFI_THROW(ValueError) << "params.top_ks[" << i << "] is " << ptr<int32_t>(top_ks)[i]
+                                << ", wanted at least 1: the vocabulary size is off";
+    }
+  }
+  return {ptr<float>(temperatures), ptr<float>(top_ps), ptr<float>(min_ps), ptr<int32_t>(top_ks)};
+}
+
+inline void uniforms_door(TensorView keys, TensorView counters, int64_t stream, TensorView out) {
+  check(keys, "keys", kI64, {kAny});
+  const int64_t b = keys.size(0);
+  check(counters, "counters", kI64, {b});
+  check(out, "out", kF64, {b, kAny});
+  const int64_t n = out.size(1);
+  if (b == 0 || n == 0) return;
+  run(UniformsCall{ptr<int64_t>(keys), ptr<int64_t>(counters), ptr<double>(out), b, n, static_cast<uint32_t>(stream),
+                   keys.device()});
+}
+
+inline void propose_door(TensorView logp, TensorView index, TensorView temperatures, TensorView top_ks,
+                         TensorView top_ps, TensorView min_ps, TensorView uniforms, int64_t first_row,
+                         int64_t rows_per_request, Optional<TensorView> draft_to_target, TensorView out_logp,
+                         TensorView out_tokens, TensorView out_draws, TensorView q_tokens, TensorView q_weights) {
+  check(logp, "logp", kF32, {kAny, kAny});
+  const int64_t rows = logp.size(0), listed = logp.size(1);
+  check(index, "index", kI64, {rows, listed});
+  const ParamsCall params = check_params(temperatures, top_ks, top_ps, min_ps, rows);
+  check(uniforms, "uniforms", kF64, {rows, kSampled});
+  check(out_logp, "out_logp", kF32, {rows, kAny});
+  const int64_t k = out_logp.size(1) - kSampled;  // the last are the slots of the sampled children
+  check(out_tokens, "out_tokens", kI64, {rows, k + kSampled});
+  check(out_draws, "out_draws", kI32, {rows, k + kSampled});
+  check(q_tokens, "q_tokens", kI64, {rows, listed});
+  check(q_weights, "q_weights", kF32, {rows, listed});
+  if (k < 1 || k > listed || listed > kMaxListed) {
+    TVM_FFI_THROW(ValueError) << "k is " << k << " of a list of " << listed
+                              << ", wanted 1 <= k <= M <= 128: list more tokens";
+  }
+  if (rows_per_request < 1) {
+    TVM_FFI_THROW(ValueError) << "rows_per_request is " << rows_per_request << ", wanted at least 1";
+  }
+  const int64_t* map = nullptr;
+  if (draft_to_target.has_value()) {
+    check(draft_to_target.value(), "draft_to_target", kI64, {kAny});
+    map = ptr<int64_t>(draft_to_target.value());
+    for (int64_t i = 0; kChecksValues && i < rows * listed; ++i) {
+      const int64_t token = ptr<int64_t>(index)[i], size = draft_to_target.value().size(0);
+      if (token < 0 || token >= size) {
+        TVM_FFI_THROW(ValueError) << "index names draft token " << token << ", wanted 0 to " << size - 1
+                                  << ": draft_to_target must hold the whole draft vocabulary";
+      }
+    }
+  }
+  if (rows == 0) return;
+  run(ProposeCall{ptr<float>(logp),
+                  ptr<int64_t>(index),
+                  params,
+                  ptr<double>(uniforms),
+                  map,
+                  {ptr<float>(out_logp), ptr<int64_t>(out_tokens), ptr<int32_t>(out_draws), ptr<int64_t>(q_tokens),
+                   ptr<float>(q_weights)},
+                  rows,
+                  first_row,
+                  rows_per_request,
+                  static_cast<int32_t>(listed),
+                  static_cast<int32_t>(k),
+                  logp.device()});
+}
+
+inline void verify_tree_door(TensorView tokens, TensorView parents, TensorView draws, TensorView logits,
+                             TensorView temperatures, TensorView top_ks, TensorView top_ps, TensorView min_ps,
+                             TensorView q_tokens, TensorView q_weights, TensorView uniforms, TensorView index,
+                             TensorView lengths, TensorView out) {
+  check(tokens, "tokens", kI64, {kAny, kAny});
+  const int64_t b = tokens.size(0), width = tokens.size(1);
+  check(parents, "parents", kI32, {b, width});
+  check(draws, "draws", kI32, {b, width});
+  const int64_t step = check_rows(logits, "logits", kF32, {b * width, kAny});  // engines slice off padding
+  const int64_t vocabulary = logits.size(1);
+  const ParamsCall params = check_params(temperatures, top_ks, top_ps, min_ps, b);
+  check(q_tokens, "proposals.tokens", kI64, {b, kAny, kAny});
+  const int64_t rows = q_tokens.size(1), size = q_tokens.size(2);
+  check(q_weights, "proposals.weights", kF32, {b, rows, size});
+  check(index, "index", kI32, {b, kAny});
+  const int64_t stride = index.size(1);
+  check(uniforms, "uniforms", kF64, {b, stride, kAny});
+  const int64_t numbers = uniforms.size(2);
+  check(lengths, "lengths", kI32, {b});
+  check(out, "out", kI64, {b, stride});
+  if (width < 1) TVM_FFI_THROW(ValueError) << "tokens has 0 nodes per request, wanted at least the root: add node 0";
+  if (stride < 1) TVM_FFI_THROW(ValueError) << "stride is 0, wanted at least 1: the bonus token needs a place";
+  if (numbers < 1 || numbers > kMaxTests + 1) {
+    TVM_FFI_THROW(ValueError) << "uniforms has " << numbers << " numbers a node, wanted 1 to " << kMaxTests + 1
+                              << ": one a sampled child to test and one to draw with";
+  }
+  if (vocabulary < 1 || vocabulary > INT32_MAX) {
+    TVM_FFI_THROW(ValueError) << "logits has a vocabulary of " << vocabulary << ", wanted 1 to 2^31 - 1";
+  }
+  for (int64_t i = 0; kChecksValues && i < b * width; ++i) {
+    const int32_t row = ptr<int32_t>(draws)[i];
+    if (row < -1 || row >= rows) {
+      TVM_FFI_THROW(ValueError) << "draws names proposal row " << row << ", wanted -1 to " << rows - 1
+                                << ": pass the proposals that drew this tree";
+    }
+  }
+  if (b == 0) return;
+  run(VerifyTreeCall{ptr<int64_t>(tokens),
+                     ptr<int32_t>(parents),
+                     ptr<int32_t>(draws),
+                     ptr<float>(logits),
+                     step,
+                     params,
+                     ptr<int64_t>(q_tokens),
+                     ptr<float>(q_weights),
+                     ptr<double>(uniforms),
+                     ptr<int32_t>(index),
+                     ptr<int32_t>(lengths),
+                     ptr<int64_t>(out),
+                     b,
+                     static_cast<int32_t>(width),
+                     static_cast<int32_t>(vocabulary),
+                     static_cast<int32_t>(rows),
+                     static_cast<int32_t>(size),
+                     static_cast<int32_t>(numbers),
+                     static_cast<int32_t>(stride),
+                     tokens.device()});
+}
+
+}  // namespace eagle
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(uniforms, eagle::uniforms_door);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(propose, eagle::propose_door);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(verify_tree, eagle::verify_tree_door);

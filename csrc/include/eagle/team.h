@@ -1,0 +1,56 @@
+// The workers that share one request. A body is written once, for any team: it works in strides,
+//
+//     for (int i = team.rank(); i < n; i += team.size()) { ... }
+//     team.sync();  // what the loop wrote is now seen by every member
+//
+// On the CPU a team is one thread (SerialTeam, whose calls vanish), on the GPU one block (BlockTeam in
+// csrc/cuda/block_team.cuh). Both have
+//
+//     rank(), size()    this member, 0 .. size - 1
+//     sync()            a barrier, for memory too
+//     sum(x)            of int32_t, uint32_t, int64_t, uint64_t over all members
+//     exclusive_sum(x)  of the members of lower rank; the same types
+//     max(x), min(x)    of float and of those types
+//     add(p, x)         *p += x at once, returns what was there; uint32_t and uint64_t in memory that the team shares
+//
+// kTake is how many neighbouring items a member should take at once: many for a thread alone, so that the compiler
+// makes vectors of them, one in a block, where neighbouring threads read neighbours.
+//
+// sum, exclusive_sum, max and min are barriers too, and every member must reach them; each gets the result. Only
+// integers are summed: their sum does not depend on the order, so a body gives the same bits at any team size.
+#pragma once
+#include "portable.h"
+
+namespace eagle {
+
+struct SerialTeam {
+  static constexpr int kTake = 64;
+
+  int rank() const { return 0; }
+  int size() const { return 1; }
+  void sync() const {}
+  template <class T>
+  T sum(T x) const {
+    return x;
+  }
+  template <class T>
+  T exclusive_sum(T) const {
+    return 0;
+  }
+  template <class T>
+  T max(T x) const {
+    return x;
+  }
+  template <class T>
+  T min(T x) const {
+    return x;
+  }
+  template <class T>
+  T add(T* p, T x) const {
+    const T before = *p;
+    *p += x;
+    return before;
+  }
+};
+
+}  // namespace eagle

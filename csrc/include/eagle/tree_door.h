@@ -1,0 +1,163 @@
+// The doors of grow_level and select_tree: both libraries check the same tensors and export the same functions. Each
+// defines `run` for the calls below.
+#pragma once
+#include <tvm/ffi/optional.h>
+
+#include "ffi_checks.h"
+#include "tree.h"
+
+namespace eagle {
+using tvm::ffi::Optional;
+
+struct TableCall {  // the candidate tables of a batch
+  float* scores;
+  int64_t* tokens;
+  int32_t *parents, *draws;
+  int32_t capacity;
+
+  EAGLE_HD TableRow row(int64_t i) const {
+    const int64_t at = i * capacity;
+    return {scores + at, tokens + at, parents + at, draws + at};
+  }
+};
+
+struct FrontierCall {
+  int32_t* candidates;
+  float* scores;
+  int64_t *tokens, *parent_rows;
+  uint64_t* ancestors;
+  int32_t rows;
+
+  EAGLE_HD FrontierRow row(int64_t i) const {
+    const int64_t at = i * rows;
+    return {candidates + at, scores + at, tokens + at, parent_rows + at, ancestors + at};
+  }
+};
+
+struct GrowCall {
+  TableCall table;
+  const float* logp;
+  const int64_t* tokens;
+  const int32_t* draws;   // or null
+  FrontierCall previous;  // all null at level 1
+  FrontierCall out;
+  int32_t rows, k, offset, first_slot;
+  int64_t b;
+  DLDevice device;
+
+  EAGLE_HD LevelRow level(int64_t i) const {
+    const int64_t at = i * rows * k;
+    return {logp + at, tokens + at, draws ? draws + at : nullptr,
+            rows,      k,           previous.scores ? previous.row(i) : FrontierRow{},
+            offset,    first_slot};
+  }
+};
+
+struct SelectCall {
+  TableCall table;
+  const int64_t* root_tokens;
+  int64_t* tokens;
+  int32_t *parents, *depths;
+  uint64_t* ancestors;
+  int32_t *draws, width;
+  int64_t b;
+  DLDevice device;
+
+  EAGLE_HD TreeRow row(int64_t i) const {
+    const int64_t at = i * width;
+    return {tokens + at, parents + at, depths + at, ancestors + at, draws + at};
+  }
+};
+
+void run(const GrowCall& call);
+void run(const SelectCall& call);
+
+inline TableCall check_table(const TensorView& scores, const TensorView& tokens, const TensorView& parents,
+                             const TensorView& draws, int64_t b) {
+  check(scores, "table.scores", kF32, {b, kAny});
+  const int64_t capacity = scores.size(1);
+  check(tokens, "table.tokens", kI64, {b, capacity});
+  check(parents, "table.parents", kI32, {b, capacity});
+  check(draws, "table.draws", kI32, {b, capacity});
+  return {ptr<float>(scores), ptr<int64_t>(tokens), ptr<int32_t>(parents), ptr<int32_t>(draws),
+          static_cast<int32_t>(capacity)};
+}
+
+// previous_* are all given or all absent (level 1).
+inline void grow_level_door(TensorView table_scores, TensorView table_tokens, TensorView table_parents,
+                            TensorView table_draws, int64_t offset, int64_t level, TensorView logp, TensorView tokens,
+                            Optional<TensorView> draws, Optional<TensorView> previous_candidates,
+                            Optional<TensorView> previous_scores, Optional<TensorView> previous_ancestors, int64_t beam,
+                            TensorView candidates, TensorView scores, TensorView out_tokens, TensorView parent_rows,
+                            TensorView ancestors) {
+  check(logp, "logp", kF32, {kAny, kAny, kAny});
+  const int64_t b = logp.size(0), rows = logp.size(1), k = logp.size(2);
+  check(tokens, "tokens", kI64, {b, rows, k});
+  if (draws.has_value()) check(draws.value(), "draws", kI32, {b, rows, k});
+  GrowCall call{};
+  call.table = check_table(table_scores, table_tokens, table_parents, table_draws, b);
+  const int64_t capacity = call.table.capacity, keep = beam < rows * k ? beam : rows * k;
+  if (previous_scores.has_value()) {
+    check(previous_candidates.value(), "previous.candidates", kI32, {b, rows});
+    check(previous_scores.value(), "previous.scores", kF32, {b, rows});
+    check(previous_ancestors.value(), "previous.ancestors", kI64, {b, rows});
+    call.previous.candidates = ptr<int32_t>(previous_candidates.value());
+    call.previous.scores = ptr<float>(previous_scores.value());
+    call.previous.ancestors = ptr<uint64_t>(previous_ancestors.value());
+    call.previous.rows = static_cast<int32_t>(rows);
+  } else if (rows != 1) {
+    TVM_FFI_THROW(ValueError) << "logp has " << rows
+                              << " rows per request, wanted 1 without a previous frontier: only the "
+                              << "root has children at level 1";
+  }
+  if (offset < 0 || offset + rows * k > capacity) {
+    TVM_FFI_THROW(ValueError) << "table holds " << capacity << " candidates, wanted at least " << offset + rows * k
+                              << " (offset " << offset << "): make it larger with new_table";
+  }
+  if (level < 1 || keep < 0 || (level - 1) * beam + keep > kMaxWidth) {
+    TVM_FFI_THROW(ValueError) << "level " << level << " with beam " << beam << " needs draft slots up to "
+                              << (level - 1) * beam + keep << ", wanted at most 64: lower the depth or the beam";
+  }
+  check(candidates, "candidates", kI32, {b, keep});
+  check(scores, "scores", kF32, {b, keep});
+  check(out_tokens, "out_tokens", kI64, {b, keep});
+  check(parent_rows, "parent_rows", kI64, {b, keep});
+  check(ancestors, "ancestors", kI64, {b, keep});
+  call.logp = ptr<float>(logp);
+  call.tokens = ptr<int64_t>(tokens);
+  call.draws = draws.has_value() ? ptr<int32_t>(draws.value()) : nullptr;
+  call.out = {ptr<int32_t>(candidates),  ptr<float>(scores),       ptr<int64_t>(out_tokens),
+              ptr<int64_t>(parent_rows), ptr<uint64_t>(ancestors), static_cast<int32_t>(keep)};
+  call.rows = static_cast<int32_t>(rows);
+  call.k = static_cast<int32_t>(k);
+  call.offset = static_cast<int32_t>(offset);
+  call.first_slot = static_cast<int32_t>((level - 1) * beam);
+  call.b = b;
+  call.device = logp.device();
+  if (b > 0) run(call);
+}
+
+inline void select_tree_door(TensorView table_scores, TensorView table_tokens, TensorView table_parents,
+                             TensorView table_draws, TensorView root_tokens, TensorView tokens, TensorView parents,
+                             TensorView depths, TensorView ancestors, TensorView draws) {
+  check(root_tokens, "root_tokens", kI64, {kAny});
+  const int64_t b = root_tokens.size(0);
+  const TableCall table = check_table(table_scores, table_tokens, table_parents, table_draws, b);
+  check(tokens, "tokens", kI64, {b, kAny});
+  const int64_t width = tokens.size(1);
+  if (width < 1 || width > kMaxWidth) {
+    TVM_FFI_THROW(ValueError) << "width is " << width << ", wanted 1 to 64: ancestors are one 64-bit word per node";
+  }
+  check(parents, "parents", kI32, {b, width});
+  check(depths, "depths", kI32, {b, width});
+  check(ancestors, "ancestors", kI64, {b, width});
+  check(draws, "draws", kI32, {b, width});
+  if (b == 0) return;
+  run(SelectCall{table, ptr<int64_t>(root_tokens), ptr<int64_t>(tokens), ptr<int32_t>(parents), ptr<int32_t>(depths),
+                 ptr<uint64_t>(ancestors), ptr<int32_t>(draws), static_cast<int32_t>(width), b, tokens.device()});
+}
+
+}  // namespace eagle
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(grow_level, eagle::grow_level_door);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(select_tree, eagle::select_tree_door);

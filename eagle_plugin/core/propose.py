@@ -1,0 +1,107 @@
+"""The children of a draft node at temperature > 0: the likeliest tokens, and two drawn from the rest.
+
+The rule that verifies them is `core.verify.verify_tree`; why it is lossless stands there.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from eagle_plugin.core.sampling import SamplingParams, draw, kept_prefix
+
+
+class Proposals(NamedTuple):
+    """The distributions q' from which the sampled children of a round were drawn; P proposal rows a request."""
+
+    tokens: Tensor  # [b, P, M] int64, target ids, ascending
+    weights: Tensor  # [b, P, M] float32, q' of each token; a row that drew nothing is all 0
+
+
+# What the first and the second sampled child are worth, as parts of the mass that they are drawn from. Measured as
+# accept length with a first head of a small model: .2 to .5 for the first are alike, at 1 its slots crowd out tokens
+# that are accepted more often (benchmarks/acceptance.py --slot-worth).
+SLOT_WORTH = (0.4, 0.12)
+SAMPLED = len(SLOT_WORTH)  # S: sampled children of a node
+
+
+class Children(NamedTuple):
+    """The children of each of R draft nodes: k deterministic ones, then the slots of the S sampled ones."""
+
+    logp: Tensor  # [R, k + S] float32, log-probability of being accepted as the head sees it, at most 0
+    tokens: Tensor  # [R, k + S] int64, target ids
+    draws: Tensor  # [R, k + S] int32: proposal row that drew the child, -1 for a deterministic one or none
+    q_tokens: Tensor  # [R, M] int64, see Proposals
+    q_weights: Tensor  # [R, M] float32
+
+
+def propose(
+    logp: Tensor,
+    index: Tensor,
+    params: SamplingParams,
+    uniforms: Tensor,
+    k: int,
+    *,
+    first_row: int,
+    rows_per_request: int,
+    draft_to_target: Tensor | None = None,
+) -> Children:
+    """Choose the children of each row: the k likeliest tokens, and S drawn without replacement from q', the rest.
+
+    logp [R, M] float32 (descending, natural logarithm of the head's softmax at temperature 1) and index [R, M] int64
+    (draft vocabulary) are the M likeliest tokens of each row, M >= k; params holds one row for each of R rows; uniforms
+    [R, S] float64. draft_to_target [draft vocabulary] int64 maps to target ids (None: the same ids). Row r is proposal
+    row first_row + r % rows_per_request of its request.
+
+    At temperature T the head's q is that of logits / T, filtered as the target will be. Greedy rows, and rows of which
+    the filters leave no more than k tokens, get no sampled child: its slot has probability 0. What is drawn never
+    decides whether a child stays: a slot's score is its SLOT_WORTH of the mass of the rest, known before the draw.
+    """
+    R, M = logp.shape
+    tokens = index if draft_to_target is None else draft_to_target[index]
+    rows = (first_row + torch.arange(R, device=logp.device) % rows_per_request).int()
+    columns = torch.arange(k + SAMPLED, device=logp.device).clamp(max=M - 1)
+    draws = torch.full((R, k + SAMPLED), -1, dtype=torch.int32, device=logp.device)
+    scores, chosen, weights = logp[:, columns], tokens[:, columns], torch.zeros_like(logp)
+    scores[:, k:] = -torch.inf
+
+    q = tempered(logp, params.temperatures)
+    kept = kept_prefix(q, params)
+    total = torch.where(kept < M, q.where(torch.arange(M, device=q.device) < kept[:, None], 0.0).sum(dim=1), 1.0)
+    for r in range(R):
+        if bool(params.is_greedy()[r]):
+            continue
+        n = int(kept[r])
+        scores[r, :k] = (q[r, :k] / total[r]).log().clamp(max=0).float()
+        scores[r, n:] = -torch.inf
+        rest = q[r, k:n]
+        if not rest.sum() > 0:
+            continue
+        weights[r, k:n] = (rest / rest.sum()).float()
+        undrawn = weights[r].double()
+        for i, worth in enumerate(SLOT_WORTH):
+            if not undrawn.sum() > 0:
+                break
+            drawn = draw(undrawn, float(uniforms[r, i]))
+            undrawn[drawn] = 0
+            scores[r, k + i] = (worth * rest.sum() / total[r]).log().clamp(max=0).float()
+            chosen[r, k + i] = tokens[r, drawn]
+            draws[r, k + i] = rows[r]
+    order = tokens.argsort(dim=1)
+    return Children(scores, chosen, draws, tokens.gather(1, order), weights.gather(1, order))
+
+
+def tempered(logp: Tensor, temperatures: Tensor) -> Tensor:
+    """Probabilities [R, M] float64 at each row's temperature, of tokens whose log-probability at temperature 1 is logp.
+
+    logp [R, M] descending. The mass of the tokens that are not in the list is taken to be as flat as its last token:
+    exact at temperature 1, nearly so else, and any error is the head's loss, never the target's.
+    """
+    x, flat = logp.double(), 1.0 / temperatures.double()[:, None]
+    missing = (1 - x.exp().sum(dim=1, keepdim=True)).clamp(min=0)
+    highest = x[:, :1].clamp(min=-700)  # a row of nothing but -inf stays at probability 0
+    weights = ((x - highest) * flat).exp()
+    missing = missing * ((x[:, -1:] - highest) * flat).exp() / x[:, -1:].exp().clamp(min=torch.finfo(x.dtype).tiny)
+    return weights / (weights.sum(dim=1, keepdim=True) + missing).clamp(min=torch.finfo(x.dtype).tiny)

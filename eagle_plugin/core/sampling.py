@@ -1,0 +1,66 @@
+"""From the target's logits to the distribution that a request samples from.
+
+Temperature, top-k, top-p and min-p in the order and with the meaning of SGLang's own samplers: one sort, and every
+filter looks at the probabilities before any filter (``top_k_top_p_min_p_sampling_from_probs_torch`` and FlashInfer's
+"joint" order). Tokens of equal probability are ordered by their id.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class SamplingParams(NamedTuple):
+    """How each request draws a token from its logits; rows may be requests or nodes."""
+
+    temperatures: Tensor  # [b] float32, above 0
+    top_ks: Tensor  # [b] int32; 1 is greedy, the vocabulary size or more is off
+    top_ps: Tensor  # [b] float32; 1 is off
+    min_ps: Tensor  # [b] float32; 0 is off
+
+    def is_greedy(self) -> Tensor:
+        """Whether a request takes the most likely token, [b] bool."""
+        return self.top_ks == 1
+
+
+def kept_prefix(p: Tensor, params: SamplingParams) -> Tensor:
+    """How many of the most likely tokens pass the filters, [R] int64, at least 1.
+
+    p [R, n] float, descending: the probabilities before any filter, of which the n best are given.
+    """
+    ranks = torch.arange(p.shape[1], device=p.device)
+    before = p.cumsum(dim=1) - p
+    kept = (ranks < params.top_ks[:, None]) & (before <= params.top_ps[:, None].to(p.dtype))
+    kept &= p >= p[:, :1] * params.min_ps[:, None].to(p.dtype)
+    kept[:, 0] = True
+    return kept.sum(dim=1)  # every filter keeps a prefix
+
+
+def target_distribution(logits: Tensor, params: SamplingParams) -> Tensor:
+    """Return p [R, V] float64, the distribution that row r of params draws from logits[r].
+
+    logits [R, V] float32 after penalties, grammar mask and bias. Greedy rows have all their mass on the argmax, the
+    lowest id among equals. NaN counts as impossible; a row that allows nothing is uniform.
+    """
+    x = logits.double()
+    x = torch.where(x.isnan(), -torch.inf, x)
+    highest = x.amax(dim=1, keepdim=True)
+    x = torch.where(x == highest, 0.0, (x - highest) / params.temperatures[:, None].double())
+    p = x.softmax(dim=1)
+    # Sorted by logit, not by p: where p underflows to 0 the logits still say which is the better token.
+    order = x.sort(dim=1, descending=True, stable=True).indices
+    p_sorted = p.gather(1, order)
+    ranks = torch.arange(p.shape[1], device=p.device)
+    p_sorted = torch.where(ranks < kept_prefix(p_sorted, params)[:, None], p_sorted, 0.0)
+    p = torch.zeros_like(p).scatter_(1, order, p_sorted)
+    return p / p.sum(dim=1, keepdim=True)
+
+
+def draw(weights: Tensor, u: float) -> int:
+    """The index at the fraction u in [0, 1) of the total weight; weights [V] float64, at least one above 0."""
+    cumulative = weights.cumsum(dim=0)
+    index = int(torch.searchsorted(cumulative, u * cumulative[-1], right=True))
+    return min(index, int(weights.nonzero()[-1]))  # rounding may carry u * total up to the total

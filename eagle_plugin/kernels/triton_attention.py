@@ -1,0 +1,280 @@
+"""Tree attention on a GPU, in Triton.
+
+One program takes one request, one key head and one stretch of the prefix. All query rows that share that key head
+(nodes x query heads of its group) sit in one tile, so a stretch of keys is read from memory once, whatever the size of
+the tree (a tile has at most 128 rows: a larger tree reads its keys once a tile, mostly from the L2 cache). The prefix
+is visible to every row and needs no mask but that of a sliding window; the tail, at most 64 keys, is masked by the
+ancestor words in the program of the last stretch.
+
+Long contexts are split over programs and merged by a second kernel. The number of splits comes from shapes alone and
+the stretches from the lengths on the device, so a launch can be captured in a CUDA graph and replayed with other
+lengths. Every load of a key or value is one slot's contiguous `head_dim` elements: full sectors for any page size.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["Tile", "split_count", "tile_for", "tree_attention"]
+
+LOG2E = tl.constexpr(1.4426950408889634)  # softmax runs on powers of two: a GPU has an instruction for exp2 alone
+KEYS_PER_SPLIT = 256  # of the slot table's width: shorter stretches cost more in merging than they gain
+MOST_SPLITS = 64
+
+
+class Tile(NamedTuple):
+    """The block sizes of a launch, all powers of two."""
+
+    rows: int  # query rows of a program
+    keys: int  # keys of a step; at most 64, so that a tail position is a valid shift of an ancestor word
+    warps: int
+    stages: int  # key blocks in flight
+
+
+@triton.jit
+def _popcount(x):
+    x = x - ((x >> 1) & 0x5555555555555555)
+    x = (x & 0x3333333333333333) + ((x >> 2) & 0x3333333333333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F0F0F0F0F
+    x = x + (x >> 8)
+    x = x + (x >> 16)
+    x = x + (x >> 32)
+    return (x & 0x7F).to(tl.int32)
+
+
+@triton.jit
+def _add_keys(
+    q, acc, highest, total,
+    k_head_ptr, v_head_ptr, k_slot_stride, v_slot_stride, slots, seen, visible, inner, outer,
+    DIM: tl.constexpr, DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    CAPPED: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """One step of the online softmax over the keys in `slots`; those outside `seen` are not read (they may be NaN)."""
+    d = tl.arange(0, BLOCK_D)
+    dv = tl.arange(0, BLOCK_DV)
+    k = tl.load(
+        k_head_ptr + slots[None, :] * k_slot_stride + d[:, None], mask=seen[None, :] & (d < DIM)[:, None], other=0.0
+    )
+    v = tl.load(
+        v_head_ptr + slots[:, None] * v_slot_stride + dv[None, :], mask=seen[:, None] & (dv < DIM_V)[None, :], other=0.0
+    )
+    if UPCAST:
+        k = k.to(tl.float32)
+    logits = tl.dot(q, k, input_precision="ieee") * inner
+    if CAPPED:
+        logits = outer * (2.0 * tl.sigmoid(logits) - 1.0)  # cap * tanh(x / cap), in units of log2
+    logits = tl.where(visible, logits, float("-inf"))
+    new = tl.maximum(highest, tl.max(logits, 1))
+    base = tl.where(new == float("-inf"), 0.0, new)  # nothing seen so far: all weights are zero, not NaN
+    weights = tl.exp2(logits - base[:, None])
+    fade = tl.exp2(highest - base)
+    total = total * fade + tl.sum(weights, 1)
+    weights = weights.to(v.dtype)
+    if UPCAST:
+        v = v.to(tl.float32)
+        weights = weights.to(tl.float32)
+    acc = tl.dot(weights, v, acc * fade[:, None], input_precision="ieee")
+    return acc, new, total
+
+
+@triton.jit(do_not_specialize=["nodes", "tail", "window"])
+def _attend(
+    q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, prefix_ptr, words_ptr, sinks_ptr, out_ptr, lse_ptr,
+    q_row_stride, q_head_stride, k_slot_stride, k_head_stride, v_slot_stride, v_head_stride, table_stride,
+    nodes, tail, window, inner, outer,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, DIM_V: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    SPLIT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, SINKS: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Grid (splits, key heads x row tiles, requests). SPLIT: `out` is float32 [rows, heads, splits, DIM_V], beside the
+    base-2 logarithms of the denominators, `lse` [rows, heads, splits]; otherwise `out` is the result."""
+    split, splits = tl.program_id(0), tl.num_programs(0)
+    kv_head = tl.program_id(1) % (HEADS // GROUP)
+    tile = tl.program_id(1) // (HEADS // GROUP)
+    request = tl.program_id(2)
+    last = split == splits - 1
+
+    row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    node = row // GROUP
+    head = kv_head * GROUP + row % GROUP
+    valid = node < nodes
+    query = (request * nodes + node).to(tl.int64)
+    d = tl.arange(0, BLOCK_D)
+    q = tl.load(
+        q_ptr + query[:, None] * q_row_stride + head[:, None] * q_head_stride + d[None, :],
+        mask=valid[:, None] & (d < DIM)[None, :],
+        other=0.0,
+    )
+    if UPCAST:
+        q = q.to(tl.float32)
+    word = tl.load(words_ptr + query, mask=valid, other=0)
+    prefix = tl.load(prefix_ptr + request).to(tl.int32)
+    table = table_ptr + tl.load(rows_ptr + request).to(tl.int64) * table_stride
+    k_head_ptr = k_ptr + kv_head * k_head_stride
+    v_head_ptr = v_ptr + kv_head * v_head_stride
+
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if SINKS:  # a sink is a logit without a value; the last stretch counts it
+        sink = tl.load(sinks_ptr + head, mask=valid, other=0.0) * LOG2E
+        highest = tl.where(last, sink, highest)
+        total = tl.where(last, 1.0, total)
+
+    low = 0
+    first = tl.zeros([BLOCK_M], tl.int32)  # the first prefix key that a row sees
+    if WINDOWED:
+        first = prefix + _popcount(word) - 1 - window
+        low = tl.maximum(tl.min(tl.where(valid, first, prefix), 0), 0)
+    stretch = tl.cdiv(tl.cdiv(tl.maximum(prefix - low, 0), splits), BLOCK_N) * BLOCK_N
+    begin = low + split * stretch
+    end = tl.minimum(begin + stretch, prefix)
+    for start in range(begin, end, BLOCK_N):
+        key = start + tl.arange(0, BLOCK_N)
+        seen = key < end
+        visible = seen[None, :]
+        if WINDOWED:
+            visible = visible & (key[None, :] >= first[:, None])
+        slots = tl.load(table + key, mask=seen, other=0).to(tl.int64)
+        acc, highest, total = _add_keys(
+            q, acc, highest, total,
+            k_head_ptr, v_head_ptr, k_slot_stride, v_slot_stride, slots, seen, visible, inner, outer,
+            DIM, DIM_V, BLOCK_D, BLOCK_DV, CAPPED, UPCAST,
+        )  # fmt: skip
+
+    for start in tl.range(tl.where(last, 0, tail), tail, BLOCK_N, num_stages=1):
+        key = start + tl.arange(0, BLOCK_N)
+        visible = (((word[:, None] >> key[None, :].to(tl.int64)) & 1) != 0) & (key < tail)[None, :]
+        seen = tl.max(visible.to(tl.int32), 0) != 0
+        slots = tl.load(table + prefix + key, mask=seen, other=0).to(tl.int64)
+        acc, highest, total = _add_keys(
+            q, acc, highest, total,
+            k_head_ptr, v_head_ptr, k_slot_stride, v_slot_stride, slots, seen, visible, inner, outer,
+            DIM, DIM_V, BLOCK_D, BLOCK_DV, CAPPED, UPCAST,
+        )  # fmt: skip
+
+    total = tl.where(total == 0.0, 1.0, total)
+    acc = acc / total[:, None]  # a row that sees no key is zero
+    at = query * HEADS + head
+    if SPLIT:
+        at = at * splits + split
+        tl.store(lse_ptr + at, highest + tl.log2(total), mask=valid)  # -inf where the row sees no key of this stretch
+    dv = tl.arange(0, BLOCK_DV)
+    tl.store(
+        out_ptr + at[:, None] * DIM_V + dv[None, :],
+        acc.to(out_ptr.dtype.element_ty),
+        mask=valid[:, None] & (dv < DIM_V)[None, :],
+    )
+
+
+@triton.jit
+def _merge(part_ptr, lse_ptr, out_ptr, DIM_V: tl.constexpr, BLOCK_DV: tl.constexpr, SPLITS: tl.constexpr):
+    """Grid (rows x heads): the splits of one row and head, weighted by their denominators."""
+    at = tl.program_id(0).to(tl.int64)
+    split = tl.arange(0, SPLITS)
+    dv = tl.arange(0, BLOCK_DV)
+    lse = tl.load(lse_ptr + at * SPLITS + split)
+    highest = tl.max(lse, 0)
+    weight = tl.exp2(lse - tl.where(highest == float("-inf"), 0.0, highest))
+    part = tl.load(
+        part_ptr + (at * SPLITS + split)[:, None] * DIM_V + dv[None, :],
+        mask=(weight > 0.0)[:, None] & (dv < DIM_V)[None, :],
+        other=0.0,
+    )
+    total = tl.sum(weight, 0)
+    merged = tl.sum(part * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    tl.store(out_ptr + at * DIM_V + dv, merged.to(out_ptr.dtype.element_ty), mask=dv < DIM_V)
+
+
+def tile_for(rows: int, dim: int, itemsize: int) -> Tile:
+    """Return the blocks for `rows` query rows that share a key head, for the larger head_dim of keys and values.
+
+    They fit in 99 KB of shared memory, the least that a GPU since sm_80 lends a block, and in the registers. float32
+    runs on plain FMA units (tensor cores would round it to TF32), whose tiles are smaller.
+    """
+    dim = triton.next_power_of_2(dim)
+    block = max(16, triton.next_power_of_2(rows))
+    if itemsize == 4:
+        return Tile(rows=min(block, 32 if dim <= 128 else 16), keys=32 if dim <= 64 else 16, warps=8, stages=3)
+    block = min(block, 128 if dim <= 128 else 64)
+    keys = 32 if dim > 128 or block > 64 else 64
+    return Tile(rows=block, keys=keys, warps=8 if block * dim > 8192 else 4, stages=3)
+
+
+@functools.cache
+def _processors(index: int) -> int:
+    return torch.cuda.get_device_properties(index).multi_processor_count
+
+
+def split_count(programs: int, width: int, processors: int) -> int:
+    """Return into how many stretches to split a slot table's width, a power of two: two programs a multiprocessor."""
+    wanted = min(2 * processors // max(programs, 1), width // KEYS_PER_SPLIT, MOST_SPLITS)
+    return 1 << (max(wanted, 1).bit_length() - 1)
+
+
+def tree_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_table: Tensor,
+    rows: Tensor,
+    prefix_lens: Tensor,
+    ancestors: Tensor,
+    out: Tensor,
+    *,
+    tail: int,
+    scale: float,
+    logit_cap: float = 0.0,
+    window: int = -1,
+    sinks: Tensor | None = None,
+    splits: int | None = None,
+) -> None:
+    """Write into `out` what `eagle_plugin.kernels.attention.tree_attention` promises; shapes are checked there.
+
+    The caches may have any strides but for a contiguous last axis. The contents of the integer tensors are trusted:
+    checking them would make the host wait for the device. `splits` overrides the number of stretches of the prefix.
+    ValueError names a tensor with the wrong strides.
+    """
+    b, nodes = ancestors.shape
+    _, heads, dim = q.shape
+    kv_heads, dim_v = v_cache.shape[1:]
+    for name, tensor in {"q": q, "k_cache": k_cache, "v_cache": v_cache, "slot_table": slot_table}.items():
+        if tensor.stride(-1) != 1:
+            raise ValueError(f"{name} has gaps inside its rows, wanted contiguous rows: call .contiguous()")
+    whole = {"rows": rows, "prefix_lens": prefix_lens, "ancestors": ancestors, "sinks": sinks, "out": out}
+    for name, dense in whole.items():
+        if dense is not None and not dense.is_contiguous():
+            raise ValueError(f"{name} has gaps between its rows, wanted a contiguous tensor: call .contiguous()")
+    if b * nodes == 0:
+        return
+    group = heads // kv_heads
+    tile = tile_for(nodes * group, max(dim, dim_v), q.element_size())
+    programs = kv_heads * triton.cdiv(nodes * group, tile.rows)
+    if splits is None:
+        splits = split_count(b * programs, slot_table.shape[1], _processors(q.device.index))
+    target = out
+    lse: Tensor | None = None
+    if splits > 1:
+        target = torch.empty(*out.shape[:2], splits, dim_v, dtype=torch.float32, device=out.device)
+        lse = torch.empty(*out.shape[:2], splits, dtype=torch.float32, device=out.device)
+    block_dv = triton.next_power_of_2(max(dim_v, 16))
+    with torch.cuda.device_of(q):
+        _attend[(splits, programs, b)](
+            q, k_cache, v_cache, slot_table, rows, prefix_lens, ancestors, sinks, target, lse,
+            *q.stride()[:2], *k_cache.stride()[:2], *v_cache.stride()[:2], slot_table.stride(0),
+            nodes, tail, window,
+            2 * scale / logit_cap if logit_cap > 0 else scale * LOG2E.value, logit_cap * LOG2E.value,
+            GROUP=group, HEADS=heads, DIM=dim, DIM_V=dim_v,
+            BLOCK_M=tile.rows, BLOCK_N=tile.keys, BLOCK_D=triton.next_power_of_2(max(dim, 16)), BLOCK_DV=block_dv,
+            SPLIT=splits > 1, CAPPED=logit_cap > 0, WINDOWED=window >= 0, SINKS=sinks is not None,
+            UPCAST=not q.is_cuda,  # only Triton's interpreter takes CPU tensors; its dot is wrong for bfloat16
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+        if splits > 1:
+            _merge[(out.shape[0] * heads,)](target, lse, out, dim_v, block_dv, splits)

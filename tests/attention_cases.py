@@ -1,0 +1,77 @@
+"""Requests in a paged cache, for the tests of attention; slots that no row may see hold NaN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from kernel_cases import random_parents, words_of
+from torch import Tensor
+
+from eagle_plugin.kernels import attention_torch
+
+# seed, key heads, query heads of each, head_dim of keys and values, dtype, page size
+Shape = tuple[int, int, int, tuple[int, int], torch.dtype, int]
+
+
+class Case:
+    """A paged cache with requests of given numbers of keys, in randomly scattered pages of `page` slots."""
+
+    def __init__(
+        self,
+        seed: int,
+        lens: list[int],
+        kv_heads: int,
+        group: int,
+        dims: tuple[int, int],
+        dtype: torch.dtype,
+        page: int,
+    ):
+        self.gen = gen = torch.Generator().manual_seed(seed)
+        self.dtype, self.heads = dtype, kv_heads * group
+        b, longest = len(lens), max(lens, default=0)
+        pages = sum(-(-n // page) for n in lens) + 4
+        slots = pages * page
+        self.k = torch.full((slots, kv_heads, dims[0]), torch.nan, dtype=dtype)
+        self.v = torch.full((slots, kv_heads, dims[1]), torch.nan, dtype=dtype)
+        self.table = torch.full((b + 2, longest + 1), 2**31 - 1, dtype=torch.int32)  # past the end: nonsense
+        self.rows = torch.randperm(b + 2, generator=gen)[:b]
+        free = (torch.randperm(pages, generator=gen)[:, None] * page + torch.arange(page)).flatten()
+        for row, n in zip(self.rows.tolist(), lens, strict=True):
+            self.table[row, :n], free = free[:n].int(), free[-(-n // page) * page :]
+        self.sinks = torch.randn(self.heads, generator=gen)
+
+    def randn(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.gen).to(self.dtype)
+
+    def write(self, request: int, seen: Tensor) -> None:
+        """Give the keys that some row sees finite values; the others stay NaN and their slots nonsense."""
+        positions = seen.any(dim=0).nonzero()[:, 0]
+        slots = self.table[self.rows[request], positions].long()
+        self.k[slots] = self.randn(len(slots), *self.k.shape[1:])
+        self.v[slots] = self.randn(len(slots), *self.v.shape[1:])
+        hidden = (~seen.any(dim=0)).nonzero()[:, 0]
+        self.table[self.rows[request], hidden] = -5
+
+
+def oracle(case: Case, q: Tensor, visible: list[Tensor], starts: list[int], out: Tensor, **options: Any) -> Tensor:
+    for i, (seen, start) in enumerate(zip(visible, starts, strict=True)):
+        slots = case.table[case.rows[i], : seen.shape[1]].long().clamp(min=0)
+        rows = slice(start, start + seen.shape[0])
+        out[rows] = attention_torch.attend(q[rows], case.k[slots], case.v[slots], seen, **options)
+    return out
+
+
+def tree_case(
+    shape: Shape, prefixes: list[int], R: int, extra: int, window: int
+) -> tuple[Case, Tensor, int, list[Tensor]]:
+    """A cache and R nodes a request of random trees of R + extra: case, ancestor words, tail, visible keys."""
+    seed, *rest = shape
+    tail = min(R + extra, 64)
+    case = Case(seed, [p + tail for p in prefixes], *rest)
+    words = words_of(random_parents(len(prefixes), min(tail, 64), case.gen))
+    words = words[:, torch.randperm(tail, generator=case.gen)[:R]].contiguous() if prefixes else words[:, :R]
+    visible = [attention_torch.tree_visible(words[i], p, tail, window) for i, p in enumerate(prefixes)]
+    for i, seen in enumerate(visible):
+        case.write(i, seen)
+    return case, words, tail, visible

@@ -1,0 +1,153 @@
+// Calls the emulated kernels on small inputs that reach every barrier; ThreadSanitizer watches. The kernels are linked
+// in and called by the names that they export.
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/function.h>
+
+#include <cstdio>
+#include <vector>
+
+template <class T>
+constexpr DLDataType dtype_of() {
+  return {std::is_floating_point_v<T> ? kDLFloat : kDLInt, 8 * sizeof(T), 1};
+}
+
+template <class T>
+class Tensor {
+ public:
+  explicit Tensor(std::vector<int64_t> shape) : shape_(std::move(shape)), strides_(shape_.size()) {
+    int64_t size = 1;
+    for (size_t axis = shape_.size(); axis-- > 0; size *= shape_[axis]) strides_[axis] = size;
+    values.resize(size);
+    view_ = {values.data(),
+             {kDLCPU, 0},
+             static_cast<int32_t>(shape_.size()),
+             dtype_of<T>(),
+             shape_.data(),
+             strides_.data(),
+             0};
+  }
+  Tensor(std::vector<int64_t> shape, int64_t modulus) : Tensor(std::move(shape)) {  // some values, with ties
+    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<T>(i * 7919 % modulus);
+  }
+  DLTensor* view() { return &view_; }
+
+  std::vector<T> values;
+
+ private:
+  std::vector<int64_t> shape_, strides_;
+  DLTensor view_;
+};
+
+template <class T>
+DLTensor* argument(Tensor<T>& tensor) {
+  return tensor.view();
+}
+template <class T>
+T argument(T value) {
+  return value;
+}
+
+#define KERNEL(name)                                                                             \
+  extern "C" int __tvm_ffi_##name(void*, const TVMFFIAny*, int32_t, TVMFFIAny*);                 \
+  template <class... Arguments>                                                                  \
+  void name(Arguments&&... arguments) {                                                          \
+    tvm::ffi::Function::FromExternC(nullptr, __tvm_ffi_##name, nullptr)(argument(arguments)...); \
+  }
+KERNEL(topk_log_softmax)
+KERNEL(grow_level)
+KERNEL(select_tree)
+KERNEL(verify_greedy)
+KERNEL(compact_kv)
+KERNEL(store_kv)
+KERNEL(sibling_links)
+KERNEL(uniforms)
+KERNEL(propose)
+KERNEL(verify_tree)
+
+void grow_and_walk() {
+  const int64_t b = 2, k = 8, beam = 8, width = 64, vocabulary = 5000;
+  Tensor<float> logits({b, vocabulary}, 50), logp({b, 1, k}), level_logp({b, beam, k}, 5);
+  Tensor<float> flat_logp({b, k});
+  Tensor<int64_t> index({b, k}), ids({b, 1, k}, 100), level_ids({b, beam, k}, 100);
+  topk_log_softmax(logits, flat_logp, index);
+  logp.values = flat_logp.values;
+  for (float& x : level_logp.values) x = -x;
+
+  const int64_t candidates = k + beam * k;
+  Tensor<float> table_scores({b, candidates}), scores({b, beam});
+  Tensor<int64_t> table_ids({b, candidates}), frontier_ids({b, beam}), rows({b, beam}), words({b, beam});
+  Tensor<int32_t> table_parents({b, candidates}), table_draws({b, candidates}), frontier({b, beam});
+  grow_level(table_scores, table_ids, table_parents, table_draws, 0, 1, logp, ids, nullptr, nullptr, nullptr, nullptr,
+             beam, frontier, scores, frontier_ids, rows, words);
+  Tensor<float> next_scores({b, beam});
+  Tensor<int64_t> next_ids({b, beam}), next_rows({b, beam}), next_words({b, beam});
+  Tensor<int32_t> next({b, beam});
+  grow_level(table_scores, table_ids, table_parents, table_draws, k, 2, level_logp, level_ids, nullptr, frontier,
+             scores, words, beam, next, next_scores, next_ids, next_rows, next_words);
+
+  Tensor<int64_t> roots({b}), tree_ids({b, width}), tree_words({b, width});
+  Tensor<int32_t> parents({b, width}), depths({b, width}), draws({b, width});
+  select_tree(table_scores, table_ids, table_parents, table_draws, roots, tree_ids, parents, depths, tree_words, draws);
+
+  Tensor<int64_t> targets({b, width}, 100), out({b, 4});
+  Tensor<int32_t> accepted({b, 4}), lengths({b});
+  verify_greedy(tree_ids, parents, targets, accepted, lengths, out);
+
+  Tensor<float> cache({b * width, 3, 5}, 1000), more({4, 3, 5}, 10);
+  Tensor<int64_t> address({1}), bytes({1}), window({b, width}), loc({4});
+  address.values[0] = reinterpret_cast<int64_t>(cache.values.data());
+  bytes.values[0] = 3 * 5 * sizeof(float);
+  for (int64_t i = 0; i < b * width; ++i) window.values[i] = i;
+  lengths.values = {3, 3};
+  accepted.values = {0, 2, 3, -1, 0, 1, 9, -1};
+  compact_kv(address, bytes, window, accepted, lengths, b * width);
+  for (int64_t i = 0; i < 4; ++i) loc.values[i] = 5 * i;
+  store_kv(cache, cache, loc, more, more);
+
+  Tensor<int64_t> first_child({b, width}), next_sibling({b, width});
+  sibling_links(parents, first_child, next_sibling);
+}
+
+// Two requests with 3 top tokens and 2 drawn ones as children, of which one cuts its distribution within a value that
+// many tokens have.
+void sample() {
+  const int64_t b = 2, k = 5, listed = 8, width = 6, stride = 3, vocabulary = 3000;
+  Tensor<float> temperatures({b}), top_ps({b}), min_ps({b});
+  Tensor<int32_t> top_ks({b});
+  temperatures.values = {1, 0.5};
+  top_ps.values = {0.9f, 1};
+  min_ps.values = {0, 0.1f};
+  top_ks.values = {100, 1000};
+  Tensor<int64_t> keys({b}, 3), counters({b}, 3);
+  Tensor<double> numbers({b, 2 * stride}), pairs({b, stride, 2}), drawn({b, 2});
+  uniforms(keys, counters, 1, numbers);
+  pairs.values = numbers.values;
+  drawn.values = {0.3, 0.9, 0.1, 0.5};
+
+  Tensor<float> draft({b, vocabulary}, 20), logp({b, listed}), q_weights({b, listed}), child_logp({b, k});
+  Tensor<int64_t> index({b, listed}), q_tokens({b, listed}), child_tokens({b, k});
+  Tensor<int32_t> child_draws({b, k});
+  topk_log_softmax(draft, logp, index);
+  propose(logp, index, temperatures, top_ks, top_ps, min_ps, drawn, 0, 1, nullptr, child_logp, child_tokens,
+          child_draws, q_tokens, q_weights);
+
+  Tensor<float> target({b * width, vocabulary}, 20), weights({b, 1, listed});
+  Tensor<int64_t> tokens({b, width}), listed_tokens({b, 1, listed}), out({b, stride});
+  Tensor<int32_t> parents({b, width}), draws({b, width}), accepted({b, stride}), lengths({b});
+  listed_tokens.values = q_tokens.values;
+  weights.values = q_weights.values;
+  for (int64_t i = 0; i < b * width; ++i) {
+    const int64_t node = i % width, child = i / width * (k) + node % (k);
+    tokens.values[i] = child_tokens.values[child];
+    draws.values[i] = child_draws.values[child];
+    parents.values[i] = node < 5 ? static_cast<int32_t>(node > 0) - 1 : 1;
+  }
+  verify_tree(tokens, parents, draws, target, temperatures, top_ks, top_ps, min_ps, listed_tokens, weights, pairs,
+              accepted, lengths, out);
+}
+
+int main() {
+  grow_and_walk();
+  sample();
+  std::puts("finished");
+}

@@ -1,0 +1,61 @@
+"""csrc/cuda as nvcc sees it: it compiles for several generations of GPUs, loads without one, and stays in registers."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import tvm_ffi
+
+from eagle_plugin.kernels import build, loader
+
+pytestmark = pytest.mark.skipif(not build.find_nvcc(), reason="needs nvcc")
+
+ARCHS = ["80", "90", "100"]
+KERNELS = ["topk_log_softmax", "grow_level", "select_tree", "verify_greedy", "compact_kv", "store_kv"]
+KERNELS += ["sibling_links", "uniforms", "propose", "verify_tree"]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    csrc = loader.source_folder()
+    assert csrc is not None
+    path = tmp_path_factory.mktemp("cuda") / "libeagle_cuda.so"
+    build.build_cuda(csrc, path, ARCHS)
+    return path
+
+
+def find_cuobjdump() -> str | None:
+    """Return NVIDIA's tool: beside nvcc, from PATH, or the one that Triton carries."""
+    places = [str(Path(build.find_nvcc() or "").resolve().parent), None]
+    triton = importlib.util.find_spec("triton")
+    if triton and triton.origin:
+        places.append(str(Path(triton.origin).parent / "backends/nvidia/bin"))
+    return next((found for place in places if (found := shutil.which("cuobjdump", path=place))), None)
+
+
+def test_it_loads_without_a_gpu_and_refuses_cpu_tensors(library: Path) -> None:
+    module = tvm_ffi.load_module(str(library))
+    assert all(module.get_function(name) for name in KERNELS)
+    with pytest.raises(ValueError, match=r"tokens is not on a CUDA device: move it with \.cuda\(\)"):
+        loader.probe(module, "cpu")
+
+
+def test_no_kernel_spills(library: Path) -> None:
+    cuobjdump = find_cuobjdump()
+    if cuobjdump is None:
+        pytest.skip("needs cuobjdump")
+    command = [cuobjdump, "--dump-resource-usage", str(library)]
+    usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert {f"sm_{arch}" for arch in ARCHS} <= set(re.findall(r"sm_\d+", usage))
+    kernels = re.findall(r"Function (\S+):\s+REG:(\d+) STACK:(\d+)", usage)
+    assert len(kernels) >= len(ARCHS) * len(KERNELS)
+    for name, registers, stack in kernels:
+        assert int(registers) <= 64, name  # 1024 threads a block
+        # propose holds a list of 128 doubles, verify_tree what the refusals of a node have taken
+        bound = 1200 if "propose_kernel" in name else 128 if "13verify_kernel" in name else 16
+        assert int(stack) <= bound, name

@@ -1,0 +1,230 @@
+"""The sampling kernels against the oracles: laws with ties and infinities, the drawn children, the random numbers."""
+
+from __future__ import annotations
+
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_cases import prop, random_parents, words_of
+from torch import Tensor
+
+from eagle_plugin.core import philox
+from eagle_plugin.core import propose as proposing
+from eagle_plugin.core import verify as verifying
+from eagle_plugin.core.sampling import SamplingParams, target_distribution
+from eagle_plugin.core.tree import DraftTree
+from eagle_plugin.kernels import sampling
+from eagle_plugin.kernels.sampling import SAMPLED, Proposals
+
+seeds = st.integers(0, 2**31)
+
+
+def random_params(rows: int, vocab: int, gen: torch.Generator) -> SamplingParams:
+    """Settings of which some are off and some rows greedy."""
+
+    def some(values: Tensor, off: float) -> Tensor:
+        return torch.where(torch.rand(rows, generator=gen) < 0.5, values, off)
+
+    top_ks = some(torch.randint(1, vocab + 2, (rows,), generator=gen), 2**30).int()
+    return SamplingParams(
+        0.2 + 1.8 * torch.rand(rows, generator=gen),
+        top_ks,
+        some(torch.rand(rows, generator=gen), 1.0),
+        some(torch.rand(rows, generator=gen) * 0.3, 0.0),
+    )
+
+
+def roots(b: int) -> tuple[DraftTree, Proposals]:
+    """Trees of nothing but the root, whose bonus token is a plain draw."""
+    none = torch.full((b, 1), -1, dtype=torch.int32)
+    one = torch.ones(b, 1, dtype=torch.int64)
+    proposals = Proposals(torch.zeros(b, 0, 0, dtype=torch.int64), torch.zeros(b, 0, 0))
+    return DraftTree(one, none, none + 1, one, none), proposals
+
+
+def draw(logits: Tensor, params: SamplingParams, u: Tensor) -> Tensor:
+    """One token a row at the fractions u [b] of its distribution."""
+    tree, proposals = roots(len(logits))
+    return sampling.verify_tree(tree, logits, params, proposals, u[:, None, None], 1).tokens[:, 0]
+
+
+@prop
+@given(seeds, st.integers(1, 6), st.sampled_from([1, 2, 7, 63, 64, 65, 300, 5000]), st.booleans())
+def test_draws_stand_where_the_oracle_puts_them(seed: int, b: int, vocab: int, coarse: bool) -> None:
+    gen = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(b, vocab, generator=gen)
+    if coarse:
+        logits = logits.round()  # many equals, so that top-k and top-p cut between them
+    params, u = random_params(b, vocab, gen), torch.rand(b, generator=gen, dtype=torch.float64)
+    p = target_distribution(logits, params)
+    token = draw(logits, params, u)[:, None]
+    above = p.cumsum(dim=1).gather(1, token)[:, 0]
+    below = above - p.gather(1, token)[:, 0]
+    slack = 3e-6  # float32 exponentials against float64
+    # a token at the very edge of a filter may be in one and out of the other: then the masses differ by its mass
+    exact = (below - slack <= u) & (u <= above + slack)
+    if not bool(exact.all()):
+        edge = p.where(p > 0, 2.0).amin(dim=1)
+        assert bool(((below - edge - slack <= u) & (u <= above + edge + slack))[~exact].all())
+    assert bool((p.gather(1, token) > 0).all()) or not bool(exact.all())
+
+
+def test_the_kept_tokens_are_the_oracles() -> None:
+    """Which tokens can come out at all, over a fine grid of u: ties at the cut go to the lower ids."""
+    gen = torch.Generator().manual_seed(1)
+    n, vocab = 4000, 24
+    for _ in range(20):
+        logits, params = (2 * torch.randn(1, vocab, generator=gen)).round(), random_params(1, vocab, gen)
+        grid = torch.linspace(0, 1 - 1e-9, n, dtype=torch.float64)
+        rows = SamplingParams(*(values.expand(n).contiguous() for values in params))
+        seen = set(draw(logits.expand(n, vocab).contiguous(), rows, grid).tolist())
+        p = target_distribution(logits, params)[0]
+        assert seen >= set((p > 2 / n).nonzero()[:, 0].tolist())
+        assert seen <= set((p > 0).nonzero()[:, 0].tolist())
+
+
+def test_infinite_and_missing_logits() -> None:
+    inf, nan = torch.inf, torch.nan
+    rows = [[0.0, inf, 1.0, -inf], [nan, 2.0, nan, -inf], [-inf, -inf, -inf, 0.0], [inf, 0.0, inf, 0.0]]
+    logits = torch.tensor(rows).repeat_interleave(400, dim=0)
+    u = torch.linspace(0, 1 - 1e-9, 400, dtype=torch.float64).repeat(4)
+    n = len(u)
+    params = SamplingParams(torch.ones(n), torch.full((n,), 99).int(), torch.full((n,), 0.99), torch.zeros(n))
+    tokens = draw(logits, params, u).view(4, 400)
+    assert [sorted(set(row.tolist())) for row in tokens] == [[1], [1], [3], [0, 2]]
+    greedy = params._replace(top_ks=torch.ones(n).int())
+    assert draw(logits, greedy, u).view(4, 400)[:, 0].tolist() == [1, 1, 3, 0]
+    nothing = torch.full((n, 3), -inf)  # a mask that allows nothing: any token, but a token
+    assert set(draw(nothing, params._replace(top_ps=torch.ones(n)), u).tolist()) == {0, 1, 2}
+
+
+@prop
+@given(seeds, st.integers(1, 4), st.integers(1, 40), st.sampled_from([5, 70, 600]), st.integers(1, 5))
+def test_walks_are_the_oracles(seed: int, b: int, width: int, vocab: int, numbers: int) -> None:
+    gen = torch.Generator().manual_seed(seed)
+    parents = random_parents(b, width, gen)
+    rows, listed = 4, 5
+    draws = torch.full((b, width), -1, dtype=torch.int32)
+    tokens = torch.randint(0, min(vocab, 6), (b, width), generator=gen)
+    q = torch.rand(b, rows, listed, generator=gen)
+    q_tokens = torch.rand(b, rows, vocab, generator=gen).argsort(dim=2)[:, :, :listed].sort(dim=2).values
+    for i in range(b):
+        drawn: dict[int, tuple[int, list[int]]] = {}  # parent -> its proposal row, and what is not drawn yet
+        for node in range(1, width):
+            parent = int(parents[i, node])
+            if parent < 0 or float(torch.rand((), generator=gen)) < 0.5:
+                continue
+            fresh = (int(torch.randint(0, rows, (), generator=gen)), torch.randperm(listed, generator=gen).tolist())
+            row, order = drawn.setdefault(parent, fresh)
+            if order:
+                draws[i, node], tokens[i, node] = row, q_tokens[i, row, order.pop()]
+    tree = DraftTree(tokens, parents, torch.zeros_like(parents), words_of(parents), draws)
+    proposals = Proposals(q_tokens, q / q.sum(dim=2, keepdim=True))
+    logits, params = 2 * torch.randn(b * width, vocab, generator=gen), random_params(b, vocab, gen)
+    u = torch.rand(b, 6, numbers, generator=gen, dtype=torch.float64)
+    found, wanted = (f(tree, logits, params, proposals, u, 6) for f in (sampling.verify_tree, verifying.verify_tree))
+    for name, x, y in zip(found._fields, found, wanted, strict=True):
+        assert x.dtype == y.dtype and torch.equal(x, y), name
+
+
+@prop
+@given(seeds, st.integers(0, 5), st.integers(1, 128), st.integers(1, 8), st.booleans())
+def test_propose(seed: int, rows: int, size: int, k: int, mapped: bool) -> None:
+    gen = torch.Generator().manual_seed(seed)
+    vocab, k = 200, min(k, size)
+    logp, index = (2 * torch.randn(rows, vocab, generator=gen)).log_softmax(-1).topk(size)
+    to_target = torch.randperm(1000, generator=gen)[:vocab] if mapped else None
+    u = torch.rand(rows, SAMPLED, generator=gen, dtype=torch.float64)
+    arguments = (logp, index, random_params(rows, vocab, gen), u, k)
+    options = {"first_row": 3, "rows_per_request": 2, "draft_to_target": to_target}
+    found, wanted = (f(*arguments, **options) for f in (sampling.propose, proposing.propose))
+    for name in ("tokens", "draws", "q_tokens"):
+        assert torch.equal(getattr(found, name), getattr(wanted, name)), name
+    torch.testing.assert_close(found.logp, wanted.logp, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.q_weights, wanted.q_weights, rtol=1e-5, atol=1e-7)
+    drawn = found.draws[:, k] >= 0
+    assert torch.allclose(found.q_weights.sum(dim=1)[drawn], torch.ones(()))
+    likeliest = found.tokens[drawn, :k]  # q' gives nothing to the deterministic children
+    inside = (found.q_tokens[drawn][:, None] == likeliest[:, :, None]) & (found.q_weights[drawn][:, None] > 0)
+    assert not bool(inside.any())
+    both = found.draws[:, k + 1] >= 0
+    assert bool((found.tokens[both, k] != found.tokens[both, k + 1]).all())
+
+
+def test_sampled_children_are_drawn_from_what_is_stored_without_replacement() -> None:
+    gen = torch.Generator().manual_seed(5)
+    n, k, vocab = 40_000, 2, 8
+    logp, index = (1.5 * torch.randn(1, vocab, generator=gen)).log_softmax(-1).topk(vocab)
+    params = SamplingParams(torch.full((n,), 0.8), torch.full((n,), 7).int(), torch.full((n,), 0.99), torch.zeros(n))
+    u = torch.rand(n, SAMPLED, generator=gen, dtype=torch.float64)
+    rows = (logp.expand(n, vocab).contiguous(), index.expand(n, vocab).contiguous())
+    children = sampling.propose(*rows, params, u, k, first_row=0, rows_per_request=1)
+    assert bool((children.draws[:, k:] >= 0).all())
+    counts = torch.bincount(children.tokens[:, k] * vocab + children.tokens[:, k + 1], minlength=vocab**2).double()
+    q = torch.zeros(vocab).scatter_(0, children.q_tokens[0], children.q_weights[0]).double()
+    second = (q[None] / (1 - q[:, None])).fill_diagonal_(0)
+    wanted = (q[:, None] * second).view(-1) * n
+    cells = wanted > 5
+    assert counts[wanted == 0].sum() == 0
+    scale = counts[cells].sum() / wanted[cells].sum()
+    assert scipy.stats.chisquare(counts[cells], wanted[cells] * scale).pvalue > 1e-4
+    shifted = wanted[cells].roll(1)
+    assert scipy.stats.chisquare(counts[cells], shifted * counts[cells].sum() / shifted.sum()).pvalue < 1e-12
+
+
+@prop
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=5), st.integers(0, 2**40), seeds)
+def test_uniforms_are_philox(keys: list[int], counter: int, stream: int) -> None:
+    key = torch.tensor(keys)
+    counters = torch.arange(len(keys)) + counter
+    for n in (0, 1, 2, 7):
+        assert torch.equal(sampling.uniforms(key, counters, stream, n), philox.uniforms(key, counters, stream, n))
+
+
+def test_philox_known_answer() -> None:
+    """The first of the known-answer vectors of Random123 (kat_vectors, philox4x32-10, counter and key zero)."""
+    words = philox._philox([torch.zeros(1, 1, dtype=torch.int64)] * 4, [torch.zeros(1, 1, dtype=torch.int64)] * 2)
+    assert [int(word) for word in words] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+
+
+def test_uniforms_are_uniform_and_independent_of_the_batch() -> None:
+    keys = torch.arange(2000)
+    u = sampling.uniforms(keys, torch.full_like(keys, 7), 1, 20)
+    assert scipy.stats.kstest(u.view(-1).numpy(), "uniform").pvalue > 1e-3
+    assert torch.equal(u[1234:1235], sampling.uniforms(keys[1234:1235], torch.tensor([7]), 1, 20))
+    assert not torch.equal(u, sampling.uniforms(keys, torch.full_like(keys, 7), 2, 20))
+    assert abs(torch.corrcoef(u[:, :2].T)[0, 1].item()) < 0.1
+
+
+def test_rows_may_have_gaps() -> None:
+    """Engines slice a padded vocabulary: the rows of the logits stand further apart than they are long."""
+    gen = torch.Generator().manual_seed(3)
+    padded, params = 3 * torch.randn(8, 64, generator=gen), random_params(8, 50, gen)
+    u = torch.rand(8, generator=gen, dtype=torch.float64)
+    padded[:, 50:] = 100  # must not be seen
+    assert torch.equal(draw(padded[:, :50], params, u), draw(padded[:, :50].contiguous(), params, u))
+
+
+def test_wrong_inputs_are_named() -> None:
+    gen = torch.Generator().manual_seed(0)
+    tree, proposals = roots(2)
+    params, logits = random_params(2, 9, gen), torch.randn(2, 9, generator=gen)
+    u = torch.rand(2, 1, 2, dtype=torch.float64)
+
+    def verify(**changes: object) -> object:
+        given = {"tree": tree, "logits": logits, "params": params, "proposals": proposals, "uniforms": u} | changes
+        return sampling.verify_tree(**given, stride=1)  # type: ignore[arg-type]
+
+    verify()
+    for name, changes, error in (
+        ("temperatures", {"params": params._replace(temperatures=torch.zeros(2))}, ValueError),
+        ("top_ks", {"params": params._replace(top_ks=torch.zeros(2).int())}, ValueError),
+        ("logits", {"logits": logits.double()}, TypeError),
+        ("draws", {"tree": tree._replace(draws=torch.zeros(2, 1, dtype=torch.int32))}, ValueError),
+        ("uniforms", {"uniforms": u[:1]}, ValueError),
+        ("uniforms", {"uniforms": u[:, :, :0]}, ValueError),
+    ):
+        with pytest.raises(error, match=name):
+            verify(**changes)

@@ -1,0 +1,106 @@
+"""Triton's tree attention against the torch oracle: on a GPU, or in Triton's interpreter where TRITON_INTERPRET=1.
+
+`test_triton_interpreter.py` starts the second kind in a process of its own. Slots that no row may see hold NaN.
+Tolerances beside one rounding of the result: the weights are rounded to the cache's dtype before they meet the values.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from attention_cases import Case, oracle, tree_case
+from torch import Tensor
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if not INTERPRETED and not torch.cuda.is_available():
+    pytest.skip("needs a GPU; test_triton_interpreter.py runs these tests without one", allow_module_level=True)
+
+from eagle_plugin.kernels import triton_attention  # noqa: E402  the variable counts when Triton is imported
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+TOLERANCE = {
+    torch.float32: dict(rtol=2e-5, atol=2e-5),
+    torch.float16: dict(rtol=1 / 400, atol=2e-3),
+    torch.bfloat16: dict(rtol=1 / 50, atol=1e-2),
+}
+DTYPES = list(TOLERANCE)
+# nodes, further tail keys, query heads a key head, (head_dim, of values), window, logit cap, sinks, splits, page size
+SHAPES = {
+    "decode": (1, 0, 1, (64, 64), -1, 0.0, False, 1, 1),
+    "decode, split": (1, 0, 4, (128, 128), -1, 0.0, True, 8, 16),
+    "odd head_dim": (8, 3, 3, (80, 80), -1, 3.0, True, 4, 16),
+    "two dims": (5, 0, 1, (80, 48), 0, 3.0, False, 1, 1),
+    "several tiles": (64, 0, 4, (128, 128), 70, 0.0, True, 2, 16),
+    "wide group": (17, 9, 8, (64, 64), 5, 0.0, False, 8, 1),
+    "full words": (33, 31, 3, (64, 64), -1, 0.0, False, 2, 16),
+}
+
+
+def run(case: Case, q: Tensor, prefixes: list[int], words: Tensor, tail: int, **options) -> Tensor:
+    out = torch.full((*q.shape[:2], case.v.shape[2]), torch.nan, dtype=q.dtype, device=DEVICE)
+    args = (q, case.k, case.v, case.table, case.rows, torch.tensor(prefixes, dtype=torch.int64), words)
+    sinks = options.pop("sinks", None)
+    sinks = None if sinks is None else sinks.to(DEVICE)
+    triton_attention.tree_attention(
+        *(x.to(DEVICE) for x in args), out, tail=tail, **{"scale": 0.3, "splits": 1, "sinks": sinks} | options
+    )
+    return out.cpu()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_tree_attention(shape: tuple, dtype: torch.dtype) -> None:
+    R, extra, group, dims, window, cap, sinks, splits, page = shape
+    prefixes = [0, 37, 270]
+    case, words, tail, visible = tree_case((R, 2, group, dims, dtype, page), prefixes, R, extra, window)
+    q = case.randn(len(prefixes) * R, case.heads, dims[0])
+    option = {"logit_cap": cap, "sinks": case.sinks if sinks else None}
+    found = run(case, q, prefixes, words, tail, window=window, splits=splits, **option)
+    wanted = oracle(case, q, visible, [i * R for i in range(3)], torch.empty_like(found), scale=0.3, **option)
+    torch.testing.assert_close(found, wanted, **TOLERANCE[dtype])
+
+
+def plain_case(prefix: int, R: int, window: int = -1) -> tuple[Case, Tensor, Tensor]:
+    case, words, _, _ = tree_case((0, 2, 2, (64, 64), torch.float32, 1), [prefix], R, 0, window)
+    return case, words, case.randn(R, case.heads, 64)
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+def test_one_wrong_ancestor_bit_changes_that_row_alone(splits: int) -> None:
+    case, words, q = plain_case(150, 8)
+    words = words | 1  # every row sees the root
+    right = run(case, q, [150], words, 8, splits=splits)
+    words[0, 3] ^= 1
+    wrong = run(case, q, [150], words, 8, splits=splits)
+    assert (right != wrong).flatten(1).any(dim=1).tolist() == [i == 3 for i in range(8)]
+
+
+def test_a_window_one_wider_shows() -> None:
+    case, words, q = plain_case(90, 4)
+    found = {window: run(case, q, [90], words, 4, window=window) for window in (20, 21)}
+    assert bool((found[20] != found[21]).flatten(1).any(dim=1).all())
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_a_row_that_sees_nothing_is_zero(splits: int) -> None:
+    case, words, q = plain_case(0, 4)
+    words[0, 2] = 0
+    found = run(case, q, [0], words, 4, splits=splits)
+    assert bool((found[2] == 0).all())
+    assert bool(found.isfinite().all())
+
+
+def test_strides_of_a_fused_projection_and_of_interleaved_caches() -> None:
+    case, words, q = plain_case(70, 4)
+    wide = torch.cat([q, q + 1, q], dim=1)
+    both = torch.stack([case.k, case.v], dim=1).to(DEVICE)  # [slots, 2, heads, dim]
+    wanted = run(case, q, [70], words, 4, splits=2)
+    case.k, case.v = both[:, 0], both[:, 1]
+    assert torch.equal(run(case, wide[:, : q.shape[1]], [70], words, 4, splits=2), wanted)
+
+
+def test_no_rows() -> None:
+    case, words, q = plain_case(5, 2)
+    assert run(case, q[:0], [5], words[:, :0], 2).shape == (0, 4, 64)

@@ -1,0 +1,116 @@
+"""Triton's tree attention compiled for GPUs that this machine need not have: shared memory, registers, instructions."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+triton = pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from eagle_plugin.kernels import triton_attention  # noqa: E402
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+SHARED = 99 * 1024  # bytes a block, the least since sm_80
+STACK = 64  # bytes a thread: a few registers spilled in the widest tile; whole rows of a tile would be kilobytes
+SIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+pytestmark = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 leaves nothing to compile")
+
+
+class Compiled(NamedTuple):
+    shared: int
+    stack: int
+    ptx: str
+
+
+def compile_for(cc: int, kernel, types: dict[str, str], constants: dict, **options: int) -> Compiled:
+    """Compile with the hints that a launch on torch tensors gives: addresses and strides divisible by 16."""
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    hinted = [i for i, name in enumerate(names) if name.endswith(("_ptr", "_stride")) and name not in constants]
+    source = ASTSource(
+        fn=kernel,
+        signature=signature,
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs={(i,): [["tt.divisibility", 16]] for i in hinted},
+    )
+    found = triton.compile(source, target=GPUTarget("cuda", cc, 32), options=options)
+    return Compiled(found.metadata.shared, stack_of(found.asm["cubin"]), found.asm["ptx"])
+
+
+def stack_of(cubin: bytes) -> int:
+    """Return the local memory of a thread in bytes."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"STACK:(\d+)", usage)
+    assert found, usage
+    return int(found[1])
+
+
+def attend(cc: int, dtype: str, rows: int, dim: int, *, extras: bool, tile=None) -> Compiled:
+    """The kernel of `rows` query rows a key head, split; `extras`: with window, cap and sinks, not split."""
+    tile = tile or triton_attention.tile_for(rows, dim, SIZES[dtype])
+    types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), f"*{dtype}")
+    types |= dict.fromkeys(("rows_ptr", "prefix_ptr", "words_ptr"), "*i64") | {"table_ptr": "*i32"}
+    types |= {"sinks_ptr": "*fp32", "lse_ptr": "*fp32", "inner": "fp32", "outer": "fp32"}
+    types["out_ptr"] = f"*{dtype}" if extras else "*fp32"
+    block = triton.next_power_of_2(dim)
+    constants = dict(GROUP=4, HEADS=32, DIM=dim, DIM_V=dim, BLOCK_D=block, BLOCK_DV=block)
+    constants |= dict(BLOCK_M=tile.rows, BLOCK_N=tile.keys, SPLIT=not extras, UPCAST=False)
+    constants |= dict(CAPPED=extras, WINDOWED=extras, SINKS=extras)
+    constants |= {"lse_ptr": None} if extras else {"sinks_ptr": None}
+    kernel = triton_attention._attend
+    return compile_for(cc, kernel, types, constants, num_warps=tile.warps, num_stages=tile.stages)
+
+
+@pytest.fixture(autouse=True)
+def _compile_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "dtype, rows, dim, extras",
+    [
+        ("bf16", 1, 128, False),
+        ("bf16", 32, 64, True),
+        ("fp16", 24, 80, False),
+        ("bf16", 256, 128, True),
+        ("bf16", 64, 256, False),
+        ("fp32", 32, 128, True),
+    ],
+)
+@pytest.mark.parametrize("cc", [80, 90, 100])
+def test_a_tile_fits(cc: int, dtype: str, rows: int, dim: int, extras: bool) -> None:
+    found = attend(cc, dtype, rows, dim, extras=extras)
+    assert found.shared <= SHARED
+    assert found.stack <= STACK
+    assert "cp.async" in found.ptx  # keys and values arrive while the block before them is computed
+    if dtype != "fp32":
+        wide = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}[cc]
+        assert (wide if rows >= 64 else "mma.sync") in found.ptx
+
+
+def test_too_large_a_tile_is_seen() -> None:
+    """Negative control of both bounds."""
+    found = attend(90, "bf16", 64, 256, extras=False, tile=triton_attention.Tile(rows=64, keys=64, warps=4, stages=3))
+    assert found.shared > SHARED
+    assert found.stack > STACK
+
+
+@pytest.mark.parametrize("cc", [80, 90, 100])
+def test_the_merge_fits(cc: int) -> None:
+    types = {"part_ptr": "*fp32", "lse_ptr": "*fp32", "out_ptr": "*bf16"}
+    constants = dict(DIM_V=256, BLOCK_DV=256, SPLITS=triton_attention.MOST_SPLITS)
+    found = compile_for(cc, triton_attention._merge, types, constants)
+    assert found.shared <= SHARED
+    assert found.stack <= STACK

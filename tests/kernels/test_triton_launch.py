@@ -1,0 +1,111 @@
+"""What happens on the host before Triton's tree attention is launched: on fake CUDA tensors, which have no contents, so
+that anything that would wait for the device raises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+pytest.importorskip("triton")
+
+from eagle_plugin.kernels import attention, triton_attention  # noqa: E402
+
+
+class Launches:
+    """Stands in for a Triton kernel and keeps the grid and the arguments of its launches."""
+
+    def __init__(self) -> None:
+        self.grids: list[tuple[int, ...]] = []
+        self.constants: list[dict[str, Any]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]):
+        self.grids.append(grid)
+        return lambda *args, **constants: self.constants.append(constants)
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> tuple[Launches, Launches]:
+    found = Launches(), Launches()
+    monkeypatch.setattr(triton_attention, "_attend", found[0])
+    monkeypatch.setattr(triton_attention, "_merge", found[1])
+    monkeypatch.setattr(triton_attention, "_processors", lambda index: 132)
+    monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: FakeTensorMode())  # any context that does nothing
+    return found
+
+
+def arguments(b: int, R: int, width: int, heads: tuple[int, int] = (32, 8), dim: int = 128) -> dict[str, Any]:
+    cuda = dict(device="cuda")
+    cache = torch.empty(4 * width, heads[1], dim, dtype=torch.bfloat16, **cuda)
+    return dict(
+        q=torch.empty(b * R, heads[0], dim, dtype=torch.bfloat16, **cuda),
+        k_cache=cache,
+        v_cache=cache,
+        slot_table=torch.empty(64, width, dtype=torch.int32, **cuda),
+        rows=torch.empty(b, dtype=torch.int64, **cuda),
+        prefix_lens=torch.empty(b, dtype=torch.int64, **cuda),
+        ancestors=torch.empty(b, R, dtype=torch.int64, **cuda),
+        tail=R,
+        scale=0.1,
+    )
+
+
+def test_a_gpu_call_launches_without_reading_a_tensor(kernels: tuple[Launches, Launches]) -> None:
+    with FakeTensorMode():
+        out = attention.tree_attention(**arguments(2, 16, 8192))
+        assert (out.shape, out.device.type) == ((32, 32, 128), "cuda")
+        assert kernels[0].grids == [(16, 8, 2)]
+        assert kernels[1].grids == [(32 * 32,)]
+        assert kernels[0].constants[0]["BLOCK_M"] == 64
+        assert kernels[0].constants[0]["SPLIT"]
+
+
+def test_a_full_batch_is_not_split(kernels: tuple[Launches, Launches]) -> None:
+    with FakeTensorMode():
+        attention.tree_attention(**arguments(64, 64, 8192))
+    assert kernels[0].grids == [(1, 8 * 2, 64)]
+    assert kernels[1].grids == []
+
+
+def test_the_torch_path_does_read_tensors(kernels: tuple[Launches, Launches], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of fake tensors, and the way out for a head_dim that has no tile."""
+    with FakeTensorMode():
+        with pytest.raises(DataDependentOutputException):
+            attention.tree_attention(**arguments(2, 16, 512, dim=320))
+        monkeypatch.setattr(attention, "_triton", lambda: None)
+        with pytest.raises(DataDependentOutputException):
+            attention.tree_attention(**arguments(2, 16, 512))
+    assert kernels[0].grids == []
+
+
+def test_doors(kernels: tuple[Launches, Launches]) -> None:
+    with FakeTensorMode():
+        good = arguments(2, 8, 512)
+        like = dict(dtype=torch.bfloat16, device="cuda")
+        columns = torch.empty_strided((2, 8), (1, 2), dtype=torch.int64, device="cuda")
+        broken = [
+            (dict(q=torch.empty_strided((16, 32, 128), (8192, 256, 2), **like)), ValueError, "q has gaps inside its"),
+            (dict(out=torch.empty_strided((16, 32, 128), (8192, 256, 1), **like)), ValueError, "out has gaps between"),
+            (dict(ancestors=columns), ValueError, "ancestors has gaps between its rows"),
+            (dict(tail=65), ValueError, "tail is 65, wanted 0 to 64"),
+            (
+                dict(slot_table=torch.empty(64, 512, dtype=torch.int64, device="cuda")),
+                TypeError,
+                "slot_table is int64, wanted int32",
+            ),
+            (dict(q=torch.empty(9, 32, 128, **like)), ValueError, r"q has shape \[9, 32, 128\], wanted \[16, "),
+        ]
+        for change, error, message in broken:
+            with pytest.raises(error, match=message):
+                attention.tree_attention(**(good | change))
+    assert kernels[0].grids == []
+
+
+@pytest.mark.parametrize(
+    "programs, width, splits",
+    [(8, 131072, 32), (8, 2048, 8), (8, 100, 1), (0, 8192, 32), (1, 131072, 64), (264, 131072, 1), (133, 8192, 1)],
+)
+def test_split_count(programs: int, width: int, splits: int) -> None:
+    assert triton_attention.split_count(programs, width, processors=132) == splits

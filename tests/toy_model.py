@@ -1,0 +1,165 @@
+"""A target and a draft head small enough to enumerate, decoded by draft trees, many requests at once.
+
+Contexts are the tokens so far, at most LENGTH of them; p and q of every context are fixed random rows. The functions
+that draft and verify are arguments, so that broken ones can take their place.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import scipy.stats
+import torch
+from torch import Tensor
+
+from eagle_plugin.core.propose import SAMPLED, Children, Proposals
+from eagle_plugin.core.sampling import SamplingParams, target_distribution
+from eagle_plugin.core.tree import DraftTree
+from eagle_plugin.core.verify import Accepted
+from eagle_plugin.kernels import sampling
+from eagle_plugin.kernels.tree import grow_level, new_table, select_tree
+
+VOCABULARY, LENGTH = 6, 3  # target tokens; tokens that a request generates
+DRAFTABLE = torch.tensor([4, 0, 5, 2, 1])  # draft vocabulary to target ids: token 3 cannot be drafted
+STEPS, LIKELIEST, WIDTH = 3, 1, 9  # of the draft trees; a node has a deterministic child and the sampled ones
+CHILDREN = LIKELIEST + SAMPLED
+NUMBERS = SAMPLED + 1  # of a node on a walk
+
+Propose = Callable[..., Children]
+Verify = Callable[[DraftTree, Tensor, SamplingParams, Proposals, Tensor, int], Accepted]
+
+
+class Toy(NamedTuple):
+    """Logits of every context; a context is a number in base VOCABULARY with a leading 1."""
+
+    target: Tensor  # [contexts, VOCABULARY] float32
+    head: Tensor  # [contexts, len(DRAFTABLE)] float32
+
+
+def make_toy(seed: int) -> Toy:
+    gen = torch.Generator().manual_seed(seed)
+    contexts = 2 * VOCABULARY ** (LENGTH + STEPS + 1)
+    target = 1.5 * torch.randn(contexts, VOCABULARY, generator=gen)
+    head = target[:, DRAFTABLE] + 0.8 * torch.randn(contexts, len(DRAFTABLE), generator=gen)
+    return Toy(target, head)
+
+
+def one_setting(n: int, temperature: float, top_k: int = VOCABULARY, top_p: float = 1.0, min_p: float = 0.0):
+    """The same sampling parameters for n rows."""
+    return SamplingParams(
+        torch.full((n,), temperature),
+        torch.full((n,), top_k, dtype=torch.int32),
+        torch.full((n,), top_p),
+        torch.full((n,), min_p),
+    )
+
+
+def _repeat(params: SamplingParams, times: int) -> SamplingParams:
+    return SamplingParams(*(values.repeat_interleave(times) for values in params))
+
+
+def draft(toy: Toy, contexts: Tensor, params: SamplingParams, keys: Tensor, round: int, propose: Propose):
+    """Draft one tree a context, WIDTH - 1 of all the candidates; drawn ones compete and grow like others."""
+    n = len(contexts)
+    table = new_table(n, CHILDREN + (STEPS - 1) * CHILDREN * CHILDREN)
+    places = 1 + (STEPS - 1) * CHILDREN
+    u = sampling.uniforms(keys, torch.full_like(keys, round), 0, places * SAMPLED).view(n, places, SAMPLED)
+    frontier, rows, first, at = None, 1, 0, contexts[:, None]
+    q_tokens, q_weights = [], []
+    for level in range(1, STEPS + 1):
+        logp, index = toy.head[at.reshape(-1)].log_softmax(-1).sort(dim=1, descending=True)
+        children = propose(
+            logp,
+            index,
+            _repeat(params, rows),
+            u[:, first : first + rows].reshape(-1, SAMPLED).contiguous(),
+            LIKELIEST,
+            first_row=first,
+            rows_per_request=rows,
+            draft_to_target=DRAFTABLE,
+        )
+        q_tokens.append(children.q_tokens.view(n, rows, -1))
+        q_weights.append(children.q_weights.view(n, rows, -1))
+        logp, tokens, draws = (values.view(n, rows, CHILDREN) for values in children[:3])
+        beam = CHILDREN if level < STEPS else 0
+        frontier = grow_level(table, first * CHILDREN, level, logp, tokens, frontier, beam, draws)
+        at = at.gather(1, frontier.parent_rows) * VOCABULARY + frontier.tokens
+        first, rows = first + rows, CHILDREN
+    tree = select_tree(table, torch.zeros(n, dtype=torch.int64), WIDTH)
+    return tree, Proposals(torch.cat(q_tokens, 1), torch.cat(q_weights, 1))
+
+
+def node_contexts(tree: DraftTree, contexts: Tensor) -> Tensor:
+    """The context after each node, [n, W]."""
+    at = contexts[:, None].repeat(1, WIDTH)
+    for node in range(1, WIDTH):
+        parent = tree.parents[:, node : node + 1].clamp(min=0).long()
+        at[:, node : node + 1] = at.gather(1, parent) * VOCABULARY + tree.tokens[:, node : node + 1]
+    return at
+
+
+def decode(
+    toy: Toy,
+    n: int,
+    params: SamplingParams,
+    *,
+    propose: Propose = sampling.propose,
+    verify: Verify = sampling.verify_tree,
+    seed: int = 0,
+) -> tuple[Tensor, float]:
+    """Decode n requests of LENGTH tokens; returns the tokens [n, LENGTH] and the mean accept length of first rounds."""
+    gen = torch.Generator().manual_seed(seed)
+    contexts, produced = torch.ones(n, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
+    first_lengths = 0.0
+    for round in range(LENGTH):  # every round yields a token
+        keys = torch.randint(2**62, (n,), generator=gen)
+        live = (produced < LENGTH).nonzero()[:, 0]
+        if not len(live):
+            break
+        rows = SamplingParams(*(values[live] for values in params))
+        tree, proposals = draft(toy, contexts[live], rows, keys[live], round, propose)
+        logits = toy.target[node_contexts(tree, contexts[live]).view(-1)]
+        u = sampling.uniforms(keys[live], torch.full_like(live, round), 1, NUMBERS * (STEPS + 1)).view(
+            -1, STEPS + 1, NUMBERS
+        )
+        accepted = verify(tree, logits, rows, proposals, u, STEPS + 1)
+        if round == 0:
+            first_lengths = accepted.lengths.float().mean().item()
+        for j in range(STEPS + 1):
+            take = (j < accepted.lengths) & (produced[live] < LENGTH)
+            at = live[take]
+            contexts[at] = contexts[at] * VOCABULARY + accepted.tokens[take, j]
+            produced[at] += 1
+    digits = [contexts // VOCABULARY**j % VOCABULARY for j in reversed(range(LENGTH))]
+    return torch.stack(digits, dim=1), first_lengths
+
+
+def exact_joint(toy: Toy, params: SamplingParams) -> Tensor:
+    """The probability of every sequence of LENGTH tokens under the target alone, by enumeration."""
+    row = SamplingParams(*(values[:1] for values in params))
+    probabilities = []
+    for tokens in itertools.product(range(VOCABULARY), repeat=LENGTH):
+        context, p = 1, 1.0
+        for token in tokens:
+            p *= float(target_distribution(toy.target[context][None], row)[0, token])
+            context = context * VOCABULARY + token
+        probabilities.append(p)
+    return torch.tensor(probabilities, dtype=torch.float64)
+
+
+def p_value(tokens: Tensor, joint: Tensor) -> float:
+    """Chi-square of the sequences against the exact joint distribution; cells that expect fewer than 5 are pooled."""
+    cells = sum(tokens[:, j] * VOCABULARY ** (LENGTH - 1 - j) for j in range(LENGTH))
+    seen, wanted = torch.bincount(cells, minlength=len(joint)).double(), joint * len(tokens)
+    if bool((seen[joint == 0] > 0).any()):
+        return 0.0  # a sequence that the target never says
+    large = wanted >= 5
+    seen = torch.cat([seen[large], seen[~large].sum()[None]])
+    wanted = torch.cat([wanted[large], wanted[~large].sum()[None]])
+    if wanted[-1] < 5:  # too little for a cell of its own
+        seen[-2], wanted[-2] = seen[-2] + seen[-1], wanted[-2] + wanted[-1]
+        seen, wanted = seen[:-1], wanted[:-1]
+    statistic = ((seen - wanted) ** 2 / wanted).sum().item()
+    return float(scipy.stats.chi2.sf(statistic, len(seen) - 1)) if len(seen) > 1 else 1.0
