@@ -15,11 +15,12 @@ pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang
 
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.logits_processor import LogitsMetadata
-from sglang.srt.layers.sampler import Sampler
+from sglang.srt.layers.sampler import Sampler, apply_custom_logit_processor
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.speculative import eagle_utils, spec_utils
@@ -29,6 +30,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorker
 
 from eagle_plugin.engines.sglang import plugin, takeover
 from eagle_plugin.engines.sglang.drafter import TreeDrafter
+from eagle_plugin.engines.sglang.sampling import SeededSampler
 from eagle_plugin.engines.sglang.worker import TreeWorker
 
 
@@ -123,6 +125,28 @@ def test_engine_dataclasses_have_the_fields_that_we_fill():
     assert "draft_extend_select_index" in _fields(LogitsMetadata)
 
 
+def test_the_token_after_a_prefill_is_drawn_where_we_draw_it():
+    """SeededSampler replaces this one step of the engine's sampler, and gets probabilities at the request's T."""
+    assert _parameters(Sampler._sample_from_probs) == _parameters(SeededSampler._sample_from_probs)
+    assert "self._sample_from_probs(" in inspect.getsource(Sampler.forward)
+    assert "logits.div_(sampling_info.temperatures)" in inspect.getsource(Sampler.forward)
+    assert list(inspect.signature(Sampler).parameters) == []
+    assert "next_token_ids = self.sampler(" in inspect.getsource(ModelRunner.sample)
+
+
+def test_the_prefill_lists_as_many_tokens_as_the_drafter_asks_for():
+    assert "fast_topk(probs, self.topk" in inspect.getsource(EagleDraftWorker._draft_extend_for_prefill)
+
+
+def test_the_engines_order_of_transforms_is_ours():
+    """Penalties, grammar, bias (targets.py has the same order); then custom processors, then NaN."""
+    order = inspect.getsource(SamplingBatchInfo.apply_logits_bias)
+    steps = ["_apply_pre_grammar_logits_transforms", "grammar_mask.apply", "_apply_post_grammar_logits_transforms"]
+    assert [order.index(step) for step in steps] == sorted(order.index(step) for step in steps)
+    preprocess = inspect.getsource(Sampler._preprocess_logits)
+    assert preprocess.index("apply_custom_logit_processor(") < preprocess.index("sanitize_nan_logits(")
+
+
 def test_draft_state_keeps_no_field_unknown_to_us():
     """A new relayed field would have to be filled by TreeDrafter.extend."""
     assert _fields(EagleDraftInput) == {
@@ -144,10 +168,7 @@ def test_called_functions_take_what_we_give():
     assert _parameters(spec_utils.build_grammar_vocab_mask) == [
         "reqs", "tree", "sampling_info", "device", "barrier",
     ]  # fmt: skip
-    assert _parameters(Sampler.forward)[1:7] == [
-        "logits_output", "sampling_info", "return_logprob", "top_logprobs_nums", "token_ids_logprobs", "positions",
-    ]  # fmt: skip
-    assert callable(SamplingBatchInfo._apply_pre_grammar_logits_transforms)
+    assert _parameters(apply_custom_logit_processor)[:2] == ["logits", "sampling_batch_info"]
     forward = _parameters(AttentionBackend.forward)
     assert forward[1:7] == ["q", "k", "v", "layer", "forward_batch", "save_kv_cache"]
     pool = inspect.getsource(MHATokenToKVPool)

@@ -7,14 +7,18 @@ from typing import Any
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftInput
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+from torch.nn.functional import pad
 
-from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier
+from eagle_plugin.core.tree import MAX_LISTED, CandidateTable, DraftTree, Frontier
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.sglang.attention import TreeAttention
 from eagle_plugin.engines.sglang.draft_weights import use_int8_weights
 from eagle_plugin.engines.sglang.round import Round
+from eagle_plugin.engines.sglang.sampling import no_proposals
+from eagle_plugin.kernels.sampling import SAMPLED, Proposals, SamplingParams, propose
 from eagle_plugin.kernels.tree import grow_level, new_table, select_tree, topk_log_softmax
 
 
@@ -33,33 +37,36 @@ class TreeDrafter(EagleDraftWorker):
         self.draft_extend_attn_backend = self.tree_attention
         self.draft_runner.draft_attn_backend = self.tree_attention
         self._chain_words: dict[int, torch.Tensor] = {}
+        # The engine's prefill pass lists this many tokens for the root; sampled children are drawn from the list
+        # (docs/performance.md: what its length costs).
+        self.topk = min(MAX_LISTED, self._draft_vocabulary())
+        self._most_children: int = get_spec().speculative_eagle_topk
         use_int8_weights(self.draft_runner.model, self.target_worker.model_runner.model)
 
     def draft(self, *args: Any, **kwargs: Any) -> Any:
         """The engine's own drafting keeps one history a branch; a caller of it would get another tree."""
         raise RuntimeError("SGLang called EagleDraftWorker.draft on the plugin's drafter; it drafts by grow()")
 
-    def _target_ids(self, index: torch.Tensor) -> torch.Tensor:
-        """Draft-vocabulary ids to target ids."""
-        return index if self.hot_token_id is None else self.hot_token_id[index]
+    def _draft_vocabulary(self) -> int:
+        mapped = self.hot_token_id
+        return int(self.draft_runner.model_config.vocab_size if mapped is None else len(mapped))
 
-    def grow(self, round: Round, state: EagleDraftInput) -> DraftTree:
+    def grow(self, round: Round, state: EagleDraftInput) -> tuple[DraftTree, Proposals]:
         """Draft one tree a request.
 
-        state holds what the last accepted row of the head left: topk_p and topk_index [b, K] (children of the root),
-        hidden_states [b, H] and bonus_tokens [b] (the root).
+        state holds what the last accepted row of the head left: topk_p and topk_index [b, M] (the head's best tokens
+        after the root), hidden_states [b, H] and bonus_tokens [b] (the root).
         """
         steps, topk, width = round.shape
-        b = len(round.rows)
-        table = new_table(b, topk + (steps - 1) * topk * topk)
-        logp = state.topk_p.log().view(b, 1, topk)
-        tokens = self._target_ids(state.topk_index).view(b, 1, topk)
-        frontier = grow_level(table, 0, 1, logp, tokens, None, beam=topk if steps > 1 else 0)
+        growth = _Growth(round, topk, self.hot_token_id)
+        frontier = growth.add_level(1, state.topk_p.log(), state.topk_index, None, beam=topk if steps > 1 else 0)
         hidden = state.hidden_states[:, None]  # [b, rows of the previous frontier, H]
+        listed = topk if round.is_greedy else self.topk
         for level in range(1, steps):
             logits, hidden = self._read_frontier(round, level, frontier, hidden)
-            frontier = self._grow_children(table, level, frontier, logits, beam=topk if level < steps - 1 else 0)
-        return select_tree(table, state.bonus_tokens.long(), width)
+            logp, index = topk_log_softmax(logits, listed)
+            frontier = growth.add_level(level + 1, logp, index, frontier, beam=topk if level < steps - 1 else 0)
+        return select_tree(growth.table, state.bonus_tokens.long(), width), growth.proposals()
 
     def _read_frontier(
         self, round: Round, level: int, frontier: Frontier, hidden: torch.Tensor
@@ -84,18 +91,6 @@ class TreeDrafter(EagleDraftWorker):
             ),
         )
         return output.next_token_logits, output.hidden_states.view(b, rows, -1)
-
-    def _grow_children(
-        self, table: CandidateTable, level: int, frontier: Frontier, logits: torch.Tensor, beam: int
-    ) -> Frontier:
-        """Propose the children of a frontier from what the head said after each of its rows."""
-        b, rows = frontier.tokens.shape
-        logp, index = topk_log_softmax(logits, self.topk)
-        offset = self.topk + (level - 1) * self.topk * self.topk
-        shape = (b, rows, self.topk)
-        return grow_level(
-            table, offset, level + 1, logp.view(shape), self._target_ids(index).view(shape), frontier, beam
-        )
 
     def extend(self, round: Round, accepted: Accepted, hidden: torch.Tensor) -> EagleDraftInput:
         """Feed the accepted tokens to the head and propose the next root's children.
@@ -124,10 +119,12 @@ class TreeDrafter(EagleDraftWorker):
             tail=stride,
             info=info,
         )
-        logp, index = topk_log_softmax(output.next_token_logits, self.topk)
+        # Greedy requests need no list to draw from; the columns stay, because batches are merged.
+        listed = self._most_children if round.is_greedy else self.topk
+        logp, index = topk_log_softmax(output.next_token_logits, listed)
         return EagleDraftInput(
-            topk_p=logp.exp(),
-            topk_index=index,
+            topk_p=pad(logp.exp(), (0, self.topk - listed)),
+            topk_index=pad(index, (0, self.topk - listed)),
             hidden_states=output.hidden_states,
             bonus_tokens=accepted.tokens.gather(1, last[:, None])[:, 0].int(),
             num_tokens_per_req=1,
@@ -172,3 +169,52 @@ class TreeDrafter(EagleDraftWorker):
             output = self.draft_runner.model.forward(tokens, positions, forward_batch)
         self.tree_attention.set_tree(None)
         return output
+
+
+class _Growth:
+    """The candidates of a round, and the distributions that the sampled ones were drawn from.
+
+    A node has topk deterministic children; in a batch with sampling requests it has sampled ones too.
+    """
+
+    def __init__(self, round: Round, topk: int, draft_to_target: torch.Tensor | None) -> None:
+        self._round, self._topk, self._draft_to_target = round, topk, draft_to_target
+        self._children = topk if round.is_greedy else topk + SAMPLED
+        rows = 1 + round.shape.draft_slots  # that propose children
+        self.table: CandidateTable = new_table(len(round.rows), rows * self._children)
+        self._numbers = round.draft_numbers()
+        self._drawn: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def add_level(
+        self, level: int, logp: torch.Tensor, index: torch.Tensor, previous: Frontier | None, beam: int
+    ) -> Frontier:
+        """Propose the children of a frontier (None: of the root) from the head's best tokens [b * F, M] there."""
+        b = len(self._round.rows)
+        rows = len(logp) // b
+        first = 0 if previous is None else 1 + (level - 2) * self._topk  # proposal row of the frontier's first node
+        shape = (b, rows, self._children)
+        draws = None
+        if self._round.is_greedy:
+            logp, tokens = logp[:, : self._topk].contiguous(), index[:, : self._topk].contiguous()
+            tokens = tokens if self._draft_to_target is None else self._draft_to_target[tokens]
+        else:
+            logp, tokens, draws, *q = propose(
+                logp,
+                index,
+                SamplingParams(*(values.repeat_interleave(rows) for values in self._round.sampling)),
+                self._numbers[:, first : first + rows].reshape(-1, SAMPLED).contiguous(),
+                self._topk,
+                first_row=first,
+                rows_per_request=rows,
+                draft_to_target=self._draft_to_target,
+            )
+            self._drawn.append((q[0].view(b, rows, -1), q[1].view(b, rows, -1)))
+            draws = draws.view(shape)
+        offset = first * self._children
+        return grow_level(self.table, offset, level, logp.view(shape), tokens.view(shape), previous, beam, draws)
+
+    def proposals(self) -> Proposals:
+        """The distributions of all levels, by proposal row."""
+        if self._round.is_greedy:
+            return no_proposals(len(self._round.rows))
+        return Proposals(*(torch.cat(parts, dim=1) for parts in zip(*self._drawn, strict=True)))

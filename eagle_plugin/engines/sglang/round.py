@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import torch
 
 from eagle_plugin.engines.sglang.attention import TreeBatch
+from eagle_plugin.engines.sglang.sampling import DRAFT, VERIFY, random_keys, sampling_params
+from eagle_plugin.kernels.sampling import SAMPLED, SamplingParams, uniforms
 
 
 class Shape(NamedTuple):
@@ -37,6 +39,9 @@ class Round(NamedTuple):
     prefix_lens: torch.Tensor  # [b] int64: L
     rows: torch.Tensor  # [b] int64: row of the request-to-token table
     slots: torch.Tensor  # [b, U] int64: cache slots of the positions L .. L + U - 1
+    sampling: SamplingParams  # of b requests
+    is_greedy: bool  # all requests take the argmax
+    keys: torch.Tensor  # [b] int64: of the requests' random numbers
 
     @classmethod
     def begin(cls, shape: Shape, batch: Any, req_to_token: torch.Tensor) -> Round:
@@ -45,12 +50,23 @@ class Round(NamedTuple):
         reach = max(shape.width, shape.draft_slots, shape.stride)
         positions = prefix_lens[:, None] + torch.arange(reach)
         slots = req_to_token[rows[:, None], positions].long()
-        return cls(shape, prefix_lens, rows, slots)
+        info = batch.sampling_info
+        return cls(shape, prefix_lens, rows, slots, sampling_params(info), info.is_all_greedy, random_keys(batch.reqs))
 
     def window(self, first: int, count: int) -> torch.Tensor:
         """The slots of `count` positions from L + first on, contiguous [b, count]."""
         # contiguous() alone would keep the gaps of a single column.
         return self.slots[:, first : first + count].clone(memory_format=torch.contiguous_format)
+
+    def draft_numbers(self) -> torch.Tensor:
+        """Random numbers for the sampled children of P proposal rows, the root's first; [b, P, S] float64."""
+        rows = 1 + self.shape.draft_slots
+        return uniforms(self.keys, self.prefix_lens, DRAFT, rows * SAMPLED).view(-1, rows, SAMPLED)
+
+    def verify_numbers(self) -> torch.Tensor:
+        """Random numbers for the walk: S tests and a draw at each node of the path; [b, E, S + 1] float64."""
+        stride = self.shape.stride
+        return uniforms(self.keys, self.prefix_lens, VERIFY, stride * (SAMPLED + 1)).view(-1, stride, SAMPLED + 1)
 
     def tree_batch(self, ancestors: torch.Tensor, tail: int) -> TreeBatch:
         """What tree attention needs for rows with these ancestor words [b, R] over `tail` slots behind the prefix."""

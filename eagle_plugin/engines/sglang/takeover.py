@@ -84,6 +84,8 @@ def models_left_alone(target_runner: Any, draft_architecture: str) -> list[str]:
         reasons.append(f"target {name}: multimodal rotary positions are not served yet")
     if draft_architecture not in HEAD_ARCHITECTURES:
         reasons.append(f"draft head {draft_architecture}: not one of {', '.join(HEAD_ARCHITECTURES)}")
+    if type(target_runner.sampler).__name__ != "Sampler":
+        reasons.append(f"sampler {type(target_runner.sampler).__name__}: only SGLang's own sampler is served")
     reasons += _attention_left_alone(target_runner.model, name)
     return reasons
 

@@ -13,14 +13,15 @@ from sglang.srt.speculative.eagle_info import EagleVerifyInput
 from sglang.srt.speculative.eagle_utils import eagle_prepare_for_verify
 from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 
-from eagle_plugin.core.links import sibling_links
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.sglang.attention import TreeBatch
+from eagle_plugin.engines.sglang.penalties import NodePenalties
 from eagle_plugin.engines.sglang.round import Round
-from eagle_plugin.engines.sglang.targets import choose
+from eagle_plugin.engines.sglang.targets import transform_logits
 from eagle_plugin.kernels.kv import compact_kv
-from eagle_plugin.kernels.verify import verify_greedy
+from eagle_plugin.kernels.sampling import Proposals, verify_tree
+from eagle_plugin.kernels.tree_links import sibling_links
 
 
 @dataclass
@@ -43,14 +44,14 @@ class TreeVerifier:
     """Verification against one target worker of SGLang (``TpModelWorker``)."""
 
     def __init__(self, target_worker: Any, req_to_token_pool: Any, allocator: Any) -> None:
+        self.penalties = NodePenalties()
         self._worker = target_worker
-        self._runner = target_worker.model_runner
         self._req_to_token_pool = req_to_token_pool
         pool = allocator.get_kvcache()
         self._caches = pool.data_ptrs.view(torch.int64), pool.data_strides  # base addresses and bytes a row
         self._cache_rows = pool.size + pool.page_size  # the engine's own bound: slot 0 is padding
 
-    def verify(self, round: Round, batch: Any, tree: DraftTree, grammar_barrier: Any) -> Verified:
+    def verify(self, round: Round, batch: Any, tree: DraftTree, proposals: Proposals, grammar_barrier: Any) -> Verified:
         """Verify one tree a request; batch is the round's ``ScheduleBatch``, mutated as the engine's worker does."""
         width, stride = round.shape.width, round.shape.stride
         positions = (round.prefix_lens[:, None] + tree.depths).reshape(-1)
@@ -72,15 +73,16 @@ class TreeVerifier:
                 device=tree.tokens.device,
                 barrier=grammar_barrier,
             )
-        targets = choose(self._runner, batch, output, positions, width, grammar_mask)
-        accepted = verify_greedy(tree.tokens, tree.parents, targets, stride)
+        logits = output.next_token_logits
+        transform_logits(batch, tree, logits, self.penalties, grammar_mask)
+        accepted = verify_tree(tree, logits, round.sampling, proposals, round.verify_numbers(), stride)
         compact_kv(*self._caches, window, accepted.index, accepted.lengths, slots=self._cache_rows)
 
         first_nodes = torch.arange(0, len(round.rows) * width, width)[:, None]
         path = (accepted.index.long().clamp(min=0) + first_nodes).view(-1)  # [b * E] node of each output row
         output.hidden_states = output.hidden_states[path]
         if batch.return_logprob:
-            compute_spec_logprobs(batch, output, targets.view(-1), accept_index=path.view(-1, stride))
+            compute_spec_logprobs(batch, output, _said(accepted, width), accept_index=path.view(-1, stride))
         result = GenerationBatchResult(
             logits_output=output,
             next_token_ids=accepted.tokens.view(-1),
@@ -117,3 +119,10 @@ class TreeVerifier:
             prepared_out_cache_loc=window.view(-1),
             tree_batch=round.tree_batch(tree.ancestors, width),
         )
+
+
+def _said(accepted: Accepted, width: int) -> torch.Tensor:
+    """The token that follows each node of the accepted paths, [b * W] int64; of other nodes 0."""
+    node = accepted.index.long()
+    said = torch.zeros(len(node), width + 1, dtype=torch.int64)  # what is no node goes to the last column
+    return said.scatter_(1, node.where(node >= 0, width), accepted.tokens)[:, :width].reshape(-1)

@@ -15,10 +15,10 @@ from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
-from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.engines.sglang.attention import TreeAttention
 from eagle_plugin.engines.sglang.drafter import TreeDrafter
 from eagle_plugin.engines.sglang.round import PLAIN, Round, Shape
+from eagle_plugin.engines.sglang.sampling import SeededSampler, no_proposals, root_tree
 from eagle_plugin.engines.sglang.targets import needs_plain_round
 from eagle_plugin.engines.sglang.verifier import TreeVerifier
 
@@ -64,6 +64,7 @@ class TreeWorker(EAGLEWorkerV2):
                     "in token-major layout: start the server with EAGLE_PLUGIN=0"
                 )
         runner.attn_backend = TreeAttention(runner.attn_backend)
+        self._sampler = runner.sampler = SeededSampler()
         self._verifier = TreeVerifier(self._target_worker, self.req_to_token_pool, self.token_to_kv_pool_allocator)
 
     def forward_batch_generation(
@@ -71,13 +72,18 @@ class TreeWorker(EAGLEWorkerV2):
     ) -> Any:
         """One scheduler step over a ``ScheduleBatch``: a prefill as the engine does it, or one decode round of ours."""
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+            self._sampler.seed(batch.reqs)
+            self._verifier.penalties.apply_after_prefill(batch)
             return self._forward_prefill_batch(batch, on_publish, pp_proxy_tensors)
         state = batch.spec_info
         shape = PLAIN if needs_plain_round(batch) else self._shape
         round = Round.begin(shape, batch, self.req_to_token_pool.req_to_token)
         with self._draft_contexts():
-            tree = self._draft_worker.grow(round, state) if shape.width > 1 else _root(state.bonus_tokens)
-        verified = self._verifier.verify(round, batch, tree, grammar_barrier)
+            if shape.width > 1:
+                tree, proposals = self._draft_worker.grow(round, state)
+            else:
+                tree, proposals = root_tree(state.bonus_tokens), no_proposals(len(round.rows))
+        verified = self._verifier.verify(round, batch, tree, proposals, grammar_barrier)
         result = verified.result
         if on_publish is not None:
             on_publish(result.new_seq_lens)
@@ -93,10 +99,3 @@ class TreeWorker(EAGLEWorkerV2):
             speculative_moe_a2a_backend_context(),
         ):
             yield
-
-
-def _root(tokens: torch.Tensor) -> DraftTree:
-    """Trees [b, 1] of nothing but the root."""
-    roots = tokens.long()[:, None]
-    one = torch.ones_like(roots)
-    return DraftTree(roots, -one.int(), torch.zeros_like(one, dtype=torch.int32), one)

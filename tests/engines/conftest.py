@@ -1,0 +1,43 @@
+"""Servers shared by the tests of the sampling parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import bigram_models
+import pytest
+from sampling_requests import SETTINGS, SHAPE
+from serving import serving, tiny_spec
+
+from eagle_plugin.bench.servers import Server
+
+
+@pytest.fixture(scope="session")
+def bigram_target(checkpoints: Path) -> Path:
+    return bigram_models.bigram_target(checkpoints / "bigram")
+
+
+@pytest.fixture(scope="session")
+def bigram_eagle3(checkpoints: Path, bigram_target: Path) -> Path:
+    return bigram_models.bigram_eagle3_head(checkpoints / "bigram-eagle3", bigram_target)
+
+
+@pytest.fixture(scope="package")
+def bigram_servers(
+    tmp_path_factory: pytest.TempPathFactory, bigram_target: Path, bigram_eagle3: Path
+) -> Iterator[list[Server]]:
+    """Plain decoding, and the plugin with trees of 16 nodes, on a target that is worth sampling from."""
+    specs = [tiny_spec(bigram_target, **SETTINGS), tiny_spec(bigram_target, bigram_eagle3, SHAPE, **SETTINGS)]
+    with serving(specs, tmp_path_factory.mktemp("bigram")) as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def plain(bigram_servers: list[Server]) -> Server:
+    return bigram_servers[0]
+
+
+@pytest.fixture(scope="package")
+def plugin(bigram_servers: list[Server]) -> Server:
+    return bigram_servers[1]

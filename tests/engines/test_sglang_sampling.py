@@ -1,0 +1,136 @@
+"""Sampled and penalised text has exactly the target's distribution, and a broken verifier is found out."""
+
+from __future__ import annotations
+
+import broken_verifier
+import pytest
+import torch
+from gtest import p_values
+from sampling_law import law, next_logits, prompt_ids, sample
+from sampling_requests import PROMPT, SETTINGS, ask, draw
+from serving import accept_length, serving, tiny_spec
+
+pytest.importorskip("sglang")
+pytestmark = pytest.mark.server
+
+SAMPLED = [
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 1.3, "top_k": 5},
+    {"temperature": 1.0, "min_p": 0.1},
+]
+PENALISED = {
+    "temperature": 0.8,
+    "top_p": 0.95,
+    "top_k": 20,
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 1.2,
+    "logit_bias": {"87": 2.5},  # a token that is said often, and so penalised often
+}
+REQUESTS = 2000  # a setting
+VIEWS = 6
+LEAST_P = 1e-4 / (VIEWS * (len(SAMPLED) + 1))  # a right verifier fails one of these tests once in 10,000 runs
+
+
+@pytest.fixture(scope="module")
+def drawn(plugin):
+    """Sequences [REQUESTS, 4] of the plugin, for each setting."""
+    return draw(plugin, [*SAMPLED, PENALISED], REQUESTS)
+
+
+@pytest.fixture(scope="module")
+def expected(plain):
+    """Sequences [2 * REQUESTS, 4] of plain decoding; its penalties come a token late, so they are left out."""
+    return draw(plain, SAMPLED, 2 * REQUESTS)
+
+
+@pytest.mark.parametrize("number", range(len(SAMPLED)))
+def test_sampled_text_has_the_distribution_of_plain_decoding(number, drawn, expected):
+    found = p_values(drawn[number], expected[number])
+    assert len(found) == VIEWS
+    assert min(found.values()) > LEAST_P, (SAMPLED[number], found)
+
+
+def test_penalised_text_has_the_targets_distribution(drawn, bigram_target):
+    found = p_values(drawn[-1], sample(bigram_target, PROMPT, PENALISED, 2 * REQUESTS, 4, seed=1).numpy())
+    assert min(found.values()) > LEAST_P, found
+    forgotten = {name: value for name, value in PENALISED.items() if "penalty" not in name}
+    control = p_values(drawn[-1], sample(bigram_target, PROMPT, forgotten, 2 * REQUESTS, 4, seed=2).numpy())
+    assert min(control.values()) < LEAST_P**2
+
+
+def test_drafts_are_accepted_at_every_temperature(plugin):
+    """Were they not, the tests above would say little about trees."""
+    for setting in (*SAMPLED, PENALISED):
+        answers = ask(plugin, [PROMPT] * 64, setting | {"max_new_tokens": 24})
+        assert accept_length(answers) > 1.4, setting
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory, bigram_target, bigram_eagle3):
+    """A server whose verifier can be broken, and which retracts requests now and then; yields it and its switch."""
+    folder = tmp_path_factory.mktemp("faulty")
+    environment = broken_verifier.install(folder)
+    environment |= {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "16"}
+    spec = tiny_spec(bigram_target, bigram_eagle3, (3, 2, 8), environment=environment, **SETTINGS)
+    with serving([spec], folder) as (server,):
+        yield server, folder
+
+
+@pytest.mark.parametrize(
+    "fault, number, count",
+    [  # the mildest faults need the most requests
+        ("temperature one", 1, 1000),
+        ("no filters", 2, 1000),
+        ("no filters", 3, 1000),
+        ("every draw accepted", 0, 1000),
+        ("every draw accepted", 1, 1000),
+        ("one number for both", 0, 2500),
+        ("whole p after rejection", 0, 2500),
+    ],
+)
+def test_a_broken_verifier_is_found_out(fault, number, count, faulty, expected):
+    server, folder = faulty
+    broken_verifier.choose(folder, fault)
+    try:
+        found = p_values(draw(server, [SAMPLED[number]], count)[0], expected[number])
+    finally:
+        broken_verifier.choose(folder, "none")
+    assert min(found.values()) < LEAST_P**2, found
+
+
+def greedy(target, prompt: str, length: int, penalties: dict) -> list[int]:
+    """Tokens of greedy decoding under penalties, one at a time."""
+    ids = torch.tensor([prompt_ids(target, prompt)])
+    start = ids.shape[1]
+    for _ in range(length):
+        logits = next_logits(target, ids)
+        times = torch.bincount(ids[0, start:], minlength=logits.shape[1])[None]
+        ids = torch.cat([ids, law(logits, times, penalties | {"temperature": 0}).argmax(-1)[None]], dim=1)
+    return ids[0, start:].tolist()
+
+
+PENALTIES = [
+    {"frequency_penalty": 0.9},
+    {"presence_penalty": 0.5, "repetition_penalty": 1.4},
+    {"frequency_penalty": 0.3, "presence_penalty": -0.4, "repetition_penalty": 0.8},
+]
+PROMPTS = ["tree root leaf", "the quick brown fox", "a", "one two three four"]
+
+
+@pytest.mark.parametrize("penalties", PENALTIES)
+def test_penalised_greedy_text_is_that_of_transformers(penalties, plugin, faulty, bigram_target):
+    """Also for requests that were retracted and resumed on the way."""
+    length = 40
+    wanted = [greedy(bigram_target, prompt, length, penalties) for prompt in PROMPTS]
+    assert wanted != [greedy(bigram_target, prompt, length, {}) for prompt in PROMPTS]
+    sampling = {"temperature": 0, "max_new_tokens": length} | penalties
+    retracting, _ = faulty
+    for server in (plugin, retracting):
+        answers = ask(server, PROMPTS * 3, [sampling, {"temperature": 1.0, "max_new_tokens": length}] * 6)
+        answers += ask(server, PROMPTS * 3, sampling)
+        penalised = [*range(0, 12, 2), *range(12, 24)]
+        for i in penalised:
+            assert answers[i]["output_ids"] == wanted[i % len(PROMPTS)], (server.label, i)
+        assert accept_length(answers[12:]) > 1.2
+    assert any(answer["meta_info"]["num_retractions"] > 0 for answer in answers), "nothing was retracted"

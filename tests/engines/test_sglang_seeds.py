@@ -1,0 +1,70 @@
+"""Seeds under speculation: a seeded request says the same alone, in any batch, and again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gtest import p_values
+from sampling_law import sample
+from sampling_requests import AT_ONCE, PROMPT, ask, post
+
+pytest.importorskip("sglang")
+pytestmark = pytest.mark.server
+
+SETTINGS = [
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_p": 0.9, "top_k": 12},
+    {"temperature": 1.2, "min_p": 0.05, "frequency_penalty": 0.5},
+]
+LENGTH = 32
+
+
+def text(server, sampling: dict) -> str:
+    return ask(server, [PROMPT], sampling | {"max_new_tokens": LENGTH})[0]["text"]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_seed_fixes_the_text_alone_and_in_a_batch(setting, plugin):
+    seeds = [0, 1, -7, 2**63 - 1]
+    alone = [text(plugin, setting | {"sampling_seed": seed}) for seed in seeds]
+    assert alone == [text(plugin, setting | {"sampling_seed": seed}) for seed in seeds]
+    assert len(set(alone)) == len(seeds)
+    others = [{"temperature": 1.0}, {"temperature": 0}, {"temperature": 1.0, "sampling_seed": 5}]
+    batch = [s | {"max_new_tokens": LENGTH} for seed in seeds for s in (setting | {"sampling_seed": seed}, *others)]
+    answers = ask(plugin, [PROMPT] * len(batch), batch)
+    assert [answer["text"] for answer in answers[:: len(others) + 1]] == alone
+
+
+def test_a_seed_of_the_openai_endpoints(plugin):
+    shared = {"model": "default", "max_tokens": LENGTH, "temperature": 1, "ignore_eos": True}
+    asked = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "tree"}]},
+        "/v1/completions": {"prompt": PROMPT},
+    }
+    for path, question in asked.items():
+        said = []
+        for seed in (3, 3, 4, None, None):
+            choice = post(plugin, path, shared | question | {"seed": seed})["choices"][0]
+            said.append(choice["text"] if "text" in choice else choice["message"]["content"])
+        assert said[0] == said[1]
+        assert len(set(said)) == 4, "different seeds, or none, gave one text"
+
+
+def test_n_choices_of_one_seed_are_the_same_and_of_none_are_not(plugin):
+    """The engine sends n copies of the request, seed included."""
+    body = {"model": "default", "prompt": PROMPT, "max_tokens": LENGTH, "temperature": 1, "ignore_eos": True, "n": 3}
+    for seed, different in ((8, 1), (None, 3)):
+        choices = post(plugin, "/v1/completions", body | {"seed": seed})["choices"]
+        assert len({choice["text"] for choice in choices}) == different
+
+
+def test_different_seeds_draw_from_the_targets_distribution(plugin, bigram_target):
+    """Numbers that were not random over seeds, or shared by draft and verification, would show here."""
+    setting, count = SETTINGS[1], 1000
+    drawn = []
+    for first in range(0, count, AT_ONCE):
+        seeds = range(first, first + AT_ONCE)
+        turns = [setting | {"sampling_seed": seed, "max_new_tokens": 4} for seed in seeds]
+        drawn += [answer["output_ids"] for answer in ask(plugin, [PROMPT] * len(turns), turns)]
+    found = p_values(np.array(drawn), sample(bigram_target, PROMPT, setting, 2 * count, 4, seed=3).numpy())
+    assert min(found.values()) > 1e-4 / len(found), found

@@ -1,0 +1,54 @@
+"""The servers and requests of the tests of the sampling parameters: many requests in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+
+from eagle_plugin.bench.servers import Server
+
+SHAPE = (3, 4, 16)
+SETTINGS: dict[str, Any] = {
+    "extra_flags": (
+        "--skip-server-warmup",
+        *("--random-seed", "1"),
+        "--enable-custom-logit-processor",
+        "--constrained-json-disable-any-whitespace",  # a random model would go on with spaces for ever
+    ),
+    "max_running_requests": 32,
+}
+PROMPT = "tree root leaf"
+AT_ONCE = 500  # the scheduler looks at its whole queue before every batch
+
+
+def post(server: Server, path: str, body: dict[str, Any]) -> Any:
+    """The JSON answer to one POST; an HTTP error raises with the server's own words."""
+    answer = httpx.post(f"{server.url}{path}", json=body, timeout=900, trust_env=False)
+    if answer.status_code != 200:
+        raise RuntimeError(f"POST {path} answered {answer.status_code}: {answer.text}")
+    return answer.json()
+
+
+def ask(
+    server: Server, prompts: Sequence[str], sampling: dict[str, Any] | Sequence[dict[str, Any]], **fields: Any
+) -> list[dict[str, Any]]:
+    """The answers to all prompts, sent as one list; `sampling` is shared or one a prompt."""
+    shared = {"ignore_eos": True}
+    each = [sampling] * len(prompts) if isinstance(sampling, dict) else sampling
+    body = {"text": list(prompts), "sampling_params": [shared | one for one in each], **fields}
+    return post(server, "/generate", body)
+
+
+def draw(server: Server, settings: Sequence[dict[str, Any]], count: int, length: int = 4) -> list[NDArray[np.int64]]:
+    """`count` continuations [count, length] of PROMPT for each setting, the settings taking turns in the batches."""
+    turns = [setting | {"max_new_tokens": length} for _ in range(count) for setting in settings]
+    answers = []
+    for first in range(0, len(turns), AT_ONCE):
+        part = turns[first : first + AT_ONCE]
+        answers += ask(server, [PROMPT] * len(part), part)
+    tokens = np.array([answer["output_ids"] for answer in answers], dtype=np.int64)
+    return [tokens[i :: len(settings)] for i in range(len(settings))]
