@@ -1,108 +1,311 @@
-"""Time the CPU kernels of a round: tree attention against page gather + torch SDPA, and the tree's bookkeeping.
+"""Time the CPU kernels against their floors and against what torch offers.
 
-    python benchmarks/kernels.py [--threads 1] [--dtype bfloat16]
+    python benchmarks/kernels.py [--shape smollm2-135m] [--dtype bfloat16] [--threads 1] [--json FILE]
 
-Prints microseconds a call: the smallest of 30 means over 10 calls, so that a busy neighbour does not count.
+The floor of a call is the longer of two times of this machine: to copy half as many bytes as the call reads and writes
+(a copy reads and writes each byte, from whatever cache holds so many), and to multiply as much as it does in torch's
+matrix product. Ours and the alternative run in turns, and a figure is the shortest of its runs, in CPU time where there
+is one thread: so a busy neighbour counts as little as can be. Both results are compared before they are timed.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
+import functools
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
-from eagle_plugin.kernels import kv, tree, verify
+from eagle_plugin.bench.machine import describe_machine
+from eagle_plugin.core import tree as tree_oracle
+from eagle_plugin.core import verify as verify_oracle
+from eagle_plugin.kernels import kv, sampling, tree, verify
 from eagle_plugin.kernels.attention import tree_attention
 from eagle_plugin.kernels.loader import backend
 
-HEADS, KV_HEADS, SIZE = 9, 3, 64  # SmolLM2-135M
+Call = Callable[[], Any]
+# heads, key heads, head_dim, vocabulary
+SHAPES = {"smollm2-135m": (9, 3, 64, 49152), "llama-3-8b": (32, 8, 128, 128256)}
 
 
-def microseconds(call: Callable[[], object], repeats: int = 30, inner: int = 10) -> float:
-    means = []
-    for _ in range(repeats):
+class Row(NamedTuple):
+    """One line of the table."""
+
+    kernel: str
+    case: str
+    ours: Call
+    other: str  # what a user has otherwise
+    theirs: Call
+    bytes: int  # read or written, each once
+    flops: int = 0
+
+
+class Setting(NamedTuple):
+    """What the rows are made for."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    vocab: int
+    dtype: torch.dtype
+    contexts: list[int]
+    nodes: list[int]
+
+
+def shortest(calls: list[Call], seconds: float) -> list[float]:
+    """Return the least seconds of each call, run in turns; a short call is repeated until the clock can tell."""
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    best, inner = [float("inf")] * len(calls), []
+    for call in calls:
+        call()
         start = time.perf_counter()
-        for _ in range(inner):
-            call()
-        means.append((time.perf_counter() - start) / inner)
-    return 1e6 * min(means)
+        call()
+        inner.append(max(1, int(1e-4 / (time.perf_counter() - start))))
+    end, rounds = time.perf_counter() + seconds, 0
+    while rounds < 3 or time.perf_counter() < end:
+        for i, call in enumerate(calls):
+            start = clock()
+            for _ in range(inner[i]):
+                call()
+            best[i] = min(best[i], (clock() - start) / inner[i])
+        rounds += 1
+    return best
 
 
-def attention(rows: int, context: int, dtype: torch.dtype) -> tuple[float, float]:
-    """Our kernel in place, and gathering the pages for torch's SDPA with a mask."""
-    slots = context + rows
-    q = torch.randn(rows, HEADS, SIZE).to(dtype)
-    keys, values = (torch.randn(2 * slots, KV_HEADS, SIZE).to(dtype) for _ in range(2))
-    table = torch.randperm(2 * slots)[:slots].int().view(1, slots)
-    row, prefix = torch.zeros(1, dtype=torch.int64), torch.tensor([context])
-    words = torch.tensor([[(1 << (i + 1)) - 1 for i in range(rows)]])
-    mask = torch.ones(rows, slots, dtype=torch.bool).tril(context)
-    index = table[0].long()
-
-    def ours() -> torch.Tensor:
-        return tree_attention(q, keys, values, table, row, prefix, words, tail=rows, scale=SIZE**-0.5)
-
-    def gathered() -> torch.Tensor:
-        k, v = keys[index].transpose(0, 1)[None], values[index].transpose(0, 1)[None]
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q.transpose(0, 1)[None], k, v, attn_mask=mask, scale=SIZE**-0.5, enable_gqa=True
-        )
-        return out[0].transpose(0, 1)
-
-    torch.testing.assert_close(ours(), gathered(), rtol=2e-2, atol=2e-2)
-    return microseconds(ours), microseconds(gathered)
+@functools.cache
+def copy_seconds(bytes_: int) -> float:
+    source, target = torch.ones(bytes_, dtype=torch.uint8), torch.empty(bytes_, dtype=torch.uint8)
+    return shortest([lambda: target.copy_(source)], 0.1)[0]
 
 
-def bookkeeping(b: int, beam: int, width: int) -> dict[str, float]:
-    """The calls of one round of two levels over b requests."""
-    table = tree.new_table(b, beam + beam * beam)
-    first = torch.rand(b, 1, beam).log(), torch.randint(0, 999, (b, 1, beam))
-    second = torch.rand(b, beam, beam).log(), torch.randint(0, 999, (b, beam, beam))
-    roots = torch.zeros(b, dtype=torch.int64)
-    frontier = tree.grow_level(table, 0, 1, *first, None, beam)
-    tree.grow_level(table, beam, 2, *second, frontier, 0)
-    drafted = tree.select_tree(table, roots, width)
-    targets = torch.randint(0, 999, (b, width))
-    accepted = verify.verify_greedy(drafted.tokens, drafted.parents, targets, 3)
-    caches = [torch.zeros(4 * b * width, KV_HEADS * SIZE, dtype=torch.bfloat16) for _ in range(60)]
-    ptrs = torch.tensor([cache.data_ptr() for cache in caches])
-    sizes = torch.full((60,), KV_HEADS * SIZE * 2)
-    window = torch.arange(b * width).view(b, width)
-    return {
-        "grow_level": microseconds(lambda: tree.grow_level(table, 0, 1, *first, None, beam)),
-        "select_tree": microseconds(lambda: tree.select_tree(table, roots, width)),
-        "verify_greedy": microseconds(lambda: verify.verify_greedy(drafted.tokens, drafted.parents, targets, 3)),
-        "compact_kv, 60 caches": microseconds(
-            lambda: kv.compact_kv(ptrs, sizes, window, accepted.index, accepted.lengths)
-        ),
+@functools.cache
+def product_rate(dtype: torch.dtype) -> float:
+    """Multiply-adds, counted as two, a second of the better of float32 and this dtype."""
+    calls: list[Call] = []
+    for kind in {torch.float32, dtype}:
+        a = torch.randn(512, 512).to(kind)
+        calls.append(functools.partial(torch.mm, a, a))
+    return 2 * 512**3 / min(shortest(calls, 0.3))
+
+
+def floor(row: Row, dtype: torch.dtype) -> float:
+    return max(copy_seconds(max(row.bytes // 2, 1)), row.flops / product_rate(dtype))
+
+
+def attention_rows(s: Setting) -> Iterator[Row]:
+    """`tree_attention` in place, against gathering the pages for torch's SDPA with a group's rows as one block."""
+    group, scale = s.heads // s.kv_heads, s.dim**-0.5
+    for context in s.contexts:
+        for nodes in s.nodes:
+            slots = context + nodes
+            q = torch.randn(nodes, s.heads, s.dim).to(s.dtype)
+            keys, values = (torch.randn(2 * slots, s.kv_heads, s.dim).to(s.dtype) for _ in range(2))
+            table = torch.randperm(2 * slots)[:slots].int().view(1, slots)
+            row, prefix = torch.zeros(1, dtype=torch.int64), torch.tensor([context])
+            words = -1 ^ (-2 << torch.arange(nodes))[None]  # a chain: node i sees nodes 0 to i
+            mask = torch.ones(nodes, slots, dtype=torch.bool).tril(context).repeat_interleave(group, dim=0)
+            index = table[0].long()
+
+            def ours(q=q, k=keys, v=values, table=table, row=row, prefix=prefix, words=words) -> Tensor:
+                return tree_attention(q, k, v, table, row, prefix, words, tail=words.shape[1], scale=scale)
+
+            def gathered(q=q, keys=keys, values=values, index=index, mask=mask) -> Tensor:
+                k, v = (x[index].transpose(0, 1)[None] for x in (keys, values))
+                rows = q.view(-1, s.kv_heads, group, s.dim).transpose(0, 1).reshape(1, s.kv_heads, -1, s.dim)
+                out = torch.nn.functional.scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=scale)
+                return out.view(s.kv_heads, -1, group, s.dim).transpose(0, 1).reshape(q.shape)
+
+            torch.testing.assert_close(ours(), gathered(), rtol=2e-2, atol=2e-2)
+            moved = 2 * (slots * s.kv_heads + nodes * s.heads) * s.dim * s.dtype.itemsize
+            case = f"context {context}, {nodes} nodes"
+            flops = 4 * nodes * s.heads * slots * s.dim
+            yield Row("tree_attention", case, ours, "gather + SDPA", gathered, moved, flops)
+
+
+def tree_rows(s: Setting) -> Iterator[Row]:
+    """Growth, selection and the greedy walk, against the oracles in torch."""
+    for b, beam, width in ((1, 4, 8), (32, 4, 16)):
+        case = f"{b} x {width} nodes"
+        candidates = tree.new_table(b, beam + beam * beam)
+        first = torch.rand(b, 1, beam).log(), torch.randint(0, 999, (b, 1, beam))
+        second = torch.rand(b, beam, beam).log(), torch.randint(0, 999, (b, beam, beam))
+        frontier = tree.grow_level(candidates, 0, 1, *first, None, beam)
+        grow = (candidates, beam, 2, *second, frontier, beam)
+        ours: Call = functools.partial(tree.grow_level, *grow)
+        theirs: Call = functools.partial(tree_oracle.grow_level, *grow)
+        torch.testing.assert_close(tuple(ours()), tuple(theirs()))
+        yield Row("grow_level", case, ours, "torch", theirs, b * beam * beam * 40)
+        roots = torch.zeros(b, dtype=torch.int64)
+        ours = functools.partial(tree.select_tree, candidates, roots, width)
+        theirs = functools.partial(tree_oracle.select_tree, candidates, roots, width)
+        drafted = ours()
+        torch.testing.assert_close(tuple(drafted), tuple(theirs()))
+        yield Row("select_tree", case, ours, "torch", theirs, b * (beam + beam * beam) * 20 + b * width * 28)
+        walk = (drafted.tokens, drafted.parents, torch.randint(0, 999, (b, width)), 3)
+        ours = functools.partial(verify.verify_greedy, *walk)
+        theirs = functools.partial(verify_oracle.verify_greedy, *walk)
+        torch.testing.assert_close(tuple(ours()), tuple(theirs()))
+        yield Row("verify_greedy", case, ours, "torch", theirs, b * width * 20)
+        logits = torch.randn(b * beam, s.vocab)
+
+        def sorted_top(logits: Tensor = logits, k: int = beam) -> tuple[Tensor, Tensor]:
+            return tuple(logits.log_softmax(dim=-1).topk(k))
+
+        ours = functools.partial(tree.topk_log_softmax, logits, beam)
+        torch.testing.assert_close(ours()[0], sorted_top()[0])
+        case = f"{len(logits)} x {s.vocab} logits"
+        yield Row("topk_log_softmax", case, ours, "log_softmax + topk", sorted_top, logits.nbytes)
+
+
+def cache_rows(s: Setting) -> Iterator[Row]:
+    """Writes and moves in the paged cache, against indexing in torch."""
+    layers, width = 30, 8
+    for b in (1, 32):
+        caches = [torch.randn(2 * b * width, s.kv_heads, s.dim).to(s.dtype) for _ in range(2 * layers)]
+        window = torch.randperm(2 * b * width)[: b * width].view(b, width)
+        index = torch.tensor([[0, 2, 5]], dtype=torch.int32).repeat(b, 1)
+        lengths = torch.full((b,), 3, dtype=torch.int32)
+        addresses = torch.tensor([cache.data_ptr() for cache in caches])
+        row_bytes = caches[0][0].nbytes
+        sizes = torch.full((len(caches),), row_bytes)
+
+        def one_by_one(caches=caches, window=window, index=index, lengths=lengths) -> None:
+            for cache in caches:
+                verify_oracle.compact_rows(cache, window, index, lengths)
+
+        moved = 2 * 2 * b * row_bytes * len(caches)  # two rows a request and cache, read and written
+        ours: Call = functools.partial(kv.compact_kv, addresses, sizes, window, index, lengths)
+        yield Row("compact_kv", f"{b} x 2 of {width} rows, {len(caches)} caches", ours, "torch", one_by_one, moved)
+        slots = window.flatten()
+        k, v = (torch.randn(b * width, s.kv_heads, s.dim).to(s.dtype) for _ in range(2))
+
+        def indexed(caches=caches, slots=slots, k=k, v=v) -> None:
+            caches[0][slots] = k
+            caches[1][slots] = v
+
+        ours = functools.partial(kv.store_kv, caches[0], caches[1], slots, k, v)
+        yield Row("store_kv", f"{b * width} rows", ours, "torch", indexed, 4 * k.nbytes)
+
+
+def sampling_rows(s: Setting) -> Iterator[Row]:
+    """The walk at several settings and the children of a node, against a torch sampler over all nodes.
+
+    Draws differ, so nothing is compared here; tests/kernels/test_sampling_kernels.py does that.
+    """
+    settings = {
+        "greedy": (1, 1.0),
+        "T 0.8": (2**30, 1.0),
+        "T 0.8, top-p 0.95": (2**30, 0.95),
+        "T 0.8, top-k 50": (50, 1.0),
     }
+    width, steps, listed = 8, 2, 128
+    for b in (1, 32):
+        logits = 3 * torch.randn(b * width, s.vocab)
+        tree_of = tree.new_table(b, width)
+        tree.grow_level(tree_of, 0, 1, torch.rand(b, 1, width).log(), torch.randint(0, 99, (b, 1, width)), None, 0)
+        drafted = tree.select_tree(tree_of, torch.zeros(b, dtype=torch.int64), width)
+        u = torch.rand(b, steps + 1, 1, dtype=torch.float64)
+        none = sampling.Proposals(torch.zeros(b, 0, 0, dtype=torch.int64), torch.zeros(b, 0, 0))
+        for name, (top_k, top_p) in settings.items():
+            params = sampling.SamplingParams(
+                torch.full((b,), 0.8),
+                torch.full((b,), top_k, dtype=torch.int32),
+                torch.full((b,), top_p),
+                torch.zeros(b),
+            )
+            ours: Call = functools.partial(sampling.verify_tree, drafted, logits, params, none, u, steps + 1)
+            theirs: Call = functools.partial(sampled_by_torch, logits, top_k, top_p)
+            visited = int(ours().lengths.sum()) * s.vocab * 4
+            yield Row("verify_tree", f"{b} x {width} nodes, {name}", ours, "torch sampler", theirs, visited)
+        logp, index = tree.topk_log_softmax(logits[: 4 * b], min(listed, s.vocab))
+        rows = sampling.SamplingParams(*(values.repeat(4) for values in params))
+        ours = functools.partial(
+            sampling.propose, logp, index, rows, torch.rand(4 * b, sampling.SAMPLED, dtype=torch.float64), 4
+        )
+        ours = functools.partial(ours, first_row=0, rows_per_request=4)
+        theirs = functools.partial(torch.multinomial, logp.exp(), 1)
+        yield Row("propose", f"{4 * b} rows of {logp.shape[1]}", ours, "multinomial", theirs, logp.nbytes * 4)
+
+
+def sampled_by_torch(logits: Tensor, top_k: int, top_p: float) -> Tensor:
+    """A token after every node, as a sampler without kernels draws it."""
+    if top_k == 1:
+        return logits.argmax(dim=-1)
+    p = (logits / 0.8).softmax(dim=-1)
+    if top_k >= logits.shape[1] and top_p == 1.0:
+        return torch.multinomial(p, 1)
+    p, order = p.sort(dim=-1, descending=True)
+    p[:, top_k:] = 0
+    p[p.cumsum(dim=-1) - p > top_p] = 0
+    return order.gather(1, torch.multinomial(p, 1))
+
+
+ROWS: list[Callable[[Setting], Iterator[Row]]] = [attention_rows, tree_rows, cache_rows, sampling_rows]
+
+
+def measure(s: Setting, seconds: float) -> list[dict[str, Any]]:
+    found = []
+    for rows in ROWS:
+        for row in rows(s):
+            ours, theirs = (1e6 * x for x in shortest([row.ours, row.theirs], seconds))
+            named = {"kernel": row.kernel, "case": row.case, "other": row.other}
+            found.append(named | {"ours_us": ours, "floor_us": 1e6 * floor(row, s.dtype), "other_us": theirs})
+    return found
+
+
+def show(found: list[dict[str, Any]], title: str) -> None:
+    shown = Table(title=title)
+    for name in ("kernel", "case"):
+        shown.add_column(name, no_wrap=True)
+    for name in ("ours, us", "floor, us", "floor / ours", "otherwise, us"):
+        shown.add_column(name, justify="right")
+    shown.add_column("otherwise", no_wrap=True)
+    shown.add_column("gain", justify="right")
+    previous = ""
+    for r in found:
+        times = f"{r['other_us'] / r['ours_us']:.1f}x"
+        speed = f"{100 * r['floor_us'] / r['ours_us']:.0f} %"
+        figures = (f"{r['ours_us']:.1f}", f"{r['floor_us']:.1f}", speed, f"{r['other_us']:.1f}")
+        shown.add_row(r["kernel"] if r["kernel"] != previous else "", r["case"], *figures, r["other"], times)
+        previous = r["kernel"]
+    Console(width=140).print(shown)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="smollm2-135m", help="whose heads and vocabulary")
+    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--contexts", type=int, nargs="+", default=[512, 2048, 8192])
+    parser.add_argument("--nodes", type=int, nargs="+", default=[1, 8, 16, 32, 64])
+    parser.add_argument("--seconds", type=float, default=0.5, help="how long each line is measured")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    console, dtype = Console(), getattr(torch, options.dtype)
-
-    contexts = (512, 2000)
-    title = f"tree_attention, {options.dtype}, {options.threads} thread(s), {backend()} kernels (gather + SDPA)"
-    shown = Table("rows", *(f"context {context}, us" for context in contexts), title=title)
-    for rows in (1, 4, 8, 16):
-        cells = [attention(rows, context, dtype) for context in contexts]
-        shown.add_row(str(rows), *(f"{ours:.0f} ({theirs:.0f})" for ours, theirs in cells))
-    console.print(shown)
-
-    shown = Table("call", "1 request, 8 nodes, us", "32 requests, 16 nodes, us", title="bookkeeping of a round")
-    one, many = bookkeeping(1, 4, 8), bookkeeping(32, 4, 16)
-    for name in one:
-        shown.add_row(name, f"{one[name]:.1f}", f"{many[name]:.1f}")
-    console.print(shown)
+    torch.manual_seed(0)
+    setting = Setting(*SHAPES[options.shape], getattr(torch, options.dtype), options.contexts, options.nodes)
+    about = {
+        "date": datetime.date.today().isoformat(),
+        "cpu": describe_machine().cpu,
+        "threads": options.threads,
+        "shape": options.shape,
+        "dtype": options.dtype,
+        "kernels": backend(),
+    }
+    found = measure(setting, options.seconds)
+    threads = "1 thread" if options.threads == 1 else f"{options.threads} threads"
+    words = (about["date"], about["cpu"], threads, options.shape, options.dtype, f"{about['kernels']} kernels")
+    show(found, ", ".join(map(str, words)))
+    if options.json:
+        options.json.write_text(json.dumps(about | {"rows": found}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Greedy decoding of one sequence on a transformers causal language model, plain and with a draft tree.
+"""Decoding of one sequence on a transformers causal language model, plain and with a draft tree, greedy and sampled.
 
 Nothing is cached between forwards of the target, and the head is run over the whole sequence again each round: what a
 round computes depends on nothing but the tokens so far.
@@ -13,20 +13,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.tree import (
-    CandidateTable,
-    DraftTree,
-    Frontier,
-    grow_level,
-    new_table,
-    select_tree,
-    topk_log_softmax,
-)
+from eagle_plugin.core.sampling import SamplingParams, draw, target_distribution
 from eagle_plugin.core.verify import Accepted, verify_greedy
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.eagle2 import Eagle2Head
 from eagle_plugin.heads.eagle3 import Eagle3Head
-from eagle_plugin.heads.layers import DraftHead, KeyValues
+from eagle_plugin.heads.layers import DraftHead
+from eagle_plugin.reference.draft import draft_tree
+from eagle_plugin.reference.rules import RULES, Rule
+from eagle_plugin.reference.target import path_logits
 
 
 class Decoded(NamedTuple):
@@ -47,6 +42,16 @@ def load_head(model: Any, target_dir: str | Path, head_dir: str | Path, *, algor
     if info.algorithm == "EAGLE":
         return Eagle2Head.load(head_dir, embedding, lm_head, embedding.dtype)
     return Eagle3Head.load(head_dir, info.aux_layer_ids, embedding, lm_head, embedding.dtype)
+
+
+def sampling_params(temperature: float, vocabulary: int, b: int = 1) -> SamplingParams:
+    """b requests at one temperature, unfiltered; temperature 0 is greedy."""
+    return SamplingParams(
+        torch.full((b,), temperature or 1.0),
+        torch.full((b,), vocabulary if temperature else 1, dtype=torch.int32),
+        torch.ones(b),
+        torch.zeros(b),
+    )
 
 
 @torch.no_grad()
@@ -75,85 +80,49 @@ def speculative_greedy(
     steps, topk and draft_tokens are the engine's flags: levels of the draft tree, children per node and nodes kept per
     level, nodes verified with the root (2..64). topk = 1 with draft_tokens = steps + 1 is a chain.
     """
+    params, gen = sampling_params(0.0, 1), torch.Generator()
     tokens = [*ids, *plain_greedy(model, ids, 1)]
     accept_lengths = []
     while len(tokens) < len(ids) + n:
-        tree = draft_tree(model, head, tokens, steps=steps, topk=topk, draft_tokens=draft_tokens)
-        accepted = verify(tree.tokens, tree.parents, target_choices(model, tokens, tree), steps + 1)
+        tree, _ = draft_tree(
+            model, head, tokens, RULES["target_only"], params, gen, steps=steps, topk=topk, draft_tokens=draft_tokens
+        )
+        choices = path_logits(model, tokens, tree).argmax(-1)[None]
+        accepted = verify(tree.tokens, tree.parents, choices, steps + 1)
         length = int(accepted.lengths[0])
         tokens += accepted.tokens[0, :length].tolist()
         accept_lengths.append(length)
     return Decoded(tokens[len(ids) : len(ids) + n], accept_lengths)
 
 
-def target_features(model: Any, head: DraftHead, tokens: list[int]) -> Tensor:
-    """What the head reads of the target: [len(tokens), F], its last hidden state or the input of the aux layers."""
-    states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
-    # states[i] is the input of layer i, and states[-1] the output after the final norm
-    return torch.cat([states[i][0] for i in head.aux_layers or (-1,)], -1)
-
-
-def draft_tree(
-    model: Any, head: DraftHead, tokens: list[int], *, steps: int, topk: int, draft_tokens: int
-) -> DraftTree:
-    """Draft a tree behind tokens[-1], the root: `steps` levels, each the children of the best topk nodes before.
-
-    The last token has not been read by the target yet. Draft rows stand behind the L = len(tokens) - 1 verified rows:
-    slot t = (level - 1) * topk + j holds node j of a level's frontier.
-    """
-    L = len(tokens) - 1
-    hidden = head.fuse(target_features(model, head, tokens[:-1]))
-    causal = torch.ones(L, L, dtype=torch.bool).tril()
-    states, past = head(head.embed(torch.tensor(tokens[1:])), hidden, torch.arange(L), causal)
-    parents = states[-1:]  # [rows, H], state of the nodes whose children come next; first the root
-
-    table = new_table(1, topk + (steps - 1) * topk * topk)
-    frontier: Frontier | None = None
-    offset = 0
-    for level in range(1, steps + 1):
-        if frontier is not None:
-            parents, past = _read_frontier(head, frontier, parents, past, L, level)
-        frontier = _propose(head, table, offset, level, parents, frontier, topk)
-        offset += parents.shape[0] * topk
-    return select_tree(table, torch.tensor(tokens[-1:]), draft_tokens)
-
-
-def _propose(
+@torch.no_grad()
+def speculative_sample(
+    model: Any,
     head: DraftHead,
-    table: CandidateTable,
-    offset: int,
-    level: int,
-    parents: Tensor,
-    frontier: Frontier | None,
+    ids: list[int],
+    n: int,
+    rule: Rule,
+    params: SamplingParams,
+    gen: torch.Generator,
+    *,
+    steps: int,
     topk: int,
-) -> Frontier:
-    logp, children = topk_log_softmax(head.logits(parents), topk)
-    return grow_level(table, offset, level, logp[None], head.to_target(children)[None], frontier, topk)
+    draft_tokens: int,
+) -> Decoded:
+    """Return n tokens after ids with the distribution of plain sampling; params of one request, one of `RULES`.
 
-
-def _read_frontier(
-    head: DraftHead, frontier: Frontier, parents: Tensor, past: list[KeyValues], L: int, level: int
-) -> tuple[Tensor, list[KeyValues]]:
-    """Run the head on the nodes of the level before: each sees the verified rows, its own ancestors and itself."""
-    rows = frontier.tokens.shape[1]
-    slots = torch.arange(past[0].keys.shape[-3] + rows - L)
-    own = (frontier.ancestors[0][:, None] >> slots) & 1
-    visible = torch.cat([torch.ones(rows, L, dtype=torch.bool), own.bool()], 1)
-    hidden = parents[frontier.parent_rows[0]]
-    positions = torch.full((rows,), L + level - 2)  # the root's row is L - 1; nodes of level d stand at L + d - 1
-    return head(head.embed(frontier.tokens[0]), hidden, positions, visible, past)
-
-
-def target_choices(model: Any, tokens: list[int], tree: DraftTree) -> Tensor:
-    """The target's next token after each node [1, W] int64: one forward a leaf over the tokens and the leaf's path."""
-    parents = tree.parents[0].tolist()
-    choices = torch.zeros_like(tree.tokens)
-    for leaf in set(range(len(parents))) - set(parents):
-        path = [leaf]
-        while parents[path[0]] >= 0:
-            path.insert(0, parents[path[0]])
-        if path[0] != 0:
-            continue  # padding
-        logits = model(torch.tensor([tokens[:-1] + tree.tokens[0, path].tolist()])).logits[0]
-        choices[0, path] = logits[-len(path) :].argmax(-1)
-    return choices
+    Greedy params give the tokens of `speculative_greedy`. The rest as there.
+    """
+    logits = model(torch.tensor([ids])).logits[0, -1:].float()
+    first = draw(target_distribution(logits, params)[0], float(torch.rand((), dtype=torch.float64, generator=gen)))
+    tokens, accept_lengths = [*ids, first], []
+    while len(tokens) < len(ids) + n:
+        tree, proposals = draft_tree(
+            model, head, tokens, rule, params, gen, steps=steps, topk=topk, draft_tokens=draft_tokens
+        )
+        u = torch.rand(1, steps + 1, topk + 1, dtype=torch.float64, generator=gen)
+        accepted = rule.verify(tree, path_logits(model, tokens, tree).float(), params, proposals, u, steps + 1)
+        length = int(accepted.lengths[0])
+        tokens += accepted.tokens[0, :length].tolist()
+        accept_lengths.append(length)
+    return Decoded(tokens[len(ids) : len(ids) + n], accept_lengths)

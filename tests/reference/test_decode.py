@@ -13,7 +13,10 @@ from transformers import AutoModelForCausalLM
 
 from eagle_plugin.core.verify import Accepted, verify_greedy
 from eagle_plugin.heads.layers import DraftHead
-from eagle_plugin.reference.decode import draft_tree, load_head, plain_greedy, speculative_greedy, target_features
+from eagle_plugin.reference.decode import load_head, plain_greedy, sampling_params, speculative_greedy
+from eagle_plugin.reference.draft import draft_tree
+from eagle_plugin.reference.rules import RULES
+from eagle_plugin.reference.target import target_features
 
 PROMPT = [0, 40, 41, 99, 120, 77, 5]
 SHAPES = {  # steps, topk, draft_tokens
@@ -93,7 +96,17 @@ def test_tree_is_made_of_chains(
             frontier = sorted(level, reverse=True)[:topk]
         expected = {node for _, node in sorted(candidates, reverse=True)[: draft_tokens - 1]}
 
-        tree = draft_tree(model, head, tokens, steps=steps, topk=topk, draft_tokens=draft_tokens)
+        tree, _ = draft_tree(
+            model,
+            head,
+            tokens,
+            RULES["target_only"],
+            sampling_params(0.0, 1),
+            torch.Generator(),
+            steps=steps,
+            topk=topk,
+            draft_tokens=draft_tokens,
+        )
         paths: list[tuple[int, ...]] = [()]
         for token, parent in zip(tree.tokens[0, 1:].tolist(), tree.parents[0, 1:].tolist(), strict=True):
             paths.append((*paths[parent], token))

@@ -1,0 +1,221 @@
+"""How many tokens a round yields under each rule of sampled verification: the head of examples/heads on real text.
+
+    python benchmarks/acceptance.py [--json out/acceptance.json]
+
+The target (SmolLM2-135M-Instruct, bf16) writes texts at each temperature. At every other token of them each rule drafts
+trees, and the probability that the walk reaches a node is computed from the target's own distribution; only the draft's
+draws are sampled. So all rules are compared at the same contexts, and every context counts once. (A server starts its
+rounds where the last one ended, which is another average of the same thing.)
+
+per_node: probability that one of four children of the root is accepted. accept_length: with the bonus token; 8 nodes
+are drafted in 2 steps, 16 in 4, topk 4. gain: accept length above the deterministic rule's. The standard errors are
+those of another choice of prompts: 1,000 bootstrap samples over the prompts, contexts kept together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from eagle_plugin.bench.choices import HEAD, TARGET, resolve_target
+from eagle_plugin.bench.prompts import Prompt, deal_rounds, read_prompts
+from eagle_plugin.core import propose
+from eagle_plugin.heads.layers import DraftHead
+from eagle_plugin.reference.acceptance import expected_accept_length
+from eagle_plugin.reference.decode import load_head, sampling_params
+from eagle_plugin.reference.draft import Reading, draft_trees, read_text
+from eagle_plugin.reference.rules import RULES
+from eagle_plugin.reference.target import target_features, tree_logits
+
+NAMES = {"deterministic": "target_only", "recursive_rejection": "recursive_rejection", "sampled_child": "sampled_child"}
+STEPS = {8: 2, 16: 4}  # nodes with the root -> levels
+TOPK = CHILDREN = 4
+
+
+class Text(NamedTuple):
+    """What the target wrote after a prompt, with what the head made of it."""
+
+    prompt: str
+    tokens: list[int]
+    roots: Tensor  # [contexts] int64, where trees are drafted
+    p: Tensor  # [contexts, 1, V], the target's distribution after each root
+    reading: Reading
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default=TARGET, help=f"a model folder, or a name of the catalogue ({TARGET})")
+    parser.add_argument("--head", type=Path, default=HEAD, help=f"an EAGLE-3 head's folder ({HEAD})")
+    parser.add_argument("--prompts", type=int, default=24, help="questions of examples/prompts, dealt from every group")
+    parser.add_argument("--tokens", type=int, default=48, help="tokens of each text")
+    parser.add_argument("--draws", type=int, default=1, help="trees a context of a rule that draws")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])
+    parser.add_argument("--slot-worth", type=float, nargs=2, default=propose.SLOT_WORTH, help="of core/propose.py")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    options = parser.parse_args()
+    for name in ("prompts", "draws"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} is {getattr(options, name)}, wanted at least 1")
+    if options.tokens < 2:
+        parser.error(f"--tokens is {options.tokens}, wanted at least 2: a tree's root is a token that was written")
+    return options
+
+
+def write_text(model: Any, ids: list[int], n: int, temperature: float, end: int, gen: torch.Generator) -> list[int]:
+    """Let the target write at most n tokens after ids, the end-of-text token included."""
+    tokens, cache, unread = list(ids), None, torch.tensor([ids])
+    while len(tokens) < len(ids) + n and tokens[-1] != end:
+        output = model(unread, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        logits, cache = output.logits[0, -1].float(), output.past_key_values
+        if temperature:
+            tokens.append(int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=gen)))
+        else:
+            tokens.append(int(logits.argmax()))
+        unread = torch.tensor([tokens[-1:]])
+    return tokens
+
+
+def texts(
+    model: Any, head: DraftHead, tokenizer: Any, prompts: list[Prompt], options: argparse.Namespace, temperature: float
+) -> Iterator[Text]:
+    gen = torch.Generator().manual_seed(options.seed)
+    for prompt in prompts:
+        chat = [{"role": "user", "content": prompt.prompt}]
+        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        tokens = write_text(model, ids, options.tokens, temperature, tokenizer.eos_token_id, gen)
+        roots = torch.arange(len(ids), len(tokens) - 1, 2)
+        if len(roots):
+            p = distribution(model(torch.tensor([tokens])).logits[0, roots, None], temperature)
+            reading = read_text(head, tokens, target_features(model, head, tokens))
+            yield Text(prompt.id, tokens, roots, p, reading)
+
+
+def distribution(logits: Tensor, temperature: float) -> Tensor:
+    """softmax(logits / temperature) [..., V] float32; at temperature 0 all of it on the argmax."""
+    if temperature:
+        return (logits.float() / temperature).softmax(-1)
+    return torch.zeros_like(logits, dtype=torch.float32).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+
+
+def score(
+    model: Any, head: DraftHead, text: Text, rule: str, nodes: int, temperature: float, gen: torch.Generator
+) -> Tensor:
+    """The accept length [contexts] of one tree of that size at every context."""
+    params = sampling_params(temperature, len(head.embedding), len(text.roots))
+    trees, proposals = draft_trees(
+        head, text.tokens, text.reading, text.roots, RULES[rule], params, gen,
+        steps=STEPS[nodes], topk=TOPK, draft_tokens=nodes,
+    )  # fmt: skip
+    p = distribution(tree_logits(model, text.tokens, text.roots, trees), temperature)
+    return expected_accept_length(trees, p, proposals)
+
+
+def score_node(head: DraftHead, text: Text, rule: str, temperature: float, gen: torch.Generator) -> Tensor:
+    """The probability [contexts] that one of CHILDREN children of the root is accepted, whatever its score."""
+    params = sampling_params(temperature, len(head.embedding), len(text.roots))
+    sampled = RULES[rule].children(TOPK) - TOPK if temperature else 0  # children that come on top of topk
+    trees, proposals = draft_trees(
+        head, text.tokens, text.reading, text.roots, RULES[rule], params, gen,
+        steps=1, topk=CHILDREN - sampled, draft_tokens=CHILDREN + 1,
+    )  # fmt: skip
+    p = torch.nn.functional.pad(text.p, (0, 0, 0, CHILDREN))  # the children are leaves: nothing is asked of them
+    return expected_accept_length(trees, p, proposals) - 1
+
+
+def mean_and_error(key: str, values: Tensor, prompts: list[str]) -> dict[str, float]:
+    """The mean over contexts and its bootstrap standard error over prompts, as `key` and `key`_error."""
+    names = sorted(set(prompts))
+    of = torch.tensor([names.index(prompt) for prompt in prompts])
+    sums, counts = torch.zeros(len(names), dtype=torch.float64).index_add_(0, of, values), torch.bincount(of)
+    picks = torch.randint(len(names), (1000, len(names)), generator=torch.Generator().manual_seed(0))
+    means = sums[picks].sum(1) / counts[picks].sum(1)
+    return {key: round(float(values.mean()), 4), f"{key}_error": round(float(means.std()), 4)}
+
+
+def measure(
+    model: Any, head: DraftHead, tokenizer: Any, prompts: list[Prompt], options: argparse.Namespace, bar: Progress
+) -> list[dict[str, Any]]:
+    """All rows of the table."""
+    rows = []
+    for temperature in options.temperatures:
+        task = bar.add_task(f"temperature {temperature:g}", total=len(prompts))
+        # at temperature 0 nothing is drawn: the three rules are one
+        rules = list(NAMES) if temperature else ["deterministic"]
+        lengths: dict[tuple[str, int], list[Tensor]] = {(rule, nodes): [] for nodes in STEPS for rule in rules}
+        singles: dict[str, list[Tensor]] = {rule: [] for rule in rules}
+        names: list[str] = []
+        gen = torch.Generator().manual_seed(options.seed)
+        for text in texts(model, head, tokenizer, prompts, options, temperature):
+            names += [text.prompt] * len(text.roots)
+            for rule in rules:
+                draws = range(options.draws if rule != "deterministic" else 1)
+                nodes_of = [score_node(head, text, NAMES[rule], temperature, gen) for _ in draws]
+                singles[rule].append(torch.stack(nodes_of).mean(0))
+                for nodes in STEPS:
+                    trees_of = [score(model, head, text, NAMES[rule], nodes, temperature, gen) for _ in draws]
+                    lengths[rule, nodes].append(torch.stack(trees_of).mean(0))
+            bar.advance(task)
+        bar.update(task, completed=len(prompts))
+        for nodes in STEPS:
+            base = torch.cat(lengths["deterministic", nodes])
+            for rule in NAMES:
+                measured = rule if rule in rules else "deterministic"
+                length = torch.cat(lengths[measured, nodes])
+                rows.append(
+                    {"temperature": temperature, "rule": rule, "nodes": nodes, "contexts": len(base)}
+                    | {"per_node": round(float(torch.cat(singles[measured]).mean()), 4)}
+                    | mean_and_error("accept_length", length, names)
+                    | mean_and_error("gain", length - base, names)
+                )
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> Table:
+    out = Table(title="accept length by rule (±: standard error over prompts)")
+    for column in ("T", "nodes", "rule", "per node", "accept length", "gain"):
+        out.add_column(column, justify="left" if column == "rule" else "right", no_wrap=True)
+    for row in rows:
+        out.add_row(
+            f"{row['temperature']:g}",
+            str(row["nodes"]),
+            row["rule"],
+            f"{row['per_node']:.3f}",
+            f"{row['accept_length']:.3f} ±{row['accept_length_error']:.3f}",
+            "" if row["rule"] == "deterministic" else f"{row['gain']:+.3f} ±{row['gain_error']:.3f}",
+            end_section=row["rule"] == list(NAMES)[-1],
+        )
+    return out
+
+
+@torch.no_grad()
+def main() -> None:
+    options, console = parse(), Console()
+    propose.SLOT_WORTH = tuple(options.slot_worth)
+    folder = resolve_target(options.target, console)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
+    head = load_head(model, folder, options.head, algorithm="EAGLE3")
+    questions = read_prompts(sorted(Path("examples/prompts").glob("*.jsonl")))
+    prompts = list(chain.from_iterable(deal_rounds(questions)))[: options.prompts]
+    with Progress(console=console) as bar:
+        rows = measure(model, head, AutoTokenizer.from_pretrained(folder), prompts, options, bar)
+    console.print(table(rows))
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        console.print(f"written to {options.json}")
+
+
+if __name__ == "__main__":
+    main()

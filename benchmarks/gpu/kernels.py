@@ -1,0 +1,256 @@
+"""Time the GPU kernels under CUDA graph replay, beside SGLang's own and FlashInfer's where they can be imported.
+
+    python benchmarks/gpu/kernels.py [--shape llama-3-8b] [--dtype bfloat16] [--json FILE]
+
+A call is captured 20 times into one graph; a figure is the median of 30 replays divided by 20, in microseconds. The
+share of the copy bandwidth is of the bytes that a call must read and write once, against a copy of 512 MiB on the same
+GPU; what fits in its L2 cache can exceed 100 %. Without a CUDA device the exit code is 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from eagle_plugin.core.sampling import SamplingParams
+from eagle_plugin.kernels import sampling, tree, verify
+from eagle_plugin.kernels.attention import tree_attention
+
+Call = Callable[[], Any]
+# heads, key heads, head_dim, vocabulary
+SHAPES = {"smollm2-135m": (9, 3, 64, 49152), "llama-3-8b": (32, 8, 128, 128256)}
+INNER, REPLAYS = 20, 30
+BEAM, WIDTH, STRIDE = 4, 16, 4  # a tree of two levels, 15 of its 20 candidates and the root
+
+
+class Row(NamedTuple):
+    kernel: str
+    case: str
+    bytes: int  # read or written, each once
+    calls: dict[str, Call]  # ours first
+
+
+def microseconds(call: Call) -> float:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # compiles, plans and allocates before the capture
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(INNER):
+            call()
+    times = []
+    for _ in range(REPLAYS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(1e3 * start.elapsed_time(end) / INNER)
+    return sorted(times)[REPLAYS // 2]
+
+
+def copy_bandwidth() -> float:
+    """Bytes read and written a microsecond."""
+    source = torch.ones(2**29, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / microseconds(lambda: target.copy_(source))
+
+
+def attention_rows(shape: tuple[int, int, int, int], dtype: torch.dtype, batches: list[int]) -> Iterator[Row]:
+    heads, kv_heads, dim, _ = shape
+    for b in batches:
+        for context in (2048, 8192):
+            for nodes in (8, 64):
+                keys = context + nodes
+                like = {"dtype": dtype, "device": "cuda"}
+                q = torch.randn(b * nodes, heads, dim, **like)
+                k, v = (torch.randn(b * keys, kv_heads, dim, **like) for _ in range(2))
+                table = torch.randperm(b * keys, device="cuda").int().view(b, keys)
+                row = torch.arange(b, device="cuda")
+                prefix = torch.full((b,), context, device="cuda")
+                words = (-1 ^ (-2 << torch.arange(nodes, device="cuda"))).repeat(b, 1)  # a chain
+                ours = functools.partial(
+                    tree_attention, q, k, v, table, row, prefix, words, tail=nodes, scale=dim**-0.5
+                )
+                calls: dict[str, Call] = {"ours": ours}
+                if theirs := flashinfer_attention(q, k, v, table, words, heads, kv_heads):
+                    calls["FlashInfer"] = theirs
+                    torch.testing.assert_close(ours(), theirs(), rtol=2e-2, atol=2e-2)
+                moved = 2 * b * (keys * kv_heads + nodes * heads) * dim * dtype.itemsize
+                yield Row("tree_attention", f"batch {b}, context {context}, {nodes} nodes", moved, calls)
+
+
+def flashinfer_attention(
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor, words: Tensor, heads: int, kv_heads: int
+) -> Call | None:
+    """Its paged prefill with a custom mask, planned ahead of the capture, as SGLang verifies a tree; page size 1."""
+    try:
+        import flashinfer
+    except ImportError:
+        return None
+    (b, keys), nodes = table.shape, words.shape[1]
+    shifts = torch.arange(nodes, device="cuda")
+    seen = torch.ones(b, nodes, keys, dtype=torch.bool, device="cuda")
+    seen[:, :, keys - nodes :] = (words[:, :, None] >> shifts) & 1 == 1
+    steps = torch.arange(b + 1, dtype=torch.int32, device="cuda")
+    workspace = torch.empty(2**28, dtype=torch.uint8, device="cuda")
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
+    last_page = torch.ones(b, dtype=torch.int32, device="cuda")
+    layout = (steps * nodes, steps * keys, table.flatten(), last_page, heads, kv_heads, q.shape[2], 1)
+    wrapper.plan(*layout, custom_mask=seen.flatten(), q_data_type=q.dtype, kv_data_type=k.dtype)
+    return functools.partial(wrapper.run, q, (k[:, None], v[:, None]))
+
+
+def sglang_kernel(module: str, name: str) -> Callable[..., Any] | None:
+    """A kernel of the engine: compiled at first use by SGLang 0.5.23, from sgl_kernel in older ones."""
+    for place in (f"sglang.kernels.ops.speculative.{module}", "sgl_kernel"):
+        try:
+            return getattr(__import__(place, fromlist=[name]), name)
+        except (ImportError, AttributeError):
+            continue
+    return None
+
+
+def first_links(parents: Tensor) -> tuple[Tensor, Tensor]:
+    """The first child and the next sibling of each node, -1 for none, [b, W] int64: the engine's form of a tree."""
+    children, siblings = torch.full_like(parents, -1), torch.full_like(parents, -1)
+    for child_row, sibling_row, row in zip(children, siblings, parents.tolist(), strict=True):
+        last: dict[int, int] = {}
+        for node, parent in enumerate(row):
+            if parent < 0:
+                continue
+            if parent in last:
+                sibling_row[last[parent]] = node
+            else:
+                child_row[parent] = node
+            last[parent] = node
+    return children.long(), siblings.long()
+
+
+def tree_rows(vocab: int, batches: list[int]) -> Iterator[Row]:
+    for b in batches:
+        like: dict[str, Any] = {"device": "cuda"}
+        table = tree.new_table(b, BEAM + BEAM * BEAM, "cuda")
+        first = torch.rand(b, 1, BEAM, **like).log(), torch.randint(0, vocab, (b, 1, BEAM), **like)
+        second = torch.rand(b, BEAM, BEAM, **like).log(), torch.randint(0, vocab, (b, BEAM, BEAM), **like)
+        frontier = tree.grow_level(table, 0, 1, *first, None, BEAM)
+        tree.grow_level(table, BEAM, 2, *second, frontier, 0)
+        roots = torch.zeros(b, dtype=torch.int64, **like)
+        select = functools.partial(tree.select_tree, table, roots, WIDTH)
+        drafted = select()
+        children, siblings = (x.cuda() for x in first_links(drafted.parents.cpu()))
+        nodes = torch.arange(b * WIDTH, **like).view(b, WIDTH)  # the row of each node in the flat batch
+        case = f"batch {b}, {WIDTH} nodes"
+
+        calls: dict[str, Call] = {"ours": select}
+        if build := sglang_kernel("tree", "build_tree_kernel_efficient"):
+            parent_list = torch.arange(-1, BEAM, **like).repeat(b, 1)
+            mask = torch.ones(b * WIDTH * WIDTH, dtype=torch.bool, **like)
+            lens, positions = torch.full((b,), 100, **like), torch.empty(b * WIDTH, dtype=torch.int64, **like)
+            links = [torch.full((b, WIDTH), -1, **like) for _ in range(3)]
+
+            def theirs(parent_list=parent_list, table=table, rest=(lens, mask, positions, *links)) -> None:
+                best = table.scores.topk(WIDTH - 1).indices.sort().values
+                table.tokens.gather(1, best)
+                build(parent_list, best, *rest, BEAM, 2, WIDTH, 1)  # 1: a mask of the tree alone
+
+            calls["SGLang"] = theirs
+        yield Row("select_tree", case, b * (table.scores.shape[1] * 20 + WIDTH * 28), calls)
+
+        targets = torch.randint(0, vocab, (b, WIDTH), **like)
+        calls = {"ours": functools.partial(verify.verify_greedy, drafted.tokens, drafted.parents, targets, STRIDE)}
+        predicts = torch.zeros(b * WIDTH, dtype=torch.int32, **like)
+        accept = torch.full((b, STRIDE), -1, dtype=torch.int32, **like)
+        count = torch.zeros(b, dtype=torch.int32, **like)
+        walked = (predicts, accept, count, drafted.tokens, nodes, children, siblings)
+        if greedy := sglang_kernel("tree", "verify_tree_greedy"):
+            calls["SGLang"] = functools.partial(greedy, *walked, targets)
+        yield Row("verify_greedy", case, b * WIDTH * 20, calls)
+        yield sampling_row(drafted, walked, vocab)
+
+
+def sampling_row(drafted: tree.DraftTree, walked: tuple[Tensor, ...], vocab: int) -> Row:
+    """Verification at temperature 0.8, top-p 0.9: ours from logits, the engine's with the filters that come before.
+
+    The bytes are those of one node a request: random logits accept no child, and ours reads what it visits.
+    """
+    b = drafted.tokens.shape[0]
+    logits = torch.randn(b * WIDTH, vocab, device="cuda")
+    one = torch.ones(b, device="cuda")
+    params = SamplingParams(0.8 * one, torch.full_like(one, vocab, dtype=torch.int32), 0.9 * one, 0 * one)
+    none = torch.zeros(b, 1, 1, dtype=torch.int64, device="cuda")
+    proposals = sampling.Proposals(none, none.float())
+    uniforms = torch.rand(b, STRIDE, 2, dtype=torch.float64, device="cuda")
+    calls: dict[str, Call] = {
+        "ours": functools.partial(sampling.verify_tree, drafted, logits, params, proposals, uniforms, STRIDE)
+    }
+    sample = sglang_kernel("sampling", "tree_speculative_sampling_target_only")
+    try:
+        from flashinfer.sampling import top_p_renorm_probs
+    except ImportError:
+        sample = None
+    if sample is not None:
+        coins, last, top_p = torch.rand(b, WIDTH, device="cuda"), torch.rand(b, device="cuda"), params.top_ps
+
+        def theirs() -> None:
+            p = torch.softmax(logits / 0.8, dim=-1)
+            p = top_p_renorm_probs(p, top_p.repeat_interleave(WIDTH)).view(b, WIDTH, vocab)
+            sample(*walked, coins, last, p, torch.zeros_like(p), 1.0, 1.0, True)
+
+        calls["SGLang"] = theirs
+    return Row("verify_tree", f"batch {b}, {WIDTH} nodes, vocabulary {vocab}", b * vocab * 4, calls)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="llama-3-8b", help="whose heads and vocabulary")
+    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print(
+            "error: torch finds no CUDA device, wanted one: run this on a machine with an NVIDIA GPU and a CUDA build "
+            "of torch; benchmarks/kernels.py times the CPU kernels",
+            file=sys.stderr,
+        )
+        return 2
+    torch.manual_seed(0)
+    shape, bandwidth = SHAPES[options.shape], copy_bandwidth()
+    about = {"date": datetime.date.today().isoformat(), "gpu": torch.cuda.get_device_name(), "shape": options.shape}
+    about |= {"dtype": options.dtype, "copy_gb_s": round(bandwidth / 1e3)}
+    shown = Table("kernel", "case", "microseconds", "of the copy bandwidth", title=", ".join(map(str, about.values())))
+    found = []
+    for rows in (
+        attention_rows(shape, getattr(torch, options.dtype), options.batches),
+        tree_rows(shape[3], options.batches),
+    ):
+        for row in rows:
+            times = {name: microseconds(call) for name, call in row.calls.items()}
+            share = row.bytes / bandwidth / times["ours"]
+            shown.add_row(
+                row.kernel, row.case, ", ".join(f"{name} {x:.1f}" for name, x in times.items()), f"{100 * share:.0f} %"
+            )
+            found.append({"kernel": row.kernel, "case": row.case, "us": times, "share_of_copy_bandwidth": share})
+    Console(width=140).print(shown)
+    if options.json:
+        options.json.write_text(json.dumps(about | {"rows": found}, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Three lossless rules for a draft tree at temperature > 0: how children are chosen and how they are verified.
+
+`target_only`: the likeliest tokens, checked against one draw of the target. `sampled_child`: ours, see `core.propose`.
+`recursive_rejection`: every child is drawn, without replacement (SpecInfer, arXiv 2305.09781; Jeon et al., arXiv
+2402.14160). The last is here for comparison only. At temperature 0 all three are `target_only`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from eagle_plugin.core.propose import SAMPLED, Children, Proposals, propose, tempered
+from eagle_plugin.core.sampling import SamplingParams
+from eagle_plugin.core.tree import DraftTree
+from eagle_plugin.core.verify import Accepted, verify_tree
+
+LISTED = (
+    128  # the head's likeliest tokens, from which the sampled child is drawn: as many as the engine's drafter lists
+)
+WHOLE_VOCABULARY = 1 << 30
+
+
+class Rule(NamedTuple):
+    """How a rule chooses children and verifies a tree."""
+
+    propose: Callable[..., Children]  # (logp, index, params, generator, topk, **place); see `core.propose.propose`
+    verify: Callable[[DraftTree, Tensor, SamplingParams, Proposals, Tensor, int], Accepted]
+    children: Callable[[int], int]  # topk -> children of a node
+    listed: int  # how many of the head's likeliest tokens `propose` is given
+
+
+def propose_target_only(
+    logp: Tensor, index: Tensor, params: SamplingParams, gen: torch.Generator, topk: int, **place: object
+) -> Children:
+    """The topk likeliest tokens, scored at temperature 1 (EAGLE-2)."""
+    greedy = params._replace(top_ks=torch.ones_like(params.top_ks))
+    children = propose(logp, index, greedy, torch.zeros(len(logp), SAMPLED, dtype=torch.float64), topk, **place)  # type: ignore[arg-type]
+    return children._replace(**{name: getattr(children, name)[:, :topk] for name in ("logp", "tokens", "draws")})
+
+
+def propose_sampled_child(
+    logp: Tensor, index: Tensor, params: SamplingParams, gen: torch.Generator, topk: int, **place: object
+) -> Children:
+    """The topk likeliest tokens and two drawn from the rest: the product's `propose`."""
+    u = torch.rand(len(logp), SAMPLED, dtype=torch.float64, generator=gen)
+    return propose(logp, index, params, u, topk, **place)  # type: ignore[arg-type]
+
+
+def propose_recursive_rejection(
+    logp: Tensor,
+    index: Tensor,
+    params: SamplingParams,
+    gen: torch.Generator,
+    topk: int,
+    *,
+    first_row: int,
+    rows_per_request: int,
+    draft_to_target: Tensor | None = None,
+) -> Children:
+    """Draw topk children from q without replacement, in the order drawn; greedy rows get the likeliest tokens.
+
+    The largest log q + Gumbel noise are such a draw (Kool et al., arXiv 1903.06059, section 2.3). The i-th of them
+    scores as the i-th likeliest token does, which is known before the draw.
+    """
+    place = {"first_row": first_row, "rows_per_request": rows_per_request, "draft_to_target": draft_to_target}
+    children = propose_target_only(logp, index, params, gen, topk, **place)
+    q = tempered(logp, params.temperatures)
+    q = q / q.sum(dim=1, keepdim=True)
+    u = torch.rand(q.shape, dtype=torch.float64, generator=gen).clamp(min=torch.finfo(torch.float64).tiny)
+    drawn = (q.log() - (-u.log()).log()).topk(topk, dim=1).indices
+    tokens = index if draft_to_target is None else draft_to_target[index]
+    rows = (first_row + torch.arange(len(q)) % rows_per_request).int()[:, None].expand(-1, topk)
+    sampled = ~params.is_greedy()[:, None]
+    order = tokens.argsort(dim=1)
+    return Children(
+        torch.where(sampled, q[:, :topk].log().float(), children.logp),
+        torch.where(sampled, tokens.gather(1, drawn), children.tokens),
+        torch.where(sampled, rows, children.draws),
+        tokens.gather(1, order),
+        torch.where(sampled, q, 0.0).float().gather(1, order),
+    )
+
+
+RULES = {
+    "target_only": Rule(propose_target_only, verify_tree, lambda topk: topk, LISTED),
+    "recursive_rejection": Rule(propose_recursive_rejection, verify_tree, lambda topk: topk, WHOLE_VOCABULARY),
+    "sampled_child": Rule(propose_sampled_child, verify_tree, lambda topk: topk + SAMPLED, LISTED),
+}

@@ -1,0 +1,59 @@
+"""What a speculative decoder asks of the target: its features for the head and its logits after the nodes of a tree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle_plugin.core.tree import DraftTree
+from eagle_plugin.heads.layers import DraftHead
+
+
+def target_features(model: Any, head: DraftHead, tokens: list[int]) -> Tensor:
+    """What the head reads of the target: [len(tokens), F], its last hidden state or the input of the aux layers."""
+    states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    # states[i] is the input of layer i, and states[-1] the output after the final norm
+    return torch.cat([states[i][0] for i in head.aux_layers or (-1,)], -1)
+
+
+def path_logits(model: Any, tokens: list[int], tree: DraftTree) -> Tensor:
+    """The target's logits after each node of one tree [W, V]: one forward a leaf over the tokens and the leaf's path.
+
+    tokens end with the root. Rows of padding nodes are 0.
+    """
+    parents = tree.parents[0].tolist()
+    rows: dict[int, Tensor] = {}
+    for leaf in set(range(len(parents))) - set(parents):
+        path = [leaf]
+        while parents[path[0]] >= 0:
+            path.insert(0, parents[path[0]])
+        if path[0] != 0:
+            continue  # padding
+        logits = model(torch.tensor([tokens[:-1] + tree.tokens[0, path].tolist()])).logits[0]
+        rows |= zip(path, logits[-len(path) :], strict=True)
+    return torch.stack([rows.get(node, torch.zeros_like(rows[0])) for node in range(len(parents))])
+
+
+def tree_logits(model: Any, tokens: list[int], roots: Tensor, trees: DraftTree) -> Tensor:
+    """The logits of `path_logits` for b trees at once, each at its own place of one text, in one forward.
+
+    roots [b] int64 are the positions of the trees' roots in tokens -> [b, W, V]. A node sees the tokens before its root
+    and its own ancestors.
+    """
+    b, W = trees.tokens.shape
+    L = int(roots.max())
+    ancestors = (trees.ancestors[:, :, None] >> torch.arange(W) & 1).bool()  # [b, W, W]
+    text = torch.ones(L, L, dtype=torch.bool).tril()
+    before = (torch.arange(L) < roots[:, None]).repeat_interleave(W, dim=0)  # [b * W, L]
+    visible = torch.zeros(L + b * W, L + b * W, dtype=torch.bool)
+    visible[:L, :L], visible[L:, :L], visible[L:, L:] = text, before, torch.block_diag(*ancestors).bool()
+    output = model(
+        torch.cat([torch.tensor(tokens[:L]), trees.tokens.view(-1)])[None],
+        attention_mask=visible[None, None],
+        position_ids=torch.cat([torch.arange(L), (roots[:, None] + trees.depths).view(-1)])[None],
+        logits_to_keep=b * W,
+        use_cache=False,
+    )
+    return output.logits[0].view(b, W, -1)

@@ -1,0 +1,180 @@
+"""Sampled drafting and verification: the target's distribution under every rule, and the expected accept length.
+
+The Markov target's next token depends on the last one only, so every probability is known. At temperature 4 the right
+token has about a fifth of the mass and 319 others share the rest: children of all ranks are accepted and refused.
+All draws have fixed seeds: a test passes always or never. ALARM is the chance that another seed would fail it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import scipy.stats
+import tiny_models
+import torch
+from broken_verifier import whole_p_after_rejection
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from eagle_plugin.core.sampling import SamplingParams
+from eagle_plugin.core.verify import Accepted
+from eagle_plugin.heads.layers import DraftHead
+from eagle_plugin.reference.acceptance import expected_accept_length
+from eagle_plugin.reference.decode import load_head, plain_greedy, sampling_params, speculative_sample
+from eagle_plugin.reference.draft import draft_tree, draft_trees, read_text
+from eagle_plugin.reference.rules import RULES
+from eagle_plugin.reference.target import path_logits, target_features, tree_logits
+
+PROMPT = [0, 40, 41, 99, 120, 77, 5]
+TEMPERATURE, TREES = 4.0, 2500
+STEPS, TOPK, WIDTH = 2, 3, 8
+ALARM, CAUGHT = 1e-4, 1e-9
+
+
+class Markov(NamedTuple):
+    """The target, a head that is wrong after 30 % of the tokens, and what the target says after each token."""
+
+    model: Any
+    head: DraftHead
+    logits: Tensor  # [V, V], after each token
+
+
+class Drafted(NamedTuple):
+    """TREES trees at one place of a text, each verified once."""
+
+    accepted: Accepted
+    expected: Tensor  # [TREES] float64, accept length
+    root: int
+
+
+@pytest.fixture(scope="module")
+def markov(markov_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Markov:
+    model = AutoModelForCausalLM.from_pretrained(markov_target, dtype=torch.float32).eval()
+    folder = tmp_path_factory.mktemp("head")
+    tiny_models.markov_eagle3_head(folder, markov_target, reduced=True, wrong=0.3)
+    with torch.no_grad():
+        logits = model(torch.arange(model.config.vocab_size)[:, None]).logits[:, 0]
+    return Markov(model, load_head(model, markov_target, folder, algorithm="EAGLE3"), logits)
+
+
+@pytest.fixture(scope="module")
+def drafted_by(markov: Markov) -> dict[str, Drafted]:
+    return {rule: draft_and_verify(markov, rule, seed=1) for rule in RULES}
+
+
+@torch.no_grad()
+def draft_and_verify(markov: Markov, rule: str, seed: int) -> Drafted:
+    """TREES independent trees behind one text. Its last token is one that the head takes for another."""
+    gen = torch.Generator().manual_seed(seed)
+    tokens = [*PROMPT, *plain_greedy(markov.model, PROMPT, 4)]
+    reading = read_text(markov.head, tokens, target_features(markov.model, markov.head, tokens))
+    roots = torch.full((TREES,), len(tokens) - 1)
+    params = sampling_params(TEMPERATURE, len(markov.logits), TREES)
+    trees, proposals = draft_trees(
+        markov.head, tokens, reading, roots, RULES[rule], params, gen, steps=STEPS, topk=TOPK, draft_tokens=WIDTH
+    )
+    logits = markov.logits[trees.tokens]  # [TREES, WIDTH, V]
+    u = torch.rand(TREES, STEPS + 1, TOPK + 1, dtype=torch.float64, generator=gen)
+    accepted = RULES[rule].verify(trees, logits.flatten(0, 1), params, proposals, u, STEPS + 1)
+    expected = expected_accept_length(trees, (logits / TEMPERATURE).softmax(-1), proposals)
+    return Drafted(accepted, expected, tokens[-1])
+
+
+def first_token_p_value(drafted: Drafted, markov: Markov) -> float:
+    """Chi-square of the first tokens against the target's distribution; cells that expect fewer than 5 are pooled."""
+    wanted = TREES * (markov.logits[drafted.root] / TEMPERATURE).double().softmax(-1)
+    seen = torch.bincount(drafted.accepted.tokens[:, 0], minlength=len(wanted)).double()
+    large = wanted >= 5
+    assert large.sum() > 200
+    seen = torch.cat([seen[large], seen[~large].sum()[None]])
+    wanted = torch.cat([wanted[large], wanted[~large].sum()[None]])
+    if wanted[-1] == 0:
+        seen, wanted = seen[:-1], wanted[:-1]
+    return float(scipy.stats.chi2.sf(float(((seen - wanted) ** 2 / wanted).sum()), len(seen) - 1))
+
+
+def expectation_p_value(drafted: Drafted) -> float:
+    """Two-sided z-test of the accept lengths against their expectations."""
+    error = drafted.accepted.lengths.double() - drafted.expected
+    return float(2 * scipy.stats.norm.sf(abs(error.mean() / error.std()) * TREES**0.5))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_are_lossless_and_their_accept_length_is_expected(
+    rule: str, markov: Markov, drafted_by: dict[str, Drafted]
+) -> None:
+    drafted = drafted_by[rule]
+    assert first_token_p_value(drafted, markov) > ALARM
+    assert expectation_p_value(drafted) > ALARM
+    assert set(drafted.accepted.lengths.tolist()) == {1, 2, 3}  # refusals, and walks to the last level
+
+
+def test_refusal_without_residual_is_caught(markov: Markov, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: drawing from p itself after a refusal makes the refused tokens too likely."""
+    broken = RULES["recursive_rejection"]._replace(verify=whole_p_after_rejection)
+    monkeypatch.setitem(RULES, "broken", broken)
+    drafted = draft_and_verify(markov, "broken", seed=1)
+    assert first_token_p_value(drafted, markov) < CAUGHT
+
+
+def test_expectation_of_another_rule_is_caught(drafted_by: dict[str, Drafted]) -> None:
+    """Negative control: the accept lengths of one rule are not those that the expectation of another says."""
+    mixed = drafted_by["sampled_child"]._replace(expected=drafted_by["target_only"].expected)
+    assert expectation_p_value(mixed) < CAUGHT
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_decoder_says_the_targets_next_token_as_often_as_the_target(rule: str, markov: Markov) -> None:
+    """Whether a token is the likeliest one after the token before it: independent, with a known probability."""
+    params, gen = sampling_params(2.5, len(markov.logits)), torch.Generator().manual_seed(2)
+    following = markov.logits.argmax(-1).tolist()
+    p = (markov.logits / 2.5).softmax(-1).amax(-1)
+    assert p.max() - p.min() < 1e-4
+    right = n = rounds = 0
+    for _ in range(5):
+        out = speculative_sample(
+            markov.model, markov.head, PROMPT, 30, RULES[rule], params, gen, steps=STEPS, topk=TOPK, draft_tokens=WIDTH
+        )
+        text = [PROMPT[-1], *out.tokens]
+        right += sum(following[a] == b for a, b in zip(text, text[1:], strict=False))
+        n, rounds = n + len(out.tokens), rounds + len(out.accept_lengths)
+    assert n == 150 and rounds < 110  # drafts are accepted: this is not plain sampling in disguise
+    assert scipy.stats.binomtest(right, n, float(p[0])).pvalue > ALARM
+    assert scipy.stats.binomtest(right, n, float(p[0]) - 0.3).pvalue < CAUGHT  # so many tokens would show an error
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_greedy_requests_equal_plain_greedy(rule: str, markov: Markov) -> None:
+    params, gen = sampling_params(0.0, len(markov.logits)), torch.Generator().manual_seed(3)
+    out = speculative_sample(
+        markov.model, markov.head, PROMPT, 30, RULES[rule], params, gen, steps=3, topk=2, draft_tokens=8
+    )
+    assert out.tokens == plain_greedy(markov.model, PROMPT, 30)
+    assert max(out.accept_lengths) == 4
+
+
+@pytest.mark.parametrize("rule", RULES)
+@torch.no_grad()
+def test_trees_of_one_text_are_the_trees_of_its_beginnings(
+    rule: str, tiny_target: Path, tiny_eagle3_reduced: Path
+) -> None:
+    """A tree at a place of a text, and the target's logits on it, are those of the text up to there alone."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_target, dtype=torch.float32).eval()
+    head = load_head(model, tiny_target, tiny_eagle3_reduced, algorithm="EAGLE3")
+    tokens, shape = [*PROMPT, 9, 200, 31, 8, 8, 60], {"steps": 3, "topk": 3, "draft_tokens": 12}
+    reading = read_text(head, tokens, target_features(model, head, tokens))
+    for root in (4, 9, 12):
+        alone: SamplingParams = sampling_params(1.5, 320)
+        seeds = (torch.Generator().manual_seed(root) for _ in range(2))
+        trees, proposals = draft_trees(
+            head, tokens, reading, torch.tensor([root]), RULES[rule], alone, next(seeds), **shape
+        )
+        tree, proposed = draft_tree(model, head, tokens[: root + 1], RULES[rule], alone, next(seeds), **shape)
+        assert all(torch.equal(a, b) for a, b in zip(trees, tree, strict=True))
+        torch.testing.assert_close(proposals.weights, proposed.weights, rtol=1e-4, atol=1e-7)
+        wanted = path_logits(model, tokens[: root + 1], tree)
+        found = tree_logits(model, tokens, torch.tensor([2, root]), type(tree)(*(x.repeat(2, 1) for x in tree)))
+        torch.testing.assert_close(found[1], wanted, rtol=1e-4, atol=1e-4)
+        assert not torch.allclose(found[0], wanted, rtol=1e-2, atol=1e-2)  # the other place has another text before it
