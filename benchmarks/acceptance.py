@@ -59,7 +59,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--head", type=Path, default=HEAD, help=f"an EAGLE-3 head's folder ({HEAD})")
     parser.add_argument("--prompts", type=int, default=24, help="questions of examples/prompts, dealt from every group")
     parser.add_argument("--tokens", type=int, default=48, help="tokens of each text")
-    parser.add_argument("--draws", type=int, default=1, help="trees a context of a rule that draws")
+    parser.add_argument("--draws", type=int, default=3, help="trees a context of a rule that draws")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])
     parser.add_argument("--slot-worth", type=float, nargs=2, default=propose.SLOT_WORTH, help="of core/propose.py")
     parser.add_argument("--seed", type=int, default=0)

@@ -10,7 +10,7 @@ from sampling_requests import PROMPT, ask, post
 pytest.importorskip("sglang")
 pytestmark = pytest.mark.server
 
-TOLERANCE = 2e-3  # nats: float32 logits up to 30, computed in batches of another shape
+TOLERANCE = 2e-4  # nats: float32 logits up to 30, computed in batches of another shape
 PROMPTS = [PROMPT, "the quick brown fox", "a", "one two three four"]
 ASKED = {"return_logprob": True, "top_logprobs_num": 3, "token_ids_logprob": [70, 75, 80]}
 PENALTIES = {"frequency_penalty": 0.5, "repetition_penalty": 1.2}
