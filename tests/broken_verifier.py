@@ -58,7 +58,7 @@ def whole_p_after_rejection(tree, logits, params, proposals, uniforms, stride):
         torch.zeros(b, dtype=torch.int32),
         torch.zeros(b, stride, dtype=torch.int64),
     )
-    p = target_distribution(logits, SamplingParams(*(values.repeat_interleave(width) for values in params)))
+    p = target_distribution(logits, params.for_rows(width))
     for i in range(b):
         node, step = 0, 0
         while True:

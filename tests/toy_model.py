@@ -56,10 +56,6 @@ def one_setting(n: int, temperature: float, top_k: int = VOCABULARY, top_p: floa
     )
 
 
-def _repeat(params: SamplingParams, times: int) -> SamplingParams:
-    return SamplingParams(*(values.repeat_interleave(times) for values in params))
-
-
 def draft(toy: Toy, contexts: Tensor, params: SamplingParams, keys: Tensor, round: int, propose: Propose):
     """Draft one tree a context, WIDTH - 1 of all the candidates; drawn ones compete and grow like others."""
     n = len(contexts)
@@ -73,7 +69,7 @@ def draft(toy: Toy, contexts: Tensor, params: SamplingParams, keys: Tensor, roun
         children = propose(
             logp,
             index,
-            _repeat(params, rows),
+            params.for_rows(rows),
             u[:, first : first + rows].reshape(-1, SAMPLED).contiguous(),
             LIKELIEST,
             first_row=first,

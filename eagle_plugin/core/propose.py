@@ -20,9 +20,9 @@ class Proposals(NamedTuple):
     weights: Tensor  # [b, P, M] float32, q' of each token; a row that drew nothing is all 0
 
 
-# What the first and the second sampled child are worth, as parts of the mass that they are drawn from. Measured as
-# accept length with a first head of a small model: .2 to .5 for the first are alike, at 1 its slots crowd out tokens
-# that are accepted more often (benchmarks/acceptance.py --slot-worth).
+# What the first and the second sampled child are worth, as parts of the mass that they are drawn from: chosen by accept
+# length with a first head of a small model. At 1 their slots crowd out tokens that are accepted more often
+# (benchmarks/acceptance.py --slot-worth).
 SLOT_WORTH = (0.4, 0.12)
 SAMPLED = len(SLOT_WORTH)  # S: sampled children of a node
 

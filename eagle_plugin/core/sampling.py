@@ -25,6 +25,10 @@ class SamplingParams(NamedTuple):
         """Whether a request takes the most likely token, [b] bool."""
         return self.top_ks == 1
 
+    def for_rows(self, n: int) -> SamplingParams:
+        """The parameters of n rows a request, [b * n]; row i * n + j is the j-th of request i."""
+        return SamplingParams(*(values.repeat_interleave(n) for values in self))
+
 
 def kept_prefix(p: Tensor, params: SamplingParams) -> Tensor:
     """How many of the most likely tokens pass the filters, [R] int64, at least 1.

@@ -83,7 +83,7 @@ def draft_trees(
         logits = head.logits(states).view(b * rows, -1)
         children = rule.propose(
             *topk_log_softmax(logits, min(rule.listed, logits.shape[1])),
-            SamplingParams(*(values.repeat_interleave(rows) for values in params)),
+            params.for_rows(rows),
             gen,
             topk,
             first_row=first_row,

@@ -18,7 +18,7 @@ from eagle_plugin.engines.sglang.attention import TreeAttention
 from eagle_plugin.engines.sglang.draft_weights import use_int8_weights
 from eagle_plugin.engines.sglang.round import Round
 from eagle_plugin.engines.sglang.sampling import no_proposals
-from eagle_plugin.kernels.sampling import SAMPLED, Proposals, SamplingParams, propose
+from eagle_plugin.kernels.sampling import SAMPLED, Proposals, propose
 from eagle_plugin.kernels.tree import grow_level, new_table, select_tree, topk_log_softmax
 
 
@@ -37,8 +37,7 @@ class TreeDrafter(EagleDraftWorker):
         self.draft_extend_attn_backend = self.tree_attention
         self.draft_runner.draft_attn_backend = self.tree_attention
         self._chain_words: dict[int, torch.Tensor] = {}
-        # The engine's prefill pass lists this many tokens for the root; sampled children are drawn from the list
-        # (docs/performance.md: what its length costs).
+        # The engine's prefill pass lists this many tokens for the root; sampled children are drawn from the list.
         self.topk = min(MAX_LISTED, self._draft_vocabulary())
         self._most_children: int = get_spec().speculative_eagle_topk
         use_int8_weights(self.draft_runner.model, self.target_worker.model_runner.model)
@@ -182,7 +181,8 @@ class _Growth:
         self._children = topk if round.is_greedy else topk + SAMPLED
         rows = 1 + round.shape.draft_slots  # that propose children
         self.table: CandidateTable = new_table(len(round.rows), rows * self._children)
-        self._numbers = round.draft_numbers()
+        if not round.is_greedy:
+            self._numbers = round.draft_numbers()
         self._drawn: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def add_level(
@@ -201,7 +201,7 @@ class _Growth:
             logp, tokens, draws, *q = propose(
                 logp,
                 index,
-                SamplingParams(*(values.repeat_interleave(rows) for values in self._round.sampling)),
+                self._round.sampling.for_rows(rows),
                 self._numbers[:, first : first + rows].reshape(-1, SAMPLED).contiguous(),
                 self._topk,
                 first_row=first,
