@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from eagle_plugin.errors import UserError
+
 DESCRIPTION = """\
 EAGLE speculative decoding with draft trees for stock inference engines.
 
@@ -37,8 +39,8 @@ OWN_PARSERS = {
 NOT_INSTALLED = "not installed"
 
 
-class CommandError(Exception):
-    """The command cannot do what was asked; the message is one sentence with the fix."""
+class CommandError(UserError):
+    """The command cannot do what was asked."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -58,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             words = ["--help"]
         arguments = _parser().parse_args(words)
         return arguments.run(arguments) or 0
-    except CommandError as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
