@@ -9,6 +9,7 @@ export PYTHON
 VENV := .venv-sglang
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
+VLLM := .venv-vllm
 LOCKS := environments/sglang/requirements.lock environments/dev/requirements.lock
 NATIVE := $(shell find csrc -type f)
 COMPAT := compat/sglang-cpu/pyproject.toml compat/sglang-cpu/setup.py
@@ -17,7 +18,7 @@ COMPAT := compat/sglang-cpu/pyproject.toml compat/sglang-cpu/setup.py
 CALM := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 ARGS ?=
 
-.PHONY: help env demo serve test test-fast lint format bench acceptance lock clean distclean
+.PHONY: help env env-vllm demo serve test test-fast lint format bench acceptance head head-eval lock clean distclean
 
 help: ## this text
 	@echo 'eagle-plugin: EAGLE speculative decoding for stock inference engines'
@@ -49,16 +50,27 @@ $(STAMPS)/kernels: $(NATIVE) eagle_plugin/kernels/build.py $(STAMPS)/plugin
 	@$(BIN)/python -c 'from eagle_plugin.kernels import loader; print("env: kernels:", loader.backend())' >&2
 	@touch $@
 
+env-vllm: $(VLLM)/.stamps/plugin ## make or refresh .venv-vllm (stock vLLM for a CPU), in which heads are tested against its classes
+
+$(VLLM)/.stamps/packages: environments/vllm/requirements.lock environments/vllm/shim/pyproject.toml environments/make.sh
+	@environments/make.sh packages $(VLLM) environments/vllm/requirements.lock
+	@environments/make.sh project $(VLLM) environments/vllm/shim
+	@mkdir -p $(VLLM)/.stamps && touch $@
+
+$(VLLM)/.stamps/plugin: pyproject.toml setup.py $(VLLM)/.stamps/packages
+	@environments/make.sh project $(VLLM) .
+	@touch $@
+
 demo: env ## serve a real model three ways (plain, the engine's EAGLE-3, ours) and print one table
 	$(BIN)/eagle-plugin demo $(ARGS)
 
 serve: env ## leave a server with the plugin up on 127.0.0.1 until Ctrl-C
 	$(BIN)/eagle-plugin serve $(ARGS)
 
-test: lint ## lint, then every test, those that start real servers included
+test: lint env-vllm ## lint, then every test, those that start real servers included
 	$(CALM) $(BIN)/python -m pytest $(ARGS)
 
-test-fast: env ## the tests that start no server
+test-fast: env env-vllm ## the tests that start no server
 	$(CALM) $(BIN)/python -m pytest -m 'not server' $(ARGS)
 
 CODE := $(wildcard *.py eagle_plugin compat tests benchmarks)
@@ -81,13 +93,23 @@ bench: env ## find the best tree shape on this machine, over HTTP; see ARGS='--h
 acceptance: env ## accept length of the sampling rules with the shipped head, to out/acceptance.json
 	$(CALM) $(BIN)/python benchmarks/acceptance.py --json out/acceptance.json $(ARGS)
 
+HEAD := examples/heads/smollm2-135m-instruct-eagle3
+RECIPE ?= examples/recipes/smollm2-135m-instruct.yaml
+
+head: env ## train a head by RECIPE (hours; resumes after an interruption), to out/head/head
+	$(BIN)/eagle-plugin optimize $(RECIPE) --out out/head $(ARGS)
+
+head-eval: env ## accept length of the head in examples/heads on held-out prompts, to out/heads.json
+	$(BIN)/eagle-plugin eval smollm2-135m-instruct $(HEAD) --json out/heads.json $(ARGS)
+
 lock: ## resolve the locks in environments/ again (a maintainer's step)
 	environments/make.sh lock sglang
+	environments/make.sh lock vllm
 
 clean: ## remove builds, reports and caches, keep the environments
 	rm -rf build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis eagle_plugin/lib *.egg-info compat/*/build compat/*/src/*.egg-info
 	find eagle_plugin compat tests -name __pycache__ -type d -prune -exec rm -rf {} +
-	rm -f $(STAMPS)/plugin $(STAMPS)/compat $(STAMPS)/kernels
+	rm -f $(STAMPS)/plugin $(STAMPS)/compat $(STAMPS)/kernels $(VLLM)/.stamps/plugin
 
 distclean: clean ## clean, and remove the environments too
-	rm -rf .venv-sglang .venv-tools
+	rm -rf .venv-sglang .venv-vllm .venv-tools

@@ -16,13 +16,14 @@ DESCRIPTION = """\
 EAGLE speculative decoding with draft trees for stock inference engines.
 
 The plugin itself needs no command: once installed beside SGLang, it serves
---speculative-algorithm EAGLE3 and EAGLE. This command prepares models, checks
-draft heads and measures.
+--speculative-algorithm EAGLE3 and EAGLE. This command trains draft heads for
+your model and your traffic, checks them and measures.
 """
 EXAMPLES = """\
 examples:
   eagle-plugin models get smollm2-135m-instruct      prepare a small real model, print its folder
   eagle-plugin check TARGET HEAD                     does this draft head fit this target?
+  eagle-plugin optimize RECIPE.yaml --out out/head   prompts in, trained head and its measured gain out
   eagle-plugin demo                                  plain, built-in and plugin decoding in one table
   eagle-plugin serve --help                          leave a server up
   eagle-plugin bench --mode plugin                   the best tree shape on this machine
@@ -31,7 +32,19 @@ examples:
 EAGLE_PLUGIN=0 gives the engine back untouched.
 """
 # Sub-commands with a parser of their own: module and one line of help.
+DATA_COMMANDS = {
+    "builtin": ("eagle_plugin.data.builtin", "the built-in prompts"),
+    "prepare": ("eagle_plugin.data.prepare", "your prompts: read any format, filter personal data, split"),
+    "generate": ("eagle_plugin.data.generate", "let the target answer prompts through OpenAI endpoints"),
+    "render": ("eagle_plugin.data.render", "recorded answers as token rows"),
+    "vocabulary": ("eagle_plugin.data.vocabulary", "choose the draft vocabulary"),
+    "features": ("eagle_plugin.data.extract", "store the target's hidden states"),
+}
 OWN_PARSERS = {
+    "optimize": ("eagle_plugin.optimize", "from prompts to a trained head with its measured gain: one recipe"),
+    "train": ("eagle_plugin.train.command", "train a draft head from a feature store"),
+    "eval": ("eagle_plugin.reference.eval_command", "measure the acceptance of draft heads"),
+    "export": ("eagle_plugin.heads.export_command", "rewrite any head as one that both engines load"),
     "demo": ("eagle_plugin.bench.demo", "serve a real model three ways and print one table"),
     "serve": ("eagle_plugin.bench.serve", "leave a server with the plugin up on 127.0.0.1"),
     "bench": ("eagle_plugin.bench.sweep", "find the best tree shape of a worker on this machine"),
@@ -55,7 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if words and words[0] in OWN_PARSERS:
-            return _own_main(words[0])(words[1:]) or 0
+            return _own_main(OWN_PARSERS[words[0]][0])(words[1:]) or 0
+        if len(words) > 1 and words[0] == "data" and words[1] in DATA_COMMANDS:
+            return _own_main(DATA_COMMANDS[words[1]][0])(words[2:]) or 0
         if not words:
             words = ["--help"]
         arguments = _parser().parse_args(words)
@@ -92,19 +107,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.set_defaults(run=_check)
 
-    for name, (_, text) in OWN_PARSERS.items():
-        commands.add_parser(name, help=text, add_help=False)
+    data = commands.add_parser("data", help="from prompts to a feature store, step by step")
+    steps = data.add_subparsers(metavar="STEP", required=True, dest="step")
+    for parsers, entries in ((steps, DATA_COMMANDS), (commands, OWN_PARSERS)):
+        for name, (_, text) in entries.items():
+            parsers.add_parser(name, help=text, add_help=False)
     commands.add_parser("version", help="versions, and which kernels serve").set_defaults(run=_version)
     return parser
 
 
-def _own_main(command: str) -> Callable[[list[str]], int | None]:
+def _own_main(module: str) -> Callable[[list[str]], int | None]:
     try:
-        return importlib.import_module(OWN_PARSERS[command][0]).main
+        return importlib.import_module(module).main
     except ModuleNotFoundError as error:
         raise CommandError(
-            f"`eagle-plugin {command}` needs the Python package {error.name}, which is not installed here; "
-            "use the engine's environment (`make env`) or: pip install 'eagle-plugin[bench]'"
+            f"this command needs the Python package {error.name}, which is not installed here; "
+            "use the engine's environment (`make env`) or: pip install 'eagle-plugin[bench,data,train,privacy]'"
         ) from error
 
 

@@ -2,7 +2,7 @@
 # Makes one engine's environment from its lock. Called by the Makefile, step by step:
 #   environments/make.sh packages .venv-sglang environments/sglang/requirements.lock environments/dev/requirements.lock
 #   environments/make.sh project  .venv-sglang compat/sglang-cpu
-#   environments/make.sh lock sglang
+#   environments/make.sh lock sglang            (or vllm)
 # PYTHON names the interpreter; PIP_FIND_LINKS or UV_FIND_LINKS a folder of wheels; EAGLE_NO_UV=1 uses plain pip.
 set -euo pipefail
 
@@ -84,7 +84,7 @@ project() { # project ENV FOLDER: editable, with the environment's own build too
     fi
 }
 
-lock() { # lock ENGINE: rewrites the engine's lock and the tools' lock; no hosts, no paths, no local version tags
+lock() { # lock ENGINE: rewrites the engine's lock (SGLang: the tools' too); no hosts, no paths, no local version tags
     local uv here=environments/$1
     uv=$(find_uv)
     [ -n "$uv" ] || fail "uv is needed to make locks: pip install uv"
@@ -92,6 +92,7 @@ lock() { # lock ENGINE: rewrites the engine's lock and the tools' lock; no hosts
     "${compile[@]}" "$here/requirements.in" --overrides "$here/overrides.txt" --excludes "$here/excludes.txt" \
         -o "$here/requirements.lock"
     sed -i -E 's/^(torch==[0-9.]+)\+[a-z0-9.]+/\1/' "$here/requirements.lock"
+    [ "$1" = sglang ] || return 0 # the tools live beside SGLang
     "${compile[@]}" environments/dev/requirements.in -c "$here/requirements.lock" -o environments/dev/requirements.lock
 }
 

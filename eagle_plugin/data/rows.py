@@ -56,7 +56,9 @@ def _parse(line: bytes, where: str) -> TokenRow:
     try:
         row = TokenRow(**json.loads(line))
     except (ValueError, TypeError) as error:
-        raise DataError(f"{where} is not a token row ({error}); wanted {', '.join(TokenRow.__annotations__)}") from error
+        raise DataError(
+            f"{where} is not a token row ({error}); wanted {', '.join(TokenRow.__annotations__)}"
+        ) from error
     for name in ("prompt_ids", "response_ids"):
         ids = getattr(row, name)
         if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):

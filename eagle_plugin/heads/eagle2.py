@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
+from eagle_plugin.heads.files import Kind, load_weights
 from eagle_plugin.heads.layers import MLP, Attention, DraftHead, KeyValues, RMSNorm, fill, read_llama_config
 
 ARCHITECTURE = "LlamaForCausalLMEagle"
@@ -43,12 +44,14 @@ class Eagle2Head(DraftHead):
     """
 
     algorithm = "EAGLE"
+    kind: Kind = "eagle2"
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.config = config
         hidden, vocab = config.hidden_size, config.vocab_size
         self.fc = nn.Linear(2 * hidden, hidden)
+        self.fc.bias.requires_grad_(False)  # vLLM has none: a trained one would be lost there
         self.layers = nn.ModuleList(DecoderLayer(config, i == 0) for i in range(config.num_hidden_layers))
         self.embedding = nn.Buffer(torch.zeros(vocab, hidden))
         self.lm_head = nn.Buffer(torch.zeros(vocab, hidden))
@@ -64,7 +67,7 @@ class Eagle2Head(DraftHead):
             HeadError: the folder holds another architecture or lacks a tensor.
         """
         head = cls(read_llama_config(folder, ARCHITECTURE))
-        return fill(head, folder, {"embedding": embedding, "lm_head": lm_head}, dtype)
+        return fill(head, load_weights(folder, "EAGLE"), {"embedding": embedding, "lm_head": lm_head}, dtype, folder)
 
     def fuse(self, features: Tensor) -> Tensor:
         return features

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
+from eagle_plugin.heads.files import Kind, load_weights
 from eagle_plugin.heads.layers import MLP, Attention, DraftHead, KeyValues, RMSNorm, fill, read_llama_config
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
@@ -50,13 +51,14 @@ class Eagle3Head(DraftHead):
     """
 
     algorithm = "EAGLE3"
+    kind: Kind = "eagle3"
 
     def __init__(self, config: LlamaConfig, aux_layers: tuple[int, ...]) -> None:
         super().__init__()
         self.config = config
         self.aux_layers = aux_layers
         hidden, eps, aux = config.hidden_size, config.rms_norm_eps, len(aux_layers)
-        target_hidden = getattr(config, "target_hidden_size", None) or hidden
+        self.target_hidden_size = target_hidden = getattr(config, "target_hidden_size", None) or hidden
         draft_vocab = config.draft_vocab_size or config.vocab_size
         eagle = getattr(config, "eagle_config", None) or {}
 
@@ -102,7 +104,7 @@ class Eagle3Head(DraftHead):
             shared["lm_head.weight"] = embedding
         elif config.draft_vocab_size is None:
             shared["lm_head.weight"] = lm_head
-        return fill(head, folder, shared, dtype)
+        return fill(head, load_weights(folder, "EAGLE3"), shared, dtype, folder)
 
     def fuse(self, features: Tensor) -> Tensor:
         if self.input_norm is not None:

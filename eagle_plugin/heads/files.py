@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
+from eagle_plugin.errors import UserError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-Algorithm = Literal["EAGLE", "EAGLE3"]
+Algorithm = Literal["EAGLE", "EAGLE3"]  # as SGLang names them; P-EAGLE heads are of EAGLE3's architecture
+Kind = Literal["eagle2", "eagle3", "peagle"]
 INDEX_FILE = "model.safetensors.index.json"
+DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}  # a head's weights; safetensors' name: torch's
 LEGACY_NAMES = {
     "midlayer": "layers.0",
     "aux_norm_low": "fc_norm.0",
@@ -23,7 +27,7 @@ LEGACY_NAMES = {
 }
 
 
-class HeadError(ValueError):
+class HeadError(UserError):
     """A head that cannot serve its target: one sentence with what was found, what was wanted and the fix."""
 
 
@@ -54,6 +58,24 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise HeadError(f"{path} holds a JSON {type(config).__name__}, wanted an object; copy the checkpoint again")
     return config
+
+
+def read_size(config: dict[str, Any], key: str, where: Path | str) -> int:
+    """Return a key of a config.json that must be a positive whole number.
+
+    Raises:
+        HeadError: it is missing or something else.
+    """
+    value = config.get(key)
+    if type(value) is not int or value < 1:
+        raise HeadError(f"{where} has {key} {value!r}, wanted a positive whole number; correct or add the key")
+    return value
+
+
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The keys of the language model in a target's config.json; those of a multimodal wrapper fill the gaps."""
+    inner = config.get("text_config")
+    return {**config, **inner} if isinstance(inner, dict) else config
 
 
 def read_tensors(folder: str | Path) -> dict[str, StoredTensor]:
@@ -99,6 +121,14 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
+def mask_token(config: dict[str, Any]) -> int | None:
+    """The id of P-EAGLE's mask token in a head's config.json, under the first of the names that vLLM reads."""
+    for key in ("mask_token_id", "pard_token", "ptd_token_id"):
+        if config.get(key) is not None:
+            return int(config[key])
+    return None
+
+
 def canonical_name(name: str, algorithm: Algorithm) -> str:
     """Return the parameter that the engine's loader stores tensor `name` in, without the prefix `model.`.
 
@@ -108,7 +138,7 @@ def canonical_name(name: str, algorithm: Algorithm) -> str:
         return name
     for legacy, new in LEGACY_NAMES.items():
         name = name.replace(legacy, new)
-    for table in ("d2t", "t2d"):
+    for table in ("d2t", "t2d", "mask_hidden"):
         if table in name:
             return table
     return name.removeprefix("model.")

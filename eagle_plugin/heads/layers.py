@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from eagle_plugin.heads.files import Algorithm, HeadError, load_weights, read_config
+from eagle_plugin.heads.files import Algorithm, HeadError, Kind, read_config
 
 
 class KeyValues(NamedTuple):
@@ -91,13 +91,17 @@ class DraftHead(nn.Module):
     """
 
     algorithm: Algorithm
+    kind: Kind
+    config: LlamaConfig
+    fc: nn.Linear
+    layers: nn.ModuleList
     aux_layers: tuple[int, ...] = ()  # target layers whose input is the feature; (): the target's last hidden state
-    embedding: Tensor  # [V, H], frozen, shared with the target
+    embedding: Tensor  # [V, H], frozen, shared with the target; in the target's dtype or the head's
     d2t: Tensor  # [draft vocabulary] int64, offset from a draft id to the target's id
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """tokens [..., n] int64, target ids -> [..., n, H]."""
-        return F.embedding(tokens, self.embedding)
+        """tokens [..., n] int64, target ids -> [..., n, H] in the dtype of fc."""
+        return F.embedding(tokens, self.embedding).to(self.fc.weight.dtype)
 
     def fuse(self, features: Tensor) -> Tensor:
         """Target features [..., n, F] -> the hidden states [..., n, H] that `forward` takes for verified tokens."""
@@ -147,16 +151,23 @@ def read_llama_config(folder: str | Path, architecture: str) -> LlamaConfig:
     return LlamaConfig(**values)
 
 
-def fill(head: Head, folder: str | Path, shared: dict[str, Tensor], dtype: torch.dtype | None) -> Head:
-    """Load a checkpoint into a head, in dtype or that of the checkpoint's fc; tensors already in it are not copied.
+def fill(
+    head: Head,
+    weights: dict[str, Tensor],
+    shared: dict[str, Tensor],
+    dtype: torch.dtype | None,
+    folder: str | Path,
+) -> Head:
+    """Put the tensors of the checkpoint in `folder` into a head, in dtype or that of the checkpoint's fc.
 
-    shared: what the target lends (embedding, lm_head) by its name in the head's state dict; it wins over a tensor of
-    the checkpoint. Tensors of the checkpoint that the module does not have are left out, as the engine does.
+    Tensors already in that dtype are not copied, and the embedding keeps its own. shared: what the target lends
+    (embedding, lm_head) by its name in the head's state dict; it wins over a tensor of the checkpoint. Tensors of the
+    checkpoint that the module does not have are left out, as the engine does.
 
     Raises:
         HeadError: a tensor is missing or has another shape (`check_head` says which and why).
     """
-    weights = load_weights(folder, head.algorithm)
+    weights = dict(weights)
     weights["embedding"] = weights.pop("embed_tokens.weight", torch.empty(0))
     weights |= shared
     state = head.state_dict()
@@ -165,9 +176,8 @@ def fill(head: Head, folder: str | Path, shared: dict[str, Tensor], dtype: torch
     try:
         dtype = dtype or weights["fc.weight"].dtype
         kept = {name: weights[name] for name in state}
-        head.load_state_dict(
-            {name: w.to(dtype) if w.is_floating_point() else w.long() for name, w in kept.items()}, assign=True
-        )
+        cast = {name: w.to(dtype) if w.is_floating_point() else w.long() for name, w in kept.items()}
+        head.load_state_dict(cast | {"embedding": kept["embedding"]}, assign=True)
     except (KeyError, RuntimeError) as error:
         raise HeadError(f"{folder} does not fit its config.json ({error}); run check_head for the details") from error
     return head

@@ -8,6 +8,8 @@ from torch import Tensor
 from eagle_plugin.core.propose import Proposals
 from eagle_plugin.core.tree import DraftTree
 
+TINY = torch.finfo(torch.float64).tiny
+
 
 def expected_accept_length(trees: DraftTree, p: Tensor, proposals: Proposals) -> Tensor:
     """The mean accept length [b] float64 of each tree, the bonus token included, under the rule of its children.
@@ -15,55 +17,61 @@ def expected_accept_length(trees: DraftTree, p: Tensor, proposals: Proposals) ->
     p [b, W, V]: the target's distribution after each node. The draws are those of the trees: average over several trees
     for the mean over the draws too. It is 1 + the sum over the draft nodes of the probability that the walk gets there.
     """
-    b, W, V = p.shape
-    reached = torch.zeros(b, W, dtype=torch.float64)
+    return reach_probabilities(trees, p, proposals).sum(dim=1)
+
+
+def reach_probabilities(trees: DraftTree, p: Tensor, proposals: Proposals) -> Tensor:
+    """The probability [b, W] float64 that the verification of `core.verify.verify_tree` walks to each node.
+
+    Arguments as for `expected_accept_length`; the root's is 1, that of padding 0. The sum over the nodes of one depth
+    is the probability that so many drafts or more are accepted.
+
+    Sampled children of a node are tested in node order. A test turns the target's p into max(p - q', 0) / Z and takes
+    the child out of q'; both are kept at the M tokens of q' only, for at any other token p is just divided by Z, and
+    deterministic children have no weight in q'.
+    """
+    b, W = trees.tokens.shape
+    nodes = torch.arange(W, device=p.device)
+    child_of = trees.parents[:, None, :] == nodes[:, None]  # [b, node, child]
+    sampled = child_of & (trees.draws >= 0)[:, None, :]
+    row = torch.where(sampled, trees.draws[:, None, :], 0).amax(dim=2).long()  # [b, W]; one row draws for a node
+    M = proposals.tokens.shape[2]
+    listed = proposals.tokens.gather(1, row[:, :, None].expand(b, W, M))
+    q = proposals.weights.gather(1, row[:, :, None].expand(b, W, M)).double() * sampled.any(dim=2)[:, :, None]
+    left = p.gather(2, listed).double()  # p at the listed tokens, while refusals change it
+    total = torch.ones(b, W, dtype=torch.float64, device=p.device)  # product of the Z so far
+
+    chance = torch.zeros(b, W, dtype=torch.float64, device=p.device)  # to accept a node when its parent is reached
+    refused = torch.ones(b, W, dtype=torch.float64, device=p.device)  # of a node, that no sampled child was accepted
+    place = sampled.cumsum(dim=2)
+    for nth in range(1, int(sampled.sum(dim=2).amax()) + 1):
+        is_nth = sampled & (place == nth)
+        tests = is_nth.any(dim=2)  # [b, W]
+        child = is_nth.int().argmax(dim=2)
+        mark = (listed == trees.tokens.gather(1, child)[:, :, None]) & (q > 0) & tests[:, :, None]  # [b, W, M]
+        q_child, p_child = (torch.where(mark, x, 0.0).sum(dim=2) for x in (q, left))
+        # q' may have run out of tokens: such a child was never drawn
+        accept = torch.where(q_child > 0, (p_child / q_child.clamp(min=TINY)).clamp(max=1), 0.0)
+        chance.scatter_add_(1, child, torch.where(tests, refused * accept, 0.0))
+        refused = torch.where(tests, refused * (1 - accept), refused)
+        residual = (left - q).clamp(min=0)
+        z = 1 - torch.minimum(left, q).sum(dim=2)
+        keeps = (z > 1e-12) & tests  # 0 where p = q', and then nothing is refused but by rounding
+        z = torch.where(keeps, z, 1.0)
+        left = torch.where(keeps[:, :, None], residual / z[:, :, None], left)
+        total = total * z
+        q = torch.where(tests[:, :, None], q.masked_fill(mark, 0.0), q)
+        q = q / q.sum(dim=2, keepdim=True).clamp(min=TINY)
+
+    parent = trees.parents.clamp(min=0).long()
+    deterministic = (trees.parents >= 0) & (trees.draws < 0)
+    p_child = p[torch.arange(b, device=p.device)[:, None], parent, trees.tokens].double() / total.gather(1, parent)
+    chance = torch.where(deterministic, refused.gather(1, parent) * p_child, chance)
+
+    reached = torch.zeros(b, W, dtype=torch.float64, device=p.device)
     reached[:, 0] = 1.0
-    for i in range(b):
-        for node in range(W):
-            sampled, deterministic = _children_of(trees, i, node)
-            if not sampled and not deterministic:
-                continue
-            left, here = _Residual(p[i, node], _node_proposal(trees, i, sampled, proposals, V)), reached[i, node]
-            for child in sampled:
-                token = int(trees.tokens[i, child])
-                reached[i, child] = here * left.chance(token)
-                here = here - reached[i, child]
-                left.refuse(token)
-            for child in deterministic:
-                reached[i, child] = here * left.p[trees.tokens[i, child]]
-    return reached.sum(dim=1)
-
-
-class _Residual:
-    """What is left of p and q' at one node while its sampled children are tested one after another."""
-
-    def __init__(self, p: Tensor, q: Tensor) -> None:
-        self.p, self.q = p.double(), q.double()  # [V] each
-
-    def chance(self, token: int) -> float:
-        """The probability that a child with this token, drawn from what is left of q', is accepted."""
-        q = float(self.q[token])
-        return min(1.0, float(self.p[token]) / q) if q > 0 else 0.0  # q' ran out of tokens: never drawn, so no child
-
-    def refuse(self, token: int) -> None:
-        """Take the refused child's part away: p <- normalise(max(p - q', 0)), q' <- q' without the token."""
-        residual = (self.p - self.q).clamp(min=0)
-        if residual.sum() > 0:  # 0 where p = q', and then nothing is refused but by rounding
-            self.p = residual / residual.sum()
-        self.q = self.q.index_fill(0, torch.tensor([token]), 0.0)
-        self.q = self.q / self.q.sum().clamp(min=torch.finfo(torch.float64).tiny)
-
-
-def _children_of(tree: DraftTree, i: int, node: int) -> tuple[list[int], list[int]]:
-    """The sampled and the deterministic children of a node of tree i, each in node order."""
-    children = (tree.parents[i] == node).nonzero()[:, 0].tolist()
-    return [c for c in children if tree.draws[i, c] >= 0], [c for c in children if tree.draws[i, c] < 0]
-
-
-def _node_proposal(tree: DraftTree, i: int, sampled: list[int], proposals: Proposals, V: int) -> Tensor:
-    """q' [V] float32 from which the sampled children of one node of tree i were drawn, 0 without any."""
-    q = torch.zeros(V)
-    if sampled:
-        row = int(tree.draws[i, sampled[0]])
-        q[proposals.tokens[i, row]] += proposals.weights[i, row]
-    return q
+    for node in range(1, W):  # parents come before children
+        reached[:, node] = torch.where(
+            trees.parents[:, node] >= 0, reached.gather(1, parent[:, node : node + 1])[:, 0] * chance[:, node], 0.0
+        )
+    return reached

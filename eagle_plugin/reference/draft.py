@@ -1,4 +1,8 @@
-"""Drafting trees with a head on torch: level by level, every node attending to its own ancestors."""
+"""Drafting trees with a head on torch: level by level, every node attending to its own ancestors.
+
+A P-EAGLE head reads mask tokens instead of its own drafts, so one pass gives the distribution of every level, and all
+nodes of a level share it.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,13 @@ from torch import Tensor
 
 from eagle_plugin.core.propose import Proposals
 from eagle_plugin.core.sampling import SamplingParams
-from eagle_plugin.core.tree import DraftTree, Frontier, grow_level, new_table, select_tree, topk_log_softmax
+from eagle_plugin.core.tree import DraftTree, Frontier, grow_level, new_table, select_tree
 from eagle_plugin.heads.layers import DraftHead, KeyValues
+from eagle_plugin.heads.peagle import PEagleHead
 from eagle_plugin.reference.rules import Rule
 from eagle_plugin.reference.target import target_features
+
+SPARE = 16  # listed on top of what is asked for, to see whether equal logits stand on both sides of the cut
 
 
 class Reading(NamedTuple):
@@ -24,9 +31,10 @@ class Reading(NamedTuple):
 
 def read_text(head: DraftHead, tokens: list[int], features: Tensor) -> Reading:
     """Run the head over a text; features [len(tokens) - 1 or more, F] are the target's."""
-    n = len(tokens) - 1
-    causal = torch.ones(n, n, dtype=torch.bool).tril()
-    return Reading(*head(head.embed(torch.tensor(tokens[1:])), head.fuse(features[:n]), torch.arange(n), causal))
+    n, device = len(tokens) - 1, head.embedding.device
+    causal = torch.ones(n, n, dtype=torch.bool, device=device).tril()
+    ids, rows = torch.tensor(tokens[1:], device=device), torch.arange(n, device=device)
+    return Reading(*head(head.embed(ids), head.fuse(features[:n]), rows, causal))
 
 
 def draft_tree(
@@ -43,7 +51,7 @@ def draft_tree(
 ) -> tuple[DraftTree, Proposals]:
     """Draft one tree behind tokens[-1], the root, which the target has not read yet; see `draft_trees`."""
     reading = read_text(head, tokens, target_features(model, head, tokens[:-1]))
-    roots = torch.tensor([len(tokens) - 1])
+    roots = torch.tensor([len(tokens) - 1], device=head.embedding.device)
     return draft_trees(
         head, tokens, reading, roots, rule, params, gen, steps=steps, topk=topk, draft_tokens=draft_tokens
     )
@@ -65,24 +73,21 @@ def draft_trees(
     """Draft b trees at different places of one text: `steps` levels, each the children of the best topk nodes before.
 
     roots [b] int64, 1 or more: positions in tokens; a tree knows nothing of the text behind its root. params of b
-    requests. steps, topk and draft_tokens (the root included, 2..64) are the engine's flags. Draft rows stand behind
-    the text's n rows: slot n + (level - 1) * topk + j holds node j of a level's frontier.
+    requests. steps, topk and draft_tokens (the root included, 2..64) are the engine's flags.
     """
     b, k = len(roots), rule.children(topk)
-    draft_to_target = head.to_target(torch.arange(len(head.d2t)))
-    states = reading.states[roots - 1][:, None]  # [b, rows, H] of the nodes whose children come next; first the root
-    past = [KeyValues(*(x.expand(b, *x.shape) for x in layer)) for layer in reading.past]
-    table = new_table(b, k + (steps - 1) * topk * k)
+    draft_to_target = head.to_target(torch.arange(len(head.d2t), device=roots.device))
+    tail = DraftTail(head, reading, roots, steps, topk)
+    table = new_table(b, k + (steps - 1) * topk * k, roots.device)
     proposals: list[Proposals] = []
     frontier: Frontier | None = None
     offset = first_row = 0
     for level in range(1, steps + 1):
-        if frontier is not None:
-            states, past = _read_frontier(head, frontier, states, past, roots, len(reading.states), level)
+        states = tail.states(frontier, level)
         rows = states.shape[1]
         logits = head.logits(states).view(b * rows, -1)
         children = rule.propose(
-            *topk_log_softmax(logits, min(rule.listed, logits.shape[1])),
+            *likeliest(logits, min(rule.listed, logits.shape[1])),
             params.for_rows(rows),
             gen,
             topk,
@@ -94,18 +99,72 @@ def draft_trees(
         logp, chosen, draws = (values.view(b, rows, k) for values in children[:3])
         frontier = grow_level(table, offset, level, logp, chosen, frontier, topk if level < steps else 0, draws)
         offset, first_row = offset + rows * k, first_row + rows
-    tree = select_tree(table, torch.tensor(tokens)[roots], draft_tokens)
+    tree = select_tree(table, torch.tensor(tokens, device=roots.device)[roots], draft_tokens)
     return tree, Proposals(*(torch.cat(parts, dim=1) for parts in zip(*proposals, strict=True)))
 
 
-def _read_frontier(
-    head: DraftHead, frontier: Frontier, parents: Tensor, past: list[KeyValues], roots: Tensor, n: int, level: int
-) -> tuple[Tensor, list[KeyValues]]:
-    """Run the head on the level before: each node sees the rows up to its root, its own ancestors and itself."""
-    b, rows = frontier.tokens.shape
-    slots = torch.arange(past[0].keys.shape[-3] + rows - n)
-    own = (frontier.ancestors[:, :, None] >> slots & 1).bool()  # [b, rows, slots]
-    text = (torch.arange(n) < roots[:, None])[:, None].expand(b, rows, n)
-    hidden = parents.gather(1, frontier.parent_rows[:, :, None].expand(b, rows, parents.shape[-1]))
-    positions = (roots + level - 2)[:, None].expand(b, rows)  # the root's row is root - 1
-    return head(head.embed(frontier.tokens), hidden, positions, torch.cat([text, own], -1), past)
+class DraftTail:
+    """The head's states behind b roots of one text, level after level.
+
+    Draft rows stand behind the text's n rows: slot n + (level - 1) * beam + j holds node j of a level's frontier.
+    """
+
+    def __init__(self, head: DraftHead, reading: Reading, roots: Tensor, steps: int, beam: int) -> None:
+        self.head, self.roots, self.beam = head, roots, beam
+        self.n = len(reading.states)
+        self.text = (torch.arange(self.n, device=roots.device) < roots[:, None])[:, None]  # [b, 1, n]
+        self.past = [KeyValues(*(x.expand(len(roots), *x.shape) for x in layer)) for layer in reading.past]
+        self.current = reading.states[roots - 1][:, None]  # [b, rows, H] of the nodes whose children come next
+        self.depths = self._read_masks(head, steps - 1) if isinstance(head, PEagleHead) else None
+
+    def states(self, frontier: Frontier | None, level: int) -> Tensor:
+        """The states [b, rows, H] from which a level's nodes are drafted; frontier: the nodes before, None at level 1.
+
+        To be asked for level 1, 2, ... in turn.
+        """
+        if frontier is None:
+            return self.current
+        if self.depths is not None:
+            return self.depths[:, level - 2, None].expand(-1, frontier.tokens.shape[1], -1)
+        return self._read_frontier(self.head, frontier, level)
+
+    def _read_frontier(self, head: DraftHead, frontier: Frontier, level: int) -> Tensor:
+        """Run the head on the level before: each node sees the rows up to its root, its own ancestors and itself."""
+        b, rows = frontier.tokens.shape
+        slots = torch.arange(self.past[0].keys.shape[-3] + rows - self.n, device=self.roots.device)
+        own = (frontier.ancestors[:, :, None] >> slots & 1).bool()  # [b, rows, slots]
+        hidden = self.current.gather(1, frontier.parent_rows[:, :, None].expand(b, rows, self.current.shape[-1]))
+        positions = (self.roots + level - 2)[:, None].expand(b, rows)  # the root's row is root - 1
+        visible = torch.cat([self.text.expand(b, rows, self.n), own], -1)
+        self.current, self.past = head(head.embed(frontier.tokens), hidden, positions, visible, self.past)
+        return self.current
+
+    def _read_masks(self, head: PEagleHead, n: int) -> Tensor:
+        """The states [b, n, H] of n mask tokens behind each root, read in one pass."""
+        b, device = len(self.roots), self.roots.device
+        masks = torch.full((b, n), head.mask_token_id, device=device)
+        hidden = head.mask_state().expand(b, n, -1)
+        positions = self.roots[:, None] + torch.arange(n, device=device)
+        causal = torch.ones(n, n, dtype=torch.bool, device=device).tril().expand(b, n, n)
+        visible = torch.cat([self.text.expand(b, n, self.n), causal], -1)
+        return head(head.embed(masks), hidden, positions, visible, self.past)[0]
+
+
+def likeliest(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """What `core.tree.topk_log_softmax` returns, without sorting the whole vocabulary.
+
+    logits [R, V] float -> (logp [R, k] float32, index [R, k] int64), descending, equal logits by ascending index.
+    """
+    x = logits.float()
+    x = torch.where(x.isnan(), -torch.inf, x)
+    listed = min(k + SPARE, x.shape[1])
+    values, index = x.topk(listed, dim=1)
+    index, order = index.sort(dim=1)
+    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+    index = index.gather(1, order)
+    if listed < x.shape[1]:
+        cut = (values[:, k - 1] == values[:, -1]).nonzero()[:, 0]  # more tokens may be as likely as the last one
+        whole = x[cut].sort(dim=1, descending=True, stable=True)
+        values[cut], index[cut] = whole.values[:, :listed], whole.indices[:, :listed]
+    logp = values[:, :k] - x.logsumexp(dim=1, keepdim=True)
+    return torch.where(logp.isnan(), -torch.inf, logp).clamp(max=0), index[:, :k].contiguous()

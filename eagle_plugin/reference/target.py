@@ -13,7 +13,7 @@ from eagle_plugin.heads.layers import DraftHead
 
 def target_features(model: Any, head: DraftHead, tokens: list[int]) -> Tensor:
     """What the head reads of the target: [len(tokens), F], its last hidden state or the input of the aux layers."""
-    states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    states = model(torch.tensor([tokens], device=model.device), output_hidden_states=True).hidden_states
     # states[i] is the input of layer i, and states[-1] the output after the final norm
     return torch.cat([states[i][0] for i in head.aux_layers or (-1,)], -1)
 
@@ -31,7 +31,8 @@ def path_logits(model: Any, tokens: list[int], tree: DraftTree) -> Tensor:
             path.insert(0, parents[path[0]])
         if path[0] != 0:
             continue  # padding
-        logits = model(torch.tensor([tokens[:-1] + tree.tokens[0, path].tolist()])).logits[0]
+        ids = torch.tensor([tokens[:-1] + tree.tokens[0, path].tolist()], device=model.device)
+        logits = model(ids).logits[0]
         rows |= zip(path, logits[-len(path) :], strict=True)
     return torch.stack([rows.get(node, torch.zeros_like(rows[0])) for node in range(len(parents))])
 
@@ -43,16 +44,16 @@ def tree_logits(model: Any, tokens: list[int], roots: Tensor, trees: DraftTree) 
     and its own ancestors.
     """
     b, W = trees.tokens.shape
-    L = int(roots.max())
-    ancestors = (trees.ancestors[:, :, None] >> torch.arange(W) & 1).bool()  # [b, W, W]
-    text = torch.ones(L, L, dtype=torch.bool).tril()
-    before = (torch.arange(L) < roots[:, None]).repeat_interleave(W, dim=0)  # [b * W, L]
-    visible = torch.zeros(L + b * W, L + b * W, dtype=torch.bool)
+    L, device = int(roots.max()), roots.device
+    ancestors = (trees.ancestors[:, :, None] >> torch.arange(W, device=device) & 1).bool()  # [b, W, W]
+    text = torch.ones(L, L, dtype=torch.bool, device=device).tril()
+    before = (torch.arange(L, device=device) < roots[:, None]).repeat_interleave(W, dim=0)  # [b * W, L]
+    visible = torch.zeros(L + b * W, L + b * W, dtype=torch.bool, device=device)
     visible[:L, :L], visible[L:, :L], visible[L:, L:] = text, before, torch.block_diag(*ancestors).bool()
     output = model(
-        torch.cat([torch.tensor(tokens[:L]), trees.tokens.view(-1)])[None],
+        torch.cat([torch.tensor(tokens[:L], device=device), trees.tokens.view(-1)])[None],
         attention_mask=visible[None, None],
-        position_ids=torch.cat([torch.arange(L), (roots[:, None] + trees.depths).view(-1)])[None],
+        position_ids=torch.cat([torch.arange(L, device=device), (roots[:, None] + trees.depths).view(-1)])[None],
         logits_to_keep=b * W,
         use_cache=False,
     )

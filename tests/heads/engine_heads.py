@@ -1,5 +1,7 @@
 """Runs SGLang's own head classes on given inputs, outside a server but in a process of its own (their state is global).
 
+SGLang has no class for P-EAGLE: its EAGLE-3 class runs such a head's layers and drops mask_hidden.
+
 Usage: engine_heads.py TARGET OUT ALGORITHM=HEAD...; reads OUT/inputs.safetensors, writes OUT/<i>.safetensors.
 Only the attention kernel is replaced, by torch's causal one; names, loading, norms, RoPE and MLP are the engine's.
 """
@@ -51,6 +53,7 @@ def start_engine(target: Path, out: Path) -> None:
 
 
 def run(algorithm: str, folder: Path, target: dict[str, Tensor], inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    torch.manual_seed(int.from_bytes(folder.name.encode()[-6:]))  # what a checkpoint lacks differs between heads
     config = LlamaConfig(**json.loads((folder / "config.json").read_text()))
     model = (LlamaForCausalLMEagle3 if algorithm == "EAGLE3" else LlamaForCausalLMEagle)(config)
     model.load_weights(iter(load_file(folder / "model.safetensors").items()))

@@ -156,6 +156,10 @@ REFUSALS: dict[str, tuple[str, Edit, list[str]]] = {
     "shape": ("tiny_eagle3", put("norm.weight", torch.ones(3)), ["norm.weight", "[3]", "[64]"]),
     "quantised": ("tiny_eagle3", put("fc.weight", torch.ones(64, 192, dtype=torch.int8)), ["fc.weight", "I8", "BF16"]),
     "tied EAGLE-2": ("tiny_eagle2", config(tie_word_embeddings=True), ["tie_word_embeddings true", "false"]),
+    "qkv bias": ("tiny_eagle3", put("midlayer.self_attn.q_proj.bias", torch.ones(64)), ["q_proj.bias", "drops"]),
+    # P-EAGLE
+    "mask width": ("tiny_eagle3", put("mask_hidden", torch.ones(1, 64)), ["mask_hidden", "[1, 64]", "[1, 192]"]),
+    "no mask token": ("tiny_eagle3", put("mask_hidden", torch.ones(1, 192)), ["mask_token_id None", "0 to 511"]),
     # draft vocabulary
     "no lm_head": ("tiny_eagle3_reduced", drop("lm_head.weight"), ["lm_head.weight", "export"]),
     "no draft size": ("tiny_eagle3", config(draft_vocab_size=...), ["no draft_vocab_size", "512"]),
@@ -224,6 +228,7 @@ def test_info_eagle3(tiny_eagle3_reduced: Path, tiny_target: Path) -> None:
     assert check_head(tiny_target, tiny_eagle3_reduced, algorithm="EAGLE3") == HeadInfo(
         architecture="LlamaForCausalLMEagle3",
         algorithm="EAGLE3",
+        kind="eagle3",
         hidden_size=64,
         vocab_size=512,
         draft_vocab_size=128,
@@ -285,6 +290,46 @@ def test_accepted_variant(case: str, tiny_eagle3: Path, tiny_target: Path, tmp_p
     info = check_head(tiny_target, folder, algorithm="EAGLE3")
     assert info.draft_vocab_size == 512
     assert info.aux_layer_ids == (() if case == "last hidden state" else (2, 3, 4))
+
+
+AUX_RULES = {  # architecture, layers: ids in eagle_config -> what SGLang captures
+    ("LlamaForCausalLM", 7): ([1, 3, 5], (2, 4, 6)),
+    ("DeepseekV3ForCausalLM", 7): ([3, 4, 5], (3, 4, 5)),
+    ("KimiK25ForConditionalGeneration", 7): ([1, 3, 5], (2, 4, 6)),
+    ("GptOssForCausalLM", 8): ([1, 3, 5], (2, 4, 6)),
+    ("MiniMaxM3SparseForConditionalGeneration", 8): (None, (3, 5, 6)),
+}
+
+
+@pytest.mark.parametrize("case", AUX_RULES)
+def test_aux_ids_by_architecture(case: tuple[str, int], tiny_eagle3: Path, tiny_target: Path, tmp_path: Path) -> None:
+    ids, captured = AUX_RULES[case]
+    folder = tmp_path / "head"
+    shutil.copytree(tiny_eagle3, folder)
+    config(eagle_config={} if ids is None else {AUX: ids})(folder)
+    target = read_config(tiny_target) | {"architectures": [case[0]], "num_hidden_layers": case[1]}
+    (tmp_path / "config.json").write_text(json.dumps(target))
+    assert check_head(tmp_path, folder, algorithm="EAGLE3").aux_layer_ids == captured
+
+
+def test_last_boundary_of_gpt_oss(tiny_eagle3: Path, tiny_target: Path, tmp_path: Path) -> None:
+    """With an id equal to the number of layers this class takes all ids as they are: not these layers' inputs."""
+    folder = tmp_path / "head"
+    shutil.copytree(tiny_eagle3, folder)
+    config(eagle_config={AUX: [1, 3, 7]})(folder)
+    target = read_config(tiny_target) | {"architectures": ["GptOssForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(target))
+    with pytest.raises(HeadError, match=r"inputs of layers \[1, 3, 7\]"):
+        check_head(tmp_path, folder, algorithm="EAGLE3")
+
+
+def test_short_context_is_a_warning(tiny_eagle3: Path, tiny_target: Path, tmp_path: Path) -> None:
+    assert check_head(tiny_target, tiny_eagle3, algorithm="EAGLE3").warnings == ()
+    folder = tmp_path / "head"
+    shutil.copytree(tiny_eagle3, folder)
+    config(max_position_embeddings=1024)(folder)
+    (warning,) = check_head(tiny_target, folder, algorithm="EAGLE3").warnings
+    assert "1024" in warning and "2048" in warning
 
 
 def test_nested_target_config(tiny_eagle3: Path, tiny_target: Path, tmp_path: Path) -> None:

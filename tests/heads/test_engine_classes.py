@@ -9,22 +9,46 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
+from trained_heads import rewrite, run, trained_head
 
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.eagle2 import Eagle2Head
 from eagle_plugin.heads.eagle3 import Eagle3Head
+from eagle_plugin.heads.export import save_head
 from eagle_plugin.heads.layers import DraftHead
 
+EMBEDDING = "model.embed_tokens.weight"
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed")
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
+DRAFT_IDS = torch.arange(10, 138)
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0}
+LLAMA3 = YARN | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+EXPORTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # options of the head, keys of the target's config.json
+    "eagle2": ({"kind": "eagle2"}, {}),
+    "eagle3 3.0": ({"kind": "eagle3", "norms": "3.0", "draft_ids": DRAFT_IDS}, {}),
+    "eagle3 3.1, whole vocabulary": ({"kind": "eagle3"}, {}),
+    "eagle3 before fc, aux layers": ({"kind": "eagle3", "norms": "before_fc", "aux_layers": (1, 4, 6)}, {}),
+    "eagle3 two layers": (
+        {"kind": "eagle3", "layers": 2, "draft_ids": DRAFT_IDS, "num_heads": 8, "num_kv_heads": 1},
+        {},
+    ),
+    "peagle": ({"kind": "peagle", "layers": 2, "mask_token_id": 3}, {}),
+    "eagle3 yarn": ({"kind": "eagle3"}, {"rope_parameters": YARN}),
+    "eagle3 llama3": ({"kind": "eagle3"}, {"rope_parameters": LLAMA3}),
+}
+# A head, what a careless exporter would do to its config.json, and a tensor that it would forget.
+WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
+    "no fc bias": ("eagle2", {}, "fc.bias"),
+    "no norm_output": ("eagle3 3.1, whole vocabulary", {"norm_output": False}, ""),
+    "vLLM's norm only": ("eagle3 two layers", {}, "layers.1.hidden_norm.weight"),
+}
 
 
 def legacy_variant(source: Path, folder: Path) -> Path:
@@ -39,45 +63,82 @@ def legacy_variant(source: Path, folder: Path) -> Path:
     return folder
 
 
-@torch.no_grad()
-def test_equal_to_the_engines_classes(
-    tiny_target: Path, tiny_eagle2: Path, tiny_eagle3: Path, tiny_eagle3_reduced: Path, tmp_path: Path
-) -> None:
-    legacy = legacy_variant(tiny_eagle3, tmp_path / "legacy")
-    heads = [("EAGLE", tiny_eagle2), ("EAGLE3", tiny_eagle3), ("EAGLE3", tiny_eagle3_reduced), ("EAGLE3", legacy)]
-    n = 9
+class Engine(NamedTuple):
+    """What SGLang's classes computed, by the name of the head, and on what."""
+
+    inputs: dict[str, Tensor]
+    results: dict[str, dict[str, Tensor]]
+
+
+@pytest.fixture(scope="module")
+def heads(
+    tiny_target: Path,
+    tiny_eagle2: Path,
+    tiny_eagle3: Path,
+    tiny_eagle3_reduced: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, tuple[Path, DraftHead]]:
+    """Checkpoints and what the engine should compute with them."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("heads")
+    embedding, lm_head = (load_file(tiny_target / "model.safetensors")[n] for n in (EMBEDDING, "lm_head.weight"))
+    found: dict[str, tuple[Path, DraftHead]] = {
+        "written eagle2": (tiny_eagle2, Eagle2Head.load(tiny_eagle2, embedding, lm_head))
+    }
+    legacy = legacy_variant(tiny_eagle3, folder / "legacy")
+    for name, path in {"eagle3": tiny_eagle3, "reduced": tiny_eagle3_reduced, "legacy": legacy}.items():
+        aux = check_head(tiny_target, path, algorithm="EAGLE3").aux_layer_ids
+        found[f"written {name}"] = path, Eagle3Head.load(path, aux, embedding, lm_head)
+    for name, (options, keys) in EXPORTED.items():
+        target = rewrite(tiny_target, folder / f"target of {name}", lambda c, k=keys: c | k) if keys else tiny_target
+        head = trained_head(target=target, **options)
+        save_head(head, folder / name, target_dir=target, dtype=torch.float32)
+        found[name] = folder / name, head
+    for name, (source, keys, missing) in WRONG.items():
+        weights = lambda w, m=missing: {key: tensor for key, tensor in w.items() if key != m}  # noqa: E731
+        found[name] = rewrite(folder / source, folder / name, lambda c, k=keys: c | k, weights), found[source][1]
+    return found
+
+
+@pytest.fixture(scope="module")
+def engine(
+    heads: dict[str, tuple[Path, DraftHead]], tiny_target: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Engine:
+    folder, n = tmp_path_factory.mktemp("engine"), 9
     inputs = {
         "tokens": torch.randint(512, (n,)),
         "positions": torch.arange(40, 40 + n),
         "EAGLE": torch.randn(n, 64),
         "EAGLE3": torch.randn(n, 192),
     }
-    save_file(inputs, tmp_path / "inputs.safetensors")
-    script = [sys.executable, str(Path(__file__).with_name("engine_heads.py")), str(tiny_target), str(tmp_path)]
+    save_file(inputs, folder / "inputs.safetensors")
+    script = [sys.executable, str(Path(__file__).with_name("engine_heads.py")), str(tiny_target), str(folder)]
     environment = os.environ | {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        script + [f"{algorithm}={folder}" for algorithm, folder in heads],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    arguments = [f"{head.algorithm}={path}" for path, head in heads.values()]
+    done = subprocess.run(script + arguments, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
+    return Engine(inputs, {name: load_file(folder / f"{i}.safetensors") for i, name in enumerate(heads)})
 
-    target = load_file(tiny_target / "model.safetensors")
-    embedding, lm_head = target["model.embed_tokens.weight"], target["lm_head.weight"]
-    for i, (algorithm, folder) in enumerate(heads):
-        info = check_head(tiny_target, folder, algorithm=algorithm)
-        head: DraftHead
-        if algorithm == "EAGLE":
-            head = Eagle2Head.load(folder, embedding, lm_head)
-        else:
-            head = Eagle3Head.load(folder, info.aux_layer_ids, embedding, lm_head)
-        visible = torch.ones(n, n, dtype=torch.bool).tril()
-        state, _ = head(head.embed(inputs["tokens"]), head.fuse(inputs[algorithm]), inputs["positions"], visible)
-        engine = load_file(tmp_path / f"{i}.safetensors")
-        torch.testing.assert_close(state, engine["state"], rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(head.logits(state), engine["logits"], rtol=1e-4, atol=1e-4)
-        if "target_ids" in engine:
-            assert torch.equal(head.to_target(torch.arange(info.draft_vocab_size)), engine["target_ids"])
-    assert "target_ids" in load_file(tmp_path / "2.safetensors")
+
+def assert_equal(head: DraftHead, name: str, engine: Engine) -> None:
+    inputs, theirs = engine.inputs, engine.results[name]
+    state, logits = run(head, inputs["tokens"], inputs[head.algorithm], inputs["positions"])
+    torch.testing.assert_close(state, theirs["state"], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits, theirs["logits"], rtol=1e-4, atol=1e-4)
+    if "target_ids" in theirs:
+        assert torch.equal(head.to_target(torch.arange(logits.shape[1])), theirs["target_ids"])
+
+
+def test_equal_to_the_engines_classes(heads: dict[str, tuple[Path, DraftHead]], engine: Engine) -> None:
+    """Hand-written checkpoints, and those that save_head writes for what was trained."""
+    for name, (_, head) in heads.items():
+        if name not in WRONG:
+            assert_equal(head, name, engine)
+    assert "target_ids" in engine.results["written reduced"] and "target_ids" in engine.results["eagle3 3.0"]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_file_shows(name: str, heads: dict[str, tuple[Path, DraftHead]], engine: Engine) -> None:
+    """The engine loads these without a word and computes something else."""
+    with pytest.raises(AssertionError, match="not close"):
+        assert_equal(heads[name][1], name, engine)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 from eagle_plugin.engines.sglang.takeover import HEAD_ARCHITECTURES, flags_left_alone
 from eagle_plugin.heads.checkpoint import HeadError, check_head, read_config
 
+logger = logging.getLogger("eagle_plugin")
 # Measured on 2 CPU cores: a deeper tree costs more draft steps than it gains (docs/performance.md).
 CPU_PARAMETERS = (2, 4, 8)
 
@@ -40,7 +42,8 @@ def check_launch(server_args: Any) -> None:
     try:
         architecture = (read_config(head).get("architectures") or ["?"])[0]
         if architecture in HEAD_ARCHITECTURES:
-            check_head(target, head, algorithm=algorithm)
+            for warning in check_head(target, head, algorithm=algorithm).warnings:
+                logger.warning("eagle-plugin: %s", warning)
     except HeadError as error:
         raise SystemExit(f"eagle-plugin: {error}") from error
 

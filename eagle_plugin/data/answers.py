@@ -1,0 +1,122 @@
+"""Recorded answers of inference servers: OpenAI and TGI bodies, whole or streamed, as one message or one text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Answer:
+    """What a server answered: a chat message or a raw text, perhaps its token ids, and why it ended."""
+
+    message: dict[str, Any] | None = None
+    text: str | None = None
+    token_ids: list[int] | None = None
+    finish: str | None = None
+
+
+def read_answers(body: Any) -> dict[int, Answer]:
+    """The answers in a response body by choice number; empty where it holds none (an error, an unknown shape).
+
+    Args:
+        body: a decoded `chat.completion`, `text_completion` or TGI body, or the text of a stream of events.
+    """
+    if isinstance(body, str):
+        return _join_stream(body)
+    if isinstance(body, list):  # TGI and LMI wrap their one answer in a list
+        return read_answers(body[0]) if body else {}
+    if not isinstance(body, dict):
+        return {}
+    if isinstance(body.get("generated_text"), str):
+        return {0: Answer(text=body["generated_text"], finish=_finish(body.get("details")))}
+    answers = {}
+    for position, choice in enumerate(_dicts(body.get("choices"))):
+        message, text = choice.get("message"), choice.get("text")
+        answers[_index(choice, position)] = Answer(
+            message if isinstance(message, dict) else None,
+            text if isinstance(text, str) else None,
+            finish=_finish(choice),
+        )
+    return {index: answer for index, answer in answers.items() if answer.message or answer.text is not None}
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    """The objects in a list; what a recorder wrote is not to be relied on."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _index(holder: dict[str, Any], default: int) -> int:
+    index = holder.get("index")
+    return index if isinstance(index, int) else default
+
+
+def _finish(holder: Any) -> str | None:
+    reason = holder.get("finish_reason") if isinstance(holder, dict) else None
+    return reason if isinstance(reason, str) else None
+
+
+@dataclass
+class _Stream:
+    """One choice of a stream while its pieces arrive."""
+
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    finish: str | None = None
+    chat: bool = False
+
+    def add_delta(self, delta: dict[str, Any]) -> None:
+        self.chat = True
+        self.content.append(_text(delta.get("content")))
+        self.reasoning.append(_text(delta.get("reasoning_content") or delta.get("reasoning")))
+        for piece in _dicts(delta.get("tool_calls")):
+            empty = {"id": None, "function": {"name": "", "arguments": ""}}
+            call = self.calls.setdefault(_index(piece, 0), empty)
+            call["id"] = call["id"] or piece.get("id")
+            for function in _dicts([piece.get("function")]):
+                for key in ("name", "arguments"):
+                    call["function"][key] += _text(function.get(key))
+
+    def finished(self) -> Answer:
+        text = "".join(self.content)
+        if not self.chat:
+            return Answer(text=text, finish=self.finish)
+        message: dict[str, Any] = {"role": "assistant", "content": text or None}
+        if any(self.reasoning):
+            message["reasoning_content"] = "".join(self.reasoning)
+        if self.calls:
+            message["tool_calls"] = [self.calls[index] for index in sorted(self.calls)]
+        return Answer(message=message, finish=self.finish)
+
+
+def _join_stream(text: str) -> dict[int, Answer]:
+    """Join server-sent events (`data: {chunk}` lines) or bare JSON lines."""
+    streams: dict[int, _Stream] = {}
+    for line in text.splitlines():
+        chunk = _decode_event(line)
+        if isinstance(chunk.get("token"), dict):  # TGI and LMI
+            stream = streams.setdefault(0, _Stream())
+            stream.content.append(_text(chunk["token"].get("text")))
+            stream.finish = _finish(chunk.get("details")) or stream.finish
+        for choice in _dicts(chunk.get("choices")):
+            stream = streams.setdefault(_index(choice, 0), _Stream())
+            if isinstance(choice.get("delta"), dict):
+                stream.add_delta(choice["delta"])
+            elif isinstance(choice.get("text"), str):
+                stream.content.append(choice["text"])
+            stream.finish = _finish(choice) or stream.finish
+    return {index: stream.finished() for index, stream in streams.items()}
+
+
+def _decode_event(line: str) -> dict[str, Any]:
+    try:
+        chunk = json.loads(line.removeprefix("data:"))
+    except (ValueError, RecursionError):  # blank lines, comments, [DONE], a chunk cut by the recorder
+        return {}
+    return chunk if isinstance(chunk, dict) else {}

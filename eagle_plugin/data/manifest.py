@@ -1,0 +1,108 @@
+"""What a feature store was made from: the target and the settings that decide every number in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from eagle_plugin.data.rows import DataError
+
+MANIFEST = "manifest.json"
+VERSION = 1
+SAMPLED_BYTES = 1 << 20  # of both ends of a weight file: a whole 140 GB target would take minutes to hash
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The identity of a feature store; two runs may write to one store only when all fields agree."""
+
+    target: str  # name of the target's folder, for people
+    config_sha256: str
+    weights_sha256: str  # of the names, the sizes and both ends of the weight files
+    tokenizer_sha256: str
+    template_sha256: str
+    aux_layers: tuple[int, ...]  # layers whose INPUT is stored (id i = hidden_states[i]); empty: last only
+    hidden_size: int
+    num_layers: int
+    vocab_size: int
+    dtype: str  # the target computed in it; the store always holds bfloat16
+    max_length: int  # tokens; longer rows were cut on the right
+    logit_factor: float = 1.0  # logits = softcap(logit_factor * lm_head(last))
+    softcap: float | None = None
+    version: int = VERSION
+
+    def to_json(self) -> bytes:
+        return (json.dumps(asdict(self), indent=1) + "\n").encode()
+
+    @classmethod
+    def from_json(cls, data: bytes | bytearray, where: str) -> Manifest:
+        """Parse a manifest; DataError names `where` it lies."""
+        try:
+            values: dict[str, Any] = json.loads(data)
+            version = values.get("version")
+            if version != VERSION:
+                raise DataError(
+                    f"{where} has version {version!r}, wanted {VERSION}; extract the features again into a new store"
+                )
+            return cls(**{**values, "aux_layers": tuple(values["aux_layers"])})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise DataError(f"{where} is not a manifest of a feature store ({error}); give the store's URL") from error
+
+    def differences(self, other: Manifest) -> list[str]:
+        """`field: own value, other value` for every field but the target's name, which is for people."""
+        return [
+            f"{field.name} {getattr(self, field.name)!r}, not {getattr(other, field.name)!r}"
+            for field in fields(self)
+            if field.name != "target" and getattr(self, field.name) != getattr(other, field.name)
+        ]
+
+    def check_target(self, folder: str | Path) -> None:
+        """Raise DataError unless the target in `folder` is the one whose features these are."""
+        found = target_digests(folder)
+        wrong = [name for name, digest in found.items() if digest != getattr(self, name)]
+        if wrong:
+            raise DataError(
+                f"the features are of {self.target}, and {folder} is another target "
+                f"({', '.join(wrong)} differ); give the target that the features were extracted from"
+            )
+
+
+def target_digests(folder: str | Path) -> dict[str, str]:
+    """sha256 of a target's config, weights, tokenizer and chat template, by the manifest's field names.
+
+    A part that the folder lacks has the digest of nothing. The tokenizer's digest leaves out its chat template.
+    """
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise DataError(f"{folder} has no config.json; give the target's own folder")
+    weights = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        weights.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            weights.update(file.read(SAMPLED_BYTES))
+            file.seek(max(0, size - SAMPLED_BYTES))
+            weights.update(file.read(SAMPLED_BYTES))
+    tokenizer = next((p for name in ("tokenizer.json", "tokenizer.model") if (p := folder / name).is_file()), None)
+    return {
+        "config_sha256": _sha256((folder / "config.json").read_bytes()),
+        "weights_sha256": weights.hexdigest(),
+        "tokenizer_sha256": _sha256(tokenizer.read_bytes() if tokenizer else b""),
+        "template_sha256": _sha256(_chat_template(folder)),
+    }
+
+
+def _chat_template(folder: Path) -> bytes:
+    own, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    if own.is_file():
+        return own.read_bytes()
+    if settings.is_file():
+        return json.dumps(json.loads(settings.read_text(encoding="utf-8")).get("chat_template") or "").encode()
+    return b""
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

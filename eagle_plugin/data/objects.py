@@ -1,0 +1,257 @@
+"""Objects below one URL: a local folder, S3, Google Cloud Storage, Azure, or any other file system that fsspec knows.
+
+An object is written whole or not at all, and never over another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+from eagle_plugin.data.rows import DataError
+
+# obstore reads their settings from the environment: AWS_ENDPOINT, AWS_REGION, GOOGLE_SERVICE_ACCOUNT, AZURE_...
+OBJECT_STORES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+PARTIAL = ".partial-"
+
+
+class ObjectExists(DataError):
+    """An object of that name is there already."""
+
+
+class Folder(Protocol):
+    """The objects below one URL. Every method may be called from several threads."""
+
+    url: str
+
+    def names(self) -> list[str]:
+        """The names of all objects directly below the URL, sorted; none where nothing was written yet."""
+        ...
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | bytearray:
+        """Bytes [start, stop) of an object, in one request; fewer where the object ends earlier.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+        """
+        ...
+
+    def create(self, name: str, data: bytes | bytearray | memoryview) -> None:
+        """Write a new object whole.
+
+        Raises:
+            ObjectExists: the name is taken; what is there stays as it was.
+            DataError: the disk is full; nothing is left of the object.
+        """
+        ...
+
+
+def open_folder(url: str | Path) -> Folder:
+    """The folder of a path or URL; nothing is created before the first write.
+
+    Raises:
+        DataError: the scheme is unknown or its library is not installed.
+    """
+    text = str(url)
+    scheme, separator, _ = text.partition("://")
+    if not separator:
+        return LocalFolder(Path(text).expanduser())
+    scheme = scheme.lower()
+    if scheme == "file":
+        return LocalFolder(Path(unquote(urlsplit(text).path)))
+    return ObjectStoreFolder(text) if scheme in OBJECT_STORES else FsspecFolder(text)
+
+
+class LocalFolder:
+    """A folder of the local file system."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.url = str(path)
+
+    def names(self) -> list[str]:
+        if not self.path.is_dir():
+            if self.path.exists():
+                raise DataError(f"{self.path} is a file, wanted a folder; give another path")
+            return []
+        with _reading(self.path):
+            entries = list(os.scandir(self.path))
+        return sorted(entry.name for entry in entries if entry.is_file() and PARTIAL not in entry.name)
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytearray:
+        with _reading(self.path / name):
+            return _read_file(self.path / name, start, stop)
+
+    def create(self, name: str, data: bytes | bytearray | memoryview) -> None:
+        final = self.path / name
+        partial = self.path / f".{name}{PARTIAL}{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            try:
+                with partial.open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                _name_new_file(partial, final)
+            finally:
+                partial.unlink(missing_ok=True)
+            _sync_folder(self.path)
+        except FileExistsError as error:
+            raise ObjectExists(f"{final} exists already; it is left as it was") from error
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise DataError(f"cannot write {final} ({error.strerror}); make {self.path} writable") from error
+            size = f"{len(data) / 2**20:.1f} MiB"
+            raise DataError(
+                f"the disk of {self.path} is full: {name} needs {size}; free some space and run again, "
+                "what was finished before is kept"
+            ) from error
+
+    def remove_partial(self, prefix: str) -> None:
+        """Remove what a killed writer of names with this prefix left; only that writer's successor may call it."""
+        for path in self.path.glob(f".{prefix}*{PARTIAL}*"):
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DataError(f"cannot read {path} ({error.strerror}); check its rights and its disk") from error
+
+
+def _read_file(path: Path, start: int, stop: int | None) -> bytearray:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        size = os.fstat(descriptor).st_size
+        data = bytearray(max(0, (size if stop is None else min(stop, size)) - start))
+        view, done = memoryview(data), 0
+        while done < len(data):
+            got = os.preadv(descriptor, [view[done:]], start + done)
+            if got == 0:  # cut while it was read
+                return data[:done]
+            done += got
+        return data
+    finally:
+        os.close(descriptor)
+
+
+def _name_new_file(partial: Path, final: Path) -> None:
+    try:
+        os.link(partial, final)  # unlike a rename, it fails where the name is taken
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        if final.exists():
+            raise FileExistsError(final) from None
+        os.rename(partial, final)
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot
+            raise
+    finally:
+        os.close(descriptor)
+
+
+class ObjectStoreFolder:
+    """A prefix of S3, Google Cloud Storage or Azure, through obstore."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        try:
+            from obstore.exceptions import BaseError
+            from obstore.store import from_url
+        except ModuleNotFoundError as error:
+            raise DataError(f"{url} needs the Python package {error.name}; pip install 'eagle-plugin[data]'") from error
+        try:
+            self._store: Any = from_url(self.url)
+        except (BaseError, ValueError) as error:
+            raise DataError(
+                f"{url} cannot be opened ({_first_line(error)}); correct the URL or the environment (AWS_ENDPOINT, ...)"
+            ) from error
+
+    def names(self) -> list[str]:
+        with self._errors("list"):
+            listed = self._store.list_with_delimiter()
+            return sorted(item["path"].rsplit("/", 1)[-1] for item in listed["objects"])
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        with self._errors("read", name):
+            if stop is not None:
+                return bytes(self._store.get_range(name, start=start, end=stop))
+            options = {"range": {"offset": start}} if start else None
+            return bytes(self._store.get(name, options=options).bytes())
+
+    def create(self, name: str, data: bytes | bytearray | memoryview) -> None:
+        with self._errors("write", name):
+            # A multipart upload cannot be conditional, so the object goes up in one request.
+            self._store.put(name, bytes(data), mode="create", use_multipart=False)
+
+    @contextlib.contextmanager
+    def _errors(self, verb: str, name: str = "") -> Iterator[None]:
+        from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
+
+        where = f"{self.url}/{name}"
+        try:
+            yield
+        except AlreadyExistsError as error:
+            raise ObjectExists(f"{where} exists already; it is left as it was") from error
+        except (BaseError, OSError) as error:
+            if verb == "read" and isinstance(error, (NotFoundError, FileNotFoundError)):
+                raise FileNotFoundError(where) from error
+            raise DataError(
+                f"cannot {verb} {where} ({_first_line(error)}); check the bucket, the access rights and the network"
+            ) from error
+
+
+class FsspecFolder:
+    """A folder of any other file system that fsspec knows, such as memory://."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        try:
+            import fsspec
+
+            self._files, self._path = fsspec.url_to_fs(self.url)
+        except (ImportError, ValueError) as error:
+            raise DataError(
+                f"{url} cannot be opened ({error}); use a path, s3:// or gs://, or install its library"
+            ) from error
+
+    def names(self) -> list[str]:
+        self._files.invalidate_cache()
+        if not self._files.exists(self._path):
+            return []
+        return sorted(info["name"].rsplit("/", 1)[-1] for info in self._files.ls(self._path) if info["type"] == "file")
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        return self._files.cat_file(f"{self._path}/{name}", start=start, end=stop)
+
+    def create(self, name: str, data: bytes | bytearray | memoryview) -> None:
+        path = f"{self._path}/{name}"
+        if self._files.exists(path):
+            raise ObjectExists(f"{self.url}/{name} exists already; it is left as it was")
+        self._files.makedirs(self._path, exist_ok=True)
+        partial = f"{path}{PARTIAL}{socket.gethostname()}-{os.getpid()}"
+        self._files.pipe_file(partial, bytes(data))
+        self._files.mv(partial, path)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

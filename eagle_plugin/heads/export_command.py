@@ -1,0 +1,122 @@
+"""`eagle-plugin export`: rewrite a head of any origin as one that both engines load."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from eagle_plugin.heads.aux_ids import Reading
+from eagle_plugin.heads.checkpoint import HeadInfo, check_head
+from eagle_plugin.heads.export import save_head
+from eagle_plugin.heads.files import HeadError
+from eagle_plugin.heads.load import load_any_head, read_aux_candidates
+from eagle_plugin.heads.manifest import compare_target, read_manifest
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+DESCRIPTION = """\
+Rewrite a draft head (ours, official EAGLE, SpecForge's or speculators') as a folder that stock SGLang and stock vLLM
+both load: config.json with the aux layers in both engines' keys, model.safetensors, eagle_plugin.json.
+"""
+EXAMPLES = """\
+examples:
+  eagle-plugin export ./EAGLE3-LLaMA3.1 out/head --target ./Llama-3.1-8B-Instruct
+  eagle-plugin export out/head out/head-fp32 --target ./Llama-3.1-8B-Instruct --dtype float32
+  eagle-plugin check ./Llama-3.1-8B-Instruct ./head       which aux layers was this head trained on?
+  eagle-plugin export ./head out/head --target ./Llama-3.1-8B-Instruct --aux-layers 2,16,29
+
+A head whose config.json can mean two sets of layers is refused until --aux-layers says which.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns 0.
+
+    Raises:
+        HeadError: the head cannot be read, or does not fit the target.
+    """
+    arguments = _parser().parse_args(argv)
+    head, target = Path(arguments.head), Path(arguments.target)
+    if Path(arguments.out).resolve() == head.resolve():
+        raise HeadError(f"{arguments.out} is the head itself; give another folder for the rewritten head")
+    manifest = read_manifest(head) or {}
+    for warning in compare_target(manifest, target, head) if manifest else []:
+        print(f"warning: {warning}", file=sys.stderr)
+    reading = _choose(read_aux_candidates(head, target), arguments.aux_layers, arguments.norm_output, head)
+    loaded = load_any_head(head, target, reading=reading)
+    notes = {k: v for k, v in manifest.items() if k not in ("format", "kind", "aux_layers", "target")}
+    if "name" in manifest.get("target", {}):
+        notes["target_name"] = manifest["target"]["name"]
+    dtype = DTYPES.get(arguments.dtype) or loaded.fc.weight.dtype
+    save_head(loaded, arguments.out, target_dir=target, manifest=notes, dtype=dtype)
+    info = check_head(target, arguments.out, algorithm=loaded.algorithm)
+    for warning in info.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    Console().print(_summary(info, Path(arguments.out)))
+    # Outside of the table, whose borders would break a command in two.
+    print(f"SGLang: --speculative-algorithm {info.algorithm} --speculative-draft-model-path {arguments.out}")
+    print(f"vLLM: --speculative-config '{_vllm(info, arguments.out)}'")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="eagle-plugin export",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("head", metavar="HEAD", help="folder of the head: config.json and *.safetensors")
+    parser.add_argument("out", metavar="OUT", help="folder to write; an exported head there is replaced")
+    parser.add_argument("--target", required=True, help="folder of the target that the head was trained for")
+    parser.add_argument(
+        "--aux-layers",
+        type=_layers,
+        metavar="I,J,K",
+        help="the target layers whose INPUT the head was trained on, where its config.json leaves it open",
+    )
+    parser.add_argument(
+        "--norm-output",
+        choices=("yes", "no"),
+        help="whether the next draft step takes the normed state, where config.json leaves it open (SpecForge: no)",
+    )
+    parser.add_argument("--dtype", choices=tuple(DTYPES), help="of the weights (default: as they are)")
+    return parser
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def _choose(readings: list[Reading], aux: tuple[int, ...] | None, norm: str | None, head: Path) -> Reading | None:
+    """The one reading that the options leave; None lets the loader refuse what is still open."""
+    left = [r for r in readings if aux in (None, r.aux_layers) and (norm is None or r.norm_output == (norm == "yes"))]
+    if not left:
+        found = " or ".join(f"{','.join(map(str, r.aux_layers))} ({r.origin})" for r in readings)
+        raise HeadError(f"{head} cannot mean what --aux-layers and --norm-output say, but {found}; correct the options")
+    return left[0] if len(left) == 1 else None
+
+
+def _summary(info: HeadInfo, out: Path) -> Table:
+    table = Table(show_header=False)
+    layers = ", ".join(map(str, info.aux_layer_ids)) or "none"
+    for row in (
+        ("head", str(out)),
+        ("kind", f"{info.kind}, {info.num_layers} layer(s)"),
+        ("vocabulary", f"{info.draft_vocab_size:,} of {info.vocab_size:,} tokens"),
+        ("aux hidden states", f"inputs of target layers {layers}"),
+        ("weights", f"{info.parameters / 1e6:.1f} M parameters, {info.dtype}, {info.bytes / 2**20:.1f} MiB"),
+    ):
+        table.add_row(*row)
+    return table
+
+
+def _vllm(info: HeadInfo, out: str) -> str:
+    values = {"method": "eagle" if info.kind == "eagle2" else "eagle3", "model": out, "num_speculative_tokens": 4}
+    return json.dumps(values | ({"parallel_drafting": True} if info.kind == "peagle" else {}))

@@ -1,0 +1,101 @@
+"""eagle_plugin.json beside a head's weights: which target it was trained for, how, and what it reached.
+
+The engines do not read it. torch is not imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from eagle_plugin.heads.files import HeadError
+
+MANIFEST = "eagle_plugin.json"
+FORMAT = 1
+
+
+def describe_target(folder: str | Path) -> dict[str, str]:
+    """name and sha256 digests of a target's config.json, vocabulary and chat template.
+
+    The vocabulary's digest is over its tokens and their ids, so that a tokenizer.json saved by another version of a
+    library keeps it. What the folder lacks has the digest of nothing.
+    """
+    folder = Path(folder)
+    own, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    template = own.read_bytes() if own.is_file() else b""
+    if not template and settings.is_file():
+        template = str(json.loads(settings.read_text(encoding="utf-8")).get("chat_template") or "").encode()
+    config = folder / "config.json"
+    return {
+        "name": folder.resolve().name,
+        "config_sha256": _sha256(config.read_bytes() if config.is_file() else b""),
+        "vocabulary_sha256": _sha256(_vocabulary(folder)),
+        "template_sha256": _sha256(template.rstrip()),
+    }
+
+
+def _vocabulary(folder: Path) -> bytes:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        other = next((p for name in ("tokenizer.model", "vocab.json") if (p := folder / name).is_file()), None)
+        return other.read_bytes() if other else b""
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    vocabulary = (tokenizer.get("model") or {}).get("vocab") or {}
+    ids = dict(vocabulary) if isinstance(vocabulary, dict) else {token: i for i, (token, _) in enumerate(vocabulary)}
+    ids |= {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or []}
+    return json.dumps(sorted(ids.items())).encode()
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_manifest(folder: str | Path) -> dict[str, Any] | None:
+    """The manifest of a head's folder, or None where it has none.
+
+    Raises:
+        HeadError: it is not one of ours.
+    """
+    path = Path(folder) / MANIFEST
+    if not path.is_file():
+        return None
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values["format"] != FORMAT:
+            raise HeadError(f"{path} has format {values['format']!r}, wanted {FORMAT}; update eagle-plugin")
+        values["aux_layers"] = tuple(int(i) for i in values["aux_layers"])
+        dict(values["target"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise HeadError(
+            f"{path} is not a manifest of a head ({error!r}); export the head again or remove it"
+        ) from error
+    return values
+
+
+def compare_target(manifest: dict[str, Any], target_dir: str | Path, head_dir: str | Path) -> list[str]:
+    """Warnings about a target that is not quite the one that the head was trained for.
+
+    Raises:
+        HeadError: its token ids have other meanings.
+    """
+    trained, found = manifest["target"], describe_target(target_dir)
+    differs = {key for key, digest in found.items() if key != "name" and trained.get(key, digest) != digest}
+    if "vocabulary_sha256" in differs:
+        raise HeadError(
+            f"{head_dir} was trained for {trained.get('name')}, whose tokens have other ids than in {target_dir}; "
+            "use the head that was trained for this target"
+        )
+    warnings = []
+    if "template_sha256" in differs:
+        warnings.append(
+            f"{head_dir} was trained with another chat template than that of {target_dir}, which lowers acceptance; "
+            "train the head on rows rendered with this one"
+        )
+    if "config_sha256" in differs:
+        warnings.append(
+            f"{head_dir} was trained for {trained.get('name')} with another config.json than that of {target_dir}; "
+            "measure its acceptance before serving it"
+        )
+    return warnings

@@ -1,0 +1,85 @@
+"""The token that stands in for an unknown one in P-EAGLE: an id that no text contains."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from eagle_plugin.heads.files import HeadError, read_config, text_config
+
+RESERVED = re.compile(r"reserved|unused|extra_|placeholder|dummy|<SPECIAL_\d+>", re.IGNORECASE)
+
+
+def mask_token_candidates(target_dir: str | Path) -> list[int]:
+    """Ids that a text should not contain, best first: without a token, reserved tokens, other unused special tokens.
+
+    Tokens of the chat template and those that config.json names (BOS, EOS, PAD) are left out. A corpus can still hold
+    one of the special tokens: take the first candidate that occurs nowhere in it.
+
+    Raises:
+        HeadError: the target has no tokenizer.json.
+    """
+    folder = Path(target_dir)
+    vocab_size = text_config(read_config(folder))["vocab_size"]
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise HeadError(f"{folder} has no tokenizer.json to find an unused token in; name the mask token's id yourself")
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    added: list[dict[str, Any]] = tokenizer.get("added_tokens") or []
+    vocabulary = (tokenizer.get("model") or {}).get("vocab") or {}
+    # Unigram models list [token, score] pairs whose index is the id.
+    known = set(vocabulary.values()) if isinstance(vocabulary, dict) else set(range(len(vocabulary)))
+    known |= {token["id"] for token in added}
+    taken, text = _named_ids(folder), _template(folder)
+    special = [
+        token
+        for token in sorted(added, key=lambda token: -token["id"])
+        if token.get("special")
+        and token["id"] < vocab_size
+        and token["id"] not in taken
+        and token["content"] not in text
+    ]
+    reserved = [token["id"] for token in special if RESERVED.search(token["content"])]
+    empty = [i for i in range(vocab_size - 1, -1, -1) if i not in known and i not in taken]
+    return empty + reserved + [token["id"] for token in special if token["id"] not in reserved]
+
+
+def choose_mask_token(target_dir: str | Path, used: set[int]) -> int:
+    """The best candidate that is not in `used`.
+
+    Raises:
+        HeadError: there is none.
+    """
+    for candidate in mask_token_candidates(target_dir):
+        if candidate not in used:
+            return candidate
+    raise HeadError(
+        f"{target_dir} has no unused token for P-EAGLE's mask (no id without a token, no special token outside its "
+        "chat template and the draft vocabulary); name a token that never occurs, or train an EAGLE-3 head"
+    )
+
+
+def _named_ids(folder: Path) -> set[int]:
+    """bos_token_id, eos_token_id, ... of config.json and generation_config.json."""
+    found: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        if not (folder / name).is_file():
+            continue
+        values = text_config(json.loads((folder / name).read_text(encoding="utf-8")))
+        for key, value in values.items():
+            if key.endswith("_token_id") or key.endswith("_token_ids"):
+                found |= {i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)}
+    return found
+
+
+def _template(folder: Path) -> str:
+    """The chat template, and the tokens that tokenizer_config.json gives a role."""
+    own, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    text = own.read_text(encoding="utf-8") if own.is_file() else ""
+    if settings.is_file():
+        values = json.loads(settings.read_text(encoding="utf-8"))
+        roles = {k: v for k, v in values.items() if k == "chat_template" or (k.endswith("_token") and "mask" not in k)}
+        text += json.dumps(roles, ensure_ascii=False)
+    return text

@@ -1,0 +1,102 @@
+"""What a head takes from its target's checkpoint folder: sizes, embedding, lm_head, final norm and last layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors import safe_open
+from torch import Tensor
+
+from eagle_plugin.heads.files import DTYPES, HeadError, read_config, read_size, read_tensors, text_config
+
+# Models whose norms multiply by 1 + weight (transformers' modeling files), which a head's plain norms do not.
+UNIT_OFFSET_NORMS = (
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gemma3_text",
+    "muse_glimmer",
+    "qwen3_5",
+    "qwen3_5_text",
+    "qwen3_5_moe",
+    "qwen3_5_moe_text",
+    "qwen3_next",
+    "qwen4_exp",
+    "qwen4_exp_text",
+    "recurrent_gemma",
+    "vaultgemma",
+)
+EMBEDDING = "embed_tokens.weight"
+
+
+class TargetFiles:
+    """The configuration and single tensors of a target, read without building the model.
+
+    Raises:
+        HeadError: the folder has no config.json or no safetensors, lacks a size, or has no plain embedding.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        raw = read_config(self.folder)
+        self.config = text_config(raw)  # of the language model inside a multimodal one
+        self.architecture: str = (raw.get("architectures") or ["?"])[0]
+        self.hidden_size = read_size(self.config, "hidden_size", self.folder / "config.json")
+        self.vocab_size = read_size(self.config, "vocab_size", self.folder / "config.json")
+        self.num_layers = read_size(self.config, "num_hidden_layers", self.folder / "config.json")
+        self._tensors = read_tensors(self.folder)
+        self._prefix = self._find_embedding().removesuffix(EMBEDDING)
+        self._offset = 1.0 if self.config.get("model_type") in UNIT_OFFSET_NORMS else 0.0
+
+    def _find_embedding(self) -> str:
+        shape = (self.vocab_size, self.hidden_size)
+        found = [
+            name
+            for name, tensor in self._tensors.items()
+            if name.endswith(EMBEDDING) and tensor.shape == shape and tensor.dtype in DTYPES
+        ]
+        if len(found) != 1:
+            raise HeadError(
+                f"{self.folder} has {len(found)} unquantised tensors *{EMBEDDING} of shape {list(shape)}, wanted one; "
+                "give the target as transformers saves it"
+            )
+        return found[0]
+
+    def embedding(self) -> Tensor:
+        """[V, H] in the dtype of the checkpoint."""
+        return self._read(self._prefix + EMBEDDING)
+
+    def lm_head(self) -> Tensor:
+        """[V, H] in the dtype of the checkpoint; the embedding where the two are tied.
+
+        Raises:
+            HeadError: it is quantised.
+        """
+        names = [name for name in self._tensors if name.endswith("lm_head.weight")]
+        if not names or self.config.get("tie_word_embeddings"):
+            return self.embedding()
+        if self._tensors[names[0]].dtype not in DTYPES:
+            raise HeadError(
+                f"{self.folder} has {names[0]} as {self._tensors[names[0]].dtype}, wanted one of {', '.join(DTYPES)}; "
+                "give the target with an unquantised lm_head"
+            )
+        return self._read(names[0])
+
+    def matrix(self, name: str) -> Tensor | None:
+        """A parameter by its name after the prefix of the decoder ("layers.3.mlp.up_proj.weight"); None where the
+        checkpoint does not have it or has it quantised."""
+        stored = self._tensors.get(self._prefix + name)
+        return self._read(stored.name) if stored is not None and stored.dtype in DTYPES else None
+
+    def gain(self, *names: str) -> Tensor | None:
+        """The factor [H] of the first norm of these that exists, with the 1 that some models add to the weight."""
+        for name in names:
+            weight = self.matrix(name)
+            if weight is not None:
+                return weight.float() + self._offset
+        return None
+
+    def _read(self, name: str) -> Tensor:
+        with safe_open(str(self._tensors[name].file), framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name)
+        return tensor

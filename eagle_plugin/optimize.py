@@ -1,0 +1,284 @@
+"""`eagle-plugin optimize`: one recipe from prompts to a trained head with its measured gain, resumable at any point."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from rich.console import Console
+
+from eagle_plugin.bench.choices import resolve_target
+from eagle_plugin.bench.servers import Server, ServerError, ServerSpec, sigterm_as_exit
+from eagle_plugin.errors import UserError
+
+EPILOG = """\
+examples:
+  eagle-plugin optimize examples/recipes/smollm2-135m-instruct.yaml --out out/head
+  eagle-plugin optimize RECIPE.yaml --out out/head --until features     stop before training
+  eagle-plugin optimize RECIPE.yaml --out out/head                      the same command resumes after a kill
+
+The folder --out holds everything: prompts.jsonl, generated.jsonl, recorded.jsonl, vocabulary.safetensors, features/,
+train/NAME/ for each training run, and eval.json. The trained head is OUT/head.
+"""
+JOB_FILE = "job.json"
+Positive = Annotated[int, Field(gt=0)]
+
+
+class JobError(UserError):
+    """A recipe or a stage of a job that cannot go on."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PromptSettings(_Section):
+    """Prompts: files in any format that `data prepare` reads, or the built-in ones."""
+
+    files: list[Path] = []
+    builtin: Positive | None = None  # how many built-in prompts
+    privacy: str = "redact"  # of files
+
+
+class GenerateSettings(_Section):
+    """Answers of the target: from running endpoints, or from a stock engine that the job starts and stops."""
+
+    endpoints: list[str] = []
+    temperatures: list[Annotated[float, Field(ge=0, le=2)]] = []  # default: each prompt's own
+    max_tokens: Positive = 192
+    concurrency: Positive = 112
+
+
+class RecordedSettings(_Section):
+    """Recorded dialogues of the built-in prompts, read by the target but not written by it."""
+
+    count: Positive
+    max_length: Positive = 512
+
+
+class JobSettings(_Section):
+    """A whole recipe."""
+
+    target: str
+    prompts: PromptSettings
+    generate: GenerateSettings = GenerateSettings()
+    recorded: RecordedSettings | None = None
+    vocabulary: Positive | None = None
+    aux_layers: list[Positive] | None = None
+    train: dict[str, dict[str, Any]] = Field(min_length=1)  # name -> keys of `eagle-plugin train`, in order
+    evaluate: list[str] = ["mtbench", "humaneval", "gsm8k"]  # held-out sets; [] measures nothing
+    compare: Path | None = None  # a head that the trained one is measured against
+
+
+class Stage(NamedTuple):
+    """One sub-command of the job; it is done when `output` exists and nothing up to here has changed since."""
+
+    name: str
+    words: list[str]
+    output: Path
+    needs_server: bool = False
+    recipe: str = ""  # of a training run: what is written into the file that the words name
+
+
+def read_job(path: Path) -> JobSettings:
+    """Read a recipe.
+
+    Raises:
+        JobError: naming every wrong key with its value and what was wanted.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return JobSettings.model_validate(values)
+    except OSError as error:
+        raise JobError(f"{path} cannot be read ({error.strerror}); give the recipe's YAML file") from error
+    except yaml.YAMLError as error:
+        raise JobError(f"{path} is not YAML ({' '.join(str(error).split())}); correct the file") from error
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(map(str, fault['loc'])) or 'recipe'}: {fault['msg']} (got {fault['input']!r})"
+            for fault in error.errors()
+        )
+        raise JobError(f"{path} has wrong keys: {faults}; correct them") from error
+
+
+def plan(job: JobSettings, target: Path, out: Path) -> list[Stage]:
+    """The sub-commands of a job in their order."""
+    rows = [out / "generated.jsonl"]
+    stages = [*_prompt_stages(job, target, out)]
+    if job.recorded is not None:
+        rows.append(out / "recorded.jsonl")
+    if job.vocabulary is not None:
+        words = ["data", "vocabulary", *map(str, rows), "--target", str(target), "--size", str(job.vocabulary)]
+        stages.append(
+            Stage("vocabulary", [*words, "--out", str(out / "vocabulary.safetensors")], out / "vocabulary.safetensors")
+        )
+    for file in rows:
+        store = out / "features" / file.stem
+        words = ["data", "features", str(file), "--target", str(target), "--store", str(store)]
+        if job.aux_layers is not None:
+            words += ["--aux-layers", ",".join(map(str, job.aux_layers))]
+        stages.append(Stage(f"features of {file.stem} rows", words, store / "manifest.json"))
+    head: Path | None = None
+    for name, keys in job.train.items():
+        folder = out / "train" / name
+        words = ["train", f"{folder}.yaml", "--out", str(folder)]
+        recipe = _train_recipe(keys, job, target, out, head)
+        stages.append(Stage(f"train {name}", words, folder / "head", recipe=recipe))
+        head = folder / "head"
+    heads = [str(path) for path in (job.compare, head) if path is not None]
+    report = out / "eval.json"
+    if not job.evaluate:
+        return stages
+    stages.append(
+        Stage("evaluate", ["eval", str(target), *heads, "--sets", *job.evaluate, "--json", str(report)], report)
+    )
+    return stages
+
+
+def _prompt_stages(job: JobSettings, target: Path, out: Path) -> Iterator[Stage]:
+    prompts, settings = out / "prompts.jsonl", job.prompts
+    if bool(settings.files) == (settings.builtin is not None):
+        raise JobError("the recipe's prompts name both files and builtin, or neither; give one of them")
+    if settings.builtin is not None:
+        words = ["data", "builtin", "--limit", str(settings.builtin), "--out", str(prompts)]
+    else:
+        words = ["data", "prepare", *map(str, settings.files), "--privacy", settings.privacy, "--out", str(prompts)]
+    yield Stage("prompts", words, prompts)
+    ask, rows = job.generate, out / "generated.jsonl"
+    words = ["data", "generate", str(prompts), "--out", str(rows), "--max-tokens", str(ask.max_tokens)]
+    words += ["--concurrency", str(ask.concurrency)]
+    if ask.temperatures:
+        words += ["--temperature", *map(str, ask.temperatures)]
+    for url in ask.endpoints:
+        words += ["--endpoint", url]
+    yield Stage("answers of the target", words, rows, needs_server=not ask.endpoints)
+    if job.recorded is not None:
+        dialogues, rows = out / "dialogues.jsonl", out / "recorded.jsonl"
+        words = ["data", "builtin", "--recorded", "--limit", str(job.recorded.count), "--out", str(dialogues)]
+        yield Stage("recorded dialogues", words, dialogues)
+        words = ["data", "render", str(dialogues), "--target", str(target), "--out", str(rows)]
+        yield Stage("rendered dialogues", [*words, "--max-length", str(job.recorded.max_length)], rows)
+
+
+def _train_recipe(keys: dict[str, Any], job: JobSettings, target: Path, out: Path, head: Path | None) -> str:
+    """The recipe of one training run; the runs of a job go on from each other, with one draft vocabulary."""
+    shape = dict(keys.get("head", {}))
+    if head is not None:
+        shape["from"] = str(head)
+    elif job.vocabulary is not None:
+        shape["vocabulary"] = str(out / "vocabulary.safetensors")
+    stores = keys.get("data", {}).get("store", ["generated"])
+    data = {"store": [str(out / "features" / store) for store in stores]}
+    return yaml.safe_dump({**keys, "target": str(target), "head": shape, "data": data}, sort_keys=False)
+
+
+def run(job: JobSettings, target: Path, out: Path, until: str | None, console: Console) -> None:
+    """Run the stages that are not done yet; every stage resumes where it was stopped.
+
+    Raises:
+        JobError: a stage failed; what it said is above.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    stages = plan(job, target, out)
+    done = _read_done(out / JOB_FILE)
+    digest = ""
+    for number, stage in enumerate(stages, 1):
+        title = f"{number}/{len(stages)} {stage.name}"
+        digest = hashlib.sha256(json.dumps([digest, stage.words, stage.recipe]).encode()).hexdigest()
+        if done.get(stage.name) == digest and stage.output.exists():
+            console.print(f"{title}: done before", highlight=False)
+        else:
+            console.print(f"[bold]{title}[/]", highlight=False)
+            if stage.recipe:
+                file = Path(stage.words[1])
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(stage.recipe, encoding="utf-8")
+            with _endpoint(stage, job, target, out, console) as extra:
+                _call([*stage.words, *extra], stage.name)
+            done[stage.name] = digest
+            _write_done(out / JOB_FILE, done)
+        if until is not None and stage.name.startswith(until):
+            return
+    _link_head(out, list(job.train)[-1])
+
+
+@contextlib.contextmanager
+def _endpoint(stage: Stage, job: JobSettings, target: Path, out: Path, console: Console) -> Iterator[list[str]]:
+    """The words that name an endpoint: none, or those of a stock engine that runs as long as the stage does."""
+    if not stage.needs_server:
+        yield []
+        return
+    rows = job.generate.concurrency
+    spec = ServerSpec(target=target, mode="plain", max_running_requests=rows, max_total_tokens=max(16384, rows * 640))
+    with sigterm_as_exit(), Server.of(spec, out / "logs") as server:
+        console.print("starting the engine", highlight=False)
+        server.wait_ready()
+        yield ["--endpoint", server.url]
+
+
+def _call(words: Sequence[str], name: str) -> None:
+    """Run one sub-command in a process of its own, which gives its memory back."""
+    code = subprocess.run([sys.executable, "-m", "eagle_plugin.cli", *words], check=False).returncode
+    if code == 130:
+        raise KeyboardInterrupt
+    if code != 0:
+        raise JobError(f"the stage '{name}' ended with exit code {code}; see its message above, then run the job again")
+
+
+def _read_done(path: Path) -> dict[str, str]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError) as error:
+        raise JobError(f"{path} is not the record of a job ({error}); delete it to run every stage again") from error
+
+
+def _write_done(path: Path, done: dict[str, str]) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(done, indent=2) + "\n", encoding="utf-8")
+    os.replace(part, path)
+
+
+def _link_head(out: Path, last: str) -> None:
+    link = out / "head"
+    part = out / "head.part"
+    part.unlink(missing_ok=True)
+    part.symlink_to(Path("train") / last / "head")
+    os.replace(part, link)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a job; returns 0, raises UserError for anything refused."""
+    parser = argparse.ArgumentParser(
+        prog="eagle-plugin optimize",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recipe", type=Path, metavar="RECIPE", help="a YAML file; see examples/recipes")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of everything the job makes")
+    parser.add_argument("--until", metavar="STAGE", help="stop after the stage whose name begins so")
+    options = parser.parse_args(argv)
+    console = Console(stderr=True)
+    job = read_job(options.recipe)
+    try:
+        run(job, resolve_target(job.target, console), options.out, options.until, console)
+    except ServerError as error:
+        raise JobError(str(error)) from error
+    console.print(f"the trained head is {options.out / 'head'}", highlight=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

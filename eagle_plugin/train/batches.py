@@ -1,0 +1,106 @@
+"""What one training step reads: several documents one after another on one flat token axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class PackedDocument(Protocol):
+    """A document of the feature store, or anything with its fields."""
+
+    @property
+    def ids(self) -> Tensor:
+        """[n] int64."""
+
+    @property
+    def mask(self) -> Tensor:
+        """[n] bool: response tokens."""
+
+    @property
+    def aux(self) -> Tensor | None:
+        """[n, F]: the features that the head reads; None for heads that read `last`."""
+
+    @property
+    def last(self) -> Tensor:
+        """[n, H]: what the target's lm_head reads."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """N tokens of D documents, without padding. Rows of different documents never see each other."""
+
+    ids: Tensor  # [N] int64
+    mask: Tensor  # [N] bool, response tokens
+    starts: Tensor  # [D + 1] int64: the first row of every document, and N
+    aux: Tensor | None  # [N, F], None for heads that read `last`
+    last: Tensor  # [N, H]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def bounds(self) -> list[int]:
+        """`starts` as Python numbers."""
+        return self.starts.tolist()
+
+    @cached_property
+    def document(self) -> Tensor:
+        """[N] int64: which document a row belongs to."""
+        return torch.repeat_interleave(self.starts.diff())
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """[N] int64: the row's place in its document."""
+        return torch.arange(len(self), device=self.ids.device) - self.starts[self.document]
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        """The same batch on another device."""
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=non_blocking)
+
+        aux = None if self.aux is None else move(self.aux)
+        return Batch(move(self.ids), move(self.mask), move(self.starts), aux, move(self.last))
+
+
+def pack(documents: Sequence[PackedDocument]) -> Batch:
+    """Put documents one after another.
+
+    Raises:
+        ValueError: there is no document, or some have `aux` and others do not.
+    """
+    aux = [document.aux for document in documents if document.aux is not None]
+    if not documents or len(aux) not in (0, len(documents)):
+        raise ValueError(f"{len(documents)} documents, {len(aux)} of them with aux hidden states; wanted all or none")
+    lengths = torch.tensor([0] + [len(document.ids) for document in documents])
+    return Batch(
+        ids=torch.cat([document.ids for document in documents]),
+        mask=torch.cat([document.mask for document in documents]),
+        starts=lengths.cumsum(0),
+        aux=torch.cat(aux) if aux else None,
+        last=torch.cat([document.last for document in documents]),
+    )
+
+
+def weigh_chains(batch: Batch, steps: int, prompt_weight: float) -> Tensor:
+    """Return the weight of every row at every draft step, [steps, N] float32.
+
+    Row t at step k consumes the tokens t+1 .. t+1+k and predicts token t+2+k. Its weight is 1 when all of them are
+    response tokens of one document, `prompt_weight` when some belong to the prompt, and 0 past the document's end. So
+    the first draft after the prompt counts, and nothing is learnt about what follows the last token.
+    """
+    n = len(batch)
+    weights = torch.zeros(steps, n, device=batch.ids.device)
+    response = batch.mask.cumsum(0)  # responses up to and with a row: differences count them in a span
+    for k in range(min(steps, n - 2)):
+        rows = n - 2 - k
+        same = batch.document[2 + k :] == batch.document[:rows]
+        whole = response[2 + k :] - response[:rows] == 2 + k
+        weights[k, :rows] = torch.where(whole, 1.0, prompt_weight) * same
+    return weights

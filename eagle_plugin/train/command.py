@@ -1,0 +1,173 @@
+"""`eagle-plugin train`: train a draft head by a recipe; run it again and it goes on where it stopped."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from filelock import FileLock, Timeout
+from rich.console import Console
+from rich.table import Table
+
+from eagle_plugin.data.extract import reuse_memory
+from eagle_plugin.errors import UserError
+from eagle_plugin.heads.export import save_head
+from eagle_plugin.heads.layers import DraftHead
+from eagle_plugin.train.curve import draw_curve
+from eagle_plugin.train.distributed import Ranks, join_ranks
+from eagle_plugin.train.loop import Outcome, Trainer
+from eagle_plugin.train.model import DTYPES, check_features, make_head, make_objective, take_parameters
+from eagle_plugin.train.progress import Bar
+from eagle_plugin.train.settings import TrainError, TrainSettings, read_recipe
+from eagle_plugin.train.sources import Source, digest_items, open_source
+
+EXAMPLES = """\
+examples:
+  eagle-plugin train recipe.yaml --out out/head
+  eagle-plugin train recipe.yaml --out out/try --set budget.minutes=5 --set optimiser.lr=3e-3
+  eagle-plugin train recipe.yaml --out out/head          the same command goes on after Ctrl-C or a kill
+  torchrun --nproc-per-node 8 -m eagle_plugin.train.command recipe.yaml --out out/head
+
+the smallest recipe:
+  target: models/llama
+  data: {store: out/features}
+  budget: {epochs: 3}
+
+OUT/head is the trained head for SGLang and vLLM, OUT/logs has train.csv, val.csv and the learning curve,
+OUT/checkpoints the last two checkpoints. All keys of a recipe: docs/training.md
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; 0 when the budget is spent, 130 when it was stopped with its state saved."""
+    arguments = _parse(argv)
+    settings = read_recipe(arguments.recipe, arguments.set)
+    out: Path = arguments.out if arguments.out is not None else Path("out") / arguments.recipe.stem
+    reuse_memory()
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    torch.set_num_threads(settings.threads or max(1, len(os.sched_getaffinity(0)) // processes))
+    with join_ranks(settings.device, settings.parallel) as ranks, _hold(out, ranks):
+        source = open_source(settings.target, settings.data, DTYPES[settings.dtype], ranks.device)
+        try:
+            return train(settings, out, ranks, source)
+        finally:
+            source.close()
+
+
+def train(settings: TrainSettings, out: Path, ranks: Ranks, source: Source) -> int:
+    """Train, export the head and print the summary; returns the command's exit code.
+
+    Raises:
+        UserError: the recipe, the data or what is in the folder do not go together.
+    """
+    console = Console(stderr=True)
+    head = make_head(settings, source.aux_layers)
+    check_features(head, source.aux_layers)
+    objective = make_objective(settings, head, source.readout(), ranks.device)
+    with Bar(console, ranks.writes) as bar:
+        trainer = Trainer(settings, out, ranks, source, objective, bar)
+        if trainer.resume():
+            bar.print(f"going on after update {trainer.position.update:,} of {out}")
+        outcome = trainer.run()
+        if not outcome.finished:
+            bar.print(f"stopped after update {outcome.position.update:,}; the same command goes on from there")
+            return 130
+    parameters, _ = trainer.parameters.gather()
+    if ranks.writes:
+        # A second instance: with FSDP the first one holds parts of parameters only.
+        whole = take_parameters(make_head(settings, source.aux_layers), parameters)
+        notes = _notes(settings, outcome, digest_items(source.items))
+        save_head(whole, out / "head", target_dir=settings.target, manifest=notes)
+        draw_curve(out / "logs", f"{head.kind} for {settings.target.name}")
+        Console().print(_summary(settings, out, whole, outcome))
+    ranks.wait()
+    return 0
+
+
+@contextmanager
+def _hold(out: Path, ranks: Ranks) -> Iterator[None]:
+    """Keep other runs out of the folder."""
+    if not ranks.writes:
+        yield
+        return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(out / ".lock", timeout=0)
+        lock.acquire()
+    except Timeout as error:
+        raise TrainError(f"{out} is in use by another training run; wait for it, or choose another --out") from error
+    except OSError as error:
+        raise TrainError(f"{out} cannot be written ({error.strerror}); choose another folder with --out") from error
+    with lock:
+        yield
+
+
+def _notes(settings: TrainSettings, outcome: Outcome, documents: str) -> dict[str, object]:
+    """What goes into the head's manifest."""
+    notes: dict[str, object] = {
+        "training": {
+            "documents_sha256": documents,
+            "updates": outcome.position.update,
+            "tokens": outcome.position.tokens,
+            "epochs": round(outcome.epochs, 4),
+            "recipe": settings.model_dump(mode="json", by_alias=True, exclude={"target": True, "data": True}),
+        }
+    }
+    if acceptance := outcome.held_out.get("acceptance"):
+        notes["acceptance"] = [round(value, 4) for value in acceptance]
+    return notes
+
+
+def _summary(settings: TrainSettings, out: Path, head: DraftHead, outcome: Outcome) -> Table:
+    table = Table("", "", title=f"{head.kind} head for {settings.target.name}", show_header=False)
+    table.columns[1].overflow = "fold"
+    position, trained = outcome.position, sum(p.numel() for p in head.parameters() if p.requires_grad)
+    rows = [
+        ("head", str(out / "head")),
+        ("trained parameters", f"{trained / 1e6:.1f} M"),
+        ("draft vocabulary", f"{len(head.d2t):,} tokens"),
+        ("updates", f"{position.update:,}"),
+        ("tokens", f"{position.tokens:,} ({outcome.epochs:.2f} epochs)"),
+        ("time", f"{outcome.seconds / 60:.1f} min, {position.tokens / max(outcome.seconds, 1e-9):,.0f} tokens/s"),
+    ]
+    if held_out := outcome.held_out:
+        rows += [
+            ("held-out acceptance by depth", _join(held_out["acceptance"])),
+            ("held-out alpha by depth (T = 1)", _join(held_out["alpha"])),
+            ("target's mass on the draft vocabulary", f"{held_out['mass'][0]:.1%}"),
+        ]
+    rows.append(("learning curve", str(out / "logs" / "curve.png")))
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _join(values: Sequence[float]) -> str:
+    return "  ".join("-" if math.isnan(value) else f"{value:.3f}" for value in values)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="eagle-plugin train",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recipe", type=Path, metavar="RECIPE.yaml", help="what to train, on what, for how long")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the run (default: out/RECIPE)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the recipe")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,287 @@
+"""The loss over the draft vocabulary, in chunks: nothing of size [rows, vocabulary] outlives a chunk.
+
+With p the target's distribution restricted to the draft vocabulary D (not renormalised: its sum `mass` is below 1) and
+q the head's softmax over D:
+
+    CE = - sum_{v in D} p(v) log q(v),    dCE/dz = mass q - p
+
+This is the whole cross-entropy for a head that cannot emit the rest of the vocabulary, so a row whose target wants a
+token outside D weighs little by itself. The objective "lk" (LK losses, arXiv 2602.23881) mixes in the acceptance
+alpha = sum_v min(p(v), q(v)): lambda CE + (1 - lambda) (1 - alpha) with lambda = exp(-3 alpha), a constant.
+
+Gradients are made in the forward, because only there the chunk exists. The target's distribution is made once a chunk
+for all draft steps.
+
+On a CPU the products run over `CHUNK` elements, because the matrix units want many rows, and all else over `TILE`
+elements, which stay in the cache; the float32 numbers exist for one tile only.
+
+Letters in shapes: R target rows, S head rows of one step, H hidden size, D draft vocabulary, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from eagle_plugin.data.features import Readout
+
+Loss = Literal["ce", "lk"]
+LK_RATE = 3.0
+# Elements of logits at once. A GPU wants one large tile a chunk.
+CHUNK = {"cpu": 1 << 21, "cuda": 1 << 27}
+TILE = {"cpu": 1 << 19, "cuda": 1 << 27}
+
+
+class Distribution(NamedTuple):
+    """What the target says about some rows."""
+
+    p: Tensor  # [R, D] float32, not renormalised
+    mass: Tensor  # [R] float32, the sum of p
+    top: Tensor  # [R] int64, the draft id of the target's most probable token; -1 outside the draft vocabulary
+
+
+class Teacher:
+    """The target's distribution over the draft vocabulary, from its last hidden states."""
+
+    def __init__(
+        self,
+        readout: Readout,
+        draft_ids: Tensor | None,
+        dtype: torch.dtype,
+        *,
+        mode: Literal["full", "draft"] = "full",
+        oov: Literal["mass", "drop"] = "mass",
+        top_k: int = 0,
+    ) -> None:
+        """draft_ids [D] int64, ascending target ids; None: the whole vocabulary.
+
+        mode "full" normalises over V, "draft" over D only, which costs D / V of it. oov "drop" renormalises over D and
+        leaves out rows whose most probable token is outside. top_k > 0 keeps that many of the draft tokens.
+        """
+        vocab = len(readout.weight)
+        self.rest: Readout | None = None
+        self.in_draft: Tensor | None = None
+        if draft_ids is None or len(draft_ids) == vocab:
+            self.draft = _columns(readout, None, dtype)
+        else:
+            self.draft = _columns(readout, draft_ids, dtype)
+            inside = torch.zeros(vocab, dtype=torch.bool, device=draft_ids.device)
+            inside[draft_ids] = True
+            if mode == "full":
+                self.rest = _columns(readout, (~inside).nonzero()[:, 0], dtype)
+            else:
+                self.in_draft = inside
+        self.drop, self.top_k = oov == "drop", top_k
+
+    def read(self, last: Tensor, tokens: Tensor, tile: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logits over D [R, D], what they are normalised by [R], and the most probable draft token [R] or -1.
+
+        last [R, H], tokens [R] int64: what came next in the data. Without the rest of the vocabulary (mode "draft"),
+        `tokens` say which rows the head cannot get right. tile: rows at once in float32.
+        """
+        logits = self.draft(last)
+        parts = [_highest(_wide(part)) for part in logits.split(tile)]
+        norm, best, top = (torch.cat(column) for column in zip(*parts, strict=True))
+        if self.rest is not None:
+            width = len(self.draft.weight)
+            for start in range(0, len(self.rest.weight), width):
+                columns = slice(start, start + width)
+                bias = None if self.rest.bias is None else self.rest.bias[columns]
+                others = replace(self.rest, weight=self.rest.weight[columns], bias=bias)(last)
+                for i, part in enumerate(others.split(tile)):
+                    rows, wide = slice(i * tile, (i + 1) * tile), _wide(part)
+                    top[rows].masked_fill_(wide.amax(-1) > best[rows], -1)
+                    norm[rows] = torch.logaddexp(norm[rows], wide.logsumexp(-1))
+        elif self.in_draft is not None:
+            top = top.masked_fill(~self.in_draft[tokens], -1)
+        return logits, norm, top
+
+    def spread(self, logits: Tensor, norm: Tensor, top: Tensor) -> Distribution:
+        """The distribution of some rows of what `read` returned."""
+        p = _wide(logits).sub(norm[:, None]).exp_()
+        if self.drop:
+            p.mul_(((top >= 0) / p.sum(-1))[:, None])
+        if self.top_k:
+            kept = p.topk(self.top_k)
+            p = torch.zeros_like(p).scatter_(-1, kept.indices, kept.values)
+        return Distribution(p, p.sum(-1), top)
+
+
+def _columns(readout: Readout, ids: Tensor | None, dtype: torch.dtype) -> Readout:
+    """The readout in another dtype, of the tokens `ids` alone."""
+    weight, bias = readout.weight.detach(), None if readout.bias is None else readout.bias.detach()
+    if ids is not None:
+        weight, bias = weight[ids.to(weight.device)], None if bias is None else bias[ids.to(weight.device)]
+    return replace(readout, weight=weight.to(dtype), bias=None if bias is None else bias.to(dtype))
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _highest(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """logsumexp [R], the highest logit [R] and where it is [R]."""
+    best, top = logits.max(-1)
+    return logits.logsumexp(-1), best, top
+
+
+class StepRows(NamedTuple):
+    """The rows of one draft step that are learnt from."""
+
+    inputs: Tensor  # [S, H], what lm_head reads
+    teacher: Tensor  # [S] int64 ascending: which of the R target rows
+    factor: Tensor  # [S] float32, the weight of the row in the sum
+
+
+class RowScores(NamedTuple):
+    """What became of the rows of one step, all [S] float32 except `choice`; no gradient."""
+
+    loss: Tensor  # before its factor
+    hit: Tensor  # 1 where the head's most probable token is the target's
+    mass: Tensor
+    alpha: Tensor  # nan unless asked for
+    choice: Tensor  # int64, the head's most probable draft id
+
+
+def vocabulary_loss(
+    teacher: Teacher,
+    last: Tensor,
+    tokens: Tensor,
+    steps: list[StepRows],
+    weight: Tensor,
+    *,
+    loss: Loss = "ce",
+    detail: bool = False,
+    tile: int | None = None,
+) -> tuple[Tensor, list[RowScores]]:
+    """Return sum over all rows of factor * loss, float32, and the scores of every step's rows.
+
+    last [R, H] and tokens [R] int64 (what came next): the target rows; weight [D, H]: lm_head, learnt if it asks for
+    a gradient. detail: measure alpha. tile: target rows at once; None: a number for the device.
+    """
+    device = "cuda" if last.is_cuda else "cpu"
+    tile = tile or max(8, TILE[device] // len(weight))
+    chunk = tile * max(1, CHUNK[device] // TILE[device])
+    marks = torch.arange(0, len(last) + tile, tile, device=last.device).clamp(max=len(last))
+    job = _Job(
+        teacher,
+        last,
+        tokens,
+        [step.teacher for step in steps],
+        [step.factor for step in steps],
+        [torch.searchsorted(step.teacher, marks).tolist() for step in steps],
+        tile,
+        chunk,
+        loss,
+        detail,
+    )
+    value, *flat = _VocabularyLoss.apply(job, torch.is_grad_enabled(), weight, *[step.inputs for step in steps])
+    return value, [RowScores(*flat[i : i + 5]) for i in range(0, len(flat), 5)]
+
+
+class _Job(NamedTuple):
+    teacher: Teacher
+    last: Tensor
+    tokens: Tensor
+    rows: list[Tensor]
+    factors: list[Tensor]
+    edges: list[list[int]]  # of every step: its first row in every tile of target rows
+    tile: int
+    chunk: int  # a multiple of tile
+    loss: Loss
+    detail: bool
+
+
+class _VocabularyLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, job: _Job, learn: bool, weight: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        learn_weight = learn and ctx.needs_input_grad[2]
+        dtype = inputs[0].dtype
+        matrix = weight.to(dtype)
+        statistic = torch.float64 if dtype == torch.float64 else torch.float32
+        input_grads = [torch.empty_like(x) for x in inputs] if learn else []
+        weight_grad = torch.zeros_like(weight) if learn_weight else None
+        scores = [_empty_scores(len(x), x.device, statistic) for x in inputs]
+
+        for start in range(0, len(job.last), job.chunk):
+            rows = slice(start, start + job.chunk)
+            first, tiles = start // job.tile, -(-len(job.last[rows]) // job.tile)
+            spans = [slice(edge[first], edge[first + tiles]) for edge in job.edges]
+            target = job.teacher.read(job.last[rows].to(dtype), job.tokens[rows], job.tile)
+            # The logits of all steps; the tiles turn them into gradients in place.
+            slopes = torch.cat([x[span] for x, span in zip(inputs, spans, strict=True)]) @ matrix.T
+            offsets = [0]
+            for span in spans:
+                offsets.append(offsets[-1] + span.stop - span.start)
+            for i in range(tiles):
+                here = job.teacher.spread(*(part[i * job.tile : (i + 1) * job.tile] for part in target))
+                for k, edge in enumerate(job.edges):
+                    span = slice(edge[first + i], edge[first + i + 1])
+                    if span.start == span.stop:
+                        continue
+                    local = job.rows[k][span] - (first + i) * job.tile
+                    seen = here if len(local) == len(here.top) else Distribution(*(part[local] for part in here))
+                    at = offsets[k] + span.start - spans[k].start
+                    _score(slopes[at : at + len(local)], seen, scores[k], span, job, learn)
+            if not learn:
+                continue
+            factor = torch.cat([f[span] for f, span in zip(job.factors, spans, strict=True)])[:, None].to(dtype)
+            for grad, span, at in zip(input_grads, spans, offsets, strict=False):
+                torch.mm(slopes[at : at + span.stop - span.start], matrix, out=grad[span])
+                grad[span] *= factor[at : at + span.stop - span.start]
+            if weight_grad is not None:
+                weight_grad += slopes.T @ (torch.cat([x[s] for x, s in zip(inputs, spans, strict=True)]) * factor)
+        ctx.save_for_backward(*input_grads, *([] if weight_grad is None else [weight_grad]))
+        ctx.steps = len(inputs)
+        flat = [tensor for score in scores for tensor in score]
+        ctx.mark_non_differentiable(*flat)
+        parts = [(factor * score.loss).sum() for factor, score in zip(job.factors, scores, strict=True)]
+        return torch.stack(parts).sum(), *flat
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        inputs, weight = saved[: ctx.steps], saved[ctx.steps :]
+        weight_grad = weight[0] * grads[0] if weight else None
+        return None, None, weight_grad, *(x * grads[0].to(x.dtype) for x in inputs)
+
+
+def _empty_scores(rows: int, device: torch.device, dtype: torch.dtype) -> RowScores:
+    loss, hit, mass = torch.zeros(3, rows, dtype=dtype, device=device)
+    alpha = torch.full((rows,), float("nan"), dtype=dtype, device=device)
+    return RowScores(loss, hit, mass, alpha, torch.zeros(rows, dtype=torch.int64, device=device))
+
+
+def _score(logits: Tensor, target: Distribution, score: RowScores, span: slice, job: _Job, learn: bool) -> None:
+    """Score the rows `span` of a step, and overwrite their logits [s, D] by the gradient of the loss."""
+    p, mass, top = target
+    wide = _wide(logits)
+    highest, choice = wide.max(-1, keepdim=True)
+    shifted = wide.sub_(highest) if wide is not logits else wide - highest
+    product = torch.linalg.vecdot(p, shifted)
+    powers = shifted.exp_()
+    total = powers.sum(-1)
+    losses = mass * total.log() - product
+    choice = choice[:, 0]
+    score.hit[span], score.choice[span], score.mass[span] = (choice == top).to(p.dtype), choice, mass
+    share = None
+    if job.detail or job.loss == "lk":
+        q = powers.div_(total[:, None])
+        total = torch.ones_like(total)
+        score.alpha[span] = alpha = torch.minimum(p, q).sum(-1)
+        if job.loss == "lk":
+            share = (-LK_RATE * alpha).exp()
+            losses = share * losses + (1 - share) * (1 - alpha)
+    score.loss[span] = losses
+    if not learn:
+        return
+    if share is None:
+        logits.copy_(powers.mul_((mass / total)[:, None]).sub_(p))
+        return
+    # d alpha / d z_j = q_j (below_j - sum_v below_v q_v), with below = 1 where q < p
+    below = powers * (powers < p)
+    scale = mass * share + (1 - share) * below.sum(-1)
+    logits.copy_(scale[:, None] * powers - (1 - share)[:, None] * below - share[:, None] * p)

@@ -1,0 +1,166 @@
+"""What is trained and how it moves: the head with its objective, and the optimisers of its parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Muon, Optimizer
+
+from eagle_plugin.data.features import Readout
+from eagle_plugin.data.vocabulary import load_draft_vocabulary
+from eagle_plugin.heads.create import new_head
+from eagle_plugin.heads.eagle3 import Eagle3Head
+from eagle_plugin.heads.layers import DraftHead
+from eagle_plugin.heads.load import load_any_head
+from eagle_plugin.heads.target_files import TargetFiles
+from eagle_plugin.heads.vocabulary import change_vocabulary
+from eagle_plugin.train.distributed import gather_whole, scatter_like
+from eagle_plugin.train.objectives import Objective, ObjectiveSettings
+from eagle_plugin.train.settings import TrainError, TrainSettings
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def objective_settings(settings: TrainSettings, steps: int, parallel_depths: bool) -> ObjectiveSettings:
+    """The objective of a phase of `steps` draft steps; parallel_depths: the head drafts them all at once."""
+    values = settings.loss.model_dump()
+    values["loss"] = values.pop("name")
+    if values["decay"] is None:
+        values["decay"] = 1.0 if parallel_depths else 0.8
+    return ObjectiveSettings(steps=steps, dtype=DTYPES[settings.dtype], **values)
+
+
+def make_head(settings: TrainSettings, aux_layers: tuple[int, ...]) -> DraftHead:
+    """The head that a recipe starts from, in float32 on the CPU; aux_layers are those of the features.
+
+    Raises:
+        HeadError: it does not fit its target.
+        TrainError: it does not fit the features.
+    """
+    options, target = settings.head, settings.target
+    ids = None if options.vocabulary is None else load_draft_vocabulary(options.vocabulary)[0]
+    if options.start is None:
+        head = new_head(options.kind, target, ids, aux_layers=aux_layers or None, seed=settings.seed, **options.shape())
+    else:
+        head = load_any_head(options.start, target, torch.float32)
+    if ids is None:
+        return head
+    if not isinstance(head, Eagle3Head):
+        raise TrainError(
+            f"head.vocabulary is {options.vocabulary}, and an EAGLE-2 head drafts from all tokens of its target; "
+            "leave the key out"
+        )
+    if options.start is not None:
+        change_vocabulary(head, ids, TargetFiles(target).lm_head())
+    return head
+
+
+def check_features(head: DraftHead, aux_layers: tuple[int, ...]) -> None:
+    """Raise TrainError unless the features hold the layers that the head reads."""
+    if head.aux_layers and head.aux_layers != aux_layers:
+        wanted, found = (",".join(map(str, layers)) or "none" for layers in (head.aux_layers, aux_layers))
+        raise TrainError(
+            f"the head reads the inputs of target layers {wanted}, and the features hold {found}; "
+            f"extract them again with --aux-layers {wanted}"
+        )
+
+
+def make_objective(settings: TrainSettings, head: DraftHead, readout: Readout, device: torch.device) -> Objective:
+    """The objective of the first phase on a device; readout: of the target, in any dtype."""
+    first = objective_settings(settings, settings.phases[0].steps, head.kind == "peagle")
+    bias = None if readout.bias is None else readout.bias.to(device, first.dtype)
+    readout = Readout(readout.weight.to(device, first.dtype), bias, readout.factor, readout.softcap)
+    return Objective(head.to(device), readout, first)
+
+
+def take_parameters(head: DraftHead, parameters: dict[str, Tensor]) -> DraftHead:
+    """Give a head the trained parameters of an objective over another instance of it."""
+    with torch.no_grad():
+        own = dict(head.named_parameters())
+        for name, value in parameters.items():
+            own[name.removeprefix("head.")].copy_(value)
+    return head
+
+
+class Parameters:
+    """The trained parameters of an objective by name, with their optimisers.
+
+    Muon takes the matrices between the embedding and lm_head, where its orthogonal updates make sense, with the
+    learning rate scaled to AdamW's; AdamW takes the rest.
+    """
+
+    def __init__(self, objective: nn.Module, settings: TrainSettings) -> None:
+        self.named = {name: p for name, p in objective.named_parameters() if p.requires_grad}
+        options = settings.optimiser
+        head_lr = options.lm_head_lr or options.lr
+        groups: dict[tuple[str, float], list[Tensor]] = {}
+        for name, parameter in self.named.items():
+            vocabulary = name.endswith("lm_head.weight")
+            matrix = parameter.ndim == 2 and min(parameter.shape) > 1 and not vocabulary
+            kind = "muon" if options.name == "muon" and matrix else "adamw"
+            groups.setdefault((kind, head_lr if vocabulary else options.lr), []).append(parameter)
+        self.optimisers: list[Optimizer] = []
+        if part := _param_groups(groups, "adamw"):
+            self.optimisers.append(AdamW(part, betas=options.betas, weight_decay=options.weight_decay, fused=True))
+        if part := _param_groups(groups, "muon"):
+            muon = Muon(part, weight_decay=options.weight_decay, adjust_lr_fn="match_rms_adamw")
+            self.optimisers.append(muon)
+        self._clip = options.clip
+
+    def step(self, factor: float) -> Tensor:
+        """Clip the gradients, update with the learning rates times `factor`, and return the norm before clipping."""
+        norm = nn.utils.clip_grad_norm_(list(self.named.values()), self._clip)
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = group["base_lr"] * factor
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        return gather_whole(norm)
+
+    def gather(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Parameters and optimiser state, whole and on the CPU; every process must call it."""
+        parameters = {name: gather_whole(p.detach()).cpu().contiguous() for name, p in self.named.items()}
+        state: dict[str, Tensor] = {}
+        for name, parameter in self.named.items():
+            for key, value in self._state(parameter).items():
+                state[f"{name}/{key}"] = gather_whole(value).cpu().contiguous()
+        return parameters, state
+
+    def restore(self, parameters: dict[str, Tensor], state: dict[str, Tensor]) -> None:
+        """Take over what `gather` returned.
+
+        Raises:
+            TrainError: it is of another head.
+        """
+        shapes = {name: tuple(value.shape) for name, value in self.named.items()}
+        if shapes != {name: tuple(value.shape) for name, value in parameters.items()}:
+            raise TrainError(
+                "the checkpoint holds parameters of another head than the recipe makes now; "
+                "give the head's files back as they were, or another folder (--out)"
+            )
+        with torch.no_grad():
+            for name, parameter in self.named.items():
+                parameter.copy_(scatter_like(parameters[name], parameter))
+                owner = self._owner(parameter)
+                owner.state[parameter] = {
+                    key.rpartition("/")[2]: scatter_like(value, parameter)
+                    for key, value in state.items()
+                    if key.rpartition("/")[0] == name
+                }
+
+    def _owner(self, parameter: Tensor) -> Optimizer:
+        for optimiser in self.optimisers:
+            if any(parameter is other for group in optimiser.param_groups for other in group["params"]):
+                return optimiser
+        raise KeyError("a parameter without an optimiser")
+
+    def _state(self, parameter: Tensor) -> dict[str, Any]:
+        return self._owner(parameter).state.get(parameter, {})
+
+
+def _param_groups(groups: dict[tuple[str, float], list[Tensor]], wanted: str) -> list[dict[str, Any]]:
+    return [
+        {"params": parameters, "lr": lr, "base_lr": lr} for (kind, lr), parameters in groups.items() if kind == wanted
+    ]

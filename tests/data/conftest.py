@@ -1,0 +1,30 @@
+"""What the data tests share: a writer of files, and one scanner, since its recognisers take seconds to import."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle_plugin.data.privacy import Scanner
+
+
+@pytest.fixture(scope="session")
+def scanner() -> Scanner:
+    pytest.importorskip("presidio_analyzer")
+    return Scanner()
+
+
+@pytest.fixture
+def write_lines(tmp_path: Path) -> Callable[..., str]:
+    """Writes objects as JSON lines and gives the file's name."""
+
+    def write(*objects: Any, name: str = "prompts.jsonl") -> str:
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(value) + "\n" for value in objects))
+        return str(path)
+
+    return write

@@ -1,0 +1,249 @@
+"""Every format from a line of its own, in every kind of file; broken, cut and mixed files named by their line."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import copy
+import gzip
+import importlib.util
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eagle_plugin.data import record_files
+from eagle_plugin.data.conversation import Unusable
+from eagle_plugin.data.formats import Record, name_format, parse_record, read_records
+from eagle_plugin.data.prompts import format_prompt, normalise, parse_prompt, seal
+from eagle_plugin.data.record_files import CUT, Found, Skipped, read_objects
+from eagle_plugin.data.rows import DataError
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+ANSWERED = {
+    "object": "chat.completion",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello"}, "finish_reason": "stop"}],
+}
+
+
+def capture(body: Any, answer: str | None = None, encoding: str = "JSON") -> dict[str, Any]:
+    """A SageMaker capture of a request body and the text of its answer."""
+
+    def side(mode: str, text: str) -> dict[str, str]:
+        data = base64.b64encode(text.encode()).decode() if encoding == "BASE64" else text
+        return {"observedContentType": "application/json", "mode": mode, "data": data, "encoding": encoding}
+
+    sides = {"endpointInput": side("INPUT", json.dumps(body))}
+    if answer is not None:
+        sides["endpointOutput"] = side("OUTPUT", answer)
+    return {"captureData": sides, "eventMetadata": {"eventId": "1"}, "eventVersion": "0"}
+
+
+EVENTS = [
+    {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "Hel"}, "finish_reason": None}]},
+    {"choices": [{"index": 0, "delta": {"content": "lo"}, "finish_reason": None}]},
+    {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+]
+STREAM = "".join(f"data: {json.dumps(event)}\n\n" for event in EVENTS) + "data: [DONE]\n\n"
+TGI = {"inputs": "Once", "parameters": {"max_new_tokens": 9}}
+LINES: dict[str, tuple[str, dict[str, Any]]] = {
+    "sharegpt": ("sharegpt", {"id": "q", "conversations": [{"from": "human", "value": "Hi"}]}),
+    "chat": ("chat", CHAT),
+    "chat in conversations": ("chat", {"conversations": CHAT["messages"]}),
+    "batch": ("batch", {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": CHAT}),
+    "completions": ("completions", {"prompt": "Once", "completion": "upon"}),
+    "completions of ids": ("completions", {"prompt": [1, 2, 3]}),
+    "sagemaker": ("sagemaker", capture(CHAT, json.dumps(ANSWERED))),
+    "sagemaker base64": ("sagemaker", capture(CHAT, json.dumps(ANSWERED), "BASE64")),
+    "sagemaker input only": ("sagemaker", capture(CHAT)),
+    "sagemaker stream": ("sagemaker", capture(CHAT, STREAM)),
+    "sagemaker text generation": ("sagemaker", capture(TGI, '[{"generated_text": "upon"}]')),
+    "capture": ("capture", {"v": 1, "id": "1", "request": CHAT, "response": {"text": "Hello", "token_ids": [7]}}),
+}
+
+
+def read(path: str) -> list[Record]:
+    records = list(read_records(path))
+    assert all(isinstance(record, Record) for record in records)
+    return records  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+def test_each_format_is_told_and_its_request_read(line: tuple[str, dict[str, Any]], write_lines: Callable[..., str]):
+    name, value = line
+    assert name_format(value) == name
+    (record,) = read(write_lines(value))
+    assert record.source == name
+    if record.messages is not None:
+        assert record.messages[0].get("content", record.messages[0].get("value")) == "Hi"
+    else:
+        assert record.prompt in ("Once", [1, 2, 3])
+
+
+@pytest.mark.parametrize("name", ["sagemaker", "sagemaker base64", "sagemaker stream", "capture"])
+def test_the_recorded_answer_is_read(name: str, write_lines: Callable[..., str]):
+    (record,) = read(write_lines(LINES[name][1]))
+    assert record.answer and record.answer.message and record.answer.message["content"] == "Hello"
+
+
+def test_a_stream_of_tool_calls_is_joined(write_lines: Callable[..., str]):
+    pieces = [
+        {"index": 0, "id": "c1", "function": {"name": "f", "arguments": '{"a"'}},
+        {"index": 0, "function": {"arguments": ": 1}"}},
+    ]
+    stream = "\n".join(json.dumps({"choices": [{"delta": {"tool_calls": [piece]}}]}) for piece in pieces)
+    (record,) = read(write_lines(capture(CHAT, stream)))
+    assert record.answer and record.answer.message
+    assert record.answer.message["tool_calls"] == [{"id": "c1", "function": {"name": "f", "arguments": '{"a": 1}'}}]
+
+
+def test_text_generation_and_lists_of_prompts(write_lines: Callable[..., str]):
+    (record,) = read(write_lines(LINES["sagemaker text generation"][1]))
+    assert (record.prompt, record.sampling, record.answer and record.answer.text) == ("Once", {"max_tokens": 9}, "upon")
+    both = {"prompt": ["a", "b"], "choices": [{"index": 1, "text": "B"}, {"index": 0, "text": "A"}]}
+    assert [(r.prompt, r.answer and r.answer.text) for r in read(write_lines(both))] == [("a", "A"), ("b", "B")]
+    assert [r.prompt for r in read(write_lines({"prompt": [[1], [2, 3]]}))] == [[1], [2, 3]]
+
+
+def test_files_of_several_formats_are_refused_with_counts(write_lines: Callable[..., str]):
+    with pytest.raises(DataError, match=r"prompts.jsonl begins with 2 OpenAI chat, 1 ShareGPT; wanted one format"):
+        read(write_lines(CHAT, LINES["sharegpt"][1], CHAT))
+    with pytest.raises(DataError, match=r"prompts.jsonl:31 is ShareGPT, but the file began as OpenAI chat"):
+        read(write_lines(*[CHAT] * 30, LINES["sharegpt"][1]))
+    with pytest.raises(DataError, match="begins with 1 of unknown format"):
+        read(write_lines({"question": "?"}))
+
+
+def test_an_empty_conversation_is_counted_not_refused(write_lines: Callable[..., str]):
+    first, second = read_records(write_lines({"conversations": []}, LINES["sharegpt"][1]))
+    assert isinstance(first, Skipped) and first.reason == "empty conversation" and isinstance(second, Record)
+
+
+def test_broken_lines_are_named(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(CHAT) + "\n\n{broken}\n" + json.dumps(CHAT) + "\n")
+    with pytest.raises(DataError, match=r"a.jsonl:3 is not JSON"):
+        read(str(path))
+    path.write_text(json.dumps(CHAT) + "\n[1]\n")
+    with pytest.raises(DataError, match=r"a.jsonl:2 holds a JSON list, wanted an object"):
+        read(str(path))
+    path.write_text(
+        json.dumps([CHAT] * 3, indent=1).replace('"role": "user"', '"role": user', 2).replace("user,", '"user",', 1)
+    )
+    with pytest.raises(DataError, match=r"a.jsonl:13 is not JSON"):
+        read(str(path))
+    path.write_text(json.dumps(CHAT) + "\n" + json.dumps(CHAT)[:-5])
+    *_, last = read_records(str(path))
+    assert last == Skipped(f"{path}:2", CUT)
+
+
+@pytest.mark.parametrize("kind", ["plain", "gz", "zst", "array", "array.gz", "bom"])
+def test_kinds_of_file_give_the_same_records(kind: str, tmp_path: Path):
+    objects = [{"prompt": f"Ünïcode {i} \n"} for i in range(40)]
+    text = json.dumps(objects, indent=2) if "array" in kind else "".join(json.dumps(o) + "\n" for o in objects)
+    data = text.encode("utf-8-sig" if kind == "bom" else "utf-8")
+    if kind.endswith("gz"):
+        data = gzip.compress(data)
+    if kind == "zst":
+        data = pytest.importorskip("zstandard").ZstdCompressor().compress(data)
+    path = tmp_path / "named.by.nothing"
+    path.write_bytes(data)
+    taken: list[int] = []
+    assert [item.value for item in read_objects(str(path), taken.append) if isinstance(item, Found)] == objects
+    assert sum(taken) == len(data)
+
+
+def test_a_cut_gzip_file_is_refused(tmp_path: Path):
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(json.dumps(CHAT).encode() * 100)[:-9])
+    with pytest.raises(DataError, match="a.gz is a broken gzip file"):
+        read(str(path))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pyarrow") is not None, reason="pyarrow is installed")
+def test_parquet_without_its_reader_is_refused(tmp_path: Path):
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1....PAR1")
+    with pytest.raises(DataError, match="pip install pyarrow"):
+        read(str(path))
+
+
+def test_parquet_rows(tmp_path: Path):
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist([CHAT, CHAT]), tmp_path / "a.parquet")
+    assert [record.messages for record in read(str(tmp_path / "a.parquet"))] == [CHAT["messages"]] * 2
+    (tmp_path / "a.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-9])
+    with pytest.raises(DataError, match="a.parquet is a broken Parquet file"):
+        read(str(tmp_path / "a.parquet"))
+
+
+OBJECTS = [{"prompt": 'a]},{["\\ é'}, {"prompt": "", "n": [1, {"x": None}]}, {"prompt": "long" * 20}]
+
+
+@settings(max_examples=150, deadline=None)
+@given(chunk=st.integers(1, 50), share=st.floats(0, 1), indent=st.sampled_from([None, 1]))
+def test_an_array_cut_anywhere_is_read_up_to_the_cut(tmp_path_factory, chunk: int, share: float, indent: int | None):
+    whole = json.dumps(OBJECTS, indent=indent, ensure_ascii=False).encode()
+    ends = [len(json.dumps(OBJECTS[:n], indent=indent, ensure_ascii=False).encode()) for n in range(1, 4)]
+    # An array of n records less its closing bracket (and the newline before it) has its n-th record whole.
+    ends = [end - (1 if indent is None else 2) for end in ends]
+    cut = 1 + round(share * (len(whole) - 1))
+    path = tmp_path_factory.mktemp("cut") / "a.json"
+    path.write_bytes(whole[:cut])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record_files, "CHUNK", chunk)
+        items = list(read_objects(str(path)))
+    assert [item.value for item in items if isinstance(item, Found)] == OBJECTS[: sum(end <= cut for end in ends)]
+    assert [item.reason for item in items if isinstance(item, Skipped)] == ([CUT] if cut < len(whole) else [])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["role", "text", "id"]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of every part of a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *itertools.chain.from_iterable(places(item, (*path, key)) for key, item in items)]
+
+
+TOOLS = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}],
+}
+WHOLE = [value for _, value in LINES.values()] + [
+    {**CHAT, **ANSWERED, "tools": [{}]},
+    {"messages": [*CHAT["messages"], TOOLS]},
+]
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_any_part_may_be_malformed(data: st.DataObject):
+    """A record with anything in place of one of its parts is read or has a reason; nothing else is raised."""
+    value = copy.deepcopy(data.draw(st.sampled_from([*WHOLE, *EVENTS])))
+    wrapped = {"value": value}
+    *path, last = ("value", *data.draw(st.sampled_from(places(value))))
+    holder: Any = wrapped
+    for key in path:
+        holder = holder[key]
+    holder[last] = data.draw(JSON)
+    changed = wrapped["value"]
+    for record in (changed, capture(CHAT, json.dumps(changed)), capture(changed)):
+        name = name_format(record) if isinstance(record, dict) else None
+        if name not in (None, "unknown"):
+            with contextlib.suppress(Unusable, DataError):
+                for parsed in parse_record(record, name, "f:1"):
+                    line = format_prompt(seal(normalise(parsed, keep_responses=True), 0.5))
+                    assert format_prompt(parse_prompt(line.encode(), "f:1")) == line

@@ -1,0 +1,99 @@
+"""Objects on a disk, in memory and on a real S3 server: written whole, read by ranges, never replaced."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from object_server import s3_bucket
+
+from eagle_plugin.data.objects import PARTIAL, Folder, LocalFolder, ObjectExists, open_folder
+from eagle_plugin.data.rows import DataError
+
+SCHEMES = ("path", "file", "memory", "s3")
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    pytest.importorskip("moto.server")
+    pytest.importorskip("obstore")
+    with s3_bucket() as url:
+        yield url
+
+
+@pytest.fixture(params=SCHEMES)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "s3":
+        return f"{request.getfixturevalue('s3')}/{uuid.uuid4()}"
+    if request.param == "memory":
+        pytest.importorskip("fsspec")
+        return f"memory://{uuid.uuid4()}/sub"
+    return {"path": str(tmp_path / "a b"), "file": f"file://{tmp_path}/a%20b"}[request.param]
+
+
+def test_objects_are_listed_read_by_ranges_and_never_replaced(url: str) -> None:
+    folder: Folder = open_folder(url)
+    assert folder.names() == []
+    data = bytes(range(256)) * 40
+    folder.create("b.bin", data)
+    folder.create("a.json", b"{}")
+    again = open_folder(url)
+    assert again.names() == ["a.json", "b.bin"]
+    assert again.read("b.bin") == data
+    assert again.read("b.bin", 1000) == data[1000:]
+    assert again.read("b.bin", 1000, 1010) == data[1000:1010]
+    assert again.read("b.bin", len(data) - 4, len(data) + 100) == data[-4:]
+    with pytest.raises(ObjectExists):
+        again.create("b.bin", b"other")
+    assert folder.read("b.bin") == data
+    with pytest.raises(FileNotFoundError):
+        folder.read("none")
+
+
+def test_a_folder_below_is_not_listed(url: str) -> None:
+    open_folder(url).create("here", b"1")
+    open_folder(f"{url}/below").create("there", b"2")
+    assert open_folder(url).names() == ["here"]
+
+
+def test_a_missing_bucket_and_a_closed_port_are_one_sentence(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match="check the bucket"):
+        open_folder("s3://no-such-bucket/x").create("a", b"1")
+    monkeypatch.setenv("AWS_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(DataError, match="check the bucket"):
+        open_folder(s3).names()
+
+
+def test_an_unknown_scheme_and_a_file_in_the_way_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="use a path"):
+        open_folder("nosuch://a/b")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="wanted a folder"):
+        open_folder(tmp_path / "file").names()
+    (tmp_path / "folder" / "name").mkdir(parents=True)
+    with pytest.raises(DataError, match="cannot read"):
+        open_folder(tmp_path / "folder").read("name")
+
+
+def test_a_file_system_without_links_keeps_the_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", no_links)
+    folder = LocalFolder(tmp_path)
+    folder.create("a", b"1")
+    with pytest.raises(ObjectExists):
+        folder.create("a", b"2")
+    assert folder.read("a") == b"1"
+    assert folder.names() == ["a"]
+
+
+def test_what_a_killed_writer_left_is_not_listed_and_can_be_removed(tmp_path: Path) -> None:
+    for prefix in ("shard-000-", "shard-001-"):
+        (tmp_path / f".{prefix}7{PARTIAL}host-1").write_bytes(b"half")
+    folder = LocalFolder(tmp_path)
+    assert folder.names() == []
+    folder.remove_partial("shard-000-")
+    assert [path.name for path in tmp_path.iterdir()] == [f".shard-001-7{PARTIAL}host-1"]

@@ -1,0 +1,209 @@
+"""The whole command: files in, one file out, every record accounted for, nothing private told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle_plugin.data.prepare import main, prepare
+from eagle_plugin.data.privacy import Scanner
+from eagle_plugin.data.prompts import Prompt, read_prompts
+from eagle_plugin.data.record_files import CUT
+from eagle_plugin.data.rows import DataError
+from eagle_plugin.data.screen import PRIVATE, UNDECODED, Draft, Filter, Settings
+
+MAIL = "anna.berg@firma.de"
+KEY = "gh" + "p_" + "aB3dE6gH9" * 4
+
+
+def user(text: Any) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def chat(*turns: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"messages": list(turns), **more}
+
+
+CALL = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "login", "arguments": json.dumps({"password": "vT9#kLq2!x"})},
+}
+RECORDS = [
+    chat(user("Hi")),
+    chat(user("Hi")),
+    chat(user([{"type": "image_url", "image_url": {"url": "x"}}])),
+    chat(user(f"Write to {MAIL}"), temperature=0.5),
+    chat(user("Write to bernd@firma.de")),
+    chat(
+        user("Log me in"),
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "tool", "content": "ok", "tool_call_id": "c1"},
+    ),
+    *(chat(user(f"What is {i} times {i}?")) for i in range(200)),
+]
+
+
+def run(file: str, tmp_path: Path, mode: str = "drop", **options: Any) -> tuple[list[Prompt], Any]:
+    out = tmp_path / "out.jsonl"
+    summary = prepare([file], out, Settings(mode), **options)
+    return list(read_prompts(out)), summary
+
+
+def test_drop_leaves_private_prompts_out_and_counts_everything(
+    scanner: Scanner, write_lines: Callable[..., str], tmp_path: Path
+):
+    prompts, summary = run(write_lines(*RECORDS), tmp_path)
+    assert summary.skipped == {"duplicate": 1, "multimodal content": 1, PRIVATE: 3}
+    assert summary.read == len(RECORDS) == summary.kept.total() + summary.skipped.total()
+    assert summary.found == {"EMAIL": 2, "SECRET": 1} and summary.first[PRIVATE].endswith("prompts.jsonl:4")
+    assert len(prompts) == len({prompt.id for prompt in prompts}) == 201
+    assert {prompt.split for prompt in prompts} == {"train", "val"}
+
+
+def test_redact_keeps_the_structure(scanner: Scanner, write_lines: Callable[..., str], tmp_path: Path):
+    prompts, summary = run(write_lines(*RECORDS), tmp_path, "redact")
+    texts = [prompt.messages[0]["content"] for prompt in prompts if prompt.messages]
+    # The two e-mail prompts differ in the address alone: redacted they are one.
+    assert texts.count("Write to <EMAIL_1>") == 1 and summary.skipped["duplicate"] == 2
+    (tools,) = (prompt.messages for prompt in prompts if prompt.messages and len(prompt.messages) == 3)
+    assert tools[1]["tool_calls"][0]["function"] == {"name": "login", "arguments": {"password": "<SECRET_1>"}}
+    assert tools[2]["tool_call_id"] == "c1" and tools[2]["name"] == "login"
+    assert MAIL not in (tmp_path / "out.jsonl").read_text()
+
+
+def test_report_and_off_change_nothing(scanner: Scanner, write_lines: Callable[..., str], tmp_path: Path):
+    file = write_lines(*RECORDS)
+    reported, summary = run(file, tmp_path, "report")
+    untouched, silent = run(file, tmp_path, "off")
+    assert reported == untouched and len(reported) == 204
+    assert (summary.private, silent.private) == (3, 0)
+
+
+def test_workers_give_the_same_file(scanner: Scanner, write_lines: Callable[..., str], tmp_path: Path):
+    file = write_lines(*RECORDS * 2)
+    alone = run(file, tmp_path, "redact")
+    data = (tmp_path / "out.jsonl").read_bytes()
+    assert run(file, tmp_path, "redact", workers=2) == alone
+    assert (tmp_path / "out.jsonl").read_bytes() == data
+
+
+@pytest.mark.parametrize("mode", ["drop", "report"])
+def test_the_report_names_types_never_values(
+    mode: str, scanner: Scanner, write_lines: Callable[..., str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    file = write_lines(*RECORDS, chat(user(f"token {KEY}")))
+    assert main([file, "--out", str(tmp_path / "o.jsonl"), "--privacy", mode, "--workers", "1"]) == 0
+    told = "".join(capfd.readouterr())
+    assert "EMAIL found" in told and "GITHUB_TOKEN found" in told and "multimodal content" in told
+    for value in (MAIL, KEY, "vT9#kLq2!x", "Write to"):
+        assert value not in told
+
+
+def test_what_was_served_is_kept_token_for_token(scanner: Scanner, write_lines: Callable[..., str], tmp_path: Path):
+    def capture(text: str, answer: str) -> dict[str, Any]:
+        response = {"text": answer, "token_ids": [7, 8], "finish_reason": "stop"}
+        return {"v": 1, "id": "1", "request": chat(user(text)), "response": response, "prompt_token_ids": [1, 2]}
+
+    file = write_lines(capture("Hi", "Hello"), capture("Who?", f"Ask {MAIL}"))
+    kept, _ = run(file, tmp_path, "redact", keep_responses=True)
+    # Clean: the ids. Redacted: the text, since the ids still hold the address.
+    assert (kept[0].prompt_ids, kept[0].response) == ([1, 2], {"token_ids": [7, 8], "finish": "stop"})
+    assert kept[1].messages == [user("Who?"), {"role": "assistant", "content": "Ask <EMAIL_1>"}]
+    assert [prompt.messages for prompt in run(file, tmp_path)[0]] == [[user("Hi")], [user("Who?")]]
+
+
+def test_token_ids_are_read_with_the_tokenizer_or_left_out(
+    scanner: Scanner, write_lines: Callable[..., str], tmp_path: Path
+):
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, decoders, models
+
+    words = Tokenizer(models.WordLevel({"write": 0, "to": 1, "b@firma.de": 2, "me": 3}, unk_token="me"))
+    words.decoder = decoders.Fuse()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="me").save_pretrained(tmp_path / "t")
+    for ids, reason in (([0, 1, 2], PRIVATE), ([0, 1, 3], "")):
+        draft = Draft("f:1", Prompt("", "completions", prompt_ids=ids))
+        assert Filter(Settings("redact", tokenizer=str(tmp_path / "t"))).screen(draft).reason == reason
+        assert Filter(Settings("redact")).screen(draft).reason == UNDECODED
+    with pytest.raises(DataError, match="--tokenizer .* holds no tokenizer"):
+        Filter(Settings("drop", tokenizer=str(tmp_path / "nowhere")))
+
+
+def test_a_cut_file_is_read_up_to_the_cut_with_a_warning(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    file = tmp_path / "cut.json"
+    file.write_text(json.dumps(RECORDS, indent=1)[:-9])
+    assert main([str(file), "--out", str(tmp_path / "o.jsonl"), "--privacy", "off"]) == 0
+    told = " ".join(capfd.readouterr().err.split())
+    assert "warning: " in told and CUT in told
+    assert len(list(read_prompts(tmp_path / "o.jsonl"))) == 203
+
+
+def test_the_output_is_written_whole_or_not_at_all(write_lines: Callable[..., str], tmp_path: Path):
+    out = tmp_path / "out" / "o.jsonl"
+    good = write_lines(*RECORDS, name="good.jsonl")
+    bad = write_lines(*RECORDS, {"conversations": [{"from": "human", "value": "Hi"}]}, name="bad.jsonl")
+    prepare([good], out, Settings("off"))
+    before = out.read_bytes()
+    for files in ([bad], [good, bad], [write_lines({"messages": [{"role": "system", "content": "x"}]}, name="none")]):
+        with pytest.raises(DataError):
+            prepare(files, out, Settings("off"))
+    assert out.read_bytes() == before and os.listdir(out.parent) == ["o.jsonl"]
+    with pytest.raises(DataError, match="is one of the files to read"):
+        main([good, "--out", good])
+    with pytest.raises(DataError, match="--val-share is 1.0"):
+        main([good, "--out", str(out), "--val-share", "1"])
+    with pytest.raises(DataError, match="no prompt is left of 1 records: 1 no user turn"):
+        prepare([write_lines({"messages": [{"role": "system", "content": "x"}]})], out, Settings("off"))
+
+
+def test_stdin_and_a_name_for_the_source(write_lines: Callable[..., str], tmp_path: Path):
+    command = [sys.executable, "-m", "eagle_plugin.data.prepare", "-", "--privacy", "off", "--out", "o.jsonl"]
+    with open(write_lines(*RECORDS)) as file:
+        subprocess.run([*command, "--source", "support"], stdin=file, cwd=tmp_path, check=True, capture_output=True)
+    assert {prompt.source for prompt in read_prompts(tmp_path / "o.jsonl")} == {"support"}
+
+
+def test_ctrl_c_leaves_no_process_and_no_file(scanner: Scanner, tmp_path: Path):
+    """Interrupted while it waits for more of its input, with two workers up."""
+    command = [sys.executable, "-m", "eagle_plugin.data.prepare", "-", "--workers", "2", "--out", "o.jsonl"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, start_new_session=True, text=True
+    )
+    assert process.stdin and process.stderr
+    for i in range(70):
+        process.stdin.write(json.dumps(chat(user(f"question {i}"))) + "\n")
+    process.stdin.flush()
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob(".o.jsonl.*")) and time.monotonic() < deadline:
+        time.sleep(0.05)  # the output is opened once the workers are up
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(60) != 0
+    assert process.stderr.read().count("Traceback") <= 1  # our own; none of a worker
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)
+
+
+def test_a_dead_worker_is_an_error(
+    scanner: Scanner, write_lines: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    code = "import os\ndef find(text):\n    os._exit(9) if 'poison' in text else None\n    return []\n"
+    (tmp_path / "deadly.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DataError, match="a worker process of the privacy filter died"):
+        prepare([write_lines(chat(user("poison")))], tmp_path / "o.jsonl", Settings("drop", "deadly:find"), workers=2)
+    assert not (tmp_path / "o.jsonl").exists()

@@ -1,0 +1,91 @@
+"""The whole job on a real model: prompts, answers from a stock engine, features, training, measurement."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from eagle_plugin.cli import main
+from eagle_plugin.heads.checkpoint import check_head
+from eagle_plugin.models import get_model
+from eagle_plugin.optimize import JobError, plan, read_job
+
+RECIPE = """\
+target: smollm2-135m-instruct
+prompts: {files: [PROMPTS]}
+generate: {max_tokens: 24, temperatures: [0.0], concurrency: 4}
+vocabulary: 512
+train:
+  base:
+    budget: {updates: 2}
+    batch_tokens: 256
+    phases: [{steps: 1}]
+    eval_tokens: 0
+  longer:
+    budget: {updates: 2}
+    batch_tokens: 256
+    phases: [{steps: 2}]
+    eval_tokens: 0
+evaluate: []
+"""
+QUESTIONS = ("Name three rivers.", "What is a prime number?", "Why is the sky blue?", "Write a line of Python.")
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("job")
+    lines = (json.dumps({"messages": [{"role": "user", "content": text}]}) for text in QUESTIONS)
+    (folder / "chats.jsonl").write_text("\n".join(lines) + "\n")
+    path = folder / "recipe.yaml"
+    path.write_text(RECIPE.replace("PROMPTS", str(folder / "chats.jsonl")))
+    return path
+
+
+@pytest.mark.server
+def test_a_job_makes_a_head_that_serves_its_target(recipe, tmp_path, capfd):
+    target = get_model("smollm2-135m-instruct")
+    out = tmp_path / "out"
+    assert main(["optimize", str(recipe), "--out", str(out), "--until", "features"]) == 0
+    assert not (out / "train").exists()
+    assert main(["optimize", str(recipe), "--out", str(out)]) == 0
+    head = check_head(target, out / "head", algorithm="EAGLE3")
+    assert head.draft_vocab_size == 512
+    assert (out / "head").resolve() == (out / "train" / "longer" / "head").resolve()
+    capfd.readouterr()
+    assert main(["optimize", str(recipe), "--out", str(out)]) == 0
+    said = capfd.readouterr().err
+    assert said.count("done before") == 6, said
+
+
+def test_the_stages_stand_in_order_and_name_each_others_files(recipe, tmp_path):
+    stages = plan(read_job(recipe), tmp_path / "target", tmp_path)
+    names = [stage.name for stage in stages]
+    assert names == [
+        "prompts", "answers of the target", "vocabulary", "features of generated rows", "train base", "train longer",
+    ]  # fmt: skip
+    made = {str(stage.output) for stage in stages}
+    assert str(tmp_path / "prompts.jsonl") in made and str(tmp_path / "prompts.jsonl") in stages[1].words
+    assert f"from: {tmp_path / 'train' / 'base' / 'head'}" in stages[-1].recipe
+    assert [stage.needs_server for stage in stages] == [False, True, False, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("vocabulary: 512", "vocabulary: -1"), "vocabulary: Input should be greater than 0 (got -1)"),
+        (("evaluate: []", "evalute: []"), "evalute: Extra inputs are not permitted"),
+        (("target: smollm2-135m-instruct\n", ""), "target: Field required"),
+        (("prompts: {files", "prompts: {builtin: 5, files"), "prompts name both files and builtin"),
+    ],
+)
+def test_a_wrong_recipe_is_refused_by_its_key(recipe, tmp_path, change, words):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(recipe.read_text().replace(*change))
+    with pytest.raises(JobError) as refusal:
+        plan(read_job(path), tmp_path, tmp_path)
+    assert words in str(refusal.value)
+
+
+def test_the_shipped_recipe_is_read(tmp_path):
+    job = read_job(Path("examples/recipes/smollm2-135m-instruct.yaml"))
+    assert [stage.name for stage in plan(job, tmp_path, tmp_path)][-1] == "evaluate"

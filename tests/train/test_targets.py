@@ -1,0 +1,121 @@
+"""From rows to a head in SGLang's class on targets of many architectures: features, training, export, loading."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_targets import write_target
+from trained_heads import run
+from training_runs import VOCAB, extract_features, recipe, write_recipe, write_rows
+
+from eagle_plugin.heads.checkpoint import check_head
+from eagle_plugin.heads.load import load_any_head
+from eagle_plugin.train import command
+from eagle_plugin.train.logs import read_log
+
+# The kind of head that is trained, by the model_type of transformers; "auto" is what the recipe's default makes.
+TARGETS = [
+    ("llama", "eagle3"),
+    ("llama", "peagle"),
+    ("qwen2", "auto"),
+    ("qwen3", "auto"),
+    ("qwen3_moe", "auto"),
+    ("gpt_oss", "auto"),
+    ("qwen3_next", "auto"),
+    ("qwen3_next", "eagle3"),
+    ("llama4_text", "auto"),
+    ("gemma3_text", "auto"),
+    ("gemma4_text", "auto"),
+]
+AUTO = {"qwen3_next": "eagle2", "gemma3_text": "eagle2"}  # what is not EAGLE-3
+ROWS = 9
+
+
+class Runs:
+    """Training runs, made when they are first asked for: FOLDER/KEY/{target,head,logs}."""
+
+    def __init__(self, folder: Path, rows: Path) -> None:
+        self.folder, self.rows = folder, rows
+
+    def train(self, model_type: str, kind: str) -> Path:
+        folder = self.folder / f"{model_type}-{kind}"
+        if not folder.exists():
+            target = write_target(folder / "target", model_type, vocab_size=VOCAB)
+            layers = "none" if expected_kind(model_type, kind) == "eagle2" else "1,4,6"
+            extract_features(self.rows, target, folder / "store", aux_layers=layers)
+            self.fit(folder, folder, kind, lr=3e-3)
+        return folder
+
+    def fit(self, folder: Path, out: Path, kind: str, lr: float) -> None:
+        head = {"kind": kind} | ({"mask_token_id": 2} if kind == "peagle" else {})
+        optimiser = {"lr": lr, "warm_up": 0.0}
+        keys = {"budget": {"updates": 10}, "optimiser": optimiser, "log_every": 1, "eval_every": 10}
+        values = recipe(folder / "target", folder / "store", head=head, **keys)
+        assert command.main([str(write_recipe(folder / "recipe.yaml", values)), "--out", str(out)]) == 0
+
+
+def loss_ratio(out: Path) -> float:
+    """The loss of the last three updates over that of the first three."""
+    losses = [row["loss"] for row in read_log(out / "logs/train.csv")]
+    return sum(losses[-3:]) / sum(losses[:3])
+
+
+def expected_kind(model_type: str, kind: str) -> str:
+    return AUTO.get(model_type, "eagle3") if kind == "auto" else kind
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("targets")
+    return Runs(folder, write_rows(folder / "rows.jsonl", 24))
+
+
+@pytest.mark.parametrize(("model_type", "kind"), TARGETS)
+def test_training(model_type: str, kind: str, runs: Runs) -> None:
+    """The loss falls within some updates, and the exported head fits its target."""
+    folder, expected = runs.train(model_type, kind), expected_kind(model_type, kind)
+    assert loss_ratio(folder) < 0.97
+    info = check_head(folder / "target", folder / "head", algorithm="EAGLE" if expected == "eagle2" else "EAGLE3")
+    assert info.kind == expected
+    assert info.aux_layer_ids == (() if expected == "eagle2" else (1, 4, 6))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed")
+def test_equal_to_sglangs_classes(runs: Runs) -> None:
+    """SGLang's class of the head, on the weights of each target, drafts what ours does."""
+    folders = [runs.train(model_type, kind) for model_type, kind in TARGETS]
+    heads = [load_any_head(folder / "head", folder / "target", torch.float32) for folder in folders]
+    torch.manual_seed(0)
+    inputs = []
+    for folder, head in zip(folders, heads, strict=True):
+        features = torch.randn(ROWS, 64 * max(1, len(head.aux_layers)))
+        inputs.append(
+            {"tokens": torch.randint(VOCAB, (ROWS,)), "positions": torch.arange(ROWS), head.algorithm: features}
+        )
+        save_file(inputs[-1], folder / "inputs.safetensors")
+    script = [sys.executable, str(Path(__file__).with_name("engine_targets.py")), *map(str, folders)]
+    environment = os.environ | {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    wrong = []
+    for folder, head, given in zip(folders, heads, inputs, strict=True):
+        found = load_file(folder / "outputs.safetensors")
+        state, logits = run(head, given["tokens"], given[head.algorithm], given["positions"])
+        for name, ours in (("state", state), ("logits", logits)):
+            if not torch.allclose(found[name], ours, rtol=1e-4, atol=1e-4):
+                wrong.append((folder.name, name, float((found[name] - ours).abs().max())))
+    assert not wrong
+
+
+def test_a_loss_that_stays_is_noticed(runs: Runs) -> None:
+    """Control: with next to no learning rate the loss does not fall."""
+    folder = runs.train("llama", "eagle3")
+    runs.fit(folder, folder / "still", "eagle3", lr=1e-9)
+    assert loss_ratio(folder / "still") > 0.97
