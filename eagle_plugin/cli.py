@@ -97,13 +97,22 @@ def _parser() -> argparse.ArgumentParser:
     for action in (get, path):
         action.add_argument("name", metavar="NAME", help="a name of `eagle-plugin models list`")
 
-    check = commands.add_parser("check", help="check a draft head against its target, without an engine")
+    check = commands.add_parser(
+        "check",
+        help="does a draft head fit its target, and are its drafts what they should be?",
+        description="Compare names, shapes, aux layers, vocabulary tables and digests, then draft a few answers of the "
+        "target: a head of the right shape that was trained for another target, or is read with the wrong aux layers, "
+        "is refused with the reason. Runs without an engine.",
+    )
     check.add_argument("target", metavar="TARGET", help="folder of the target, or a name of `models list`")
     check.add_argument("head", metavar="HEAD", help="folder of the draft head")
     check.add_argument(
         "--algorithm",
         choices=("EAGLE", "EAGLE3"),
         help="the engine's --speculative-algorithm (default: the head's own)",
+    )
+    check.add_argument(
+        "--files-only", action="store_true", help="do not run the target and the head on a few questions"
     )
     check.set_defaults(run=_check)
 
@@ -183,18 +192,28 @@ def _progress() -> Iterator[Callable[[str, float], None]]:
 
 def _check(arguments: argparse.Namespace) -> None:
     from eagle_plugin.heads.checkpoint import ARCHITECTURES, check_head
-    from eagle_plugin.heads.files import HeadError, read_config
+    from eagle_plugin.heads.files import read_config
     from eagle_plugin.models import CATALOG
 
     target, head = Path(arguments.target), Path(arguments.head)
     if arguments.target in CATALOG and not target.is_dir():
         target = _ready_folder(arguments.target)
-    try:
+    algorithm = arguments.algorithm
+    if arguments.files_only:
         architectures = read_config(head).get("architectures") or [None]
-        algorithm = arguments.algorithm or ARCHITECTURES.get(architectures[0], "EAGLE3")
-        info = check_head(target, head, algorithm=algorithm)
-    except HeadError as error:
-        raise CommandError(str(error)) from error
+        info = check_head(target, head, algorithm=algorithm or ARCHITECTURES.get(architectures[0], "EAGLE3"))
+        warnings, drafts = list(info.warnings), "not measured (--files-only)"
+    else:
+        from eagle_plugin.reference.check import PROMPTS, check
+
+        with _progress() as progress:
+            report = check(
+                target, head, algorithm=algorithm, report=lambda done: progress("answers", done / len(PROMPTS))
+            )
+        info, warnings, figures = report.info, report.warnings, report.served.figures
+        drafts = f"first draft right for {figures.cumulative[0]:.1%}, accept length {figures.accept_length:.2f}"
+        if report.trained is not None:
+            drafts += f" (in training {report.trained:.1%})"
     layers = ", ".join(map(str, info.aux_layer_ids)) or "none"
     _table(
         ("head", head),
@@ -204,7 +223,10 @@ def _check(arguments: argparse.Namespace) -> None:
         ("vocabulary", f"{info.draft_vocab_size:,} of {info.vocab_size:,} tokens"),
         ("aux hidden states", f"inputs of target layers {layers}"),
         ("weights", f"{info.parameters / 1e6:.1f} M parameters, {info.dtype}, {info.bytes / 2**20:.1f} MiB"),
+        ("drafts", drafts),
     )
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 def _version(arguments: argparse.Namespace) -> None:
