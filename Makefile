@@ -97,10 +97,10 @@ HEAD := examples/heads/smollm2-135m-instruct-eagle3
 RECIPE ?= examples/recipes/smollm2-135m-instruct.yaml
 
 head: env ## train a head by RECIPE (hours; resumes after an interruption), to out/head/head
-	$(BIN)/eagle-plugin optimize $(RECIPE) --out out/head $(ARGS)
+	OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 $(BIN)/eagle-plugin optimize $(RECIPE) --out out/head $(ARGS)
 
 head-eval: env ## accept length of the head in examples/heads on held-out prompts, to out/heads.json
-	$(BIN)/eagle-plugin eval smollm2-135m-instruct $(HEAD) --json out/heads.json $(ARGS)
+	OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 $(BIN)/eagle-plugin eval smollm2-135m-instruct $(HEAD) --json out/heads.json $(ARGS)
 
 lock: ## resolve the locks in environments/ again (a maintainer's step)
 	environments/make.sh lock sglang

@@ -25,7 +25,9 @@ def load_target(folder: str | Path, dtype: torch.dtype = torch.bfloat16, device:
         DataError: the folder holds no safetensors checkpoint of an architecture that transformers knows.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # it would be torn by the command's own
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise DataError(f"{folder} has no config.json; give the target's own folder")

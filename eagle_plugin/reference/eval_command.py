@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from eagle_plugin.data.chat import load_tokenizer
+from eagle_plugin.data.extract import reuse_memory
 from eagle_plugin.data.features import load_target
 from eagle_plugin.data.rows import DataError, TokenRow
 from eagle_plugin.data.sets import SETS
@@ -92,8 +93,8 @@ def _temperature(text: str) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate the heads and print one table; returns 0, raises UserError for anything refused."""
     options = parse(argv)
-    console = Console(stderr=True)
-    with _bars(console) as bar:
+    reuse_memory()
+    with _bars(Console(stderr=True)) as bar:
         target_dir = target_folder(options.target, bar)
         heads = {
             _name(path, options.heads): load_any_head(path, target_dir, DTYPES[options.dtype]).to(options.device)

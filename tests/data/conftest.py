@@ -14,7 +14,6 @@ from eagle_plugin.data.privacy import Scanner
 
 @pytest.fixture(scope="session")
 def scanner() -> Scanner:
-    pytest.importorskip("presidio_analyzer")
     return Scanner()
 
 

@@ -17,8 +17,6 @@ SCHEMES = ("path", "file", "memory", "s3")
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
-    pytest.importorskip("moto.server")
-    pytest.importorskip("obstore")
     with s3_bucket() as url:
         yield url
 
@@ -28,7 +26,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "s3":
         return f"{request.getfixturevalue('s3')}/{uuid.uuid4()}"
     if request.param == "memory":
-        pytest.importorskip("fsspec")
         return f"memory://{uuid.uuid4()}/sub"
     return {"path": str(tmp_path / "a b"), "file": f"file://{tmp_path}/a%20b"}[request.param]
 

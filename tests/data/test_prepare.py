@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
+from tokenizers import Tokenizer, decoders, models
 
 from eagle_plugin.data.prepare import main, prepare
 from eagle_plugin.data.privacy import Scanner
@@ -125,9 +127,6 @@ def test_what_was_served_is_kept_token_for_token(scanner: Scanner, write_lines: 
 def test_token_ids_are_read_with_the_tokenizer_or_left_out(
     scanner: Scanner, write_lines: Callable[..., str], tmp_path: Path
 ):
-    transformers = pytest.importorskip("transformers")
-    from tokenizers import Tokenizer, decoders, models
-
     words = Tokenizer(models.WordLevel({"write": 0, "to": 1, "b@firma.de": 2, "me": 3}, unk_token="me"))
     words.decoder = decoders.Fuse()
     transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="me").save_pretrained(tmp_path / "t")
@@ -179,7 +178,14 @@ def test_ctrl_c_leaves_no_process_and_no_file(scanner: Scanner, tmp_path: Path):
     """Interrupted while it waits for more of its input, with two workers up."""
     command = [sys.executable, "-m", "eagle_plugin.data.prepare", "-", "--workers", "2", "--out", "o.jsonl"]
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, start_new_session=True, text=True
+        command,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        start_new_session=True,
+        text=True,
+        # A shell starts background jobs, such as a test run, with SIGINT ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdin and process.stderr
     for i in range(70):

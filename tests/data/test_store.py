@@ -42,8 +42,6 @@ MANIFEST = Manifest(
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
-    pytest.importorskip("moto.server")
-    pytest.importorskip("obstore")
     with s3_bucket() as url:
         yield url
 
