@@ -70,9 +70,10 @@ def test_refused_in_one_line(capsys, words, said):
 
 def test_check_describes_a_head_that_fits(capsys, tmp_path):
     code, out, err = run(capsys, "check", write_target(tmp_path / "target"), HEAD, "--files-only")
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert err.startswith("warning: ") and "another config.json" in err and err.count("\n") == 1
     assert "--speculative-algorithm EAGLE3" in out
-    assert "8,192 of 49,152" in out and "2, 15, 27" in out and "bfloat16" in out
+    assert "16,384 of 49,152" in out and "2, 15, 27" in out and "bfloat16" in out
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,14 @@ from eagle_plugin.heads.files import HeadError
 
 MANIFEST = "eagle_plugin.json"
 FORMAT = 1
+NOTHING = hashlib.sha256(b"").hexdigest()  # a tokenizer or template may be kept elsewhere than in the target's folder
 
 
 def describe_target(folder: str | Path) -> dict[str, str]:
     """name and sha256 digests of a target's config.json, vocabulary and chat template.
 
     The vocabulary's digest is over its tokens and their ids, so that a tokenizer.json saved by another version of a
-    library keeps it. What the folder lacks has the digest of nothing.
+    library keeps it. What the folder lacks has the digest of nothing, `NOTHING`.
     """
     folder = Path(folder)
     own, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
@@ -81,7 +82,8 @@ def compare_target(manifest: dict[str, Any], target_dir: str | Path, head_dir: s
         HeadError: its token ids have other meanings.
     """
     trained, found = manifest["target"], describe_target(target_dir)
-    differs = {key for key, digest in found.items() if key != "name" and trained.get(key, digest) != digest}
+    known = {key: digest for key, digest in found.items() if key != "name" and digest != NOTHING}
+    differs = {key for key, digest in known.items() if trained.get(key, digest) != digest}
     if "vocabulary_sha256" in differs:
         raise HeadError(
             f"{head_dir} was trained for {trained.get('name')}, whose tokens have other ids than in {target_dir}; "

@@ -109,14 +109,16 @@ def _hold(out: Path, ranks: Ranks) -> Iterator[None]:
 
 
 def _notes(settings: TrainSettings, outcome: Outcome, documents: str) -> dict[str, object]:
-    """What goes into the head's manifest."""
+    """What goes into the head's manifest: of files the names, since a head travels and their folders are private."""
+    recipe = settings.model_dump(mode="json", by_alias=True, exclude={"target": True, "data": True})
+    recipe["head"] |= {key: Path(recipe["head"][key]).name for key in ("from", "vocabulary") if recipe["head"][key]}
     notes: dict[str, object] = {
         "training": {
             "documents_sha256": documents,
             "updates": outcome.position.update,
             "tokens": outcome.position.tokens,
             "epochs": round(outcome.epochs, 4),
-            "recipe": settings.model_dump(mode="json", by_alias=True, exclude={"target": True, "data": True}),
+            "recipe": recipe,
         }
     }
     if acceptance := outcome.held_out.get("acceptance"):

@@ -254,7 +254,7 @@ def test_shipped_head(tmp_path: Path) -> None:
     target = {"hidden_size": 576, "num_hidden_layers": 30, "vocab_size": 49152}  # SmolLM2-135M-Instruct
     (tmp_path / "config.json").write_text(json.dumps(target))
     info = check_head(tmp_path, SHIPPED, algorithm="EAGLE3")
-    assert (info.aux_layer_ids, info.draft_vocab_size, info.dtype) == ((2, 15, 27), 8192, "bfloat16")
+    assert (info.aux_layer_ids, info.draft_vocab_size, info.dtype) == ((2, 15, 27), 16384, "bfloat16")
 
 
 def rename(old: str, new: str) -> Edit:

@@ -86,3 +86,9 @@ def test_not_a_manifest(text: str, pair: tuple[Path, Path]) -> None:
     (pair[1] / "eagle_plugin.json").write_text(text)
     with pytest.raises(HeadError, match=r"eagle_plugin\.json"):
         check_head(*pair, algorithm="EAGLE3")
+
+
+def test_tokenizer_kept_elsewhere_is_not_compared(pair: tuple[Path, Path]) -> None:
+    target, head = pair
+    (target / "tokenizer.json").unlink()
+    assert check_head(target, head, algorithm="EAGLE3").warnings == ()

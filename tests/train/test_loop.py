@@ -83,6 +83,7 @@ def test_head_carries_its_lineage(run: Path) -> None:
     assert notes["kind"] == "eagle3" and notes["training"]["epochs"] == 6.0
     assert notes["training"]["recipe"]["optimiser"]["lr"] == 2e-3
     assert len(notes["acceptance"]) == 3
+    assert "/" not in json.dumps(notes["training"]["recipe"])  # folders of the machine it was trained on
 
 
 def test_learning_curve_is_a_picture(run: Path) -> None:
