@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Console
 
 from eagle_plugin.bench.choices import resolve_target
 from eagle_plugin.bench.servers import Server, ServerError, ServerSpec, sigterm_as_exit
+from eagle_plugin.data.whole_file import write_whole
 from eagle_plugin.errors import UserError
+from eagle_plugin.recipes import read_yaml, validate
 
 EPILOG = """\
 examples:
@@ -96,19 +98,7 @@ def read_job(path: Path) -> JobSettings:
     Raises:
         JobError: naming every wrong key with its value and what was wanted.
     """
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return JobSettings.model_validate(values)
-    except OSError as error:
-        raise JobError(f"{path} cannot be read ({error.strerror}); give the recipe's YAML file") from error
-    except yaml.YAMLError as error:
-        raise JobError(f"{path} is not YAML ({' '.join(str(error).split())}); correct the file") from error
-    except ValidationError as error:
-        faults = "; ".join(
-            f"{'.'.join(map(str, fault['loc'])) or 'recipe'}: {fault['msg']} (got {fault['input']!r})"
-            for fault in error.errors()
-        )
-        raise JobError(f"{path} has wrong keys: {faults}; correct them") from error
+    return validate(JobSettings, read_yaml(path, JobError), str(path), JobError)
 
 
 def plan(job: JobSettings, target: Path, out: Path) -> list[Stage]:
@@ -200,13 +190,11 @@ def run(job: JobSettings, target: Path, out: Path, until: str | None, console: C
         else:
             console.print(f"[bold]{title}[/]", highlight=False)
             if stage.recipe:
-                file = Path(stage.words[1])
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(stage.recipe, encoding="utf-8")
+                write_whole(Path(stage.words[1]), [stage.recipe])
             with _endpoint(stage, job, target, out, console) as extra:
                 _call([*stage.words, *extra], stage.name)
             done[stage.name] = digest
-            _write_done(out / JOB_FILE, done)
+            write_whole(out / JOB_FILE, [json.dumps(done, indent=2), "\n"])
         if until is not None and stage.name.startswith(until):
             return
     _link_head(out, list(job.train)[-1])
@@ -242,12 +230,6 @@ def _read_done(path: Path) -> dict[str, str]:
         return {}
     except (ValueError, TypeError) as error:
         raise JobError(f"{path} is not the record of a job ({error}); delete it to run every stage again") from error
-
-
-def _write_done(path: Path, done: dict[str, str]) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(done, indent=2) + "\n", encoding="utf-8")
-    os.replace(part, path)
 
 
 def _link_head(out: Path, last: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from eagle_plugin.data.rows import DataError
+from eagle_plugin.durable import sync
 
 # obstore reads their settings from the environment: AWS_ENDPOINT, AWS_REGION, GOOGLE_SERVICE_ACCOUNT, AZURE_...
 OBJECT_STORES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
@@ -103,7 +104,7 @@ class LocalFolder:
                 _name_new_file(partial, final)
             finally:
                 partial.unlink(missing_ok=True)
-            _sync_folder(self.path)
+            sync(self.path)
         except FileExistsError as error:
             raise ObjectExists(f"{final} exists already; it is left as it was") from error
         except OSError as error:
@@ -156,17 +157,6 @@ def _name_new_file(partial: Path, final: Path) -> None:
         if final.exists():
             raise FileExistsError(final) from None
         os.rename(partial, final)
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot
-            raise
-    finally:
-        os.close(descriptor)
 
 
 class ObjectStoreFolder:

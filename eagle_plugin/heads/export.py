@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from eagle_plugin.durable import sync
 from eagle_plugin.heads.eagle2 import Eagle2Head
 from eagle_plugin.heads.eagle3 import Eagle3Head
 from eagle_plugin.heads.files import HeadError, read_config, text_config
@@ -81,12 +81,12 @@ def save_head(
             (temporary / name).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
         for path in temporary.iterdir():
             path.chmod(0o644)
-            _sync(path)
-        _sync(temporary)
+            sync(path)
+        sync(temporary)
         _put(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    _sync(folder.parent)
+    sync(folder.parent)
 
 
 def head_config(head: DraftHead, target_dir: str | Path, dtype: torch.dtype) -> dict[str, Any]:
@@ -182,11 +182,3 @@ def _put(new: Path, folder: Path) -> None:
     folder.rename(old)
     new.rename(folder)
     shutil.rmtree(old)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -8,7 +8,6 @@ They do not depend on the number of processes. Random numbers need no state: eve
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from eagle_plugin.durable import sync
 from eagle_plugin.train.plan import Position
 from eagle_plugin.train.settings import TrainError, changed_keys
 
@@ -62,10 +62,10 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         save_file(checkpoint.optimiser, partial / "optimiser.safetensors")
         (partial / "state.json").write_text(json.dumps(asdict(checkpoint.state), indent=1), encoding="utf-8")
         for file in (*partial.iterdir(), partial):
-            _sync(file)
+            sync(file)
         shutil.rmtree(path, ignore_errors=True)
         partial.rename(path)
-        _sync(folder)
+        sync(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise TrainError(
@@ -115,11 +115,3 @@ def check_same_run(found: State, recipe: dict[str, Any], documents: str, folder:
 
 def _list(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("update-*") if path.is_dir())
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from eagle_plugin.errors import UserError
+from eagle_plugin.recipes import read_yaml, validate
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -208,14 +209,7 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> TrainSetting
         TrainError: naming every wrong key with its value and what was wanted.
     """
     path = Path(path)
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TrainError(f"{path} cannot be read ({error.strerror}); give the recipe's YAML file") from error
-    except yaml.YAMLError as error:
-        raise TrainError(f"{path} is not YAML ({' '.join(str(error).split())}); correct the file") from error
-    if not isinstance(values, dict):
-        raise TrainError(f"{path} holds a {type(values).__name__}, wanted a mapping of keys; see docs/training.md")
+    values = read_yaml(path, TrainError)
     for override in overrides:
         _override(values, override)
     return parse_recipe(values, str(path))
@@ -227,16 +221,7 @@ def parse_recipe(values: dict[str, Any], where: str) -> TrainSettings:
     Raises:
         TrainError: naming every wrong key with its value and what was wanted.
     """
-    try:
-        return TrainSettings.model_validate(values)
-    except ValidationError as error:
-        faults = []
-        for fault in error.errors():
-            key = ".".join(map(str, fault["loc"])) or "recipe"
-            message = fault["msg"].removeprefix("Value error, ")
-            found = "" if isinstance(fault["input"], dict) else f" (got {fault['input']!r})"
-            faults.append(f"{key}: {message}{found}")
-        raise TrainError(f"{where} has {len(faults)} wrong key(s): {'; '.join(faults)}; correct them") from error
+    return validate(TrainSettings, values, where, TrainError)
 
 
 def _override(values: dict[str, Any], text: str) -> None:
