@@ -168,7 +168,7 @@ def simulate_chains(case: Case, reading: Any, roots: Tensor, logits: Tensor, gen
 @torch.no_grad()
 def test_head_that_is_the_target_is_never_refused() -> None:
     """p = q accepts everything; where they share no token nothing is accepted."""
-    p = torch.rand(3, 4, 10).softmax(-1)
+    p = torch.rand(3, 4, 10, dtype=torch.float64).softmax(-1)
     drafts = torch.zeros(3, 4, dtype=torch.int64)
     torch.testing.assert_close(chain_acceptance(p, drafts, p, torch.arange(10)), torch.ones(3, 4).double())
     half = torch.zeros(3, 4, 10)
