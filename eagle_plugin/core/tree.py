@@ -147,3 +147,31 @@ def select_tree(table: CandidateTable, root_tokens: Tensor, width: int) -> Draft
         ancestors[:, i : i + 1] |= ancestors.gather(1, parent)
         depths[:, i : i + 1] = depths.gather(1, parent) + 1
     return DraftTree(tokens, parents, depths, ancestors, draws)
+
+
+def as_chains(tree: DraftTree, chosen: Tensor) -> DraftTree:
+    """Reduce the chosen trees to the chain of first children, whose nodes then stand first; the rest is padding.
+
+    tree of [b, W] nodes, chosen [b] bool. A chain is what a host can walk token by token, as a grammar does.
+    """
+    b, W = tree.tokens.shape
+    device = tree.tokens.device
+    nodes = torch.arange(W, device=device)
+    order = torch.zeros(b, W, dtype=torch.int64, device=device)  # node of the tree at each place of the chain
+    alive = torch.ones(b, 1, dtype=torch.bool, device=device)
+    length = torch.ones(b, 1, dtype=torch.int64, device=device)
+    for place in range(1, W):
+        is_child = (tree.parents == order[:, place - 1 : place]) & (nodes > 0)
+        child = torch.where(is_child, nodes, W).amin(dim=1, keepdim=True)
+        alive = alive & (child < W)
+        order[:, place : place + 1] = torch.where(alive, child, 0)
+        length += alive
+    on_chain = nodes < length
+    chain = DraftTree(
+        tree.tokens.gather(1, order),
+        torch.where(on_chain, nodes - 1, -1).int(),
+        torch.where(on_chain, nodes, 0).int(),
+        torch.where(on_chain, torch.ones_like(nodes) << (nodes + 1), 2) - 1 | torch.ones_like(nodes) << nodes,
+        torch.where(on_chain, tree.draws.gather(1, order), -1),
+    )
+    return DraftTree(*(torch.where(chosen[:, None], new, old) for new, old in zip(chain, tree, strict=True)))

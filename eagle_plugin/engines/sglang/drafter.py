@@ -12,14 +12,14 @@ from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftI
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from torch.nn.functional import pad
 
-from eagle_plugin.core.tree import MAX_LISTED, CandidateTable, DraftTree, Frontier
+from eagle_plugin.core.tree import MAX_LISTED, DraftTree, Frontier
 from eagle_plugin.core.verify import Accepted
+from eagle_plugin.engines.growth import Growth
 from eagle_plugin.engines.sglang.attention import TreeAttention
 from eagle_plugin.engines.sglang.draft_weights import use_int8_weights
 from eagle_plugin.engines.sglang.round import Round
-from eagle_plugin.engines.sglang.sampling import no_proposals
-from eagle_plugin.kernels.sampling import SAMPLED, Proposals, propose
-from eagle_plugin.kernels.tree import grow_level, new_table, select_tree, topk_log_softmax
+from eagle_plugin.kernels.sampling import Proposals
+from eagle_plugin.kernels.tree import topk_log_softmax
 
 
 class TreeDrafter(EagleDraftWorker):
@@ -56,16 +56,17 @@ class TreeDrafter(EagleDraftWorker):
         state holds what the last accepted row of the head left: topk_p and topk_index [b, M] (the head's best tokens
         after the root), hidden_states [b, H] and bonus_tokens [b] (the root).
         """
-        steps, topk, width = round.shape
-        growth = _Growth(round, topk, self.hot_token_id)
-        frontier = growth.add_level(1, state.topk_p.log(), state.topk_index, None, beam=topk if steps > 1 else 0)
+        steps, topk, _ = round.shape
+        numbers = None if round.is_greedy else round.draft_numbers()
+        growth = Growth(round.shape, round.sampling, numbers, self.hot_token_id)
+        frontier = growth.add_level(1, state.topk_p.log(), state.topk_index, None)
         hidden = state.hidden_states[:, None]  # [b, rows of the previous frontier, H]
         listed = topk if round.is_greedy else self.topk
         for level in range(1, steps):
             logits, hidden = self._read_frontier(round, level, frontier, hidden)
             logp, index = topk_log_softmax(logits, listed)
-            frontier = growth.add_level(level + 1, logp, index, frontier, beam=topk if level < steps - 1 else 0)
-        return select_tree(growth.table, state.bonus_tokens.long(), width), growth.proposals()
+            frontier = growth.add_level(level + 1, logp, index, frontier)
+        return growth.select(state.bonus_tokens.long()), growth.proposals()
 
     def _read_frontier(
         self, round: Round, level: int, frontier: Frontier, hidden: torch.Tensor
@@ -168,53 +169,3 @@ class TreeDrafter(EagleDraftWorker):
             output = self.draft_runner.model.forward(tokens, positions, forward_batch)
         self.tree_attention.set_tree(None)
         return output
-
-
-class _Growth:
-    """The candidates of a round, and the distributions that the sampled ones were drawn from.
-
-    A node has topk deterministic children; in a batch with sampling requests it has sampled ones too.
-    """
-
-    def __init__(self, round: Round, topk: int, draft_to_target: torch.Tensor | None) -> None:
-        self._round, self._topk, self._draft_to_target = round, topk, draft_to_target
-        self._children = topk if round.is_greedy else topk + SAMPLED
-        rows = 1 + round.shape.draft_slots  # that propose children
-        self.table: CandidateTable = new_table(len(round.rows), rows * self._children)
-        if not round.is_greedy:
-            self._numbers = round.draft_numbers()
-        self._drawn: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def add_level(
-        self, level: int, logp: torch.Tensor, index: torch.Tensor, previous: Frontier | None, beam: int
-    ) -> Frontier:
-        """Propose the children of a frontier (None: of the root) from the head's best tokens [b * F, M] there."""
-        b = len(self._round.rows)
-        rows = len(logp) // b
-        first = 0 if previous is None else 1 + (level - 2) * self._topk  # proposal row of the frontier's first node
-        shape = (b, rows, self._children)
-        draws = None
-        if self._round.is_greedy:
-            logp, tokens = logp[:, : self._topk].contiguous(), index[:, : self._topk].contiguous()
-            tokens = tokens if self._draft_to_target is None else self._draft_to_target[tokens]
-        else:
-            logp, tokens, draws, *q = propose(
-                logp,
-                index,
-                self._round.sampling.for_rows(rows),
-                self._numbers[:, first : first + rows].reshape(-1, SAMPLED).contiguous(),
-                self._topk,
-                first_row=first,
-                rows_per_request=rows,
-                draft_to_target=self._draft_to_target,
-            )
-            self._drawn.append((q[0].view(b, rows, -1), q[1].view(b, rows, -1)))
-            draws = draws.view(shape)
-        offset = first * self._children
-        return grow_level(self.table, offset, level, logp.view(shape), tokens.view(shape), previous, beam, draws)
-
-    def proposals(self) -> Proposals:
-        """The distributions of all levels, by proposal row."""
-        if self._round.is_greedy:
-            return no_proposals(len(self._round.rows))
-        return Proposals(*(torch.cat(parts, dim=1) for parts in zip(*self._drawn, strict=True)))

@@ -1,4 +1,4 @@
-"""The shape of a decode round and the cache slots it works in."""
+"""One decode round and the cache slots it works in."""
 
 from __future__ import annotations
 
@@ -6,30 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from eagle_plugin.engines import numbers
 from eagle_plugin.engines.sglang.attention import TreeBatch
-from eagle_plugin.engines.sglang.sampling import DRAFT, VERIFY, random_keys, sampling_params
-from eagle_plugin.kernels.sampling import SAMPLED, SamplingParams, uniforms
-
-
-class Shape(NamedTuple):
-    """How far and how wide one round speculates."""
-
-    steps: int  # D: depth of the longest path below the root; 0 is plain decoding
-    topk: int  # K: children of a node, and rows of a frontier
-    width: int  # W: nodes that the target verifies, root included
-
-    @property
-    def stride(self) -> int:
-        """E: the most tokens that a round of this shape can yield, the bonus token included."""
-        return min(self.steps, self.width - 1) + 1
-
-    @property
-    def draft_slots(self) -> int:
-        """Cache slots behind the committed length that the levels of the draft write."""
-        return max(self.steps - 1, 0) * self.topk
-
-
-PLAIN = Shape(steps=0, topk=1, width=1)
+from eagle_plugin.engines.sglang.sampling import random_keys, sampling_params
+from eagle_plugin.engines.shape import Shape
+from eagle_plugin.kernels.sampling import SamplingParams
 
 
 class Round(NamedTuple):
@@ -59,14 +40,12 @@ class Round(NamedTuple):
         return self.slots[:, first : first + count].clone(memory_format=torch.contiguous_format)
 
     def draft_numbers(self) -> torch.Tensor:
-        """Random numbers for the sampled children of P proposal rows, the root's first; [b, P, S] float64."""
-        rows = 1 + self.shape.draft_slots
-        return uniforms(self.keys, self.prefix_lens, DRAFT, rows * SAMPLED).view(-1, rows, SAMPLED)
+        """Random numbers for the sampled children; see `numbers.draft_numbers`."""
+        return numbers.draft_numbers(self.keys, self.prefix_lens, self.shape)
 
     def verify_numbers(self) -> torch.Tensor:
-        """Random numbers for the walk: S tests and a draw at each node of the path; [b, E, S + 1] float64."""
-        stride = self.shape.stride
-        return uniforms(self.keys, self.prefix_lens, VERIFY, stride * (SAMPLED + 1)).view(-1, stride, SAMPLED + 1)
+        """Random numbers for the walk; see `numbers.verify_numbers`."""
+        return numbers.verify_numbers(self.keys, self.prefix_lens, self.shape.stride)
 
     def tree_batch(self, ancestors: torch.Tensor, tail: int) -> TreeBatch:
         """What tree attention needs for rows with these ancestor words [b, R] over `tail` slots behind the prefix."""

@@ -7,11 +7,8 @@ from typing import Any
 import torch
 from sglang.srt.layers.sampler import Sampler
 
-from eagle_plugin.core.tree import DraftTree
-from eagle_plugin.kernels.sampling import Proposals, SamplingParams, uniforms, verify_tree
-
-# Sequences of random numbers that one (request, position) gives; they never share a number.
-DRAFT, VERIFY, PREFILL = range(3)
+from eagle_plugin.engines.numbers import PREFILL, fresh_keys, no_proposals, root_tree
+from eagle_plugin.kernels.sampling import SamplingParams, uniforms, verify_tree
 
 
 def sampling_params(info: Any) -> SamplingParams:
@@ -26,7 +23,7 @@ def random_keys(reqs: list[Any]) -> torch.Tensor:
     is used twice: every round commits at least one token.
     """
     seeds = [req.sampling_params.sampling_seed for req in reqs]
-    keys = torch.randint(-(2**63), 2**63 - 1, (len(seeds),))
+    keys = fresh_keys(len(seeds))
     for i, seed in enumerate(seeds):
         if seed is not None:
             keys[i] = seed
@@ -65,15 +62,3 @@ def draw_tokens(logits: torch.Tensor, params: SamplingParams, u: torch.Tensor) -
     return verify_tree(
         root_tree(torch.zeros(len(u), dtype=torch.int64)), logits, params, no_proposals(len(u)), u[:, None], 1
     ).tokens[:, 0]
-
-
-def root_tree(tokens: torch.Tensor) -> DraftTree:
-    """Trees [b, 1] of nothing but the root; tokens [b]."""
-    roots = tokens.long()[:, None]
-    none = torch.full_like(roots, -1, dtype=torch.int32)
-    return DraftTree(roots, none, torch.zeros_like(none), torch.ones_like(roots), none)
-
-
-def no_proposals(b: int) -> Proposals:
-    """The proposals of trees without sampled children."""
-    return Proposals(torch.empty(b, 0, 0, dtype=torch.int64), torch.empty(b, 0, 0))

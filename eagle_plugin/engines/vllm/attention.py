@@ -1,0 +1,245 @@
+"""An attention backend for vLLM's CPU platform that also attends over draft trees, by our kernels.
+
+It takes the place of CPU_ATTN as a whole: that backend packs keys in a layout of its own for each instruction set,
+which tree attention and the move of accepted keys would have to know. Ours keeps them token by token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionMetadataBuilder, AttentionType
+from vllm.v1.kv_cache_interface import KVCacheLayout
+
+from eagle_plugin.kernels.attention import extend_attention, tree_attention
+from eagle_plugin.kernels.kv import store_kv
+
+
+class TreeRows(NamedTuple):
+    """The requests of a forward whose query rows are nodes of draft trees; W rows and W tail slots a request."""
+
+    requests: Tensor  # [t] int64: row of the slot table
+    prefix_lens: Tensor  # [t] int64: committed tokens, visible to every row
+    ancestors: Tensor  # [t, W] int64: bit j of a word: the row sees the tail slot prefix + j
+    tail: int
+    query: Tensor | None  # [t * W] int64: query row of each node; None: the nodes are all the query rows, in order
+
+
+class ExtendRows(NamedTuple):
+    """The requests of a forward whose query rows follow each other: prefills, and decodes without a draft."""
+
+    requests: Tensor  # [e] int64: row of the slot table
+    seq_lens: Tensor  # [e] int64: tokens after this forward
+    lens: Tensor  # [e] int64: query rows
+    starts: Tensor  # [e] int64: first query row
+
+
+class Rows(NamedTuple):
+    """How the query rows of a forward attend, whatever the cache group."""
+
+    extend: ExtendRows | None
+    tree: TreeRows | None
+
+
+@dataclass
+class TreeMetadata:
+    """What the attention layers of one cache group need in one forward."""
+
+    rows: Rows
+    slot_table: Tensor  # [b, S] int32: row of the cache of each position
+    slots: Tensor  # [N] int64: row of the cache for the key of each query row
+
+
+class CacheRows(NamedTuple):
+    """A layer's cache as rows of one token each: keys and values are views with the same row numbers."""
+
+    keys: Tensor  # [rows, Hkv, D]
+    values: Tensor  # [rows, Hkv, Dv]
+
+
+def cache_rows(kv_cache: Tensor) -> CacheRows:
+    """View a layer's cache [blocks, Hkv, block size, 2 * D] as rows; a block holds its keys, then its values.
+
+    The key of offset o in block i stands in row 2 * i * block size + o, its value a block size later.
+    """
+    blocks, heads, size, content = kv_cache.shape
+    dim = content // 2
+    if kv_cache.stride(0) != heads * size * content or kv_cache.stride(3) != 1:
+        raise ValueError(
+            f"eagle-plugin cannot read a KV cache of shape {list(kv_cache.shape)} and strides "
+            f"{list(kv_cache.stride())}, it wants dense blocks: start the server with EAGLE_PLUGIN=0"
+        )
+    rows = kv_cache.as_strided((2 * blocks * size, heads, dim), (heads * dim, dim, 1))
+    return CacheRows(rows[:-size], rows[size:])
+
+
+def slot_table(block_table: Tensor, block_size: int, positions: int) -> Tensor:
+    """The cache row of each of the first `positions` positions, [b, S] int32; block_table [b, blocks] int32."""
+    blocks = min(-(-positions // block_size), block_table.shape[1])
+    offsets = torch.arange(block_size, dtype=torch.int32, device=block_table.device)
+    first = block_table[:, :blocks].int() * (2 * block_size)
+    return (first[:, :, None] + offsets).view(len(block_table), -1)
+
+
+def cache_slots(slots: Tensor, block_size: int) -> Tensor:
+    """The cache rows of vLLM's slot numbers [N] int64, which count one row a token."""
+    return slots + slots.div(block_size, rounding_mode="floor") * block_size
+
+
+class TreeMetadataBuilder(AttentionMetadataBuilder[TreeMetadata]):
+    """Builds the metadata of one cache group; the runner says beforehand which rows are tree nodes."""
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self.block_size: int = kv_cache_spec.block_size
+        self.reach: int = vllm_config.num_speculative_tokens + 1  # draft slots behind the longest sequence
+        self.rows: Rows | None = None
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> TreeMetadata:
+        """Metadata for the batch at hand; vLLM's ``CommonAttentionMetadata`` holds b requests."""
+        common = common_attn_metadata
+        return TreeMetadata(
+            rows=self.rows if self.rows is not None else causal_rows(common.query_start_loc, common.seq_lens),
+            slot_table=slot_table(common.block_table_tensor, self.block_size, common.max_seq_len + self.reach),
+            slots=cache_slots(common.slot_mapping, self.block_size),
+        )
+
+
+def causal_rows(bounds: Tensor, seq_lens: Tensor) -> Rows:
+    """Rows of a batch without trees; bounds [b + 1] of the requests' query rows, seq_lens [b]."""
+    starts = bounds[:-1].long()
+    requests = torch.arange(len(starts), device=starts.device)
+    return Rows(ExtendRows(requests, seq_lens.long(), bounds[1:].long() - starts, starts), None)
+
+
+class TreeAttentionImpl(AttentionImpl):
+    """Attention of one layer; the constructor is the one that vLLM calls for every backend."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: Tensor | None = None,
+    ) -> None:
+        unserved = {
+            "ALiBi slopes": alibi_slopes is not None,
+            f"a {kv_cache_dtype} KV cache": kv_cache_dtype not in ("auto", "bfloat16", "float16"),
+            f"{attn_type} attention": attn_type != AttentionType.DECODER,
+            "KV caches shared between layers": kv_sharing_target_layer_name is not None,
+        }
+        if found := [what for what, holds in unserved.items() if holds]:
+            raise ValueError(
+                f"eagle-plugin does not serve {', '.join(found)}: start the server with EAGLE_PLUGIN=0 for this model"
+            )
+        self.num_heads, self.num_kv_heads, self.head_size = num_heads, num_kv_heads, head_size
+        self.scale = float(scale)
+        self.kv_cache_dtype = kv_cache_dtype
+        self.sliding_window = -1 if sliding_window is None else sliding_window - 1  # keys behind the query itself
+        self.logits_soft_cap = logits_soft_cap or 0.0
+        self.sinks = sinks
+        self._cache: tuple[int, CacheRows] | None = None
+
+    def forward(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: TreeMetadata | None,
+        output: Tensor,
+        output_scale: Tensor | None = None,
+        output_block_scale: Tensor | None = None,
+    ) -> Tensor:
+        """Store the new keys, then attend; query and output [N, Hq, D], key and value [N, Hkv, D]."""
+        if attn_metadata is None:  # vLLM warms up without a cache
+            return output
+        cache = self._rows_of(kv_cache)
+        store_kv(*cache, attn_metadata.slots, key, value)
+        options: dict[str, Any] = {
+            "scale": self.scale,
+            "logit_cap": self.logits_soft_cap,
+            "window": self.sliding_window,
+            "sinks": self.sinks,
+        }
+        extend, tree = attn_metadata.rows
+        table = attn_metadata.slot_table
+        if extend is not None:
+            extend_attention(
+                query,
+                *cache,
+                table,
+                extend.requests,
+                extend.seq_lens,
+                extend.lens,
+                extend.starts,
+                out=output,
+                **options,
+            )
+        if tree is not None:
+            words = (table, tree.requests, tree.prefix_lens, tree.ancestors)
+            if tree.query is None:
+                tree_attention(query, *cache, *words, tail=tree.tail, out=output, **options)
+            else:
+                output[tree.query] = tree_attention(query[tree.query], *cache, *words, tail=tree.tail, **options)
+        return output
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        """Sinks enter the kernels as float32 logits."""
+        if self.sinks is not None:
+            self.sinks = self.sinks.float()
+
+    def _rows_of(self, kv_cache: Tensor) -> CacheRows:
+        address = kv_cache.data_ptr()
+        if self._cache is None or self._cache[0] != address:
+            self._cache = address, cache_rows(kv_cache)
+        return self._cache[1]
+
+
+class TreeAttentionBackend(AttentionBackend):
+    """Registered over CPU_ATTN in the worker that serves trees."""
+
+    forward_includes_kv_cache_update = True
+    supported_dtypes = [torch.float16, torch.bfloat16, torch.float32]
+    supported_kv_cache_dtypes = ["auto", "bfloat16", "float16"]
+
+    @staticmethod
+    def get_name() -> str:
+        """The name that it stands in for: vLLM looks it up."""
+        return "CPU_ATTN"
+
+    @staticmethod
+    def get_impl_cls() -> type[TreeAttentionImpl]:
+        """The layers' class."""
+        return TreeAttentionImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[TreeMetadataBuilder]:
+        """The metadata's builder."""
+        return TreeMetadataBuilder
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        """Layer by layer, block by block, token by token."""
+        return (KVCacheLayout.LBNHC,)
+
+    @classmethod
+    def get_supported_head_sizes(cls) -> list[int]:
+        """Those of the native kernels."""
+        return list(range(16, 257, 16))
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        """Windows are a parameter of the kernels."""
+        return True

@@ -1,0 +1,67 @@
+"""The shape of the draft trees, from vLLM's flags and `--additional-config '{"eagle_plugin": {...}}'`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from eagle_plugin.core.tree import MAX_WIDTH
+from eagle_plugin.engines.shape import Shape
+
+KEY = "eagle_plugin"
+WHERE = "--additional-config '{\"eagle_plugin\": {...}}'"
+
+
+class OptionError(ValueError):
+    """An option of the plugin that cannot be served; the message names it, what was found, what was wanted, the fix."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may set; absent numbers are chosen from num_speculative_tokens."""
+
+    depth: int | None = None  # levels of the tree
+    topk: int | None = None  # children of a node
+    async_scheduling: bool = False  # on a CPU, where vLLM switches it off
+
+    @classmethod
+    def read(cls, additional_config: Any) -> Options:
+        """The options in vLLM's `additional_config`. Raises OptionError."""
+        given = additional_config.get(KEY, {}) if isinstance(additional_config, dict) else {}
+        if not isinstance(given, dict):
+            raise OptionError(f'{WHERE}: {KEY} is {given!r}, wanted an object such as {{"depth": 2, "topk": 4}}')
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(given.keys() - known):
+            raise OptionError(f"{WHERE}: unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+        for name in ("depth", "topk"):
+            value = given.get(name, 1)
+            if type(value) is not int or value < 1:
+                raise OptionError(f"{WHERE}: {name} is {value!r}, wanted a whole number from 1 on")
+        if type(given.get("async_scheduling", False)) is not bool:
+            raise OptionError(f"{WHERE}: async_scheduling is {given['async_scheduling']!r}, wanted true or false")
+        return cls(**given)
+
+    def shape(self, draft_tokens: int) -> Shape:
+        """The caps of a round that drafts this many tokens, the `num_speculative_tokens` of vLLM. Raises OptionError.
+
+        The levels behind the first write draft keys into the slots that vLLM reserves, one a drafted token.
+        """
+        width = draft_tokens + 1
+        if width > MAX_WIDTH:
+            raise OptionError(
+                f"--speculative-config: num_speculative_tokens is {draft_tokens}, the plugin's trees have at most "
+                f"{MAX_WIDTH - 1} drafted tokens: lower it, or start the server with EAGLE_PLUGIN=0"
+            )
+        depth = self.depth if self.depth is not None else default_depth(draft_tokens)
+        topk = self.topk if self.topk is not None else max(1, min(4, draft_tokens // max(depth - 1, 1)))
+        if (depth - 1) * topk > draft_tokens:
+            raise OptionError(
+                f"{WHERE}: depth {depth} and topk {topk} need {(depth - 1) * topk} drafted tokens a round, "
+                f"--speculative-config has num_speculative_tokens {draft_tokens}: raise it, or lower depth or topk"
+            )
+        return Shape(depth, topk, width)
+
+
+def default_depth(draft_tokens: int) -> int:
+    """How deep trees of so many drafted tokens are: chosen by speed on 2 CPU cores (docs/performance.md)."""
+    return 1 if draft_tokens == 1 else 2 if draft_tokens <= 7 else 3 if draft_tokens <= 15 else 4

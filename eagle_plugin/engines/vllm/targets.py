@@ -1,0 +1,132 @@
+"""The target's logits after every node of the verified trees, with what the requests ask for applied.
+
+The functions of vLLM's sampler take one row a request; here a row is a node, whose history is its request's output and
+the drafted tokens on the path to it. They are called as they are, with an index of requests by row.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from vllm.v1.sample.logits_processor.builtin import (
+    LogitBiasLogitsProcessor,
+    MinPLogitsProcessor,
+    MinTokensLogitsProcessor,
+)
+from vllm.v1.sample.ops.bad_words import apply_bad_words
+from vllm.v1.sample.ops.penalties import apply_all_penalties
+
+from eagle_plugin.core.tree import DraftTree
+
+
+class NodeRows(NamedTuple):
+    """Which node each row of the logits belongs to."""
+
+    requests: Tensor  # [n] int64
+    nodes: Tensor  # [n] int64
+
+
+def node_rows(b: int, width: int, logits_rows: Tensor | None, drafts: list[int], device: torch.device) -> NodeRows:
+    """The rows of logits as vLLM orders them: request by request, a row for each scheduled node."""
+    if logits_rows is None:
+        rows = torch.arange(b * width, device=device)
+        return NodeRows(rows // width, rows % width)
+    sizes = torch.tensor(drafts, device=device) + 1
+    requests = torch.arange(b, device=device).repeat_interleave(sizes)
+    firsts = (sizes.cumsum(0) - sizes)[requests]
+    return NodeRows(requests, torch.arange(len(requests), device=device) - firsts)
+
+
+def transform_logits(metadata: Any, tree: DraftTree, rows: NodeRows, logits: Tensor) -> Tensor:
+    """Apply everything but temperature and filters, in vLLM's order, at every node; logits [n, V] float32, in place.
+
+    metadata is a vLLM ``SamplingMetadata`` of b requests, tree theirs [b, W].
+    """
+    if metadata.allowed_token_ids_mask is not None:
+        logits.masked_fill_(metadata.allowed_token_ids_mask[rows.requests], -torch.inf)
+    penalised = not metadata.no_penalties
+    histories: list[list[int]] = []
+    if penalised or metadata.bad_words_token_ids:
+        histories = _histories(metadata.output_token_ids, tree, rows)
+    if words := metadata.bad_words_token_ids:
+        requests = rows.requests.tolist()
+        apply_bad_words(logits, {r: words[i] for r, i in enumerate(requests) if i in words}, histories)
+    for processor in metadata.logitsprocs.non_argmax_invariant:
+        if isinstance(processor, MinTokensLogitsProcessor):
+            _hold_back_stops(processor, tree, rows, logits)
+        elif isinstance(processor, LogitBiasLogitsProcessor):
+            _add_biases(processor, rows, logits)
+        else:  # vLLM refuses custom processors beside drafts
+            raise TypeError(f"eagle-plugin does not know the logits processor {type(processor).__name__}")
+    if penalised:
+        logits = apply_all_penalties(
+            logits,
+            metadata.prompt_token_ids[rows.requests],
+            metadata.presence_penalties[rows.requests],
+            metadata.frequency_penalties[rows.requests],
+            metadata.repetition_penalties[rows.requests],
+            histories,
+        )
+    if plain_requests(metadata):
+        force_thinking_ends(metadata, rows, logits)
+    return logits
+
+
+def min_ps(metadata: Any, b: int) -> Tensor | None:
+    """The requests' min_p [b] float32; None when none has any."""
+    for processor in metadata.logitsprocs.argmax_invariant:
+        if isinstance(processor, MinPLogitsProcessor) and processor.min_p_count:
+            return processor.min_p.view(-1)[:b]
+    return None
+
+
+def plain_requests(metadata: Any) -> list[int]:
+    """Requests that are served token by token: those with a thinking budget, which has one state a request."""
+    holder = metadata.thinking_budget_state_holder
+    return sorted(holder._state) if holder is not None and holder.has_tracked_requests() else []
+
+
+def force_thinking_ends(metadata: Any, rows: NodeRows, logits: Tensor) -> None:
+    """Apply the thinking budgets at the roots, in place; the holder must have been made for no draft tokens."""
+    holder = metadata.thinking_budget_state_holder
+    holder.update_state(metadata.output_token_ids, None)
+    roots = (rows.nodes == 0).nonzero()[:, 0]
+    logits[roots] = holder.apply_to_logits(logits[roots], False, None)
+
+
+def _histories(outputs: list[list[int]], tree: DraftTree, rows: NodeRows) -> list[list[int]]:
+    """The generated tokens before each row: the request's output, then the path from the root."""
+    tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+    histories = []
+    for i, node in zip(rows.requests.tolist(), rows.nodes.tolist(), strict=True):
+        path: list[int] = []
+        while node > 0:
+            path.append(tokens[i][node])
+            node = parents[i][node]
+        histories.append([*outputs[i], *reversed(path)] if path else outputs[i])
+    return histories
+
+
+def _hold_back_stops(processor: Any, tree: DraftTree, rows: NodeRows, logits: Tensor) -> None:
+    """Forbid the end before a request's minimal length; a node's depth counts as generated."""
+    depths = tree.depths[rows.requests, rows.nodes]
+    for i, (least, output, stops, structured) in processor.min_toks.items():
+        here = ((rows.requests == i) & (len(output) + depths < least)).nonzero()[:, 0]
+        if not len(here) or not stops:
+            continue
+        columns = torch.tensor(sorted(stops), device=logits.device)
+        before = logits[here[:, None], columns]
+        logits[here[:, None], columns] = -torch.inf
+        if structured:  # where a grammar allows nothing but the end, the end stays allowed
+            stuck = logits[here].isneginf().all(dim=1)
+            logits[here[stuck][:, None], columns] = before[stuck]
+
+
+def _add_biases(processor: Any, rows: NodeRows, logits: Tensor) -> None:
+    for i, biases in processor.biases.items():
+        columns = torch.tensor(list(biases), device=logits.device)
+        values = torch.tensor(list(biases.values()), dtype=torch.float32, device=logits.device)
+        here = (rows.requests == i).nonzero()
+        logits[here, columns] += values

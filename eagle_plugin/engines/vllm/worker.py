@@ -1,0 +1,20 @@
+"""The worker that vLLM's executor drives: the engine's own CPU worker around our model runner."""
+
+from __future__ import annotations
+
+from vllm.v1.worker import cpu_worker
+
+from eagle_plugin.engines.vllm.runner import TreeModelRunner
+
+
+class TreeCPUWorker(cpu_worker.CPUWorker):
+    """vLLM's ``CPUWorker`` with draft trees."""
+
+    def init_device(self) -> None:
+        """Prepare the device as the engine does; its worker names the class of its runner in its module."""
+        engine_runner = cpu_worker.CPUModelRunner
+        cpu_worker.CPUModelRunner = TreeModelRunner  # type: ignore[misc]
+        try:
+            super().init_device()
+        finally:
+            cpu_worker.CPUModelRunner = engine_runner  # type: ignore[misc]
