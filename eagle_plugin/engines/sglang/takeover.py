@@ -124,9 +124,12 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
                 "; ".join(reasons),
             )
             return engine_worker(**arguments)
+        from eagle_plugin.engines.sglang import metrics
         from eagle_plugin.engines.sglang.worker import TreeWorker
 
         worker = TreeWorker(**arguments)
+        if server_args.enable_metrics:
+            metrics.export(worker.shape)
         logger.info(
             "eagle-plugin %s: %s is served by the plugin's tree worker "
             "(at most %d steps, %d children a node, %d nodes; %s kernels)",

@@ -53,7 +53,7 @@ class TreeWorker(EAGLEWorkerV2):
         self.num_new_pages_per_topk = torch.empty((), dtype=torch.int64, device=self.device)
         self.extend_lens = torch.empty((), dtype=torch.int64, device=self.device)
         self.plan_stream, self.plan_stream_ctx = None, contextlib.nullcontext()
-        self._shape = Shape(self.speculative_num_steps, self.topk, self.speculative_num_draft_tokens)
+        self.shape = Shape(self.speculative_num_steps, self.topk, self.speculative_num_draft_tokens)
 
     def init_attention_backends(self) -> None:
         """Wrap the target's attention backend and the head's, after the engine has made both."""
@@ -78,7 +78,7 @@ class TreeWorker(EAGLEWorkerV2):
             self._verifier.penalties.apply_after_prefill(batch)
             return self._forward_prefill_batch(batch, on_publish, pp_proxy_tensors)
         state = batch.spec_info
-        shape = PLAIN if needs_plain_round(batch) else self._shape
+        shape = PLAIN if needs_plain_round(batch) else self.shape
         round = Round.begin(shape, batch, self.req_to_token_pool.req_to_token)
         with self._draft_contexts():
             if shape.width > 1:

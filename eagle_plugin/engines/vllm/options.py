@@ -7,12 +7,13 @@ from typing import Any
 
 from eagle_plugin.core.tree import MAX_WIDTH
 from eagle_plugin.engines.shape import Shape
+from eagle_plugin.errors import UserError
 
 KEY = "eagle_plugin"
 WHERE = "--additional-config '{\"eagle_plugin\": {...}}'"
 
 
-class OptionError(ValueError):
+class OptionError(UserError):  # no ValueError: vLLM's configuration would bury it in one of its own
     """An option of the plugin that cannot be served; the message names it, what was found, what was wanted, the fix."""
 
 

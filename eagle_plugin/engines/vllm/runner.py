@@ -12,7 +12,7 @@ from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.utils.torch_utils import PIN_MEMORY
 from vllm.v1.attention import selector
 from vllm.v1.attention.backends import registry
-from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsProcessors
 from vllm.v1.sample.thinking_budget_state import maybe_create_thinking_budget_state_holder
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -21,9 +21,10 @@ import eagle_plugin
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.vllm.attention import TreeAttentionBackend, TreeMetadata
 from eagle_plugin.engines.vllm.drafter import TreeProposer, plan_extension
+from eagle_plugin.engines.vllm.logprobs import said_logprobs, wants_logprobs
 from eagle_plugin.engines.vllm.options import Options
 from eagle_plugin.engines.vllm.step import DraftStore, Step, plan_step
-from eagle_plugin.engines.vllm.targets import min_ps, node_rows, plain_requests, transform_logits
+from eagle_plugin.engines.vllm.targets import min_ps, minimal_lengths, node_rows, plain_requests, transform_logits
 from eagle_plugin.engines.vllm.verifier import (
     CacheGroup,
     random_keys,
@@ -50,13 +51,10 @@ class TreeModelRunner(CPUModelRunner):
         self._step: Step | None = None
         self._accepted: Accepted | None = None
         self._metadata: dict[str, TreeMetadata] = {}
-        self._groups: list[CacheGroup] = []
-        # With drafts vLLM itself leaves min_p and logit_bias out; and one state a request is kept for thinking budgets.
+        self._groups: list[CacheGroup]
+        # With drafts vLLM itself leaves min_p and logit_bias out.
         self.input_batch.logitsprocs = LogitsProcessors(
             processor(vllm_config, device, PIN_MEMORY) for processor in BUILTIN_LOGITS_PROCESSORS
-        )
-        self.input_batch.thinking_budget_state_holder = maybe_create_thinking_budget_state_holder(
-            vllm_config.reasoning_config, self.max_num_reqs, 0, device, PIN_MEMORY
         )
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
@@ -84,17 +82,26 @@ class TreeModelRunner(CPUModelRunner):
     def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         """Allocate the caches as the engine does, and note where the target's are."""
         super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
+        # One state a request, not one a drafted token; the batch may have been made anew until now.
+        self.input_batch.thinking_budget_state_holder = maybe_create_thinking_budget_state_holder(
+            self.vllm_config.reasoning_config, self.max_num_reqs, 0, self.device, PIN_MEMORY
+        )
         context = self.compilation_config.static_forward_context
+        self._groups = []
         for number, group in enumerate(self.kv_cache_config.kv_cache_groups):
             names = [name for name in group.layer_names if name not in self.drafter._draft_attn_layer_names]
             caches = [context[name].kv_cache for name in names if isinstance(context[name], AttentionLayerBase)]
             if caches:
                 self._groups.append(CacheGroup.of(number, names[0], caches))
 
+    def _update_states(self, scheduler_output: Any) -> Any:
+        """Forget the trees of finished requests as well; this is called in steps without tokens too."""
+        self._store.forget(scheduler_output.finished_req_ids)
+        return super()._update_states(scheduler_output)
+
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         """Prepare as the engine does, then put the tree's tokens and positions into their rows."""
         prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
-        self._store.forget(scheduler_output.finished_req_ids)
         drafts = np.array(prepared[1].num_draft_tokens, dtype=np.int64)
         b = len(drafts)
         prefix_lens = self.num_computed_tokens[:b]
@@ -135,10 +142,12 @@ class TreeModelRunner(CPUModelRunner):
         if plain := plain_requests(metadata):
             tree = roots_only(tree, torch.tensor(plain, device=self.device))
         raw, logits = logits, logits.float()
-        if not _plainly_sampled(metadata):
+        minimal = minimal_lengths([self.requests[name] for name in self.input_batch.req_ids])
+        if minimal or not _plainly_sampled(metadata):
             drafts = spec_decode_metadata.num_draft_tokens
             rows = node_rows(step.b, step.width, step.logits_rows, drafts, self.device)
-            logits = transform_logits(metadata, tree, rows, logits.clone() if logits is raw else logits)
+            logits = logits.clone() if logits is raw else logits
+            logits = transform_logits(metadata, tree, step.roots, minimal, rows, logits)
         params = sampling_params(metadata, min_ps(metadata, step.b), step.b, logits.shape[1], self.device)
         keys = random_keys(metadata.generators, step.b, self.device)
         walked = logits if step.logits_rows is None else logits[step.logits_rows.view(-1)]
@@ -147,34 +156,20 @@ class TreeModelRunner(CPUModelRunner):
         if len(step.trees):
             for group in self._groups:
                 group.compact(step, accepted, self._metadata[group.layer].slot_table)
-        return SamplerOutput(
-            sampled_token_ids=said(accepted),
-            logprobs_tensors=self._logprobs(metadata, raw, logits, verified.logits_rows, accepted),
-        )
+        logprobs = None
+        if wants_logprobs(metadata):
+            at = verified.logits_rows.view(-1)
+            mode = self.model_config.logprobs_mode
+            logprobs = said_logprobs(self.sampler, mode, metadata, params, raw[at], logits[at], accepted)
+        return SamplerOutput(sampled_token_ids=said(accepted), logprobs_tensors=logprobs)
 
-    def _logprobs(
-        self,
-        metadata: Any,
-        raw: Tensor,
-        processed: Tensor,
-        logits_rows: Tensor,
-        accepted: Accepted,
-    ) -> LogprobsTensors | None:
-        """The logprobs of the said tokens in vLLM's form, a row for each place of [b, E]; None when nobody asks."""
-        count, listed = metadata.max_num_logprobs, metadata.logprob_token_ids
-        if count is None and not listed:
-            return None
-        mode = self.model_config.logprobs_mode
-        at = logits_rows.view(-1)
-        found = (processed if mode.startswith("processed") else raw)[at].float()
-        if mode.endswith("logprobs"):
-            found = self.sampler.compute_logprobs(found)
-        tokens = accepted.tokens.view(-1)
-        if listed:
-            stride = accepted.tokens.shape[1]
-            wanted = {i * stride + j: ids for i, ids in listed.items() for j in range(stride)}
-            return self.sampler.gather_specific_token_logprobs(found, wanted, tokens)
-        return self.sampler.gather_logprobs(found, count, tokens)
+    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
+        """Keep the books as the engine does, without generators: it winds them back, and ours only hold seeds."""
+        generators, self.input_batch.generators = self.input_batch.generators, {}
+        try:
+            return super()._bookkeeping_sync(*args, **kwargs)
+        finally:
+            self.input_batch.generators = generators
 
     def propose_draft_token_ids(
         self,
@@ -227,12 +222,12 @@ class TreeModelRunner(CPUModelRunner):
 
 
 def _plainly_sampled(metadata: Any) -> bool:
-    """Whether no request changes its logits before temperature and filters."""
+    """Whether no request changes its logits before temperature and filters, but for minimal lengths."""
     processors = metadata.logitsprocs.non_argmax_invariant
     return (
         metadata.allowed_token_ids_mask is None
         and not metadata.bad_words_token_ids
         and metadata.no_penalties
-        and not any(getattr(p, "min_toks", None) or getattr(p, "biases", None) for p in processors)
+        and not any(getattr(p, "biases", None) for p in processors)
         and not plain_requests(metadata)
     )

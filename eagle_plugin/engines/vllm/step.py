@@ -92,6 +92,14 @@ class Step(NamedTuple):
         """W; 1 without trees."""
         return self.tree.tokens.shape[1]
 
+    @property
+    def roots(self) -> Tensor:
+        """Position of each request's last committed token, its tree's root, [b] int64."""
+        roots = self.prefix_lens + self.lens - 1
+        if len(self.trees):
+            roots = roots.index_copy(0, self.trees, self.prefix_lens[self.trees])
+        return roots
+
     def rows(self) -> Rows:
         """How the query rows attend."""
         extend = tree = None

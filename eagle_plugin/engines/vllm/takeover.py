@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import eagle_plugin
+from eagle_plugin.engines.shape import Shape
 from eagle_plugin.engines.vllm.options import Options
 from eagle_plugin.heads.checkpoint import check_head, read_config
 
@@ -27,9 +28,12 @@ _said: set[str] = set()
 def take_over(vllm_config: Any) -> None:
     """Give a vLLM ``VllmConfig`` our worker class where it serves. Raises OptionError and HeadError."""
     speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
-    if speculative is None or speculative.method not in METHODS or parallel.worker_cls == WORKER:
+    if speculative is None or speculative.method not in METHODS:
         return
     options = Options.read(vllm_config.additional_config)
+    if parallel.worker_cls == WORKER:  # a configuration that is completed again: the platform's word was the last
+        vllm_config.scheduler_config.async_scheduling = options.async_scheduling
+        return
     if reasons := left_alone(vllm_config):
         _say(
             logging.WARNING,
@@ -37,17 +41,24 @@ def take_over(vllm_config: Any) -> None:
             + "; ".join(reasons),
         )
         return
-    options.shape(speculative.num_speculative_tokens)
+    shape = options.shape(speculative.num_speculative_tokens)
     _check_folders(vllm_config)
     parallel.worker_cls = WORKER
-    if options.async_scheduling:
-        vllm_config.scheduler_config.async_scheduling = True
-    setattr(speculative, _SERVED, True)
+    vllm_config.scheduler_config.async_scheduling = options.async_scheduling
+    setattr(speculative, _SERVED, shape)
+    from eagle_plugin.engines.vllm.metrics import export
+
+    export()
+
+
+def served_shape(speculative_config: Any) -> Shape | None:
+    """The caps of our worker's trees under this vLLM ``SpeculativeConfig``; None where it does not serve."""
+    return getattr(speculative_config, _SERVED, None)
 
 
 def is_served(speculative_config: Any) -> bool:
     """Whether our worker serves the configuration that this ``SpeculativeConfig`` is part of."""
-    return getattr(speculative_config, _SERVED, False)
+    return served_shape(speculative_config) is not None
 
 
 def left_alone(vllm_config: Any) -> list[str]:
@@ -79,8 +90,8 @@ def left_alone(vllm_config: Any) -> list[str]:
         (model.is_encoder_decoder, f"target {name}: encoder-decoder models are not served"),
         (model.uses_mrope or model.is_multimodal_model, f"target {name}: multimodal targets are not served yet"),
         (
-            draft.architectures[0] not in HEAD_ARCHITECTURES,
-            f"draft head {draft.architectures[0]}: not one of {', '.join(HEAD_ARCHITECTURES)}",
+            draft.architecture not in HEAD_ARCHITECTURES,
+            f"draft head {draft.architecture}: not one of {', '.join(HEAD_ARCHITECTURES)}",
         ),
     )
     return [why for found, why in checks if found]

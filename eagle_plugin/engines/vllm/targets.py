@@ -28,6 +28,28 @@ class NodeRows(NamedTuple):
     nodes: Tensor  # [n] int64
 
 
+class MinimalLength(NamedTuple):
+    """A request that must not end before its text has some length.
+
+    vLLM's own count is of no use here: when it schedules ahead, drafts that are not verified yet are in it.
+    """
+
+    request: int
+    tokens: int  # of prompt and text
+    stops: list[int]
+    structured: bool
+
+
+def minimal_lengths(states: list[Any]) -> list[MinimalLength]:
+    """The minimal lengths in a batch of vLLM's ``CachedRequestState``."""
+    asked = [(i, state.sampling_params, state.num_prompt_tokens) for i, state in enumerate(states)]
+    return [
+        MinimalLength(i, prompt + params.min_tokens, sorted(stops), params.structured_outputs is not None)
+        for i, params, prompt in asked
+        if params.min_tokens and (stops := params.all_stop_token_ids)
+    ]
+
+
 def node_rows(b: int, width: int, logits_rows: Tensor | None, drafts: list[int], device: torch.device) -> NodeRows:
     """The rows of logits as vLLM orders them: request by request, a row for each scheduled node."""
     if logits_rows is None:
@@ -39,10 +61,12 @@ def node_rows(b: int, width: int, logits_rows: Tensor | None, drafts: list[int],
     return NodeRows(requests, torch.arange(len(requests), device=device) - firsts)
 
 
-def transform_logits(metadata: Any, tree: DraftTree, rows: NodeRows, logits: Tensor) -> Tensor:
+def transform_logits(
+    metadata: Any, tree: DraftTree, roots: Tensor, minimal: list[MinimalLength], rows: NodeRows, logits: Tensor
+) -> Tensor:
     """Apply everything but temperature and filters, in vLLM's order, at every node; logits [n, V] float32, in place.
 
-    metadata is a vLLM ``SamplingMetadata`` of b requests, tree theirs [b, W].
+    metadata is a vLLM ``SamplingMetadata`` of b requests, tree theirs [b, W], roots [b] int64 the roots' positions.
     """
     if metadata.allowed_token_ids_mask is not None:
         logits.masked_fill_(metadata.allowed_token_ids_mask[rows.requests], -torch.inf)
@@ -55,7 +79,7 @@ def transform_logits(metadata: Any, tree: DraftTree, rows: NodeRows, logits: Ten
         apply_bad_words(logits, {r: words[i] for r, i in enumerate(requests) if i in words}, histories)
     for processor in metadata.logitsprocs.non_argmax_invariant:
         if isinstance(processor, MinTokensLogitsProcessor):
-            _hold_back_stops(processor, tree, rows, logits)
+            _hold_back_stops(minimal, tree, roots, rows, logits)
         elif isinstance(processor, LogitBiasLogitsProcessor):
             _add_biases(processor, rows, logits)
         else:  # vLLM refuses custom processors beside drafts
@@ -109,14 +133,14 @@ def _histories(outputs: list[list[int]], tree: DraftTree, rows: NodeRows) -> lis
     return histories
 
 
-def _hold_back_stops(processor: Any, tree: DraftTree, rows: NodeRows, logits: Tensor) -> None:
-    """Forbid the end before a request's minimal length; a node's depth counts as generated."""
-    depths = tree.depths[rows.requests, rows.nodes]
-    for i, (least, output, stops, structured) in processor.min_toks.items():
-        here = ((rows.requests == i) & (len(output) + depths < least)).nonzero()[:, 0]
-        if not len(here) or not stops:
-            continue
-        columns = torch.tensor(sorted(stops), device=logits.device)
+def _hold_back_stops(
+    minimal: list[MinimalLength], tree: DraftTree, roots: Tensor, rows: NodeRows, logits: Tensor
+) -> None:
+    """Forbid the end before a request's minimal length; the path to a node counts as text."""
+    lengths = roots[rows.requests] + tree.depths[rows.requests, rows.nodes] + 1
+    for i, tokens, stops, structured in minimal:
+        here = ((rows.requests == i) & (lengths < tokens)).nonzero()[:, 0]
+        columns = torch.tensor(stops, device=logits.device)
         before = logits[here[:, None], columns]
         logits[here[:, None], columns] = -torch.inf
         if structured:  # where a grammar allows nothing but the end, the end stays allowed

@@ -88,11 +88,8 @@ def verify(step: Step, tree: DraftTree, logits: Tensor, params: SamplingParams, 
     them."""
     stride = min(shape.stride, step.width)
     proposals = step.proposals if len(step.trees) == step.b else _spread(step)
-    # A request's last committed token is at the position of its tree's root.
-    roots = step.prefix_lens + step.lens - 1
-    if len(step.trees):
-        roots = roots.index_copy(0, step.trees, step.prefix_lens[step.trees])
-    accepted = verify_tree(tree, logits, params, proposals, verify_numbers(keys, roots, stride), stride)
+    numbers = verify_numbers(keys, step.roots, stride)
+    accepted = verify_tree(tree, logits, params, proposals, numbers, stride, filters="chained")
     nodes = accepted.index.long().clamp(min=0)
     if step.logits_rows is not None:
         return Verified(accepted, step.logits_rows.gather(1, nodes))

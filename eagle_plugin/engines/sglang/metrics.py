@@ -1,0 +1,54 @@
+"""Our metrics beside SGLang's, in the scheduler of a server with ``--enable-metrics``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
+
+from eagle_plugin.engines.metrics import Recorder, RoundMetrics
+from eagle_plugin.engines.shape import Shape
+
+READ_ROUND = (
+    "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
+    "._resolve_spec_v2_tokens"
+)
+
+
+def export(shape: Shape) -> None:
+    """Count the rounds of this process, whose trees have these caps.
+
+    To be called when the worker serves: a hook at start-up would import the scheduler into the launcher, and with it
+    the Prometheus client, before SGLang has said where its processes share their values.
+    """
+    source = HookSource("eagle_plugin", "eagle-plugin")
+    HookRegistry.register(READ_ROUND, RoundCounter(shape), HookType.AROUND, source=source)
+    HookRegistry.apply_hooks()
+
+
+class RoundCounter:
+    """AROUND the step of the scheduler's result processor that reads a round's tokens, which are on the host by then.
+
+    A request that has ended is verified once more under overlap scheduling; that round counts nowhere.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self._recorder: Recorder | None = None
+
+    def __call__(self, original: Any, processor: Any, result: Any, batch: Any) -> Any:
+        """Read the tokens as the engine does, and count."""
+        live = [not (request.is_retracted or request.finished()) for request in batch.reqs]
+        tokens = original(processor, result, batch)
+        drafted = result.speculative_num_draft_tokens - 1
+        if drafted and processor.metrics_reporter.current_scheduler_metrics_enabled:
+            kept = [n for n, counts in zip(result.num_correct_drafts_per_req_cpu, live, strict=True) if counts]
+            self._metrics(processor.metrics_reporter.metrics_collector).record(kept, drafted * len(kept))
+        return tokens
+
+    def _metrics(self, collector: Any) -> Recorder:
+        """With the labels of the engine's own."""
+        if self._recorder is None:
+            labels = {name: str(value) for name, value in collector.labels.items()}
+            self._recorder = RoundMetrics(list(labels), self._shape.stride - 1).labelled(*labels.values())
+        return self._recorder

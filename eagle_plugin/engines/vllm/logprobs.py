@@ -1,0 +1,50 @@
+"""Log probabilities of the said tokens, as vLLM's sampler reports them for one token a request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.outputs import LogprobsTensors
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+
+from eagle_plugin.core.verify import Accepted
+from eagle_plugin.kernels.sampling import SamplingParams
+
+
+def wants_logprobs(metadata: Any) -> bool:
+    """Whether a request of this vLLM ``SamplingMetadata`` asked for any."""
+    return metadata.max_num_logprobs is not None or bool(metadata.logprob_token_ids)
+
+
+def said_logprobs(
+    sampler: Any, mode: str, metadata: Any, params: SamplingParams, raw: Tensor, processed: Tensor, accepted: Accepted
+) -> LogprobsTensors:
+    """A row for each place of the said tokens [b, E]; rows behind a request's last token are dropped by vLLM.
+
+    mode is the server's --logprobs-mode; raw and processed [b * E, V] are the logits that each token was drawn after,
+    as the target gave them and with penalties, masks and biases.
+    """
+    stride = accepted.tokens.shape[1]
+    found = raw.float()
+    if mode.startswith("processed"):
+        found = processed if metadata.all_greedy else _filtered(processed, params.for_rows(stride))
+    if mode.endswith("logprobs"):
+        found = sampler.compute_logprobs(found)
+    tokens = accepted.tokens.view(-1)
+    if metadata.logprob_token_ids:
+        wanted = {i * stride + j: ids for i, ids in metadata.logprob_token_ids.items() for j in range(stride)}
+        return sampler.gather_specific_token_logprobs(found, wanted, tokens)
+    return sampler.gather_logprobs(found, metadata.max_num_logprobs, tokens)
+
+
+def _filtered(logits: Tensor, params: SamplingParams) -> Tensor:
+    """The logits [n, V] after temperature and filters; a greedy request's stay as they are, as in vLLM."""
+    greedy = params.is_greedy()
+    logits = logits / params.temperatures[:, None]
+    if bool((params.min_ps > 0).any()):
+        p = logits.softmax(dim=-1)
+        logits = logits.masked_fill(p < p.amax(dim=-1, keepdim=True) * params.min_ps[:, None], -torch.inf)
+    top_ks = torch.where(greedy, logits.shape[1], params.top_ks.clamp(max=logits.shape[1]))
+    return apply_top_k_top_p(logits, top_ks, params.top_ps)

@@ -1,0 +1,52 @@
+"""Our metrics beside vLLM's: its Prometheus logger names the class that counts drafts, ours counts for both.
+
+vLLM's entry point for loggers would switch its statistics on where a user has switched them off, and stay away from
+engines without a server.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.metrics.loggers import PrometheusStatLogger
+from vllm.v1.spec_decode.metrics import SpecDecodingProm, SpecDecodingStats
+
+from eagle_plugin.engines import metrics
+from eagle_plugin.engines.vllm.takeover import served_shape
+
+
+def export() -> None:
+    """Let the Prometheus loggers that this process makes from now on count our metrics too; once is enough."""
+    PrometheusStatLogger._spec_decoding_cls = TreeMetrics
+
+
+class TreeMetrics(SpecDecodingProm):
+    """vLLM's counters, and ours where the plugin serves."""
+
+    def __init__(
+        self,
+        speculative_config: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+        is_diffusion: bool = False,
+    ) -> None:
+        super().__init__(speculative_config, labelnames, per_engine_labelvalues, is_diffusion=is_diffusion)
+        metrics.forget()
+        self._recorders: dict[int, metrics.Recorder] = {}
+        shape = served_shape(speculative_config)
+        if shape is not None:
+            ours = metrics.RoundMetrics(labelnames, shape.stride - 1)
+            labels = {number: map(str, values) for number, values in per_engine_labelvalues.items()}
+            self._recorders = {number: ours.labelled(*values) for number, values in labels.items()}
+
+    def observe(self, spec_decoding_stats: SpecDecodingStats, engine_idx: int = 0) -> None:
+        """Count the verified trees of one step of one engine."""
+        super().observe(spec_decoding_stats, engine_idx)
+        if recorder := self._recorders.get(engine_idx):
+            recorder.record(kept_tokens(spec_decoding_stats), spec_decoding_stats.num_draft_tokens)
+
+
+def kept_tokens(stats: SpecDecodingStats) -> list[int]:
+    """The accepted draft tokens of each round of a step, fewest first; vLLM tells how many rounds reached a depth."""
+    reached = [stats.num_drafts, *stats.num_accepted_tokens_per_pos, 0]
+    return [depth for depth in range(len(reached) - 1) for _ in range(reached[depth] - reached[depth + 1])]
