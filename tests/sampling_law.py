@@ -1,4 +1,4 @@
-"""What a request with SGLang's sampling parameters draws, by transformers and a few lines of torch."""
+"""What a request with an engine's sampling parameters draws, by transformers and a few lines of torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def next_logits(target: Path, ids: Tensor) -> Tensor:
 
 
 def law(logits: Tensor, times: Tensor, setting: dict[str, Any]) -> Tensor:
-    """Probabilities [n, V] float64 from raw logits [n, V]; times [n, V] counts the generated tokens.
+    """SGLang's probabilities [n, V] float64 from raw logits [n, V]; times [n, V] counts the generated tokens.
 
     The engine's order: additive penalties, repetition, bias, temperature, then the filters, each of which looks at the
     probabilities before any filter.
@@ -49,6 +49,21 @@ def law(logits: Tensor, times: Tensor, setting: dict[str, Any]) -> Tensor:
     kept = kept & (ordered.cumsum(-1) - ordered <= setting.get("top_p", 1.0))
     kept &= ordered >= setting.get("min_p", 0.0) * ordered[:, :1]
     p = torch.zeros_like(p).scatter_(1, tokens, ordered * kept)
+    return p / p.sum(-1, keepdim=True)
+
+
+def chain_filters(p: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """vLLM's filters on probabilities p [n, V] float64, one after another; the parameters are [n, 1].
+
+    Min-p, then top-k with all that equal the k-th, then top-p: of what is left, in ascending order, the mass up to
+    1 - top_p goes, but never the last token. Of equals the highest ids go first.
+    """
+    p = torch.where(p < min_p * p.amax(-1, keepdim=True), 0.0, p)
+    p = torch.where(p < p.sort(-1).values.gather(1, (p.shape[1] - top_k).clamp(min=0)), 0.0, p)
+    ascending, places = p.flip(-1).sort(dim=-1, stable=True)
+    dropped = (ascending / p.sum(-1, keepdim=True)).cumsum(-1) <= 1 - top_p
+    dropped[:, -1] = False
+    p = torch.zeros_like(p).scatter_(1, p.shape[1] - 1 - places, ascending.masked_fill(dropped, 0.0))
     return p / p.sum(-1, keepdim=True)
 
 

@@ -1,16 +1,23 @@
 """From the target's logits to the distribution that a request samples from.
 
-Temperature, top-k, top-p and min-p in the order and with the meaning of SGLang's own samplers: one sort, and every
-filter looks at the probabilities before any filter (``top_k_top_p_min_p_sampling_from_probs_torch`` and FlashInfer's
-"joint" order). Tokens of equal probability are ordered by their id.
+Temperature first, then top-k, top-p and min-p with the meaning that the engine's own samplers give them:
+
+- "joint", SGLang's: one sort, and every filter looks at the probabilities before any filter
+  (``top_k_top_p_min_p_sampling_from_probs_torch`` and FlashInfer's order of that name).
+- "chained", vLLM's: each filter looks at what the one before it left, min-p, then top-k, then top-p
+  (``MinPLogitsProcessor``, ``apply_top_k_top_p_pytorch``).
+
+Tokens of equal probability are ordered by their id.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
+
+Filters = Literal["joint", "chained"]
 
 
 class SamplingParams(NamedTuple):
@@ -30,8 +37,14 @@ class SamplingParams(NamedTuple):
         return SamplingParams(*(values.repeat_interleave(n) for values in self))
 
 
+def check_filters(filters: str) -> None:
+    """ValueError unless this is the name of a meaning of the filters."""
+    if filters not in get_args(Filters):
+        raise ValueError(f"filters is {filters!r}, wanted 'joint' (SGLang's meaning) or 'chained' (vLLM's)")
+
+
 def kept_prefix(p: Tensor, params: SamplingParams) -> Tensor:
-    """How many of the most likely tokens pass the filters, [R] int64, at least 1.
+    """How many of the most likely tokens pass the joint filters, [R] int64, at least 1.
 
     p [R, n] float, descending: the probabilities before any filter, of which the n best are given.
     """
@@ -43,12 +56,37 @@ def kept_prefix(p: Tensor, params: SamplingParams) -> Tensor:
     return kept.sum(dim=1)  # every filter keeps a prefix
 
 
-def target_distribution(logits: Tensor, params: SamplingParams) -> Tensor:
+def chained_prefix(p: Tensor, params: SamplingParams) -> Tensor:
+    """How many of the most likely tokens pass the chained filters, [R] int64, at least 1; 1 where top-k is 1.
+
+    p [R, V] float64, descending: the probabilities before any filter. Min-p keeps p >= min_p * max p; top-k keeps what
+    is at least the k-th of all, ties included; top-p keeps a token if what precedes it is less than top_p of the mass
+    that is left by then.
+    """
+    kth = (params.top_ks.long() - 1).clamp(max=p.shape[1] - 1)
+    kept = (p >= p[:, :1] * params.min_ps[:, None].double()) & (p >= p.gather(1, kth[:, None]))
+    p = torch.where(kept, p, 0.0)
+    before, top_ps = p.cumsum(dim=1) - p, params.top_ps[:, None].double()
+    kept &= (before < top_ps * p.sum(dim=1, keepdim=True)) | (top_ps >= 1)
+    kept &= ~params.is_greedy()[:, None]
+    kept[:, 0] = True
+    return kept.sum(dim=1)  # every filter keeps a prefix
+
+
+def target_distribution(logits: Tensor, params: SamplingParams, filters: Filters = "joint") -> Tensor:
     """Return p [R, V] float64, the distribution that row r of params draws from logits[r].
 
-    logits [R, V] float32 after penalties, grammar mask and bias. Greedy rows have all their mass on the argmax, the
-    lowest id among equals. NaN counts as impossible; a row that allows nothing is uniform.
+    logits [R, V] float32 after penalties, grammar mask and bias. filters: "joint" (SGLang's) or "chained" (vLLM's), see
+    the head of this file; ValueError for another. Greedy rows have all their mass on the argmax, the lowest id among
+    equals. NaN counts as impossible; a row that allows nothing is uniform.
+
+    Where several tokens have exactly the same logit, a choice is left in which vLLM's own samplers differ:
+
+    - At the border of top-p the lowest ids stay, as in its Triton kernel; its torch sort on a CPU leaves it open which.
+    - Ties at the k-th logit all stay, as in its torch samplers; its Triton kernel keeps k tokens, the lowest ids.
+    - top_k 1 is greedy here, hence one token; vLLM draws from all that tie at the maximum unless temperature is 0.
     """
+    check_filters(filters)
     x = logits.double()
     x = torch.where(x.isnan(), -torch.inf, x)
     highest = x.amax(dim=1, keepdim=True)
@@ -58,7 +96,8 @@ def target_distribution(logits: Tensor, params: SamplingParams) -> Tensor:
     order = x.sort(dim=1, descending=True, stable=True).indices
     p_sorted = p.gather(1, order)
     ranks = torch.arange(p.shape[1], device=p.device)
-    p_sorted = torch.where(ranks < kept_prefix(p_sorted, params)[:, None], p_sorted, 0.0)
+    kept = kept_prefix(p_sorted, params) if filters == "joint" else chained_prefix(p_sorted, params)
+    p_sorted = torch.where(ranks < kept[:, None], p_sorted, 0.0)
     p = torch.zeros_like(p).scatter_(1, order, p_sorted)
     return p / p.sum(dim=1, keepdim=True)
 

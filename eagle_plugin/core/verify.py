@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.core.propose import Proposals
-from eagle_plugin.core.sampling import SamplingParams, draw, target_distribution
+from eagle_plugin.core.sampling import Filters, SamplingParams, draw, target_distribution
 from eagle_plugin.core.tree import DraftTree
 
 
@@ -49,12 +49,20 @@ def verify_greedy(tokens: Tensor, parents: Tensor, targets: Tensor, stride: int)
 
 
 def verify_tree(
-    tree: DraftTree, logits: Tensor, params: SamplingParams, proposals: Proposals, uniforms: Tensor, stride: int
+    tree: DraftTree,
+    logits: Tensor,
+    params: SamplingParams,
+    proposals: Proposals,
+    uniforms: Tensor,
+    stride: int,
+    *,
+    filters: Filters = "joint",
 ) -> Accepted:
     """Walk each tree so that the tokens have exactly the target's distribution, at every temperature.
 
     tree of [b, W] nodes; logits [b * W, V] float32, row i * W + j after node j of request i, after penalties, grammar
-    mask and bias; params and proposals of b requests; uniforms [b, stride, N] float64. At a node with distribution p:
+    mask and bias; params and proposals of b requests; uniforms [b, stride, N] float64; filters as in
+    `target_distribution`. At a node with distribution p:
 
     1. Its sampled children, drawn without replacement from q', are tested in node order, N - 1 of them at most: s is
        accepted if u * q'(s) < p(s); else p becomes max(p - q', 0), normalised, and q' is normalised without s. One
@@ -80,7 +88,7 @@ def verify_tree(
         node, step = 0, 0
         out.index[i, 0] = 0
         while True:
-            p = target_distribution(logits[i * W + node][None], row)[0]
+            p = target_distribution(logits[i * W + node][None], row, filters)[0]
             u = uniforms[i, step].tolist()
             children = [c for c in range(W) if parents[c] == node] if step + 1 < stride else []
             sampled = [c for c in children if draws[c] >= 0 and not greedy]

@@ -13,13 +13,14 @@ from eagle_plugin.core import philox
 from eagle_plugin.core import propose as proposing
 from eagle_plugin.core import verify as verifying
 from eagle_plugin.core.propose import SAMPLED, Children, Proposals
-from eagle_plugin.core.sampling import SamplingParams
+from eagle_plugin.core.sampling import Filters, SamplingParams, check_filters
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.checks import ANY, check
 from eagle_plugin.kernels.loader import function
 
-__all__ = ["SAMPLED", "Accepted", "Children", "Proposals", "SamplingParams", "propose", "uniforms", "verify_tree"]
+__all__ = ["SAMPLED", "Accepted", "Children", "Filters", "Proposals", "SamplingParams"]
+__all__ += ["propose", "uniforms", "verify_tree"]
 
 
 def uniforms(keys: Tensor, counters: Tensor, stream: int, n: int) -> Tensor:
@@ -77,7 +78,14 @@ def propose(
 
 
 def verify_tree(
-    tree: DraftTree, logits: Tensor, params: SamplingParams, proposals: Proposals, uniforms: Tensor, stride: int
+    tree: DraftTree,
+    logits: Tensor,
+    params: SamplingParams,
+    proposals: Proposals,
+    uniforms: Tensor,
+    stride: int,
+    *,
+    filters: Filters = "joint",
 ) -> Accepted:
     """Return the accepted path of each request, with exactly the target's distribution; see `core.verify.verify_tree`.
 
@@ -86,17 +94,19 @@ def verify_tree(
     """
     if stride < 1:
         raise ValueError(f"stride is {stride}, wanted at least 1: the bonus token needs a place")
+    check_filters(filters)
     native = function("verify_tree", logits.device.type)
     b = tree.tokens.shape[0]
     if native is None:
         _check_tree(tree, logits, params, proposals, uniforms, stride)
-        return verifying.verify_tree(tree, logits, params, proposals, uniforms, stride)
+        return verifying.verify_tree(tree, logits, params, proposals, uniforms, stride, filters=filters)
     accepted = Accepted(
         logits.new_empty(b, stride, dtype=torch.int32),
         logits.new_empty(b, dtype=torch.int32),
         logits.new_empty(b, stride, dtype=torch.int64),
     )
-    native(tree.tokens, tree.parents, tree.draws, logits, *params, *proposals, uniforms, *accepted)
+    chained = filters == "chained"
+    native(tree.tokens, tree.parents, tree.draws, logits, *params, *proposals, uniforms, chained, *accepted)
     return accepted
 
 

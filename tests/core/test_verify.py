@@ -1,11 +1,14 @@
-"""The verification oracles against plain Python."""
+"""The verification oracles, and the distribution that they draw from, against plain Python."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampling_law import chain_filters
 
+from eagle_plugin.core.sampling import SamplingParams, target_distribution
 from eagle_plugin.core.verify import Accepted, compact_rows, verify_greedy
 
 prop = settings(derandomize=True, deadline=None, max_examples=150, database=None)
@@ -74,3 +77,61 @@ def test_compact_rows(seed: int, b: int, width: int, stride: int) -> None:
             wanted[window[i, j]] = cache[window[i, int(index[i, j])]]
     compact_rows(cache, window, index, lengths)
     assert torch.equal(cache, wanted)
+
+
+@prop
+@given(st.integers(0, 2**31), st.sampled_from([1, 2, 9, 60, 700]), st.sampled_from([0, 1, 2]))
+def test_chained_filters(seed: int, vocab: int, fineness: int) -> None:
+    gen = torch.Generator().manual_seed(seed)
+    rows = 24
+    logits = 3 * torch.randn(rows, vocab, generator=gen)
+    logits = (logits.round(), logits.bfloat16().float(), logits)[fineness]  # many ties, some, none
+    masked = torch.rand(rows, vocab, generator=gen) < 0.2 * torch.randint(0, 3, (rows, 1), generator=gen)
+    masked[:, 0] = False
+    logits = logits.masked_fill(masked, -torch.inf)
+
+    def some(values: torch.Tensor, off: float) -> torch.Tensor:
+        return torch.where(torch.rand(rows, generator=gen) < 0.6, values, off)
+
+    params = SamplingParams(
+        0.2 + 1.8 * torch.rand(rows, generator=gen),
+        some(torch.randint(2, vocab + 3, (rows,), generator=gen), 2**30).int(),
+        some(torch.rand(rows, generator=gen), 1.0),
+        some(0.5 * torch.rand(rows, generator=gen), 0.0),
+    )
+    p = (logits.double() / params.temperatures[:, None]).softmax(-1)
+    wanted = chain_filters(p, params.top_ks[:, None].long(), *(values[:, None].double() for values in params[2:]))
+    torch.testing.assert_close(target_distribution(logits, params, "chained"), wanted, rtol=1e-9, atol=1e-15)
+    greedy = target_distribution(logits, params._replace(top_ks=torch.ones(rows).int()), "chained")
+    assert torch.equal(greedy, torch.nn.functional.one_hot(logits.argmax(-1), vocab).double())
+
+
+@pytest.mark.parametrize(
+    ("weights", "setting", "joint", "chained"),
+    [
+        ([0.4, 0.3, 0.2, 0.1], {"top_k": 3, "top_p": 0.75}, [0, 1, 2], [0, 1]),  # 0.7 stand before the third, of 0.9
+        ([0.4, 0.3, 0.2, 0.1], {"min_p": 0.4, "top_p": 0.75}, [0, 1, 2], [0, 1]),
+        ([0.4, 0.1, 0.1, 0.4], {"top_k": 3}, [0, 1, 3], [0, 1, 2, 3]),  # all that equal the third
+        ([0.1, 0.4, 0.4, 0.1], {"top_k": 2}, [1, 2], [1, 2]),
+        ([0.25, 0.25, 0.25, 0.25], {"top_p": 0.5}, [0, 1, 2], [0, 1]),  # exactly half stands before the third
+        ([0.25, 0.25, 0.25, 0.25], {"top_p": 0.0}, [0], [0]),
+        ([0.25, 0.25, 0.25, 0.25], {"top_k": 1}, [0], [0]),
+        ([0.25, 0.25, 0.25, 0.25], {"top_k": 2, "top_p": 0.6}, [0, 1], [0, 1, 2]),
+    ],
+)
+def test_what_the_meanings_of_the_filters_keep(
+    weights: list[float], setting: dict[str, float], joint: list[int], chained: list[int]
+) -> None:
+    row = {"temperature": 1.0, "top_k": 2**30, "top_p": 1.0, "min_p": 0.0} | setting
+    params = SamplingParams(*(torch.tensor([value]) for value in row.values()))
+    logits = torch.tensor([weights]).log()
+    for filters, kept in (("joint", joint), ("chained", chained)):
+        p = target_distribution(logits, params, filters)[0]  # type: ignore[arg-type]
+        assert p.nonzero()[:, 0].tolist() == kept, filters
+        torch.testing.assert_close(p[kept].float(), torch.tensor(weights)[kept] / sum(weights[i] for i in kept))
+
+
+def test_unknown_filters_are_named() -> None:
+    params = SamplingParams(torch.ones(1), torch.ones(1).int(), torch.ones(1), torch.zeros(1))
+    with pytest.raises(ValueError, match="filters is 'both', wanted 'joint'"):
+        target_distribution(torch.zeros(1, 3), params, "both")  # type: ignore[arg-type]

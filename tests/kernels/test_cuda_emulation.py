@@ -216,4 +216,5 @@ def sampling_calls(seed: int) -> Iterator[tuple[str, tuple[object, ...], list[to
         torch.empty(b, stride, dtype=torch.int64),
     ]
     pairs = numbers[:, : 2 * stride].reshape(b, stride, 2).contiguous()
-    yield "verify_tree", (tokens, parents, draws, target, *params, *proposals, pairs), accepted
+    chained = seed % 2 == 1
+    yield "verify_tree", (tokens, parents, draws, target, *params, *proposals, pairs, chained), accepted

@@ -13,12 +13,13 @@ from torch import Tensor
 from eagle_plugin.core import philox
 from eagle_plugin.core import propose as proposing
 from eagle_plugin.core import verify as verifying
-from eagle_plugin.core.sampling import SamplingParams, target_distribution
+from eagle_plugin.core.sampling import Filters, SamplingParams, target_distribution
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.kernels import sampling
 from eagle_plugin.kernels.sampling import SAMPLED, Proposals
 
 seeds = st.integers(0, 2**31)
+meanings = pytest.mark.parametrize("filters", ["joint", "chained"])
 
 
 def random_params(rows: int, vocab: int, gen: torch.Generator) -> SamplingParams:
@@ -44,22 +45,24 @@ def roots(b: int) -> tuple[DraftTree, Proposals]:
     return DraftTree(one, none, none + 1, one, none), proposals
 
 
-def draw(logits: Tensor, params: SamplingParams, u: Tensor) -> Tensor:
+def draw(logits: Tensor, params: SamplingParams, u: Tensor, filters: Filters = "joint") -> Tensor:
     """One token a row at the fractions u [b] of its distribution."""
     tree, proposals = roots(len(logits))
-    return sampling.verify_tree(tree, logits, params, proposals, u[:, None, None], 1).tokens[:, 0]
+    return sampling.verify_tree(tree, logits, params, proposals, u[:, None, None], 1, filters=filters).tokens[:, 0]
 
 
+@meanings
 @prop
-@given(seeds, st.integers(1, 6), st.sampled_from([1, 2, 7, 63, 64, 65, 300, 5000]), st.booleans())
-def test_draws_stand_where_the_oracle_puts_them(seed: int, b: int, vocab: int, coarse: bool) -> None:
+@given(seed=seeds, b=st.integers(1, 6), vocab=st.sampled_from([1, 2, 7, 63, 64, 65, 300, 5000]), coarse=st.booleans())
+def test_draws_stand_where_the_oracle_puts_them(filters: Filters, seed: int, b: int, vocab: int, coarse: bool) -> None:
     gen = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(b, vocab, generator=gen)
     if coarse:
         logits = logits.round()  # many equals, so that top-k and top-p cut between them
+        logits[torch.rand(b, vocab, generator=gen) < 0.1] = -torch.inf
     params, u = random_params(b, vocab, gen), torch.rand(b, generator=gen, dtype=torch.float64)
-    p = target_distribution(logits, params)
-    token = draw(logits, params, u)[:, None]
+    p = target_distribution(logits, params, filters)
+    token = draw(logits, params, u, filters)[:, None]
     above = p.cumsum(dim=1).gather(1, token)[:, 0]
     below = above - p.gather(1, token)[:, 0]
     slack = 3e-6  # float32 exponentials against float64
@@ -71,7 +74,8 @@ def test_draws_stand_where_the_oracle_puts_them(seed: int, b: int, vocab: int, c
     assert bool((p.gather(1, token) > 0).all()) or not bool(exact.all())
 
 
-def test_the_kept_tokens_are_the_oracles() -> None:
+@meanings
+def test_the_kept_tokens_are_the_oracles(filters: Filters) -> None:
     """Which tokens can come out at all, over a fine grid of u: ties at the cut go to the lower ids."""
     gen = torch.Generator().manual_seed(1)
     n, vocab = 4000, 24
@@ -79,30 +83,45 @@ def test_the_kept_tokens_are_the_oracles() -> None:
         logits, params = (2 * torch.randn(1, vocab, generator=gen)).round(), random_params(1, vocab, gen)
         grid = torch.linspace(0, 1 - 1e-9, n, dtype=torch.float64)
         rows = SamplingParams(*(values.expand(n).contiguous() for values in params))
-        seen = set(draw(logits.expand(n, vocab).contiguous(), rows, grid).tolist())
-        p = target_distribution(logits, params)[0]
+        seen = set(draw(logits.expand(n, vocab).contiguous(), rows, grid, filters).tolist())
+        p = target_distribution(logits, params, filters)[0]
         assert seen >= set((p > 2 / n).nonzero()[:, 0].tolist())
         assert seen <= set((p > 0).nonzero()[:, 0].tolist())
 
 
-def test_infinite_and_missing_logits() -> None:
+def test_a_token_with_exactly_top_p_before_it() -> None:
+    u = torch.linspace(0, 1 - 1e-9, 100, dtype=torch.float64)
+    params = SamplingParams(torch.ones(100), torch.full((100,), 99).int(), torch.full((100,), 0.5), torch.zeros(100))
+    kept = [set(draw(torch.zeros(100, 4), params, u, filters).tolist()) for filters in ("joint", "chained")]
+    assert kept == [{0, 1, 2}, {0, 1}]
+
+
+@meanings
+def test_infinite_and_missing_logits(filters: Filters) -> None:
     inf, nan = torch.inf, torch.nan
     rows = [[0.0, inf, 1.0, -inf], [nan, 2.0, nan, -inf], [-inf, -inf, -inf, 0.0], [inf, 0.0, inf, 0.0]]
     logits = torch.tensor(rows).repeat_interleave(400, dim=0)
     u = torch.linspace(0, 1 - 1e-9, 400, dtype=torch.float64).repeat(4)
     n = len(u)
     params = SamplingParams(torch.ones(n), torch.full((n,), 99).int(), torch.full((n,), 0.99), torch.zeros(n))
-    tokens = draw(logits, params, u).view(4, 400)
+    tokens = draw(logits, params, u, filters).view(4, 400)
     assert [sorted(set(row.tolist())) for row in tokens] == [[1], [1], [3], [0, 2]]
     greedy = params._replace(top_ks=torch.ones(n).int())
-    assert draw(logits, greedy, u).view(4, 400)[:, 0].tolist() == [1, 1, 3, 0]
+    assert draw(logits, greedy, u, filters).view(4, 400)[:, 0].tolist() == [1, 1, 3, 0]
     nothing = torch.full((n, 3), -inf)  # a mask that allows nothing: any token, but a token
-    assert set(draw(nothing, params._replace(top_ps=torch.ones(n)), u).tolist()) == {0, 1, 2}
+    assert set(draw(nothing, params._replace(top_ps=torch.ones(n)), u, filters).tolist()) == {0, 1, 2}
 
 
+@meanings
 @prop
-@given(seeds, st.integers(1, 4), st.integers(1, 40), st.sampled_from([5, 70, 600]), st.integers(1, 5))
-def test_walks_are_the_oracles(seed: int, b: int, width: int, vocab: int, numbers: int) -> None:
+@given(
+    seed=seeds,
+    b=st.integers(1, 4),
+    width=st.integers(1, 40),
+    vocab=st.sampled_from([5, 70, 600]),
+    numbers=st.integers(1, 5),
+)
+def test_walks_are_the_oracles(filters: Filters, seed: int, b: int, width: int, vocab: int, numbers: int) -> None:
     gen = torch.Generator().manual_seed(seed)
     parents = random_parents(b, width, gen)
     rows, listed = 4, 5
@@ -124,7 +143,8 @@ def test_walks_are_the_oracles(seed: int, b: int, width: int, vocab: int, number
     proposals = Proposals(q_tokens, q / q.sum(dim=2, keepdim=True))
     logits, params = 2 * torch.randn(b * width, vocab, generator=gen), random_params(b, vocab, gen)
     u = torch.rand(b, 6, numbers, generator=gen, dtype=torch.float64)
-    found, wanted = (f(tree, logits, params, proposals, u, 6) for f in (sampling.verify_tree, verifying.verify_tree))
+    functions = (sampling.verify_tree, verifying.verify_tree)
+    found, wanted = (f(tree, logits, params, proposals, u, 6, filters=filters) for f in functions)
     for name, x, y in zip(found._fields, found, wanted, strict=True):
         assert x.dtype == y.dtype and torch.equal(x, y), name
 
@@ -225,6 +245,7 @@ def test_wrong_inputs_are_named() -> None:
         ("draws", {"tree": tree._replace(draws=torch.zeros(2, 1, dtype=torch.int32))}, ValueError),
         ("uniforms", {"uniforms": u[:1]}, ValueError),
         ("uniforms", {"uniforms": u[:, :, :0]}, ValueError),
+        ("filters", {"filters": "both"}, ValueError),
     ):
         with pytest.raises(error, match=name):
             verify(**changes)

@@ -112,8 +112,10 @@ EAGLE_HD int32_t find_highest(Team& team, Law& law) {
 // (logit descending, id ascending): a radix selection over the logits' bits, 11 + 11 + 10 of them.
 template <class Team>
 EAGLE_HD void cut_tail(Team& team, Histogram& histogram, Law& law, int64_t top_k, int64_t most) {
-  // Tokens this light weigh less than total - most all together: they stand behind the cut and need no counting.
-  const int64_t least = (law.total - most) / law.vocabulary;
+  // Tokens this light weigh less than total - most all together: they stand behind the cut and need no counting, nor
+  // do those that min-p took.
+  int64_t least = (law.total - most) / law.vocabulary;
+  if (least < law.min_weight) least = law.min_weight;
   int64_t count = 0, mass = 0;  // of the tokens before the bin at hand
   uint32_t prefix = 0;
   for (int shift = 21, width = 11; shift >= 0; width = shift == 10 ? 10 : 11, shift = shift == 10 ? 0 : shift - 11) {
@@ -176,24 +178,40 @@ EAGLE_HD void cut_tail(Team& team, Histogram& histogram, Law& law, int64_t top_k
   }
 }
 
-// The law of one row. Returns the likeliest token; of a greedy row nothing but that is computed.
+// The law of one row. `chained`: each filter looks at what the one before it left, not at the probabilities before any.
+// Returns the likeliest token; of a greedy row nothing but that is computed.
 template <class Team>
 EAGLE_HD int32_t find_law(Team& team, Histogram& histogram, const float* logits, int32_t vocabulary,
-                          const SamplingRow& params, Law& law) {
+                          const SamplingRow& params, bool chained, Law& law) {
   law = {logits, vocabulary, 0, 1 / params.temperature, -INFINITY, vocabulary, 0, 0};
   const int32_t likeliest = find_highest(team, law);
   if (params.top_k == 1) return likeliest;
-  law.total = team.sum(law.sum(team.rank(), vocabulary, team.size()));
-  const bool cut_k = params.top_k < vocabulary, cut_p = params.top_p < 1.0f;
-  if (cut_k || cut_p) {
-    const int64_t most = cut_p ? static_cast<int64_t>(params.top_p * static_cast<double>(law.total)) : law.total;
-    cut_tail(team, histogram, law, cut_k ? params.top_k : vocabulary, most);
-  }
+  int64_t min_weight = 0;
   if (params.min_p > 0) {
     const double least = static_cast<double>(params.min_p) * kWeightOfOne;
-    law.min_weight = static_cast<int64_t>(least) + (static_cast<int64_t>(least) < least);
+    min_weight = static_cast<int64_t>(least) + (static_cast<int64_t>(least) < least);
   }
-  if (cut_k || cut_p || params.min_p > 0) law.total = team.sum(law.sum(team.rank(), vocabulary, team.size()));
+  law.total = team.sum(law.sum(team.rank(), vocabulary, team.size()));
+  bool cut_k = params.top_k < vocabulary, cut_p = params.top_p < 1.0f;
+  while (cut_k || cut_p || law.min_weight < min_weight) {
+    const bool min_p_alone = chained && law.min_weight < min_weight;
+    if ((cut_k || cut_p) && !min_p_alone) {
+      const bool top_k_alone = chained && cut_k;
+      int64_t most = law.total;
+      if (cut_p && !top_k_alone) {
+        const double share = params.top_p * static_cast<double>(law.total);
+        most = static_cast<int64_t>(share);
+        // A token that has exactly the share before it stays in the joint order and goes in the chained one.
+        if (chained && most > 0 && static_cast<double>(most) == share) --most;
+      }
+      cut_tail(team, histogram, law, cut_k ? params.top_k : vocabulary, most);
+      if (top_k_alone && law.cut_index >= 0) law.cut_index = vocabulary;  // all that equal the k-th stay
+      cut_p = cut_p && top_k_alone;
+      cut_k = false;
+    }
+    law.min_weight = min_weight;
+    law.total = team.sum(law.sum(team.rank(), vocabulary, team.size()));
+  }
   return likeliest;
 }
 

@@ -64,6 +64,7 @@ struct VerifyTreeCall {
   int64_t* out;
   int64_t b;
   int32_t width, vocabulary, rows, size, numbers, stride;
+  bool chained;  // each filter looks at what the one before it left
   DLDevice device;
 
   template <class Team>
@@ -71,8 +72,9 @@ struct VerifyTreeCall {
     const int64_t node = i * width, proposal = i * rows * size, to = i * stride;
     const DraftRow tree{tokens + node, parents + node, draws + node, width};
     const ProposalTable proposals{q_tokens + proposal, q_weights + proposal, rows, size};
-    const int32_t length = verify_tree(team, histogram, tree, logits + node * step, step, vocabulary, params.row(i),
-                                       proposals, uniforms + numbers * to, numbers, stride, index + to, out + to);
+    const int32_t length =
+        verify_tree(team, histogram, tree, logits + node * step, step, vocabulary, params.row(i), chained, proposals,
+                    uniforms + numbers * to, numbers, stride, index + to, out + to);
     if (team.rank() == 0) lengths[i] = length;
   }
 };
@@ -164,8 +166,8 @@ inline void propose_door(TensorView logp, TensorView index, TensorView temperatu
 
 inline void verify_tree_door(TensorView tokens, TensorView parents, TensorView draws, TensorView logits,
                              TensorView temperatures, TensorView top_ks, TensorView top_ps, TensorView min_ps,
-                             TensorView q_tokens, TensorView q_weights, TensorView uniforms, TensorView index,
-                             TensorView lengths, TensorView out) {
+                             TensorView q_tokens, TensorView q_weights, TensorView uniforms, bool chained,
+                             TensorView index, TensorView lengths, TensorView out) {
   check(tokens, "tokens", kI64, {kAny, kAny});
   const int64_t b = tokens.size(0), width = tokens.size(1);
   check(parents, "parents", kI32, {b, width});
@@ -218,6 +220,7 @@ inline void verify_tree_door(TensorView tokens, TensorView parents, TensorView d
                      static_cast<int32_t>(size),
                      static_cast<int32_t>(numbers),
                      static_cast<int32_t>(stride),
+                     chained,
                      tokens.device()});
 }
 

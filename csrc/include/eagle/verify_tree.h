@@ -58,13 +58,14 @@ EAGLE_HD int32_t test_sampled(Team& team, const Law& law, const DraftRow& tree, 
 // lead the walk out of bounds; a draw that names no proposal row makes its child one that is never accepted.
 template <class Team>
 EAGLE_HD int32_t verify_tree(Team& team, Histogram& histogram, const DraftRow& tree, const float* logits, int64_t step,
-                             int32_t vocabulary, const SamplingRow& params, const ProposalTable& proposals,
-                             const double* uniforms, int32_t numbers, int32_t stride, int32_t* index, int64_t* out) {
+                             int32_t vocabulary, const SamplingRow& params, bool chained,
+                             const ProposalTable& proposals, const double* uniforms, int32_t numbers, int32_t stride,
+                             int32_t* index, int64_t* out) {
   const bool greedy = params.top_k == 1;
   int32_t current = 0, length = 0;
   for (;;) {
     Law law;
-    int32_t token = find_law(team, histogram, logits + current * step, vocabulary, params, law);
+    int32_t token = find_law(team, histogram, logits + current * step, vocabulary, params, chained, law);
     const bool inner = length + 1 < stride;
     int32_t child = tree.width;
     if (!greedy) {

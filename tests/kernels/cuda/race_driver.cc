@@ -142,8 +142,10 @@ void sample() {
     draws.values[i] = child_draws.values[child];
     parents.values[i] = node < 5 ? static_cast<int32_t>(node > 0) - 1 : 1;
   }
-  verify_tree(tokens, parents, draws, target, temperatures, top_ks, top_ps, min_ps, listed_tokens, weights, pairs,
-              accepted, lengths, out);
+  for (const bool chained : {false, true}) {
+    verify_tree(tokens, parents, draws, target, temperatures, top_ks, top_ps, min_ps, listed_tokens, weights, pairs,
+                chained, accepted, lengths, out);
+  }
 }
 
 int main() {
