@@ -10,6 +10,11 @@ VENV := .venv-sglang
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 VLLM := .venv-vllm
+# The engine of demo, serve and bench, each in its own environment.
+ENGINE ?= sglang
+ENGINE_ENV = $(or $(ENV_OF_$(ENGINE)),$(error ENGINE is '$(ENGINE)', wanted sglang or vllm))
+ENV_OF_sglang := env
+ENV_OF_vllm := env-vllm
 LOCKS := environments/sglang/requirements.lock environments/dev/requirements.lock
 NATIVE := $(shell find csrc -type f)
 COMPAT := compat/sglang-cpu/pyproject.toml compat/sglang-cpu/setup.py
@@ -26,6 +31,7 @@ help: ## this text
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r name text; do \
 		printf '  make %-10s %s\n' "$$name" "$$text"; done
 	@echo
+	@echo 'The engine of demo, serve and bench: ENGINE=sglang (the default) or ENGINE=vllm'
 	@echo 'Options for the command behind demo, serve, bench and test go in ARGS:'
 	@echo "  make demo ARGS='--help'"
 	@echo "  make test ARGS='-k catalog'"
@@ -50,7 +56,7 @@ $(STAMPS)/kernels: $(NATIVE) eagle_plugin/kernels/build.py $(STAMPS)/plugin
 	@$(BIN)/python -c 'from eagle_plugin.kernels import loader; print("env: kernels:", loader.backend())' >&2
 	@touch $@
 
-env-vllm: $(VLLM)/.stamps/plugin ## make or refresh .venv-vllm (stock vLLM for a CPU), in which heads are tested against its classes
+env-vllm: $(VLLM)/.stamps/kernels ## make or refresh .venv-vllm (stock vLLM for a CPU, this plugin, pytest)
 
 $(VLLM)/.stamps/packages: environments/vllm/requirements.lock environments/vllm/shim/pyproject.toml environments/make.sh
 	@environments/make.sh packages $(VLLM) environments/vllm/requirements.lock
@@ -61,11 +67,15 @@ $(VLLM)/.stamps/plugin: pyproject.toml setup.py $(VLLM)/.stamps/packages
 	@environments/make.sh project $(VLLM) .
 	@touch $@
 
-demo: env ## serve a real model three ways (plain, the engine's EAGLE-3, ours) and print one table
-	$(BIN)/eagle-plugin demo $(ARGS)
+$(VLLM)/.stamps/kernels: $(NATIVE) eagle_plugin/kernels/build.py $(VLLM)/.stamps/plugin
+	@$(VLLM)/bin/python -c 'from eagle_plugin.kernels import loader; print("env-vllm: kernels:", loader.backend())' >&2
+	@touch $@
 
-serve: env ## leave a server with the plugin up on 127.0.0.1 until Ctrl-C
-	$(BIN)/eagle-plugin serve $(ARGS)
+demo: $(ENGINE_ENV) ## serve a real model three ways (plain, the engine's EAGLE-3, ours) and print one table
+	.venv-$(ENGINE)/bin/eagle-plugin demo --engine $(ENGINE) $(ARGS)
+
+serve: $(ENGINE_ENV) ## leave a server with the plugin up on 127.0.0.1 until Ctrl-C
+	.venv-$(ENGINE)/bin/eagle-plugin serve --engine $(ENGINE) $(ARGS)
 
 test: lint env-vllm ## lint, then every test, those that start real servers included
 	$(CALM) $(BIN)/python -m pytest $(ARGS)
@@ -87,8 +97,8 @@ format: env ## let ruff and clang-format rewrite the files
 	$(BIN)/ruff format $(CODE)
 	$(if $(CXX_CODE),$(BIN)/clang-format -i $(CXX_CODE))
 
-bench: env ## find the best tree shape on this machine, over HTTP; see ARGS='--help'
-	$(BIN)/eagle-plugin bench $(ARGS)
+bench: $(ENGINE_ENV) ## find the best tree shape on this machine, over HTTP; see ARGS='--help'
+	.venv-$(ENGINE)/bin/eagle-plugin bench --engine $(ENGINE) $(ARGS)
 
 acceptance: env ## accept length of the sampling rules with the shipped head, to out/acceptance.json
 	$(CALM) $(BIN)/python benchmarks/acceptance.py --json out/acceptance.json $(ARGS)
@@ -109,7 +119,7 @@ lock: ## resolve the locks in environments/ again (a maintainer's step)
 clean: ## remove builds, reports and caches, keep the environments
 	rm -rf build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis eagle_plugin/lib *.egg-info compat/*/build compat/*/src/*.egg-info
 	find eagle_plugin compat tests -name __pycache__ -type d -prune -exec rm -rf {} +
-	rm -f $(STAMPS)/plugin $(STAMPS)/compat $(STAMPS)/kernels $(VLLM)/.stamps/plugin
+	rm -f $(STAMPS)/plugin $(STAMPS)/compat $(STAMPS)/kernels $(VLLM)/.stamps/plugin $(VLLM)/.stamps/kernels
 
 distclean: clean ## clean, and remove the environments too
 	rm -rf .venv-sglang .venv-vllm .venv-tools

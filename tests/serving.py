@@ -1,4 +1,4 @@
-"""Real SGLang servers for the end-to-end tests: started together, asked over HTTP, always stopped."""
+"""Real SGLang and vLLM servers for the end-to-end tests: started together, asked over HTTP, always stopped."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from typing import Any
 
 import httpx
 
-from eagle_plugin.bench.servers import Server, ServerSpec, TreeShape, check_worker
+from eagle_plugin.bench.servers import Server, check_worker
+from eagle_plugin.bench.spec import ServerSpec, TreeShape
 
 START_SECONDS = 600
+VLLM_PYTHON = Path(__file__).resolve().parents[1] / ".venv-vllm/bin/python"
 
 
 def tiny_spec(
     target: Path, head: Path | None = None, shape: tuple[int, int, int] = (2, 4, 8), **changes: Any
 ) -> ServerSpec:
-    """A small fp32 server: plain without a head, with the plugin otherwise."""
+    """A small fp32 SGLang server: plain without a head, with the plugin otherwise."""
     settings: dict[str, Any] = {
         "mode": "plain" if head is None else "plugin",
         "dtype": "float32",
@@ -28,6 +30,19 @@ def tiny_spec(
         "extra_flags": ("--skip-server-warmup",),
     }
     return ServerSpec(target=target, head=head, shape=TreeShape(*shape), **(settings | changes))
+
+
+def vllm_spec(
+    target: Path, head: Path | None = None, shape: tuple[int, int, int] = (2, 4, 8), **changes: Any
+) -> ServerSpec:
+    """The same in vLLM, whose CPU attention wants heads of at least 32 dimensions."""
+    settings: dict[str, Any] = {
+        "engine": "vllm",
+        "python": VLLM_PYTHON,
+        "extra_flags": (),
+        "environment": {"PYTHONPATH": ""},  # the paths of this environment hold another transformers
+    }
+    return tiny_spec(target, head, shape, **(settings | changes))
 
 
 @contextlib.contextmanager

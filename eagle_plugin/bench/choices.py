@@ -8,7 +8,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from eagle_plugin.bench.servers import ServerError, TreeShape
+from eagle_plugin.bench.engines import ENGINES
+from eagle_plugin.bench.servers import ServerError
+from eagle_plugin.bench.spec import TreeShape
 from eagle_plugin.models import ModelError, get_model
 
 TARGET = "smollm2-135m-instruct"
@@ -17,20 +19,20 @@ HEAD = Path("examples/heads/smollm2-135m-instruct-eagle3")
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Add `--engine`, `--target` and `--head`."""
-    parser.add_argument("--engine", choices=["sglang"], default="sglang")
+    parser.add_argument("--engine", choices=sorted(ENGINES), default="sglang")
     parser.add_argument("--target", default=TARGET, help=f"a model folder, or a name of the catalogue ({TARGET})")
     parser.add_argument("--head", type=Path, default=HEAD, help=f"the draft head's folder ({HEAD})")
 
 
 def parse_shape(text: str) -> TreeShape:
-    """Read `steps/topk/draft tokens`, for example `2/4/8`."""
+    """Read `steps/topk/draft tokens`, for example `2/4/8`, or the length of a chain: `2` is `2/1/3`."""
     try:
-        steps, topk, draft_tokens = (int(part) for part in text.split("/"))
-    except ValueError:
+        numbers = [int(part) for part in text.split("/")]
+        return TreeShape(*numbers) if len(numbers) > 1 else TreeShape.chain(numbers[0])
+    except (TypeError, ValueError):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a tree shape; wanted steps/topk/draft tokens as in 2/4/8"
+            f"{text!r} is not a tree shape; wanted steps/topk/draft tokens as in 2/4/8, or the length of a chain"
         ) from None
-    return TreeShape(steps, topk, draft_tokens)
 
 
 def resolve_target(name: str, console: Console) -> Path:

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from eagle_plugin.bench.choices import add_model_options, parse_shape, resolve_head, resolve_target
+from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.load import LoadError, Sampling, accept_length, ask_all, engine_version
 from eagle_plugin.bench.machine import busy_percent, describe_machine, usable_cores
 from eagle_plugin.bench.measure import Series, Turn, measure_interleaved, ratio_spread, spread, warm_up
@@ -31,18 +32,9 @@ from eagle_plugin.bench.report import (
     speculative_figures,
     write_json,
 )
-from eagle_plugin.bench.servers import (
-    Mode,
-    Server,
-    ServerError,
-    ServerSpec,
-    TreeShape,
-    check_worker,
-    sigterm_as_exit,
-)
+from eagle_plugin.bench.servers import Server, ServerError, check_worker, sigterm_as_exit
+from eagle_plugin.bench.spec import Mode, ServerSpec, TreeShape
 
-PLUGIN_SHAPE = TreeShape(2, 4, 8)
-BUILTIN_SHAPE = TreeShape(2, 4, 8)  # the engine's best on the demo's machine: `python benchmarks/builtin_best.py`
 BUSY_LIMIT = 10.0  # percent of all cores
 
 
@@ -60,18 +52,23 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="eagle-plugin demo", description=__doc__)
     add_model_options(parser)
     parser.add_argument("--prompts", type=Path, nargs="+", help="JSON-lines files; examples/prompts/*.jsonl if absent")
-    parser.add_argument("--steps", type=int, default=PLUGIN_SHAPE.steps, help="plugin: depth of the draft tree")
-    parser.add_argument("--topk", type=int, default=PLUGIN_SHAPE.topk, help="plugin: children of a node")
-    parser.add_argument("--draft-tokens", type=int, default=PLUGIN_SHAPE.draft_tokens, help="plugin: nodes verified")
-    parser.add_argument(
-        "--builtin", type=parse_shape, default=BUILTIN_SHAPE, metavar="S/K/N", help="the engine's own steps/topk/tokens"
-    )
+    parser.add_argument("--steps", type=int, help="plugin: depth of the draft tree")
+    parser.add_argument("--topk", type=int, help="plugin: children of a node")
+    parser.add_argument("--draft-tokens", type=int, help="plugin: nodes verified, the root included")
+    parser.add_argument("--builtin", type=parse_shape, metavar="S/K/N", help="the engine's own steps/topk/tokens")
     parser.add_argument("--max-tokens", type=int, default=128, help="answer length in the speed rounds")
-    parser.add_argument("--threads", type=int, default=usable_cores(), help="OpenMP threads of every server")
+    parser.add_argument("--threads", type=int, help="OpenMP threads of every server")
     parser.add_argument("--passes", type=int, default=1, help="times that the whole question set is asked")
     parser.add_argument("--quick", action="store_true", help="few questions and short answers: a trial, not a result")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of demo.json and logs/")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the report and of logs/")
     options = parser.parse_args(argv)
+    engine = ENGINES[options.engine]
+    for name, best in engine.plugin_shape._asdict().items():
+        if getattr(options, name) is None:
+            setattr(options, name, best)
+    options.builtin = options.builtin or engine.builtin_shape
+    if options.threads is None:
+        options.threads = engine.default_threads(usable_cores())
     for name in ("max_tokens", "threads", "passes"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}, wanted at least 1")
@@ -98,7 +95,7 @@ def show_live(server: Server, prompts: Sequence[Prompt], max_tokens: int, consol
     for prompt in prompts:
         console.print(f"\n[bold cyan]{escape(prompt.prompt)}[/]")
         answer = ask_all(
-            server.url,
+            server.endpoint,
             [prompt],
             Sampling(max_tokens=max_tokens),
             on_text=lambda piece: console.print(piece, end="", markup=False, highlight=False, soft_wrap=True),
@@ -122,7 +119,7 @@ def measure_speed(
                 status.update(f"warming up {server.label}")
                 server.resume()
                 warm_up(server, rounds[0])
-                version = engine_version(server.url)
+                version = engine_version(server.endpoint)
                 server.pause()
         busy = busy_percent()
         if busy > BUSY_LIMIT:
@@ -151,7 +148,7 @@ def compare_texts(
         for mode, server in servers.items():
             with console.status(f"{server.label}: {len(prompts)} greedy answers of {max_tokens} tokens"):
                 server.resume()
-                texts[mode] = [completion.text for completion in ask_all(server.url, prompts, sampling)]
+                texts[mode] = [completion.text for completion in ask_all(server.endpoint, prompts, sampling)]
                 server.pause()
     both = zip(prompts, texts["plain"], texts["plugin"], strict=True)
     return [prompt.id for prompt, plain, plugin in both if plain != plugin]
@@ -227,7 +224,9 @@ def run(options: argparse.Namespace, console: Console) -> DemoReport:
             quick=options.quick,
             busy_percent=busy,
         ),
-        versions=installed_versions(("eagle-plugin", "sglang", "torch", "transformers", "openai")),
+        versions=installed_versions(
+            ("eagle-plugin", *ENGINES[options.engine].distributions, "torch", "transformers", "openai")
+        ),
         machine=describe_machine(),
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     )
@@ -255,7 +254,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             console.print("\nstopped; all servers are down")
             return 130
-    path = options.out / "demo.json"
+    path = options.out / ("demo.json" if options.engine == "sglang" else f"demo-{options.engine}.json")
     write_json(report, path)
     console.print(demo_table(report))
     console.print(f"written to {path}")

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 from openai import AsyncOpenAI, OpenAIError
 
+from eagle_plugin.bench.engine import Endpoint, Engine
 from eagle_plugin.bench.prompts import Prompt
 
 REQUEST_TIMEOUT_S = 600.0
@@ -52,6 +53,7 @@ class Sampling:
 
 async def stream_chat(
     client: AsyncOpenAI,
+    engine: Engine,
     model: str,
     prompt: Prompt,
     sampling: Sampling,
@@ -71,13 +73,12 @@ async def stream_chat(
             seed=sampling.seed,
             stream=True,
             stream_options={"include_usage": True},
-            # SGLang sends the number of verify rounds of the request in a chunk of its own before the usage.
-            extra_body={"ignore_eos": sampling.ignore_eos, "return_spec_tokens_details": True},
+            extra_body={"ignore_eos": sampling.ignore_eos, **engine.request_fields},
         )
         async for chunk in stream:
             now = time.perf_counter()
             usage = chunk.usage or usage
-            rounds = _verify_rounds(chunk) or rounds
+            rounds = engine.verify_rounds(chunk) or rounds
             for choice in chunk.choices:
                 if choice.finish_reason:
                     finish_reason, finished = choice.finish_reason, now
@@ -105,15 +106,8 @@ async def stream_chat(
     )
 
 
-def _verify_rounds(chunk: Any) -> int | None:
-    """The request's verify rounds, where this chunk is the one that tells them."""
-    extension = getattr(chunk, "sglext", None)
-    details = extension.get("spec_tokens_details") if isinstance(extension, dict) else None
-    return int(details["spec_verify_ct"]) if details else None
-
-
 async def run_load(
-    url: str,
+    server: Endpoint,
     prompts: Sequence[Prompt],
     sampling: Sampling,
     concurrency: int = 1,
@@ -129,7 +123,7 @@ async def run_load(
     gate = asyncio.Semaphore(concurrency)
     # A client for each run: a connection kept over a pause of the server may be closed the moment it is used again.
     async with AsyncOpenAI(
-        base_url=f"{url}/v1",
+        base_url=f"{server.url}/v1",
         api_key="none",
         max_retries=0,  # a silent second try would be timed as a slow first one
         timeout=REQUEST_TIMEOUT_S,
@@ -139,7 +133,7 @@ async def run_load(
 
         async def ask(prompt: Prompt) -> Completion:
             async with gate:
-                completion = await stream_chat(client, model, prompt, sampling, on_text)
+                completion = await stream_chat(client, server.engine, model, prompt, sampling, on_text)
             on_done(completion)
             return completion
 
@@ -160,9 +154,9 @@ async def _served_model(client: AsyncOpenAI) -> str:
         raise LoadError(f"{client.base_url} does not name a model at /models: {error}") from error
 
 
-def ask_all(url: str, prompts: Sequence[Prompt], sampling: Sampling, **options: Any) -> list[Completion]:
+def ask_all(server: Endpoint, prompts: Sequence[Prompt], sampling: Sampling, **options: Any) -> list[Completion]:
     """`run_load` for callers without an event loop; takes its options too."""
-    return asyncio.run(run_load(url, prompts, sampling, **options))
+    return asyncio.run(run_load(server, prompts, sampling, **options))
 
 
 def accept_length(completions: Iterable[Completion]) -> float | None:
@@ -177,18 +171,28 @@ def accept_length(completions: Iterable[Completion]) -> float | None:
     return tokens / rounds if rounds else None
 
 
-def flush_prefix_cache(url: str) -> None:
+def flush_prefix_cache(server: Endpoint, timeout_s: float = 10.0) -> None:
     """Empty the engine's prefix cache, so that the prompts which follow are prefilled in full. Raises LoadError."""
-    try:
-        httpx.post(f"{url}/flush_cache", params={"timeout": 10}, timeout=30, trust_env=False).raise_for_status()
-    except httpx.HTTPError as error:
-        raise LoadError(f"{url}/flush_cache failed: {error}") from error
+    until = time.monotonic() + timeout_s
+    with _client(server) as client:
+        try:
+            while not server.engine.flush(client):
+                if time.monotonic() > until:
+                    raise LoadError(f"{server.url}: requests still hold the prefix cache after {timeout_s:.0f} s")
+                time.sleep(0.05)
+        except (httpx.HTTPError, KeyError, ValueError) as error:
+            raise LoadError(f"{server.url}: the prefix cache was not emptied: {error}") from error
 
 
-def engine_version(url: str) -> str:
+def engine_version(server: Endpoint) -> str:
     """The version that the running engine reports about itself. Raises LoadError."""
-    try:
-        answer = httpx.get(f"{url}/server_info", timeout=30, trust_env=False).raise_for_status()
-        return str(answer.json()["version"])
-    except (httpx.HTTPError, KeyError, ValueError) as error:
-        raise LoadError(f"{url}/server_info does not tell the engine's version: {error}") from error
+    path = server.engine.version_path
+    with _client(server) as client:
+        try:
+            return str(client.get(path).raise_for_status().json()["version"])
+        except (httpx.HTTPError, KeyError, ValueError) as error:
+            raise LoadError(f"{server.url}{path} does not tell the engine's version: {error}") from error
+
+
+def _client(server: Endpoint) -> httpx.Client:
+    return httpx.Client(base_url=server.url, timeout=30, trust_env=False)

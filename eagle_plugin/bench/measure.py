@@ -96,7 +96,7 @@ class Series:
 
 def warm_up(server: Server, prompts: Sequence[Prompt], max_tokens: int = 32) -> None:
     """Answer a few questions unmeasured, so that lazy imports and compilations of the engine are behind it."""
-    ask_all(server.url, prompts, Sampling(max_tokens=max_tokens))
+    ask_all(server.endpoint, prompts, Sampling(max_tokens=max_tokens))
 
 
 def run_turn(server: Server, prompts: Sequence[Prompt], sampling: Sampling) -> Turn:
@@ -104,8 +104,8 @@ def run_turn(server: Server, prompts: Sequence[Prompt], sampling: Sampling) -> T
     server.resume()
     try:
         warm_up(server, prompts[:1], max_tokens=8)  # memory and CPU caches were another server's until now
-        flush_prefix_cache(server.url)
-        return Turn(tuple(ask_all(server.url, prompts, sampling)))
+        flush_prefix_cache(server.endpoint)
+        return Turn(tuple(ask_all(server.endpoint, prompts, sampling)))
     except Exception:
         server.check_alive()  # a dead server is the better explanation of a failed request
         raise

@@ -12,7 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from eagle_plugin.bench.choices import add_model_options, parse_shape, resolve_head, resolve_target
-from eagle_plugin.bench.servers import Server, ServerError, ServerSpec, TreeShape, check_worker, sigterm_as_exit
+from eagle_plugin.bench.engines import ENGINES
+from eagle_plugin.bench.servers import Server, ServerError, check_worker, sigterm_as_exit
+from eagle_plugin.bench.spec import ServerSpec
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -22,9 +24,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add_model_options(parser)
     parser.add_argument("--port", type=int, default=None, help="a free one if absent")
-    parser.add_argument(
-        "--shape", type=parse_shape, default=TreeShape(2, 4, 8), metavar="S/K/N", help="steps/topk/nodes"
-    )
+    parser.add_argument("--shape", type=parse_shape, metavar="S/K/N", help="steps/topk/nodes of the draft tree")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--threads", type=int, default=None, help="OpenMP threads; the engine's choice if absent")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of logs/")
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 head=resolve_head(options.head),
                 mode="plugin",
                 engine=options.engine,
-                shape=options.shape,
+                shape=options.shape or ENGINES[options.engine].plugin_shape,
                 dtype=options.dtype,
                 threads=options.threads,
                 extra_flags=tuple(options.engine_flags),

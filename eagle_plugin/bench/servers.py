@@ -9,19 +9,19 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Literal, NamedTuple
 
 import httpx
 import psutil
 
-Mode = Literal["plain", "builtin", "plugin"]
+from eagle_plugin.bench.engine import Endpoint, Engine
+from eagle_plugin.bench.engines import ENGINES
+from eagle_plugin.bench.spec import Mode, ServerSpec
+
 PLUGIN_LINE = re.compile(r"eagle-plugin .*")  # what the plugin says in the start-up log ...
 SERVING = re.compile(r"is served by the plugin")  # ... and the words of it that mean: the plugin's worker serves
 
@@ -30,98 +30,38 @@ class ServerError(RuntimeError):
     """A server did not start, died, or is served by another worker than asked for."""
 
 
-class TreeShape(NamedTuple):
-    """The three caps of a draft tree, named as the engine's flags name them."""
-
-    steps: int
-    topk: int
-    draft_tokens: int
-
-    def __str__(self) -> str:
-        return f"{self.steps}/{self.topk}/{self.draft_tokens}"
-
-
-@dataclass(frozen=True)
-class ServerSpec:
-    """What to serve and how; `mode` chooses plain decoding, the engine's own speculation, or the plugin's."""
-
-    target: Path
-    mode: Mode
-    head: Path | None = None
-    shape: TreeShape = TreeShape(2, 4, 8)
-    engine: Literal["sglang"] = "sglang"
-    algorithm: str = "EAGLE3"
-    device: str = "cpu"
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    threads: int | None = None  # OMP_NUM_THREADS; None leaves it to the caller's environment
-    context_length: int = 2048
-    max_total_tokens: int = 16384
-    max_running_requests: int = 8
-    memory_fraction: float = 0.3
-    extra_flags: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.mode != "plain" and self.head is None:
-            raise ValueError(f"mode {self.mode!r} needs a draft head, found none; give its folder with --head")
-
-    @property
-    def label(self) -> str:
-        """The name of this server in messages, tables and log files."""
-        return f"{self.engine}-{self.mode}-{'fp32' if self.dtype == 'float32' else 'bf16'}"
-
-    def command(self, port: int) -> list[str]:
-        """The launch command, with the caller's extra flags last so that they win."""
-        flags: dict[str, object] = {
-            "--model-path": self.target,
-            "--device": self.device,
-            "--dtype": self.dtype,
-            "--host": "127.0.0.1",
-            "--port": port,
-            "--context-length": self.context_length,
-            "--max-total-tokens": self.max_total_tokens,
-            "--max-running-requests": self.max_running_requests,
-            "--mem-fraction-static": self.memory_fraction,
-        }
-        if self.mode != "plain":
-            flags |= {
-                "--speculative-algorithm": self.algorithm,
-                "--speculative-draft-model-path": self.head,
-                "--speculative-num-steps": self.shape.steps,
-                "--speculative-eagle-topk": self.shape.topk,
-                "--speculative-num-draft-tokens": self.shape.draft_tokens,
-            }
-        words = [word for flag, value in flags.items() for word in (flag, str(value))]
-        # An idle SGLang scheduler spins on a whole core unless it is told to sleep.
-        return [sys.executable, "-m", "sglang.launch_server", *words, "--sleep-on-idle", *self.extra_flags]
-
-    def child_environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """The child's environment: local files only, and the plugin switched on only where it is to be measured."""
-        child = dict(base)
-        child |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-        child["EAGLE_PLUGIN"] = "1" if self.mode == "plugin" else "0"
-        if self.device == "cpu":
-            child["SGLANG_USE_CPU_ENGINE"] = "1"
-        if self.threads is not None:
-            child |= {"OMP_NUM_THREADS": str(self.threads), "MKL_NUM_THREADS": str(self.threads)}
-        return child | dict(self.environment)
+def child_environment(spec: ServerSpec, base: Mapping[str, str]) -> dict[str, str]:
+    """The server's environment: local files only, and the plugin switched on only where it is to be measured."""
+    child = {**base, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    child["EAGLE_PLUGIN"] = "1" if spec.mode == "plugin" else "0"
+    return child | ENGINES[spec.engine].environment(spec, base) | dict(spec.environment)
 
 
 class Server:
     """One server process in a process group of its own; use as a context manager, which stops the group always."""
 
-    def __init__(self, command: list[str], port: int, label: str, log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        port: int,
+        label: str,
+        log: Path,
+        environment: Mapping[str, str],
+        engine: Engine = ENGINES["sglang"],
+    ) -> None:
         self.command, self.port, self.label, self.log = command, port, label, log
         self.environment = dict(environment)
         self.url = f"http://127.0.0.1:{port}"
+        self.endpoint = Endpoint(self.url, engine)
         self._process: subprocess.Popen[bytes] | None = None
         self._began = 0.0
 
     @classmethod
     def of(cls, spec: ServerSpec, logs: Path, port: int | None = None) -> Server:
         """A server for this spec on the given port or a free one, logging to `logs/<label>.log`."""
-        port = port or free_port()
-        return cls(spec.command(port), port, spec.label, logs / f"{spec.label}.log", spec.child_environment(os.environ))
+        port, engine = port or free_port(), ENGINES[spec.engine]
+        environment = child_environment(spec, os.environ)
+        return cls(engine.command(spec, port), port, spec.label, logs / f"{spec.label}.log", environment, engine)
 
     def start(self) -> Server:
         """Launch the process without waiting for it."""
@@ -241,7 +181,7 @@ def check_worker(server: Server, mode: Mode) -> str:
         said = f"it said {lines[-1]!r}" if lines else f"no line of it in {server.log}"
         raise ServerError(
             f"{server.label}: the plugin does not serve: {said}; install eagle-plugin into the engine's environment, "
-            "unset SGLANG_PLUGINS, and use flags that the plugin can serve"
+            f"unset {server.endpoint.engine.plugin_list}, and use flags that the plugin can serve"
         )
     if mode != "plugin" and serving:
         raise ServerError(

@@ -13,20 +13,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from eagle_plugin.bench.choices import add_model_options, parse_shape, resolve_head, resolve_target
+from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.load import LoadError, Sampling
 from eagle_plugin.bench.machine import usable_cores
 from eagle_plugin.bench.measure import Spread, measure_interleaved, ratio_spread, spread, warm_up
 from eagle_plugin.bench.prompts import Prompt, deal_rounds, read_prompts
-from eagle_plugin.bench.servers import (
-    Server,
-    ServerError,
-    ServerSpec,
-    TreeShape,
-    check_worker,
-    sigterm_as_exit,
-)
-
-SHAPES = tuple(TreeShape(*shape) for shape in ((1, 1, 2), (2, 1, 3), (3, 1, 4), (2, 4, 8), (1, 4, 5), (3, 4, 8)))
+from eagle_plugin.bench.servers import Server, ServerError, check_worker, sigterm_as_exit
+from eagle_plugin.bench.spec import ServerSpec, TreeShape
 
 
 class ShapeResult(NamedTuple):
@@ -90,22 +83,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="eagle-plugin bench", description=__doc__)
     add_model_options(parser)
     parser.add_argument("--mode", choices=["builtin", "plugin"], default="builtin", help="whose worker to tune")
-    parser.add_argument("--shapes", type=parse_shape, nargs="+", default=SHAPES, metavar="S/K/N")
+    parser.add_argument("--shapes", type=parse_shape, nargs="+", metavar="S/K/N")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of one question a group")
     parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--threads", type=int, help="OpenMP threads of every server")
     parser.add_argument("--out", type=Path, default=Path("out"))
     options = parser.parse_args(argv)
     console = Console()
     with sigterm_as_exit():
         try:
             target = resolve_target(options.target, console)
-            plain = ServerSpec(target=target, mode="plain", engine=options.engine, threads=options.threads)
+            threads = options.threads or ENGINES[options.engine].default_threads(usable_cores())
+            plain = ServerSpec(target=target, mode="plain", engine=options.engine, threads=threads)
             candidate = replace(plain, mode=options.mode, head=resolve_head(options.head))
             rounds = deal_rounds(read_prompts(sorted(Path("examples/prompts").glob("*.jsonl"))))[: options.rounds]
             sampling = Sampling(max_tokens=options.max_tokens)
+            shapes = options.shapes or ENGINES[options.engine].sweep_shapes[options.mode]
             results = []
-            for result in sweep(plain, candidate, options.shapes, rounds, sampling, options.out / "logs", console):
+            for result in sweep(plain, candidate, shapes, rounds, sampling, options.out / "logs", console):
                 results.append(result)
                 rate, gain = result.tokens_per_s.median, result.speedup.median
                 console.print(f"{result.shape}: {rate:.1f} tokens/s, {gain:.2f}x")

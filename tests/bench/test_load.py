@@ -3,6 +3,8 @@
 import httpx
 import pytest
 
+from eagle_plugin.bench.engine import Endpoint
+from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.load import (
     Completion,
     LoadError,
@@ -13,6 +15,8 @@ from eagle_plugin.bench.load import (
     flush_prefix_cache,
 )
 from eagle_plugin.bench.prompts import Prompt
+
+NOBODY = Endpoint("http://127.0.0.1:9", ENGINES["sglang"])
 
 
 def question(text: str, name: str = "q") -> Prompt:
@@ -25,7 +29,7 @@ def completion(tokens: int, rounds: int | None) -> Completion:
 
 def test_text_usage_and_rounds_are_read(peer):
     pieces: list[str] = []
-    (answer,) = ask_all(peer.url, [question("hello")], Sampling(max_tokens=5), on_text=pieces.append)
+    (answer,) = ask_all(peer.endpoint, [question("hello")], Sampling(max_tokens=5), on_text=pieces.append)
     assert answer.text == "w0 w1 w2 w3 w4 " == "".join(pieces)
     assert (answer.prompt_tokens, answer.completion_tokens, answer.finish_reason) == (3, 5, "length")
     assert answer.verify_rounds == 2
@@ -33,7 +37,7 @@ def test_text_usage_and_rounds_are_read(peer):
 
 def test_times_are_those_of_the_wire(peer, pace):
     first_s, gap_s = pace
-    (answer,) = ask_all(peer.url, [question("hello")], Sampling(max_tokens=7))
+    (answer,) = ask_all(peer.endpoint, [question("hello")], Sampling(max_tokens=7))
     assert len(answer.gaps_s) == 6
     # The peer sleeps at least this long; the role chunk without text, sent before that, must not count as a token.
     assert answer.ttft_s >= first_s
@@ -44,31 +48,31 @@ def test_times_are_those_of_the_wire(peer, pace):
 
 def test_concurrency_is_bounded_and_order_kept(peer):
     questions = [question("hello", f"q{i}") for i in range(7)]
-    answers = ask_all(peer.url, questions, Sampling(max_tokens=2), concurrency=3)
+    answers = ask_all(peer.endpoint, questions, Sampling(max_tokens=2), concurrency=3)
     assert [answer.prompt_id for answer in answers] == [f"q{i}" for i in range(7)]
     assert httpx.get(f"{peer.url}/server_info").json()["peak"] == 3
 
 
 def test_one_at_a_time_really_is(peer):
-    ask_all(peer.url, [question("hello", f"q{i}") for i in range(3)], Sampling(max_tokens=2))
+    ask_all(peer.endpoint, [question("hello", f"q{i}") for i in range(3)], Sampling(max_tokens=2))
     assert httpx.get(f"{peer.url}/server_info").json()["peak"] == 1
 
 
 def test_an_answer_without_text_is_an_answer(peer, pace):
-    (answer,) = ask_all(peer.url, [question("quiet")], Sampling(max_tokens=1))
+    (answer,) = ask_all(peer.endpoint, [question("quiet")], Sampling(max_tokens=1))
     assert answer.text == "" and answer.tpot_s == 0.0 and answer.ttft_s >= pace[0]
 
 
 @pytest.mark.parametrize(("text", "message"), [("error", "no room"), ("cut", "ended without")])
 def test_failures_name_the_prompt(peer, text, message):
     with pytest.raises(LoadError, match=message) as failure:
-        ask_all(peer.url, [question("hello", "good"), question(text, "the-bad-one")], Sampling(max_tokens=2))
+        ask_all(peer.endpoint, [question("hello", "good"), question(text, "the-bad-one")], Sampling(max_tokens=2))
     assert "the-bad-one" in str(failure.value)
 
 
 def test_nobody_there():
     with pytest.raises(LoadError, match="does not name a model"):
-        ask_all("http://127.0.0.1:9", [question("hello")], Sampling())
+        ask_all(NOBODY, [question("hello")], Sampling())
 
 
 def test_accept_length_counts_delivered_tokens_of_verify_rounds_only():
@@ -79,8 +83,8 @@ def test_accept_length_counts_delivered_tokens_of_verify_rounds_only():
 
 
 def test_engine_questions(peer):
-    assert engine_version(peer.url) == "9.9"
-    flush_prefix_cache(peer.url)
+    assert engine_version(peer.endpoint) == "9.9"
+    flush_prefix_cache(peer.endpoint)
     assert httpx.get(f"{peer.url}/server_info").json()["flushes"] == 1
-    with pytest.raises(LoadError, match="flush_cache"):
-        flush_prefix_cache("http://127.0.0.1:9")
+    with pytest.raises(LoadError, match="http://127.0.0.1:9: the prefix cache was not emptied"):
+        flush_prefix_cache(NOBODY)

@@ -11,7 +11,9 @@ import httpx
 import psutil
 import pytest
 
-from eagle_plugin.bench.servers import Server, ServerError, ServerSpec, TreeShape, check_worker, free_port
+from eagle_plugin.bench.servers import Server, ServerError, check_worker, child_environment, free_port
+from eagle_plugin.bench.sglang_server import command as sglang_command
+from eagle_plugin.bench.spec import ServerSpec, TreeShape
 
 TARGET, HEAD = Path("target"), Path("head")
 
@@ -26,23 +28,24 @@ def value_of(command: list[str], flag: str) -> str:
 
 def test_plain_has_no_speculative_flag_and_switches_the_plugin_off():
     spec = ServerSpec(TARGET, "plain", threads=2)
-    command = spec.command(1234)
+    command = sglang_command(spec, 1234)
     assert not [word for word in command if "speculative" in word]
     assert value_of(command, "--host") == "127.0.0.1" and value_of(command, "--port") == "1234"
-    child = spec.child_environment({"EAGLE_PLUGIN": "1", "KEPT": "yes"})
+    child = child_environment(spec, {"EAGLE_PLUGIN": "1", "KEPT": "yes"})
     assert child["EAGLE_PLUGIN"] == "0" and child["OMP_NUM_THREADS"] == "2" and child["KEPT"] == "yes"
 
 
 def test_builtin_and_plugin_differ_by_the_environment_alone():
     builtin = ServerSpec(TARGET, "builtin", HEAD, TreeShape(3, 2, 6))
     plugin = ServerSpec(TARGET, "plugin", HEAD, TreeShape(3, 2, 6))
-    assert builtin.command(1) == plugin.command(1)
-    assert value_of(plugin.command(1), "--speculative-num-steps") == "3"
-    assert value_of(plugin.command(1), "--speculative-eagle-topk") == "2"
-    assert value_of(plugin.command(1), "--speculative-num-draft-tokens") == "6"
+    command = sglang_command(plugin, 1)
+    assert sglang_command(builtin, 1) == command
+    assert value_of(command, "--speculative-num-steps") == "3"
+    assert value_of(command, "--speculative-eagle-topk") == "2"
+    assert value_of(command, "--speculative-num-draft-tokens") == "6"
     # A shell that has it switched off must not make us measure the engine under our name.
-    assert plugin.child_environment({"EAGLE_PLUGIN": "0"})["EAGLE_PLUGIN"] == "1"
-    assert builtin.child_environment({})["EAGLE_PLUGIN"] == "0"
+    assert child_environment(plugin, {"EAGLE_PLUGIN": "0"})["EAGLE_PLUGIN"] == "1"
+    assert child_environment(builtin, {})["EAGLE_PLUGIN"] == "0"
 
 
 def test_speculation_needs_a_head():
@@ -51,7 +54,8 @@ def test_speculation_needs_a_head():
 
 
 def test_extra_flags_come_last():
-    assert ServerSpec(TARGET, "plain", extra_flags=("--port", "7")).command(1)[-2:] == ["--port", "7"]
+    spec = ServerSpec(TARGET, "plain", extra_flags=("--port", "7"))
+    assert sglang_command(spec, 1)[-2:] == ["--port", "7"]
 
 
 def test_a_server_that_dies_shows_its_last_lines(start_peer):

@@ -205,6 +205,24 @@ def test_the_output_stride_is_honoured():
     assert processor._get_speculative_output_stride(result) == 3
 
 
+def test_rounds_are_read_where_they_are_counted():
+    """metrics.py: the scheduler's result processor has the lengths of a round on the host, and the metrics' labels."""
+    from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
+    from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerMetricsReporter
+    from sglang.srt.observability.metrics_collector import SchedulerMetricsCollector
+
+    from eagle_plugin.engines.sglang.metrics import READ_ROUND
+
+    read = SchedulerBatchResultProcessor._resolve_spec_v2_tokens
+    assert pkgutil.resolve_name(READ_ROUND) is read and _parameters(read) == ["self", "result", "batch"]
+    assert "result.num_correct_drafts_per_req_cpu = [" in inspect.getsource(read)
+    assert "if req.is_retracted or req.finished():" in inspect.getsource(read)
+    assert "metrics_reporter" in _fields(SchedulerBatchResultProcessor)
+    assert "metrics_collector" in _fields(SchedulerMetricsReporter)
+    assert "current_scheduler_metrics_enabled" in _assigned(SchedulerMetricsReporter.__post_init__)
+    assert "labels" in _assigned(SchedulerMetricsCollector.__init__)
+
+
 def test_no_attention_backend_is_asked_for_its_class():
     """TreeAttention is a proxy: an isinstance check on attn_backend would not see through it."""
     from sglang.srt.model_executor import model_runner

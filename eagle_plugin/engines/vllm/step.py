@@ -38,19 +38,21 @@ class DraftStore:
             self._found.pop(name, None)
 
     def take(self, request_ids: Sequence[str]) -> Drafts | None:
-        """The trees of these requests in this order, and no others; None if one of them has none."""
+        """The trees of these requests in this order; one that has none gets a root. None if no request has a tree."""
         found = [self._found.pop(name, None) for name in request_ids]
         kept = [entry for entry in found if entry is not None]
-        if not kept or len(kept) < len(found):
+        if not kept:
             return None
         first = kept[0][0]
-        if all(drafts is first for drafts, _ in kept):
+        if len(kept) == len(found) and all(drafts is first for drafts, _ in kept):
             rows = [row for _, row in kept]
             if rows == list(range(len(first.tree.tokens))):
                 return first
             index = torch.tensor(rows, device=first.tree.tokens.device)
             return Drafts(DraftTree(*(x[index] for x in first.tree)), Proposals(*(x[index] for x in first.proposals)))
-        return _joined([(drafts, row) for drafts, row in kept])
+        tokens = first.tree.tokens
+        root = Drafts(padding_trees(1, tokens.shape[1], tokens.device), no_proposals(1, tokens.device))
+        return _joined([(root, 0) if entry is None else entry for entry in found])
 
 
 def _joined(entries: list[tuple[Drafts, int]]) -> Drafts:
@@ -120,7 +122,8 @@ def plan_step(
     """Plan a step; drafts and lens [b] are each request's scheduled draft tokens and query rows (on the host).
 
     A scheduler may cut a tree short: nodes stand behind their parents, so that what is left is a tree. A request whose
-    scheduled drafts are no tree of ours (past the drafter's reach vLLM schedules zeros) verifies its root only.
+    scheduled drafts are no tree of ours verifies its root only: past the drafter's reach vLLM schedules zeros, and it
+    fills up the step of a new request that has one token to compute.
     """
     device = prefix_lens.device
     b = len(drafts)

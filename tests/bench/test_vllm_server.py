@@ -1,0 +1,156 @@
+"""vLLM as the bench's server: its command line, and what a really started one answers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import tiny_models
+from serving import VLLM_PYTHON, serving, vllm_spec
+
+from eagle_plugin.bench.load import Sampling, accept_length, ask_all, engine_version, flush_prefix_cache
+from eagle_plugin.bench.prompts import Prompt
+from eagle_plugin.bench.servers import Server, child_environment
+from eagle_plugin.bench.spec import ServerSpec, TreeShape
+from eagle_plugin.bench.vllm_server import command
+
+TARGET, HEAD = Path("target"), Path("head")
+CHAIN = TreeShape.chain(3)
+started = pytest.mark.skipif(not VLLM_PYTHON.exists(), reason="there is no .venv-vllm; make it with `make env-vllm`")
+
+
+def spec(mode: str, shape: TreeShape = CHAIN, **changes) -> ServerSpec:
+    return ServerSpec(TARGET, mode, None if mode == "plain" else HEAD, shape, engine="vllm", **changes)
+
+
+def value_of(words: list[str], flag: str) -> str:
+    return words[words.index(flag) + 1]
+
+
+def test_plain_has_no_speculative_flag_and_switches_the_plugin_off():
+    words = command(spec("plain"), 1234)
+    assert words[1:5] == ["-m", "vllm.entrypoints.cli.main", "serve", "target"]
+    assert not [word for word in words if "spec" in word]
+    assert value_of(words, "--host") == "127.0.0.1" and value_of(words, "--port") == "1234"
+    assert int(value_of(words, "--num-gpu-blocks-override")) * int(value_of(words, "--block-size")) == 16384
+    child = child_environment(spec("plain"), {"EAGLE_PLUGIN": "1", "KEPT": "yes"})
+    assert child["EAGLE_PLUGIN"] == "0" and child["KEPT"] == "yes"
+
+
+def test_the_plugin_adds_its_tree_to_the_builtin_command():
+    builtin, plugin = command(spec("builtin"), 1), command(spec("plugin"), 1)
+    added = plugin.index("--additional-config")
+    assert plugin[:added] + plugin[added + 2 :] == builtin
+    assert json.loads(plugin[added + 1]) == {"eagle_plugin": {"depth": 3, "topk": 1}}
+    wanted = {"method": "eagle3", "model": "head", "num_speculative_tokens": 3}
+    assert json.loads(value_of(builtin, "--speculative-config")) == wanted
+    tree = command(spec("plugin", TreeShape(2, 4, 8)), 1)
+    assert json.loads(value_of(tree, "--speculative-config"))["num_speculative_tokens"] == 7
+    assert json.loads(value_of(tree, "--additional-config")) == {"eagle_plugin": {"depth": 2, "topk": 4}}
+    assert child_environment(spec("plugin"), {"EAGLE_PLUGIN": "0"})["EAGLE_PLUGIN"] == "1"
+    assert child_environment(spec("builtin"), {})["EAGLE_PLUGIN"] == "0"
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 8), (2, 1, 4)])
+def test_the_builtin_speculation_has_no_trees(shape):
+    with pytest.raises(ValueError, match=r"chains only.*wanted K/1/K\+1, for example 2/1/3"):
+        command(spec("builtin", TreeShape(*shape)), 1)
+
+
+def test_extra_flags_come_last():
+    assert command(spec("plain", extra_flags=("--port", "7")), 1)[-2:] == ["--port", "7"]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# A plain and a speculating server, really started.
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
+    folder = tmp_path_factory.mktemp("vllm")
+    target = tiny_models.tiny_llama(folder / "target", head_dim=32)
+    head = tiny_models.tiny_eagle3_head(folder / "head", target)
+    specs = [vllm_spec(target), vllm_spec(target, head, CHAIN, mode="builtin")]
+    with serving(specs, folder / "logs") as running:
+        yield running
+
+
+def question(text: str) -> Prompt:
+    return Prompt(id=text[:8], group="chat", prompt=text)
+
+
+def counter(server: Server, name: str) -> float:
+    """A counter of /metrics, summed over its labels."""
+    lines = httpx.get(f"{server.url}/metrics", trust_env=False).text.splitlines()
+    found = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"vllm:{name}_total")]
+    assert found, name
+    return sum(found)
+
+
+@started
+@pytest.mark.server
+def test_an_answer_is_read_and_its_rounds_are_the_engines_own(servers):
+    plain, builtin = servers
+    sampling = Sampling(max_tokens=48, ignore_eos=True)
+    names = ("spec_decode_num_drafts", "spec_decode_num_accepted_tokens")
+    drafts, accepted = (counter(builtin, name) for name in names)
+    answers = ask_all(builtin.endpoint, [question("tell me"), question("and now")], sampling)
+    drafts, accepted = (counter(builtin, name) - before for name, before in zip(names, (drafts, accepted), strict=True))
+    assert [answer.completion_tokens for answer in answers] == [48, 48]
+    assert sum(answer.verify_rounds for answer in answers) == drafts > 0
+    # What the counters say differs by the tokens that `max_tokens` cut off, at most a chain for each answer.
+    delivered = 2 * (48 - 1)
+    assert 0 <= drafts + accepted - delivered <= 2 * CHAIN.steps
+    assert accept_length(answers) == delivered / drafts
+    (alone,) = ask_all(plain.endpoint, [question("tell me")], sampling)
+    assert alone.verify_rounds is None
+    assert alone.text == answers[0].text != ""
+
+
+@started
+@pytest.mark.server
+def test_the_version_is_told(servers):
+    assert engine_version(servers[0].endpoint).startswith("0.32.0")
+
+
+@started
+@pytest.mark.server
+def test_the_prefix_cache_is_emptied(servers):
+    server, once = servers[0], Sampling(max_tokens=1)
+    long = question("a river and a garden " * 20)  # more than a block, which is 128 tokens
+    ask_all(server.endpoint, [long], once)
+
+    def hits() -> float:
+        before = counter(server, "prefix_cache_hits")
+        ask_all(server.endpoint, [long], once)
+        return counter(server, "prefix_cache_hits") - before
+
+    assert hits() >= 128  # the control: without a flush the prompt is found again
+    flush_prefix_cache(server.endpoint)
+    assert hits() == 0
+
+
+@started
+@pytest.mark.server
+def test_the_whole_engine_pauses_and_ends_with_its_server(servers):
+    server = servers[1]
+    members = [psutil.Process(pid) for pid in server.members()]
+    assert len(members) >= 3  # HTTP server, engine core, worker
+    server.pause()
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.get(f"{server.url}/health", timeout=0.5)
+    before = [sum(process.cpu_times()[:2]) for process in members]
+    time.sleep(1.0)
+    assert [sum(process.cpu_times()[:2]) for process in members] == before
+    server.resume()
+    ask_all(server.endpoint, [question("still there")], Sampling(max_tokens=4))
+    server.pause()
+    server.stop()
+    assert server.members() == []
+    for process in members:
+        assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE

@@ -1,0 +1,93 @@
+"""Our metrics in SGLang: on a real server against what its answers say about their rounds, and which rounds count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import REGISTRY
+from serving import accept_length, generate_all, serving, tiny_spec
+
+pytest.importorskip("sglang")
+from sglang.srt.managers.utils import GenerationBatchResult
+
+from eagle_plugin.engines.metrics import forget
+from eagle_plugin.engines.sglang.metrics import RoundCounter
+from eagle_plugin.engines.shape import Shape
+
+STEPS, NODES = 3, 12
+PROMPTS = ["tree root leaf", "the quick brown fox", "a", "one two three", "x = y", "hello"]
+
+
+def exported(url: str) -> dict[str, float]:
+    """Our metrics by name, with the label of depth or bucket behind it."""
+    found = {}
+    for line in httpx.get(f"{url}/metrics", trust_env=False).text.splitlines():
+        if line.startswith("eagle_plugin:"):
+            name, _, rest = line.removeprefix("eagle_plugin:").partition("{")
+            labels, _, number = rest.rpartition("} ")
+            pairs = dict(pair.split("=", 1) for pair in labels.split(","))
+            assert pairs["model_name"] and pairs["tp_rank"] == '"0"'
+            label = pairs.get("depth") or pairs.get("le")
+            found[name + (" " + label.strip('"') if label else "")] = float(number)
+    return found
+
+
+@pytest.mark.server
+def test_metrics_are_those_of_the_rounds(bigram_target: Path, bigram_eagle3: Path, tmp_path: Path) -> None:
+    flags = ("--skip-server-warmup", "--enable-metrics")
+    shape = (STEPS, 2, NODES)
+    with serving([tiny_spec(bigram_target, bigram_eagle3, shape, extra_flags=flags)], tmp_path) as (server,):
+        assert exported(server.url) == {}
+        answers = generate_all(server, PROMPTS, 40, at_once=3)
+        found = exported(server.url)
+    rounds = sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
+    kept = sum(answer["meta_info"]["spec_num_correct_drafts"] for answer in answers)
+    assert found["verify_rounds_total"] == found["accept_length_count"] == rounds
+    assert found["accepted_tokens_total"] == kept and found["accept_length_sum"] == kept + rounds
+    assert found["drafted_tokens_total"] == rounds * (NODES - 1)
+    at_depth = [found[f"accepted_at_depth_total {depth}"] for depth in range(1, STEPS + 1)]
+    assert sum(at_depth) == kept and sorted(at_depth, reverse=True) == at_depth
+    assert at_depth[-1] > 0 and at_depth[0] < rounds  # some drafts were kept whole and some not at all
+    # The last round of an answer may say more than was asked for.
+    assert found["accept_length_sum"] / rounds >= accept_length(answers) > 1.5
+
+
+def read_round(
+    counter: RoundCounter, kept: list[int], nodes: int, ended: tuple[int, ...] = (), retracted: tuple[int, ...] = ()
+) -> None:
+    """What the scheduler's result processor does with the round of a batch; `ended` and `retracted` are requests."""
+
+    def original(processor: Any, result: Any, batch: Any) -> str:
+        result.num_correct_drafts_per_req_cpu = kept
+        for request in batch.reqs:
+            request.over = True  # what ends with this round has been verified rightly
+        return "tokens"
+
+    requests = [SimpleNamespace(over=i in ended, is_retracted=i in retracted) for i in range(len(kept))]
+    for request in requests:
+        request.finished = lambda request=request: request.over
+    reporter = SimpleNamespace(
+        current_scheduler_metrics_enabled=True, metrics_collector=SimpleNamespace(labels={"model_name": "m", "rank": 0})
+    )
+    result = GenerationBatchResult(speculative_num_draft_tokens=nodes)
+    processor, batch = SimpleNamespace(metrics_reporter=reporter), SimpleNamespace(reqs=requests)
+    assert counter(original, processor, result, batch) == "tokens"
+
+
+def test_which_rounds_count() -> None:
+    """Not those of requests that had ended before (overlap scheduling runs one more), and not plain ones."""
+    counter = RoundCounter(Shape(steps=3, topk=2, width=8))
+
+    def value(name: str) -> float | None:
+        return REGISTRY.get_sample_value(f"eagle_plugin:{name}", {"model_name": "m", "rank": "0"})
+
+    read_round(counter, [2, 0, 3, 1], nodes=8, ended=(2,), retracted=(3,))
+    assert (value("verify_rounds_total"), value("accepted_tokens_total"), value("drafted_tokens_total")) == (2, 2, 14)
+    read_round(counter, [0, 0], nodes=1)
+    read_round(counter, [1], nodes=8)
+    assert (value("verify_rounds_total"), value("accepted_tokens_total"), value("drafted_tokens_total")) == (3, 3, 21)
+    forget()

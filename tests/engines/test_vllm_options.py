@@ -1,0 +1,76 @@
+"""The options of the plugin inside vLLM: what they choose, and what each refusal says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from eagle_plugin.core.tree import MAX_WIDTH
+from eagle_plugin.engines.vllm.options import OptionError, Options
+
+
+def read(**options: Any) -> Options:
+    return Options.read({"eagle_plugin": options})
+
+
+@pytest.mark.parametrize("given", [{}, {"another_plugin": {"depth": 9}}, None, {"eagle_plugin": {}}])
+def test_nothing_given(given: Any) -> None:
+    assert Options.read(given) == Options(None, None, False)
+
+
+def test_all_given() -> None:
+    assert read(depth=3, topk=2, async_scheduling=True) == Options(3, 2, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([2, 4], r"eagle_plugin is \[2, 4\], wanted an object such as"),
+        ({"width": 3, "topK": 2}, r"unknown topK, width; known are async_scheduling, depth, topk"),
+        ({"depth": 0}, r"depth is 0, wanted a whole number from 1 on"),
+        ({"depth": True}, r"depth is True, wanted a whole number"),
+        ({"topk": 2.0}, r"topk is 2\.0, wanted a whole number"),
+        ({"topk": "4"}, r"topk is '4', wanted a whole number"),
+        ({"async_scheduling": 1}, r"async_scheduling is 1, wanted true or false"),
+    ],
+)
+def test_bad_options(given: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message) as caught:
+        Options.read({"eagle_plugin": given})
+    assert "--additional-config" in str(caught.value)
+
+
+@pytest.mark.parametrize("draft_tokens", range(1, MAX_WIDTH))
+def test_every_number_of_draft_tokens_has_a_shape(draft_tokens: int) -> None:
+    """The levels behind the first fit into one slot a drafted token, and the tree uses what it may."""
+    depth, topk, width = Options().shape(draft_tokens)
+    assert width == draft_tokens + 1 and depth >= 1 and topk >= 1
+    assert (depth - 1) * topk <= draft_tokens
+    most = sum(topk**level for level in range(1, depth + 1))
+    assert most >= draft_tokens or depth == 1 or topk == 4
+
+
+def test_given_numbers_are_taken() -> None:
+    assert Options(depth=7, topk=1).shape(7) == (7, 1, 8)
+    assert Options(depth=3).shape(6) == (3, 3, 7)  # six tokens leave three slots to each of two levels
+    assert Options(topk=3).shape(7) == (2, 3, 8)
+
+
+def test_too_many_nodes() -> None:
+    with pytest.raises(OptionError, match=r"num_speculative_tokens is 64, .* at most 63 drafted tokens: lower it"):
+        Options().shape(MAX_WIDTH)
+
+
+def test_levels_that_do_not_fit() -> None:
+    with pytest.raises(
+        OptionError,
+        match=r"depth 3 and topk 4 need 8 drafted tokens a round, .* num_speculative_tokens 7: raise it, or lower",
+    ):
+        Options(depth=3, topk=4).shape(7)
+    assert Options(depth=3, topk=4).shape(8) == (3, 4, 9)
+
+
+def test_a_given_depth_alone_may_not_fit() -> None:
+    with pytest.raises(OptionError, match="depth 9 and topk 1 need 8 drafted tokens"):
+        Options(depth=9).shape(7)

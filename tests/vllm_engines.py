@@ -1,0 +1,127 @@
+"""vLLM engines inside the test's own process: plain, with draft trees, or with vLLM's own chain of drafts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tiny_checkpoints import read_config
+from vllm import LLM, RequestOutput, SamplingParams
+from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+from vllm.inputs import TokensPrompt
+
+from eagle_plugin.engines.vllm.runner import TreeModelRunner
+
+# Small enough to start in seconds; blocks of 32 tokens, so that texts of tests reach over several.
+DEFAULTS: dict[str, Any] = {
+    "dtype": "float32",  # in bfloat16 near-ties part the texts
+    "enforce_eager": True,
+    "max_model_len": 256,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 512,
+    "block_size": 32,
+    "num_gpu_blocks_override": 512,
+    "enable_prefix_caching": False,
+    "disable_log_stats": False,  # get_metrics() wants them
+}
+_open = 0  # engines; they share the process groups of torch
+
+
+@contextmanager
+def engine(
+    target: Path,
+    head: Path | None = None,
+    *,
+    depth: int = 2,
+    topk: int = 4,
+    nodes: int = 8,
+    chain: bool = False,
+    plugin: dict[str, Any] | None = None,
+    **options: Any,
+) -> Iterator[LLM]:
+    """An engine, shut down at the end; without a head it decodes plainly.
+
+    Trees have at most `nodes` nodes, root included; `chain` leaves a chain of nodes - 1 tokens to vLLM itself. `plugin`
+    holds more options of the plugin, `options` go to vLLM in front of DEFAULTS. Engines may be open inside each other,
+    but vLLM's metrics are those of the one made last.
+    """
+    global _open
+    served = head is not None and not chain
+    if head is not None:
+        method = "eagle3" if "Eagle3" in "".join(read_config(head)["architectures"]) else "eagle"
+        speculative = {"method": method, "model": str(head), "num_speculative_tokens": nodes - 1}
+        options = {"speculative_config": speculative} | options
+    if served:
+        trees = {"depth": depth, "topk": topk} | (plugin or {})
+        options = {"additional_config": {"eagle_plugin": trees}} | options
+    llm = None
+    _open += 1
+    try:
+        # The plugin looks at the variable while an engine is made; it stays unset for what a test starts later.
+        os.environ["EAGLE_PLUGIN"] = "0" if chain else "1"
+        llm = LLM(str(target), **DEFAULTS | options)
+        assert isinstance(runner(llm), TreeModelRunner) == served
+        yield llm
+    finally:
+        os.environ.pop("EAGLE_PLUGIN", None)
+        if llm is not None:
+            llm.llm_engine.engine_core.shutdown()
+        _open -= 1
+        if not _open:
+            cleanup_dist_env_and_memory()
+
+
+def runner(llm: LLM) -> Any:
+    """The model runner of an engine; a ``TreeModelRunner`` where the plugin serves."""
+    return core(llm).model_executor.driver_worker.worker.model_runner
+
+
+def core(llm: LLM) -> Any:
+    """vLLM's ``EngineCore``: scheduler and executor."""
+    return llm.llm_engine.engine_core.engine_core
+
+
+def free_blocks(llm: LLM) -> int:
+    """Blocks of the KV cache that no request holds."""
+    return core(llm).scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+
+
+def run(llm: LLM, prompts: Sequence[str | list[int]], **sampling: Any) -> list[RequestOutput]:
+    """The answers to prompts, as texts or token ids; greedy unless `sampling`, a request's, says otherwise."""
+    given = [TokensPrompt(prompt_token_ids=p) if isinstance(p, list) else p for p in prompts]
+    settings = {"temperature": 0.0, "max_tokens": 48, "ignore_eos": True, "detokenize": False} | sampling
+    return llm.generate(given, SamplingParams(**settings), use_tqdm=False)
+
+
+def generate(llm: LLM, prompts: Sequence[str | list[int]], **sampling: Any) -> list[list[int]]:
+    """The first answer to each prompt, as token ids; see :func:`run`."""
+    return [list(answer.outputs[0].token_ids) for answer in run(llm, prompts, **sampling)]
+
+
+def counters(llm: LLM) -> dict[str, float]:
+    """vLLM's counters by name, since the engine was made; those with a value for each position are left out."""
+    return {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
+
+
+class Rounds(NamedTuple):
+    """Verifications of drafts, and the tokens that they yielded, bonus tokens included."""
+
+    count: int
+    tokens: int
+
+
+def rounds(llm: LLM, before: Rounds = Rounds(0, 0)) -> Rounds:  # noqa: B008
+    """The verifications of an engine so far, less those `before`."""
+    found = counters(llm)
+    count = int(found["vllm:spec_decode_num_drafts"])
+    tokens = count + int(found["vllm:spec_decode_num_accepted_tokens"])
+    return Rounds(count - before.count, tokens - before.tokens)
+
+
+def accept_length(llm: LLM) -> float:
+    """Tokens a verification yields, the bonus token included, over all requests since the engine was made."""
+    count, tokens = rounds(llm)
+    return tokens / count

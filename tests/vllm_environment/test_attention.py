@@ -1,0 +1,215 @@
+"""The attention backend inside vLLM's cache blocks, against plain indexing and plain torch attention."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+from eagle_plugin.engines.vllm.attention import (
+    ExtendRows,
+    Rows,
+    TreeAttentionImpl,
+    TreeMetadata,
+    TreeMetadataBuilder,
+    TreeRows,
+    cache_rows,
+    cache_slots,
+    slot_table,
+)
+
+BLOCKS, KV_HEADS, HEADS, SIZE, DIM = 12, 2, 6, 16, 32
+PARENTS = [-1, 0, 0, 1]  # of every tree here
+
+
+def make_cache() -> Tensor:
+    """A layer's cache as vLLM shows it in layout LBNHC: [blocks, Hkv, block size, 2 * D], heads inside of tokens."""
+    return torch.full((BLOCKS, SIZE, KV_HEADS, 2 * DIM), torch.nan).permute(0, 2, 1, 3)
+
+
+def positions_of(node: int) -> list[int]:
+    """The nodes from the root down to this one."""
+    return ([] if node == 0 else positions_of(PARENTS[node])) + [node]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rows of the cache
+
+
+def test_a_block_holds_the_rows_of_its_tokens_and_no_others() -> None:
+    """vLLM zeroes, shares and frees blocks; each must be the keys and values of its own tokens."""
+    cache = make_cache()
+    rows = cache_rows(cache)
+    for block in range(BLOCKS):
+        for offset in range(SIZE):
+            rows.keys[2 * block * SIZE + offset] = block + offset / 100
+            rows.values[2 * block * SIZE + offset] = -(block + offset / 100)
+    for block in range(BLOCKS):
+        found = cache[block].flatten().sort().values
+        wanted = torch.tensor([block + offset / 100 for offset in range(SIZE)]).repeat_interleave(KV_HEADS * DIM)
+        torch.testing.assert_close(found, torch.cat([wanted, -wanted]).sort().values)
+
+
+def test_a_cache_with_gaps_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"wants? dense blocks.*EAGLE_PLUGIN=0"):
+        cache_rows(make_cache()[:, :1])
+
+
+def test_slots_against_plain_indexing() -> None:
+    table = torch.randperm(BLOCKS)[:6].view(2, 3).int()
+    for positions in (1, SIZE, SIZE + 1, 40, 100):
+        found = slot_table(table, SIZE, positions)
+        assert found.dtype == torch.int32 and found.shape[1] >= min(positions, 3 * SIZE)
+        for i in range(2):
+            for p in range(found.shape[1]):
+                assert found[i, p] == int(table[i, p // SIZE]) * 2 * SIZE + p % SIZE
+    engines = table[:, :, None].long() * SIZE + torch.arange(SIZE)  # vLLM's own slot numbers
+    assert torch.equal(cache_slots(engines.view(-1), SIZE), slot_table(table, SIZE, 3 * SIZE).long().view(-1))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A forward of one layer
+
+
+class Batch:
+    """Requests in a cache: tokens before this forward, new rows, and whether those are nodes of a tree."""
+
+    def __init__(self, requests: list[tuple[int, int, bool]]) -> None:
+        torch.manual_seed(0)
+        self.requests, self.cache = requests, make_cache()
+        rows = cache_rows(self.cache)
+        self.blocks = torch.randperm(BLOCKS).view(-1, 3)[: len(requests)].int()
+        table = slot_table(self.blocks, SIZE, 3 * SIZE).long()
+        self.query = torch.randn(sum(new for _, new, _ in requests), HEADS, DIM)
+        self.key, self.value = torch.randn(2, len(self.query), KV_HEADS, DIM)
+        self.keys, self.values, slots = [], [], []  # of each request at each position
+        start = 0
+        for i, (before, new, _) in enumerate(requests):
+            old = torch.randn(2, before, KV_HEADS, DIM)
+            rows.keys[table[i, :before]], rows.values[table[i, :before]] = old
+            self.keys.append(torch.cat([old[0], self.key[start : start + new]]))
+            self.values.append(torch.cat([old[1], self.value[start : start + new]]))
+            slots.append(table[i, before : before + new])
+            start += new
+        self.slots = torch.cat(slots)
+
+    def metadata(self) -> TreeMetadata:
+        starts = torch.tensor([new for _, new, _ in self.requests]).cumsum(0)
+        starts = starts - torch.tensor([new for _, new, _ in self.requests])
+        trees = torch.tensor([i for i, (_, _, tree) in enumerate(self.requests) if tree], dtype=torch.int64)
+        others = torch.tensor([i for i, (_, _, tree) in enumerate(self.requests) if not tree], dtype=torch.int64)
+        before = torch.tensor([before for before, _, _ in self.requests])
+        lens = torch.tensor([new for _, new, _ in self.requests])
+        extend = tree = None
+        if len(others):
+            extend = ExtendRows(others, (before + lens)[others], lens[others], starts[others])
+        if len(trees):
+            width = len(PARENTS)
+            words = torch.tensor([sum(1 << j for j in positions_of(node)) for node in range(width)])
+            query = (starts[trees, None] + torch.arange(width)).view(-1) if len(others) else None
+            tree = TreeRows(trees, before[trees], words.repeat(len(trees), 1), width, query)
+        return TreeMetadata(Rows(extend, tree), slot_table(self.blocks, SIZE, 3 * SIZE), self.slots)
+
+    def wanted(self, window: int | None, cap: float | None, sinks: Tensor | None) -> Tensor:
+        """Attention of every row by softmax over the keys that it sees."""
+        out, at = torch.empty_like(self.query), 0
+        for i, (before, new, tree) in enumerate(self.requests):
+            for row in range(new):
+                path = [before + node for node in (positions_of(row) if tree else range(row + 1))]
+                position = before + len(path) - 1
+                seen = [p for p in range(before) if window is None or position - p < window]
+                seen += path if window is None or tree else [p for p in path if position - p < window]
+                keys = self.keys[i][seen].repeat_interleave(HEADS // KV_HEADS, dim=1)
+                values = self.values[i][seen].repeat_interleave(HEADS // KV_HEADS, dim=1)
+                logits = torch.einsum("hd,phd->hp", self.query[at], keys) * 0.2
+                logits = logits if cap is None else cap * torch.tanh(logits / cap)
+                if sinks is not None:
+                    logits = torch.cat([logits, sinks[:, None]], dim=1)
+                p = logits.softmax(dim=1)[:, : len(seen)]
+                out[at] = torch.einsum("hp,phd->hd", p, values)
+                at += 1
+        return out
+
+    def served(self, metadata: TreeMetadata, **options: Any) -> Tensor:
+        layer = TreeAttentionImpl(HEADS, DIM, 0.2, KV_HEADS, **options)
+        layer.process_weights_after_loading(torch.float32)
+        out = torch.full_like(self.query, torch.nan)
+        return layer.forward(None, self.query, self.key, self.value, self.cache, metadata, out)
+
+
+MIXED = [(0, 5, False), (37, 4, True), (20, 3, False), (3, 4, True)]
+BATCHES = {
+    "mixed": MIXED,
+    "trees": [(37, 4, True), (3, 4, True)],
+    "prefill and decode": [(0, 40, False), (21, 1, False)],
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("cap", [None, 2.0])
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_forward_against_softmax(name: str, window: int | None, cap: float | None, with_sinks: bool) -> None:
+    batch = Batch(BATCHES[name])
+    sinks = torch.randn(HEADS) if with_sinks else None
+    found = batch.served(batch.metadata(), sliding_window=window, logits_soft_cap=cap, sinks=sinks)
+    torch.testing.assert_close(found, batch.wanted(window, cap, sinks), rtol=1e-4, atol=1e-5)
+
+
+def test_siblings_do_not_see_each_other() -> None:
+    """Control: the same rows as a plain chunk give other outputs from the second child on."""
+    batch = Batch([(20, 4, True)])
+    tree = batch.served(batch.metadata())
+    batch.requests = [(20, 4, False)]
+    chunk = batch.served(batch.metadata())
+    torch.testing.assert_close(tree[:2], chunk[:2])
+    assert not torch.allclose(tree[2:], chunk[2:], atol=1e-2)
+
+
+def test_a_builder_without_trees_is_causal() -> None:
+    """What vLLM hands every builder is enough for prefills and plain decodes."""
+    batch = Batch(BATCHES["prefill and decode"])
+    spec = FullAttentionSpec(block_size=SIZE, num_kv_heads=KV_HEADS, head_size=DIM, dtype=torch.float32)
+    config = types.SimpleNamespace(num_speculative_tokens=7)
+    builder = TreeMetadataBuilder(spec, ["layer"], config, torch.device("cpu"))
+    bounds = torch.tensor([0, 40, 41], dtype=torch.int32)
+    slots = batch.slots - batch.slots.div(2 * SIZE, rounding_mode="floor") * SIZE  # as vLLM counts them
+    common = CommonAttentionMetadata(
+        query_start_loc=bounds,
+        query_start_loc_cpu=bounds,
+        seq_lens=torch.tensor([40, 22], dtype=torch.int32),
+        num_reqs=2,
+        num_actual_tokens=41,
+        max_query_len=40,
+        max_seq_len=40,
+        block_table_tensor=batch.blocks,
+        slot_mapping=slots,
+    )
+    metadata = builder.build(0, common)
+    assert metadata.slot_table.shape[1] >= 40 + 8  # a whole draft fits behind the longest sequence
+    torch.testing.assert_close(batch.served(metadata), batch.wanted(None, None, None), rtol=1e-4, atol=1e-5)
+
+
+def test_a_warm_up_without_a_cache_does_nothing() -> None:
+    layer, rows = TreeAttentionImpl(HEADS, DIM, 0.2, KV_HEADS), torch.ones(3, HEADS, DIM)
+    out = layer.forward(None, rows, rows[:, :KV_HEADS], rows[:, :KV_HEADS], torch.empty(0), None, rows.clone())
+    assert torch.equal(out, rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"alibi_slopes": [0.5] * HEADS}, "ALiBi slopes"),
+        ({"kv_cache_dtype": "fp8_e4m3"}, "a fp8_e4m3 KV cache"),
+        ({"attn_type": AttentionType.ENCODER_ONLY}, "AttentionType.ENCODER_ONLY attention"),
+        ({"kv_sharing_target_layer_name": "layers.0"}, "KV caches shared between layers"),
+    ],
+)
+def test_what_a_layer_cannot_serve_is_refused_by_name(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=rf"does not serve .*{named}.*EAGLE_PLUGIN=0"):
+        TreeAttentionImpl(HEADS, DIM, 0.2, KV_HEADS, **options)

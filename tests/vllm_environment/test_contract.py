@@ -1,0 +1,199 @@
+"""Pins every private or internal name of vLLM that the adapter touches, so that the next release fails here first."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from functools import cached_property
+
+import pytest
+from engine_signatures import assigned, calls, fields, parameters
+from vllm.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
+from vllm.forward_context import set_forward_context
+from vllm.model_executor.layers.attention import attention as attention_layer
+from vllm.platforms.cpu import CpuPlatform
+from vllm.sampling_params import SamplingParams
+from vllm.v1.attention import selector
+from vllm.v1.attention.backend import AttentionImpl, AttentionMetadataBuilder, CommonAttentionMetadata
+from vllm.v1.attention.backends import registry
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheLayout
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+from vllm.v1.worker import cpu_worker
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.utils import AttentionGroup
+
+from eagle_plugin.engines.vllm import plugin, takeover
+from eagle_plugin.engines.vllm.attention import TreeAttentionBackend, TreeAttentionImpl, TreeMetadataBuilder
+from eagle_plugin.engines.vllm.runner import TreeModelRunner
+from eagle_plugin.engines.vllm.worker import TreeCPUWorker
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The plugin and the take-over
+
+
+def test_version_is_a_tested_one() -> None:
+    assert plugin._engine_version().partition("+")[0] in plugin.TESTED_VERSIONS
+
+
+def test_hooked_methods() -> None:
+    assert isinstance(CpuPlatform.__dict__["check_and_update_config"], classmethod)
+    original = CpuPlatform.__dict__["check_and_update_config"].__func__
+    assert parameters(getattr(original, plugin._MARK, original)) == ["cls", "vllm_config"]
+    check = SamplingParams._validate_spec_decode
+    assert parameters(getattr(check, plugin._MARK, check)) == ["self", "speculative_config"]
+    # The platform has the last word on the worker; what is decided there holds for the whole engine.
+    assert calls(VllmConfig.__post_init__, "check_and_update_config") == [
+        "current_platform.check_and_update_config(self)"
+    ]
+
+
+def test_configurations_have_the_fields_that_the_take_over_reads() -> None:
+    assert {
+        "method", "model", "num_speculative_tokens", "draft_model_config", "parallel_drafting",
+        "disable_padded_drafter_batch", "num_speculative_tokens_per_batch_size", "rejection_sample_method",
+        "use_heterogeneous_vocab", "use_local_argmax_reduction",
+    } <= fields(SpeculativeConfig)  # fmt: skip
+    assert {
+        "worker_cls", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
+        "decode_context_parallel_size",
+    } <= fields(ParallelConfig)  # fmt: skip
+    assert {
+        "model_config", "cache_config", "parallel_config", "scheduler_config", "device_config", "speculative_config",
+        "kv_transfer_config", "additional_config", "reasoning_config", "compilation_config",
+    } <= fields(VllmConfig)  # fmt: skip
+    assert "cache_dtype" in fields(CacheConfig)
+    assert "async_scheduling" in fields(SchedulerConfig)
+    assert "model" in fields(ModelConfig) and "logprobs_mode" in fields(ModelConfig)
+    computed = {"architectures", "use_mla", "is_hybrid", "is_attention_free", "uses_mrope", "is_multimodal_model"}
+    assert all(isinstance(getattr(ModelConfig, name), property) for name in computed)
+    assert isinstance(ModelConfig.is_encoder_decoder, cached_property)
+    assert isinstance(VllmConfig.use_v2_model_runner, property)
+    defaults = {field.name: field.default for field in dataclasses.fields(SpeculativeConfig)}
+    assert defaults["rejection_sample_method"] == "standard"
+
+
+def test_the_worker_makes_the_runner_by_its_modules_name() -> None:
+    assert f"{cpu_worker.CPUWorker.__module__}.{cpu_worker.CPUWorker.__qualname__}" == takeover.ENGINE_WORKER
+    assert f'parallel_config.worker_cls = "{takeover.ENGINE_WORKER}"' in inspect.getsource(CpuPlatform)
+    assert f"{TreeCPUWorker.__module__}.{TreeCPUWorker.__qualname__}" == takeover.WORKER
+    assert cpu_worker.CPUModelRunner is CPUModelRunner
+    assert calls(cpu_worker.CPUWorker.init_device, "CPUModelRunner") == [
+        "CPUModelRunner(self.vllm_config, torch.device('cpu'))"
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The runner
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["__init__", "load_model", "_update_states", "_prepare_inputs", "_sample", "propose_draft_token_ids"],
+)
+def test_overridden_methods_agree(name: str) -> None:
+    assert parameters(getattr(TreeModelRunner, name)) == parameters(getattr(CPUModelRunner, name))
+
+
+def test_the_runner_calls_what_we_override() -> None:
+    step, sample = GPUModelRunner.execute_model, GPUModelRunner.sample_tokens
+    assert calls(step, "self._update_states") == ["self._update_states(scheduler_output)"]
+    assert calls(step, "_prepare_inputs") == ["self._prepare_inputs(scheduler_output, num_scheduled_tokens_np)"]
+    assert len(calls(step, "_build_attention_metadata")) == 1
+    assert calls(sample, "self._sample") == ["self._sample(logits, spec_decode_metadata)"]
+    assert len(calls(sample, "self.propose_draft_token_ids")) == 1
+    # Its books wind generators back, which those of a CPU cannot, and read them from the batch.
+    assert len(calls(sample, "self._bookkeeping_sync")) == 1
+    assert "self.input_batch.generators" in inspect.getsource(GPUModelRunner._bookkeeping_sync)
+    # The tuples that they yield: metadata of the drafts second, metadata of the layers first.
+    returned = inspect.getsource(GPUModelRunner._prepare_inputs).rpartition("return (")[2].split()
+    assert returned[:2] == ["logits_indices,", "spec_decode_metadata,"]
+    assert "return attn_metadata, spec_decode_common_attn_metadata" in inspect.getsource(
+        GPUModelRunner._build_attention_metadata
+    )
+
+
+def test_attributes_of_the_runner() -> None:
+    assert {
+        "speculative_config", "compilation_config", "model_config", "max_num_reqs", "num_spec_tokens", "input_batch",
+        "num_computed_tokens", "positions", "input_ids", "requests", "discard_request_mask", "sampler", "drafter",
+        "device",
+    } <= assigned(GPUModelRunner.__init__)  # fmt: skip
+    assert "self.attn_groups" in inspect.getsource(GPUModelRunner)
+    assert "self.kv_cache_config = " in inspect.getsource(GPUModelRunner.initialize_kv_cache)
+    assert parameters(GPUModelRunner._copy_valid_sampled_token_count) == [
+        "self", "next_token_ids", "valid_sampled_tokens_count",
+    ]  # fmt: skip
+    assert parameters(CPUModelRunner.initialize_kv_cache)[1] == "kv_cache_config"
+    assert parameters(AttentionGroup.get_metadata_builder) == ["self", "ubatch_id"]
+    assert {"kv_cache_groups"} <= fields(KVCacheConfig) and {"layer_names"} <= fields(KVCacheGroupSpec)
+
+
+def test_the_batch_and_the_scheduler() -> None:
+    assert {
+        "logitsprocs", "thinking_budget_state_holder", "sampling_metadata", "vocab_size", "generators",
+    } <= assigned(InputBatch)  # fmt: skip
+    assert isinstance(InputBatch.req_ids, property)
+    assert parameters(InputBatch.update_async_output_token_ids) == ["self"]
+    assert {"finished_req_ids", "total_num_scheduled_tokens"} <= fields(SchedulerOutput)
+    assert "sampling_params" in fields(CachedRequestState)
+    assert "self.num_prompt_tokens = " in inspect.getsource(CachedRequestState)
+    assert {"num_draft_tokens"} <= fields(SpecDecodeMetadata)
+    # Trees may be cut, never reordered: nodes behind the last scheduled one are gone.
+    assert "spec_token_ids = spec_token_ids[:num_scheduled_spec_tokens]" in inspect.getsource(Scheduler.schedule)
+
+
+def test_slots_are_reserved_for_the_levels_of_a_draft() -> None:
+    """options.Shape takes one slot a drafted token behind the committed length."""
+    assert "num_lookahead_tokens=self.num_lookahead_tokens" in inspect.getsource(Scheduler.schedule)
+    lookahead = inspect.getsource(VllmConfig.num_lookahead_tokens.fget)
+    assert "speculative_config.use_eagle()" in lookahead
+    assert (
+        lookahead.split("speculative_config.use_eagle()")[1]
+        .split("return ")[1]
+        .startswith("self.num_speculative_tokens\n")
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Attention
+
+
+def test_backends_are_overridden_by_name() -> None:
+    enum = registry.AttentionBackendEnum.CPU_ATTN
+    assert isinstance(registry._ATTN_OVERRIDES, dict) and enum not in registry._ATTN_OVERRIDES
+    path = f"{TreeAttentionBackend.__module__}.{TreeAttentionBackend.__qualname__}"
+    registry.register_backend(enum, path)
+    try:
+        assert registry._ATTN_OVERRIDES[enum] == path
+        assert enum.get_class() is TreeAttentionBackend
+    finally:
+        registry._ATTN_OVERRIDES.pop(enum)
+    assert enum.get_class() is not TreeAttentionBackend
+    assert callable(selector._cached_get_attn_backend.cache_clear)
+    assert TreeAttentionBackend.get_name() == enum.name
+    assert "self.backend = AttentionBackendEnum[self.attn_backend.get_name()]" in inspect.getsource(attention_layer)
+
+
+def test_layers_and_builders_are_called_as_ours_expect() -> None:
+    ours, engines = parameters(TreeAttentionImpl.__init__), parameters(AttentionImpl.__init__)
+    assert ours[: len(engines)] == engines and ours[len(engines) :] == ["sinks"]
+    assert parameters(TreeAttentionImpl.forward) == parameters(AttentionImpl.forward)
+    assert parameters(TreeMetadataBuilder.__init__) == parameters(AttentionMetadataBuilder.__init__)
+    assert parameters(TreeMetadataBuilder.build) == parameters(AttentionMetadataBuilder.build)
+    assert parameters(TreeAttentionImpl.process_weights_after_loading) == ["self", "act_dtype"]
+    assert {"query_start_loc", "seq_lens", "max_seq_len", "block_table_tensor", "slot_mapping"} <= fields(
+        CommonAttentionMetadata
+    )
+    assert parameters(set_forward_context)[:3] == ["attn_metadata", "vllm_config", "num_tokens"]
+
+
+def test_blocks_of_the_cache_are_dense() -> None:
+    """cache_rows reads a layer's cache as whole blocks behind each other, whatever order the heads have in them."""
+    (layout,) = TreeAttentionBackend.supported_kv_cache_layouts()
+    assert layout is KVCacheLayout.LBNHC
+    assert layout.is_layer_compact and layout.is_block_compact
+    assert layout.layer_view_order == (0, 2, 1, 3)

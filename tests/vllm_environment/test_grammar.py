@@ -1,0 +1,153 @@
+"""Structured outputs under speculation: every answer is valid, and greedy ones are those of plain decoding."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from vllm import LLM, RequestOutput
+from vllm.sampling_params import StructuredOutputsParams
+from vllm_bigram import ASYNC, OPTIONS, PROMPTS, TREES, Acceptance, ask, endings, write_models
+from vllm_engines import engine
+
+from eagle_plugin.engines.vllm.runner import TreeModelRunner
+
+BOOLEAN = {"type": "boolean"}
+# Every schema bounds its text: a random model would never close an open string or list by itself.
+SCHEMAS: list[dict[str, Any]] = [
+    {
+        "type": "object",
+        "properties": {"colour": {"enum": ["red", "green", "blue"]}, "lit": BOOLEAN, "kind": {"const": "lamp"}},
+        "required": ["colour", "lit", "kind"],
+        "additionalProperties": False,
+    },
+    {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": 3,
+        "items": {"type": "array", "minItems": 1, "maxItems": 3, "items": {"enum": [0, 1, "x", None]}},
+    },
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "pattern": "^[a-z]{1,8}$"},
+            "note": {"type": "string", "maxLength": 6},
+            "more": {"type": "object", "properties": {"ok": BOOLEAN}, "required": ["ok"]},
+        },
+        "required": ["name", "more"],
+        "additionalProperties": False,
+    },
+]
+REGEX = r"[0-9]{3}-(cat|dog){1,3}[a-f]{2,4}"
+EBNF = 'root ::= ("yes" | "no") " " [0-9] [0-9]? ("," root)?'
+CHOICES = ["red lamp", "green lamp", "blue"]
+WORDS = r"[ -~]{24}"  # nearly what the model says by itself: drafts are accepted
+CONSTRAINTS: dict[str, dict[str, Any]] = {f"schema {i}": {"json": schema} for i, schema in enumerate(SCHEMAS)} | {
+    "regex": {"regex": REGEX},
+    "grammar": {"grammar": EBNF},
+    "choice": {"choice": CHOICES},
+    "words": {"regex": WORDS},
+}
+# With the end all but certain wherever it is allowed, a text has just its minimal length, or the grammar's.
+ENDING = {"logit_bias": {1: 50.0}}
+MINIMAL: dict[str, tuple[dict[str, Any], int]] = {
+    "longer than the grammar's": ({"regex": "[a-f]{2,30}", "min_tokens": 11}, 11),
+    "shorter than the grammar's": ({"regex": "[a-f]{7,30}", "min_tokens": 3}, 7),
+    "longer than the grammar allows": ({"regex": "[a-f]{5}", "min_tokens": 20}, 5),
+}
+
+
+def constrained(constraint: dict[str, Any], **sampling: Any) -> dict[str, Any]:
+    made = StructuredOutputsParams(**constraint)
+    return {"structured_outputs": made, "max_tokens": 120, "ignore_eos": False, "detokenize": True} | sampling
+
+
+def minimal(name: str) -> dict[str, Any]:
+    wanted, _ = MINIMAL[name]
+    return constrained({"regex": wanted["regex"]}, min_tokens=wanted["min_tokens"], **ENDING)
+
+
+def valid(name: str, text: str) -> None:
+    """Raise unless the text keeps to the constraint of this name."""
+    if name.startswith("schema"):
+        jsonschema.validate(json.loads(text), CONSTRAINTS[name]["json"])
+    elif name == "choice":
+        assert text in CHOICES
+    elif name == "grammar":
+        assert re.fullmatch(r"((yes|no) \d\d?)(,(yes|no) \d\d?)*", text), text
+    else:
+        assert re.fullmatch(CONSTRAINTS[name]["regex"], text), text
+
+
+@pytest.fixture(scope="module")
+def models(checkpoints: Path) -> tuple[Path, Path]:
+    return write_models(checkpoints)
+
+
+def options() -> dict[str, Any]:
+    backend = {"backend": "xgrammar", "disable_any_whitespace": True}  # else spaces for ever
+    return OPTIONS | {"structured_outputs_config": backend}
+
+
+def greedy(llm: LLM, name: str) -> list[RequestOutput]:
+    setting = minimal(name) if name in MINIMAL else constrained(CONSTRAINTS[name])
+    return ask(llm, PROMPTS, [setting] * len(PROMPTS))
+
+
+@pytest.fixture(scope="module")
+def expected(models: tuple[Path, Path]) -> dict[str, list[tuple[Any, ...]]]:
+    with engine(models[0], **options()) as plain:
+        return {name: endings(greedy(plain, name)) for name in [*CONSTRAINTS, *MINIMAL]}
+
+
+@pytest.fixture(scope="module", params=["synchronous", "asynchronous"])
+def plugin(
+    request: pytest.FixtureRequest, models: tuple[Path, Path], expected: dict[str, list[tuple[Any, ...]]]
+) -> Iterator[LLM]:
+    target, head = models
+    more = ASYNC if request.param == "asynchronous" else {}
+    with engine(target, head, **TREES, **more, **options()) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize("name", [*CONSTRAINTS, *MINIMAL])
+def test_greedy_text_is_that_of_plain_decoding(
+    name: str, plugin: LLM, expected: dict[str, list[tuple[Any, ...]]]
+) -> None:
+    acceptance = Acceptance(plugin)
+    answers = greedy(plugin, name)
+    assert endings(answers) == expected[name]
+    if name == "words":
+        assert acceptance.length > 1.4
+    if name in MINIMAL:
+        assert {len(answer.outputs[0].token_ids) for answer in answers} == {MINIMAL[name][1] + 1}
+
+
+def test_sampled_texts_are_valid(plugin: LLM) -> None:
+    """All constraints in one batch, with a free request after every one, and penalties on some."""
+    turns = [*CONSTRAINTS] * 8
+    settings = []
+    for i, name in enumerate(turns):
+        penalty = {"frequency_penalty": 0.3} if i % 3 == 0 else {}
+        settings += [constrained(CONSTRAINTS[name], temperature=0.9, **penalty), {"temperature": 1.0}]
+    acceptance = Acceptance(plugin)
+    answers = ask(plugin, [PROMPTS[i % len(PROMPTS)] for i in range(len(settings))], settings)
+    assert acceptance.length > 1.1
+    texts = [answer.outputs[0].text for answer in answers[::2]]
+    for name, text, answer in zip(turns, texts, answers[::2], strict=True):
+        assert answer.outputs[0].finish_reason == "stop", (name, text)
+        valid(name, text)
+    assert len(set(texts)) > len(turns) // 3
+
+
+def test_whole_trees_under_a_grammar_are_noticed(
+    plugin: LLM, expected: dict[str, list[tuple[Any, ...]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: the scheduler follows a grammar along the drafts as if they were a chain."""
+    monkeypatch.setattr(TreeModelRunner, "_chains", lambda self: None)
+    assert endings(greedy(plugin, "words")) != expected["words"]

@@ -1,0 +1,147 @@
+"""Greedy text of draft trees in vLLM is that of plain decoding, for every tree shape and every kind of head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from vllm import LLM
+from vllm_engines import Rounds, accept_length, core, engine, generate, rounds
+from vllm_greedy import Reference, make_prompts, write_heads, write_target
+
+from eagle_plugin.engines.vllm import drafter
+from eagle_plugin.engines.vllm.verifier import CacheGroup
+
+PROMPTS = make_prompts(56)
+LENGTH = 40  # tokens of an answer
+# Those whose rounds are counted: vLLM also counts one for a new request of one token, without any drafts of its own.
+COUNTED = [i for i, prompt in enumerate(PROMPTS) if len(prompt) > 1][:16]
+MOST = 5  # tokens that the deepest tree here can yield
+
+
+class Models(NamedTuple):
+    target: Path
+    heads: dict[str, Path]
+    answers: list[list[int]]  # LENGTH + MOST tokens of plain decoding to each of PROMPTS
+    reference: Reference
+
+    @property
+    def expected(self) -> list[list[int]]:
+        return [answer[:LENGTH] for answer in self.answers]
+
+    def rounds(self, head: str, shape: tuple[int, int, int]) -> Rounds:
+        """Those of the reference decoder for COUNTED."""
+        prompts, answers = [PROMPTS[i] for i in COUNTED], [self.answers[i] for i in COUNTED]
+        return self.reference.rounds(self.heads[head], prompts, answers, LENGTH, *shape)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    folder = tmp_path_factory.mktemp("greedy")
+    target = write_target(folder)
+    heads = write_heads(folder, target)
+    with engine(target) as llm:
+        answers = generate(llm, PROMPTS, max_tokens=LENGTH + MOST)
+    return Models(target, heads, answers, Reference(target, list(heads.values())))
+
+
+def test_the_texts_are_varied(models: Models) -> None:
+    """Else equality would prove little: a text that repeats itself, or that follows from its last token alone."""
+    assert len({tuple(answer) for answer in models.expected}) > 50
+    followers: dict[int, set[int]] = {}
+    for answer in models.expected:
+        for token, following in zip(answer, answer[1:], strict=False):
+            followers.setdefault(token, set()).add(following)
+    assert sum(len(found) > 1 for found in followers.values()) > 10
+
+
+class Trees(NamedTuple):
+    """An engine with trees, and what it drafts."""
+
+    llm: LLM
+    head: str
+    shape: tuple[int, int, int]
+
+    def rounds(self) -> Rounds:
+        """Those of the engine for COUNTED."""
+        before = rounds(self.llm)
+        generate(self.llm, [PROMPTS[i] for i in COUNTED], max_tokens=LENGTH)
+        return rounds(self.llm, before)
+
+
+@pytest.fixture(scope="module")
+def trees(models: Models, request: pytest.FixtureRequest) -> Iterator[Trees]:
+    head, *shape = request.param
+    depth, topk, nodes = shape
+    with engine(models.target, models.heads[head], depth=depth, topk=topk, nodes=nodes) as llm:
+        yield Trees(llm, head, (depth, topk, nodes))
+
+
+CASES = [
+    ("reduced", 3, 4, 16),
+    ("reduced", 1, 1, 2),
+    ("full", 2, 4, 8),
+    ("full", 4, 1, 5),
+    ("reduced", 4, 2, 8),
+    ("eagle2", 2, 2, 4),
+    ("eagle2", 3, 4, 13),
+]
+
+
+@pytest.mark.parametrize("trees", CASES, indirect=True, ids=str, scope="module")
+def test_equal_to_plain_decoding(models: Models, trees: Trees) -> None:
+    assert generate(trees.llm, PROMPTS, max_tokens=LENGTH) == models.expected
+    assert accept_length(trees.llm) > (1.3 if trees.shape[0] == 1 else 1.5)
+
+
+@pytest.mark.parametrize("trees", CASES, indirect=True, ids=str, scope="module")
+def test_as_many_rounds_as_the_reference_decoder(models: Models, trees: Trees) -> None:
+    """What is drafted is right too: a tree that is drafted wrong is accepted less, or by chance more."""
+    assert trees.rounds() == models.rounds(trees.head, trees.shape)
+
+
+@pytest.mark.parametrize("trees", CASES[:1], indirect=True, ids=str, scope="module")
+class TestControls:
+    """What the tests above must notice."""
+
+    def test_keys_left_where_they_were(self, models: Models, trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(CacheGroup, "compact", lambda *_: None)
+        found = generate(trees.llm, PROMPTS, max_tokens=LENGTH)
+        assert sum(a != b for a, b in zip(found, models.expected, strict=True)) > 5
+
+    def test_drafts_that_see_their_siblings(
+        self, models: Models, trees: Trees, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def seeing(requests: Any, lens: Any, ancestors: Any, tail: int, query: Any) -> drafter.TreeRows:
+            return original(requests, lens, torch.full_like(ancestors, (1 << tail) - 1), tail, query)
+
+        original = drafter.TreeRows
+        monkeypatch.setattr(drafter, "TreeRows", seeing)
+        assert generate(trees.llm, PROMPTS, max_tokens=LENGTH) == models.expected
+        assert trees.rounds() != models.rounds(trees.head, trees.shape)
+
+
+def test_asynchronous_scheduling(models: Models) -> None:
+    options: dict[str, Any] = {"depth": 3, "topk": 4, "nodes": 16, "plugin": {"async_scheduling": True}}
+    with engine(models.target, models.heads["reduced"], **options) as llm:
+        assert type(core(llm).scheduler).__name__ == "AsyncScheduler" and core(llm).batch_queue is not None
+        assert generate(llm, PROMPTS, max_tokens=LENGTH) == models.expected
+        assert accept_length(llm) > 1.5
+
+
+def test_trees_beside_vllms_chain(models: Models) -> None:
+    """The chain of the engine with the same head has the same text, a tree of one branch its rounds, a tree fewer."""
+    found = {}
+    for name, options in {
+        "chain": {"chain": True, "nodes": 4},
+        "branch": {"depth": 3, "topk": 1, "nodes": 4},
+        "tree": {"depth": 3, "topk": 4, "nodes": 16},
+    }.items():
+        with engine(models.target, models.heads["reduced"], **options) as llm:
+            assert generate(llm, PROMPTS, max_tokens=LENGTH) == models.expected
+            found[name] = rounds(llm)
+    assert found["branch"] == found["chain"]
+    assert found["tree"].count < 0.9 * found["chain"].count

@@ -1,0 +1,111 @@
+"""vLLM's counters of drafts and ours, against rounds counted by hand while the engine steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import REGISTRY
+from vllm import LLM, SamplingParams
+from vllm.v1.spec_decode.metrics import SpecDecodingStats
+from vllm_bigram import PROMPTS, write_models
+from vllm_engines import counters, engine, generate
+
+from eagle_plugin.engines.vllm.metrics import kept_tokens
+
+DEPTH, NODES = 3, 8
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return write_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def llm(models: tuple[Path, Path]) -> Iterator[LLM]:
+    with engine(*models, depth=DEPTH, topk=2, nodes=NODES, served_model_name="bigram") as made:
+        yield made
+
+
+def ours() -> dict[str, float]:
+    """Our metrics in this process: value by name, with the label of depth or bucket behind it."""
+    found = {}
+    for metric in REGISTRY.collect():
+        for sample in metric.samples if metric.name.startswith("eagle_plugin:") else ():
+            assert sample.labels.get("model_name", "bigram") == "bigram" and sample.labels["engine"] == "0"
+            label = sample.labels.get("depth") or sample.labels.get("le")
+            found[sample.name.removeprefix("eagle_plugin:") + (f" {label}" if label else "")] = sample.value
+    return found
+
+
+def step_by_step(llm: LLM, steps: int) -> list[int]:
+    """The tokens that each round of each request yielded; requests are dropped in the middle of their text.
+
+    What a request says first comes from its prefill.
+    """
+    settings = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+    for number, prompt in enumerate(PROMPTS):
+        llm.llm_engine.add_request(str(number), prompt, settings)
+    said: dict[str, int] = {}
+    rounds = []
+    for _ in range(steps):
+        for output in llm.llm_engine.step():
+            total = len(output.outputs[0].token_ids)
+            if output.request_id in said:
+                rounds.append(total - said[output.request_id])
+            said[output.request_id] = total
+    llm.llm_engine.abort_request([str(number) for number in range(len(PROMPTS))])
+    while llm.llm_engine.has_unfinished_requests():
+        llm.llm_engine.step()
+    return rounds
+
+
+def test_counters_are_those_of_the_rounds(llm: LLM) -> None:
+    theirs, before = counters(llm), ours()
+    rounds = step_by_step(llm, 25)
+    now, found = counters(llm), {name: value - before[name] for name, value in ours().items()}
+    assert len(rounds) == 24 * len(PROMPTS) and set(rounds) == set(range(1, DEPTH + 2))  # every length occurred
+
+    drafts, drafted, accepted = (
+        now[f"vllm:spec_decode_num_{name}"] - theirs[f"vllm:spec_decode_num_{name}"]
+        for name in ("drafts", "draft_tokens", "accepted_tokens")
+    )
+    assert drafts == found["verify_rounds_total"] == len(rounds)
+    assert drafted == found["drafted_tokens_total"] == (NODES - 1) * len(rounds)
+    assert accepted == found["accepted_tokens_total"] == sum(rounds) - len(rounds)
+    assert 1 + accepted / drafts == pytest.approx(sum(rounds) / len(rounds))  # the formula of vLLM's dashboards
+    assert found["accept_length_sum"] == sum(rounds) and found["accept_length_count"] == len(rounds)
+    for length in range(1, DEPTH + 2):
+        assert found[f"accept_length_bucket {length}.0"] == sum(tokens <= length for tokens in rounds)
+    assert f"accept_length_bucket {DEPTH + 2}.0" not in found
+    for depth in range(1, DEPTH + 1):
+        assert found[f"accepted_at_depth_total {depth}"] == sum(tokens > depth for tokens in rounds)
+    assert f"accepted_at_depth_total {DEPTH + 1}" not in found
+
+
+def test_vllms_positions_are_depths(llm: LLM) -> None:
+    """It has one position a drafted token; those behind the deepest level stay at zero."""
+    generate(llm, PROMPTS)
+    (vector,) = [metric for metric in llm.get_metrics() if metric.name.endswith("accepted_tokens_per_pos")]
+    found = ours()
+    assert len(vector.values) == NODES - 1 and vector.values[DEPTH:] == [0] * (NODES - 1 - DEPTH)
+    assert vector.values[:DEPTH] == [found[f"accepted_at_depth_total {depth}"] for depth in range(1, DEPTH + 1)]
+    assert vector.values[0] > vector.values[DEPTH - 1] > 0
+
+
+@pytest.mark.parametrize("kept", [[], [0], [3, 0, 1], [2] * 4, [0, 1, 2, 3, 3]])
+def test_rounds_from_a_steps_counts(kept: list[int]) -> None:
+    stats = SpecDecodingStats.new(3)
+    for tokens in kept:
+        stats.observe_draft(num_draft_tokens=3, num_accepted_tokens=tokens)
+    assert kept_tokens(stats) == sorted(kept)
+
+
+def test_without_our_worker_there_is_nothing_of_ours(models: tuple[Path, Path], llm: LLM) -> None:
+    """Last, since it ends the metrics of the engine above: vLLM's own chain, and plain decoding."""
+    assert ours()
+    for options in ({"head": models[1], "chain": True, "nodes": 4}, {}):
+        with engine(models[0], **options) as other:
+            generate(other, PROMPTS[:2], max_tokens=8)
+            assert not ours()

@@ -1,0 +1,139 @@
+"""Pins every private or internal name of vLLM that drafting, sampling and metrics touch."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from engine_signatures import assigned, calls, fields, parameters
+from vllm.model_executor.layers import linear, vocab_parallel_embedding
+from vllm.model_executor.layers import utils as layers
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM
+from vllm.sampling_params import SamplingParams
+from vllm.v1.metrics import loggers
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.sample import sampler
+from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, BatchUpdate, LogitsProcessors, builtin
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.ops import bad_words, penalties, topk_topp_sampler
+from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder, maybe_create_thinking_budget_state_holder
+from vllm.v1.spec_decode.eagle import EagleProposer
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+from vllm.v1.spec_decode.metrics import SpecDecodingProm, SpecDecodingStats
+
+from eagle_plugin.engines.vllm import verifier
+from eagle_plugin.engines.vllm.drafter import TreeProposer
+from eagle_plugin.engines.vllm.metrics import TreeMetrics
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The drafter and the sampler
+
+
+def test_the_proposer() -> None:
+    assert issubclass(TreeProposer, EagleProposer)
+    assert parameters(EagleProposer.__init__) == ["self", "vllm_config", "device", "runner"]
+    assert parameters(SpecDecodeBaseProposer.load_model) == ["self", "target_model"]
+    assert parameters(SpecDecodeBaseProposer._get_model) == ["self"]
+    assert {"vllm_config", "method", "model", "_draft_attn_layer_names"} <= assigned(SpecDecodeBaseProposer)
+    assert parameters(SpecDecodeBaseProposer.prepare_next_token_ids_padded) == [
+        "self", "sampled_token_ids", "requests", "gpu_input_batch", "discard_request_mask",
+    ]  # fmt: skip
+    assert parameters(Eagle3LlamaForCausalLM.forward) == [
+        "self", "input_ids", "positions", "hidden_states", "inputs_embeds",
+    ]  # fmt: skip
+    assert parameters(Eagle3LlamaForCausalLM.combine_hidden_states) == ["self", "hidden_states"]
+    assert {"draft_id_to_target_id", "lm_head", "logits_processor"} <= assigned(Eagle3LlamaForCausalLM.__init__)
+    assert parameters(LogitsProcessor.forward)[1:3] == ["lm_head", "hidden_states"]
+
+
+def test_linear_layers_are_dispatched_after_loading() -> None:
+    """draft_weights.py: layers look the function up when they are loaded, and call what it left by position."""
+    assert parameters(layers.dispatch_cpu_unquantized_gemm) == ["layer", "remove_weight"]
+    for method in (linear.UnquantizedLinearMethod, vocab_parallel_embedding.UnquantizedEmbeddingMethod):
+        loaded = inspect.getsource(method.process_weights_after_loading)
+        assert "from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm" in loaded
+        assert calls(method.process_weights_after_loading, "dispatch_cpu_unquantized_gemm")
+    assert calls(layers.cpu_unquantized_gemm, "cpu_linear") == ["layer.cpu_linear(x, weight, bias)"]
+    assert issubclass(vocab_parallel_embedding.ParallelLMHead, vocab_parallel_embedding.VocabParallelEmbedding)
+
+
+def test_sampling_metadata() -> None:
+    assert {
+        "temperature", "all_greedy", "top_p", "top_k", "generators", "max_num_logprobs", "no_penalties",
+        "prompt_token_ids", "frequency_penalties", "presence_penalties", "repetition_penalties", "output_token_ids",
+        "allowed_token_ids_mask", "bad_words_token_ids", "logitsprocs", "logprob_token_ids",
+        "thinking_budget_state_holder",
+    } <= fields(SamplingMetadata)  # fmt: skip
+    assert sampler._SAMPLING_EPS == verifier.GREEDY_BELOW
+
+
+def test_the_functions_of_the_sampler() -> None:
+    assert parameters(sampler.Sampler.compute_logprobs) == ["logits"]
+    assert parameters(sampler.Sampler.gather_logprobs) == ["logprobs", "num_logprobs", "token_ids"]
+    assert parameters(sampler.Sampler.gather_specific_token_logprobs) == [
+        "self", "logprobs", "logprob_token_ids", "sampled",
+    ]  # fmt: skip
+    assert fields(SamplerOutput) == {"sampled_token_ids", "logprobs_tensors"}
+    assert LogprobsTensors._fields[:3] == ("logprob_token_ids", "logprobs", "selected_token_ranks")
+    assert parameters(topk_topp_sampler.apply_top_k_top_p) == ["logits", "k", "p"]
+    assert parameters(bad_words.apply_bad_words) == ["logits", "bad_words_token_ids", "past_tokens_ids"]
+    assert parameters(penalties.apply_all_penalties) == [
+        "logits", "prompt_token_ids", "presence_penalties", "frequency_penalties", "repetition_penalties",
+        "output_token_ids",
+    ]  # fmt: skip
+
+
+def test_the_engines_order_of_transforms_is_ours() -> None:
+    """The steps of plain decoding in the order of targets.transform_logits; temperature and filters follow."""
+    order = inspect.getsource(sampler.Sampler.apply_logits_processors)
+    steps = ["allowed_token_ids_mask", "apply_bad_words(", "non_argmax_invariant", "apply_penalties(", "holder."]
+    found = [order.index(step) for step in steps]
+    assert found == sorted(found)
+    follows = inspect.getsource(sampler.Sampler.sample)
+    steps = ["apply_temperature(", "argmax_invariant", "topk_topp_sampler("]
+    assert [follows.index(step) for step in steps] == sorted(follows.index(step) for step in steps)
+
+
+def test_logits_processors_keep_what_we_read() -> None:
+    assert list(BUILTIN_LOGITS_PROCESSORS) == [
+        builtin.MinTokensLogitsProcessor, builtin.LogitBiasLogitsProcessor, builtin.MinPLogitsProcessor,
+    ]  # fmt: skip
+    config = type("Config", (), {"scheduler_config": type("Scheduler", (), {"max_num_seqs": 4})})
+    least, bias, least_p = (processor(config, torch.device("cpu"), False) for processor in BUILTIN_LOGITS_PROCESSORS)
+    assert bias.biases == {} and least_p.min_p_count == 0
+    assert isinstance(least_p.min_p, torch.Tensor)
+    processors = LogitsProcessors([least, bias, least_p])
+    assert processors.non_argmax_invariant == [least, bias] and processors.argmax_invariant == [least_p]
+    asking = SamplingParams(min_p=0.2, logit_bias={3: 1.5}, min_tokens=2, stop_token_ids=[7])
+    assert asking.min_tokens == 2 and asking.all_stop_token_ids == {7}
+    for processor in (least, bias, least_p):
+        processor.update_state(BatchUpdate(batch_size=1, added=[(0, asking, None, [])], removed=[], moved=[]))
+    assert bias.biases == {0: {3: 1.5}}
+    assert least_p.min_p_count == 1 and least_p.min_p.tolist() == [[pytest.approx(0.2)]]
+
+
+def test_the_holder_of_thinking_budgets() -> None:
+    assert parameters(maybe_create_thinking_budget_state_holder) == [
+        "reasoning_config", "max_num_seqs", "num_spec_tokens", "device", "is_pin_memory",
+    ]  # fmt: skip
+    holder = ThinkingBudgetStateHolder(None, 4, 0, torch.device("cpu"), False)
+    assert holder._state == {} and not holder.has_tracked_requests() and not holder.in_spec_mode
+    assert parameters(holder.update_state)[:2] == ["output_token_ids", "spec_token_ids"]
+    assert parameters(holder.apply_to_logits) == ["logits", "predict_bonus_token", "spec_token_ids"]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Metrics
+
+
+def test_the_logger_names_the_class_that_counts_drafts() -> None:
+    assert calls(loggers.PrometheusStatLogger.__init__, "_spec_decoding_cls") and issubclass(
+        loggers.PrometheusStatLogger._spec_decoding_cls, SpecDecodingProm
+    )
+    assert parameters(TreeMetrics.__init__) == parameters(SpecDecodingProm.__init__)
+    assert parameters(TreeMetrics.observe) == parameters(SpecDecodingProm.observe)
+    stats = SpecDecodingStats.new(3)
+    stats.observe_draft(num_draft_tokens=3, num_accepted_tokens=2)
+    assert (stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens_per_pos) == (1, 3, [1, 1, 0])

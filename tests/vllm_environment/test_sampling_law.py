@@ -1,0 +1,118 @@
+"""Sampled text has exactly the distribution of plain decoding; vLLM's own chain and broken verifiers are found out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import broken_verifier
+import numpy as np
+import pytest
+from gtest import p_values
+from numpy.typing import NDArray
+from vllm import LLM
+from vllm_bigram import ASYNC, OPTIONS, PROMPT, TREES, Acceptance, ask, draw, tokens, write_models
+from vllm_engines import engine
+
+from eagle_plugin.engines.vllm import verifier
+
+SAMPLED: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 0.7},
+    {"temperature": 1.3, "top_k": 5},
+    {"temperature": 0.8, "top_p": 0.85},
+    {"temperature": 1.0, "min_p": 0.1},
+    {"temperature": 1.0, "top_k": 6, "top_p": 0.7},
+    {"temperature": 1.2, "top_k": 9, "top_p": 0.8, "min_p": 0.05},
+    {
+        "temperature": 0.8,
+        "top_p": 0.95,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.2,
+        "logit_bias": {87: 2.5},  # a token that is said often, and so penalised often
+    },
+]
+GREEDY = {"temperature": 0.0}
+REQUESTS = 1000  # a setting
+VIEWS = 6
+LEAST_P = 1e-4 / (VIEWS * 2 * len(SAMPLED))  # right samplers fail one of these tests once in 10,000 runs
+
+
+@pytest.fixture(scope="module")
+def models(checkpoints: Path) -> tuple[Path, Path]:
+    return write_models(checkpoints)
+
+
+@pytest.fixture(scope="module")
+def expected(models: tuple[Path, Path]) -> list[NDArray[np.int64]]:
+    """Sequences [2 * REQUESTS, 4] of plain decoding for each setting, the greedy one last."""
+    with engine(models[0], **OPTIONS) as plain:
+        return [*draw(plain, SAMPLED, 2 * REQUESTS), *draw(plain, [GREEDY], 1)]
+
+
+def check(drawn: list[NDArray[np.int64]], expected: list[NDArray[np.int64]]) -> None:
+    for setting, ours, theirs in zip(SAMPLED, drawn, expected, strict=False):
+        found = p_values(ours, theirs)
+        assert len(found) == VIEWS
+        assert min(found.values()) > LEAST_P, (setting, found)
+    assert (drawn[-1] == expected[-1]).all()
+
+
+@pytest.fixture(scope="module")
+def plugin(models: tuple[Path, Path], expected: list[NDArray[np.int64]]) -> Iterator[LLM]:
+    target, head = models
+    with engine(target, head, **TREES, **OPTIONS) as llm:
+        yield llm
+
+
+def test_sampled_text_has_the_distribution_of_plain_decoding(plugin: LLM, expected: list[NDArray[np.int64]]) -> None:
+    """All settings in one batch, greedy requests among them."""
+    check(draw(plugin, [*SAMPLED, GREEDY], REQUESTS), expected)
+
+
+@pytest.mark.parametrize("setting", SAMPLED)
+def test_drafts_are_accepted_under_every_setting(setting: dict[str, Any], plugin: LLM) -> None:
+    """Were they not, the test above would say little about trees."""
+    acceptance = Acceptance(plugin)
+    ask(plugin, [PROMPT] * 64, [setting] * 64, max_tokens=24)
+    assert acceptance.length > 1.4
+
+
+@pytest.mark.parametrize(
+    "fault, number",
+    [
+        ("temperature one", 1),
+        ("no filters", 2),
+        ("no filters", 4),
+        ("every draw accepted", 0),
+        ("every draw accepted", 3),
+        ("one number for both", 0),
+        ("whole p after rejection", 0),
+    ],
+)
+def test_a_broken_verifier_is_found_out(
+    fault: str, number: int, plugin: LLM, expected: list[NDArray[np.int64]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifier, "verify_tree", broken_verifier.FAULTS[fault])
+    found = p_values(draw(plugin, [SAMPLED[number]], 2000)[0], expected[number])
+    assert min(found.values()) < LEAST_P**2, found
+
+
+def test_vllms_own_chain_is_found_out(models: tuple[Path, Path], expected: list[NDArray[np.int64]]) -> None:
+    """On a CPU its temperatures are uninitialised memory; its greedy text is right."""
+    target, head = models
+    with engine(target, head, chain=True, nodes=4, **OPTIONS) as chain:
+        drawn = draw(chain, [SAMPLED[0]], REQUESTS)[0]
+        greedy = draw(chain, [GREEDY], 1)[0]
+    assert (greedy == expected[-1]).all()
+    found = p_values(drawn, expected[0])
+    assert min(found.values()) < LEAST_P**2, found
+
+
+def test_async_scheduling_keeps_the_distribution(
+    models: tuple[Path, Path], expected: list[NDArray[np.int64]]
+) -> None:
+    target, head = models
+    with engine(target, head, **TREES, **ASYNC, **OPTIONS) as llm:
+        check(draw(llm, [*SAMPLED, GREEDY], REQUESTS), expected)

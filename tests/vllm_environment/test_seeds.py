@@ -1,0 +1,106 @@
+"""A seeded request says the same alone, in any batch, and again; different seeds draw from the target's distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gtest import p_values
+from vllm import LLM
+from vllm_bigram import ASYNC, OPTIONS, PROMPT, PROMPTS, TREES, Acceptance, ask, draw, tokens, write_models
+from vllm_engines import engine
+
+from eagle_plugin.engines.vllm import runner
+
+SETTINGS: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_p": 0.9, "top_k": 12},
+    {"temperature": 1.2, "min_p": 0.05, "frequency_penalty": 0.5},
+]
+SEEDS = [0, 1, -7, 2**63 - 1]
+LENGTH = 32
+DRAWN = 800
+LONG = " ".join(PROMPTS * 2)  # more tokens than the small budget below
+
+
+@pytest.fixture(scope="module")
+def models(checkpoints: Path) -> tuple[Path, Path]:
+    return write_models(checkpoints)
+
+
+@pytest.fixture(scope="module")
+def plugin(models: tuple[Path, Path]) -> Iterator[LLM]:
+    target, head = models
+    with engine(target, head, **TREES, **OPTIONS) as llm:
+        yield llm
+
+
+def texts(llm: LLM, settings: list[dict[str, Any]], prompt: str = PROMPT) -> list[list[int]]:
+    return tokens(ask(llm, [prompt] * len(settings), settings, max_tokens=LENGTH))
+
+
+def alone(llm: LLM, setting: dict[str, Any], prompt: str = PROMPT) -> list[list[int]]:
+    """The text of each seed, one request after another."""
+    return [texts(llm, [setting | {"seed": seed}], prompt)[0] for seed in SEEDS]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_seed_fixes_the_text_alone_and_in_a_batch(setting: dict[str, Any], plugin: LLM) -> None:
+    acceptance = Acceptance(plugin)
+    found = alone(plugin, setting)
+    assert acceptance.length > 1.2
+    assert len({tuple(text) for text in found}) == len(SEEDS)
+    others = [{"temperature": 1.0}, {"temperature": 0.0}, {"temperature": 1.0, "seed": 5}]
+    batch = [s for seed in SEEDS for s in (setting | {"seed": seed}, *others)]
+    together = texts(plugin, batch)
+    assert together[:: len(others) + 1] == found
+    unseeded = [tuple(text) for text in together[1 :: len(others) + 1]]
+    assert len(set(unseeded)) == len(SEEDS), "requests without a seed share one"
+    assert len({tuple(text) for text in together[3 :: len(others) + 1]}) == 1
+
+
+def test_choices_of_one_request_differ_and_come_again(plugin: LLM) -> None:
+    """vLLM gives the choices seeds of their own, one after another."""
+    setting = {"temperature": 1.0, "n": 3, "seed": 8}
+    first, again = (
+        [list(choice.token_ids) for choice in ask(plugin, [PROMPT], [setting], max_tokens=LENGTH)[0].outputs]
+        for _ in range(2)
+    )
+    assert first == again
+    assert len({tuple(text) for text in first}) == 3
+    assert first == texts(plugin, [{"temperature": 1.0, "seed": seed} for seed in (8, 9, 10)])
+
+
+def test_different_seeds_draw_from_the_targets_distribution(plugin: LLM) -> None:
+    """Numbers that were not random over seeds, or shared by draft and verification, would show here."""
+    seeded = np.array(texts_of_seeds(plugin, range(DRAWN)), dtype=np.int64)
+    found = p_values(seeded, draw(plugin, [SETTINGS[1]], 2 * DRAWN)[0])
+    assert min(found.values()) > 1e-4 / len(found), found
+
+
+def texts_of_seeds(llm: LLM, seeds: range) -> list[list[int]]:
+    settings = [SETTINGS[1] | {"seed": seed} for seed in seeds]
+    return tokens(ask(llm, [PROMPT] * len(settings), settings, max_tokens=4))
+
+
+def test_keys_without_seeds_are_noticed(plugin: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: the same requests with keys drawn anew in every round."""
+    unseeded = runner.random_keys
+    monkeypatch.setattr(runner, "random_keys", lambda generators, b, device: unseeded({}, b, device))
+    assert alone(plugin, SETTINGS[0]) != alone(plugin, SETTINGS[0])
+
+
+@pytest.mark.parametrize("more", [{}, ASYNC], ids=["synchronous", "asynchronous"])
+def test_seeds_of_prompts_that_are_read_in_parts(more: dict[str, Any], models: tuple[Path, Path]) -> None:
+    """vLLM winds back the generator of a prompt that is not read to its end, which no generator of a CPU can."""
+    target, head = models
+    said = []
+    for budget in (64, 512):
+        options = OPTIONS | {"max_num_seqs": 4, "max_num_batched_tokens": budget, "enable_chunked_prefill": True}
+        with engine(target, head, **TREES, **more, **options) as llm:
+            said.append(alone(llm, SETTINGS[1], LONG))
+            assert len(ask(llm, [LONG], [{"max_tokens": 1}])[0].prompt_token_ids) > 64
+    assert said[0] == said[1]

@@ -1,0 +1,233 @@
+"""Who serves a configuration: what the plugin leaves to vLLM with a word, what it refuses, and how to switch it off."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+from trained_heads import trained_head
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import VLLMValidationError
+from vllm.platforms.cpu import CpuPlatform
+from vllm.sampling_params import SamplingParams
+
+from eagle_plugin.engines.shape import Shape
+from eagle_plugin.engines.vllm import plugin, takeover
+from eagle_plugin.engines.vllm.options import OptionError
+from eagle_plugin.heads.checkpoint import HeadError
+from eagle_plugin.heads.export import save_head
+
+DEFAULTS: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "max_num_seqs": 2, "enforce_eager": True}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.tiny_llama(tmp_path_factory.mktemp("target"), head_dim=32)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
+    return tiny_models.tiny_eagle3_head(tmp_path_factory.mktemp("head"), target)
+
+
+class Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+@pytest.fixture(autouse=True)
+def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What the plugin says; vLLM keeps its loggers from the root, and a line is said once a process."""
+    monkeypatch.setattr(takeover, "_said", set())
+    logger, handler = logging.getLogger("vllm.eagle_plugin"), Lines()
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    logger.addHandler(handler)
+    yield handler.said
+    logger.removeHandler(handler)
+
+
+def configure(target: Path, head: Path, method: str = "eagle3", **options: Any) -> VllmConfig:
+    """What vLLM makes of the flags; `speculative` adds to its speculative configuration."""
+    speculative = {"method": method, "model": str(head), "num_speculative_tokens": 7}
+    speculative |= options.pop("speculative", {})
+    return EngineArgs(model=str(target), speculative_config=speculative, **DEFAULTS | options).create_engine_config()
+
+
+def untouched(config: VllmConfig) -> bool:
+    served = takeover.is_served(config.speculative_config)
+    return config.parallel_config.worker_cls == takeover.ENGINE_WORKER and not served
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Served, switched off
+
+
+def test_a_plain_configuration_is_served(target: Path, head: Path, lines: list[str]) -> None:
+    config = configure(target, head, additional_config={"eagle_plugin": {"depth": 2, "topk": 3}})
+    assert config.parallel_config.worker_cls == takeover.WORKER
+    assert takeover.served_shape(config.speculative_config) == Shape(2, 3, 8)
+    assert not config.scheduler_config.async_scheduling
+    assert lines == []
+    eager = configure(target, head, additional_config={"eagle_plugin": {"async_scheduling": True}})
+    assert eager.scheduler_config.async_scheduling
+
+
+def test_other_methods_and_none_are_not_ours(target: Path, lines: list[str]) -> None:
+    ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    for options in ({"speculative_config": ngram}, {}):
+        config = EngineArgs(model=str(target), **DEFAULTS, **options).create_engine_config()
+        assert untouched(config) and lines == []
+
+
+def test_switched_off(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
+    """After an engine of this process was served: the hooks are there and do nothing, whatever the options say."""
+    monkeypatch.setenv("EAGLE_PLUGIN", "0")
+    assert untouched(configure(target, head, additional_config={"eagle_plugin": {"depth": 99}})) and lines == []
+
+
+def test_served_requests_may_have_what_vllm_refuses_beside_drafts(target: Path, head: Path) -> None:
+    asked = SamplingParams(min_p=0.1, logit_bias={3: 1.0})
+    asked._validate_spec_decode(configure(target, head).speculative_config)
+    with pytest.raises(VLLMValidationError, match="min_p and logit_bias"):
+        asked._validate_spec_decode(configure(target, head, kv_cache_dtype="fp8_e4m3").speculative_config)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Left to vLLM, with the reason named
+
+
+def left_alone(config: VllmConfig, lines: list[str], named: str) -> None:
+    assert untouched(config)
+    (line,) = lines
+    assert "eagle3 is served by vLLM's own drafter: " in line and named in line
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"kv_cache_dtype": "fp8_e4m3"}, "--kv-cache-dtype"),
+        ({"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}, "--tensor-parallel-size"),
+        ({"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}, "--pipeline-parallel-size"),
+        ({"data_parallel_size": 2}, "--data-parallel-size"),
+        ({"speculative": {"disable_padded_drafter_batch": True}}, "disable_padded_drafter_batch"),
+        ({"speculative": {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.5] * 7}},
+         "rejection_sample_method"),
+        ({"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}}, "--kv-transfer-config"),
+    ],
+)  # fmt: skip
+def test_flags_left_alone(options: dict[str, Any], named: str, target: Path, head: Path, lines: list[str]) -> None:
+    left_alone(configure(target, head, **options), lines, named)
+
+
+def test_another_worker_is_left_alone(target: Path, head: Path, lines: list[str]) -> None:
+    config = configure(target, head, worker_cls="some.other.Worker")
+    assert config.parallel_config.worker_cls == "some.other.Worker"
+    assert "--worker-cls some.other.Worker: it is not vLLM's own" in lines[0]
+
+
+def test_p_eagle_is_left_alone(target: Path, tmp_path: Path, lines: list[str]) -> None:
+    save_head(trained_head("peagle", target, mask_token_id=2), tmp_path / "head", target_dir=target)
+    left_alone(
+        configure(target, tmp_path / "head", speculative={"parallel_drafting": True}), lines, "parallel_drafting"
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "attribute", "value", "named"),
+    [
+        ("device_config", "device_type", "cuda", "on CPUs only"),
+        ("parallel_config", "decode_context_parallel_size", 2, "--decode-context-parallel-size"),
+        ("speculative_config", "num_speculative_tokens_per_batch_size", [[1, 2, 3]], "_per_batch_size"),
+        ("speculative_config", "use_heterogeneous_vocab", True, "use_heterogeneous_vocab"),
+        ("speculative_config", "use_local_argmax_reduction", True, "use_local_argmax_reduction"),
+    ],
+)
+def test_settings_that_a_cpu_cannot_have(
+    part: str, attribute: str, value: Any, named: str, target: Path, head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EAGLE_PLUGIN", "0")
+    config = configure(target, head)
+    assert takeover.left_alone(config) == []
+    object.__setattr__(getattr(config, part), attribute, value)
+    (reason,) = takeover.left_alone(config)
+    assert named in reason
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("use_mla", "MLA"),
+        ("is_hybrid", "state-space"),
+        ("is_attention_free", "state-space"),
+        ("is_encoder_decoder", "encoder-decoder"),
+        ("uses_mrope", "multimodal"),
+        ("is_multimodal_model", "multimodal"),
+    ],
+)
+def test_kinds_of_targets(name: str, named: str, target: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EAGLE_PLUGIN", "0")
+    config = configure(target, head)
+    vars(config.model_config).pop(name, None)  # a property may be cached
+    monkeypatch.setattr(type(config.model_config), name, True)
+    (reason,) = takeover.left_alone(config)
+    assert reason.startswith("target LlamaForCausalLM: ") and named in reason
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Refused
+
+
+def test_bad_options_stop_the_start(target: Path, head: Path) -> None:
+    with pytest.raises(OptionError, match="unknown width; known are"):
+        configure(target, head, additional_config={"eagle_plugin": {"width": 3}})
+    with pytest.raises(OptionError, match="depth 5 and topk 4 need 16 drafted tokens"):
+        configure(target, head, additional_config={"eagle_plugin": {"depth": 5, "topk": 4}})
+
+
+def test_a_head_of_another_target_is_refused(target: Path, tmp_path: Path) -> None:
+    other = tiny_models.tiny_llama(tmp_path / "other", hidden=96, heads=6, kv_heads=2)
+    wrong = tiny_models.tiny_eagle3_head(tmp_path / "head", other)
+    with pytest.raises(HeadError) as caught:
+        configure(target, wrong)
+    assert "96" in str(caught.value) and "64" in str(caught.value)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The entry point
+
+
+def test_registered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin.register()
+    before = CpuPlatform.__dict__["check_and_update_config"], SamplingParams._validate_spec_decode
+    plugin.register()
+    assert (CpuPlatform.__dict__["check_and_update_config"], SamplingParams._validate_spec_decode) == before
+    for hooked in (before[0].__func__, before[1]):
+        assert not hasattr(getattr(hooked, plugin._MARK), plugin._MARK)
+
+
+@pytest.mark.parametrize("version", ["0.31.2", "0.32.1", "0.33.0+cpu"])
+def test_another_version_is_left_untouched(version: str, monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
+    wrapped: list[Any] = []
+    monkeypatch.setattr(plugin, "_wrap", lambda *hook: wrapped.append(hook))
+    monkeypatch.setattr(plugin, "_engine_version", lambda: version)
+    plugin.register()
+    assert not wrapped
+    assert version in lines[0] and plugin.TESTED_VERSIONS[0] in lines[0]
+
+
+@pytest.mark.parametrize(("value", "hooks"), [("0", 0), ("1", 2)])
+def test_the_environment_variable(value: str, hooks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapped: list[Any] = []
+    monkeypatch.setattr(plugin, "_wrap", lambda *hook: wrapped.append(hook))
+    monkeypatch.setenv("EAGLE_PLUGIN", value)
+    plugin.register()
+    assert len(wrapped) == hooks
