@@ -1,4 +1,4 @@
-"""These tests run in vLLM's environment; tests/heads/test_vllm_classes.py runs them there."""
+"""These tests run in vLLM's environment; tests/test_vllm_environment.py runs them there."""
 
 from __future__ import annotations
 

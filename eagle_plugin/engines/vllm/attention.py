@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionMetadataBuilder, AttentionType
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
@@ -26,6 +27,7 @@ class TreeRows(NamedTuple):
     ancestors: Tensor  # [t, W] int64: bit j of a word: the row sees the tail slot prefix + j
     tail: int
     query: Tensor | None  # [t * W] int64: query row of each node; None: the nodes are all the query rows, in order
+    real: Tensor | None = None  # [m] int64: the nodes that are no padding, of t * W; None: all
 
 
 class ExtendRows(NamedTuple):
@@ -77,11 +79,16 @@ def cache_rows(kv_cache: Tensor) -> CacheRows:
 
 
 def slot_table(block_table: Tensor, block_size: int, positions: int) -> Tensor:
-    """The cache row of each of the first `positions` positions, [b, S] int32; block_table [b, blocks] int32."""
+    """The cache row of each of the first `positions` positions, [b, S] int32; block_table [b, blocks] int32.
+
+    Positions behind the block table name row 0. They are those of padding: a tree that was cut short where a text may
+    not grow further is as wide as the others of its batch.
+    """
     blocks = min(-(-positions // block_size), block_table.shape[1])
     offsets = torch.arange(block_size, dtype=torch.int32, device=block_table.device)
     first = block_table[:, :blocks].int() * (2 * block_size)
-    return (first[:, :, None] + offsets).view(len(block_table), -1)
+    table = (first[:, :, None] + offsets).view(len(block_table), -1)
+    return table if table.shape[1] >= positions else pad(table, (0, positions - table.shape[1]))
 
 
 def cache_slots(slots: Tensor, block_size: int) -> Tensor:
@@ -192,7 +199,11 @@ class TreeAttentionImpl(AttentionImpl):
             if tree.query is None:
                 tree_attention(query, *cache, *words, tail=tree.tail, out=output, **options)
             else:
-                output[tree.query] = tree_attention(query[tree.query], *cache, *words, tail=tree.tail, **options)
+                attended = tree_attention(query[tree.query], *cache, *words, tail=tree.tail, **options)
+                if tree.real is None:
+                    output[tree.query] = attended
+                else:  # padding stands in the row of a real node
+                    output[tree.query[tree.real]] = attended[tree.real]
         return output
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:

@@ -10,6 +10,7 @@ from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from eagle_plugin.core.verify import Accepted
+from eagle_plugin.engines.vllm.verifier import GREEDY_BELOW
 from eagle_plugin.kernels.sampling import SamplingParams
 
 
@@ -29,7 +30,10 @@ def said_logprobs(
     stride = accepted.tokens.shape[1]
     found = raw.float()
     if mode.startswith("processed"):
-        found = processed if metadata.all_greedy else _filtered(processed, params.for_rows(stride))
+        found = processed
+        if not metadata.all_greedy:
+            greedy = (metadata.temperature < GREEDY_BELOW).repeat_interleave(stride)
+            found = _filtered(processed, params.for_rows(stride), greedy)
     if mode.endswith("logprobs"):
         found = sampler.compute_logprobs(found)
     tokens = accepted.tokens.view(-1)
@@ -39,9 +43,8 @@ def said_logprobs(
     return sampler.gather_logprobs(found, metadata.max_num_logprobs, tokens)
 
 
-def _filtered(logits: Tensor, params: SamplingParams) -> Tensor:
-    """The logits [n, V] after temperature and filters; a greedy request's stay as they are, as in vLLM."""
-    greedy = params.is_greedy()
+def _filtered(logits: Tensor, params: SamplingParams, greedy: Tensor) -> Tensor:
+    """The logits [n, V] after temperature and filters; the rows of greedy requests, [n] bool, stay as they are."""
     logits = logits / params.temperatures[:, None]
     if bool((params.min_ps > 0).any()):
         p = logits.softmax(dim=-1)

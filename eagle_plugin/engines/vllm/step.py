@@ -87,6 +87,7 @@ class Step(NamedTuple):
     starts: Tensor  # [b] int64: first query row of each request
     lens: Tensor  # [b] int64: query rows
     prefix_lens: Tensor  # [b] int64: tokens before this step
+    real: Tensor | None  # [m] int64: nodes of t * W that have a query row of their own; None: all
     uniform: bool  # every query row is a node, in order
 
     @property
@@ -110,8 +111,11 @@ class Step(NamedTuple):
             prefix, lens = self.prefix_lens[some], self.lens[some]
             extend = ExtendRows(some, prefix + lens, lens, self.starts[some])
         if len(self.trees):
-            query = None if self.uniform else self.query.reshape(-1)
-            words = self.tree.ancestors
+            query, words = None, self.tree.ancestors
+            if not self.uniform:
+                query = self.query.reshape(-1)
+                # Padding writes to the row of its tree's last node: it must attend to the same keys.
+                words = words.gather(1, self.query - self.query[:, :1])
             tree = TreeRows(self.trees, self.prefix_lens[self.trees], words, self.width, query)
         return Rows(extend, tree)
 
@@ -136,8 +140,11 @@ def plan_step(
     starts = ends - lens
     sizes = drafts[trees] + 1
     nodes = np.arange(width)
+    real = None
     if (sizes < width).any():
-        tree = _cut(tree, torch.from_numpy(nodes >= sizes[:, None]).to(device))
+        gone = nodes >= sizes[:, None]
+        tree = _cut(tree, torch.from_numpy(gone).to(device))
+        real = torch.from_numpy(np.nonzero(~gone.reshape(-1))[0]).to(device)
     query = starts[trees, None] + np.minimum(nodes, sizes[:, None] - 1)
     logits_rows = None
     if len(trees) < b or (sizes < width).any():
@@ -156,6 +163,7 @@ def plan_step(
         starts=torch.from_numpy(starts.astype(np.int64)).to(device),
         lens=torch.from_numpy(lens.astype(np.int64)).to(device),
         prefix_lens=prefix_lens.long(),
+        real=real,
         uniform=len(trees) == b and bool((sizes == width).all()),
     )
 
