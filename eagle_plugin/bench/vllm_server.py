@@ -11,7 +11,7 @@ import httpx
 from eagle_plugin.bench.engine import Engine
 from eagle_plugin.bench.spec import ServerSpec, TreeShape
 
-SHAPE = TreeShape(2, 4, 8)
+SHAPE = TreeShape(2, 4, 6)
 
 
 def command(spec: ServerSpec, port: int) -> list[str]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier
-from eagle_plugin.kernels import attention, int8_linear, kv, sampling, tree, verify
+from eagle_plugin.kernels import attention, kv, sampling, tree, verify
 from eagle_plugin.kernels.sampling import Proposals, SamplingParams
 
 LIBRARY = torch.library.Library("eagle_plugin", "DEF")
@@ -231,14 +231,3 @@ def _tree_attention(
         window=window,
         sinks=sinks,
     )
-
-
-@_operator(
-    "int8_linear(Tensor x, Tensor values, Tensor scales, Tensor weight, Tensor? bias) -> Tensor",
-    lambda x, values, scales, weight, bias: x.new_empty(*x.shape[:-1], values.shape[0]),
-)
-def _int8_linear(x: Tensor, values: Tensor, scales: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A small batch goes to the int8 copy (values, scales) of the weight, a large one to the weight itself."""
-    if int8_linear.serves(x):
-        return int8_linear.Int8Weight(values, scales).linear(x, bias)
-    return torch.nn.functional.linear(x, weight, bias)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from eagle_plugin.core.tree import new_table
 from eagle_plugin.kernels import ops
-from eagle_plugin.kernels.int8_linear import MAX_ROWS, pack
 from eagle_plugin.kernels.sampling import SAMPLED
 
 OPS = torch.ops.eagle_plugin
@@ -41,11 +40,7 @@ def cases() -> dict[str, tuple[Any, ...]]:
     k_cache, v_cache = (torch.randn(64, 2, 16, generator=gen) for _ in range(2))
     slots = torch.randperm(64, generator=gen)[: B * 16].view(B, 16).int()
     loc = torch.tensor([1, 5])
-    weight = torch.randn(32, 64, generator=gen).bfloat16()
-    packed = pack(weight)
-    assert packed is not None
     return {
-        "int8_linear": (torch.randn(3, 64, generator=gen).bfloat16(), *packed, weight, None),
         "uniforms": (torch.arange(B), torch.arange(B), 1, 5),
         "topk_log_softmax": (torch.randn(B, V, generator=gen), 4),
         "propose": (logp, index, *params(B), u[:, 0, :SAMPLED].contiguous(), K, 0, 1, None),
@@ -88,14 +83,3 @@ def test_a_round_compiles_into_one_graph() -> None:
 
     compiled = torch.compile(draft_and_verify, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(logp, index, logits), draft_and_verify(logp, index, logits))
-
-
-@pytest.mark.parametrize("bias", [None, torch.arange(32.0).bfloat16()])
-def test_int8_copy_serves_small_batches_only(bias: Tensor | None) -> None:
-    _, values, scales, weight, _ = cases()["int8_linear"]
-    x = torch.randn(MAX_ROWS + 1, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
-    large = OPS.int8_linear(x, values, scales, weight, bias)
-    assert torch.equal(large, torch.nn.functional.linear(x, weight, bias))
-    small = OPS.int8_linear(x[:MAX_ROWS], values, scales, weight, bias)
-    assert not torch.equal(small, large[:MAX_ROWS])
-    torch.testing.assert_close(small.float(), large[:MAX_ROWS].float(), rtol=0.05, atol=0.2)

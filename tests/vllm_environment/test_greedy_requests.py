@@ -14,7 +14,7 @@ import pytest
 from vllm import LLM, RequestOutput, SamplingParams
 from vllm.inputs import TokensPrompt
 from vllm_engines import accept_length, core, counters, engine, free_blocks, generate, run, runner
-from vllm_greedy import ENDING, VOCAB, make_prompts, write_heads, write_target
+from vllm_greedy import VOCAB, make_prompts, write_heads, write_target
 
 TREES: dict[str, Any] = {"depth": 3, "topk": 4, "nodes": 16}
 CONTEXT = 256
@@ -83,10 +83,10 @@ def accepted(llm: LLM) -> float:
 
 
 def test_prefix_hits(pair: Pair) -> None:
-    """The same long prompts again, prompts that go on from them, and one whose blocks are all known."""
-    long = make_prompts(4, longest=120, seed=3)
-    long[0] = (long[0] * 8)[: 4 * BLOCK]
-    batches = [long, long, [prompt + [5, 9, 11] for prompt in long], [prompt[: 2 * BLOCK] for prompt in long]]
+    """The same long prompts again, prompts that go on from them, and prompts whose blocks are all known."""
+    dice = random.Random(3)
+    long = [dice.choices(range(3, VOCAB), k=k) for k in (4 * BLOCK, 4 * BLOCK + 1, 130, 97)]
+    batches = [long, long, [prompt + [5, 9, 11] for prompt in long], [prompt[: 3 * BLOCK] for prompt in long]]
     hits = []
     for prompts in batches:
         assert generate(pair.trees, prompts) == generate(pair.plain, prompts)
@@ -150,14 +150,14 @@ def test_several_answers_to_a_prompt(pair: Pair) -> None:
 
 def test_max_tokens_inside_a_tree(pair: Pair) -> None:
     expected = generate(pair.plain, PROMPTS)
-    for n in range(1, 8):
+    for n in (1, 2, 3, 6):
         assert generate(pair.trees, PROMPTS, max_tokens=n) == [answer[:n] for answer in expected]
 
 
 def test_stop_tokens(pair: Pair) -> None:
-    """A token that each answer says, so at any node of a tree; what is accepted behind it must not come out."""
+    """Tokens that answers say, so at any node of a tree; what is accepted behind them must not come out."""
     stops = [answer[7 + i % 9] for i, answer in enumerate(generate(pair.plain, PROMPTS))]
-    for stop in sorted(set(stops)):
+    for stop in sorted(set(stops))[:4]:
         found, expected = (endings(run(llm, PROMPTS, stop_token_ids=[stop])) for llm in (pair.trees, pair.plain))
         assert found == expected
         assert any(stop_reason == stop for *_, stop_reason in found)
@@ -204,7 +204,7 @@ def test_many_mixed_requests(pair: Pair) -> None:
         for name in (next(names) for _ in range(min(waiting, dice.randint(0, 6)))):
             waiting -= 1
             settings: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
-            settings |= {"max_tokens": dice.randint(1, 12)} | kinds[name % len(kinds)]
+            settings |= {"max_tokens": dice.randint(3, 12)} | kinds[name % len(kinds)]
             prompt = dice.choices(range(3, VOCAB), k=dice.choice([1, 2, 9, 33, 70]))
             served.add_request(f"mixed.{name}", TokensPrompt(prompt_token_ids=prompt), SamplingParams(**settings))
             if name % 10 == 0:

@@ -152,7 +152,9 @@ def numbers_by_hand(mode: str, target: Path, prompt: list[int], said: list[int],
     return p.log() if mode == "processed_logprobs" else logits.masked_fill(p == 0, -torch.inf)
 
 
-@pytest.mark.parametrize("setting", [{"temperature": 1.0}, FILTERS, FILTERS | PENALTIES])
+@pytest.mark.parametrize(
+    "setting", [{"temperature": 1.0}, {"temperature": 1.0, "top_k": 1}, FILTERS, FILTERS | PENALTIES]
+)
 def test_sampled_numbers_are_those_of_the_mode(
     setting: dict[str, Any], mode: str, plugin: LLM, models: tuple[Path, Path]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Logits after every node of a tree, against vLLM's sampler fed with the text along the path to it, alone in a batch."""
+"""Logits after every node of a tree, against vLLM's sampler fed with the text along the path to the node."""
 
 from __future__ import annotations
 

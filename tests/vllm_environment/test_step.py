@@ -111,6 +111,8 @@ def test_a_tree_cut_by_the_scheduler() -> None:
     assert step.tree.depths.tolist() == [[0, 1, 1, 2, 2], [0, 1, 1, 0, 0]]
     assert step.tree.ancestors[1].tolist() == [0b1, 0b11, 0b101, 0b1001, 0b10001]
     assert step.tree.draws[1].tolist() == [0, 1, 2, -1, -1]
+    attending = step.rows().tree  # equal rows of queries must attend to equal keys
+    assert attending is not None and attending.ancestors[1].tolist() == [0b1, 0b11, 0b101, 0b101, 0b101]
 
 
 def test_all_trees_cut_alike() -> None:

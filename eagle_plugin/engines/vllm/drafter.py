@@ -15,7 +15,6 @@ from eagle_plugin.engines.growth import Growth
 from eagle_plugin.engines.numbers import draft_numbers
 from eagle_plugin.engines.shape import Shape
 from eagle_plugin.engines.vllm.attention import ExtendRows, Rows, TreeMetadata, TreeRows
-from eagle_plugin.engines.vllm.draft_weights import int8_weights
 from eagle_plugin.engines.vllm.step import Drafts, Step
 from eagle_plugin.kernels.sampling import SamplingParams
 from eagle_plugin.kernels.tree import topk_log_softmax
@@ -88,10 +87,6 @@ class TreeProposer(EagleProposer):
         self._draft_to_target: Tensor | None = None
         if offsets is not None:
             self._draft_to_target = torch.arange(len(offsets), device=offsets.device) + offsets.data
-
-    def _get_model(self) -> Any:
-        with int8_weights():
-            return super()._get_model()
 
     def propose(self, *args: Any, **kwargs: Any) -> Any:
         """The engine's own drafting yields a chain; a caller of it would get another draft."""

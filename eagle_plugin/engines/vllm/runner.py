@@ -24,7 +24,14 @@ from eagle_plugin.engines.vllm.drafter import TreeProposer, plan_extension
 from eagle_plugin.engines.vllm.logprobs import said_logprobs, wants_logprobs
 from eagle_plugin.engines.vllm.options import Options
 from eagle_plugin.engines.vllm.step import DraftStore, Step, plan_step
-from eagle_plugin.engines.vllm.targets import min_ps, minimal_lengths, node_rows, plain_requests, transform_logits
+from eagle_plugin.engines.vllm.targets import (
+    forget_strayed_budgets,
+    min_ps,
+    minimal_lengths,
+    node_rows,
+    plain_requests,
+    transform_logits,
+)
 from eagle_plugin.engines.vllm.verifier import (
     CacheGroup,
     random_keys,
@@ -139,10 +146,12 @@ class TreeModelRunner(CPUModelRunner):
         self.input_batch.update_async_output_token_ids()
         metadata = self.input_batch.sampling_metadata
         tree = whole_tree(step)
+        states = [self.requests[name] for name in self.input_batch.req_ids]
+        forget_strayed_budgets(metadata, states)
         if plain := plain_requests(metadata):
             tree = roots_only(tree, torch.tensor(plain, device=self.device))
         raw, logits = logits, logits.float()
-        minimal = minimal_lengths([self.requests[name] for name in self.input_batch.req_ids])
+        minimal = minimal_lengths(states)
         if minimal or not _plainly_sampled(metadata):
             drafts = spec_decode_metadata.num_draft_tokens
             rows = node_rows(step.b, step.width, step.logits_rows, drafts, self.device)

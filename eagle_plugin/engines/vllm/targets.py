@@ -106,6 +106,17 @@ def min_ps(metadata: Any, b: int) -> Tensor | None:
     return None
 
 
+def forget_strayed_budgets(metadata: Any, states: list[Any]) -> None:
+    """Drop the thinking budgets of requests that never had one; states are the batch's ``CachedRequestState``.
+
+    Where a request moves to the place of a finished one, vLLM leaves it the budget of that one.
+    """
+    holder = metadata.thinking_budget_state_holder
+    for i in plain_requests(metadata):
+        if i >= len(states) or states[i].sampling_params.thinking_token_budget is None:
+            del holder._state[i]
+
+
 def plain_requests(metadata: Any) -> list[int]:
     """Requests that are served token by token: those with a thinking budget, which has one state a request."""
     holder = metadata.thinking_budget_state_holder

@@ -1,0 +1,50 @@
+"""Greedy text of draft trees is that of plain decoding whatever the scheduler does: chunks, cut trees, preemption."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from vllm_engines import counters, engine, generate, rounds, runner
+from vllm_greedy import make_prompts, write_heads, write_target
+
+TREES: dict[str, Any] = {"depth": 3, "topk": 4, "nodes": 16}
+PROMPTS = [*make_prompts(16, longest=150), *(prompt[:6] for prompt in make_prompts(24, seed=9))]
+SCHEDULERS = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+
+
+class Models(NamedTuple):
+    target: Path
+    head: Path
+    expected: list[list[int]]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
+    folder = tmp_path_factory.mktemp("scheduling")
+    target = write_target(folder)
+    with engine(target) as llm:
+        expected = generate(llm, PROMPTS)
+    yield Models(target, write_heads(folder, target)["reduced"], expected)
+
+
+@SCHEDULERS
+def test_chunks_and_cut_trees(models: Models, asynchronous: bool) -> None:
+    """Eight trees want 128 rows a step; what is left of 40 goes to the last tree, or to a part of a prompt."""
+    plugin = {"async_scheduling": asynchronous}
+    with engine(models.target, models.head, **TREES, plugin=plugin, max_num_batched_tokens=40) as llm:
+        assert generate(llm, PROMPTS) == models.expected
+        drafted = counters(llm)["vllm:spec_decode_num_draft_tokens"] / rounds(llm).count
+        assert drafted < TREES["nodes"] - 2  # trees were cut short
+
+
+@SCHEDULERS
+def test_preemption(models: Models, asynchronous: bool) -> None:
+    """A cache too small for eight requests: some are thrown out in the middle and start again later."""
+    plugin = {"async_scheduling": asynchronous}
+    with engine(models.target, models.head, **TREES, plugin=plugin, num_gpu_blocks_override=20) as llm:
+        assert generate(llm, PROMPTS) == models.expected
+        assert counters(llm)["vllm:num_preemptions"] > 5
+        assert not runner(llm)._store._found.keys() - runner(llm).requests.keys()
