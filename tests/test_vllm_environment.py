@@ -18,7 +18,7 @@ GROUPS = {
     "adapter": ("attention", "contract", "filters", "metrics", "sampling_contract", "step", "takeover"),
     "greedy": ("greedy", "greedy_requests", "greedy_scheduling"),
     "sampling": ("sampling_law", "sampling_nodes", "sampling_thinking", "seeds"),
-    "parameters": ("grammar", "logprobs", "parameters"),
+    "parameters": ("grammar", "logprobs", "lora", "parameters"),
 }
 ON_A_REAL_MODEL = ("serving",)
 needs_vllm = pytest.mark.skipif(not PYTHON.exists(), reason="there is no .venv-vllm; make it with `make env-vllm`")

@@ -26,8 +26,8 @@ class TreeRows(NamedTuple):
     prefix_lens: Tensor  # [t] int64: committed tokens, visible to every row
     ancestors: Tensor  # [t, W] int64: bit j of a word: the row sees the tail slot prefix + j
     tail: int
-    query: Tensor | None  # [t * W] int64: query row of each node; None: the nodes are all the query rows, in order
-    real: Tensor | None = None  # [m] int64: the nodes that are no padding, of t * W; None: all
+    query: Tensor | None  # [t * W] int64: query row of each node; None: the nodes are all the query rows, in order.
+    # Nodes that share a row must have equal ancestors: one of them decides what the row gets.
 
 
 class ExtendRows(NamedTuple):
@@ -199,11 +199,7 @@ class TreeAttentionImpl(AttentionImpl):
             if tree.query is None:
                 tree_attention(query, *cache, *words, tail=tree.tail, out=output, **options)
             else:
-                attended = tree_attention(query[tree.query], *cache, *words, tail=tree.tail, **options)
-                if tree.real is None:
-                    output[tree.query] = attended
-                else:  # padding stands in the row of a real node
-                    output[tree.query[tree.real]] = attended[tree.real]
+                output[tree.query] = tree_attention(query[tree.query], *cache, *words, tail=tree.tail, **options)
         return output
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from vllm.forward_context import set_forward_context
+from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.v1.spec_decode.eagle import EagleProposer
 
 from eagle_plugin.core.tree import MAX_LISTED, Frontier, as_chains
@@ -83,6 +84,11 @@ class TreeProposer(EagleProposer):
     def load_model(self, target_model: Any) -> None:
         """Load the head as the engine does, and read its map from draft to target tokens."""
         super().load_model(target_model)
+        for name, module in list(self.model.named_modules()):
+            # A layer shared with a target that serves LoRA would look for adapters by the target's rows.
+            if isinstance(module, BaseLayerWithLoRA):
+                parent, _, own_name = name.rpartition(".")
+                setattr(self.model.get_submodule(parent), own_name, module.base_layer)
         offsets = getattr(self.model, "draft_id_to_target_id", None)
         self._draft_to_target: Tensor | None = None
         if offsets is not None:

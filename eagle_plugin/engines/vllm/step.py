@@ -87,7 +87,6 @@ class Step(NamedTuple):
     starts: Tensor  # [b] int64: first query row of each request
     lens: Tensor  # [b] int64: query rows
     prefix_lens: Tensor  # [b] int64: tokens before this step
-    real: Tensor | None  # [m] int64: nodes of t * W that have a query row of their own; None: all
     uniform: bool  # every query row is a node, in order
 
     @property
@@ -140,11 +139,8 @@ def plan_step(
     starts = ends - lens
     sizes = drafts[trees] + 1
     nodes = np.arange(width)
-    real = None
     if (sizes < width).any():
-        gone = nodes >= sizes[:, None]
-        tree = _cut(tree, torch.from_numpy(gone).to(device))
-        real = torch.from_numpy(np.nonzero(~gone.reshape(-1))[0]).to(device)
+        tree = _cut(tree, torch.from_numpy(nodes >= sizes[:, None]).to(device))
     query = starts[trees, None] + np.minimum(nodes, sizes[:, None] - 1)
     logits_rows = None
     if len(trees) < b or (sizes < width).any():
@@ -163,7 +159,6 @@ def plan_step(
         starts=torch.from_numpy(starts.astype(np.int64)).to(device),
         lens=torch.from_numpy(lens.astype(np.int64)).to(device),
         prefix_lens=prefix_lens.long(),
-        real=real,
         uniform=len(trees) == b and bool((sizes == width).all()),
     )
 
