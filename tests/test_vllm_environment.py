@@ -16,7 +16,7 @@ FOLDER = ROOT / "tests/vllm_environment"
 GROUPS = {
     "heads": ("round_trip", "targets"),
     "adapter": ("attention", "contract", "filters", "metrics", "sampling_contract", "step", "takeover"),
-    "greedy": ("greedy", "greedy_requests", "greedy_scheduling"),
+    "greedy": ("greedy", "greedy_requests", "greedy_scheduling", "windows"),
     "sampling": ("sampling_law", "sampling_nodes", "sampling_thinking", "seeds"),
     "parameters": ("grammar", "logprobs", "lora", "parameters"),
 }

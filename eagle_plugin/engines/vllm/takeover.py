@@ -63,11 +63,12 @@ def is_served(speculative_config: Any) -> bool:
 
 def left_alone(vllm_config: Any) -> list[str]:
     """Why this ``VllmConfig`` is left to the engine's own drafter; empty when ours serves it."""
+    if vllm_config.device_config.device_type != "cpu":
+        return ["this version serves vLLM on CPUs only"]
     speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     model, draft = vllm_config.model_config, speculative.draft_model_config
     name = model.architectures[0]
     checks: tuple[tuple[bool, str], ...] = (
-        (vllm_config.device_config.device_type != "cpu", "this version serves vLLM on CPUs only"),
         (parallel.worker_cls != ENGINE_WORKER, f"--worker-cls {parallel.worker_cls}: it is not vLLM's own"),
         (vllm_config.use_v2_model_runner, "VLLM_USE_V2_MODEL_RUNNER: the V2 model runner is not served yet"),
         (parallel.tensor_parallel_size > 1, "--tensor-parallel-size: tensor parallelism is not served yet"),
