@@ -16,7 +16,8 @@ FOLDER = ROOT / "tests/vllm_environment"
 GROUPS = {
     "heads": ("round_trip", "targets"),
     "adapter": ("attention", "contract", "filters", "metrics", "sampling_contract", "step", "takeover"),
-    "greedy": ("greedy", "greedy_requests", "greedy_scheduling", "windows"),
+    "greedy": ("greedy", "greedy_scheduling", "windows"),
+    "requests": ("greedy_requests",),
     "sampling": ("sampling_law", "sampling_nodes", "sampling_thinking", "seeds"),
     "parameters": ("grammar", "logprobs", "lora", "parameters"),
 }
