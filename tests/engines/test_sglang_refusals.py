@@ -13,6 +13,9 @@ import pytest
 from serving import generate, serving, tiny_spec
 from tiny_models import tiny_eagle3_head, tiny_llama
 
+from eagle_plugin.bench.servers import child_environment
+from eagle_plugin.bench.sglang_server import command
+
 pytest.importorskip("sglang")
 from eagle_plugin.engines.sglang import plugin, takeover
 
@@ -76,7 +79,7 @@ def test_the_environment_variable_switches_the_plugin_off(monkeypatch):
 def launch(target: Path, head: Path, algorithm: str = "EAGLE3") -> subprocess.CompletedProcess[str]:
     spec = tiny_spec(target, head, algorithm=algorithm)
     return subprocess.run(
-        spec.command(port=1), env=spec.child_environment(os.environ), capture_output=True, text=True, timeout=300
+        command(spec, 1), env=child_environment(spec, os.environ), capture_output=True, text=True, timeout=300
     )
 
 
