@@ -95,11 +95,11 @@ class TreeModelRunner(CPUModelRunner):
         )
         context = self.compilation_config.static_forward_context
         self._groups = []
-        for number, group in enumerate(self.kv_cache_config.kv_cache_groups):
+        for group in self.kv_cache_config.kv_cache_groups:
             names = [name for name in group.layer_names if name not in self.drafter._draft_attn_layer_names]
             caches = [context[name].kv_cache for name in names if isinstance(context[name], AttentionLayerBase)]
             if caches:
-                self._groups.append(CacheGroup.of(number, names[0], caches))
+                self._groups.append(CacheGroup.of(names[0], caches))
 
     def _update_states(self, scheduler_output: Any) -> Any:
         """Forget the trees of finished requests as well; this is called in steps without tokens too."""

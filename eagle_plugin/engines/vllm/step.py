@@ -180,11 +180,6 @@ def padding_trees(b: int, width: int, device: torch.device) -> DraftTree:
 
 def _cut(tree: DraftTree, gone: Tensor) -> DraftTree:
     """The trees without some of their last nodes; gone [t, W] bool."""
-    words = torch.ones_like(tree.ancestors) << torch.arange(gone.shape[1], device=gone.device) | 1
-    return DraftTree(
-        tree.tokens,
-        tree.parents.masked_fill(gone, -1),
-        tree.depths.masked_fill(gone, 0),
-        torch.where(gone, words, tree.ancestors),
-        tree.draws.masked_fill(gone, -1),
-    )
+    padding = padding_trees(len(gone), gone.shape[1], gone.device)
+    links = (torch.where(gone, nothing, kept) for nothing, kept in zip(padding[1:], tree[1:], strict=True))
+    return DraftTree(tree.tokens, *links)

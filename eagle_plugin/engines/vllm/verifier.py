@@ -1,4 +1,4 @@
-"""Verifies the drafted trees of a batch: the walk, the move of the accepted keys and values, the logprobs."""
+"""Verifies the drafted trees of a batch: the walk, and the move of the accepted keys and values."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.engines.numbers import fresh_keys, root_tree, verify_numbers
+from eagle_plugin.engines.numbers import fresh_keys, verify_numbers
 from eagle_plugin.engines.shape import Shape
 from eagle_plugin.engines.vllm.attention import cache_rows
-from eagle_plugin.engines.vllm.step import Step
+from eagle_plugin.engines.vllm.step import Step, padding_trees
 from eagle_plugin.kernels.kv import compact_kv
 from eagle_plugin.kernels.sampling import Proposals, SamplingParams, verify_tree
 
@@ -49,19 +49,17 @@ def random_keys(generators: dict[int, torch.Generator], b: int, device: torch.de
 class CacheGroup(NamedTuple):
     """The caches of the target's layers in one of vLLM's KV cache groups."""
 
-    number: int
     layer: str  # one of its layers
     data_ptrs: Tensor  # [n] int64: keys and values of every layer
     row_bytes: Tensor  # [n] int64
     rows: int  # of the smallest cache
 
     @classmethod
-    def of(cls, number: int, layer: str, caches: Iterable[Tensor]) -> CacheGroup:
+    def of(cls, layer: str, caches: Iterable[Tensor]) -> CacheGroup:
         """The group of these caches, each [blocks, Hkv, block size, 2 * D], one of them the layer's."""
         parts = [part for cache in caches for part in cache_rows(cache)]
         device = parts[0].device
         return cls(
-            number,
             layer,
             torch.tensor([part.data_ptr() for part in parts], device=device),
             torch.tensor([part.stride(0) * part.element_size() for part in parts], device=device),
@@ -84,8 +82,7 @@ class Verified(NamedTuple):
 
 
 def verify(step: Step, tree: DraftTree, logits: Tensor, params: SamplingParams, keys: Tensor, shape: Shape) -> Verified:
-    """Walk the trees [b, W] of a step's requests; logits float32 with a row for each of their nodes, or as the step has
-    them."""
+    """Walk the trees [b, W] of a step's requests; logits [b * W, V] float32, row i * W + j after node j of the i-th."""
     stride = min(shape.stride, step.width)
     proposals = step.proposals if len(step.trees) == step.b else _spread(step)
     numbers = verify_numbers(keys, step.roots, stride)
@@ -100,15 +97,7 @@ def whole_tree(step: Step) -> DraftTree:
     """The trees of all requests of a step, [b, W]: those without drafts have a root only."""
     if len(step.trees) == step.b:
         return step.tree
-    if step.width == 1:
-        return root_tree(torch.zeros(step.b, dtype=torch.int64, device=step.starts.device))
-    none = torch.full((step.b, step.width), -1, dtype=torch.int32, device=step.starts.device)
-    nodes = torch.ones(step.width, dtype=torch.int64, device=none.device) << torch.arange(
-        step.width, device=none.device
-    )
-    rest = DraftTree(
-        torch.zeros_like(none, dtype=torch.int64), none, torch.zeros_like(none), (nodes | 1).repeat(step.b, 1), none
-    )
+    rest = padding_trees(step.b, step.width, step.starts.device)
     return DraftTree(*(all_.index_copy(0, step.trees, some) for all_, some in zip(rest, step.tree, strict=True)))
 
 
