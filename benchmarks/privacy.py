@@ -15,8 +15,8 @@ from privacy_texts import NEGATIVES, POSITIVES, Labelled
 from rich.console import Console
 from rich.table import Table
 
-from eagle_plugin.data.privacy import Scanner
-from eagle_plugin.data.prompts import format_prompt, read_prompts
+from eagle_plugin.data.privacy.redact import Scanner
+from eagle_plugin.data.sources.prompts import format_prompt, read_prompts
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from rich.table import Table  # noqa: E402
 from torch import nn  # noqa: E402
 from transformers import LlamaConfig  # noqa: E402
 
-from eagle_plugin.data.features import Readout  # noqa: E402
+from eagle_plugin.data.store.features import Readout  # noqa: E402
 from eagle_plugin.heads.eagle2 import Eagle2Head  # noqa: E402
 from eagle_plugin.heads.eagle3 import Eagle3Head  # noqa: E402
 from eagle_plugin.heads.layers import DraftHead  # noqa: E402

@@ -33,17 +33,17 @@ EAGLE_PLUGIN=0 gives the engine back untouched.
 """
 # Sub-commands with a parser of their own: module and one line of help.
 DATA_COMMANDS = {
-    "builtin": ("eagle_plugin.data.builtin", "the built-in prompts"),
+    "builtin": ("eagle_plugin.data.sources.builtin", "the built-in prompts"),
     "prepare": ("eagle_plugin.data.prepare", "your prompts: read any format, filter personal data, split"),
-    "generate": ("eagle_plugin.data.generate", "let the target answer prompts through OpenAI endpoints"),
-    "render": ("eagle_plugin.data.render", "recorded answers as token rows"),
-    "vocabulary": ("eagle_plugin.data.vocabulary", "choose the draft vocabulary"),
-    "features": ("eagle_plugin.data.extract", "store the target's hidden states"),
+    "generate": ("eagle_plugin.data.generation.generate", "let the target answer prompts through OpenAI endpoints"),
+    "render": ("eagle_plugin.data.generation.render", "recorded answers as token rows"),
+    "vocabulary": ("eagle_plugin.data.generation.vocabulary", "choose the draft vocabulary"),
+    "features": ("eagle_plugin.data.store.extract", "store the target's hidden states"),
 }
 OWN_PARSERS = {
     "optimize": ("eagle_plugin.optimize", "from prompts to a trained head with its measured gain: one recipe"),
     "train": ("eagle_plugin.train.command", "train a draft head from a feature store"),
-    "eval": ("eagle_plugin.reference.eval_command", "measure the acceptance of draft heads"),
+    "eval": ("eagle_plugin.evaluate.eval_command", "measure the acceptance of draft heads"),
     "export": ("eagle_plugin.heads.export_command", "rewrite any head as one that both engines load"),
     "demo": ("eagle_plugin.bench.demo", "serve a real model three ways and print one table"),
     "serve": ("eagle_plugin.bench.serve", "leave a server with the plugin up on 127.0.0.1"),
@@ -204,7 +204,7 @@ def _check(arguments: argparse.Namespace) -> None:
         info = check_head(target, head, algorithm=algorithm or ARCHITECTURES.get(architectures[0], "EAGLE3"))
         warnings, drafts = list(info.warnings), "not measured (--files-only)"
     else:
-        from eagle_plugin.reference.check import PROMPTS, check
+        from eagle_plugin.evaluate.check import PROMPTS, check
 
         with _progress() as progress:
             report = check(

@@ -1,7 +1,9 @@
-"""Fixtures shared by all tests: tiny checkpoints, written once a session."""
+"""Fixtures shared by all tests: tiny checkpoints, written once per session."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,15 @@ import tiny_models
 import torch
 
 torch.set_num_threads(1)
+
+if importlib.util.find_spec("vllm") is None:  # tests/test_vllm_environment.py runs these in the environment that has it
+    collect_ignore_glob = ["engines/vllm/test_*.py", "heads/test_vllm_*.py"]
+else:
+    # Without these vLLM asks the network, phones home, and reserves half of the memory.
+    os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    # One process: nothing outlives a test that fails.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Runs tests/vllm_environment, which needs vLLM, in the environment that has it: a group of files a process."""
+"""Runs the tests that need vLLM in the environment that has it: a group of files a process."""
 
 from __future__ import annotations
 
@@ -12,21 +12,25 @@ from eagle_plugin.models.store import get_model
 
 ROOT = Path(__file__).parents[1]
 PYTHON = ROOT / ".venv-vllm/bin/python"
-FOLDER = ROOT / "tests/vllm_environment"
+FOLDERS = (ROOT / "tests/engines/vllm", ROOT / "tests/heads")
 GROUPS = {
-    "heads": ("round_trip", "targets"),
-    "adapter": ("attention", "contract", "filters", "metrics", "sampling_contract", "step", "takeover"),
+    "heads": ("vllm_round_trip", "vllm_targets"),
+    "adapter": ("attention", "contract", "filters", "metrics", "options", "sampling_contract", "step", "takeover"),
     "greedy": ("greedy", "greedy_scheduling", "windows"),
     "requests": ("greedy_requests",),
     "sampling": ("sampling_law", "sampling_nodes", "sampling_thinking", "seeds"),
     "parameters": ("grammar", "logprobs", "lora", "parameters"),
 }
 ON_A_REAL_MODEL = ("serving",)
+FILES = {
+    path.stem.removeprefix("test_"): path
+    for path in [*FOLDERS[0].glob("test_*.py"), *FOLDERS[1].glob("test_vllm_*.py")]
+}
 needs_vllm = pytest.mark.skipif(not PYTHON.exists(), reason="there is no .venv-vllm; make it with `make env-vllm`")
 
 
 def run_tests(names: tuple[str, ...], selection: str) -> None:
-    files = [str(FOLDER / f"test_{name}.py") for name in names]
+    files = [str(FILES[name]) for name in names]
     command = [str(PYTHON), "-m", "pytest", "-q", "-m", selection, "-p", "no:cacheprovider", *files]
     # Not the paths of this environment, which hold another transformers.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -37,7 +41,7 @@ def run_tests(names: tuple[str, ...], selection: str) -> None:
 
 def test_every_file_is_in_a_group() -> None:
     named = [name for names in GROUPS.values() for name in names] + ["serving"]
-    assert sorted(named) == sorted(path.stem.removeprefix("test_") for path in FOLDER.glob("test_*.py"))
+    assert sorted(named) == sorted(FILES)
 
 
 @needs_vllm

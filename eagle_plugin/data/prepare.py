@@ -15,13 +15,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from eagle_plugin.data.conversation import Unusable
-from eagle_plugin.data.formats import Record, read_records
-from eagle_plugin.data.privacy import MODES
-from eagle_plugin.data.prompts import Prompt, digest, format_prompt, normalise, seal
-from eagle_plugin.data.record_files import CUT, Skipped
+from eagle_plugin.data.privacy.filter import PRIVATE, Draft, Screen, Screened, Settings, open_screen
+from eagle_plugin.data.privacy.redact import MODES
 from eagle_plugin.data.rows import DataError
-from eagle_plugin.data.screen import PRIVATE, Draft, Screen, Screened, Settings, open_screen
+from eagle_plugin.data.sources.conversation import Unusable
+from eagle_plugin.data.sources.formats import Record, read_records
+from eagle_plugin.data.sources.prompts import Prompt, digest, format_prompt, normalise, seal
+from eagle_plugin.data.sources.record_files import CUT, Skipped
 from eagle_plugin.data.whole_file import write_whole
 
 DUPLICATE = "duplicate"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from eagle_plugin.data.store import Document
+from eagle_plugin.data.store.feature_store import Document
 from eagle_plugin.train.batches import Batch, pack
 from eagle_plugin.train.distributed import Ranks
 from eagle_plugin.train.plan import Micro, Plan, Position, deal

@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from eagle_plugin.data.features import Readout
+from eagle_plugin.data.store.features import Readout
 
 Loss = Literal["ce", "lk"]
 LK_RATE = 3.0

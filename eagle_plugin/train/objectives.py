@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from eagle_plugin.data.features import Readout
+from eagle_plugin.data.store.features import Readout
 from eagle_plugin.heads.eagle2 import Eagle2Head
 from eagle_plugin.heads.eagle3 import Eagle3Head
 from eagle_plugin.heads.layers import DraftHead

@@ -13,10 +13,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from eagle_plugin.data.features import Readout, Taps, default_aux_layers, load_target
-from eagle_plugin.data.manifest import Manifest
 from eagle_plugin.data.rows import TokenRow, read_rows
-from eagle_plugin.data.store import Document, Entry, FeatureStore
+from eagle_plugin.data.store.feature_store import Document, Entry, FeatureStore
+from eagle_plugin.data.store.features import Readout, Taps, default_aux_layers, load_target
+from eagle_plugin.data.store.manifest import Manifest
 from eagle_plugin.heads.files import read_tensors
 from eagle_plugin.heads.target_files import TargetFiles
 from eagle_plugin.train.settings import DataSettings, TrainError

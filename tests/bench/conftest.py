@@ -11,7 +11,7 @@ import pytest
 
 from eagle_plugin.bench.servers import Server, free_port
 
-PEER = Path(__file__).with_name("peer.py")
+PEER = Path(__file__).parents[1] / "support/peer.py"
 
 
 @pytest.fixture(scope="session")

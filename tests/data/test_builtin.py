@@ -3,14 +3,14 @@ import json
 
 import pytest
 
-from eagle_plugin.data.builtin import (
+from eagle_plugin.data.sources.builtin import (
     builtin_prompts,
     documented_functions,
     sharegpt_openings,
     without,
     word_problem,
 )
-from eagle_plugin.data.prompts import Prompt
+from eagle_plugin.data.sources.prompts import Prompt
 
 
 def test_word_problems_are_those_that_the_shipped_data_was_made_from():

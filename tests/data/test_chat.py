@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from eagle_plugin.data.chat import ChatRenderer, RenderedTurn, Untrainable, load_tokenizer, stop_token_ids
+from eagle_plugin.data.generation.chat import ChatRenderer, RenderedTurn, Untrainable, load_tokenizer, stop_token_ids
+from eagle_plugin.data.generation.render import main, render_prompt
 from eagle_plugin.data.masks import check_masks, show_masks
-from eagle_plugin.data.prompts import Prompt, format_prompt
-from eagle_plugin.data.render import main, render_prompt
 from eagle_plugin.data.rows import DataError, TokenRow, read_rows
+from eagle_plugin.data.sources.prompts import Prompt, format_prompt
 from eagle_plugin.models import get_model
 
 # A template with tools, and with thoughts that history loses and that the prompt for an answer opens.

@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_plugin.data import extract
-from eagle_plugin.data.extract import form_batches, main
-from eagle_plugin.data.features import load_target
 from eagle_plugin.data.rows import DataError, TokenRow, format_row
-from eagle_plugin.data.store import FeatureStore
+from eagle_plugin.data.store import extract
+from eagle_plugin.data.store.extract import form_batches, main
+from eagle_plugin.data.store.feature_store import FeatureStore
+from eagle_plugin.data.store.features import load_target
 
 VOCABULARY = 512
 

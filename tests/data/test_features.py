@@ -11,7 +11,8 @@ import torch
 from tiny_targets import ARCHITECTURES, BASE, tiny_target, write_target
 from torch import Tensor, nn
 
-from eagle_plugin.data.features import (
+from eagle_plugin.data.rows import DataError
+from eagle_plugin.data.store.features import (
     Readout,
     Taps,
     check_aux_layers,
@@ -19,7 +20,6 @@ from eagle_plugin.data.features import (
     find_layers,
     load_target,
 )
-from eagle_plugin.data.rows import DataError
 
 AUX = (2, 4, 5)
 

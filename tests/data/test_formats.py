@@ -19,12 +19,12 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_plugin.data import record_files
-from eagle_plugin.data.conversation import Unusable
-from eagle_plugin.data.formats import Record, name_format, parse_record, read_records
-from eagle_plugin.data.prompts import format_prompt, normalise, parse_prompt, seal
-from eagle_plugin.data.record_files import CUT, Found, Skipped, read_objects
 from eagle_plugin.data.rows import DataError
+from eagle_plugin.data.sources import record_files
+from eagle_plugin.data.sources.conversation import Unusable
+from eagle_plugin.data.sources.formats import Record, name_format, parse_record, read_records
+from eagle_plugin.data.sources.prompts import format_prompt, normalise, parse_prompt, seal
+from eagle_plugin.data.sources.record_files import CUT, Found, Skipped, read_objects
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 ANSWERED = {

@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 from token_endpoint import EOS, TokenEndpoint, answer_body, token_ids
 
-from eagle_plugin.data.generate import Settings, generate, main
-from eagle_plugin.data.journal import Journal
-from eagle_plugin.data.play import deal_temperature, loops
-from eagle_plugin.data.prompts import Prompt, format_prompt
+from eagle_plugin.data.generation.generate import Settings, generate, main
+from eagle_plugin.data.generation.journal import Journal
+from eagle_plugin.data.generation.rollout import deal_temperature, loops
 from eagle_plugin.data.rows import DataError, read_rows
+from eagle_plugin.data.sources.prompts import Prompt, format_prompt
 
 QUIET = Console(quiet=True)
 
@@ -204,7 +204,7 @@ def test_kill_minus_nine_loses_only_what_is_in_flight(tmp_path, out):
     prompts = write(tmp_path / "p", *[chat(n, "a", f"b{n}") for n in range(60)])
     with TokenEndpoint(delay_s=0.02) as server:
         command = [str(prompts), "--endpoint", server.url, "--concurrency", "3", "--temperature", "0"]
-        script = "import sys; from eagle_plugin.data.generate import main; main(sys.argv[1:])"
+        script = "import sys; from eagle_plugin.data.generation.generate import main; main(sys.argv[1:])"
         child = subprocess.Popen([sys.executable, "-c", script, *command, "--out", str(out)], stderr=subprocess.DEVNULL)
         while child.poll() is None and (not out.exists() or out.read_bytes().count(b"\n") < 20):
             time.sleep(0.01)

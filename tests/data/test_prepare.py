@@ -17,11 +17,11 @@ import transformers
 from tokenizers import Tokenizer, decoders, models
 
 from eagle_plugin.data.prepare import main, prepare
-from eagle_plugin.data.privacy import Scanner
-from eagle_plugin.data.prompts import Prompt, read_prompts
-from eagle_plugin.data.record_files import CUT
+from eagle_plugin.data.privacy.filter import PRIVATE, UNDECODED, Draft, Filter, Settings
+from eagle_plugin.data.privacy.redact import Scanner
 from eagle_plugin.data.rows import DataError
-from eagle_plugin.data.screen import PRIVATE, UNDECODED, Draft, Filter, Settings
+from eagle_plugin.data.sources.prompts import Prompt, read_prompts
+from eagle_plugin.data.sources.record_files import CUT
 
 MAIL = "anna.berg@firma.de"
 KEY = "gh" + "p_" + "aB3dE6gH9" * 4

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_plugin.data.answers import Answer
-from eagle_plugin.data.conversation import Unusable, normalise_messages
-from eagle_plugin.data.formats import Record
-from eagle_plugin.data.prompts import Prompt, digest, format_prompt, normalise, read_prompts, seal
 from eagle_plugin.data.rows import DataError
+from eagle_plugin.data.sources.answers import Answer
+from eagle_plugin.data.sources.conversation import Unusable, normalise_messages
+from eagle_plugin.data.sources.formats import Record
+from eagle_plugin.data.sources.prompts import Prompt, digest, format_prompt, normalise, read_prompts, seal
 
 
 def user(text: Any) -> dict[str, Any]:

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from object_server import s3_bucket
 from safetensors import safe_open
 
-from eagle_plugin.data.manifest import Manifest, target_digests
-from eagle_plugin.data.objects import LocalFolder
 from eagle_plugin.data.rows import DataError
-from eagle_plugin.data.store import Document, Entry, FeatureStore, FeatureWriter
+from eagle_plugin.data.store.feature_store import Document, Entry, FeatureStore, FeatureWriter
+from eagle_plugin.data.store.manifest import Manifest, target_digests
+from eagle_plugin.data.store.objects import LocalFolder
 
 MANIFEST = Manifest(
     target="tiny",
@@ -134,7 +134,7 @@ KILLED_WRITER = """
 import os, signal, sys
 sys.path[:0] = {paths!r}
 from test_store import write
-from eagle_plugin.data import objects
+from eagle_plugin.data.store import objects
 name_new_file, calls = objects._name_new_file, 0
 def kill_at_third(partial, final):
     global calls

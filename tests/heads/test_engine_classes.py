@@ -112,7 +112,7 @@ def engine(
         "EAGLE3": torch.randn(n, 192),
     }
     save_file(inputs, folder / "inputs.safetensors")
-    script = [sys.executable, str(Path(__file__).with_name("engine_heads.py")), str(tiny_target), str(folder)]
+    script = [sys.executable, str(Path(__file__).parents[1] / "support/engine_heads.py"), str(tiny_target), str(folder)]
     environment = os.environ | {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
     arguments = [f"{head.algorithm}={path}" for path, head in heads.values()]
     done = subprocess.run(script + arguments, env=environment, capture_output=True, text=True, timeout=300)

@@ -21,7 +21,7 @@ UPDATES = 8
 def launch(recipes: list[Path], processes: int = 2) -> None:
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     script = Path(training_ranks.__file__)
-    paths = os.pathsep.join([str(script.parent.parent), str(script.parent)])
+    paths = os.pathsep.join([str(script.parents[2]), str(script.parent)])
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     done = subprocess.run([*words, str(script), *map(str, recipes)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]

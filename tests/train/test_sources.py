@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_runs import extract_features, recipe, run_training, write_rows
 
-from eagle_plugin.data.manifest import MANIFEST, Manifest
 from eagle_plugin.data.rows import DataError
-from eagle_plugin.data.store import Document, FeatureWriter
+from eagle_plugin.data.store.feature_store import Document, FeatureWriter
+from eagle_plugin.data.store.manifest import MANIFEST, Manifest
 from eagle_plugin.train.distributed import Ranks
 from eagle_plugin.train.feed import Feed
 from eagle_plugin.train.plan import Plan, Position, deal

@@ -100,7 +100,7 @@ def test_equal_to_sglangs_classes(runs: Runs) -> None:
             {"tokens": torch.randint(VOCAB, (ROWS,)), "positions": torch.arange(ROWS), head.algorithm: features}
         )
         save_file(inputs[-1], folder / "inputs.safetensors")
-    script = [sys.executable, str(Path(__file__).with_name("engine_targets.py")), *map(str, folders)]
+    script = [sys.executable, str(Path(__file__).parents[1] / "support/engine_targets.py"), *map(str, folders)]
     environment = os.environ | {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]

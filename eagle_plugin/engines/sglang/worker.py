@@ -30,7 +30,7 @@ class TreeWorker(EAGLEWorkerV2):
 
     A subclass of the engine's worker, so that whatever the engine asks of that class holds here too. Its constructor is
     not called: it would build the engine's own draft worker. Every attribute that it sets is set here
-    (``tests/engines/test_sglang_contract.py`` compares the two lists).
+    (``tests/engines/sglang/test_contract.py`` compares the two lists).
     """
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:

@@ -1,0 +1,1 @@
+"""Answers of the target, rendered as token rows."""

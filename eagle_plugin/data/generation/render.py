@@ -1,0 +1,109 @@
+"""`eagle-plugin data render`: recorded answers as token rows, for traffic whose answers are to be kept."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from eagle_plugin.data.generation.chat import ChatRenderer, RenderedTurn, Untrainable, load_tokenizer, stop_token_ids
+from eagle_plugin.data.generation.journal import turn_id
+from eagle_plugin.data.masks import MaskReport, show_masks
+from eagle_plugin.data.rows import TokenRow, format_row
+from eagle_plugin.data.sources.prompts import Prompt, read_prompts
+from eagle_plugin.data.whole_file import write_whole
+
+EXAMPLES = """\
+examples:
+  eagle-plugin data prepare traffic.jsonl --keep-responses --out prompts.jsonl
+  eagle-plugin data render prompts.jsonl --target TARGET --out rows.jsonl
+
+A head learns best from what its target itself generates (`eagle-plugin data generate`). Render recorded answers only
+where they are the target's own, or where the target cannot be asked again.
+"""
+
+
+def render_prompt(prompt: Prompt, renderer: ChatRenderer) -> Iterator[TokenRow | Untrainable]:
+    """One row, or the reason why there is none, for every recorded answer of the prompt."""
+    variables = prompt.sampling.get("chat_template_kwargs")
+    chat, raw = prompt.messages, _render_raw(prompt, renderer)
+    for turn in renderer.render_turns(chat, prompt.tools, variables) if chat else raw:
+        if isinstance(turn, RenderedTurn):
+            yield TokenRow(
+                id=turn_id(prompt.id, turn.turn),
+                source=prompt.source,
+                split=prompt.split,
+                prompt_ids=turn.prompt_ids,
+                response_ids=turn.response_ids,
+                finish="recorded",
+            )
+        else:
+            yield turn
+
+
+def _render_raw(prompt: Prompt, renderer: ChatRenderer) -> Iterator[RenderedTurn | Untrainable]:
+    answer = prompt.response or {}
+    if not answer:
+        return
+    prompt_ids = prompt.prompt_ids or renderer.encode(prompt.prompt or "", special=True)
+    yield renderer.join(0, prompt_ids, answer.get("token_ids") or renderer.encode(answer["text"]))
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command's options."""
+    parser = argparse.ArgumentParser(
+        prog="eagle-plugin data render",
+        description="Turn the recorded answers of prepared prompts into token rows, one per assistant turn.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("prompts", type=Path, help="JSON lines of `eagle-plugin data prepare --keep-responses`")
+    parser.add_argument("--target", type=Path, required=True, help="folder of the target, for tokenizer and template")
+    parser.add_argument("--out", type=Path, required=True, help="file of rows, written whole or not at all")
+    parser.add_argument("--max-length", type=int, default=4096, help="tokens of a row (default: %(default)s)")
+    parser.add_argument("--allow-odd-masks", action="store_true", help="accept rows that are nearly all or no response")
+    options = parser.parse_args(argv)
+    if options.max_length < 2:
+        parser.error(f"--max-length is {options.max_length}, wanted at least 2")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Render the recorded answers, show one row in colour and a table of what was kept."""
+    options = parse(argv)
+    console = Console(stderr=True)
+    tokenizer = load_tokenizer(options.target)
+    renderer = ChatRenderer(tokenizer, stop_token_ids(options.target), options.max_length)
+    report, counts, skipped = MaskReport(), Counter[str](), Counter[str]()
+
+    def lines() -> Iterator[str]:
+        total = sum(1 for prompt in read_prompts(options.prompts))
+        for prompt in track(read_prompts(options.prompts), "rendering", total=total, console=console):
+            counts["prompts"] += 1
+            results = list(render_prompt(prompt, renderer))
+            skipped["no recorded answer"] += not results
+            for result in results:
+                if isinstance(result, Untrainable):
+                    skipped[result.reason] += 1
+                    continue
+                if not report.rows:
+                    console.print(show_masks(result, tokenizer))
+                report.add(result, allow=options.allow_odd_masks)
+                counts["stopped"] += result.response_ids[-1] in renderer.stop_ids
+                yield format_row(result)
+        report.judge(allow=options.allow_odd_masks)
+
+    write_whole(options.out, lines())
+    table = Table("what", "count", "", title=str(options.out), title_justify="left")
+    table.add_row("prompts", f"{counts['prompts']:,}", "")
+    table.add_row("rows", f"{report.rows:,}", report.describe(), style="bold")
+    table.add_row("rows without a stop token", f"{report.rows - counts['stopped']:,}", "too long, or recorded so")
+    for reason, count in (+skipped).most_common():
+        table.add_row(f"no row: {reason}", f"{count:,}", "", style="yellow")
+    Console().print(table)
+    return 0

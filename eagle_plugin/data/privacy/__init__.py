@@ -1,0 +1,1 @@
+"""Private data in prompts: found, redacted or dropped."""

@@ -1,0 +1,120 @@
+"""Finding private data in text and putting placeholders in its place."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from eagle_plugin.data.privacy.patterns import Finding, find_patterns
+from eagle_plugin.data.privacy.recognisers import load_recognisers, run_recogniser
+from eagle_plugin.data.rows import DataError
+
+MODES = ("drop", "redact", "report", "off")
+UserRecogniser = Callable[[str], Iterable[tuple[str, int, int]]]
+
+
+class Scanner:
+    """Finds e-mail addresses, phone, card, bank and social-security numbers, IP and street addresses, and keys.
+
+    Names of persons need a model: give one as `recogniser`, the dotted path "module:function" of a function that takes
+    a text and returns (type, start, end) triples.
+
+    Raises:
+        DataError: the recognisers are not installed, or the path leads to no function.
+    """
+
+    def __init__(self, recogniser: str | None = None) -> None:
+        self._user = load_user_recogniser(recogniser) if recogniser else None
+        self._recognisers = load_recognisers()
+
+    def find(self, text: str) -> list[Finding]:
+        """What is private in the text, by position; findings that overlap are one, of the longest one's type."""
+        merged: list[Finding] = []
+        longest = 0
+        for found in sorted(self._find_all(text), key=lambda found: (found.start, -found.end)):
+            length = found.end - found.start
+            if merged and found.start < merged[-1].end:
+                last = merged[-1]
+                type = found.type if length > longest else last.type
+                merged[-1] = Finding(type, last.start, max(last.end, found.end))
+                longest = max(longest, length)
+            else:
+                merged.append(found)
+                longest = length
+        return merged
+
+    def scan(self, text: str) -> bool:
+        """Whether anything in the text is private; for generated answers, which can only be dropped."""
+        return next(self._find_all(text), None) is not None
+
+    def _find_all(self, text: str) -> Iterator[Finding]:
+        yield from find_patterns(text)
+        for recogniser in self._recognisers:
+            yield from run_recogniser(recogniser, text)
+        for type, start, end in self._user(text) if self._user else ():
+            if 0 <= start < end <= len(text):
+                yield Finding(re.sub(r"\W+", "_", type).upper(), start, end)
+
+
+def load_user_recogniser(path: str) -> UserRecogniser:
+    """The function at the dotted path "module:function".
+
+    Raises:
+        DataError: naming what is missing.
+    """
+    module, _, name = path.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise DataError(
+            f"--recogniser {path} cannot be loaded ({error}); wanted module:function of an importable module"
+        ) from error
+    if not callable(function):
+        raise DataError(f"--recogniser {path} is a {type(function).__name__}, wanted a function from text to findings")
+    return function
+
+
+@functools.cache
+def _shared_scanner() -> Scanner:
+    return Scanner()
+
+
+def scan(text: str) -> bool:
+    """Whether anything in the text is private, by a scanner that is made at the first call (seconds)."""
+    return _shared_scanner().scan(text)
+
+
+def redact(texts: Sequence[str], scanner: Scanner) -> tuple[list[str], Counter[str]]:
+    """The texts of one row with typed placeholders (<EMAIL_1>) for what is private, and the count by type.
+
+    One value has one placeholder in the whole row, also where it stands without the words that gave it away.
+    """
+    found = [scanner.find(text) for text in texts]
+    counts = Counter(finding.type for findings in found for finding in findings)
+    if not counts:
+        return list(texts), counts
+    names: dict[str, str] = {}
+    numbers: Counter[str] = Counter()
+    for text, findings in zip(texts, found, strict=True):
+        for finding in findings:
+            value = text[finding.start : finding.end]
+            if value not in names:
+                numbers[finding.type] += 1
+                names[value] = f"<{finding.type}_{numbers[finding.type]}>"
+    # Longest first: of two values that begin alike, the whole one is replaced.
+    values = sorted(names, key=len, reverse=True)
+    again = re.compile("|".join(rf"(?<!\w){re.escape(value)}(?!\w)" for value in values))
+    return [_replace(text, findings, names, again) for text, findings in zip(texts, found, strict=True)], counts
+
+
+def _replace(text: str, findings: list[Finding], names: dict[str, str], again: re.Pattern[str]) -> str:
+    pieces, end = [], 0
+    for finding in findings:
+        pieces.append(again.sub(lambda match: names[match[0]], text[end : finding.start]))
+        pieces.append(names[text[finding.start : finding.end]])
+        end = finding.end
+    pieces.append(again.sub(lambda match: names[match[0]], text[end:]))
+    return "".join(pieces)

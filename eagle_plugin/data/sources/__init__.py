@@ -1,0 +1,1 @@
+"""Prompt files and data sets: formats, detection, and prompts in normal form."""

@@ -1,0 +1,245 @@
+"""The formats of prompt files: telling them apart and reading each record's request and recorded answer."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from eagle_plugin.data.rows import DataError
+from eagle_plugin.data.sources.answers import Answer, read_answers
+from eagle_plugin.data.sources.conversation import Unusable
+from eagle_plugin.data.sources.record_files import Found, Skipped, read_objects
+
+FORMATS = {
+    "sharegpt": "ShareGPT",
+    "chat": "OpenAI chat",
+    "batch": "OpenAI batch",
+    "completions": "OpenAI completions",
+    "sagemaker": "SageMaker data capture",
+    "capture": "capture of this plugin",
+}
+DETECTION_RECORDS = 20
+CAPTURE_VERSION = 1
+# Parts of a request that change what the target answers; the rest (model, stream, user, ...) is the caller's own.
+NUMBERS = (
+    *("temperature", "top_p", "top_k", "min_p", "max_tokens"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
+SAMPLING = (*NUMBERS, "stop", "chat_template_kwargs", "reasoning_effort", "tool_choice", "response_format")
+RENAMED = {"max_completion_tokens": "max_tokens", "max_new_tokens": "max_tokens"}
+
+
+@dataclass(frozen=True)
+class Record:
+    """One request as recorded, and its answer; `messages` are not yet normalised."""
+
+    where: str
+    source: str
+    messages: list[Any] | None = None
+    prompt: str | list[int] | None = None
+    tools: list[Any] | None = None
+    sampling: dict[str, Any] = field(default_factory=dict)
+    answer: Answer | None = None
+    prompt_ids: list[int] | None = None  # the rendered prompt, where the recorder kept it
+
+
+def name_format(value: dict[str, Any]) -> str | None:
+    """The format of one record: a key of `FORMATS`, "unknown", or None where it fits several (an empty chat)."""
+    if "captureData" in value:
+        return "sagemaker"
+    if "v" in value and "request" in value:
+        return "capture"
+    if "custom_id" in value and "body" in value:
+        return "batch"
+    for key in ("conversations", "messages"):
+        turns = value.get(key)
+        if turns == []:
+            return None
+        if isinstance(turns, list) and isinstance(turns[0], dict):
+            if "from" in turns[0]:
+                return "sharegpt"
+            if "role" in turns[0]:
+                return "chat"
+    return "completions" if "prompt" in value else "unknown"
+
+
+def read_records(path: str, on_bytes: Callable[[int], None] | None = None) -> Iterator[Record | Skipped]:
+    """Yield the records of one file; the format is told from its first 20 records, which must agree.
+
+    Args:
+        path: JSON lines (plain, gzip or zstandard), a JSON array, Parquet, or "-" for stdin.
+        on_bytes: see `read_objects`.
+
+    Raises:
+        DataError: naming file and line, for broken files, unknown formats and files of several formats.
+    """
+    objects = read_objects(path, on_bytes)
+    first: list[Found | Skipped] = []
+    votes: Counter[str] = Counter()
+    while votes.total() < DETECTION_RECORDS and (item := next(objects, None)) is not None:
+        first.append(item)
+        name = name_format(item.value) if isinstance(item, Found) else None
+        votes.update([name] if name else [])
+    known = _agreed_format(votes, "<stdin>" if path == "-" else path)
+    for item in itertools.chain(first, objects):
+        if isinstance(item, Skipped):
+            yield item
+            continue
+        name = name_format(item.value)
+        if name not in (known, None):
+            raise DataError(
+                f"{item.where} is {_title(name)}, but the file began as {_title(known)}; split it by format"
+            )
+        try:
+            records = parse_record(item.value, known, item.where) if name else []
+            yield from records
+            if not records:
+                yield Skipped(item.where, "empty conversation")
+        except Unusable as reason:
+            yield Skipped(item.where, str(reason))
+
+
+def _agreed_format(votes: Counter[str], name: str) -> str:
+    if len(votes) == 1 and "unknown" not in votes:
+        return next(iter(votes))
+    counts = ", ".join(f"{count} {_title(found)}" for found, count in votes.most_common()) or "no record"
+    raise DataError(
+        f"{name} begins with {counts}; wanted one format in a file, of: {', '.join(FORMATS.values())} "
+        "(see `eagle-plugin data prepare --help`)"
+    )
+
+
+def _title(name: str | None) -> str:
+    return FORMATS.get(name or "", "of unknown format")
+
+
+def parse_record(value: dict[str, Any], known: str, where: str) -> list[Record]:
+    """The requests in one record: one, or several where a completions request asks for a list of prompts.
+
+    Raises:
+        Unusable: with the reason to count.
+    """
+    if known == "sharegpt" or (known == "chat" and "conversations" in value):
+        records = [_parse_sharegpt(value, where)]
+    elif known == "batch":
+        records = _parse_request(value["body"], where)
+    elif known == "sagemaker":
+        records = _parse_sagemaker(value["captureData"], where)
+    elif known == "capture":
+        records = _parse_capture(value, where)
+    else:
+        records = _parse_request(value, where)
+    return [replace(record, source=known) for record in records]
+
+
+def _parse_sharegpt(value: dict[str, Any], where: str) -> Record:
+    turns = value["conversations"] if "conversations" in value else value["messages"]
+    if isinstance(value.get("system"), str) and value["system"]:
+        turns = [{"role": "system", "content": value["system"]}, *turns]
+    tools = value.get("tools")
+    if isinstance(tools, str):  # written as a string by some tools
+        tools = _decode(tools, "malformed tools")
+    return Record(where, "", messages=turns, tools=_tools(tools))
+
+
+def _parse_request(body: Any, where: str) -> list[Record]:
+    """The body of a chat, completions or TGI request, with the answer where the same object holds it."""
+    if not isinstance(body, dict):
+        raise Unusable("malformed request")
+    base = Record(where, "", tools=_tools(body.get("tools")), sampling=_sampling(body))
+    answers = read_answers(body)
+    if isinstance(body.get("messages"), list):
+        return [replace(base, messages=body["messages"], answer=answers.get(0))]
+    asked = body.get("prompt", body.get("inputs"))
+    if "prompt" not in body:
+        base = replace(base, sampling=_sampling(body.get("parameters")))
+    if isinstance(body.get("completion"), str):
+        answers = {0: Answer(text=body["completion"])}
+    if isinstance(asked, list) and asked and isinstance(asked[0], dict) and "role" in asked[0]:
+        return [replace(base, messages=asked, answer=answers.get(0))]
+    prompts = asked if isinstance(asked, list) and not _is_ids(asked) else [asked]
+    if not prompts or not all(isinstance(prompt, str) or _is_ids(prompt) for prompt in prompts):
+        raise Unusable("no prompt in the request")
+    return [replace(base, prompt=prompt, answer=answers.get(i)) for i, prompt in enumerate(prompts)]
+
+
+def _parse_sagemaker(capture: Any, where: str) -> list[Record]:
+    sent, answered = (
+        capture.get(key) if isinstance(capture, dict) else None for key in ("endpointInput", "endpointOutput")
+    )
+    body = _captured_body(sent)
+    if isinstance(body, str):
+        raise Unusable("captured request is not JSON")
+    records = _parse_request(body, where)
+    answers = read_answers(_captured_body(answered))
+    return [replace(record, answer=answers.get(i, record.answer)) for i, record in enumerate(records)]
+
+
+def _captured_body(side: Any) -> Any:
+    """The body of one side of a capture: decoded JSON, or its text where it is none; None where it was not recorded."""
+    data = side.get("data") if isinstance(side, dict) else None
+    if not isinstance(data, str):
+        return data
+    if str(side.get("encoding")).upper() == "BASE64":
+        try:
+            data = base64.b64decode(data, validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError) as error:
+            raise Unusable("undecodable capture") from error
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return data
+
+
+def _parse_capture(value: dict[str, Any], where: str) -> list[Record]:
+    if value["v"] != CAPTURE_VERSION:
+        raise DataError(f"{where} is a capture of version {value['v']!r}, wanted {CAPTURE_VERSION}; capture it again")
+    records = _parse_request(value["request"], where)
+    response = value.get("response")
+    if len(records) > 1 or not isinstance(response, dict):
+        return records
+    text, ids = response.get("text"), response.get("token_ids")
+    answer = Answer(
+        text=text if isinstance(text, str) else None,
+        token_ids=ids if _is_ids(ids) else None,
+        finish=str(response.get("finish_reason") or "recorded"),
+    )
+    if answer.text is not None and records[0].messages is not None:
+        message = response.get("message")
+        if not isinstance(message, dict):
+            message = {"role": "assistant", "content": answer.text}
+        answer = replace(answer, message=message)
+    prompt_ids = value.get("prompt_token_ids")
+    return [replace(records[0], answer=answer, prompt_ids=prompt_ids if _is_ids(prompt_ids) else None)]
+
+
+def _sampling(body: Any) -> dict[str, Any]:
+    if not isinstance(body, dict):
+        return {}
+    found = {RENAMED.get(key, key): value for key, value in body.items()}
+    given = {key: found[key] for key in SAMPLING if found.get(key) is not None}
+    # A request with temperature "hot" was refused when it was made; its prompt is still a prompt.
+    return {key: value for key, value in given.items() if key not in NUMBERS or type(value) in (int, float)}
+
+
+def _tools(tools: Any) -> list[Any] | None:
+    if tools is not None and not isinstance(tools, list):
+        raise Unusable("malformed tools")
+    return tools or None
+
+
+def _decode(text: str, reason: str) -> Any:
+    try:
+        return json.loads(text) if text.strip() else None
+    except (ValueError, RecursionError) as error:
+        raise Unusable(reason) from error
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(i) is int and i >= 0 for i in value)

@@ -1,0 +1,156 @@
+"""Prompts in their normal form: what every format is turned into, and what generation and rendering read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from eagle_plugin.data.rows import DataError, Split
+from eagle_plugin.data.sources.conversation import Unusable, normalise_messages
+from eagle_plugin.data.sources.formats import Record
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One conversation, raw text or list of token ids for the target to answer.
+
+    Exactly one of `messages`, `prompt` and `prompt_ids` is given. An assistant turn inside `messages` marks where the
+    target answers: generation puts the target's own answer in its place, rendering takes the recorded one.
+    """
+
+    id: str
+    source: str  # the format it came from, or the user's name for it; evaluation is reported by it
+    split: Split = "train"
+    messages: list[dict[str, Any]] | None = None
+    prompt: str | None = None  # sent as it is, without the chat template
+    prompt_ids: list[int] | None = None  # the same, as ids of the target's tokenizer
+    tools: list[Any] | None = None
+    sampling: dict[str, Any] = field(default_factory=dict)  # temperature, max_tokens, ... of the recorded request
+    # The recorded answer to `prompt` ("text") or `prompt_ids` ("token_ids" or "text"), and its "finish" reason.
+    response: dict[str, Any] | None = None
+
+
+_FIELDS = {item.name for item in fields(Prompt)}
+_CONTENT = ("messages", "prompt", "prompt_ids")
+
+
+def read_prompts(path: str | Path) -> Iterator[Prompt]:
+    """Yield the prompts of a JSON-lines file that `format_prompt` wrote.
+
+    Raises:
+        DataError: naming file, line and field.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise DataError(f"{path} is not a file; give the prompts that `eagle-plugin data prepare` wrote")
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield parse_prompt(line, f"{path}:{number}")
+
+
+def parse_prompt(line: bytes, where: str) -> Prompt:
+    """The prompt in one line of a file; `where` is for the error.
+
+    Raises:
+        DataError: naming the place and the field.
+    """
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise DataError(
+            f"{where} is not JSON ({error}); write the file again with `eagle-plugin data prepare`"
+        ) from error
+    advice = "bring the file to the prompt form with `eagle-plugin data prepare`"
+    if not isinstance(value, dict) or not {"id", "source"} <= value.keys() <= _FIELDS:
+        found = ", ".join(value) if isinstance(value, dict) else type(value).__name__
+        raise DataError(f"{where} has {found or 'no fields'}, wanted id, source and fields of a prompt; {advice}")
+    given = [name for name in _CONTENT if value.get(name) is not None]
+    if len(given) != 1:
+        raise DataError(
+            f"{where} has {' and '.join(given) or 'no content'}, wanted one of {', '.join(_CONTENT)}; {advice}"
+        )
+    if wrong := _wrong_field(value):
+        raise DataError(f"{where} has {wrong}; {advice}")
+    return Prompt(**{name: item for name, item in value.items() if item is not None})
+
+
+def _wrong_field(value: dict[str, Any]) -> str | None:
+    messages, ids = value.get("messages"), value.get("prompt_ids")
+    if messages is not None and not (
+        isinstance(messages, list)
+        and messages
+        and all(isinstance(turn, dict) and isinstance(turn.get("role"), str) for turn in messages)
+    ):
+        return "messages that are no list of turns with a role"
+    if ids is not None and not (isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids)):
+        return "prompt_ids that are no list of token ids"
+    kinds = {"id": str, "source": str, "prompt": str, "tools": list, "sampling": dict, "response": dict}
+    for name, kind in kinds.items():
+        if value.get(name) is not None and not isinstance(value[name], kind):
+            return f"{name} of type {type(value[name]).__name__}, wanted {kind.__name__}"
+    if value.get("split", "train") not in ("train", "val"):
+        return f"split {value['split']!r}, wanted train or val"
+    return None
+
+
+def format_prompt(prompt: Prompt) -> str:
+    """The prompt as one line of JSON, with its newline; empty fields are left away, half characters are `?`."""
+    value = {name: item for name, item in asdict(prompt).items() if item not in (None, {})}
+    line = json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n"
+    # JSON can hold one half of an emoji that a recorder cut; UTF-8 cannot, nor does a tokenizer take it.
+    return line.encode("utf-8", "replace").decode()
+
+
+def normalise(record: Record, keep_responses: bool) -> Prompt:
+    """The record in normal form, without an id and a split yet (see `seal`).
+
+    Recorded answers are kept only with `keep_responses`: as the last message of a conversation, as `response` of a raw
+    prompt, and as token ids where the recorder kept those of both prompt and answer.
+
+    Raises:
+        Unusable: with the reason to count.
+    """
+    answer = record.answer if keep_responses else None
+    prompt = Prompt("", record.source, tools=record.tools, sampling=record.sampling)
+    if record.messages is not None:
+        turns = record.messages
+        if answer and answer.message:
+            turns = [*turns, {"role": "assistant", **answer.message}]
+        return replace(prompt, messages=normalise_messages(turns, keep_responses))
+    response = None
+    if answer and (answer.text is not None or answer.token_ids):
+        response = {"text": answer.text, "token_ids": answer.token_ids, "finish": answer.finish}
+        response = {name: item for name, item in response.items() if item is not None}
+    if isinstance(record.prompt, str):
+        if not record.prompt.strip():
+            raise Unusable("empty prompt")
+        return replace(prompt, prompt=record.prompt, response=response)
+    return replace(prompt, prompt_ids=record.prompt, response=response)
+
+
+def digest(prompt: Prompt) -> bytes:
+    """16 bytes that are equal for equal prompts: of the content, the tools and the recorded answer, nothing else."""
+    content = [prompt.messages, prompt.prompt, prompt.prompt_ids, prompt.tools, prompt.response]
+    text = json.dumps(content, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(unicodedata.normalize("NFC", text).encode("utf-8", "surrogatepass")).digest()[:16]
+
+
+def seal(prompt: Prompt, val_share: float) -> Prompt:
+    """The prompt with an id made of its content, and its split.
+
+    The split depends on the first user text alone, in any case and spacing, so that conversations with the same
+    opening never lie on both sides.
+    """
+    first = prompt.prompt if prompt.prompt is not None else json.dumps(prompt.prompt_ids)
+    if prompt.messages is not None:
+        first = next((turn.get("content") or "" for turn in prompt.messages if turn["role"] == "user"), "")
+    text = " ".join(unicodedata.normalize("NFKC", first).casefold().split())
+    point = int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big") / 2**64
+    identifier = f"{prompt.source}-{digest(prompt).hex()[:16]}"
+    return replace(prompt, id=identifier, split="val" if point < val_share else "train")

@@ -1,0 +1,1 @@
+"""Hidden states of the target, in shards below any URL."""

@@ -1,0 +1,1 @@
+"""What users run to judge a draft head: accept lengths, responses, statistics, the check against its target."""

@@ -1,0 +1,168 @@
+"""The check before serving: does a head load, does it fit its target, and are its drafts what they should be?
+
+A head of the right shape can still be wrong in ways that no engine reports: trained for another target, or with aux
+layers that are written down in the other engine's convention. Both show as drafts that are not accepted, so a few
+answers of the target are drafted here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from eagle_plugin.data.generation.chat import load_tokenizer
+from eagle_plugin.data.rows import TokenRow
+from eagle_plugin.data.store.features import load_target
+from eagle_plugin.evaluate.chains import forced_likelihoods
+from eagle_plugin.evaluate.measure import CHAIN, Texts, evaluate
+from eagle_plugin.evaluate.responses import chat_ids, texts_at
+from eagle_plugin.evaluate.stats import Figures, paired_difference, summarize
+from eagle_plugin.heads.aux_ids import Reading, read_aux_candidates
+from eagle_plugin.heads.checkpoint import ARCHITECTURES, HeadInfo, check_head
+from eagle_plugin.heads.files import HeadError, read_config
+from eagle_plugin.heads.load import load_any_head
+from eagle_plugin.heads.manifest import read_manifest
+from eagle_plugin.reference.draft import read_text
+
+# Chat, knowledge, reasoning, maths and code, so that a head trained on any of them accepts something.
+PROMPTS = (
+    "What is the capital of France, and what is it known for?",
+    "Write a short story about a lighthouse keeper who finds a letter.",
+    "Explain in simple words how a vaccine works.",
+    "Write a Python function that returns the n-th Fibonacci number.",
+    "A train travels 180 km in 2.5 hours. What is its average speed? Show your work.",
+    "List five tips for staying healthy while working at a desk.",
+    "Summarize the causes of the First World War in one paragraph.",
+    "Translate into French: Where is the nearest railway station?",
+    "Write a polite email that asks a colleague to move a meeting to Friday.",
+    "Sam has 12 apples, gives away a third of them and buys 5 more. How many has he now?",
+    "What is the difference between a list and a tuple in Python?",
+    "Describe the water cycle to a ten-year-old child.",
+)
+TOKENS = 96  # of each answer
+# A head that guesses the most frequent tokens is right at a few per cent. Less than this costs more
+# time than it saves.
+LEAST = 0.1
+# Prompts differ between here and the head's own held-out data, but not by half.
+SHARE_OF_TRAINING = 0.5
+
+
+class Measurement(NamedTuple):
+    """One way to understand the head, and how its drafts do on the target's answers."""
+
+    reading: Reading
+    figures: Figures  # of chains of 4 drafts behind every token
+    likelihood: Tensor  # [answers] float64: mean log q of the next 4 tokens
+
+
+class Report(NamedTuple):
+    """A head that may be served."""
+
+    info: HeadInfo
+    served: Measurement  # as the engine reads the head
+    others: list[Measurement]  # other ways to understand an ambiguous checkpoint, all worse
+    trained: float | None  # acceptance of the first draft that training measured on its held-out rows
+    warnings: list[str]
+
+
+def check(
+    target_dir: str | Path,
+    head_dir: str | Path,
+    *,
+    prompts: Sequence[str] = PROMPTS,
+    algorithm: str | None = None,
+    report: Callable[[int], None] = lambda done: None,
+) -> Report:
+    """Check a head's files and measure its drafts on the target's greedy answers to some prompts.
+
+    algorithm: the engine's --speculative-algorithm (None: the head's own). report gets the number of answers written.
+
+    Raises:
+        HeadError: the files do not fit (`heads.checkpoint.check_head`), the drafts are hardly ever right, far worse
+            than in training, or better if the aux layers are understood in another way than the engine does.
+    """
+    config = read_config(head_dir)
+    architectures = config.get("architectures") or [None]
+    info = check_head(target_dir, head_dir, algorithm=algorithm or ARCHITECTURES.get(architectures[0], "EAGLE3"))
+    served = Reading(info.aux_layer_ids, bool(config.get("norm_output")), "as the engine reads it")
+    candidates = read_aux_candidates(head_dir, target_dir) if info.algorithm == "EAGLE3" else []
+    readings = [served, *(c for c in candidates if c[:2] != served[:2])]
+
+    model, tokenizer = load_target(target_dir), load_tokenizer(target_dir)
+    rows = [TokenRow(f"check-{i}", "check", chat_ids(tokenizer, p), [], "", "val") for i, p in enumerate(prompts)]
+    texts = texts_at(lambda: model, target_dir, rows, temperature=0.0, tokens=TOKENS, report=report)
+    measured = [_measure(model, texts, target_dir, head_dir, reading) for reading in readings]
+    warnings = [*info.warnings, *_compare_readings(measured, target_dir, head_dir)]
+    manifest = read_manifest(head_dir) or {}
+    trained = next(iter(manifest.get("acceptance") or []), None)
+    _check_acceptance(measured[0].figures, trained, target_dir, head_dir)
+    return Report(info, measured[0], measured[1:], trained, warnings)
+
+
+@torch.no_grad()
+def _measure(
+    model: Any, rows: Sequence[TokenRow], target_dir: str | Path, head_dir: str | Path, reading: Reading
+) -> Measurement:
+    head = load_any_head(head_dir, target_dir, torch.bfloat16, reading)
+    texts = Texts(model, rows, head.aux_layers, 0.0)
+    figures = summarize(evaluate(head, texts)["chain4_everywhere"])
+    if figures is None:
+        raise HeadError(f"{target_dir} answers {len(rows)} prompts with hardly a word; try the target itself first")
+    likelihoods = []
+    for text in texts.texts:
+        first, last = len(text.row.prompt_ids), len(text.tokens) - CHAIN.steps
+        if first < last:
+            roots = torch.arange(first, last)
+            read = read_text(head, text.tokens, texts.features(text, head))
+            likelihoods.append(forced_likelihoods(head, text.tokens, read, roots, CHAIN.steps).double().nanmean())
+    return Measurement(reading, figures, torch.stack(likelihoods))
+
+
+def _compare_readings(measured: list[Measurement], target_dir: str | Path, head_dir: str | Path) -> Iterator[str]:
+    """Refuse a head that does better when it is not read as the engine reads it; warn where that cannot be told.
+
+    By likelihood, which tells readings apart on fewer tokens than acceptance does.
+    """
+    served = measured[0]
+    for other in measured[1:]:
+        _, low, high = paired_difference(other.likelihood, served.likelihood)
+        if low > 0 and other.figures.cumulative[0] >= LEAST:
+            layers = ",".join(map(str, other.reading.aux_layers))
+            norm = "yes" if other.reading.norm_output else "no"
+            raise HeadError(
+                f"{head_dir} was trained on {_describe(other)}, but the engine would give it {_describe(served)}; "
+                f"write it again: eagle-plugin export {head_dir} NEW --target {target_dir} "
+                f"--aux-layers {layers} --norm-output {norm}"
+            )
+        if high >= 0:
+            yield (
+                f"{head_dir} can mean {_describe(served)} or {_describe(other)}, and {len(served.likelihood)} answers "
+                "do not tell which; ask who trained it, or check it with more prompts"
+            )
+
+
+def _describe(measurement: Measurement) -> str:
+    """For example: the inputs of layers 2, 15, 27 (vLLM's ids; accept length 1.48, log q -3.66)."""
+    reading, logq = measurement.reading, float(measurement.likelihood.mean())
+    layers = ", ".join(map(str, reading.aux_layers))
+    state = " with the normed state" if reading.norm_output else ""
+    length = measurement.figures.accept_length
+    return f"the inputs of layers {layers}{state} ({reading.origin}; accept length {length:.2f}, log q {logq:.2f})"
+
+
+def _check_acceptance(figures: Figures, trained: float | None, target_dir: str | Path, head_dir: str | Path) -> None:
+    found = figures.cumulative[0]
+    if found < LEAST:
+        raise HeadError(
+            f"the first draft of {head_dir} is right for {found:.1%} of the tokens that {target_dir} writes, wanted at "
+            f"least {LEAST:.0%}; it was trained for another target or hardly at all, use the head of this target"
+        )
+    if trained is not None and found < SHARE_OF_TRAINING * trained:
+        raise HeadError(
+            f"the first draft of {head_dir} is right for {found:.1%} of the tokens that {target_dir} writes, but was "
+            f"for {trained:.1%} in training; give the target (weights and chat template) that it was trained for"
+        )

@@ -1,0 +1,250 @@
+"""`eagle-plugin eval`: how long drafts live with one or more heads, on held-out prompts, without an engine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from eagle_plugin.data.generation.chat import load_tokenizer
+from eagle_plugin.data.rows import DataError, TokenRow
+from eagle_plugin.data.sources.sets import SETS
+from eagle_plugin.data.store.extract import reuse_memory
+from eagle_plugin.data.store.features import load_target
+from eagle_plugin.data.whole_file import write_whole
+from eagle_plugin.evaluate.measure import SHAPES, Texts, check_tree_reading, evaluate
+from eagle_plugin.evaluate.responses import held_out_rows, set_rows, texts_at
+from eagle_plugin.evaluate.stats import Tally, gain, summarize
+from eagle_plugin.heads.layers import DraftHead
+from eagle_plugin.heads.load import load_any_head
+from eagle_plugin.models import CATALOG, ModelError, get_model
+
+DESCRIPTION = """\
+Measure the accept length of draft heads (tokens of a round, the bonus token
+included) on answers of the target itself: a chain of 4 drafts, and a tree of 16
+nodes with the root (4 levels, 4 children). At temperature 0 rounds follow each
+other as in a server; above 0 it is the expectation of the plugin's own rule for
+trees, of speculative sampling for chains.
+"""
+EPILOG = """\
+examples:
+  eagle-plugin eval smollm2-135m-instruct HEAD                       three held-out sets, 40 prompts each
+  eagle-plugin eval TARGET OLD NEW --sets gsm8k --temperatures 0     is the new head better than the old one?
+  eagle-plugin eval TARGET HEAD --rows rows.jsonl                    your own traffic: its val rows, by source
+
+The target's answers are written once and kept in the cache (EAGLE_CACHE_DIR). Intervals hold 95 % of what other
+prompts of the same kind would give (bootstrap over prompts); the gain is over the first head, on the same prompts.
+
+--json writes the last head's accept lengths as plain numbers, {"gsm8k": {"chain4_t0": ..., "tree16_t0": ...}}, and
+beside it, in FILE-details.json, those of all heads with their intervals and the acceptance of each draft position.
+"""
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+POOLED = "all"
+WIDTH = 110  # of the table in a file
+Results = dict[str, dict[str, list[Tally]]]  # head -> name such as tree16_t0 -> a tally a prompt
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command's options."""
+    parser = argparse.ArgumentParser(
+        prog="eagle-plugin eval",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("target", metavar="TARGET", help="folder of the target, or a name of `models list`")
+    parser.add_argument("heads", metavar="HEAD", nargs="+", type=Path, help="folders of draft heads")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS), help="held-out sets (all)")
+    source.add_argument("--rows", type=Path, metavar="FILE", help="token rows of `eagle-plugin data generate`")
+    parser.add_argument("--prompts", type=_positive, default=40, metavar="N", help="prompts of each set (%(default)s)")
+    parser.add_argument("--tokens", type=_positive, default=128, metavar="N", help="longest answer (%(default)s)")
+    parser.add_argument("--temperatures", type=_temperature, nargs="+", default=[0.0, 1.0], metavar="T", help="(0 1)")
+    parser.add_argument("--dtype", choices=list(DTYPES), default="bfloat16", help="of target and heads (%(default)s)")
+    parser.add_argument("--device", default="cpu", help="such as cuda (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of answers and drafts at temperatures above 0")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the accept lengths to this file")
+    return parser.parse_args(argv)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
+    return int(text)
+
+
+def _temperature(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 10:
+        raise argparse.ArgumentTypeError(f"{text} is not a temperature from 0 to 10")
+    return value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Evaluate the heads and print one table; returns 0, raises UserError for anything refused."""
+    options = parse(argv)
+    reuse_memory()
+    with _bars(Console(stderr=True)) as bar:
+        target_dir = target_folder(options.target, bar)
+        heads = {
+            _name(path, options.heads): load_any_head(path, target_dir, DTYPES[options.dtype]).to(options.device)
+            for path in options.heads
+        }
+        rows = _rows(options, target_dir)
+        results = measure(target_dir, heads, rows, options, bar)
+    document = {head: _figures(tallies) for head, tallies in results.items()}
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(_table(results, document, options.temperatures))
+    if options.json:
+        _write(options.json, document)
+    return 0
+
+
+def target_folder(name: str, bar: Callable[[str, int], Callable[[int], None]]) -> Path:
+    """The folder itself, or that of the catalogue's model, prepared first if it is not there yet.
+
+    Raises:
+        DataError: there is neither.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+    if name not in CATALOG:
+        raise DataError(f"target {name} is neither a folder nor one of {', '.join(CATALOG)}; give the target's folder")
+    report = bar(f"preparing {name}", 100)
+    try:
+        return get_model(name, lambda what, share: report(int(100 * share)))
+    except ModelError as error:
+        raise DataError(f"target {name}: {error}") from error
+
+
+def measure(
+    target_dir: Path,
+    heads: dict[str, DraftHead],
+    rows: list[TokenRow],
+    options: argparse.Namespace,
+    bar: Callable[[str, int], Callable[[int], None]],
+) -> Results:
+    """The tallies of every head at every temperature; the target reads each text once for all heads."""
+    results: Results = {name: {} for name in heads}
+    aux_layers = sorted({layer for head in heads.values() for layer in head.aux_layers})
+    model = load_target(target_dir, DTYPES[options.dtype], options.device)
+    for temperature in options.temperatures:
+        texts = texts_at(
+            lambda: model,
+            target_dir,
+            rows,
+            temperature=temperature,
+            tokens=options.tokens,
+            seed=options.seed,
+            report=bar(f"temperature {temperature:g}: answers of the target", len(rows)),
+        )
+        read = Texts(model, texts, aux_layers, temperature, bar("hidden states of the target", len(rows)))
+        if temperature:
+            check_tree_reading(model, read.texts[0].tokens)
+        for name, head in heads.items():
+            found = evaluate(head, read, options.seed, bar(f"drafts of {name}", len(rows)))
+            results[name] |= {f"{shape}_t{temperature:g}": tallies for shape, tallies in found.items()}
+    return results
+
+
+def _rows(options: argparse.Namespace, target_dir: Path) -> list[TokenRow]:
+    if options.rows:
+        return held_out_rows(options.rows, options.prompts)
+    return set_rows(options.sets, options.prompts, load_tokenizer(target_dir))
+
+
+def _name(path: Path, paths: list[Path]) -> str:
+    """The folder's name where that tells the heads apart."""
+    name = path.resolve().name
+    return name if [p.resolve().name for p in paths].count(name) == 1 else str(path)
+
+
+def _domains(tallies: Sequence[Tally]) -> dict[str, list[int]]:
+    """The places of each domain's prompts, and of all."""
+    domains: dict[str, list[int]] = {}
+    for place, tally in enumerate(tallies):
+        domains.setdefault(tally.domain, []).append(place)
+    return domains if len(domains) == 1 else domains | {POOLED: list(range(len(tallies)))}
+
+
+def _figures(measured: dict[str, list[Tally]]) -> dict[str, dict[str, Any]]:
+    """domain -> name -> the figures as plain numbers; a domain without a round lacks the name."""
+    document: dict[str, dict[str, Any]] = {}
+    for name, tallies in measured.items():
+        for domain, places in _domains(tallies).items():
+            figures = summarize([tallies[place] for place in places])
+            document.setdefault(domain, {}).update({name: figures.to_json()} if figures else {})
+    return document
+
+
+def _table(results: Results, document: dict[str, dict[str, dict[str, Any]]], temperatures: list[float]) -> Table:
+    """One row a temperature, set and head; the drafts' acceptance for one head, the gain over the first for several."""
+    base, several = next(iter(results)), len(results) > 1
+    table = Table(
+        title="accept length, the bonus token included (95 % interval)", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    last = "gain of the tree" if several else "k-th draft accepted"
+    for column in ("T", "set", *(["head"] if several else []), "chain of 4", "tree of 16", last):
+        table.add_column(column, overflow="fold")
+    for temperature in temperatures:
+        chain, tree = (f"{shape}_t{temperature:g}" for shape in SHAPES)
+        for domain, places in _domains(results[base][tree]).items():
+            for head in results:
+                figures = document[head][domain]
+                cells = [f"{temperature:g}", domain, *([head] if several else [])]
+                if chain not in figures:
+                    table.add_row(*cells, "answers too short")
+                    continue
+                cells += [_interval("{:.3f}", *(figures[name][key] for key in ("accept_length", "low", "high")))
+                          for name in (chain, tree)]  # fmt: skip
+                if not several:
+                    cells.append("  ".join(f"{x:.2f}" for x in figures[chain]["conditional"]))
+                elif head != base:
+                    new, old = ([results[name][tree][place] for place in places] for name in (head, base))
+                    cells.append(_interval("{:+.1%}", *gain(new, old)))
+                table.add_row(*cells)
+        table.add_section()
+    return table
+
+
+def _interval(form: str, mean: float, low: float, high: float) -> str:
+    return f"{form.format(mean)} ({form.format(low)} to {form.format(high)})"
+
+
+def _write(path: Path, document: dict[str, dict[str, dict[str, Any]]]) -> None:
+    last = list(document.values())[-1]
+    plain = {
+        domain: {name: f["accept_length"] for name, f in figures.items() if "everywhere" not in name}
+        for domain, figures in last.items()
+        if domain != POOLED
+    }
+    write_whole(path, [json.dumps(plain, indent=1), "\n"])
+    write_whole(path.with_name(f"{path.stem}-details.json"), [json.dumps(document, indent=1), "\n"])
+
+
+@contextmanager
+def _bars(console: Console) -> Iterator[Callable[[str, int], Callable[[int], None]]]:
+    """Yield a function (what, how many) -> report(done) that draws one bar a call on stderr."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+
+        def bar(what: str, total: int) -> Callable[[int], None]:
+            tasks: list[TaskID] = []  # made by the first report: what needs no time shows no bar
+
+            def report(done: int) -> None:
+                if not tasks:
+                    tasks.append(progress.add_task(what, total=total))
+                progress.update(tasks[0], completed=done)
+
+            return report
+
+        yield bar

@@ -1,0 +1,98 @@
+"""The check before serving: drafts that are right pass; a foreign head and shifted aux layers are found and named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import tiny_models
+import torch
+from safetensors.torch import load_file, save_file
+
+from eagle_plugin.evaluate.check import check
+from eagle_plugin.heads.export import save_head
+from eagle_plugin.heads.files import HeadError
+from eagle_plugin.heads.load import load_any_head
+
+PROMPTS = ["hello", "What is the capital of France?", "1 2 3 4", "def factorial(n):", "Rivers carry sand", "thank you"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EAGLE_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "check-cache"))
+
+
+def test_good_head_passes(markov_target: Path, markov_eagle2: Path, markov_eagle3_reduced: Path) -> None:
+    for head, algorithm in ((markov_eagle2, "EAGLE"), (markov_eagle3_reduced, "EAGLE3")):
+        report = check(markov_target, head, prompts=PROMPTS)
+        assert report.info.algorithm == algorithm and report.others == [] and report.trained is None
+        assert report.served.figures.cumulative == pytest.approx([1.0] * 4)
+
+
+def test_head_of_another_target_is_refused(markov_target: Path, tmp_path: Path) -> None:
+    """It fits by every size and name, and drafts nothing that this target says."""
+    other = tiny_models.markov_target(tmp_path / "other", seed=9)
+    head = tiny_models.markov_eagle3_head(tmp_path / "head", other)
+    assert check(other, head, prompts=PROMPTS).served.figures.accept_length > 4.9
+    with pytest.raises(HeadError, match="trained for another target"):
+        check(markov_target, head, prompts=PROMPTS)
+
+
+def test_head_far_below_its_training_is_refused(markov_target: Path, tmp_path: Path) -> None:
+    poor = load_any_head(tiny_models.markov_eagle3_head(tmp_path / "poor", markov_target, wrong=0.7), markov_target)
+    for measured, fits in (([0.35, 0.3], True), ([0.95, 0.9], False)):
+        folder = tmp_path / f"head-{fits}"
+        save_head(poor, folder, target_dir=markov_target, manifest={"acceptance": measured})
+        if fits:
+            assert check(markov_target, folder, prompts=PROMPTS).trained == 0.35
+        else:
+            with pytest.raises(HeadError, match="but was for 95.0% in training"):
+                check(markov_target, folder, prompts=PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def stepping_target(markov_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Markov target with its step in layer 3: before it the stream is the unit vector of v, behind it of f(v)."""
+    folder = tmp_path_factory.mktemp("stepping") / "target"
+    shutil.copytree(markov_target, folder)
+    weights = load_file(folder / "model.safetensors")
+    vocab = len(weights["lm_head.weight"])
+    eye = torch.eye(vocab)
+    length = torch.tensor(1.0 / (1.0 / vocab + 1e-5) ** 0.5)
+    mlp = "model.layers.3.mlp"
+    weights[f"{mlp}.gate_proj.weight"], weights[f"{mlp}.up_proj.weight"] = eye, eye.clone()
+    weights[f"{mlp}.down_proj.weight"] = (weights["lm_head.weight"] - eye) / (torch.nn.functional.silu(length) * length)
+    weights["model.layers.3.post_attention_layernorm.weight"] = torch.ones(vocab)
+    weights["lm_head.weight"] = eye.clone()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def stepping_head(folder: Path, markov_target: Path, ids: list[int]) -> Path:
+    """A head that reads the input of layer 3 only, third of its aux layers; ids as SGLang's key holds them."""
+    tiny_models.markov_eagle3_head(folder, markov_target)
+    weights = load_file(folder / "model.safetensors")
+    eye = torch.eye(weights["fc.weight"].shape[0])
+    weights["fc.weight"] = torch.cat([0 * eye, 0 * eye, eye], 1)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["eagle_config"] = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": ids}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_shifted_aux_layers_are_found(stepping_target: Path, markov_target: Path, tmp_path: Path) -> None:
+    """SGLang captures the input of layer id + 1: ids 0,1,2 are right for this head, ids 1,2,3 are vLLM's for it."""
+    right = stepping_head(tmp_path / "right", markov_target, [0, 1, 2])
+    report = check(stepping_target, right, prompts=PROMPTS)
+    assert report.served.reading.aux_layers == (1, 2, 3) and report.served.figures.accept_length > 4.9
+    assert [other.reading.aux_layers for other in report.others] == [(0, 1, 2)]
+    assert any("do not tell which" in warning for warning in report.warnings)  # layers 2 and 3 read the same stream
+
+    wrong = stepping_head(tmp_path / "wrong", markov_target, [1, 2, 3])
+    with pytest.raises(HeadError) as refused:
+        check(stepping_target, wrong, prompts=PROMPTS)
+    assert "was trained on the inputs of layers 1, 2, 3 (vLLM's ids" in str(refused.value)
+    assert "--aux-layers 1,2,3" in str(refused.value)

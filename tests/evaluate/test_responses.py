@@ -1,0 +1,92 @@
+"""The target's own answers: written in batches as one by one, kept in the cache, cut at stop tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from eagle_plugin.data.generation.chat import load_tokenizer
+from eagle_plugin.data.rows import DataError, TokenRow, format_row
+from eagle_plugin.evaluate.responses import chat_ids, held_out_rows, texts_at, write_texts
+from eagle_plugin.reference.decode import plain_greedy
+
+PROMPTS = [[0, 40, 41], [0, 99, 120, 77, 5, 60, 61], [0, 200]]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_target: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(tiny_target, dtype=torch.float32).eval()
+
+
+def rows(*prompts: list[int]) -> list[TokenRow]:
+    return [TokenRow(str(i), "chat", ids, [], "", "val") for i, ids in enumerate(prompts)]
+
+
+def test_batched_answers_are_plain_answers(model: Any) -> None:
+    """Padding changes nothing, order is kept, and an answer ends with its first stop token."""
+    texts = write_texts(model, rows(*PROMPTS), 0.0, 12, 0, [1])
+    assert [t.response_ids for t in texts] == [plain_greedy(model, ids, 12) for ids in PROMPTS]
+    assert {(t.finish, t.temperature) for t in texts} == {("length", 0.0)}
+    stop = texts[1].response_ids[4]
+    stopped = write_texts(model, rows(PROMPTS[1]), 0.0, 12, 0, [1, stop])[0]
+    assert stopped.response_ids == texts[1].response_ids[: texts[1].response_ids.index(stop) + 1]
+    assert stopped.finish == "stop"
+
+
+def test_sampled_answers_depend_on_the_seed_alone(model: Any) -> None:
+    before = torch.get_rng_state()
+    a, b, c = (write_texts(model, rows(*PROMPTS), 1.5, 12, seed, [1]) for seed in (0, 0, 1))
+    assert a == b != c
+    assert torch.equal(torch.get_rng_state(), before)  # the caller's random numbers are left alone
+
+
+def test_answers_are_written_once(
+    model: Any, tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row keeps the answer that it has at this temperature; another setting is another file."""
+    monkeypatch.setenv("EAGLE_CACHE_DIR", str(tmp_path))
+    recorded = replace(rows(PROMPTS[0])[0], response_ids=[7, 8, 9, 10], temperature=0.0)
+    asked = [recorded, *rows(*PROMPTS[1:]), replace(recorded, temperature=0.7), replace(recorded, temperature=None)]
+    calls = []
+
+    def target() -> Any:
+        calls.append(1)
+        return model
+
+    def answers(tokens: int) -> list[list[int]]:
+        done = texts_at(target, tiny_target, asked, temperature=0.0, tokens=tokens)
+        assert [(t.id, t.prompt_ids) for t in done] == [(t.id, t.prompt_ids) for t in asked]
+        return [t.response_ids for t in done]
+
+    own = plain_greedy(model, PROMPTS[0], 6)
+    assert answers(6) == [[7, 8, 9, 10], *(plain_greedy(model, ids, 6) for ids in PROMPTS[1:]), own, own]
+    assert answers(6)[0] == [7, 8, 9, 10] and len(calls) == 1
+    assert [len(a) for a in answers(3)] == [3] * 5 and len(calls) == 2
+    texts_at(target, tiny_target, asked, temperature=0.0, tokens=6, seed=1)
+    assert len(calls) == 3 and len(list((tmp_path / "texts").iterdir())) == 3
+
+
+def test_held_out_rows(tmp_path: Path) -> None:
+    """Val rows where there are any, the first of each source."""
+    train = [replace(row, id=f"t{row.id}", split="train") for row in rows(*PROMPTS)]
+    val = [replace(row, id=f"{source}{row.id}", source=source) for source in ("chat", "code") for row in rows(*PROMPTS)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(map(format_row, [*train, *val])))  # type: ignore[arg-type]
+    assert [row.id for row in held_out_rows(file, 2)] == ["chat0", "chat1", "code0", "code1"]
+    file.write_text("".join(map(format_row, train)))  # type: ignore[arg-type]
+    assert [row.id for row in held_out_rows(file, 2)] == ["t0", "t1"]
+    file.write_text("")
+    with pytest.raises(DataError, match="holds no rows"):
+        held_out_rows(file, 2)
+
+
+def test_prompts_are_rendered_as_a_server_does(tiny_target: Path) -> None:
+    tokenizer = load_tokenizer(tiny_target)
+    assert tokenizer.decode(chat_ids(tokenizer, "hello")) == "<s>user: hello\nassistant:"
+    tokenizer.chat_template = None
+    assert tokenizer.decode(chat_ids(tokenizer, "hello")) == "hello"

@@ -1,0 +1,88 @@
+"""Real SGLang and vLLM servers for the end-to-end tests: started together, asked over HTTP, always stopped."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from eagle_plugin.bench.servers import Server, check_worker
+from eagle_plugin.bench.spec import ServerSpec, TreeShape
+
+START_SECONDS = 600
+VLLM_PYTHON = Path(__file__).resolve().parents[2] / ".venv-vllm/bin/python"
+
+
+def tiny_spec(
+    target: Path, head: Path | None = None, shape: tuple[int, int, int] = (2, 4, 8), **changes: Any
+) -> ServerSpec:
+    """A small fp32 SGLang server: plain without a head, with the plugin otherwise."""
+    settings: dict[str, Any] = {
+        "mode": "plain" if head is None else "plugin",
+        "dtype": "float32",
+        "threads": 1,
+        "context_length": 512,
+        "max_total_tokens": 4096,
+        "extra_flags": ("--skip-server-warmup",),
+    }
+    return ServerSpec(target=target, head=head, shape=TreeShape(*shape), **(settings | changes))
+
+
+def vllm_spec(
+    target: Path, head: Path | None = None, shape: tuple[int, int, int] = (2, 4, 8), **changes: Any
+) -> ServerSpec:
+    """The same in vLLM, whose CPU attention wants heads of at least 32 dimensions."""
+    settings: dict[str, Any] = {
+        "engine": "vllm",
+        "python": VLLM_PYTHON,
+        "extra_flags": (),
+        "environment": {"PYTHONPATH": ""},  # the paths of this environment hold another transformers
+    }
+    return tiny_spec(target, head, shape, **(settings | changes))
+
+
+@contextlib.contextmanager
+def serving(specs: Sequence[ServerSpec], logs: Path) -> Iterator[list[Server]]:
+    """Start the servers side by side, check that the worker asked for serves, and stop them all on the way out."""
+    with contextlib.ExitStack() as stack:
+        servers = []
+        for number, spec in enumerate(specs):
+            server = Server.of(spec, logs / str(number))
+            stack.callback(server.stop)
+            servers.append(server.start())
+        for server, spec in zip(servers, specs, strict=True):
+            server.wait_ready(START_SECONDS)
+            check_worker(server, spec.mode)
+        yield servers
+
+
+def generate(server: Server, prompt: str, tokens: int, **sampling: Any) -> dict[str, Any]:
+    """One request over the native endpoint: greedy and past the end token unless `sampling` says otherwise."""
+    parameters = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True} | sampling
+    answer = httpx.post(
+        f"{server.url}/generate", json={"text": prompt, "sampling_params": parameters}, timeout=600, trust_env=False
+    )
+    answer.raise_for_status()
+    return answer.json()
+
+
+def generate_all(
+    server: Server, prompts: Sequence[str], tokens: int, at_once: int, **sampling: Any
+) -> list[dict[str, Any]]:
+    """The answers to all prompts in their order, `at_once` requests at a time."""
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(lambda prompt: generate(server, prompt, tokens, **sampling), prompts))
+
+
+def texts(answers: Sequence[dict[str, Any]]) -> list[str]:
+    return [answer["text"] for answer in answers]
+
+
+def accept_length(answers: Sequence[dict[str, Any]]) -> float:
+    """Generated tokens a verification, over all answers (each answer's first token comes from its prefill)."""
+    tokens = sum(answer["meta_info"]["completion_tokens"] - 1 for answer in answers)
+    return tokens / sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
