@@ -30,12 +30,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from eagle_plugin.bench.choices import HEAD, TARGET, resolve_target
 from eagle_plugin.bench.prompts import Prompt, deal_rounds, read_prompts
-from eagle_plugin.core import propose
+from eagle_plugin.core.policy import SLOT_WEIGHTS
 from eagle_plugin.evaluate.acceptance import expected_accept_length
 from eagle_plugin.heads.layers import DraftHead
 from eagle_plugin.reference.decode import load_head, sampling_params
 from eagle_plugin.reference.draft import Reading, draft_trees, read_text
-from eagle_plugin.reference.rules import RULES
+from eagle_plugin.reference.rules import RULES, Rule, sampled_child
 from eagle_plugin.reference.target import target_features, tree_logits
 
 NAMES = {"deterministic": "target_only", "recursive_rejection": "recursive_rejection", "sampled_child": "sampled_child"}
@@ -61,7 +61,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=48, help="tokens of each text")
     parser.add_argument("--draws", type=int, default=3, help="trees a context of a rule that draws")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])
-    parser.add_argument("--slot-worth", type=float, nargs=2, default=propose.SLOT_WORTH, help="of core/propose.py")
+    parser.add_argument("--slot-weights", type=float, nargs=2, default=SLOT_WEIGHTS, help="of core/policy.py")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     options = parser.parse_args()
@@ -110,24 +110,24 @@ def distribution(logits: Tensor, temperature: float) -> Tensor:
 
 
 def score(
-    model: Any, head: DraftHead, text: Text, rule: str, nodes: int, temperature: float, gen: torch.Generator
+    model: Any, head: DraftHead, text: Text, rule: Rule, nodes: int, temperature: float, gen: torch.Generator
 ) -> Tensor:
     """The accept length [contexts] of one tree of that size at every context."""
     params = sampling_params(temperature, len(head.embedding), len(text.roots))
     trees, proposals = draft_trees(
-        head, text.tokens, text.reading, text.roots, RULES[rule], params, gen,
+        head, text.tokens, text.reading, text.roots, rule, params, gen,
         steps=STEPS[nodes], topk=TOPK, draft_tokens=nodes,
     )  # fmt: skip
     p = distribution(tree_logits(model, text.tokens, text.roots, trees), temperature)
     return expected_accept_length(trees, p, proposals)
 
 
-def score_node(head: DraftHead, text: Text, rule: str, temperature: float, gen: torch.Generator) -> Tensor:
+def score_node(head: DraftHead, text: Text, rule: Rule, temperature: float, gen: torch.Generator) -> Tensor:
     """The probability [contexts] that one of CHILDREN children of the root is accepted, whatever its score."""
     params = sampling_params(temperature, len(head.embedding), len(text.roots))
-    sampled = RULES[rule].children(TOPK) - TOPK if temperature else 0  # children that come on top of topk
+    sampled = rule.children(TOPK) - TOPK if temperature else 0  # children that come on top of topk
     trees, proposals = draft_trees(
-        head, text.tokens, text.reading, text.roots, RULES[rule], params, gen,
+        head, text.tokens, text.reading, text.roots, rule, params, gen,
         steps=1, topk=CHILDREN - sampled, draft_tokens=CHILDREN + 1,
     )  # fmt: skip
     p = torch.nn.functional.pad(text.p, (0, 0, 0, CHILDREN))  # the children are leaves: nothing is asked of them
@@ -149,6 +149,9 @@ def measure(
 ) -> list[dict[str, Any]]:
     """All rows of the table."""
     rows = []
+    known = {
+        name: (RULES | {"sampled_child": sampled_child(options.slot_weights)})[rule] for name, rule in NAMES.items()
+    }
     for temperature in options.temperatures:
         task = bar.add_task(f"temperature {temperature:g}", total=len(prompts))
         # at temperature 0 nothing is drawn: the three rules are one
@@ -161,10 +164,10 @@ def measure(
             names += [text.prompt] * len(text.roots)
             for rule in rules:
                 draws = range(options.draws if rule != "deterministic" else 1)
-                nodes_of = [score_node(head, text, NAMES[rule], temperature, gen) for _ in draws]
+                nodes_of = [score_node(head, text, known[rule], temperature, gen) for _ in draws]
                 singles[rule].append(torch.stack(nodes_of).mean(0))
                 for nodes in STEPS:
-                    trees_of = [score(model, head, text, NAMES[rule], nodes, temperature, gen) for _ in draws]
+                    trees_of = [score(model, head, text, known[rule], nodes, temperature, gen) for _ in draws]
                     lengths[rule, nodes].append(torch.stack(trees_of).mean(0))
             bar.advance(task)
         bar.update(task, completed=len(prompts))
@@ -202,7 +205,6 @@ def table(rows: list[dict[str, Any]]) -> Table:
 @torch.no_grad()
 def main() -> None:
     options, console = parse(), Console()
-    propose.SLOT_WORTH = tuple(options.slot_worth)
     folder = resolve_target(options.target, console)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
     head = load_head(model, folder, options.head, algorithm="EAGLE3")

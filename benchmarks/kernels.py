@@ -27,6 +27,7 @@ from torch import Tensor
 from eagle_plugin.bench.machine import describe_machine
 from eagle_plugin.core import tree as tree_oracle
 from eagle_plugin.core import verify as verify_oracle
+from eagle_plugin.core.policy import NUM_SAMPLED
 from eagle_plugin.kernels import kv, sampling, tree, verify
 from eagle_plugin.kernels.attention import tree_attention
 from eagle_plugin.kernels.loader import backend
@@ -228,7 +229,7 @@ def sampling_rows(s: Setting) -> Iterator[Row]:
         logp, index = tree.topk_log_softmax(logits[: 4 * b], min(listed, s.vocab))
         rows = sampling.SamplingParams(*(values.repeat(4) for values in params))
         ours = functools.partial(
-            sampling.propose, logp, index, rows, torch.rand(4 * b, sampling.SAMPLED, dtype=torch.float64), 4
+            sampling.propose, logp, index, rows, torch.rand(4 * b, NUM_SAMPLED, dtype=torch.float64), 4
         )
         ours = functools.partial(ours, first_row=0, rows_per_request=4)
         theirs = functools.partial(torch.multinomial, logp.exp(), 1)

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from eagle_plugin.core.policy import NUM_SAMPLED
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.kernels import sampling, tree, verify
 from eagle_plugin.kernels.attention import tree_attention
@@ -194,7 +195,7 @@ def sampling_row(drafted: tree.DraftTree, walked: tuple[Tensor, ...], vocab: int
     params = SamplingParams(0.8 * one, torch.full_like(one, vocab, dtype=torch.int32), 0.9 * one, 0 * one)
     none = torch.zeros(b, 1, 1, dtype=torch.int64, device="cuda")
     proposals = sampling.Proposals(none, none.float())
-    uniforms = torch.rand(b, STRIDE, sampling.SAMPLED + 1, dtype=torch.float64, device="cuda")
+    uniforms = torch.rand(b, STRIDE, NUM_SAMPLED + 1, dtype=torch.float64, device="cuda")
     calls: dict[str, Call] = {
         "ours": functools.partial(sampling.verify_tree, drafted, logits, params, proposals, uniforms, STRIDE)
     }

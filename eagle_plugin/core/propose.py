@@ -5,26 +5,38 @@ The rule that verifies them is `core.verify.verify_tree`; why it is lossless sta
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from eagle_plugin.core.policy import SLOT_WEIGHTS
 from eagle_plugin.core.sampling import SamplingParams, draw, kept_prefix
 
 
 class Proposals(NamedTuple):
-    """The distributions q' from which the sampled children of a round were drawn; P proposal rows a request."""
+    """The distributions q' from which the sampled children of a round were drawn; P proposal rows per request."""
 
     tokens: Tensor  # [b, P, M] int64, target ids, ascending
     weights: Tensor  # [b, P, M] float32, q' of each token; a row that drew nothing is all 0
 
+    @classmethod
+    def none(cls, b: int, device: torch.device | str = "cpu") -> Proposals:
+        """The proposals of b trees without sampled children: no rows."""
+        return cls(torch.empty(b, 0, 0, dtype=torch.int64, device=device), torch.empty(b, 0, 0, device=device))
 
-# What the first and the second sampled child are worth, as parts of the mass that they are drawn from: chosen by accept
-# length with a first head of a small model. At 1 their slots crowd out tokens that are accepted more often
-# (benchmarks/acceptance.py --slot-worth).
-SLOT_WORTH = (0.4, 0.12)
-SAMPLED = len(SLOT_WORTH)  # S: sampled children of a node
+    def take(self, index: Tensor) -> Proposals:
+        """The proposals of these requests, in this order; index [n] int64."""
+        return Proposals(*(values[index] for values in self))
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Proposals]) -> Proposals:
+        """The requests of several proposals one after the other; all get the most rows and tokens of any part."""
+        rows, top_m = (max(part.tokens.shape[dim] for part in parts) for dim in (1, 2))
+        padded = [[pad(x, (0, top_m - x.shape[2], 0, rows - x.shape[1])) for x in part] for part in parts]
+        return cls(*(torch.cat(values) for values in zip(*padded, strict=True)))
 
 
 class Children(NamedTuple):
@@ -47,8 +59,10 @@ def propose(
     first_row: int,
     rows_per_request: int,
     draft_to_target: Tensor | None = None,
+    slot_weights: Sequence[float] = SLOT_WEIGHTS,
 ) -> Children:
-    """Choose the children of each row: the k likeliest tokens, and S drawn without replacement from q', the rest.
+    """Choose the children of each row: the k likeliest tokens, and S drawn without replacement from q', the
+    rest; S is the number of slot_weights.
 
     logp [R, M] float32 (descending, natural logarithm of the head's softmax at temperature 1) and index [R, M] int64
     (draft vocabulary) are the M likeliest tokens of each row, M >= k; params holds one row for each of R rows; uniforms
@@ -57,13 +71,13 @@ def propose(
 
     At temperature T the head's q is that of logits / T, filtered as the target will be. Greedy rows, and rows of which
     the filters leave no more than k tokens, get no sampled child: its slot has probability 0. What is drawn never
-    decides whether a child stays: a slot's score is its SLOT_WORTH of the mass of the rest, known before the draw.
+    decides whether a child stays: a slot's score is slot_weights[i] of the mass of the rest, known before the draw.
     """
     R, M = logp.shape
     tokens = index if draft_to_target is None else draft_to_target[index]
     rows = (first_row + torch.arange(R, device=logp.device) % rows_per_request).int()
-    columns = torch.arange(k + SAMPLED, device=logp.device).clamp(max=M - 1)
-    draws = torch.full((R, k + SAMPLED), -1, dtype=torch.int32, device=logp.device)
+    columns = torch.arange(k + len(slot_weights), device=logp.device).clamp(max=M - 1)
+    draws = torch.full((R, k + len(slot_weights)), -1, dtype=torch.int32, device=logp.device)
     scores, chosen, weights = logp[:, columns], tokens[:, columns], torch.zeros_like(logp)
     scores[:, k:] = -torch.inf
 
@@ -81,12 +95,12 @@ def propose(
             continue
         weights[r, k:n] = (rest / rest.sum()).float()
         undrawn = weights[r].double()
-        for i, worth in enumerate(SLOT_WORTH):
+        for i, weight in enumerate(slot_weights):
             if not undrawn.sum() > 0:
                 break
             drawn = draw(undrawn, float(uniforms[r, i]))
             undrawn[drawn] = 0
-            scores[r, k + i] = (worth * rest.sum() / total[r]).log().clamp(max=0).float()
+            scores[r, k + i] = (weight * rest.sum() / total[r]).log().clamp(max=0).float()
             chosen[r, k + i] = tokens[r, drawn]
             draws[r, k + i] = rows[r]
     order = tokens.argsort(dim=1)

@@ -5,13 +5,11 @@ Letters in shapes: b requests, W nodes of a tree with its root, C candidates, F 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-MAX_WIDTH = 64  # ancestors are one 64-bit word per node
-MAX_LISTED = 128  # likeliest tokens of a row
 
 
 class DraftTree(NamedTuple):
@@ -20,8 +18,47 @@ class DraftTree(NamedTuple):
     tokens: Tensor  # [b, W] int64
     parents: Tensor  # [b, W] int32, -1 for the root and for padding nodes
     depths: Tensor  # [b, W] int32
-    ancestors: Tensor  # [b, W] int64 holding uint64 bits: bit j of word i = node j is an ancestor of i, or i itself
+    ancestors: Tensor  # [b, W] int64 holding uint64 bits: bit j of entry i = node j is an ancestor of i, or i itself
     draws: Tensor  # [b, W] int32, proposal row that drew the node; -1 for a deterministic child, the root, padding
+
+    @classmethod
+    def padding(cls, root_tokens: Tensor, width: int) -> DraftTree:
+        """Trees [b, W] of the root and padding, which carries the root's token; root_tokens [b] int64."""
+        b, device = len(root_tokens), root_tokens.device
+        none = torch.full((b, width), -1, dtype=torch.int32, device=device)
+        nodes = torch.arange(width, device=device)
+        own = torch.ones_like(nodes) << nodes | 1  # padding sees the root and itself
+        tokens = root_tokens[:, None].repeat(1, width)
+        return cls(tokens, none, torch.zeros_like(none), own.repeat(b, 1), none.clone())
+
+    def take(self, index: Tensor) -> DraftTree:
+        """The trees of these requests, in this order; index [n] int64."""
+        return DraftTree(*(values[index] for values in self))
+
+    def truncate(self, sizes: Tensor) -> DraftTree:
+        """The first sizes[i] nodes of tree i, the rest padding; sizes [b] int64, 1 to W.
+
+        Parents come before children, so what is left is a tree.
+        """
+        b, width = self.tokens.shape
+        gone = torch.arange(width, device=sizes.device) >= sizes[:, None]
+        padding = DraftTree.padding(self.tokens[:, 0], width)
+        return DraftTree(*(torch.where(gone, new, old) for new, old in zip(padding, self, strict=True)))
+
+    def resize(self, width: int) -> DraftTree:
+        """Trees of another width: the last nodes go, or padding comes."""
+        if width <= self.tokens.shape[1]:
+            return DraftTree(*(values[:, :width].contiguous() for values in self))
+        padding = DraftTree.padding(self.tokens[:, 0], width)
+        for new, old in zip(padding, self, strict=True):
+            new[:, : old.shape[1]] = old
+        return padding
+
+    @classmethod
+    def concatenate(cls, trees: Sequence[DraftTree]) -> DraftTree:
+        """The trees of several batches one after the other, as wide as the widest."""
+        width = max(tree.tokens.shape[1] for tree in trees)
+        return cls(*(torch.cat(values) for values in zip(*(tree.resize(width) for tree in trees), strict=True)))
 
 
 class Frontier(NamedTuple):
@@ -135,18 +172,14 @@ def select_tree(table: CandidateTable, root_tokens: Tensor, width: int) -> Draft
     parents = torch.full((b, width), -1, dtype=torch.int32, device=device)
     parents[:, 1 : n + 1] = torch.where(parent_candidates < 0, 0, places)
 
-    tokens = root_tokens[:, None].repeat(1, width)
-    tokens[:, 1 : n + 1] = table.tokens.gather(1, picked)
-    draws = torch.full((b, width), -1, dtype=torch.int32, device=device)
-    draws[:, 1 : n + 1] = table.draws.gather(1, picked)
-    nodes = torch.arange(width, device=device)
-    ancestors = (torch.ones_like(nodes) << nodes | 1).repeat(b, 1)
-    depths = torch.zeros(b, width, dtype=torch.int32, device=device)
+    tree = DraftTree.padding(root_tokens, width)._replace(parents=parents)
+    tree.tokens[:, 1 : n + 1] = table.tokens.gather(1, picked)
+    tree.draws[:, 1 : n + 1] = table.draws.gather(1, picked)
     for i in range(1, n + 1):
         parent = parents[:, i : i + 1].long()
-        ancestors[:, i : i + 1] |= ancestors.gather(1, parent)
-        depths[:, i : i + 1] = depths.gather(1, parent) + 1
-    return DraftTree(tokens, parents, depths, ancestors, draws)
+        tree.ancestors[:, i : i + 1] |= tree.ancestors.gather(1, parent)
+        tree.depths[:, i : i + 1] = tree.depths.gather(1, parent) + 1
+    return tree
 
 
 def as_chains(tree: DraftTree, chosen: Tensor) -> DraftTree:

@@ -13,29 +13,29 @@ from eagle_plugin.core.tree import DraftTree
 
 
 class Accepted(NamedTuple):
-    """The accepted path of each request; E = output stride, the most tokens that one round may yield."""
+    """The accepted path of each request; E = output max_accept_length, the most tokens that one round may yield."""
 
     index: Tensor  # type: ignore[assignment]  # [b, E] int32, accepted nodes from the root (index[:, 0] = 0), -1 padded
     lengths: Tensor  # [b] int32, accept length: accepted draft tokens + the bonus token, 1..E
     tokens: Tensor  # [b, E] int64, accepted draft tokens, then the bonus token, 0 padded
 
 
-def verify_greedy(tokens: Tensor, parents: Tensor, targets: Tensor, stride: int) -> Accepted:
+def verify_greedy(tokens: Tensor, parents: Tensor, targets: Tensor, max_accept_length: int) -> Accepted:
     """Walk from the root to the child that the target itself would have chosen, as long as there is one.
 
     tokens [b, W] int64, parents [b, W] int32 (-1: root, padding), targets [b, W] int64 (the target's choice after each
-    node). Among equal tokens the first child wins. At most stride - 1 draft tokens are accepted; the bonus token is the
-    target's choice after the last of them. Padding nodes have no parent, so they are never reached.
+    node). Among equal tokens the first child wins. At most max_accept_length - 1 draft tokens are accepted; the bonus
+    token is the target's choice after the last of them. Padding nodes have no parent, so they are never reached.
     """
     b, W = tokens.shape
     nodes = torch.arange(W, device=tokens.device)
-    index = torch.full((b, stride), -1, dtype=torch.int32, device=tokens.device)
+    index = torch.full((b, max_accept_length), -1, dtype=torch.int32, device=tokens.device)
     index[:, 0] = 0
-    out = torch.zeros(b, stride, dtype=torch.int64, device=tokens.device)
+    out = torch.zeros(b, max_accept_length, dtype=torch.int64, device=tokens.device)
     current = torch.zeros(b, 1, dtype=torch.int64, device=tokens.device)
     lengths = torch.ones(b, 1, dtype=torch.int64, device=tokens.device)
     alive = torch.ones(b, 1, dtype=torch.bool, device=tokens.device)
-    for step in range(1, stride):
+    for step in range(1, max_accept_length):
         chosen = targets.gather(1, current)
         match = (parents == current) & (tokens == chosen)
         child = torch.where(match, nodes, W).amin(dim=1, keepdim=True) if W else current
@@ -54,14 +54,14 @@ def verify_tree(
     params: SamplingParams,
     proposals: Proposals,
     uniforms: Tensor,
-    stride: int,
+    max_accept_length: int,
     *,
     filters: Filters = "joint",
 ) -> Accepted:
     """Walk each tree so that the tokens have exactly the target's distribution, at every temperature.
 
     tree of [b, W] nodes; logits [b * W, V] float32, row i * W + j after node j of request i, after penalties, grammar
-    mask and bias; params and proposals of b requests; uniforms [b, stride, N] float64; filters as in
+    mask and bias; params and proposals of b requests; uniforms [b, max_accept_length, N] float64; filters as in
     `target_distribution`. At a node with distribution p:
 
     1. Its sampled children, drawn without replacement from q', are tested in node order, N - 1 of them at most: s is
@@ -77,9 +77,9 @@ def verify_tree(
     """
     b, W = tree.tokens.shape
     out = Accepted(
-        torch.full((b, stride), -1, dtype=torch.int32, device=logits.device),
+        torch.full((b, max_accept_length), -1, dtype=torch.int32, device=logits.device),
         torch.zeros(b, dtype=torch.int32, device=logits.device),
-        torch.zeros(b, stride, dtype=torch.int64, device=logits.device),
+        torch.zeros(b, max_accept_length, dtype=torch.int64, device=logits.device),
     )
     for i in range(b):
         row = SamplingParams(*(values[i : i + 1] for values in params))
@@ -90,7 +90,7 @@ def verify_tree(
         while True:
             p = target_distribution(logits[i * W + node][None], row, filters)[0]
             u = uniforms[i, step].tolist()
-            children = [c for c in range(W) if parents[c] == node] if step + 1 < stride else []
+            children = [c for c in range(W) if parents[c] == node] if step + 1 < max_accept_length else []
             sampled = [c for c in children if draws[c] >= 0 and not greedy]
             q = torch.zeros_like(p)
             if sampled:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from eagle_plugin.core.policy import NUM_SAMPLED
+from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier
 from eagle_plugin.engines.numbers import no_proposals
-from eagle_plugin.engines.shape import Shape
-from eagle_plugin.kernels.sampling import SAMPLED, Proposals, SamplingParams, propose
+from eagle_plugin.kernels.sampling import Proposals, SamplingParams, propose
 from eagle_plugin.kernels.tree import grow_level, new_table, select_tree
 
 
@@ -33,7 +34,7 @@ class Growth:
         """
         self._shape, self._sampling, self._numbers = shape, sampling, numbers
         self._draft_to_target, self._chains = draft_to_target, chains
-        self._children = shape.topk if numbers is None else shape.topk + SAMPLED
+        self._children = shape.topk if numbers is None else shape.topk + NUM_SAMPLED
         self._b = len(sampling.temperatures)
         rows = 1 + shape.draft_slots  # that propose children
         self.table: CandidateTable = new_table(self._b, rows * self._children, sampling.temperatures.device)
@@ -57,7 +58,7 @@ class Growth:
                 logp,
                 index,
                 self._sampling.for_rows(rows),
-                self._numbers[:, first : first + rows].reshape(-1, SAMPLED).contiguous(),
+                self._numbers[:, first : first + rows].reshape(-1, NUM_SAMPLED).contiguous(),
                 topk,
                 first_row=first,
                 rows_per_request=rows,

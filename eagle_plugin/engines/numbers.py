@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from eagle_plugin.core.policy import NUM_SAMPLED
+from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import DraftTree
-from eagle_plugin.engines.shape import Shape
-from eagle_plugin.kernels.sampling import SAMPLED, Proposals, uniforms
+from eagle_plugin.kernels.sampling import Proposals, uniforms
 
 # Sequences of random numbers that one (request, position) gives; they never share a number.
 DRAFT, VERIFY, PREFILL = range(3)
@@ -19,12 +20,14 @@ def draft_numbers(keys: Tensor, counters: Tensor, shape: Shape) -> Tensor:
     keys and counters [b] int64: one key a request, and its committed length.
     """
     rows = 1 + shape.draft_slots
-    return uniforms(keys, counters, DRAFT, rows * SAMPLED).view(-1, rows, SAMPLED)
+    return uniforms(keys, counters, DRAFT, rows * NUM_SAMPLED).view(-1, rows, NUM_SAMPLED)
 
 
-def verify_numbers(keys: Tensor, counters: Tensor, stride: int) -> Tensor:
+def verify_numbers(keys: Tensor, counters: Tensor, max_accept_length: int) -> Tensor:
     """Random numbers for the walk: S tests and a draw at each node of a path of E; [b, E, S + 1] float64."""
-    return uniforms(keys, counters, VERIFY, stride * (SAMPLED + 1)).view(-1, stride, SAMPLED + 1)
+    return uniforms(keys, counters, VERIFY, max_accept_length * (NUM_SAMPLED + 1)).view(
+        -1, max_accept_length, NUM_SAMPLED + 1
+    )
 
 
 def fresh_keys(b: int, device: torch.device | str = "cpu") -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eagle_plugin.core.policy import NUM_SAMPLED
 from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier
 from eagle_plugin.kernels import attention, kv, sampling, tree, verify
 from eagle_plugin.kernels.sampling import Proposals, SamplingParams
@@ -33,11 +34,11 @@ def _operator(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., 
     return register
 
 
-def _fake_accepted(like: Tensor, b: int, stride: int) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_accepted(like: Tensor, b: int, max_accept_length: int) -> tuple[Tensor, Tensor, Tensor]:
     return (
-        like.new_empty(b, stride, dtype=torch.int32),
+        like.new_empty(b, max_accept_length, dtype=torch.int32),
         like.new_empty(b, dtype=torch.int32),
-        like.new_empty(b, stride, dtype=torch.int64),
+        like.new_empty(b, max_accept_length, dtype=torch.int64),
     )
 
 
@@ -63,9 +64,9 @@ def _topk_log_softmax(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _fake_children(logp: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     rows, k = logp.shape[0], rest[6]
     return (
-        logp.new_empty(rows, k + sampling.SAMPLED),
-        logp.new_empty(rows, k + sampling.SAMPLED, dtype=torch.int64),
-        logp.new_empty(rows, k + sampling.SAMPLED, dtype=torch.int32),
+        logp.new_empty(rows, k + NUM_SAMPLED),
+        logp.new_empty(rows, k + NUM_SAMPLED, dtype=torch.int64),
+        logp.new_empty(rows, k + NUM_SAMPLED, dtype=torch.int32),
         logp.new_empty(logp.shape, dtype=torch.int64),
         logp.new_empty(logp.shape),
     )
@@ -164,22 +165,22 @@ def _select_tree(
 
 
 @_operator(
-    "verify_greedy(Tensor tokens, Tensor parents, Tensor targets, int stride) -> (Tensor, Tensor, Tensor)",
-    lambda tokens, parents, targets, stride: _fake_accepted(tokens, tokens.shape[0], stride),
+    "verify_greedy(Tensor tokens, Tensor parents, Tensor targets, int max_accept_length) -> (Tensor, Tensor, Tensor)",
+    lambda tokens, parents, targets, max_accept_length: _fake_accepted(tokens, tokens.shape[0], max_accept_length),
 )
-def _verify_greedy(tokens: Tensor, parents: Tensor, targets: Tensor, stride: int) -> tuple[Tensor, ...]:
-    return tuple(verify.verify_greedy(tokens, parents, targets, stride))  # type: ignore[arg-type]
+def _verify_greedy(tokens: Tensor, parents: Tensor, targets: Tensor, max_accept_length: int) -> tuple[Tensor, ...]:
+    return tuple(verify.verify_greedy(tokens, parents, targets, max_accept_length))  # type: ignore[arg-type]
 
 
 @_operator(
-    f"verify_tree({_TREE}, Tensor logits, {_PARAMS}, Tensor q_tokens, Tensor q_weights, Tensor uniforms, int stride) "
-    "-> (Tensor, Tensor, Tensor)",
+    f"verify_tree({_TREE}, Tensor logits, {_PARAMS}, Tensor q_tokens, Tensor q_weights, Tensor uniforms, "
+    "int max_accept_length) -> (Tensor, Tensor, Tensor)",
     lambda *arguments: _fake_accepted(arguments[5], arguments[0].shape[0], arguments[13]),
 )
 def _verify_tree(*arguments: Any) -> tuple[Tensor, ...]:
-    draft, logits, uniforms, stride = DraftTree(*arguments[:5]), arguments[5], arguments[12], arguments[13]
+    draft, logits, uniforms, max_accept_length = DraftTree(*arguments[:5]), arguments[5], arguments[12], arguments[13]
     params, proposals = SamplingParams(*arguments[6:10]), Proposals(*arguments[10:12])
-    return tuple(sampling.verify_tree(draft, logits, params, proposals, uniforms, stride))  # type: ignore[arg-type]
+    return tuple(sampling.verify_tree(draft, logits, params, proposals, uniforms, max_accept_length))  # type: ignore[arg-type]
 
 
 @_operator(

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.core import tree as oracle
-from eagle_plugin.core.tree import MAX_LISTED, MAX_WIDTH, CandidateTable, DraftTree, Frontier, new_table
+from eagle_plugin.core.policy import MAX_TOP_M
+from eagle_plugin.core.shape import MAX_WIDTH
+from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier, new_table
 from eagle_plugin.kernels.checks import ANY, check
 from eagle_plugin.kernels.loader import function
 
@@ -23,7 +25,7 @@ def topk_log_softmax(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return log p [R, k] float32 and index [R, k] int64 of the k best tokens; see `core.tree.topk_log_softmax`."""
     if logits.dtype not in _LOGITS:
         raise TypeError(f"logits is {logits.dtype}, wanted float32, bfloat16 or float16: convert it with .to()")
-    if logits.dim() != 2 or not 1 <= k <= min(logits.shape[1], MAX_LISTED):
+    if logits.dim() != 2 or not 1 <= k <= min(logits.shape[1], MAX_TOP_M):
         raise ValueError(f"k is {k} for logits of shape {list(logits.shape)}, wanted [R, V] and 1 <= k <= min(V, 128)")
     native = function("topk_log_softmax", logits.device.type)
     if native is None:

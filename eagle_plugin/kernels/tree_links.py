@@ -158,13 +158,13 @@ def _walk_links_torch(
     next_sibling: Tensor,
     targets: Tensor,
 ) -> None:
-    b, stride = accept_index.shape
+    b, max_accept_length = accept_index.shape
     flat_targets = targets.flatten()
     for i in range(b):
         last = int(node_index[i, 0])
         accept_index[i, 0] = last
         node = accepted = 0
-        while accepted < stride - 1:
+        while accepted < max_accept_length - 1:
             child = int(first_child[i, node])
             while child >= 0 and tokens[i, child] != flat_targets[last]:
                 child = int(next_sibling[i, child])

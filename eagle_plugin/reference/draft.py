@@ -87,7 +87,7 @@ def draft_trees(
         rows = states.shape[1]
         logits = head.logits(states).view(b * rows, -1)
         children = rule.propose(
-            *likeliest(logits, min(rule.listed, logits.shape[1])),
+            *likeliest(logits, min(rule.top_m, logits.shape[1])),
             params.for_rows(rows),
             gen,
             topk,

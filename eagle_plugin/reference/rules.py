@@ -7,20 +7,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.propose import SAMPLED, Children, Proposals, propose, tempered
+from eagle_plugin.core.policy import MAX_TOP_M, NUM_SAMPLED, SLOT_WEIGHTS
+from eagle_plugin.core.propose import Children, Proposals, propose, tempered
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted, verify_tree
 
-LISTED = (
-    128  # the head's likeliest tokens, from which the sampled child is drawn: as many as the engine's drafter lists
-)
 WHOLE_VOCABULARY = 1 << 30
 
 
@@ -30,7 +28,7 @@ class Rule(NamedTuple):
     propose: Callable[..., Children]  # (logp, index, params, generator, topk, **place); see `core.propose.propose`
     verify: Callable[[DraftTree, Tensor, SamplingParams, Proposals, Tensor, int], Accepted]
     children: Callable[[int], int]  # topk -> children of a node
-    listed: int  # how many of the head's likeliest tokens `propose` is given
+    top_m: int  # how many of the head's most likely tokens `propose` is given
 
 
 def propose_target_only(
@@ -38,16 +36,20 @@ def propose_target_only(
 ) -> Children:
     """The topk likeliest tokens, scored at temperature 1 (EAGLE-2)."""
     greedy = params._replace(top_ks=torch.ones_like(params.top_ks))
-    children = propose(logp, index, greedy, torch.zeros(len(logp), SAMPLED, dtype=torch.float64), topk, **place)  # type: ignore[arg-type]
+    children = propose(logp, index, greedy, torch.zeros(len(logp), NUM_SAMPLED, dtype=torch.float64), topk, **place)  # type: ignore[arg-type]
     return children._replace(**{name: getattr(children, name)[:, :topk] for name in ("logp", "tokens", "draws")})
 
 
-def propose_sampled_child(
-    logp: Tensor, index: Tensor, params: SamplingParams, gen: torch.Generator, topk: int, **place: object
-) -> Children:
-    """The topk likeliest tokens and two drawn from the rest: the product's `propose`."""
-    u = torch.rand(len(logp), SAMPLED, dtype=torch.float64, generator=gen)
-    return propose(logp, index, params, u, topk, **place)  # type: ignore[arg-type]
+def sampled_child(slot_weights: Sequence[float] = SLOT_WEIGHTS) -> Rule:
+    """The topk most likely tokens and one drawn from the rest for each slot weight: the product's rule."""
+
+    def propose_sampled_child(
+        logp: Tensor, index: Tensor, params: SamplingParams, gen: torch.Generator, topk: int, **place: Any
+    ) -> Children:
+        u = torch.rand(len(logp), len(slot_weights), dtype=torch.float64, generator=gen)
+        return propose(logp, index, params, u, topk, slot_weights=slot_weights, **place)
+
+    return Rule(propose_sampled_child, verify_tree, lambda topk: topk + len(slot_weights), MAX_TOP_M)
 
 
 def propose_recursive_rejection(
@@ -86,7 +88,7 @@ def propose_recursive_rejection(
 
 
 RULES = {
-    "target_only": Rule(propose_target_only, verify_tree, lambda topk: topk, LISTED),
+    "target_only": Rule(propose_target_only, verify_tree, lambda topk: topk, MAX_TOP_M),
     "recursive_rejection": Rule(propose_recursive_rejection, verify_tree, lambda topk: topk, WHOLE_VOCABULARY),
-    "sampled_child": Rule(propose_sampled_child, verify_tree, lambda topk: topk + SAMPLED, LISTED),
+    "sampled_child": sampled_child(),
 }

@@ -75,11 +75,11 @@ def test_draft_metadata_gives_each_beam_slot_its_own_draft_slots(case, topk, ste
 
 @settings(deadline=None)
 @given(st.integers(0, 4), st.integers(1, 5), st.data())
-def test_bonus_is_the_last_accepted_token(b, stride, data):
-    tokens = torch.arange(b * stride, dtype=torch.int32).view(b, stride) * 3
-    lengths = [data.draw(st.integers(1, stride)) for _ in range(b)]
+def test_bonus_is_the_last_accepted_token(b, max_accept_length, data):
+    tokens = torch.arange(b * max_accept_length, dtype=torch.int32).view(b, max_accept_length) * 3
+    lengths = [data.draw(st.integers(1, max_accept_length)) for _ in range(b)]
     bonus = torch.full((b,), -7, dtype=torch.int32)
-    sgl_kernel.fill_bonus_tokens_cpu(tokens, torch.tensor(lengths, dtype=torch.int32), bonus, stride)
+    sgl_kernel.fill_bonus_tokens_cpu(tokens, torch.tensor(lengths, dtype=torch.int32), bonus, max_accept_length)
     assert bonus.tolist() == [int(tokens[i, n - 1]) for i, n in enumerate(lengths)]
 
 

@@ -93,7 +93,7 @@ def test_a_node_without_its_parent_is_unreachable():
 
 @settings(deadline=None, max_examples=200)
 @given(candidate_tables(), st.integers(1, 3), st.integers(1, 5), st.data())
-def test_greedy_walk_follows_the_target(table, b, stride, data):
+def test_greedy_walk_follows_the_target(table, b, max_accept_length, data):
     _, _, _, chosen, parent_of = table
     _, _, index, first, following = build([table] * b, [5] * b)
     width = len(chosen) + 1
@@ -101,7 +101,7 @@ def test_greedy_walk_follows_the_target(table, b, stride, data):
     tokens = torch.tensor([[data.draw(small) for _ in range(width)] for _ in range(b)])
     targets = torch.tensor([[data.draw(small) for _ in range(width)] for _ in range(b)])
     predicts = torch.full((b * width,), -7, dtype=torch.int32)
-    accepted = torch.full((b, stride), -1, dtype=torch.int32)
+    accepted = torch.full((b, max_accept_length), -1, dtype=torch.int32)
     drafts = torch.full((b,), -7, dtype=torch.int32)
     sgl_kernel.verify_tree_greedy_cpu(
         predicts=predicts,
@@ -116,7 +116,7 @@ def test_greedy_walk_follows_the_target(table, b, stride, data):
     candidates = [-1, *chosen]
     for i in range(b):
         walk = [0]
-        while len(walk) < stride:
+        while len(walk) < max_accept_length:
             here = candidates[walk[-1]]
             good = [
                 n for n in range(1, width) if parent_of[candidates[n]] == here and tokens[i, n] == targets[i, walk[-1]]
@@ -125,7 +125,7 @@ def test_greedy_walk_follows_the_target(table, b, stride, data):
                 break
             walk.append(good[0])
         assert drafts[i] == len(walk) - 1
-        assert accepted[i].tolist() == [i * width + n for n in walk] + [-1] * (stride - len(walk))
+        assert accepted[i].tolist() == [i * width + n for n in walk] + [-1] * (max_accept_length - len(walk))
         row = predicts.view(b, width)[i]
         assert [int(row[n]) for n in walk] == [int(targets[i, n]) for n in walk]
         assert all(row[n] == -7 for n in range(width) if n not in walk)

@@ -15,7 +15,8 @@ from toy_model import decode, exact_joint, make_toy, one_setting, p_value
 
 from eagle_plugin.core import propose as proposing
 from eagle_plugin.core import verify as verifying
-from eagle_plugin.core.propose import SAMPLED, Children, Proposals
+from eagle_plugin.core.policy import NUM_SAMPLED
+from eagle_plugin.core.propose import Children, Proposals
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
@@ -73,8 +74,8 @@ def keep_by_the_drawn_token(
 ) -> Children:
     """Prune the sampled children that the head itself finds unlikely: a choice by the drawn token."""
     children = sampling.propose(logp, index, params, *rest, **options)
-    k = children.logp.shape[1] - SAMPLED
-    for slot in range(k, k + SAMPLED):
+    k = children.logp.shape[1] - NUM_SAMPLED
+    for slot in range(k, k + NUM_SAMPLED):
         drawn = children.draws[:, slot] >= 0
         weight = torch.where(children.q_tokens == children.tokens[:, slot, None], children.q_weights, 0.0).sum(dim=1)
         unlikely = drawn & (weight < children.q_weights.amax(dim=1))
@@ -89,7 +90,7 @@ def with_replacement(logp: Tensor, index: Tensor, params: SamplingParams, *rest:
     children = sampling.propose(logp, index, params, *rest, **options)
     again = sampling.propose(logp, index, params, rest[0].flip(1).contiguous(), *rest[1:], **options)
     both = children.draws[:, -1] >= 0
-    children.tokens[both, -1] = again.tokens[both, -SAMPLED]
+    children.tokens[both, -1] = again.tokens[both, -NUM_SAMPLED]
     return children
 
 
@@ -97,7 +98,7 @@ def swapped_draws(logp: Tensor, index: Tensor, params: SamplingParams, *rest: An
     """Test the two sampled children in the order of their tokens and not in the order of the draws."""
     children = sampling.propose(logp, index, params, *rest, **options)
     swap = (children.draws[:, -1] >= 0) & (children.tokens[:, -1] > children.tokens[:, -2])
-    children.tokens[swap, -SAMPLED:] = children.tokens[swap, -SAMPLED:].flip(1)
+    children.tokens[swap, -NUM_SAMPLED:] = children.tokens[swap, -NUM_SAMPLED:].flip(1)
     return children
 
 
@@ -126,12 +127,12 @@ def draft_ids(logp: Tensor, index: Tensor, params: SamplingParams, *rest: Any, *
 
 
 def no_residual(
-    tree: DraftTree, logits: Tensor, params: SamplingParams, proposals: Proposals, u: Tensor, stride: int
+    tree: DraftTree, logits: Tensor, params: SamplingParams, proposals: Proposals, u: Tensor, max_accept_length: int
 ) -> Accepted:
     """Refuse a sampled child and then draw from p itself: without anything taken away the child is likelier."""
-    accepted = sampling.verify_tree(tree, logits, params, proposals, u, stride)
+    accepted = sampling.verify_tree(tree, logits, params, proposals, u, max_accept_length)
     none = tree._replace(draws=torch.full_like(tree.draws, -1))
-    plain = sampling.verify_tree(none, logits, params, proposals, u, stride)
+    plain = sampling.verify_tree(none, logits, params, proposals, u, max_accept_length)
     refused = accepted.lengths == 1
     return Accepted(
         *(torch.where(refused.view(-1, *[1] * (a.dim() - 1)), b, a) for a, b in zip(accepted, plain, strict=True))
@@ -139,24 +140,28 @@ def no_residual(
 
 
 def always_accept(
-    tree: DraftTree, logits: Tensor, params: SamplingParams, proposals: Proposals, u: Tensor, stride: int
+    tree: DraftTree, logits: Tensor, params: SamplingParams, proposals: Proposals, u: Tensor, max_accept_length: int
 ) -> Accepted:
     """Accept every sampled child."""
-    return sampling.verify_tree(tree, logits, params, proposals, u * torch.tensor([0.0, 0.0, 1.0]), stride)
+    return sampling.verify_tree(tree, logits, params, proposals, u * torch.tensor([0.0, 0.0, 1.0]), max_accept_length)
 
 
 def one_number_twice(
-    tree: DraftTree, logits: Tensor, params: SamplingParams, proposals: Proposals, u: Tensor, stride: int
+    tree: DraftTree, logits: Tensor, params: SamplingParams, proposals: Proposals, u: Tensor, max_accept_length: int
 ) -> Accepted:
     """Test and draw with the same random number."""
-    return sampling.verify_tree(tree, logits, params, proposals, u[:, :, :1].expand_as(u).contiguous(), stride)
+    return sampling.verify_tree(
+        tree, logits, params, proposals, u[:, :, :1].expand_as(u).contiguous(), max_accept_length
+    )
 
 
 def other_row(
-    tree: DraftTree, logits: Tensor, params: SamplingParams, proposals: Proposals, u: Tensor, stride: int
+    tree: DraftTree, logits: Tensor, params: SamplingParams, proposals: Proposals, u: Tensor, max_accept_length: int
 ) -> Accepted:
     """Verify every sampled child against the root's q'."""
-    return sampling.verify_tree(tree._replace(draws=tree.draws.clamp(max=0)), logits, params, proposals, u, stride)
+    return sampling.verify_tree(
+        tree._replace(draws=tree.draws.clamp(max=0)), logits, params, proposals, u, max_accept_length
+    )
 
 
 BROKEN = {

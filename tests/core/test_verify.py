@@ -25,9 +25,9 @@ def walks(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], int]:
     return parents, tokens, targets, draw(st.integers(1, 9))
 
 
-def walk(parents: list[int], tokens: list[int], targets: list[int], stride: int) -> list[int]:
+def walk(parents: list[int], tokens: list[int], targets: list[int], max_accept_length: int) -> list[int]:
     path = [0]
-    while len(path) < stride:
+    while len(path) < max_accept_length:
         children = [c for c, p in enumerate(parents) if p == path[-1] and tokens[c] == targets[path[-1]]]
         if not children:
             break
@@ -35,22 +35,22 @@ def walk(parents: list[int], tokens: list[int], targets: list[int], stride: int)
     return path
 
 
-def run(parents: list[int], tokens: list[int], targets: list[int], stride: int) -> Accepted:
+def run(parents: list[int], tokens: list[int], targets: list[int], max_accept_length: int) -> Accepted:
     return verify_greedy(
-        torch.tensor([tokens]), torch.tensor([parents], dtype=torch.int32), torch.tensor([targets]), stride
+        torch.tensor([tokens]), torch.tensor([parents], dtype=torch.int32), torch.tensor([targets]), max_accept_length
     )
 
 
 @prop
 @given(walks())
 def test_walk(case: tuple[list[int], list[int], list[int], int]) -> None:
-    parents, tokens, targets, stride = case
+    parents, tokens, targets, max_accept_length = case
     path = walk(*case)
     accepted = run(*case)
-    assert accepted.index[0].tolist() == path + [-1] * (stride - len(path))
+    assert accepted.index[0].tolist() == path + [-1] * (max_accept_length - len(path))
     assert int(accepted.lengths[0]) == len(path)
     said = [tokens[n] for n in path[1:]] + [targets[path[-1]]]
-    assert accepted.tokens[0].tolist() == said + [0] * (stride - len(said))
+    assert accepted.tokens[0].tolist() == said + [0] * (max_accept_length - len(said))
 
 
 def test_the_walk_leaves_the_tree_when_the_target_disagrees() -> None:
@@ -62,12 +62,12 @@ def test_the_walk_leaves_the_tree_when_the_target_disagrees() -> None:
 
 @prop
 @given(st.integers(0, 2**31), st.integers(0, 3), st.integers(1, 10), st.integers(1, 8))
-def test_compact_rows(seed: int, b: int, width: int, stride: int) -> None:
+def test_compact_rows(seed: int, b: int, width: int, max_accept_length: int) -> None:
     gen = torch.Generator().manual_seed(seed)
     cache = torch.randn(b * width + 5, 2, 3, generator=gen)
     window = torch.randperm(b * width + 5, generator=gen)[: b * width].view(b, width)
-    lengths = torch.randint(0, min(width, stride) + 1, (b,), generator=gen).int()
-    index = torch.full((b, stride), -1, dtype=torch.int32)
+    lengths = torch.randint(0, min(width, max_accept_length) + 1, (b,), generator=gen).int()
+    index = torch.full((b, max_accept_length), -1, dtype=torch.int32)
     for i in range(b):
         n = int(lengths[i])
         index[i, :n] = torch.randperm(width, generator=gen)[:n]  # any order: sources are read before rows are written

@@ -15,7 +15,7 @@ import tvm_ffi
 from cuda_emulation import CSRC, build_driver, build_emulated
 from kernel_cases import random_parents
 
-from eagle_plugin.core.propose import SAMPLED
+from eagle_plugin.core.policy import NUM_SAMPLED
 from eagle_plugin.core.tree import new_table
 from eagle_plugin.kernels import kv, loader, tree
 
@@ -188,22 +188,22 @@ def sampling_calls(seed: int) -> Iterator[tuple[str, tuple[object, ...], list[to
     def pick(*choices: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.tensor(choices, dtype=dtype)[torch.randint(0, len(choices), (b,), generator=gen)]
 
-    b, width, k, listed, stride, vocabulary = 3, 12, 3, 16, 4, (50, 700, 5000)[seed % 3]
+    b, width, k, listed, max_accept_length, vocabulary = 3, 12, 3, 16, 4, (50, 700, 5000)[seed % 3]
     params = [pick(0.3, 1, 2), pick(1, 5, 2**30, dtype=torch.int32), pick(0.5, 0.9, 1), pick(0, 0.1)]
     keys, counters = torch.randint(-(2**62), 2**62, (2, b), generator=gen)
-    numbers = torch.empty(b, 2 * stride + SAMPLED, dtype=torch.float64)
+    numbers = torch.empty(b, 2 * max_accept_length + NUM_SAMPLED, dtype=torch.float64)
     yield "uniforms", (keys, counters, 5), [numbers]
 
     logits = torch.randn(b, vocabulary, generator=gen).mul(3).round()  # full of ties
     logp, index = tree.topk_log_softmax(logits, listed)
     children = [
-        torch.empty(b, k + SAMPLED),
-        torch.empty(b, k + SAMPLED, dtype=torch.int64),
-        torch.empty(b, k + SAMPLED, dtype=torch.int32),
+        torch.empty(b, k + NUM_SAMPLED),
+        torch.empty(b, k + NUM_SAMPLED, dtype=torch.int64),
+        torch.empty(b, k + NUM_SAMPLED, dtype=torch.int32),
         torch.empty(b, listed, dtype=torch.int64),
         torch.empty(b, listed),
     ]
-    yield "propose", (logp, index, *params, numbers[:, -SAMPLED:].contiguous(), 0, 1, None), children
+    yield "propose", (logp, index, *params, numbers[:, -NUM_SAMPLED:].contiguous(), 0, 1, None), children
 
     parents = random_parents(b, width, gen)
     tokens = children[1].repeat(1, width)[:, :width].contiguous()
@@ -211,10 +211,10 @@ def sampling_calls(seed: int) -> Iterator[tuple[str, tuple[object, ...], list[to
     target = logits.repeat_interleave(width, 0) + torch.randn(b * width, vocabulary, generator=gen) / 4
     proposals = [q.view(b, 1, listed) for q in children[3:]]
     accepted = [
-        torch.empty(b, stride, dtype=torch.int32),
+        torch.empty(b, max_accept_length, dtype=torch.int32),
         torch.empty(b, dtype=torch.int32),
-        torch.empty(b, stride, dtype=torch.int64),
+        torch.empty(b, max_accept_length, dtype=torch.int64),
     ]
-    pairs = numbers[:, : 2 * stride].reshape(b, stride, 2).contiguous()
+    pairs = numbers[:, : 2 * max_accept_length].reshape(b, max_accept_length, 2).contiguous()
     chained = seed % 2 == 1
     yield "verify_tree", (tokens, parents, draws, target, *params, *proposals, pairs, chained), accepted

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from eagle_plugin.core.policy import NUM_SAMPLED
 from eagle_plugin.core.tree import new_table
 from eagle_plugin.kernels import ops
-from eagle_plugin.kernels.sampling import SAMPLED
 
 OPS = torch.ops.eagle_plugin
 B, K, W, V, M, STRIDE = 3, 2, 5, 40, 8, 3
@@ -35,7 +35,7 @@ def cases() -> dict[str, tuple[Any, ...]]:
     tree = OPS.select_tree(*table, torch.zeros(B, dtype=torch.int64), W)
     targets = torch.zeros(B, W, dtype=torch.int64)
     q_tokens, q_weights = torch.zeros(B, 1, M, dtype=torch.int64), torch.zeros(B, 1, M)
-    u = torch.rand(B, STRIDE, SAMPLED + 1, generator=gen, dtype=torch.float64)
+    u = torch.rand(B, STRIDE, NUM_SAMPLED + 1, generator=gen, dtype=torch.float64)
     q = torch.randn(B * W, 4, 16, generator=gen)
     k_cache, v_cache = (torch.randn(64, 2, 16, generator=gen) for _ in range(2))
     slots = torch.randperm(64, generator=gen)[: B * 16].view(B, 16).int()
@@ -43,7 +43,7 @@ def cases() -> dict[str, tuple[Any, ...]]:
     return {
         "uniforms": (torch.arange(B), torch.arange(B), 1, 5),
         "topk_log_softmax": (torch.randn(B, V, generator=gen), 4),
-        "propose": (logp, index, *params(B), u[:, 0, :SAMPLED].contiguous(), K, 0, 1, None),
+        "propose": (logp, index, *params(B), u[:, 0, :NUM_SAMPLED].contiguous(), K, 0, 1, None),
         "grow_level": (*table, 0, 1, *level, None, None, None, None, 1),
         "select_tree": (*table, torch.zeros(B, dtype=torch.int64), W),
         "verify_greedy": (tree[0], tree[1], targets, STRIDE),
@@ -73,11 +73,11 @@ def test_a_round_compiles_into_one_graph() -> None:
 
     def draft_and_verify(logp: Tensor, index: Tensor, logits: Tensor) -> Tensor:
         children = OPS.propose(logp, index, *rest)
-        table = new_table(B, K + SAMPLED)
-        shape = (B, 1, K + SAMPLED)
+        table = new_table(B, K + NUM_SAMPLED)
+        shape = (B, 1, K + NUM_SAMPLED)
         OPS.grow_level(*table, 0, 1, *(values.view(shape) for values in children[:3]), None, None, None, 0)
         tree = OPS.select_tree(*table, index[:, 0].contiguous(), W)
-        u = torch.full((B, STRIDE, SAMPLED + 1), 0.3, dtype=torch.float64)
+        u = torch.full((B, STRIDE, NUM_SAMPLED + 1), 0.3, dtype=torch.float64)
         q = (children[3][:, None], children[4][:, None])
         return OPS.verify_tree(*tree, logits, *params(B), *q, u, STRIDE)[2]
 

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from kernel_cases import prop, random_parents, words_of
 from torch import Tensor
 
-from eagle_plugin.core import philox
 from eagle_plugin.core import propose as proposing
+from eagle_plugin.core import rng
 from eagle_plugin.core import verify as verifying
+from eagle_plugin.core.policy import NUM_SAMPLED
 from eagle_plugin.core.sampling import Filters, SamplingParams, target_distribution
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.kernels import sampling
-from eagle_plugin.kernels.sampling import SAMPLED, Proposals
+from eagle_plugin.kernels.sampling import Proposals
 
 seeds = st.integers(0, 2**31)
 meanings = pytest.mark.parametrize("filters", ["joint", "chained"])
@@ -156,7 +157,7 @@ def test_propose(seed: int, rows: int, size: int, k: int, mapped: bool) -> None:
     vocab, k = 200, min(k, size)
     logp, index = (2 * torch.randn(rows, vocab, generator=gen)).log_softmax(-1).topk(size)
     to_target = torch.randperm(1000, generator=gen)[:vocab] if mapped else None
-    u = torch.rand(rows, SAMPLED, generator=gen, dtype=torch.float64)
+    u = torch.rand(rows, NUM_SAMPLED, generator=gen, dtype=torch.float64)
     arguments = (logp, index, random_params(rows, vocab, gen), u, k)
     options = {"first_row": 3, "rows_per_request": 2, "draft_to_target": to_target}
     found, wanted = (f(*arguments, **options) for f in (sampling.propose, proposing.propose))
@@ -178,7 +179,7 @@ def test_sampled_children_are_drawn_from_what_is_stored_without_replacement() ->
     n, k, vocab = 40_000, 2, 8
     logp, index = (1.5 * torch.randn(1, vocab, generator=gen)).log_softmax(-1).topk(vocab)
     params = SamplingParams(torch.full((n,), 0.8), torch.full((n,), 7).int(), torch.full((n,), 0.99), torch.zeros(n))
-    u = torch.rand(n, SAMPLED, generator=gen, dtype=torch.float64)
+    u = torch.rand(n, NUM_SAMPLED, generator=gen, dtype=torch.float64)
     rows = (logp.expand(n, vocab).contiguous(), index.expand(n, vocab).contiguous())
     children = sampling.propose(*rows, params, u, k, first_row=0, rows_per_request=1)
     assert bool((children.draws[:, k:] >= 0).all())
@@ -200,12 +201,12 @@ def test_uniforms_are_philox(keys: list[int], counter: int, stream: int) -> None
     key = torch.tensor(keys)
     counters = torch.arange(len(keys)) + counter
     for n in (0, 1, 2, 7):
-        assert torch.equal(sampling.uniforms(key, counters, stream, n), philox.uniforms(key, counters, stream, n))
+        assert torch.equal(sampling.uniforms(key, counters, stream, n), rng.uniforms(key, counters, stream, n))
 
 
 def test_philox_known_answer() -> None:
     """The first of the known-answer vectors of Random123 (kat_vectors, philox4x32-10, counter and key zero)."""
-    words = philox._philox([torch.zeros(1, 1, dtype=torch.int64)] * 4, [torch.zeros(1, 1, dtype=torch.int64)] * 2)
+    words = rng._philox([torch.zeros(1, 1, dtype=torch.int64)] * 4, [torch.zeros(1, 1, dtype=torch.int64)] * 2)
     assert [int(word) for word in words] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
 
@@ -235,7 +236,7 @@ def test_wrong_inputs_are_named() -> None:
 
     def verify(**changes: object) -> object:
         given = {"tree": tree, "logits": logits, "params": params, "proposals": proposals, "uniforms": u} | changes
-        return sampling.verify_tree(**given, stride=1)  # type: ignore[arg-type]
+        return sampling.verify_tree(**given, max_accept_length=1)  # type: ignore[arg-type]
 
     verify()
     for name, changes, error in (

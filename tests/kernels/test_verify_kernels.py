@@ -15,11 +15,13 @@ from eagle_plugin.kernels import kv, tree_links, verify
 
 @prop
 @given(st.integers(0, 2**31), st.integers(0, 5), st.integers(1, 64), st.integers(1, 9), st.integers(1, 3))
-def test_verify_greedy(seed: int, b: int, width: int, stride: int, words: int) -> None:
+def test_verify_greedy(seed: int, b: int, width: int, max_accept_length: int, words: int) -> None:
     gen = torch.Generator().manual_seed(seed)
     tokens, targets = (torch.randint(0, words, (b, width), generator=gen) for _ in range(2))
     parents = random_parents(b, width, gen)
-    found, wanted = (f(tokens, parents, targets, stride) for f in (verify.verify_greedy, oracle.verify_greedy))
+    found, wanted = (
+        f(tokens, parents, targets, max_accept_length) for f in (verify.verify_greedy, oracle.verify_greedy)
+    )
     for name, x, y in zip(found._fields, found, wanted, strict=True):
         assert x.dtype == y.dtype and torch.equal(x, y), name
 
@@ -48,7 +50,7 @@ def test_a_corrupt_walk_is_caught() -> None:
         parents[0, 4] = wrong
         found, wanted = (f(tokens, parents, targets, 9) for f in (verify.verify_greedy, oracle.verify_greedy))
         assert torch.equal(found.index, wanted.index)
-    parents[0, 0] = 3  # a cycle through the root: the walk still ends at the stride
+    parents[0, 0] = 3  # a cycle through the root: the walk still ends at the max_accept_length
     parents[0, 4] = 3
     assert verify.verify_greedy(tokens, parents, targets, 9).lengths.tolist() == [9]
 
@@ -61,23 +63,23 @@ def test_a_corrupt_walk_is_caught() -> None:
     st.integers(1, 9),
     st.sampled_from([torch.float32, torch.bfloat16]),
 )
-def test_compact_kv(seed: int, b: int, width: int, stride: int, dtype: torch.dtype) -> None:
-    check_moves(seed, b, width, stride, True, dtype)
+def test_compact_kv(seed: int, b: int, width: int, max_accept_length: int, dtype: torch.dtype) -> None:
+    check_moves(seed, b, width, max_accept_length, True, dtype)
 
 
 @prop
 @given(st.integers(0, 2**31), st.integers(0, 3), st.integers(1, 16), st.integers(1, 9))
-def test_values_in_any_order_are_moved_as_if_at_once(seed: int, b: int, width: int, stride: int) -> None:
-    check_moves(seed, b, width, stride, False, torch.float32)
+def test_values_in_any_order_are_moved_as_if_at_once(seed: int, b: int, width: int, max_accept_length: int) -> None:
+    check_moves(seed, b, width, max_accept_length, False, torch.float32)
 
 
-def check_moves(seed: int, b: int, width: int, stride: int, ascending: bool, dtype: torch.dtype) -> None:
+def check_moves(seed: int, b: int, width: int, max_accept_length: int, ascending: bool, dtype: torch.dtype) -> None:
     gen = torch.Generator().manual_seed(seed)
     slots = b * width + 5
     caches = [torch.randn(slots, 2, dim, generator=gen).to(dtype) for dim in (16, 24, 3)]
     window = torch.randperm(slots, generator=gen)[: b * width].view(b, width)
-    lengths = torch.randint(0, min(width, stride) + 1, (b,), generator=gen).int()
-    index = torch.full((b, stride), -1, dtype=torch.int32)
+    lengths = torch.randint(0, min(width, max_accept_length) + 1, (b,), generator=gen).int()
+    index = torch.full((b, max_accept_length), -1, dtype=torch.int32)
     for i in range(b):
         n = int(lengths[i])
         picked = torch.randperm(width, generator=gen)[:n]
@@ -116,7 +118,7 @@ def test_doors(path: str) -> None:
         verify.verify_greedy(tokens, tokens, tokens, 3)
     with pytest.raises(ValueError, match=r"targets has shape \[1, 3\], wanted \[1, 4\]"):
         verify.verify_greedy(tokens, parents, tokens[:, :3].contiguous(), 3)
-    with pytest.raises(ValueError, match="stride is 0, wanted at least 1"):
+    with pytest.raises(ValueError, match="max_accept_length is 0, wanted at least 1"):
         verify.verify_greedy(tokens, parents, tokens, 0)
 
     with pytest.raises(TypeError, match="parents is int64, wanted int32"):

@@ -132,10 +132,10 @@ def test_head_that_is_sometimes_wrong(algorithm: str, tmp_path: Path, targets: d
 def test_wrong_verification_is_caught(targets: dict[str, tuple[Path, Any]], tiny_eagle3: Path) -> None:
     """Negative control: a verifier that takes the root's first child, right or wrong, changes the text."""
 
-    def first_child(tokens: Tensor, parents: Tensor, choices: Tensor, stride: int) -> Accepted:
+    def first_child(tokens: Tensor, parents: Tensor, choices: Tensor, max_accept_length: int) -> Accepted:
         choices = choices.clone()
         choices[:, 0] = tokens[:, 1]
-        return verify_greedy(tokens, parents, choices, stride)
+        return verify_greedy(tokens, parents, choices, max_accept_length)
 
     path, model = targets["tiny"]
     head = load_head(model, path, tiny_eagle3, algorithm="EAGLE3")

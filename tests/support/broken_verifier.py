@@ -23,47 +23,47 @@ Verify = Callable[[DraftTree, Tensor, SamplingParams, Proposals, Tensor, int], A
 healthy: Verify = sampling.verify_tree
 
 
-def temperature_one(tree, logits, params, proposals, uniforms, stride):
+def temperature_one(tree, logits, params, proposals, uniforms, max_accept_length):
     broken = params._replace(temperatures=torch.ones_like(params.temperatures))
-    return healthy(tree, logits, broken, proposals, uniforms, stride)
+    return healthy(tree, logits, broken, proposals, uniforms, max_accept_length)
 
 
-def no_filters(tree, logits, params, proposals, uniforms, stride):
+def no_filters(tree, logits, params, proposals, uniforms, max_accept_length):
     broken = SamplingParams(
         params.temperatures,
         torch.where(params.top_ks == 1, 1, logits.shape[1]).int(),
         torch.ones_like(params.top_ps),
         torch.zeros_like(params.min_ps),
     )
-    return healthy(tree, logits, broken, proposals, uniforms, stride)
+    return healthy(tree, logits, broken, proposals, uniforms, max_accept_length)
 
 
-def every_draw_accepted(tree, logits, params, proposals, uniforms, stride):
+def every_draw_accepted(tree, logits, params, proposals, uniforms, max_accept_length):
     """As if u * q'(s) < p(s) always held."""
     broken = proposals._replace(weights=proposals.weights * 1e-20)
-    return healthy(tree, logits, params, broken, uniforms, stride)
+    return healthy(tree, logits, params, broken, uniforms, max_accept_length)
 
 
-def one_number_for_both(tree, logits, params, proposals, uniforms, stride):
+def one_number_for_both(tree, logits, params, proposals, uniforms, max_accept_length):
     """The number that rejected the sampled child also draws from the rest."""
     broken = uniforms[..., :1].expand_as(uniforms).contiguous()
-    return healthy(tree, logits, params, proposals, broken, stride)
+    return healthy(tree, logits, params, proposals, broken, max_accept_length)
 
 
-def whole_p_after_rejection(tree, logits, params, proposals, uniforms, stride):
+def whole_p_after_rejection(tree, logits, params, proposals, uniforms, max_accept_length):
     """After a rejection x is drawn from p and not from what q' left of it. Trees of temperature > 0 only."""
     b, width = tree.tokens.shape
     out = Accepted(
-        torch.full((b, stride), -1, dtype=torch.int32),
+        torch.full((b, max_accept_length), -1, dtype=torch.int32),
         torch.zeros(b, dtype=torch.int32),
-        torch.zeros(b, stride, dtype=torch.int64),
+        torch.zeros(b, max_accept_length, dtype=torch.int64),
     )
     p = target_distribution(logits, params.for_rows(width))
     for i in range(b):
         node, step = 0, 0
         while True:
             out.index[i, step] = node
-            children = (tree.parents[i] == node).nonzero()[:, 0].tolist() if step + 1 < stride else []
+            children = (tree.parents[i] == node).nonzero()[:, 0].tolist() if step + 1 < max_accept_length else []
             row, numbers = p[i * width + node], uniforms[i, step].tolist()
             token, child, left = draw(row, numbers[-1]), None, 1.0  # left: of q', without the children before
             for c in children:

@@ -14,7 +14,8 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.propose import SAMPLED, Children, Proposals
+from eagle_plugin.core.policy import NUM_SAMPLED
+from eagle_plugin.core.propose import Children, Proposals
 from eagle_plugin.core.sampling import SamplingParams, target_distribution
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
@@ -24,8 +25,8 @@ from eagle_plugin.kernels.tree import grow_level, new_table, select_tree
 VOCABULARY, LENGTH = 6, 3  # target tokens; tokens that a request generates
 DRAFTABLE = torch.tensor([4, 0, 5, 2, 1])  # draft vocabulary to target ids: token 3 cannot be drafted
 STEPS, LIKELIEST, WIDTH = 3, 1, 9  # of the draft trees; a node has a deterministic child and the sampled ones
-CHILDREN = LIKELIEST + SAMPLED
-NUMBERS = SAMPLED + 1  # of a node on a walk
+CHILDREN = LIKELIEST + NUM_SAMPLED
+NUMBERS = NUM_SAMPLED + 1  # of a node on a walk
 
 Propose = Callable[..., Children]
 Verify = Callable[[DraftTree, Tensor, SamplingParams, Proposals, Tensor, int], Accepted]
@@ -61,7 +62,7 @@ def draft(toy: Toy, contexts: Tensor, params: SamplingParams, keys: Tensor, roun
     n = len(contexts)
     table = new_table(n, CHILDREN + (STEPS - 1) * CHILDREN * CHILDREN)
     places = 1 + (STEPS - 1) * CHILDREN
-    u = sampling.uniforms(keys, torch.full_like(keys, round), 0, places * SAMPLED).view(n, places, SAMPLED)
+    u = sampling.uniforms(keys, torch.full_like(keys, round), 0, places * NUM_SAMPLED).view(n, places, NUM_SAMPLED)
     frontier, rows, first, at = None, 1, 0, contexts[:, None]
     q_tokens, q_weights = [], []
     for level in range(1, STEPS + 1):
@@ -70,7 +71,7 @@ def draft(toy: Toy, contexts: Tensor, params: SamplingParams, keys: Tensor, roun
             logp,
             index,
             params.for_rows(rows),
-            u[:, first : first + rows].reshape(-1, SAMPLED).contiguous(),
+            u[:, first : first + rows].reshape(-1, NUM_SAMPLED).contiguous(),
             LIKELIEST,
             first_row=first,
             rows_per_request=rows,

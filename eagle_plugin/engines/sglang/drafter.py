@@ -12,7 +12,8 @@ from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftI
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from torch.nn.functional import pad
 
-from eagle_plugin.core.tree import MAX_LISTED, DraftTree, Frontier
+from eagle_plugin.core.policy import MAX_TOP_M
+from eagle_plugin.core.tree import DraftTree, Frontier
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.growth import Growth
 from eagle_plugin.engines.sglang.attention import TreeAttention
@@ -38,7 +39,7 @@ class TreeDrafter(EagleDraftWorker):
         self.draft_runner.draft_attn_backend = self.tree_attention
         self._chain_words: dict[int, torch.Tensor] = {}
         # The engine's prefill pass lists this many tokens for the root; sampled children are drawn from the list.
-        self.topk = min(MAX_LISTED, self._draft_vocabulary())
+        self.topk = min(MAX_TOP_M, self._draft_vocabulary())
         self._most_children: int = get_spec().speculative_eagle_topk
         use_int8_weights(self.draft_runner.model, self.target_worker.model_runner.model)
 
@@ -98,25 +99,25 @@ class TreeDrafter(EagleDraftWorker):
         accepted.tokens [b, E] and hidden [b * E, H of the target's features] are each request's accepted path; rows
         behind its length write keys behind the new committed length, which the next round overwrites.
         """
-        b, stride = accepted.tokens.shape
+        b, max_accept_length = accepted.tokens.shape
         last = accepted.lengths.long() - 1
-        select = torch.arange(0, b * stride, stride) + last
+        select = torch.arange(0, b * max_accept_length, max_accept_length) + last
         info = EagleDraftExtendInput(
             hidden_states=hidden,
             num_correct_drafts=last,
             num_accept_tokens=accepted.lengths,
-            num_tokens_per_req=stride,
-            num_tokens_for_logprob_per_req=stride,
+            num_tokens_per_req=max_accept_length,
+            num_tokens_for_logprob_per_req=max_accept_length,
             select_index=select,
         )
         output = self._forward(
             round,
             mode=ForwardMode.DRAFT_EXTEND_V2,
             tokens=accepted.tokens.reshape(-1),
-            positions=(round.prefix_lens[:, None] + torch.arange(stride)).reshape(-1),
-            slots=round.window(0, stride).view(-1),
-            ancestors=self._chain(stride).expand(b, stride).contiguous(),
-            tail=stride,
+            positions=(round.prefix_lens[:, None] + torch.arange(max_accept_length)).reshape(-1),
+            slots=round.window(0, max_accept_length).view(-1),
+            ancestors=self._chain(max_accept_length).expand(b, max_accept_length).contiguous(),
+            tail=max_accept_length,
             info=info,
         )
         # Greedy requests need no list to draw from; the columns stay, because batches are merged.

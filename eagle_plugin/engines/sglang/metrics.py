@@ -6,8 +6,8 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 
+from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.metrics import Recorder, RoundMetrics
-from eagle_plugin.engines.shape import Shape
 
 READ_ROUND = (
     "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
@@ -50,5 +50,5 @@ class RoundCounter:
         """With the labels of the engine's own."""
         if self._recorder is None:
             labels = {name: str(value) for name, value in collector.labels.items()}
-            self._recorder = RoundMetrics(list(labels), self._shape.stride - 1).labelled(*labels.values())
+            self._recorder = RoundMetrics(list(labels), self._shape.max_accept_length - 1).labelled(*labels.values())
         return self._recorder

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines import numbers
 from eagle_plugin.engines.sglang.attention import TreeBatch
 from eagle_plugin.engines.sglang.sampling import random_keys, sampling_params
-from eagle_plugin.engines.shape import Shape
 from eagle_plugin.kernels.sampling import SamplingParams
 
 
@@ -28,7 +28,7 @@ class Round(NamedTuple):
     def begin(cls, shape: Shape, batch: Any, req_to_token: torch.Tensor) -> Round:
         """Read the slots of the round once, from an SGLang ``ScheduleBatch`` whose decode slots are allocated."""
         prefix_lens, rows = batch.seq_lens.long(), batch.req_pool_indices.long()
-        reach = max(shape.width, shape.draft_slots, shape.stride)
+        reach = max(shape.width, shape.draft_slots, shape.max_accept_length)
         positions = prefix_lens[:, None] + torch.arange(reach)
         slots = req_to_token[rows[:, None], positions].long()
         info = batch.sampling_info
@@ -45,7 +45,7 @@ class Round(NamedTuple):
 
     def verify_numbers(self) -> torch.Tensor:
         """Random numbers for the walk; see `numbers.verify_numbers`."""
-        return numbers.verify_numbers(self.keys, self.prefix_lens, self.shape.stride)
+        return numbers.verify_numbers(self.keys, self.prefix_lens, self.shape.max_accept_length)
 
     def tree_batch(self, ancestors: torch.Tensor, tail: int) -> TreeBatch:
         """What tree attention needs for rows with these ancestor words [b, R] over `tail` slots behind the prefix."""

@@ -53,7 +53,7 @@ class TreeVerifier:
 
     def verify(self, round: Round, batch: Any, tree: DraftTree, proposals: Proposals, grammar_barrier: Any) -> Verified:
         """Verify one tree a request; batch is the round's ``ScheduleBatch``, mutated as the engine's worker does."""
-        width, stride = round.shape.width, round.shape.stride
+        width, max_accept_length = round.shape.width, round.shape.max_accept_length
         positions = (round.prefix_lens[:, None] + tree.depths).reshape(-1)
         window = round.window(0, width)
         batch.spec_info = self._verify_input(round, tree, positions, window)
@@ -75,20 +75,20 @@ class TreeVerifier:
             )
         logits = output.next_token_logits
         transform_logits(batch, tree, logits, self.penalties, grammar_mask)
-        accepted = verify_tree(tree, logits, round.sampling, proposals, round.verify_numbers(), stride)
+        accepted = verify_tree(tree, logits, round.sampling, proposals, round.verify_numbers(), max_accept_length)
         compact_kv(*self._caches, window, accepted.index, accepted.lengths, slots=self._cache_rows)
 
         first_nodes = torch.arange(0, len(round.rows) * width, width)[:, None]
         path = (accepted.index.long().clamp(min=0) + first_nodes).view(-1)  # [b * E] node of each output row
         output.hidden_states = output.hidden_states[path]
         if batch.return_logprob:
-            compute_spec_logprobs(batch, output, _said(accepted, width), accept_index=path.view(-1, stride))
+            compute_spec_logprobs(batch, output, _said(accepted, width), accept_index=path.view(-1, max_accept_length))
         result = GenerationBatchResult(
             logits_output=output,
             next_token_ids=accepted.tokens.view(-1),
             can_run_cuda_graph=can_run_graph,
             speculative_num_draft_tokens=width,
-            speculative_output_stride=stride,
+            speculative_output_stride=max_accept_length,
             accept_lens=accepted.lengths,
             accept_index=accepted.index,
             new_seq_lens=round.prefix_lens + accepted.lengths,

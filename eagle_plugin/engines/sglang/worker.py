@@ -15,6 +15,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
+from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.engines.numbers import no_proposals, root_tree
 from eagle_plugin.engines.sglang.attention import TreeAttention
 from eagle_plugin.engines.sglang.drafter import TreeDrafter
@@ -22,7 +23,6 @@ from eagle_plugin.engines.sglang.round import Round
 from eagle_plugin.engines.sglang.sampling import SeededSampler
 from eagle_plugin.engines.sglang.targets import needs_plain_round
 from eagle_plugin.engines.sglang.verifier import TreeVerifier
-from eagle_plugin.engines.shape import PLAIN, Shape
 
 
 class TreeWorker(EAGLEWorkerV2):

@@ -10,11 +10,12 @@ from vllm.forward_context import set_forward_context
 from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.v1.spec_decode.eagle import EagleProposer
 
-from eagle_plugin.core.tree import MAX_LISTED, Frontier, as_chains
+from eagle_plugin.core.policy import MAX_TOP_M
+from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.tree import Frontier, as_chains
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.growth import Growth
 from eagle_plugin.engines.numbers import draft_numbers
-from eagle_plugin.engines.shape import Shape
 from eagle_plugin.engines.vllm.attention import ExtendRows, Rows, TreeMetadata, TreeRows
 from eagle_plugin.engines.vllm.step import Drafts, Step
 from eagle_plugin.kernels.sampling import SamplingParams
@@ -44,7 +45,7 @@ def plan_extension(
     """
     device = step.starts.device
     tree, others = step.trees, step.others
-    stride = accepted.tokens.shape[1]
+    max_accept_length = accepted.tokens.shape[1]
     last = torch.empty(step.b, dtype=torch.int64, device=device)
     lengths = step.prefix_lens + step.lens
     parts, kinds = [], []
@@ -65,14 +66,14 @@ def plan_extension(
         path = accepted.index[tree].long().clamp(min=0)
         states = step.query.gather(1, path)
         prefix = step.prefix_lens[tree]
-        places = torch.arange(stride, device=device)
+        places = torch.arange(max_accept_length, device=device)
         tokens = accepted.tokens[tree].to(input_ids.dtype)
         parts.append((tokens.view(-1), (prefix[:, None] + places).view(-1), states.view(-1)))
-        starts = count + torch.arange(0, t * stride, stride, device=device)
+        starts = count + torch.arange(0, t * max_accept_length, max_accept_length, device=device)
         kept = accepted.lengths[tree].long()
         last[tree] = starts + kept - 1
         lengths[tree] = prefix + kept
-        kinds.append((tree, prefix + stride, torch.full_like(prefix, stride), starts))
+        kinds.append((tree, prefix + max_accept_length, torch.full_like(prefix, max_accept_length), starts))
     tokens, places, states = (x[0] if len(parts) == 1 else torch.cat(x) for x in zip(*parts, strict=True))
     rows = ExtendRows(*(x[0] if len(kinds) == 1 else torch.cat(x) for x in zip(*kinds, strict=True)))
     return Extension(tokens, places, states, last, lengths, rows)
@@ -127,7 +128,7 @@ class TreeProposer(EagleProposer):
 
         numbers = None if keys is None else draft_numbers(keys, extension.lengths, shape)
         growth = Growth(shape, params, numbers, self._draft_to_target, chains)
-        listed = shape.topk if keys is None else MAX_LISTED
+        listed = shape.topk if keys is None else MAX_TOP_M
         frontier = growth.add_level(1, *self._list(normed[extension.last], listed), None)
         for level in range(1, shape.steps):
             normed, hidden = self._read_frontier(level, shape, frontier, hidden, extension.lengths, table)

@@ -27,18 +27,22 @@ def said_logprobs(
     mode is the server's --logprobs-mode; raw and processed [b * E, V] are the logits that each token was drawn after,
     as the target gave them and with penalties, masks and biases.
     """
-    stride = accepted.tokens.shape[1]
+    max_accept_length = accepted.tokens.shape[1]
     found = raw.float()
     if mode.startswith("processed"):
         found = processed
         if not metadata.all_greedy:
-            greedy = (metadata.temperature < GREEDY_BELOW).repeat_interleave(stride)
-            found = _filtered(processed, params.for_rows(stride), greedy)
+            greedy = (metadata.temperature < GREEDY_BELOW).repeat_interleave(max_accept_length)
+            found = _filtered(processed, params.for_rows(max_accept_length), greedy)
     if mode.endswith("logprobs"):
         found = sampler.compute_logprobs(found)
     tokens = accepted.tokens.view(-1)
     if metadata.logprob_token_ids:
-        wanted = {i * stride + j: ids for i, ids in metadata.logprob_token_ids.items() for j in range(stride)}
+        wanted = {
+            i * max_accept_length + j: ids
+            for i, ids in metadata.logprob_token_ids.items()
+            for j in range(max_accept_length)
+        }
         return sampler.gather_specific_token_logprobs(found, wanted, tokens)
     return sampler.gather_logprobs(found, metadata.max_num_logprobs, tokens)
 

@@ -35,7 +35,7 @@ class TreeMetrics(SpecDecodingProm):
         self._recorders: dict[int, metrics.Recorder] = {}
         shape = served_shape(speculative_config)
         if shape is not None:
-            ours = metrics.RoundMetrics(labelnames, shape.stride - 1)
+            ours = metrics.RoundMetrics(labelnames, shape.max_accept_length - 1)
             labels = {number: map(str, values) for number, values in per_engine_labelvalues.items()}
             self._recorders = {number: ours.labelled(*values) for number, values in labels.items()}
 

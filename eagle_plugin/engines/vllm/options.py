@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from eagle_plugin.core.tree import MAX_WIDTH
-from eagle_plugin.engines.shape import Shape
+from eagle_plugin.core.shape import MAX_WIDTH, Shape
 from eagle_plugin.errors import UserError
 
 KEY = "eagle_plugin"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import eagle_plugin
-from eagle_plugin.engines.shape import Shape
+from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.vllm.options import Options
 from eagle_plugin.heads.checkpoint import check_head, read_config
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.numbers import fresh_keys, verify_numbers
-from eagle_plugin.engines.shape import Shape
 from eagle_plugin.engines.vllm.attention import cache_rows
 from eagle_plugin.engines.vllm.step import Step, padding_trees
 from eagle_plugin.kernels.kv import compact_kv
@@ -83,10 +83,10 @@ class Verified(NamedTuple):
 
 def verify(step: Step, tree: DraftTree, logits: Tensor, params: SamplingParams, keys: Tensor, shape: Shape) -> Verified:
     """Walk the trees [b, W] of a step's requests; logits [b * W, V] float32, row i * W + j after node j of the i-th."""
-    stride = min(shape.stride, step.width)
+    max_accept_length = min(shape.max_accept_length, step.width)
     proposals = step.proposals if len(step.trees) == step.b else _spread(step)
-    numbers = verify_numbers(keys, step.roots, stride)
-    accepted = verify_tree(tree, logits, params, proposals, numbers, stride, filters="chained")
+    numbers = verify_numbers(keys, step.roots, max_accept_length)
+    accepted = verify_tree(tree, logits, params, proposals, numbers, max_accept_length, filters="chained")
     nodes = accepted.index.long().clamp(min=0)
     if step.logits_rows is not None:
         return Verified(accepted, step.logits_rows.gather(1, nodes))

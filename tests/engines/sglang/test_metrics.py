@@ -14,9 +14,9 @@ from serving import accept_length, generate_all, serving, tiny_spec
 pytest.importorskip("sglang")
 from sglang.srt.managers.utils import GenerationBatchResult
 
+from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.metrics import forget
 from eagle_plugin.engines.sglang.metrics import RoundCounter
-from eagle_plugin.engines.shape import Shape
 
 STEPS, NODES = 3, 12
 PROMPTS = ["tree root leaf", "the quick brown fox", "a", "one two three", "x = y", "hello"]

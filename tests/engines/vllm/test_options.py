@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eagle_plugin.core.tree import MAX_WIDTH
+from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.engines.vllm.options import OptionError, Options
 
 

@@ -16,7 +16,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.platforms.cpu import CpuPlatform
 from vllm.sampling_params import SamplingParams
 
-from eagle_plugin.engines.shape import Shape
+from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.vllm import plugin, takeover
 from eagle_plugin.engines.vllm.options import OptionError
 from eagle_plugin.heads.checkpoint import HeadError

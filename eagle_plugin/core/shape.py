@@ -1,0 +1,41 @@
+"""The shape of a decode round's draft trees. No torch here: the benchmark reads it too."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+MAX_WIDTH = 64  # nodes of a tree: the ancestors of a node are one 64-bit bitmask
+
+
+class Shape(NamedTuple):
+    """The caps of a draft tree; written "steps/topk/width" in flags and tables."""
+
+    steps: int  # D: depth of the longest path below the root; 0 is plain decoding
+    topk: int  # K: deterministic children per node, and nodes that the head reads per level
+    width: int  # W: nodes that the target verifies, the root included
+
+    @property
+    def max_accept_length(self) -> int:
+        """E: the most tokens that a round of this shape yields, the bonus token included."""
+        return min(self.steps, self.width - 1) + 1
+
+    @property
+    def draft_slots(self) -> int:
+        """Cache slots after the committed tokens that the levels of the draft write."""
+        return max(self.steps - 1, 0) * self.topk
+
+    @property
+    def reach(self) -> int:
+        """Cache slots after the committed tokens that a round of this shape writes."""
+        return max(self.width, self.draft_slots, self.max_accept_length)
+
+    @classmethod
+    def chain(cls, length: int) -> Shape:
+        """`length` draft tokens, one after the other."""
+        return cls(length, 1, length + 1)
+
+    def __str__(self) -> str:
+        return f"{self.steps}/{self.topk}/{self.width}"
+
+
+PLAIN = Shape(steps=0, topk=1, width=1)
