@@ -249,12 +249,12 @@ def _installed(distribution: str) -> str:
 
 
 def _sglang() -> str:
-    from eagle_plugin.engines.sglang.plugin import TESTED_VERSIONS
+    from eagle_plugin.engines.sglang.version import TESTED
 
     version = _installed("sglang")
-    if version in (NOT_INSTALLED, *TESTED_VERSIONS):
+    if version in (NOT_INSTALLED, *TESTED):
         return version
-    return f"{version} (left untouched: the plugin was tested with {', '.join(TESTED_VERSIONS)})"
+    return f"{version} (left untouched: the plugin was tested with {', '.join(TESTED)})"
 
 
 def _kernels() -> str:

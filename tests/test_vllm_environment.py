@@ -15,7 +15,7 @@ PYTHON = ROOT / ".venv-vllm/bin/python"
 FOLDERS = (ROOT / "tests/engines/vllm", ROOT / "tests/heads")
 GROUPS = {
     "heads": ("vllm_round_trip", "vllm_targets"),
-    "adapter": ("attention", "contract", "filters", "metrics", "options", "sampling_contract", "step", "takeover"),
+    "adapter": ("attention", "batch", "contract", "filters", "metrics", "options", "sampling_contract", "support"),
     "greedy": ("greedy", "greedy_scheduling", "windows"),
     "requests": ("greedy_requests",),
     "sampling": ("sampling_law", "sampling_nodes", "sampling_thinking", "seeds"),

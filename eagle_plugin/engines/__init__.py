@@ -1,1 +1,1 @@
-"""Adapters to exact engine versions; no algorithm is born here."""
+"""Adapters to exact engine versions, and the decode round that they share."""

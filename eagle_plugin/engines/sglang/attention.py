@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from eagle_plugin.engines.round import TreeRows
 from eagle_plugin.kernels.attention import tree_attention
 from eagle_plugin.kernels.kv import store_kv
-
-
-class TreeBatch(NamedTuple):
-    """What the attention of one forward over tree rows needs; R rows a request, T tail slots a request."""
-
-    prefix_lens: torch.Tensor  # [b] int64: committed tokens, visible to every row
-    rows: torch.Tensor  # [b] int64: each request's row of the request-to-token table
-    ancestors: torch.Tensor  # [b, R] int64: bit t of a word: the row sees the tail slot prefix + t
-    tail: int  # T: slots behind the prefix that hold keys of this tree
 
 
 class TreeAttention:
@@ -27,11 +19,11 @@ class TreeAttention:
     member, so a subclass would silently answer for the wrapped backend.
     """
 
-    _OWN = frozenset({"_base", "_tree"})
+    _OWN = frozenset({"_base", "_rows"})
 
     def __init__(self, base: Any) -> None:
         object.__setattr__(self, "_base", base)
-        object.__setattr__(self, "_tree", None)
+        object.__setattr__(self, "_rows", None)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._base, name)
@@ -42,14 +34,14 @@ class TreeAttention:
         else:
             setattr(self._base, name, value)
 
-    def set_tree(self, tree: TreeBatch | None) -> None:
-        """Serve the next forwards as tree forwards (None: as the wrapped backend does)."""
-        self._tree = tree
+    def set_rows(self, rows: TreeRows | None) -> None:
+        """Serve the next forwards as forwards over these tree rows (None: as the wrapped backend does)."""
+        self._rows = rows
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """Take the tree from a verify batch of ours; anything else is planned by the wrapped backend."""
-        self._tree = getattr(forward_batch.spec_info, "tree_batch", None)
-        if self._tree is None:
+        """Take the tree rows from a verify batch of ours; anything else is planned by the wrapped backend."""
+        self._rows = getattr(forward_batch.spec_info, "tree_rows", None)
+        if self._rows is None:
             self._base.init_forward_metadata(forward_batch)
 
     def forward(
@@ -64,8 +56,8 @@ class TreeAttention:
         **unknown: Any,
     ) -> torch.Tensor:
         """Attention of one layer; q [N, Hq * D], k and v [N, Hkv, D] -> [N, Hq * D]."""
-        tree = self._tree
-        if tree is None:
+        rows = self._rows
+        if rows is None:
             if sinks is not None:
                 unknown["sinks"] = sinks
             return self._base.forward(q, k, v, layer, forward_batch, save_kv_cache, **unknown)
@@ -83,10 +75,10 @@ class TreeAttention:
             keys,
             values,
             self._base.req_to_token_pool.req_to_token,
-            tree.rows,
-            tree.prefix_lens,
-            tree.ancestors,
-            tail=tree.tail,
+            rows.requests,
+            rows.prefix_lens,
+            rows.ancestors,
+            tail=rows.tail,
             scale=layer.scaling,
             logit_cap=layer.logit_cap,
             window=layer.sliding_window_size,

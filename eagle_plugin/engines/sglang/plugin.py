@@ -7,15 +7,13 @@ a plugin raises, so nothing here may fail half way: either both hooks are regist
 from __future__ import annotations
 
 import logging
-import os
-from importlib import metadata
 from typing import Any
 
-import eagle_plugin
+from eagle_plugin.engines.sglang import version
+from eagle_plugin.engines.startup import may_serve
 
 logger = logging.getLogger("eagle_plugin")
 
-TESTED_VERSIONS = ("0.5.23",)
 ALGORITHMS = ("EAGLE", "EAGLE3")
 
 CREATE_WORKER = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker"
@@ -24,19 +22,8 @@ AUTO_PARAMETERS = "sglang.srt.arg_groups.speculative_hook._auto_choose_speculati
 
 
 def register() -> None:
-    """Register the hooks of the take-over, unless ``EAGLE_PLUGIN=0`` or the SGLang version is not a tested one."""
-    if os.environ.get("EAGLE_PLUGIN", "1") == "0":
-        logger.info("eagle-plugin is switched off by EAGLE_PLUGIN=0")
-        return
-    version = metadata.version("sglang")
-    if version not in TESTED_VERSIONS:
-        logger.warning(
-            "eagle-plugin %s leaves SGLang %s untouched: it was tested with SGLang %s only; "
-            "install that version or a newer eagle-plugin",
-            eagle_plugin.__version__,
-            version,
-            ", ".join(TESTED_VERSIONS),
-        )
+    """Register the hooks, unless ``EAGLE_PLUGIN=0`` or the SGLang version is not a tested one."""
+    if not may_serve("SGLang", version.installed(), version.TESTED, logger):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -53,7 +40,7 @@ def _create_worker(original: Any, algorithm: Any, server_args: Any) -> Any:
     # STANDALONE runs on the same engine class but has no draft head to speak of.
     if engine_worker is not EAGLEWorkerV2 or algorithm.name not in ALGORITHMS:
         return engine_worker
-    from eagle_plugin.engines.sglang.takeover import worker_factory
+    from eagle_plugin.engines.sglang.support import worker_factory
 
     return worker_factory(algorithm.name, engine_worker)
 

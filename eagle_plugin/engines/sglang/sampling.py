@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from sglang.srt.layers.sampler import Sampler
 
-from eagle_plugin.engines.numbers import PREFILL, fresh_keys, no_proposals, root_tree
-from eagle_plugin.kernels.sampling import SamplingParams, uniforms, verify_tree
+from eagle_plugin.core.tree import DraftTree
+from eagle_plugin.engines import rng
+from eagle_plugin.kernels.sampling import Proposals, SamplingParams, uniforms, verify_tree
 
 
 def sampling_params(info: Any) -> SamplingParams:
@@ -16,18 +17,14 @@ def sampling_params(info: Any) -> SamplingParams:
     return SamplingParams(info.temperatures.view(-1), info.top_ks, info.top_ps, info.min_ps)
 
 
-def random_keys(reqs: list[Any]) -> torch.Tensor:
-    """One key a request [b] int64: its seed, or new random bits.
+def request_keys(reqs: list[Any]) -> torch.Tensor:
+    """One key per SGLang ``Req`` [b] int64; see `rng.request_keys`."""
+    return rng.request_keys(len(reqs), _seeds(reqs))
 
-    With the committed length as the counter, a seeded request draws the same numbers whatever its batch, and no number
-    is used twice: every round commits at least one token.
-    """
-    seeds = [req.sampling_params.sampling_seed for req in reqs]
-    keys = fresh_keys(len(seeds))
-    for i, seed in enumerate(seeds):
-        if seed is not None:
-            keys[i] = seed
-    return keys
+
+def _seeds(reqs: list[Any]) -> dict[int, int]:
+    seeds = {i: req.sampling_params.sampling_seed for i, req in enumerate(reqs)}
+    return {i: seed for i, seed in seeds.items() if seed is not None}
 
 
 class SeededSampler(Sampler):
@@ -40,8 +37,7 @@ class SeededSampler(Sampler):
 
     def seed(self, reqs: list[Any]) -> None:
         """Draw the next tokens for these requests, in this order; requests without a seed draw anew."""
-        seeded = any(req.sampling_params.sampling_seed is not None for req in reqs)
-        self._keys = random_keys(reqs) if seeded else None
+        self._keys = request_keys(reqs) if _seeds(reqs) else None
 
     def _sample_from_probs(
         self, probs: torch.Tensor, sampling_info: Any, positions: torch.Tensor, simple_sampling_case: bool
@@ -52,13 +48,12 @@ class SeededSampler(Sampler):
         tokens = draw_tokens(
             probs.float().log(),  # the temperature is in it already
             params._replace(temperatures=torch.ones_like(params.temperatures)),
-            uniforms(self._keys, positions.long(), PREFILL, 1),
+            uniforms(self._keys, positions.long(), rng.PREFILL, 1),
         )
         return tokens.int(), None
 
 
 def draw_tokens(logits: torch.Tensor, params: SamplingParams, u: torch.Tensor) -> torch.Tensor:
-    """One token a row [b] int64 from logits [b, V] float32; u [b, 1] float64."""
-    return verify_tree(
-        root_tree(torch.zeros(len(u), dtype=torch.int64)), logits, params, no_proposals(len(u)), u[:, None], 1
-    ).tokens[:, 0]
+    """One token per row [b] int64 from logits [b, V] float32; u [b, 1] float64."""
+    roots = DraftTree.padding(torch.zeros(len(u), dtype=torch.int64), 1)
+    return verify_tree(roots, logits, params, Proposals.none(len(u)), u[:, None], 1).tokens[:, 0]

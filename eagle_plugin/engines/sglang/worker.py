@@ -16,12 +16,12 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.engines.numbers import no_proposals, root_tree
+from eagle_plugin.engines.round import Drafts
 from eagle_plugin.engines.sglang.attention import TreeAttention
+from eagle_plugin.engines.sglang.batch import RoundBatch
 from eagle_plugin.engines.sglang.drafter import TreeDrafter
-from eagle_plugin.engines.sglang.round import Round
+from eagle_plugin.engines.sglang.logits import needs_plain_round
 from eagle_plugin.engines.sglang.sampling import SeededSampler
-from eagle_plugin.engines.sglang.targets import needs_plain_round
 from eagle_plugin.engines.sglang.verifier import TreeVerifier
 
 
@@ -76,21 +76,24 @@ class TreeWorker(EAGLEWorkerV2):
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             self._sampler.seed(batch.reqs)
             self._verifier.penalties.apply_after_prefill(batch)
-            return self._forward_prefill_batch(batch, on_publish, pp_proxy_tensors)
+            result = self._forward_prefill_batch(batch, on_publish, pp_proxy_tensors)
+            state = result.next_draft_input
+            state.topk_p = state.topk_p.log()  # the engine's prefill gives probabilities, the rounds read logarithms
+            return result
         state = batch.spec_info
         shape = PLAIN if needs_plain_round(batch) else self.shape
-        round = Round.begin(shape, batch, self.req_to_token_pool.req_to_token)
+        inputs = RoundBatch.read(shape, batch, self.req_to_token_pool.req_to_token)
         with self._draft_contexts():
-            if shape.width > 1:
-                tree, proposals = self._draft_worker.grow(round, state)
+            if shape == PLAIN:
+                drafts = Drafts.plain(state.bonus_tokens)
             else:
-                tree, proposals = root_tree(state.bonus_tokens), no_proposals(len(round.rows))
-        verified = self._verifier.verify(round, batch, tree, proposals, grammar_barrier)
-        result = verified.result
+                drafts = self._draft_worker.draft_tree(inputs, state)
+        result, accepted = self._verifier.verify(inputs, batch, drafts, grammar_barrier)
         if on_publish is not None:
             on_publish(result.new_seq_lens)
         with self._draft_contexts():
-            result.next_draft_input = self._draft_worker.extend(round, verified.accepted, verified.hidden)
+            hidden = result.logits_output.hidden_states
+            result.next_draft_input = self._draft_worker.extend(inputs, accepted, hidden)
         return result
 
     @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """An attention backend for vLLM's CPU platform that also attends over draft trees, by our kernels.
 
-It takes the place of CPU_ATTN as a whole: that backend packs keys in a layout of its own for each instruction set,
-which tree attention and the move of accepted keys would have to know. Ours keeps them token by token.
+It replaces CPU_ATTN as a whole: that backend packs keys in a layout of its own for each instruction set, which tree
+attention and the move of accepted keys would have to know. Ours keeps them token by token.
 """
 
 from __future__ import annotations
@@ -15,23 +15,13 @@ from torch.nn.functional import pad
 from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionMetadataBuilder, AttentionType
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
+from eagle_plugin.engines.round import TreeRows
 from eagle_plugin.kernels.attention import extend_attention, tree_attention
 from eagle_plugin.kernels.kv import store_kv
 
 
-class TreeRows(NamedTuple):
-    """The requests of a forward whose query rows are nodes of draft trees; W rows and W tail slots a request."""
-
-    requests: Tensor  # [t] int64: row of the slot table
-    prefix_lens: Tensor  # [t] int64: committed tokens, visible to every row
-    ancestors: Tensor  # [t, W] int64: bit j of a word: the row sees the tail slot prefix + j
-    tail: int
-    query: Tensor | None  # [t * W] int64: query row of each node; None: the nodes are all the query rows, in order.
-    # Nodes that share a row must have equal ancestors: one of them decides what the row gets.
-
-
 class ExtendRows(NamedTuple):
-    """The requests of a forward whose query rows follow each other: prefills, and decodes without a draft."""
+    """The requests of a forward whose query rows are consecutive positions: prefills, and decodes without drafts."""
 
     requests: Tensor  # [e] int64: row of the slot table
     seq_lens: Tensor  # [e] int64: tokens after this forward
@@ -44,6 +34,9 @@ class Rows(NamedTuple):
 
     extend: ExtendRows | None
     tree: TreeRows | None
+    # [t * W] int64: query row of each node of the trees; None: the nodes are all the query rows, in order. Nodes that
+    # share a row must have equal ancestors: one of them decides what the row gets.
+    query: Tensor | None = None
 
 
 @dataclass
@@ -65,7 +58,7 @@ class CacheRows(NamedTuple):
 def cache_rows(kv_cache: Tensor) -> CacheRows:
     """View a layer's cache [blocks, Hkv, block size, 2 * D] as rows; a block holds its keys, then its values.
 
-    The key of offset o in block i stands in row 2 * i * block size + o, its value a block size later.
+    The key of offset o in block i is row 2 * i * block size + o, its value is a block size later.
     """
     blocks, heads, size, content = kv_cache.shape
     dim = content // 2
@@ -81,8 +74,8 @@ def cache_rows(kv_cache: Tensor) -> CacheRows:
 def slot_table(block_table: Tensor, block_size: int, positions: int) -> Tensor:
     """The cache row of each of the first `positions` positions, [b, S] int32; block_table [b, blocks] int32.
 
-    Positions behind the block table name row 0. They are those of padding: a tree that was cut short where a text may
-    not grow further is as wide as the others of its batch.
+    Positions after the end of the block table get row 0. Only padding has them: a tree that was cut short at the
+    maximal length of its request is as wide as the others of its batch.
     """
     blocks = min(-(-positions // block_size), block_table.shape[1])
     offsets = torch.arange(block_size, dtype=torch.int32, device=block_table.device)
@@ -92,7 +85,7 @@ def slot_table(block_table: Tensor, block_size: int, positions: int) -> Tensor:
 
 
 def cache_slots(slots: Tensor, block_size: int) -> Tensor:
-    """The cache rows of vLLM's slot numbers [N] int64, which count one row a token."""
+    """The cache rows of vLLM's slot numbers [N] int64, which count one row per token."""
     return slots + slots.div(block_size, rounding_mode="floor") * block_size
 
 
@@ -102,7 +95,7 @@ class TreeMetadataBuilder(AttentionMetadataBuilder[TreeMetadata]):
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self.block_size: int = kv_cache_spec.block_size
-        self.reach: int = vllm_config.num_speculative_tokens + 1  # draft slots behind the longest sequence
+        self.reach: int = vllm_config.num_speculative_tokens + 1  # draft slots after the longest sequence
         self.rows: Rows | None = None
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> TreeMetadata:
@@ -152,7 +145,7 @@ class TreeAttentionImpl(AttentionImpl):
         self.num_heads, self.num_kv_heads, self.head_size = num_heads, num_kv_heads, head_size
         self.scale = float(scale)
         self.kv_cache_dtype = kv_cache_dtype
-        self.sliding_window = -1 if sliding_window is None else sliding_window - 1  # keys behind the query itself
+        self.sliding_window = -1 if sliding_window is None else sliding_window - 1  # keys before the query
         self.logits_soft_cap = logits_soft_cap or 0.0
         self.sinks = sinks
         self._cache: tuple[int, CacheRows] | None = None
@@ -180,7 +173,7 @@ class TreeAttentionImpl(AttentionImpl):
             "window": self.sliding_window,
             "sinks": self.sinks,
         }
-        extend, tree = attn_metadata.rows
+        extend, tree, tree_query = attn_metadata.rows
         table = attn_metadata.slot_table
         if extend is not None:
             extend_attention(
@@ -195,11 +188,11 @@ class TreeAttentionImpl(AttentionImpl):
                 **options,
             )
         if tree is not None:
-            words = (table, tree.requests, tree.prefix_lens, tree.ancestors)
-            if tree.query is None:
-                tree_attention(query, *cache, *words, tail=tree.tail, out=output, **options)
+            visible = (table, tree.requests, tree.prefix_lens, tree.ancestors)
+            if tree_query is None:
+                tree_attention(query, *cache, *visible, tail=tree.tail, out=output, **options)
             else:
-                output[tree.query] = tree_attention(query[tree.query], *cache, *words, tail=tree.tail, **options)
+                output[tree_query] = tree_attention(query[tree_query], *cache, *visible, tail=tree.tail, **options)
         return output
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:

@@ -1,4 +1,4 @@
-"""Log probabilities of the said tokens, as vLLM's sampler reports them for one token a request."""
+"""Log probabilities of the output tokens, in the form that vLLM's sampler has for one token per request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.engines.vllm.verifier import GREEDY_BELOW
+from eagle_plugin.engines.vllm.sampling import GREEDY_BELOW
 from eagle_plugin.kernels.sampling import SamplingParams
 
 
@@ -19,13 +19,13 @@ def wants_logprobs(metadata: Any) -> bool:
     return metadata.max_num_logprobs is not None or bool(metadata.logprob_token_ids)
 
 
-def said_logprobs(
+def output_logprobs(
     sampler: Any, mode: str, metadata: Any, params: SamplingParams, raw: Tensor, processed: Tensor, accepted: Accepted
 ) -> LogprobsTensors:
-    """A row for each place of the said tokens [b, E]; rows behind a request's last token are dropped by vLLM.
+    """One row for each place of the output tokens [b, E]; vLLM drops rows after a request's last token.
 
-    mode is the server's --logprobs-mode; raw and processed [b * E, V] are the logits that each token was drawn after,
-    as the target gave them and with penalties, masks and biases.
+    mode is the server's --logprobs-mode; raw and processed [b * E, V] are the logits that each token was drawn from,
+    as the target gave them, and with penalties, masks and biases.
     """
     max_accept_length = accepted.tokens.shape[1]
     found = raw.float()

@@ -1,7 +1,7 @@
-"""Our metrics beside vLLM's: its Prometheus logger names the class that counts drafts, ours counts for both.
+"""Our metrics beside vLLM's: our class replaces the one that counts drafts in its Prometheus logger, and counts both.
 
-vLLM's entry point for loggers would switch its statistics on where a user has switched them off, and stay away from
-engines without a server.
+vLLM's entry point for loggers is not used: it switches statistics on that a user has switched off, and engines without
+a server do not have it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.spec_decode.metrics import SpecDecodingProm, SpecDecodingStats
 
 from eagle_plugin.engines import metrics
-from eagle_plugin.engines.vllm.takeover import served_shape
+from eagle_plugin.engines.vllm.served import served_shape
 
 
 def export() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from eagle_plugin.core.policy import shape_for
 from eagle_plugin.core.shape import MAX_WIDTH, Shape
 from eagle_plugin.errors import UserError
 
@@ -21,7 +22,7 @@ class Options:
     """What a user may set; absent numbers are chosen from num_speculative_tokens."""
 
     depth: int | None = None  # levels of the tree
-    topk: int | None = None  # children of a node
+    topk: int | None = None  # children per node
     async_scheduling: bool = False  # on a CPU, where vLLM switches it off
 
     @classmethod
@@ -44,7 +45,7 @@ class Options:
     def shape(self, draft_tokens: int) -> Shape:
         """The caps of a round that drafts this many tokens, the `num_speculative_tokens` of vLLM. Raises OptionError.
 
-        The levels behind the first write draft keys into the slots that vLLM reserves, one a drafted token.
+        The levels after the first write draft keys into the slots that vLLM reserves, one per drafted token.
         """
         width = draft_tokens + 1
         if width > MAX_WIDTH:
@@ -52,16 +53,11 @@ class Options:
                 f"--speculative-config: num_speculative_tokens is {draft_tokens}, the plugin's trees have at most "
                 f"{MAX_WIDTH - 1} drafted tokens: lower it, or start the server with EAGLE_PLUGIN=0"
             )
-        depth = self.depth if self.depth is not None else default_depth(draft_tokens)
-        topk = self.topk if self.topk is not None else max(1, min(4, draft_tokens // max(depth - 1, 1)))
-        if (depth - 1) * topk > draft_tokens:
+        shape = shape_for(draft_tokens, self.depth, self.topk)
+        if shape.draft_slots > draft_tokens:
             raise OptionError(
-                f"{WHERE}: depth {depth} and topk {topk} need {(depth - 1) * topk} drafted tokens a round, "
-                f"--speculative-config has num_speculative_tokens {draft_tokens}: raise it, or lower depth or topk"
+                f"{WHERE}: depth {shape.steps} and topk {shape.topk} need {shape.draft_slots} drafted tokens per "
+                f"round, --speculative-config has num_speculative_tokens {draft_tokens}: raise it, or lower "
+                "depth or topk"
             )
-        return Shape(depth, topk, width)
-
-
-def default_depth(draft_tokens: int) -> int:
-    """How deep trees of so many drafted tokens are; 2 levels of 5 tokens are those of docs/performance.md."""
-    return 1 if draft_tokens == 1 else 2 if draft_tokens <= 7 else 3 if draft_tokens <= 15 else 4
+        return shape

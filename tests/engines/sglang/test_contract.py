@@ -7,7 +7,6 @@ import dataclasses
 import inspect
 import pkgutil
 import textwrap
-from importlib import metadata
 
 import pytest
 
@@ -28,7 +27,7 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftInput, EagleVerifyInput
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorkerV2
 
-from eagle_plugin.engines.sglang import plugin, takeover
+from eagle_plugin.engines.sglang import plugin, support, version
 from eagle_plugin.engines.sglang.drafter import TreeDrafter
 from eagle_plugin.engines.sglang.sampling import SeededSampler
 from eagle_plugin.engines.sglang.worker import TreeWorker
@@ -54,7 +53,7 @@ def _parameters(function) -> list[str]:
 
 
 def test_version_is_a_tested_one():
-    assert metadata.version("sglang") in plugin.TESTED_VERSIONS
+    assert version.installed() in version.TESTED
 
 
 @pytest.mark.parametrize("target", [plugin.CREATE_WORKER, plugin.RESOLVE_ARGUMENTS, plugin.AUTO_PARAMETERS])
@@ -139,7 +138,7 @@ def test_the_prefill_lists_as_many_tokens_as_the_drafter_asks_for():
 
 
 def test_the_engines_order_of_transforms_is_ours():
-    """Penalties, grammar, bias (targets.py has the same order); then custom processors, then NaN."""
+    """Penalties, grammar, bias (logits.py has the same order); then custom processors, then NaN."""
     order = inspect.getsource(SamplingBatchInfo.apply_logits_bias)
     steps = ["_apply_pre_grammar_logits_transforms", "grammar_mask.apply", "_apply_post_grammar_logits_transforms"]
     assert [order.index(step) for step in steps] == sorted(order.index(step) for step in steps)
@@ -233,9 +232,9 @@ def test_no_attention_backend_is_asked_for_its_class():
         assert "isinstance(model_runner.attn_backend" not in inspect.getsource(module)
 
 
-def test_every_flag_of_the_take_over_is_a_server_argument():
+def test_every_flag_that_support_reads_is_a_server_argument():
     from sglang.srt.server_args import ServerArgs
 
     names = set(ServerArgs.__struct_fields__)
-    assert {name for name, _, _ in takeover._FLAGS} <= names
+    assert {name for name, _, _ in support._FLAGS} <= names
     assert {"lora_paths", "model_path", "speculative_draft_model_path", "speculative_algorithm"} <= names

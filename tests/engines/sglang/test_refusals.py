@@ -17,10 +17,10 @@ from eagle_plugin.bench.servers import child_environment
 from eagle_plugin.bench.sglang_server import command
 
 pytest.importorskip("sglang")
-from eagle_plugin.engines.sglang import plugin, takeover
+from eagle_plugin.engines.sglang import plugin, support, version
 
 SERVED = {
-    **{name: served[0] for name, served, _ in takeover._FLAGS},
+    **{name: served[0] for name, served, _ in support._FLAGS},
     "speculative_num_steps": 3,
     "speculative_eagle_topk": 4,
     "speculative_num_draft_tokens": 16,
@@ -28,7 +28,7 @@ SERVED = {
 
 
 def test_the_usual_flags_are_served():
-    assert takeover.flags_left_alone(SimpleNamespace(**SERVED)) == []
+    assert support.unsupported_flags(SimpleNamespace(**SERVED)) == []
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_the_usual_flags_are_served():
     ],
 )
 def test_other_flags_are_left_to_the_engine_with_the_flag_named(flag, value):
-    reasons = takeover.flags_left_alone(SimpleNamespace(**(SERVED | {flag: value})))
+    reasons = support.unsupported_flags(SimpleNamespace(**(SERVED | {flag: value})))
     assert len(reasons) == 1
     assert flag.replace("_", "-") in reasons[0] and str(value) in reasons[0]
 
@@ -57,10 +57,10 @@ def test_an_unknown_engine_version_is_left_untouched(monkeypatch, caplog):
 
     registered = []
     monkeypatch.setattr(HookRegistry, "register", lambda *hook: registered.append(hook))
-    monkeypatch.setattr(plugin.metadata, "version", lambda name: "0.6.1")
+    monkeypatch.setattr(version.metadata, "version", lambda name: "0.6.1")
     plugin.register()
     assert not registered
-    assert "0.6.1" in caplog.text and plugin.TESTED_VERSIONS[0] in caplog.text
+    assert "0.6.1" in caplog.text and version.TESTED[0] in caplog.text
 
 
 def test_the_environment_variable_switches_the_plugin_off(monkeypatch):

@@ -13,7 +13,7 @@ from serving import accept_length, serving, tiny_spec
 pytest.importorskip("sglang")
 pytestmark = pytest.mark.server
 
-NUM_SAMPLED = [
+SAMPLED = [
     {"temperature": 1.0},
     {"temperature": 0.7, "top_p": 0.9},
     {"temperature": 1.3, "top_k": 5},
@@ -29,26 +29,26 @@ PENALISED = {
 }
 REQUESTS = 2000  # a setting
 VIEWS = 6
-LEAST_P = 1e-4 / (VIEWS * (len(NUM_SAMPLED) + 1))  # a right verifier fails one of these tests once in 10,000 runs
+LEAST_P = 1e-4 / (VIEWS * (len(SAMPLED) + 1))  # a right verifier fails one of these tests once in 10,000 runs
 
 
 @pytest.fixture(scope="module")
 def drawn(plugin):
     """Sequences [REQUESTS, 4] of the plugin, for each setting."""
-    return draw(plugin, [*NUM_SAMPLED, PENALISED], REQUESTS)
+    return draw(plugin, [*SAMPLED, PENALISED], REQUESTS)
 
 
 @pytest.fixture(scope="module")
 def expected(plain):
     """Sequences [2 * REQUESTS, 4] of plain decoding; its penalties come a token late, so they are left out."""
-    return draw(plain, NUM_SAMPLED, 2 * REQUESTS)
+    return draw(plain, SAMPLED, 2 * REQUESTS)
 
 
-@pytest.mark.parametrize("number", range(len(NUM_SAMPLED)))
+@pytest.mark.parametrize("number", range(len(SAMPLED)))
 def test_sampled_text_has_the_distribution_of_plain_decoding(number, drawn, expected):
     found = p_values(drawn[number], expected[number])
     assert len(found) == VIEWS
-    assert min(found.values()) > LEAST_P, (NUM_SAMPLED[number], found)
+    assert min(found.values()) > LEAST_P, (SAMPLED[number], found)
 
 
 def test_penalised_text_has_the_targets_distribution(drawn, bigram_target):
@@ -61,7 +61,7 @@ def test_penalised_text_has_the_targets_distribution(drawn, bigram_target):
 
 def test_drafts_are_accepted_at_every_temperature(plugin):
     """Were they not, the tests above would say little about trees."""
-    for setting in (*NUM_SAMPLED, PENALISED):
+    for setting in (*SAMPLED, PENALISED):
         answers = ask(plugin, [PROMPT] * 64, setting | {"max_new_tokens": 24})
         assert accept_length(answers) > 1.4, setting
 
@@ -93,7 +93,7 @@ def test_a_broken_verifier_is_found_out(fault, number, count, faulty, expected):
     server, folder = faulty
     broken_verifier.choose(folder, fault)
     try:
-        found = p_values(draw(server, [NUM_SAMPLED[number]], count)[0], expected[number])
+        found = p_values(draw(server, [SAMPLED[number]], count)[0], expected[number])
     finally:
         broken_verifier.choose(folder, "none")
     assert min(found.values()) < LEAST_P**2, found

@@ -11,13 +11,13 @@ from torch import Tensor
 from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
+from eagle_plugin.engines.round import TreeRows
 from eagle_plugin.engines.vllm.attention import (
     ExtendRows,
     Rows,
     TreeAttentionImpl,
     TreeMetadata,
     TreeMetadataBuilder,
-    TreeRows,
     cache_rows,
     cache_slots,
     slot_table,
@@ -106,15 +106,15 @@ class Batch:
         others = torch.tensor([i for i, (_, _, tree) in enumerate(self.requests) if not tree], dtype=torch.int64)
         before = torch.tensor([before for before, _, _ in self.requests])
         lens = torch.tensor([new for _, new, _ in self.requests])
-        extend = tree = None
+        extend = tree = query = None
         if len(others):
             extend = ExtendRows(others, (before + lens)[others], lens[others], starts[others])
         if len(trees):
             width = len(PARENTS)
-            words = torch.tensor([sum(1 << j for j in positions_of(node)) for node in range(width)])
+            ancestors = torch.tensor([sum(1 << j for j in positions_of(node)) for node in range(width)])
             query = (starts[trees, None] + torch.arange(width)).view(-1) if len(others) else None
-            tree = TreeRows(trees, before[trees], words.repeat(len(trees), 1), width, query)
-        return TreeMetadata(Rows(extend, tree), slot_table(self.blocks, SIZE, 3 * SIZE), self.slots)
+            tree = TreeRows(trees, before[trees], ancestors.repeat(len(trees), 1), width)
+        return TreeMetadata(Rows(extend, tree, query), slot_table(self.blocks, SIZE, 3 * SIZE), self.slots)
 
     def wanted(self, window: int | None, cap: float | None, sinks: Tensor | None) -> Tensor:
         """Attention of every row by softmax over the keys that it sees."""

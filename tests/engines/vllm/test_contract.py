@@ -26,17 +26,17 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.utils import AttentionGroup
 
-from eagle_plugin.engines.vllm import plugin, takeover
+from eagle_plugin.engines.vllm import plugin, support, version
 from eagle_plugin.engines.vllm.attention import TreeAttentionBackend, TreeAttentionImpl, TreeMetadataBuilder
 from eagle_plugin.engines.vllm.runner import TreeModelRunner
 from eagle_plugin.engines.vllm.worker import TreeCPUWorker
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The plugin and the take-over
+# The plugin and what it supports
 
 
 def test_version_is_a_tested_one() -> None:
-    assert plugin._engine_version().partition("+")[0] in plugin.TESTED_VERSIONS
+    assert version.installed().partition("+")[0] in version.TESTED
 
 
 def test_hooked_methods() -> None:
@@ -51,7 +51,7 @@ def test_hooked_methods() -> None:
     ]
 
 
-def test_configurations_have_the_fields_that_the_take_over_reads() -> None:
+def test_configurations_have_the_fields_that_support_reads() -> None:
     assert {
         "method", "model", "num_speculative_tokens", "draft_model_config", "parallel_drafting",
         "disable_padded_drafter_batch", "num_speculative_tokens_per_batch_size", "rejection_sample_method",
@@ -77,9 +77,9 @@ def test_configurations_have_the_fields_that_the_take_over_reads() -> None:
 
 
 def test_the_worker_makes_the_runner_by_its_modules_name() -> None:
-    assert f"{cpu_worker.CPUWorker.__module__}.{cpu_worker.CPUWorker.__qualname__}" == takeover.ENGINE_WORKER
-    assert f'parallel_config.worker_cls = "{takeover.ENGINE_WORKER}"' in inspect.getsource(CpuPlatform)
-    assert f"{TreeCPUWorker.__module__}.{TreeCPUWorker.__qualname__}" == takeover.WORKER
+    assert f"{cpu_worker.CPUWorker.__module__}.{cpu_worker.CPUWorker.__qualname__}" == support.ENGINE_WORKER
+    assert f'parallel_config.worker_cls = "{support.ENGINE_WORKER}"' in inspect.getsource(CpuPlatform)
+    assert f"{TreeCPUWorker.__module__}.{TreeCPUWorker.__qualname__}" == support.WORKER
     assert cpu_worker.CPUModelRunner is CPUModelRunner
     assert calls(cpu_worker.CPUWorker.init_device, "CPUModelRunner") == [
         "CPUModelRunner(self.vllm_config, torch.device('cpu'))"

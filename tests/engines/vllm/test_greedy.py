@@ -108,15 +108,15 @@ class TestControls:
     """What the tests above must notice."""
 
     def test_keys_left_where_they_were(self, models: Models, trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(CacheGroup, "compact", lambda *_: None)
+        monkeypatch.setattr(CacheGroup, "move_accepted", lambda *_: None)
         found = generate(trees.llm, PROMPTS, max_tokens=LENGTH)
         assert sum(a != b for a, b in zip(found, models.expected, strict=True)) > 5
 
     def test_drafts_that_see_their_siblings(
         self, models: Models, trees: Trees, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def seeing(requests: Any, lens: Any, ancestors: Any, tail: int, query: Any) -> drafter.TreeRows:
-            return original(requests, lens, torch.full_like(ancestors, (1 << tail) - 1), tail, query)
+        def seeing(requests: Any, lens: Any, ancestors: Any, tail: int) -> drafter.TreeRows:
+            return original(requests, lens, torch.full_like(ancestors, (1 << tail) - 1), tail)
 
         original = drafter.TreeRows
         monkeypatch.setattr(drafter, "TreeRows", seeing)

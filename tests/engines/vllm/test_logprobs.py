@@ -14,7 +14,7 @@ from vllm import LLM, RequestOutput
 from vllm_bigram import ASYNC, OPTIONS, PROMPTS, TREES, Acceptance, ask, tokens, write_models
 from vllm_engines import engine
 
-from eagle_plugin.engines.vllm import runner
+from eagle_plugin.engines.vllm import verifier
 
 LENGTH = 24
 TOLERANCE = 2e-4  # nats: float32 logits up to 30, computed in batches of another shape
@@ -177,13 +177,13 @@ def test_sampled_numbers_are_those_of_the_mode(
 
 def test_rows_of_other_nodes_are_noticed(plugin: LLM, expected: Expected, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: every number from the row of the root."""
-    whole = runner.verify
+    whole = verifier.accepted_rows
 
-    def roots(*arguments: Any) -> Any:
-        verified = whole(*arguments)
-        return verified._replace(logits_rows=verified.logits_rows[:, :1].expand_as(verified.logits_rows).contiguous())
+    def roots(*arguments: Any) -> Tensor:
+        rows = whole(*arguments)
+        return rows[:, :1].expand_as(rows).contiguous()
 
-    monkeypatch.setattr(runner, "verify", roots)
+    monkeypatch.setattr(verifier, "accepted_rows", roots)
     answers = greedy(plugin, GREEDY["best"])
     assert tokens(answers) == expected.said["best"]
     assert not close(output_rows(answers), expected.rows["best"])

@@ -65,7 +65,7 @@ def test_too_many_nodes() -> None:
 def test_levels_that_do_not_fit() -> None:
     with pytest.raises(
         OptionError,
-        match=r"depth 3 and topk 4 need 8 drafted tokens a round, .* num_speculative_tokens 7: raise it, or lower",
+        match=r"depth 3 and topk 4 need 8 drafted tokens per round, .* num_speculative_tokens 7: raise it, or lower",
     ):
         Options(depth=3, topk=4).shape(7)
     assert Options(depth=3, topk=4).shape(8) == (3, 4, 9)

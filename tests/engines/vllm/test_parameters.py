@@ -13,7 +13,7 @@ from vllm import LLM
 from vllm_bigram import ASYNC, OPTIONS, PROMPTS, TREES, Acceptance, ask, endings, tokens, write_models
 from vllm_engines import engine
 
-from eagle_plugin.engines.vllm import targets
+from eagle_plugin.engines.vllm import logits
 
 LENGTH = 40
 NAMES = [
@@ -126,7 +126,7 @@ def test_all_settings_in_one_batch(plugin: LLM, expected: Expected) -> None:
 # Controls: what the comparison above must notice.
 
 
-def output_only(outputs: list[list[int]], tree: Any, rows: targets.NodeRows) -> list[list[int]]:
+def output_only(outputs: list[list[int]], tree: Any, rows: logits.NodeRows) -> list[list[int]]:
     """Histories without the drafted tokens on the path to a node."""
     return [outputs[i] for i in rows.requests.tolist()]
 
@@ -135,6 +135,6 @@ def test_histories_without_the_path_are_noticed(
     plugin: LLM, expected: Expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Penalties seldom decide over three tokens in a row: tests/engines/vllm/test_sampling_nodes.py has them."""
-    monkeypatch.setattr(targets, "_histories", output_only)
+    monkeypatch.setattr(logits, "_histories", output_only)
     answers = ask(plugin, PROMPTS, [expected.settings["bad words"]] * len(PROMPTS))
     assert endings(answers) != expected.said["bad words"]

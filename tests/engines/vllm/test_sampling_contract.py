@@ -23,7 +23,7 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.metrics import SpecDecodingProm, SpecDecodingStats
 
-from eagle_plugin.engines.vllm import verifier
+from eagle_plugin.engines.vllm import sampling
 from eagle_plugin.engines.vllm.drafter import TreeProposer
 from eagle_plugin.engines.vllm.metrics import TreeMetrics
 
@@ -66,7 +66,7 @@ def test_sampling_metadata() -> None:
         "allowed_token_ids_mask", "bad_words_token_ids", "logitsprocs", "logprob_token_ids",
         "thinking_budget_state_holder",
     } <= fields(SamplingMetadata)  # fmt: skip
-    assert sampler._SAMPLING_EPS == verifier.GREEDY_BELOW
+    assert sampler._SAMPLING_EPS == sampling.GREEDY_BELOW
 
 
 def test_the_functions_of_the_sampler() -> None:
@@ -86,7 +86,7 @@ def test_the_functions_of_the_sampler() -> None:
 
 
 def test_the_engines_order_of_transforms_is_ours() -> None:
-    """The steps of plain decoding in the order of targets.transform_logits; temperature and filters follow."""
+    """The steps of plain decoding in the order of logits.transform_logits; temperature and filters follow."""
     order = inspect.getsource(sampler.Sampler.apply_logits_processors)
     steps = ["allowed_token_ids_mask", "apply_bad_words(", "non_argmax_invariant", "apply_penalties(", "holder."]
     found = [order.index(step) for step in steps]

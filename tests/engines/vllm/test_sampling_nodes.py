@@ -14,7 +14,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
 from eagle_plugin.core.tree import DraftTree
-from eagle_plugin.engines.vllm import targets
+from eagle_plugin.engines.vllm import logits as node_logits
 
 VOCAB, STOP, OTHER_STOP = 24, 7, 11
 TOKENS = [1, 4, STOP, 10, 13]  # few, so that paths repeat themselves, the output, and each other
@@ -136,12 +136,12 @@ def compare(names: list[str], width: int, seed: int) -> Tensor:
     tree = random_tree(b, width, gen)
     logits = torch.randn(b * width, VOCAB, generator=gen) * 3
     roots = torch.tensor([len(request.prompt) + len(request.output) - 1 for request in requests])
-    ours = targets.transform_logits(
+    ours = node_logits.transform_logits(
         metadata_of(requests, [request.output for request in requests]),
         tree,
         roots,
-        targets.minimal_lengths(requests),
-        targets.node_rows(b, width, None, [], torch.device("cpu")),
+        node_logits.minimal_lengths(requests),
+        node_logits.node_rows(b, width, None, torch.device("cpu")),
         logits.clone(),
     )
     wrong = torch.zeros(b * width, dtype=torch.bool)
@@ -170,30 +170,29 @@ def test_requests_of_all_kinds_beside_each_other() -> None:
 
 def test_rows_of_trees_that_were_cut_short() -> None:
     """vLLM has logits rows for the scheduled nodes only."""
-    sizes = [0, 3, 1]
     index = torch.tensor([[0, 0, 0, 0], [1, 2, 3, 4], [5, 6, 6, 6]])
-    rows = targets.node_rows(3, 4, index, sizes, torch.device("cpu"))
+    rows = node_logits.node_rows(3, 4, index, torch.device("cpu"))
     assert rows.requests.tolist() == [0, 1, 1, 1, 1, 2, 2]
     assert rows.nodes.tolist() == [0, 0, 1, 2, 3, 0, 1]
 
 
-def without_the_path(outputs: list[list[int]], tree: Any, rows: targets.NodeRows) -> list[list[int]]:
+def without_the_path(outputs: list[list[int]], tree: Any, rows: node_logits.NodeRows) -> list[list[int]]:
     return [outputs[i] for i in rows.requests.tolist()]
 
 
 @pytest.mark.parametrize("name", ["presence", "frequency", "repetition", "bad words", "all"])
 def test_histories_without_the_path_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "_histories", without_the_path)
+    monkeypatch.setattr(node_logits, "_histories", without_the_path)
     assert bool(compare([name] * 3, 12, 0).any())
 
 
 @pytest.mark.parametrize("name", [name for name in SETTINGS if name.startswith("minimal")])
 def test_minimal_lengths_without_the_depth_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = targets._hold_back_stops
+    whole = node_logits._forbid_stops
 
     def flat(minimal: Any, tree: DraftTree, roots: Tensor, rows: Any, logits: Tensor) -> None:
         whole(minimal, tree._replace(depths=torch.zeros_like(tree.depths)), roots, rows, logits)
 
-    monkeypatch.setattr(targets, "_hold_back_stops", flat)
+    monkeypatch.setattr(node_logits, "_forbid_stops", flat)
     found = [bool(compare([name] * 3, 12, seed).any()) for seed in range(6)]
     assert any(found) != (name == "minimal length where only the end is allowed")  # there the end is never held back

@@ -11,7 +11,7 @@ from vllm import LLM
 from vllm_bigram import ASYNC, OPTIONS, PROMPTS, TREES, Acceptance, ask, tokens, write_models
 from vllm_engines import engine
 
-from eagle_plugin.engines.vllm import targets
+from eagle_plugin.engines.vllm import logits
 
 # The target says "`!" by itself after some prompts, and never "so.".
 START, END = "`!", "so."
@@ -78,5 +78,5 @@ def test_requests_after_them_have_trees_again(plugin: LLM, expected: list[list[l
 def test_forgotten_budgets_are_noticed(
     plugin: LLM, expected: list[list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(targets, "force_thinking_ends", lambda *arguments: None)
+    monkeypatch.setattr(logits, "force_thinking_ends", lambda *arguments: None)
     assert tokens(ask(plugin, ASKED, settings())) != expected[0]

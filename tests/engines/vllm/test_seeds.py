@@ -13,7 +13,7 @@ from vllm import LLM
 from vllm_bigram import ASYNC, OPTIONS, PROMPT, PROMPTS, TREES, Acceptance, ask, draw, tokens, write_models
 from vllm_engines import engine
 
-from eagle_plugin.engines.vllm import runner
+from eagle_plugin.engines.vllm import runner, verifier
 
 SETTINGS: list[dict[str, Any]] = [
     {"temperature": 1.0},
@@ -94,8 +94,9 @@ def texts_of_seeds(llm: LLM, seeds: range) -> list[list[int]]:
 
 def test_keys_without_seeds_are_noticed(plugin: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: the same requests with keys drawn anew in every round."""
-    unseeded = runner.random_keys
-    monkeypatch.setattr(runner, "random_keys", lambda generators, b, device: unseeded({}, b, device))
+    unseeded = runner.request_keys
+    for module in (runner, verifier):
+        monkeypatch.setattr(module, "request_keys", lambda generators, b, device: unseeded({}, b, device))
     assert alone(plugin, SETTINGS[0]) != alone(plugin, SETTINGS[0])
 
 

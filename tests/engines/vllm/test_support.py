@@ -17,7 +17,7 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.sampling_params import SamplingParams
 
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.engines.vllm import plugin, takeover
+from eagle_plugin.engines.vllm import plugin, served, support
 from eagle_plugin.engines.vllm.options import OptionError
 from eagle_plugin.heads.checkpoint import HeadError
 from eagle_plugin.heads.export import save_head
@@ -38,20 +38,20 @@ def head(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
 class Lines(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
-        self.said: list[str] = []
+        self.logged: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.said.append(record.getMessage())
+        self.logged.append(record.getMessage())
 
 
 @pytest.fixture(autouse=True)
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What the plugin says; vLLM keeps its loggers from the root, and a line is said once a process."""
-    monkeypatch.setattr(takeover, "_said", set())
+    monkeypatch.setattr(support, "_logged", set())
     logger, handler = logging.getLogger("vllm.eagle_plugin"), Lines()
     monkeypatch.setattr(logger, "level", logging.INFO)
     logger.addHandler(handler)
-    yield handler.said
+    yield handler.logged
     logger.removeHandler(handler)
 
 
@@ -63,8 +63,8 @@ def configure(target: Path, head: Path, method: str = "eagle3", **options: Any) 
 
 
 def untouched(config: VllmConfig) -> bool:
-    served = takeover.is_served(config.speculative_config)
-    return config.parallel_config.worker_cls == takeover.ENGINE_WORKER and not served
+    ours = served.is_served(config.speculative_config)
+    return config.parallel_config.worker_cls == support.ENGINE_WORKER and not ours
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -73,8 +73,8 @@ def untouched(config: VllmConfig) -> bool:
 
 def test_a_plain_configuration_is_served(target: Path, head: Path, lines: list[str]) -> None:
     config = configure(target, head, additional_config={"eagle_plugin": {"depth": 2, "topk": 3}})
-    assert config.parallel_config.worker_cls == takeover.WORKER
-    assert takeover.served_shape(config.speculative_config) == Shape(2, 3, 8)
+    assert config.parallel_config.worker_cls == support.WORKER
+    assert served.served_shape(config.speculative_config) == Shape(2, 3, 8)
     assert not config.scheduler_config.async_scheduling
     assert lines == []
     eager = configure(target, head, additional_config={"eagle_plugin": {"async_scheduling": True}})
@@ -102,13 +102,13 @@ def test_served_requests_may_have_what_vllm_refuses_beside_drafts(target: Path, 
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Left to vLLM, with the reason named
+# Served by vLLM itself, with the reason named
 
 
-def left_alone(config: VllmConfig, lines: list[str], named: str) -> None:
+def unsupported(config: VllmConfig, lines: list[str], named: str) -> None:
     assert untouched(config)
     (line,) = lines
-    assert "eagle3 is served by vLLM's own drafter: " in line and named in line
+    assert "eagle3 is served by vLLM's own worker: " in line and named in line
 
 
 @pytest.mark.parametrize(
@@ -124,19 +124,19 @@ def left_alone(config: VllmConfig, lines: list[str], named: str) -> None:
         ({"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}}, "--kv-transfer-config"),
     ],
 )  # fmt: skip
-def test_flags_left_alone(options: dict[str, Any], named: str, target: Path, head: Path, lines: list[str]) -> None:
-    left_alone(configure(target, head, **options), lines, named)
+def test_unsupported_flags(options: dict[str, Any], named: str, target: Path, head: Path, lines: list[str]) -> None:
+    unsupported(configure(target, head, **options), lines, named)
 
 
-def test_another_worker_is_left_alone(target: Path, head: Path, lines: list[str]) -> None:
+def test_another_worker_is_unsupported(target: Path, head: Path, lines: list[str]) -> None:
     config = configure(target, head, worker_cls="some.other.Worker")
     assert config.parallel_config.worker_cls == "some.other.Worker"
     assert "--worker-cls some.other.Worker: it is not vLLM's own" in lines[0]
 
 
-def test_p_eagle_is_left_alone(target: Path, tmp_path: Path, lines: list[str]) -> None:
+def test_p_eagle_is_unsupported(target: Path, tmp_path: Path, lines: list[str]) -> None:
     save_head(trained_head("peagle", target, mask_token_id=2), tmp_path / "head", target_dir=target)
-    left_alone(
+    unsupported(
         configure(target, tmp_path / "head", speculative={"parallel_drafting": True}), lines, "parallel_drafting"
     )
 
@@ -156,9 +156,9 @@ def test_settings_that_a_cpu_cannot_have(
 ) -> None:
     monkeypatch.setenv("EAGLE_PLUGIN", "0")
     config = configure(target, head)
-    assert takeover.left_alone(config) == []
+    assert support.unsupported_reasons(config) == []
     object.__setattr__(getattr(config, part), attribute, value)
-    (reason,) = takeover.left_alone(config)
+    (reason,) = support.unsupported_reasons(config)
     assert named in reason
 
 
@@ -178,7 +178,7 @@ def test_kinds_of_targets(name: str, named: str, target: Path, head: Path, monke
     config = configure(target, head)
     vars(config.model_config).pop(name, None)  # a property may be cached
     monkeypatch.setattr(type(config.model_config), name, True)
-    (reason,) = takeover.left_alone(config)
+    (reason,) = support.unsupported_reasons(config)
     assert reason.startswith("target LlamaForCausalLM: ") and named in reason
 
 
@@ -218,10 +218,10 @@ def test_registered_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_version_is_left_untouched(version: str, monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
     wrapped: list[Any] = []
     monkeypatch.setattr(plugin, "_wrap", lambda *hook: wrapped.append(hook))
-    monkeypatch.setattr(plugin, "_engine_version", lambda: version)
+    monkeypatch.setattr(plugin.version, "installed", lambda: version)
     plugin.register()
     assert not wrapped
-    assert version in lines[0] and plugin.TESTED_VERSIONS[0] in lines[0]
+    assert version in lines[0] and plugin.version.TESTED[0] in lines[0]
 
 
 @pytest.mark.parametrize(("value", "hooks"), [("0", 0), ("1", 2)])

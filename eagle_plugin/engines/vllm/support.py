@@ -1,18 +1,17 @@
-"""Decides whether our worker or vLLM's own serves a configuration, and says so in one log line.
+"""What the plugin's worker supports: whether it or vLLM's own drafter serves a configuration, with the reasons.
 
-A flag that ours cannot serve is left to the engine's own drafter: the user loses speed, never the server.
+With a flag that ours does not support vLLM's own drafter serves: the user loses speed, never the server.
 """
 
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
-import eagle_plugin
-from eagle_plugin.core.shape import Shape
+from eagle_plugin.engines.preflight import head_warnings
+from eagle_plugin.engines.startup import engine_serves
 from eagle_plugin.engines.vllm.options import Options
-from eagle_plugin.heads.checkpoint import check_head, read_config
+from eagle_plugin.engines.vllm.served import mark_served
 
 logger = logging.getLogger("vllm.eagle_plugin")
 
@@ -20,49 +19,36 @@ METHODS = ("eagle", "eagle3")
 ENGINE_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
 WORKER = "eagle_plugin.engines.vllm.worker.TreeCPUWorker"
 HEAD_ARCHITECTURES = ("EagleLlamaForCausalLM", "Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3")
-CHECKED_ARCHITECTURES = ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3")  # as they stand in config.json
-_SERVED = "_eagle_plugin_serves"
-_said: set[str] = set()
+CHECKED_ARCHITECTURES = ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3")  # as config.json names them
+_logged: set[str] = set()
 
 
-def take_over(vllm_config: Any) -> None:
-    """Give a vLLM ``VllmConfig`` our worker class where it serves. Raises OptionError and HeadError."""
+def choose_worker(vllm_config: Any) -> None:
+    """Put our worker class into a vLLM ``VllmConfig`` that it supports. Raises OptionError and HeadError."""
     speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     if speculative is None or speculative.method not in METHODS:
         return
     options = Options.read(vllm_config.additional_config)
-    if parallel.worker_cls == WORKER:  # a configuration that is completed again: the platform's word was the last
+    if parallel.worker_cls == WORKER:  # vLLM completes this configuration again; the platform has just reset the flag
         vllm_config.scheduler_config.async_scheduling = options.async_scheduling
         return
-    if reasons := left_alone(vllm_config):
-        _say(
-            logging.WARNING,
-            f"eagle-plugin {eagle_plugin.__version__}: {speculative.method} is served by vLLM's own drafter: "
-            + "; ".join(reasons),
-        )
+    if reasons := unsupported_reasons(vllm_config):
+        _log_once(logging.WARNING, engine_serves(speculative.method, "vLLM", reasons))
         return
     shape = options.shape(speculative.num_speculative_tokens)
-    _check_folders(vllm_config)
+    target, head, algorithm = vllm_config.model_config.model, speculative.model, speculative.method.upper()
+    for warning in head_warnings(target, head, algorithm, CHECKED_ARCHITECTURES):
+        _log_once(logging.WARNING, f"eagle-plugin: {warning}")
     parallel.worker_cls = WORKER
     vllm_config.scheduler_config.async_scheduling = options.async_scheduling
-    setattr(speculative, _SERVED, shape)
-    from eagle_plugin.engines.vllm.metrics import export
+    mark_served(speculative, shape)
+    from eagle_plugin.engines.vllm.metrics import export  # imports vLLM's server side: only where we serve
 
     export()
 
 
-def served_shape(speculative_config: Any) -> Shape | None:
-    """The caps of our worker's trees under this vLLM ``SpeculativeConfig``; None where it does not serve."""
-    return getattr(speculative_config, _SERVED, None)
-
-
-def is_served(speculative_config: Any) -> bool:
-    """Whether our worker serves the configuration that this ``SpeculativeConfig`` is part of."""
-    return served_shape(speculative_config) is not None
-
-
-def left_alone(vllm_config: Any) -> list[str]:
-    """Why this ``VllmConfig`` is left to the engine's own drafter; empty when ours serves it."""
+def unsupported_reasons(vllm_config: Any) -> list[str]:
+    """Why our worker does not support this ``VllmConfig``; empty when it does."""
     if vllm_config.device_config.device_type != "cpu":
         return ["this version serves vLLM on CPUs only"]
     speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
@@ -98,23 +84,8 @@ def left_alone(vllm_config: Any) -> list[str]:
     return [why for found, why in checks if found]
 
 
-def _check_folders(vllm_config: Any) -> None:
-    """Refuse a head that does not fit its target before weights are loaded.
-
-    Names on a model hub, and formats that only vLLM reads, are vLLM's to check.
-    """
-    speculative = vllm_config.speculative_config
-    target, head = vllm_config.model_config.model, speculative.model
-    if not (Path(target).is_dir() and Path(head).is_dir()):
-        return
-    if (read_config(head).get("architectures") or ["?"])[0] not in CHECKED_ARCHITECTURES:
-        return
-    for warning in check_head(target, head, algorithm=speculative.method.upper()).warnings:
-        _say(logging.WARNING, f"eagle-plugin: {warning}")
-
-
-def _say(level: int, line: str) -> None:
-    """Log a line once a process: vLLM completes some configurations several times."""
-    if line not in _said:
-        _said.add(line)
+def _log_once(level: int, line: str) -> None:
+    """Log a line once per process: vLLM completes some configurations several times."""
+    if line not in _logged:
+        _logged.add(line)
         logger.log(level, line)

@@ -1,6 +1,6 @@
-"""Decides whether our worker or the engine's own one serves, and says so in one log line.
+"""What the plugin's worker supports: whether it or the engine's own worker serves, with the reasons.
 
-A target or flag that ours cannot serve is left to the engine's own worker: the user loses speed, never the server.
+With a target or flag that ours does not support the engine's own worker serves: the user loses speed, never the server.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import eagle_plugin
+from eagle_plugin.core.shape import MAX_WIDTH
+from eagle_plugin.engines.startup import engine_serves, plugin_serves
 from eagle_plugin.kernels import loader
 
 logger = logging.getLogger("eagle_plugin")
 
 HEAD_ARCHITECTURES = ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3")
-MAX_NODES = 64  # ancestors of a node are one 64-bit word
 
-# Flags under which the engine's own worker serves: the value that we do serve, and why another one is left alone.
+# Flags: the values that we serve, and why the engine's own worker serves another one.
 _FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("device", ("cpu",), "this version has no CUDA kernels yet"),
     ("tp_size", (1,), "tensor parallelism is not served yet"),
@@ -43,8 +43,8 @@ _FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
 )
 
 
-def flags_left_alone(arguments: Any) -> list[str]:
-    """Why these resolved server arguments are left to the engine's own worker; empty when ours serves them."""
+def unsupported_flags(arguments: Any) -> list[str]:
+    """Why our worker does not support these resolved server arguments; empty when it does."""
     reasons = []
     for name, served, why in _FLAGS:
         value = getattr(arguments, name)
@@ -53,20 +53,20 @@ def flags_left_alone(arguments: Any) -> list[str]:
     steps, topk = arguments.speculative_num_steps, arguments.speculative_eagle_topk
     width = arguments.speculative_num_draft_tokens
     if None not in (steps, topk, width):
-        if width > MAX_NODES:
-            reasons.append(f"--speculative-num-draft-tokens {width}: at most {MAX_NODES} nodes are served")
-        if (steps - 1) * topk > MAX_NODES:
+        if width > MAX_WIDTH:
+            reasons.append(f"--speculative-num-draft-tokens {width}: at most {MAX_WIDTH} nodes are served")
+        if (steps - 1) * topk > MAX_WIDTH:
             reasons.append(
                 f"--speculative-num-steps {steps} with --speculative-eagle-topk {topk}: "
-                f"(steps - 1) * topk may be at most {MAX_NODES}"
+                f"(steps - 1) * topk may be at most {MAX_WIDTH}"
             )
         if steps < 1 or width < 2:
             reasons.append(f"--speculative-num-steps {steps}, --speculative-num-draft-tokens {width}: nothing to draft")
     return reasons
 
 
-def models_left_alone(target_runner: Any, draft_architecture: str) -> list[str]:
-    """Why this loaded target (an SGLang ``ModelRunner``) or draft head is left to the engine's own worker."""
+def unsupported_models(target_runner: Any, draft_architecture: str) -> list[str]:
+    """Why our worker does not support this loaded target (an SGLang ``ModelRunner``) or head; empty when it does."""
     from sglang.srt.configs.hybrid_arch import mambaish_config
 
     config = target_runner.model_config
@@ -86,11 +86,11 @@ def models_left_alone(target_runner: Any, draft_architecture: str) -> list[str]:
         reasons.append(f"draft head {draft_architecture}: not one of {', '.join(HEAD_ARCHITECTURES)}")
     if type(target_runner.sampler).__name__ != "Sampler":
         reasons.append(f"sampler {type(target_runner.sampler).__name__}: only SGLang's own sampler is served")
-    reasons += _attention_left_alone(target_runner.model, name)
+    reasons += _unsupported_attention(target_runner.model, name)
     return reasons
 
 
-def _attention_left_alone(model: Any, name: str) -> list[str]:
+def _unsupported_attention(model: Any, name: str) -> list[str]:
     from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 
     for layer in model.modules():
@@ -115,14 +115,9 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
             "nccl_port": nccl_port,
             "target_worker": target_worker,
         }
-        reasons = _reasons(server_args, target_worker.model_runner)
+        reasons = unsupported_reasons(server_args, target_worker.model_runner)
         if reasons:
-            logger.warning(
-                "eagle-plugin %s: %s is served by SGLang's own worker: %s",
-                eagle_plugin.__version__,
-                algorithm,
-                "; ".join(reasons),
-            )
+            logger.warning(engine_serves(algorithm, "SGLang", reasons))
             return engine_worker(**arguments)
         from eagle_plugin.engines.sglang import metrics
         from eagle_plugin.engines.sglang.worker import TreeWorker
@@ -130,27 +125,19 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
         worker = TreeWorker(**arguments)
         if server_args.enable_metrics:
             metrics.export(worker.shape)
-        logger.info(
-            "eagle-plugin %s: %s is served by the plugin's tree worker "
-            "(at most %d steps, %d children a node, %d nodes; %s kernels)",
-            eagle_plugin.__version__,
-            algorithm,
-            worker.speculative_num_steps,
-            worker.topk,
-            worker.speculative_num_draft_tokens,
-            loader.backend(),
-        )
+        logger.info(plugin_serves(algorithm, worker.shape, loader.backend()))
         return worker
 
     return create
 
 
-def _reasons(server_args: Any, target_runner: Any) -> list[str]:
+def unsupported_reasons(server_args: Any, target_runner: Any) -> list[str]:
+    """Why our worker does not support this server; empty when it does."""
     from sglang.srt.arg_groups.model_override_base import resolved_view
     from sglang.srt.environ import envs
 
-    reasons = flags_left_alone(resolved_view(server_args))
+    reasons = unsupported_flags(resolved_view(server_args))
     if envs.SGLANG_SIMULATE_ACC_LEN.get() > 0:
         reasons.append("SGLANG_SIMULATE_ACC_LEN: simulated acceptance is the engine's")
     draft_config = target_runner.spec_aux_config.draft_model_config
-    return reasons + models_left_alone(target_runner, draft_config.hf_config.architectures[0])
+    return reasons + unsupported_models(target_runner, draft_config.hf_config.architectures[0])

@@ -1,7 +1,7 @@
 """The target's logits after every node of the verified trees, with what the requests ask for applied.
 
-The functions of vLLM's sampler take one row a request; here a row is a node, whose history is its request's output and
-the drafted tokens on the path to it. They are called as they are, with an index of requests by row.
+The functions of vLLM's sampler take one row per request. Here a row is a node; its history is its request's output and
+the drafted tokens on the path to it. The functions are called unchanged, with an index of requests by row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NodeRows(NamedTuple):
 class MinimalLength(NamedTuple):
     """A request that must not end before its text has some length.
 
-    vLLM's own count is of no use here: when it schedules ahead, drafts that are not verified yet are in it.
+    vLLM's own count cannot be used: when it schedules ahead, the count includes drafts that are not verified yet.
     """
 
     request: int
@@ -50,15 +50,17 @@ def minimal_lengths(states: list[Any]) -> list[MinimalLength]:
     ]
 
 
-def node_rows(b: int, width: int, logits_rows: Tensor | None, drafts: list[int], device: torch.device) -> NodeRows:
-    """The rows of logits as vLLM orders them: request by request, a row for each scheduled node."""
+def node_rows(b: int, width: int, logits_rows: Tensor | None, device: torch.device) -> NodeRows:
+    """The rows of logits as vLLM orders them: request by request, one row for each scheduled node.
+
+    logits_rows [b, W] int64 is the row of each node, ascending; padding has that of the last node. None: in order.
+    """
     if logits_rows is None:
         rows = torch.arange(b * width, device=device)
         return NodeRows(rows // width, rows % width)
-    sizes = torch.tensor(drafts, device=device) + 1
+    sizes = logits_rows[:, -1] - logits_rows[:, 0] + 1
     requests = torch.arange(b, device=device).repeat_interleave(sizes)
-    firsts = (sizes.cumsum(0) - sizes)[requests]
-    return NodeRows(requests, torch.arange(len(requests), device=device) - firsts)
+    return NodeRows(requests, torch.arange(len(requests), device=device) - logits_rows[requests, 0])
 
 
 def transform_logits(
@@ -66,7 +68,8 @@ def transform_logits(
 ) -> Tensor:
     """Apply everything but temperature and filters, in vLLM's order, at every node; logits [n, V] float32, in place.
 
-    metadata is a vLLM ``SamplingMetadata`` of b requests, tree theirs [b, W], roots [b] int64 the roots' positions.
+    metadata is a vLLM ``SamplingMetadata`` of b requests, tree their trees [b, W], roots [b] int64 the positions
+    of the roots.
     """
     if metadata.allowed_token_ids_mask is not None:
         logits.masked_fill_(metadata.allowed_token_ids_mask[rows.requests], -torch.inf)
@@ -74,12 +77,12 @@ def transform_logits(
     histories: list[list[int]] = []
     if penalised or metadata.bad_words_token_ids:
         histories = _histories(metadata.output_token_ids, tree, rows)
-    if words := metadata.bad_words_token_ids:
+    if bad_words := metadata.bad_words_token_ids:
         requests = rows.requests.tolist()
-        apply_bad_words(logits, {r: words[i] for r, i in enumerate(requests) if i in words}, histories)
+        apply_bad_words(logits, {r: bad_words[i] for r, i in enumerate(requests) if i in bad_words}, histories)
     for processor in metadata.logitsprocs.non_argmax_invariant:
         if isinstance(processor, MinTokensLogitsProcessor):
-            _hold_back_stops(minimal, tree, roots, rows, logits)
+            _forbid_stops(minimal, tree, roots, rows, logits)
         elif isinstance(processor, LogitBiasLogitsProcessor):
             _add_biases(processor, rows, logits)
         else:  # vLLM refuses custom processors beside drafts
@@ -106,10 +109,10 @@ def min_ps(metadata: Any, b: int) -> Tensor | None:
     return None
 
 
-def forget_strayed_budgets(metadata: Any, states: list[Any]) -> None:
+def forget_reassigned_budgets(metadata: Any, states: list[Any]) -> None:
     """Drop the thinking budgets of requests that never had one; states are the batch's ``CachedRequestState``.
 
-    Where a request moves to the place of a finished one, vLLM leaves it the budget of that one.
+    When a request moves to the index of a finished one, vLLM applies the finished one's budget to it.
     """
     holder = metadata.thinking_budget_state_holder
     for i in plain_requests(metadata):
@@ -118,9 +121,21 @@ def forget_strayed_budgets(metadata: Any, states: list[Any]) -> None:
 
 
 def plain_requests(metadata: Any) -> list[int]:
-    """Requests that are served token by token: those with a thinking budget, which has one state a request."""
+    """Requests that are served token by token: those with a thinking budget, which has one state per request."""
     holder = metadata.thinking_budget_state_holder
     return sorted(holder._state) if holder is not None and holder.has_tracked_requests() else []
+
+
+def keeps_logits(metadata: Any) -> bool:
+    """Whether no request changes its logits before temperature and filters, minimal lengths not counted."""
+    processors = metadata.logitsprocs.non_argmax_invariant
+    return (
+        metadata.allowed_token_ids_mask is None
+        and not metadata.bad_words_token_ids
+        and metadata.no_penalties
+        and not any(getattr(p, "biases", None) for p in processors)
+        and not plain_requests(metadata)
+    )
 
 
 def force_thinking_ends(metadata: Any, rows: NodeRows, logits: Tensor) -> None:
@@ -144,9 +159,7 @@ def _histories(outputs: list[list[int]], tree: DraftTree, rows: NodeRows) -> lis
     return histories
 
 
-def _hold_back_stops(
-    minimal: list[MinimalLength], tree: DraftTree, roots: Tensor, rows: NodeRows, logits: Tensor
-) -> None:
+def _forbid_stops(minimal: list[MinimalLength], tree: DraftTree, roots: Tensor, rows: NodeRows, logits: Tensor) -> None:
     """Forbid the end before a request's minimal length; the path to a node counts as text."""
     lengths = roots[rows.requests] + tree.depths[rows.requests, rows.nodes] + 1
     for i, tokens, stops, structured in minimal:

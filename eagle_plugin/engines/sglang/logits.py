@@ -13,7 +13,7 @@ from eagle_plugin.engines.sglang.penalties import NodePenalties, penalised
 
 
 def needs_plain_round(batch: Any) -> bool:
-    """Whether a request of this SGLang ``ScheduleBatch`` can only be served one token a round.
+    """Whether a request of this SGLang ``ScheduleBatch`` can only be served one token per round.
 
     A custom logit processor may read the state of its request, which deeper nodes of a tree do not have.
     """
@@ -25,7 +25,7 @@ def transform_logits(
 ) -> None:
     """Apply everything but temperature and filters in place, in the engine's order, at every node.
 
-    logits [b * W, V] float32, row i * W + j after node j of request i; grammar_mask has a row a node, or is None.
+    logits [b * W, V] float32, row i * W + j after node j of request i; grammar_mask has one row per node, or is None.
     """
     info = batch.sampling_info
     if penalised(batch):
@@ -35,5 +35,5 @@ def transform_logits(
     if info.logit_bias is not None:
         logits.add_(info.logit_bias.repeat_interleave(tree.tokens.shape[1], dim=0))
     if info.has_custom_logit_processor:
-        apply_custom_logit_processor(logits, info)  # one node a request: needs_plain_round() saw to it
+        apply_custom_logit_processor(logits, info)  # one node per request, see needs_plain_round()
     sanitize_nan_logits(logits, "eagle-plugin verify: target logits")

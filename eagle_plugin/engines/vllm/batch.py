@@ -1,0 +1,157 @@
+"""What a round reads from vLLM's batch: which requests verify a tree, and which rows of the forward are its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eagle_plugin.engines.round import Drafts, TreeRows
+from eagle_plugin.engines.vllm.attention import ExtendRows, Rows
+
+
+class DraftStore:
+    """The draft tree of each request, from the step that drafts it to the step that verifies it."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[Drafts, int]] = {}
+
+    def put(self, request_ids: Sequence[str], drafts: Drafts) -> None:
+        """Keep the drafts of a batch, in its order, instead of older ones."""
+        self._found |= {name: (drafts, i) for i, name in enumerate(request_ids)}
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Drop the drafts of these requests."""
+        for name in request_ids:
+            self._found.pop(name, None)
+
+    def take(self, request_ids: Sequence[str]) -> Drafts | None:
+        """The drafts of these requests in this order; one without gets a root. None if no request has any."""
+        found = [self._found.pop(name, None) for name in request_ids]
+        kept = [entry for entry in found if entry is not None]
+        if not kept:
+            return None
+        first = kept[0][0]
+        tokens = first.tree.tokens
+        if len(kept) == len(found) and all(drafts is first for drafts, _ in kept):
+            index = [i for _, i in kept]
+            in_order = index == list(range(len(tokens)))
+            return first if in_order else first.take(torch.tensor(index, device=tokens.device))
+        root = Drafts.plain(tokens.new_zeros(1), tokens.shape[1])
+        taken = ((root, 0) if entry is None else entry for entry in found)
+        return Drafts.concatenate([drafts.take(torch.tensor([i], device=tokens.device)) for drafts, i in taken])
+
+
+class RoundBatch(NamedTuple):
+    """The rows of one forward of the target; b requests, t of them verify a tree of W nodes.
+
+    Rows of logits are in the order of the requests, those of a tree in the order of its nodes.
+    """
+
+    b: int
+    trees: Tensor  # [t] int64: requests with a tree
+    others: Tensor  # [b - t] int64: requests without
+    drafts: Drafts  # of t requests
+    query: Tensor  # [t, W] int64: query row of each node; padding has that of the last node
+    logits_rows: Tensor | None  # [b, W] int64: logits row of each node; None: in order
+    starts: Tensor  # [b] int64: first query row of each request
+    lens: Tensor  # [b] int64: query rows
+    prefix_lens: Tensor  # [b] int64: tokens before this step
+    uniform: bool  # every query row is a node, in order
+
+    @property
+    def width(self) -> int:
+        """W; 1 without trees."""
+        return self.drafts.tree.tokens.shape[1]
+
+    @property
+    def roots(self) -> Tensor:
+        """Position of each request's last committed token, the root of its tree: L, [b] int64."""
+        roots = self.prefix_lens + self.lens - 1
+        if len(self.trees):
+            roots = roots.index_copy(0, self.trees, self.prefix_lens[self.trees])
+        return roots
+
+    @classmethod
+    def read(
+        cls, counts: np.ndarray, lens: np.ndarray, request_ids: Sequence[str], prefix_lens: Tensor, store: DraftStore
+    ) -> RoundBatch:
+        """Read a step; counts and lens [b] are each request's scheduled draft tokens and query rows (on the host).
+
+        A scheduler may cut a tree short: nodes come after their parents, so what is left is a tree. A request whose
+        scheduled drafts are no tree of ours verifies its root only: past the drafter's reach vLLM schedules zeros, and
+        it fills up the step of a new request that has one token to compute.
+        """
+        device = prefix_lens.device
+        b = len(counts)
+        trees, others = np.nonzero(counts)[0], np.nonzero(counts == 0)[0]
+        width = int(counts.max(initial=0)) + 1
+        sizes = counts[trees] + 1
+        cut = bool((sizes < width).any())
+        drafts = _take(store, [request_ids[i] for i in trees], width, device)
+        if cut:
+            drafts = drafts.truncate(torch.from_numpy(sizes.astype(np.int64)).to(device))
+        nodes = np.arange(width)
+        starts = np.cumsum(lens) - lens
+        query = starts[trees, None] + np.minimum(nodes, sizes[:, None] - 1)
+        logits_rows = None
+        if width > 1 and (len(trees) < b or cut):
+            first = np.cumsum(counts + 1) - counts - 1
+            logits_rows = first[:, None] + np.minimum(nodes, counts[:, None])
+
+        def on_device(values: np.ndarray) -> Tensor:
+            return torch.from_numpy(values.astype(np.int64)).to(device)
+
+        return cls(
+            b=b,
+            trees=on_device(trees),
+            others=on_device(others),
+            drafts=drafts,
+            query=on_device(query),
+            logits_rows=None if logits_rows is None else on_device(logits_rows),
+            starts=on_device(starts),
+            lens=on_device(lens),
+            prefix_lens=prefix_lens.long(),
+            uniform=len(trees) == b and not cut,
+        )
+
+    def rows(self) -> Rows:
+        """How the query rows attend."""
+        extend = tree = query = None
+        if len(self.others):
+            prefix, lens = self.prefix_lens[self.others], self.lens[self.others]
+            extend = ExtendRows(self.others, prefix + lens, lens, self.starts[self.others])
+        if len(self.trees):
+            ancestors = self.drafts.tree.ancestors
+            if not self.uniform:
+                query = self.query.reshape(-1)
+                # Padding writes to the row of its tree's last node: it must attend to the same keys.
+                ancestors = ancestors.gather(1, self.query - self.query[:, :1])
+            tree = TreeRows(self.trees, self.prefix_lens[self.trees], ancestors, self.width)
+        return Rows(extend, tree, query)
+
+    def all_drafts(self) -> Drafts:
+        """The drafts of all b requests; those without a tree have a root only."""
+        if len(self.trees) == self.b:
+            return self.drafts
+        roots = Drafts.plain(self.others.new_zeros(len(self.others)), self.width)
+        order = torch.cat([self.trees, self.others]).argsort()
+        return Drafts.concatenate([self.drafts, roots]).take(order)
+
+    def tree_logits(self, logits: Tensor) -> Tensor:
+        """The logits [b * W, V] after each node, row i * W + j after node j of request i; padding repeats a row."""
+        return logits if self.logits_rows is None else logits[self.logits_rows.view(-1)]
+
+    def logits_row_of(self, rows: Tensor) -> Tensor:
+        """The row of vLLM's logits of each of these rows of `tree_logits`; any shape, int64."""
+        return rows if self.logits_rows is None else self.logits_rows.view(-1)[rows]
+
+
+def _take(store: DraftStore, request_ids: list[str], width: int, device: torch.device) -> Drafts:
+    drafts = store.take(request_ids) if request_ids else None
+    if drafts is None or drafts.tree.tokens.shape[1] < width:
+        return Drafts.plain(torch.zeros(len(request_ids), dtype=torch.int64, device=device), width)
+    return drafts.resize(width)

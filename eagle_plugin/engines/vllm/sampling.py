@@ -1,0 +1,37 @@
+"""How the requests of a batch sample: their parameters and their random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle_plugin.engines import rng
+from eagle_plugin.kernels.sampling import SamplingParams
+
+GREEDY_BELOW = 1e-5  # vLLM's `_SAMPLING_EPS`: requests of a lower temperature are greedy
+
+
+def sampling_params(
+    metadata: Any, min_ps: Tensor | None, b: int, vocabulary: int, device: torch.device
+) -> SamplingParams:
+    """The parameters of a vLLM ``SamplingMetadata`` of b requests; min_ps [b] float32 or None."""
+
+    def given(values: Tensor | None, otherwise: float, dtype: torch.dtype) -> Tensor:
+        return torch.full((b,), otherwise, dtype=dtype, device=device) if values is None else values[:b].to(dtype)
+
+    temperatures = given(metadata.temperature, 0.0, torch.float32)
+    greedy = temperatures < GREEDY_BELOW
+    return SamplingParams(
+        temperatures.masked_fill(greedy, 1.0),
+        given(metadata.top_k, vocabulary, torch.int32).masked_fill(greedy, 1),
+        given(metadata.top_p, 1.0, torch.float32),
+        given(min_ps, 0.0, torch.float32),
+    )
+
+
+def request_keys(generators: Mapping[int, torch.Generator], b: int, device: torch.device) -> Tensor:
+    """One key per request [b] int64; vLLM keeps a seed as the generator that it made from it."""
+    return rng.request_keys(b, {i: generator.initial_seed() for i, generator in generators.items()}, device)

