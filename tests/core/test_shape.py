@@ -1,0 +1,59 @@
+"""Shapes of trees, and the defaults of core.policy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from eagle_plugin.core.policy import CPU_SHAPE, NUM_SAMPLED, SLOT_WEIGHTS, shape_for
+from eagle_plugin.core.shape import MAX_WIDTH, PLAIN, Shape
+
+
+@pytest.mark.parametrize(
+    ("shape", "longest", "slots", "reach"),
+    [(PLAIN, 1, 0, 1), (Shape(2, 4, 8), 3, 4, 8), (Shape(4, 4, 3), 3, 12, 12), (Shape.chain(5), 6, 4, 6)],
+)
+def test_what_a_shape_needs(shape: Shape, longest: int, slots: int, reach: int) -> None:
+    assert (shape.max_accept_length, shape.draft_slots, shape.reach) == (longest, slots, reach)
+
+
+def test_a_shape_reads_as_its_flags() -> None:
+    assert str(CPU_SHAPE) == "2/4/8" and str(Shape.chain(2)) == "2/1/3"
+
+
+@pytest.mark.parametrize(
+    ("draft_tokens", "shape"),
+    [
+        (1, (1, 1, 2)),
+        (2, (2, 2, 3)),
+        (5, (2, 4, 6)),
+        (7, (2, 4, 8)),
+        (8, (3, 4, 9)),
+        (15, (3, 4, 16)),
+        (16, (4, 4, 17)),
+        (63, (4, 4, 64)),
+    ],
+)
+def test_default_shapes(draft_tokens: int, shape: tuple[int, int, int]) -> None:
+    assert shape_for(draft_tokens) == shape
+
+
+def test_default_shapes_fit_the_slots_of_their_draft_tokens() -> None:
+    assert all(shape_for(draft_tokens).draft_slots <= draft_tokens for draft_tokens in range(1, MAX_WIDTH))
+
+
+def test_given_caps_are_kept() -> None:
+    assert shape_for(8, depth=3, topk=2) == (3, 2, 9) and shape_for(8, topk=9) == (3, 9, 9)
+
+
+def test_slot_weights_are_parts_of_a_mass() -> None:
+    assert len(SLOT_WEIGHTS) == NUM_SAMPLED and all(0 < weight <= 1 for weight in SLOT_WEIGHTS)
+    assert list(SLOT_WEIGHTS) == sorted(SLOT_WEIGHTS, reverse=True)
+
+
+def test_shapes_need_no_torch() -> None:
+    """The benchmark and the hooks of the engines' launchers read them."""
+    code = "import sys, eagle_plugin.core.policy; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
