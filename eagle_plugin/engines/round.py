@@ -24,7 +24,7 @@ from eagle_plugin.kernels.tree import grow_level, new_table, select_tree, topk_l
 
 
 class Drafts(NamedTuple):
-    """What the target verifies: a tree per request, the distributions behind its sampled nodes, and its caps."""
+    """What the target verifies: a tree per request, the distributions of its sampled nodes, and its caps."""
 
     tree: DraftTree  # [b, W]
     proposals: Proposals

@@ -15,7 +15,7 @@ from eagle_plugin.kernels.int8_linear import Int8Weight, pack, serves
 
 
 class Int8Method:
-    """Stands where the engine's linear method of one layer stood; large batches go to that method."""
+    """Replaces the engine's linear method of one layer; large batches go to that method."""
 
     def __init__(self, weight: Int8Weight, original: Any) -> None:
         self._weight, self._original = weight, original
@@ -30,7 +30,7 @@ class Int8Method:
 
 
 class Int8Linear(nn.Module):
-    """Stands where a plain torch linear layer stood."""
+    """Replaces a plain torch linear layer."""
 
     def __init__(self, weight: Int8Weight, original: nn.Linear) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Int8Linear(nn.Module):
 
 
 def use_int8_weights(head: nn.Module, target: nn.Module) -> int:
-    """Give every linear layer of the head that is its own an int8 copy of its weights; returns how many.
+    """Give every linear layer that the head does not share an int8 copy of its weights; returns how many.
 
     Weights shared with the target stay as they are, and the originals are kept: prefill and weight updates use them.
     ``EAGLE_DRAFT_INT8=0`` switches it off.

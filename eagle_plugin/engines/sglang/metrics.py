@@ -19,7 +19,7 @@ def export(shape: Shape) -> None:
     """Count the rounds of this process, whose trees have these caps.
 
     To be called when the worker serves: a hook at start-up would import the scheduler into the launcher, and with it
-    the Prometheus client, before SGLang has said where its processes share their values.
+    the Prometheus client, before SGLang has set the folder in which its processes share their values.
     """
     source = HookSource("eagle_plugin", "eagle-plugin")
     HookRegistry.register(READ_ROUND, RoundCounter(shape), HookType.AROUND, source=source)
@@ -29,7 +29,7 @@ def export(shape: Shape) -> None:
 class RoundCounter:
     """AROUND the step of the scheduler's result processor that reads a round's tokens, which are on the host by then.
 
-    A request that has ended is verified once more under overlap scheduling; that round counts nowhere.
+    A request that has ended is verified once more under overlap scheduling; that round is not counted.
     """
 
     def __init__(self, shape: Shape) -> None:

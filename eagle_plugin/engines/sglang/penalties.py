@@ -1,6 +1,6 @@
-"""Penalties after every node of a draft tree: what stands on the path to a node counts as generated there.
+"""Penalties after every node of a draft tree: the tokens on the path to a node count as generated there.
 
-The engine's own penalizers hold one set of counts a request and take in one token a round, which is right only where a
+The engine's own penalizers hold one set of counts per request and add one token per round, which is right only where a
 round yields one token. Here the counts come from the request's output; the root of a tree is its last token.
 """
 
@@ -65,17 +65,17 @@ class NodePenalties:
 
     def _apply_strengths(self, request: Any, drafted: Tensor, ancestors: Tensor, rows: Tensor) -> None:
         """Penalise the logits rows [W, V] of one request at the tokens that its output or its tree [W] holds."""
-        said, times = self._output(request, rows.device)
-        tokens = torch.cat([said, drafted])  # [n + W]; equal ones get equal values
-        committed = torch.cat([times, (drafted[:, None] == said).float() @ times])
+        generated, times = self._output(request, rows.device)
+        tokens = torch.cat([generated, drafted])  # [n + W]; equal ones get equal values
+        committed = torch.cat([times, (drafted[:, None] == generated).float() @ times])
         on_path = (ancestors[:, None] >> torch.arange(len(drafted), device=rows.device)) & 1  # [W, W]: (node, ancestor)
-        on_path[:, 0] = 0  # the root stands in the output
+        on_path[:, 0] = 0  # the root is in the output
         offsets, factors = _strengths(request, committed + on_path.float() @ (drafted[:, None] == tokens).float())
         lowered = rows[:, tokens] - offsets
         rows[:, tokens] = torch.where(lowered < 0, lowered * factors, lowered / factors)
 
     def _output(self, request: Any, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The different tokens of a request's output [n] int64, and how often each stands in it [n] float32."""
+        """The different tokens of a request's output [n] int64, and how often it has each [n] float32."""
         times = self._times.get(request)
         if times is None or times.total() > len(request.output_ids):  # new, or started again from nothing
             times = self._times[request] = Counter()
@@ -95,7 +95,7 @@ def _has_strengths(request: Any) -> bool:
 
 
 def _strengths(request: Any, times: Tensor) -> tuple[Tensor, Tensor]:
-    """What is taken off the logit of a token that was generated so many times, and the factor of what remains."""
+    """What is subtracted from the logit of a token that was generated so many times, and the factor for the rest."""
     p = request.sampling_params
     offsets = p.frequency_penalty * times + p.presence_penalty * (times > 0)
     return offsets, torch.where(times > 0, p.repetition_penalty, 1.0)

@@ -1,7 +1,7 @@
-"""Entry point ``sglang.srt.plugins``: put our worker behind the built-in names EAGLE and EAGLE3.
+"""Entry point ``sglang.srt.plugins``: our worker serves the built-in algorithms EAGLE and EAGLE3.
 
 SGLang calls :func:`register` in every process that it starts (launcher, scheduler, detokenizer). It swallows whatever
-a plugin raises, so nothing here may fail half way: either both hooks are registered or none.
+a plugin raises, so a failure half way must not leave some hooks registered: nothing before the registrations may fail.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _create_worker(original: Any, algorithm: Any, server_args: Any) -> Any:
     engine_worker = original(algorithm, server_args)
     from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 
-    # STANDALONE runs on the same engine class but has no draft head to speak of.
+    # STANDALONE runs on the same engine class, with a draft model instead of a head.
     if engine_worker is not EAGLEWorkerV2 or algorithm.name not in ALGORITHMS:
         return engine_worker
     from eagle_plugin.engines.sglang.support import worker_factory
