@@ -23,18 +23,19 @@ COMPAT := compat/sglang-cpu/pyproject.toml compat/sglang-cpu/setup.py
 CALM := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 ARGS ?=
 
-.PHONY: help env env-vllm demo serve test test-fast lint format bench acceptance head head-eval lock clean distclean
+.PHONY: help env env-vllm demo serve test test-fast test-matrix lint format bench acceptance head head-eval lock clean distclean
 
 help: ## this text
 	@echo 'eagle-plugin: EAGLE speculative decoding for stock inference engines'
 	@echo
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r name text; do \
-		printf '  make %-10s %s\n' "$$name" "$$text"; done
+		printf '  make %-11s %s\n' "$$name" "$$text"; done
 	@echo
 	@echo 'The engine of demo, serve and bench: ENGINE=sglang (the default) or ENGINE=vllm'
 	@echo 'Options for the command behind demo, serve, bench and test go in ARGS:'
 	@echo "  make demo ARGS='--help'"
 	@echo "  make test ARGS='-k catalog'"
+	@echo 'make test, test-fast and test-matrix run in two processes; in one: WORKERS=0'
 	@echo 'The interpreter: make PYTHON=python3.12 env'
 
 env: $(STAMPS)/plugin $(STAMPS)/compat $(STAMPS)/kernels ## make or refresh .venv-sglang (stock SGLang for a CPU, this plugin, the tools)
@@ -77,11 +78,19 @@ demo: $(ENGINE_ENV) ## serve a real model three ways (plain, the engine's EAGLE-
 serve: $(ENGINE_ENV) ## leave a server with the plugin up on 127.0.0.1 until Ctrl-C
 	.venv-$(ENGINE)/bin/eagle-plugin serve --engine $(ENGINE) $(ARGS)
 
-test: lint env-vllm ## lint, then every test, those that start real servers included
-	$(CALM) $(BIN)/python -m pytest $(ARGS)
+# Tests run side by side in WORKERS processes, grouped by the servers that they ask, the longest groups first
+# (tests/support/schedule.py); WORKERS=0 runs them in one process and in the order of the files.
+WORKERS ?= 2
+PYTEST = $(CALM) $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-test-fast: env env-vllm ## the tests that start no server
-	$(CALM) $(BIN)/python -m pytest -m 'not server' $(ARGS)
+test: lint env-vllm ## lint, then the tests with real engines: at least one case of everything (25 minutes on two cores)
+	$(PYTEST) -m 'not matrix' $(ARGS)
+
+test-fast: env env-vllm ## the tests that start no engine (5 minutes)
+	$(PYTEST) -m 'not server and not matrix' $(ARGS)
+
+test-matrix: lint env-vllm ## every test: make test, and more sizes, settings and builds of the same
+	$(PYTEST) $(ARGS)
 
 CODE := $(wildcard *.py eagle_plugin compat tests benchmarks)
 CXX_CODE := $(filter %.h %.cc %.cu %.cuh,$(NATIVE) $(wildcard tests/kernels/cuda/*))

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+import schedule
 import tiny_models
 import torch
 
@@ -20,6 +21,12 @@ else:
     os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     # One process: nothing outlives a test that fails.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # a worker of pytest-xdist
+        schedule.arrange(items)
 
 
 @pytest.fixture(scope="session")

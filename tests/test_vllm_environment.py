@@ -1,8 +1,13 @@
-"""Runs the tests that need vLLM in the environment that has it: a group of files a process."""
+"""Runs the tests that need vLLM in the environment that has it: a group of files in each process.
+
+A process takes some ten seconds to import vLLM, so that files share one; the groups are about equally long, so that two
+workers can share them out.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -13,45 +18,52 @@ from eagle_plugin.models.store import get_model
 ROOT = Path(__file__).parents[1]
 PYTHON = ROOT / ".venv-vllm/bin/python"
 FOLDERS = (ROOT / "tests/engines/vllm", ROOT / "tests/heads")
-GROUPS = {
+# Without an engine: vLLM's classes, or its model runner alone.
+UNITS = {
+    "adapter": (
+        "attention", "batch", "contract", "filters", "options", "sampling_contract", "sampling_nodes", "support",
+    ),
     "heads": ("vllm_round_trip", "vllm_targets"),
-    "adapter": ("attention", "batch", "contract", "filters", "metrics", "options", "sampling_contract", "support"),
-    "greedy": ("greedy", "greedy_scheduling", "windows"),
-    "requests": ("greedy_requests",),
-    "sampling": ("sampling_law", "sampling_nodes", "sampling_thinking", "seeds"),
-    "parameters": ("grammar", "logprobs", "lora", "parameters"),
+}  # fmt: skip
+ENGINES = {
+    "greedy": ("greedy",),
+    "scheduling": ("greedy_scheduling", "windows", "lora"),
+    "requests": ("greedy_requests", "metrics"),
+    "sampling": ("sampling_law", "seeds"),
+    "parameters": ("grammar", "parameters", "sampling_thinking"),
+    "logprobs": ("logprobs",),
+    "real model": ("serving",),
 }
-ON_A_REAL_MODEL = ("serving",)
+GROUPS = UNITS | ENGINES
 FILES = {
     path.stem.removeprefix("test_"): path
     for path in [*FOLDERS[0].glob("test_*.py"), *FOLDERS[1].glob("test_vllm_*.py")]
 }
-needs_vllm = pytest.mark.skipif(not PYTHON.exists(), reason="there is no .venv-vllm; make it with `make env-vllm`")
-
-
-def run_tests(names: tuple[str, ...], selection: str) -> None:
-    files = [str(FILES[name]) for name in names]
-    command = [str(PYTHON), "-m", "pytest", "-q", "-m", selection, "-p", "no:cacheprovider", *files]
-    # Not the paths of this environment, which hold another transformers.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=840)
-    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
-    assert " passed" in done.stdout and "skipped" not in done.stdout
+SECONDS = 840  # of one process; the limit of a test is 900
 
 
 def test_every_file_is_in_a_group() -> None:
-    named = [name for names in GROUPS.values() for name in names] + ["serving"]
-    assert sorted(named) == sorted(FILES)
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(FILES)
 
 
-@needs_vllm
-@pytest.mark.parametrize("group", GROUPS)
-def test_group(group: str) -> None:
-    run_tests(GROUPS[group], "not server")
+def selection(asked: str) -> list[str]:
+    """What of a group runs: without the tests of `make test-matrix` where those were not asked for."""
+    return ["-m", "not matrix"] if "not matrix" in asked else []
 
 
-@needs_vllm
-@pytest.mark.server
-def test_on_a_real_model() -> None:
-    get_model("smollm2-135m-instruct")
-    run_tests(ON_A_REAL_MODEL, "server")
+@pytest.mark.skipif(not PYTHON.exists(), reason="there is no .venv-vllm; make it with `make env-vllm`")
+@pytest.mark.parametrize(
+    "group", [*UNITS, *(pytest.param(name, marks=pytest.mark.server) for name in ENGINES)]
+)
+def test_group(group: str, request: pytest.FixtureRequest) -> None:
+    if group == "real model":
+        get_model("smollm2-135m-instruct")
+    files = [str(FILES[name]) for name in GROUPS[group]]
+    command = [str(PYTHON), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=10", *files]
+    command += selection(request.config.option.markexpr)
+    # Not the paths of this environment, which hold another transformers.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    print(done.stdout[-6000:])  # with -s or -rP: the slowest tests of the group
+    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
+    assert re.search(r"^\d+ passed", done.stdout, re.MULTILINE) and "skipped" not in done.stdout
