@@ -52,9 +52,7 @@ def selection(asked: str) -> list[str]:
 
 
 @pytest.mark.skipif(not PYTHON.exists(), reason="there is no .venv-vllm; make it with `make env-vllm`")
-@pytest.mark.parametrize(
-    "group", [*UNITS, *(pytest.param(name, marks=pytest.mark.server) for name in ENGINES)]
-)
+@pytest.mark.parametrize("group", [*UNITS, *(pytest.param(name, marks=pytest.mark.server) for name in ENGINES)])
 def test_group(group: str, request: pytest.FixtureRequest) -> None:
     if group == "real model":
         get_model("smollm2-135m-instruct")

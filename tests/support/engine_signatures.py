@@ -1,4 +1,8 @@
-"""What an engine's functions and classes look like: signatures, fields, attributes, calls; for the contract tests."""
+"""What an engine's functions and classes look like: signatures, fields, and what is in their syntax trees.
+
+For the contract tests. `owner` is a function, a class or a module; patterns are Python source. Comments, docstrings and
+line breaks play no part: a pattern is compared with the nodes of the tree.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,50 @@ import ast
 import dataclasses
 import inspect
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 
-def _parse(function: Any) -> ast.AST:
-    return ast.parse(textwrap.dedent(inspect.getsource(function)))
+def _parse(owner: Any) -> ast.AST:
+    return ast.parse(textwrap.dedent(inspect.getsource(owner)))
+
+
+def _positions(owner: Any, pattern: str) -> list[tuple[int, int]]:
+    """Line and column of every node that is this expression or statement."""
+    (wanted,) = ast.parse(pattern).body
+    node = wanted.value if isinstance(wanted, ast.Expr) else wanted
+    found = [n for n in ast.walk(_parse(owner)) if type(n) is type(node) and ast.dump(n) == ast.dump(node)]
+    return sorted((n.lineno, n.col_offset) for n in found if isinstance(n, ast.expr | ast.stmt))
+
+
+def holds(owner: Any, pattern: str) -> bool:
+    """Whether an expression (that is read, not assigned) or a statement is anywhere in the source."""
+    return bool(_positions(owner, pattern))
+
+
+def in_order(function: Any, patterns: Sequence[str]) -> bool:
+    """Whether a function has all of these expressions, the first of each after the first of the one before."""
+    found = [_positions(function, pattern) for pattern in patterns]
+    return all(found) and [p[0] for p in found] == sorted(p[0] for p in found)
+
+
+def assignments(owner: Any, target: str) -> list[str]:
+    """What is assigned to a name or attribute, such as "self.backend", as source."""
+    values = []
+    for node in ast.walk(_parse(owner)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if _annotated(node) else []
+        values += [ast.unparse(node.value) for one in targets if ast.unparse(one) == target]
+    return values
+
+
+def _annotated(node: ast.AST) -> bool:
+    return isinstance(node, ast.AnnAssign) and node.value is not None
+
+
+def returned(function: Any) -> list[str]:
+    """What a function returns, as source, in the order of its lines."""
+    found = [node for node in ast.walk(_parse(function)) if isinstance(node, ast.Return) and node.value]
+    return [ast.unparse(node.value) for node in sorted(found, key=lambda node: node.lineno) if node.value]
 
 
 def assigned(owner: Any) -> set[str]:
@@ -19,9 +62,9 @@ def assigned(owner: Any) -> set[str]:
     return {node.attr for node in stored if isinstance(node.value, ast.Name) and node.value.id == "self"}
 
 
-def calls(function: Any, name: str) -> list[str]:
-    """How a function calls something of this name, as source."""
-    found = [node for node in ast.walk(_parse(function)) if isinstance(node, ast.Call)]
+def calls(owner: Any, name: str) -> list[str]:
+    """How something of this name is called, as source."""
+    found = [node for node in ast.walk(_parse(owner)) if isinstance(node, ast.Call)]
     return [ast.unparse(node) for node in found if ast.unparse(node.func).endswith(name)]
 
 

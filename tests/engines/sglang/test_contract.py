@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import inspect
 import pkgutil
-import textwrap
 
 import pytest
+from engine_signatures import assigned, assignments, calls, fields, holds, in_order, parameters
 
 pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang environment is not installed")
 
@@ -33,25 +32,6 @@ from eagle_plugin.engines.sglang.sampling import SeededSampler
 from eagle_plugin.engines.sglang.worker import TreeWorker
 
 
-def _assigned(function) -> set[str]:
-    """Attributes of self that a method assigns."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    names = set()
-    for node in ast.walk(tree):
-        is_store = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-        if is_store and isinstance(node.value, ast.Name) and node.value.id == "self":
-            names.add(node.attr)
-    return names
-
-
-def _fields(cls) -> set[str]:
-    return {f.name for f in dataclasses.fields(cls)}
-
-
-def _parameters(function) -> list[str]:
-    return list(inspect.signature(function).parameters)
-
-
 def test_version_is_a_tested_one():
     assert version.installed() in version.TESTED
 
@@ -62,41 +42,41 @@ def test_hook_targets_resolve(target):
 
 
 def test_hook_signatures():
-    assert _parameters(HookRegistry.register)[:3] == ["target", "hook", "hook_type"]
-    assert _parameters(pkgutil.resolve_name(plugin.RESOLVE_ARGUMENTS))[:1] == ["server_args"]
-    assert _parameters(pkgutil.resolve_name(plugin.AUTO_PARAMETERS))[:2] == ["server_args", "model_arch"]
+    assert parameters(HookRegistry.register)[:3] == ["target", "hook", "hook_type"]
+    assert parameters(pkgutil.resolve_name(plugin.RESOLVE_ARGUMENTS))[:1] == ["server_args"]
+    assert parameters(pkgutil.resolve_name(plugin.AUTO_PARAMETERS))[:2] == ["server_args", "model_arch"]
 
 
 def test_the_scheduler_builds_workers_with_four_keywords():
-    source = inspect.getsource(Scheduler.maybe_init_draft_worker)
-    assert "DraftWorkerClass = self.spec_algorithm.create_worker(self.server_args)" in source
-    assert "DraftWorkerClass(**draft_worker_kwargs)" in source
-    for keyword in ("server_args", "gpu_id", "nccl_port", "target_worker"):
-        assert f"{keyword}=" in source
-    assert _parameters(TreeWorker) == ["server_args", "gpu_id", "nccl_port", "target_worker"]
+    make = Scheduler.maybe_init_draft_worker
+    assert assignments(make, "DraftWorkerClass") == ["self.spec_algorithm.create_worker(self.server_args)"]
+    assert "DraftWorkerClass(**draft_worker_kwargs)" in assignments(make, "self.draft_worker")
+    (keywords,) = assignments(make, "draft_worker_kwargs")
+    given = [keyword.arg for keyword in ast.parse(keywords, mode="eval").body.keywords]
+    assert given == parameters(TreeWorker) == ["server_args", "gpu_id", "nccl_port", "target_worker"]
 
 
 def test_our_constructor_sets_what_the_engines_sets():
-    missing = _assigned(EAGLEWorkerV2.__init__) - _assigned(TreeWorker.__init__)
+    missing = assigned(EAGLEWorkerV2.__init__) - assigned(TreeWorker.__init__)
     assert not missing
 
 
 def test_overridden_methods_exist_and_agree():
-    assert _parameters(TreeWorker.forward_batch_generation) == _parameters(EAGLEWorkerV2.forward_batch_generation)
+    assert parameters(TreeWorker.forward_batch_generation) == parameters(EAGLEWorkerV2.forward_batch_generation)
     assert "init_attention_backends" in vars(BaseSpecWorker)
     assert "init_attention_backend" in vars(EagleDraftWorker)
-    assert _parameters(EAGLEWorkerV2._forward_prefill_batch)[:4] == ["self", "batch", "on_publish", "pp_proxy_tensors"]
-    assert _assigned(EagleDraftWorker.init_attention_backend) <= _assigned(TreeDrafter.init_attention_backend) | {
+    assert parameters(EAGLEWorkerV2._forward_prefill_batch)[:4] == ["self", "batch", "on_publish", "pp_proxy_tensors"]
+    assert assigned(EagleDraftWorker.init_attention_backend) <= assigned(TreeDrafter.init_attention_backend) | {
         "tree_mask_mode"
     }
-    assert "self.init_attention_backend()" in inspect.getsource(EagleDraftWorker.init_attention_backends)
+    assert calls(EagleDraftWorker.init_attention_backends, "self.init_attention_backend")
 
 
 def test_engine_dataclasses_have_the_fields_that_we_fill():
     assert {
         "forward_mode", "batch_size", "input_ids", "req_pool_indices", "seq_lens", "out_cache_loc", "seq_lens_sum",
         "positions", "spec_info", "spec_algorithm", "capture_hidden_mode",
-    } <= _fields(ForwardBatch)  # fmt: skip
+    } <= fields(ForwardBatch)  # fmt: skip
     required = {
         f.name for f in dataclasses.fields(ForwardBatch) if f.default is f.default_factory is dataclasses.MISSING
     }
@@ -107,48 +87,48 @@ def test_engine_dataclasses_have_the_fields_that_we_fill():
         "logits_output", "next_token_ids", "can_run_cuda_graph", "speculative_num_draft_tokens",
         "speculative_output_stride", "accept_lens", "accept_index", "new_seq_lens", "next_draft_input",
         "routed_experts_output", "indexer_topk_output", "extra_keep_alive_refs",
-    } <= _fields(GenerationBatchResult)  # fmt: skip
+    } <= fields(GenerationBatchResult)  # fmt: skip
     assert {
         "draft_token", "custom_mask", "positions", "retrieve_index", "retrieve_next_token", "retrieve_next_sibling",
         "retrieve_cum_len", "spec_steps", "topk", "draft_token_num", "capture_hidden_mode", "seq_lens_sum",
         "seq_lens_cpu", "prepared_out_cache_loc",
-    } <= _fields(EagleVerifyInput)  # fmt: skip
-    assert {"topk_p", "topk_index", "hidden_states", "bonus_tokens", "num_tokens_per_req"} <= _fields(EagleDraftInput)
+    } <= fields(EagleVerifyInput)  # fmt: skip
+    assert {"topk_p", "topk_index", "hidden_states", "bonus_tokens", "num_tokens_per_req"} <= fields(EagleDraftInput)
     assert {
         "hidden_states", "num_correct_drafts", "num_accept_tokens", "num_tokens_per_req", "select_index",
-    } <= _fields(EagleDraftExtendInput)  # fmt: skip
+    } <= fields(EagleDraftExtendInput)  # fmt: skip
     assert {
         "temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed", "logit_bias", "grammars", "is_all_greedy",
         "acc_additive_penalties", "acc_scaling_penalties", "has_custom_logit_processor",
-    } <= _fields(SamplingBatchInfo)  # fmt: skip
-    assert "draft_extend_select_index" in _fields(LogitsMetadata)
+    } <= fields(SamplingBatchInfo)  # fmt: skip
+    assert "draft_extend_select_index" in fields(LogitsMetadata)
 
 
 def test_the_token_after_a_prefill_is_drawn_where_we_draw_it():
     """SeededSampler replaces this one step of the engine's sampler, and gets probabilities at the request's T."""
-    assert _parameters(Sampler._sample_from_probs) == _parameters(SeededSampler._sample_from_probs)
-    assert "self._sample_from_probs(" in inspect.getsource(Sampler.forward)
-    assert "logits.div_(sampling_info.temperatures)" in inspect.getsource(Sampler.forward)
-    assert list(inspect.signature(Sampler).parameters) == []
-    assert "next_token_ids = self.sampler(" in inspect.getsource(ModelRunner.sample)
+    assert parameters(Sampler._sample_from_probs) == parameters(SeededSampler._sample_from_probs)
+    assert in_order(Sampler.forward, ["logits.div_(sampling_info.temperatures)", "self._sample_from_probs"])
+    assert calls(Sampler.forward, "self._sample_from_probs")
+    assert parameters(Sampler) == []
+    (drawn,) = assignments(ModelRunner.sample, "next_token_ids")
+    assert drawn.startswith("self.sampler(logits_output, forward_batch.sampling_info, ")
 
 
 def test_the_prefill_lists_as_many_tokens_as_the_drafter_asks_for():
-    assert "fast_topk(probs, self.topk" in inspect.getsource(EagleDraftWorker._draft_extend_for_prefill)
+    (listed,) = calls(EagleDraftWorker._draft_extend_for_prefill, "fast_topk")
+    assert listed == "fast_topk(probs, self.topk, dim=-1)"
 
 
 def test_the_engines_order_of_transforms_is_ours():
     """Penalties, grammar, bias (logits.py has the same order); then custom processors, then NaN."""
-    order = inspect.getsource(SamplingBatchInfo.apply_logits_bias)
     steps = ["_apply_pre_grammar_logits_transforms", "grammar_mask.apply", "_apply_post_grammar_logits_transforms"]
-    assert [order.index(step) for step in steps] == sorted(order.index(step) for step in steps)
-    preprocess = inspect.getsource(Sampler._preprocess_logits)
-    assert preprocess.index("apply_custom_logit_processor(") < preprocess.index("sanitize_nan_logits(")
+    assert in_order(SamplingBatchInfo.apply_logits_bias, [f"self.{step}(logits)" for step in steps])
+    assert in_order(Sampler._preprocess_logits, ["apply_custom_logit_processor", "sanitize_nan_logits"])
 
 
 def test_draft_state_keeps_no_field_unknown_to_us():
     """A new relayed field would have to be filled by TreeDrafter.extend."""
-    assert _fields(EagleDraftInput) == {
+    assert fields(EagleDraftInput) == {
         "topk_p", "topk_index", "draft_probs", "hidden_states", "capture_hidden_mode", "dsa_topk_indices",
         "bonus_tokens", "kv_indptr", "kv_indices", "window_kv_indptr", "window_kv_indices", "num_tokens_per_req",
         "num_tokens_for_logprob_per_req", "future_indices", "future_dsa_topk_indices_available",
@@ -157,21 +137,20 @@ def test_draft_state_keeps_no_field_unknown_to_us():
 
 
 def test_called_functions_take_what_we_give():
-    assert _parameters(eagle_utils.eagle_prepare_for_verify) == [
+    assert parameters(eagle_utils.eagle_prepare_for_verify) == [
         "verify_input", "req_to_token_pool", "batch", "target_worker",
     ]  # fmt: skip
-    assert "verify_input.prepared_out_cache_loc is not None" in inspect.getsource(eagle_utils.eagle_prepare_for_verify)
-    assert _parameters(spec_utils.GrammarTree.from_device) == [
+    assert holds(eagle_utils.eagle_prepare_for_verify, "verify_input.prepared_out_cache_loc is not None")
+    assert parameters(spec_utils.GrammarTree.from_device) == [
         "retrieve_next_token", "retrieve_next_sibling", "draft_token",
     ]  # fmt: skip
-    assert _parameters(spec_utils.build_grammar_vocab_mask) == [
+    assert parameters(spec_utils.build_grammar_vocab_mask) == [
         "reqs", "tree", "sampling_info", "device", "barrier",
     ]  # fmt: skip
-    assert _parameters(apply_custom_logit_processor)[:2] == ["logits", "sampling_batch_info"]
-    forward = _parameters(AttentionBackend.forward)
+    assert parameters(apply_custom_logit_processor)[:2] == ["logits", "sampling_batch_info"]
+    forward = parameters(AttentionBackend.forward)
     assert forward[1:7] == ["q", "k", "v", "layer", "forward_batch", "save_kv_cache"]
-    pool = inspect.getsource(MHATokenToKVPool)
-    assert "self.data_ptrs" in pool and "self.data_strides" in pool and "use_hnd" in pool
+    assert {"data_ptrs", "data_strides", "use_hnd"} <= assigned(MHATokenToKVPool)
 
 
 def test_the_heads_linear_layers_can_be_given_another_method():
@@ -184,11 +163,14 @@ def test_the_heads_linear_layers_can_be_given_another_method():
     from eagle_plugin.engines.sglang.draft_weights import Int8Method
     from eagle_plugin.kernels.int8_linear import pack
 
-    assert _parameters(UnquantizedLinearMethod.apply) == ["self", "layer", "x", "bias"]
+    assert parameters(UnquantizedLinearMethod.apply) == ["self", "layer", "x", "bias"]
     for layer in (linear.QKVParallelLinear, linear.MergedColumnParallelLinear, linear.RowParallelLinear):
         assert issubclass(layer, linear.LinearBase)
-    assert "self.quant_method.apply(" in inspect.getsource(linear.RowParallelLinear.forward)
-    assert "self.quant_method.apply(" in inspect.getsource(linear.ColumnParallelLinear.forward)
+    for layer, given in (
+        (linear.RowParallelLinear, "input_parallel, bias=bias_"),
+        (linear.ColumnParallelLinear, "input_, bias"),
+    ):
+        assert f"self.quant_method.apply(self, {given})" in assignments(layer.forward, "output_parallel")
     output_layer = torch.nn.Linear(64, 32, bias=False).bfloat16()
     method = Int8Method(pack(output_layer.weight.data), UnquantizedLinearMethod())
     assert should_apply_lm_head_quant_method(output_layer, method)
@@ -213,23 +195,26 @@ def test_rounds_are_read_where_they_are_counted():
     from eagle_plugin.engines.sglang.metrics import READ_ROUND
 
     read = SchedulerBatchResultProcessor._resolve_spec_v2_tokens
-    assert pkgutil.resolve_name(READ_ROUND) is read and _parameters(read) == ["self", "result", "batch"]
-    assert "result.num_correct_drafts_per_req_cpu = [" in inspect.getsource(read)
-    assert "if req.is_retracted or req.finished():" in inspect.getsource(read)
-    assert "metrics_reporter" in _fields(SchedulerBatchResultProcessor)
-    assert "metrics_collector" in _fields(SchedulerMetricsReporter)
-    assert "current_scheduler_metrics_enabled" in _assigned(SchedulerMetricsReporter.__post_init__)
-    assert "labels" in _assigned(SchedulerMetricsCollector.__init__)
+    assert pkgutil.resolve_name(READ_ROUND) is read and parameters(read) == ["self", "result", "batch"]
+    (counted,) = assignments(read, "result.num_correct_drafts_per_req_cpu")
+    assert counted == "[length - num_non_draft for length in accept_lens]"
+    assert holds(read, "req.is_retracted or req.finished()")
+    assert "metrics_reporter" in fields(SchedulerBatchResultProcessor)
+    assert "metrics_collector" in fields(SchedulerMetricsReporter)
+    assert "current_scheduler_metrics_enabled" in assigned(SchedulerMetricsReporter.__post_init__)
+    assert "labels" in assigned(SchedulerMetricsCollector.__init__)
 
 
 def test_no_attention_backend_is_asked_for_its_class():
     """TreeAttention is a proxy: an isinstance check on attn_backend would not see through it."""
     from sglang.srt.model_executor import model_runner
-    from sglang.srt.model_executor.runner import eager_runner
+    from sglang.srt.model_executor.runner import decode_cuda_graph_runner, eager_runner
 
-    for module in (model_runner, eager_runner):
-        assert "isinstance(self.attn_backend" not in inspect.getsource(module)
-        assert "isinstance(model_runner.attn_backend" not in inspect.getsource(module)
+    def classes_asked(module) -> list[str]:
+        return [call for call in calls(module, "isinstance") if "attn_backend" in call.partition(",")[0]]
+
+    assert classes_asked(model_runner) == classes_asked(eager_runner) == []
+    assert classes_asked(decode_cuda_graph_runner), "the control: this one asks, and serves GPUs only"
 
 
 def test_every_flag_that_support_reads_is_a_server_argument():

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from functools import cached_property
 
 import pytest
-from engine_signatures import assigned, calls, fields, parameters
+from engine_signatures import assigned, assignments, calls, fields, holds, parameters, returned
 from vllm.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention import attention as attention_layer
@@ -78,7 +77,7 @@ def test_configurations_have_the_fields_that_support_reads() -> None:
 
 def test_the_worker_makes_the_runner_by_its_modules_name() -> None:
     assert f"{cpu_worker.CPUWorker.__module__}.{cpu_worker.CPUWorker.__qualname__}" == support.ENGINE_WORKER
-    assert f'parallel_config.worker_cls = "{support.ENGINE_WORKER}"' in inspect.getsource(CpuPlatform)
+    assert repr(support.ENGINE_WORKER) in assignments(CpuPlatform, "parallel_config.worker_cls")
     assert f"{TreeCPUWorker.__module__}.{TreeCPUWorker.__qualname__}" == support.WORKER
     assert cpu_worker.CPUModelRunner is CPUModelRunner
     assert calls(cpu_worker.CPUWorker.init_device, "CPUModelRunner") == [
@@ -107,13 +106,10 @@ def test_the_runner_calls_what_we_override() -> None:
     assert len(calls(sample, "self.propose_draft_token_ids")) == 1
     # Its books wind generators back, which those of a CPU cannot, and read them from the batch.
     assert len(calls(sample, "self._bookkeeping_sync")) == 1
-    assert "self.input_batch.generators" in inspect.getsource(GPUModelRunner._bookkeeping_sync)
+    assert holds(GPUModelRunner._bookkeeping_sync, "self.input_batch.generators")
     # The tuples that they yield: metadata of the drafts second, metadata of the layers first.
-    returned = inspect.getsource(GPUModelRunner._prepare_inputs).rpartition("return (")[2].split()
-    assert returned[:2] == ["logits_indices,", "spec_decode_metadata,"]
-    assert "return attn_metadata, spec_decode_common_attn_metadata" in inspect.getsource(
-        GPUModelRunner._build_attention_metadata
-    )
+    assert returned(GPUModelRunner._prepare_inputs)[-1].startswith("(logits_indices, spec_decode_metadata, ")
+    assert returned(GPUModelRunner._build_attention_metadata)[-1] == "(attn_metadata, spec_decode_common_attn_metadata)"
 
 
 def test_attributes_of_the_runner() -> None:
@@ -122,8 +118,8 @@ def test_attributes_of_the_runner() -> None:
         "num_computed_tokens", "positions", "input_ids", "requests", "discard_request_mask", "sampler", "drafter",
         "device",
     } <= assigned(GPUModelRunner.__init__)  # fmt: skip
-    assert "self.attn_groups" in inspect.getsource(GPUModelRunner)
-    assert "self.kv_cache_config = " in inspect.getsource(GPUModelRunner.initialize_kv_cache)
+    assert "attn_groups" in assigned(GPUModelRunner)
+    assert "kv_cache_config" in assigned(GPUModelRunner.initialize_kv_cache)
     assert parameters(GPUModelRunner._copy_valid_sampled_token_count) == [
         "self", "next_token_ids", "valid_sampled_tokens_count",
     ]  # fmt: skip
@@ -140,22 +136,19 @@ def test_the_batch_and_the_scheduler() -> None:
     assert parameters(InputBatch.update_async_output_token_ids) == ["self"]
     assert {"finished_req_ids", "total_num_scheduled_tokens"} <= fields(SchedulerOutput)
     assert "sampling_params" in fields(CachedRequestState)
-    assert "self.num_prompt_tokens = " in inspect.getsource(CachedRequestState)
+    assert "num_prompt_tokens" in assigned(CachedRequestState)
     assert {"num_draft_tokens"} <= fields(SpecDecodeMetadata)
     # Trees may be cut, never reordered: nodes behind the last scheduled one are gone.
-    assert "spec_token_ids = spec_token_ids[:num_scheduled_spec_tokens]" in inspect.getsource(Scheduler.schedule)
+    assert "spec_token_ids[:num_scheduled_spec_tokens]" in assignments(Scheduler.schedule, "spec_token_ids")
 
 
 def test_slots_are_reserved_for_the_levels_of_a_draft() -> None:
     """options.Shape takes one slot a drafted token behind the committed length."""
-    assert "num_lookahead_tokens=self.num_lookahead_tokens" in inspect.getsource(Scheduler.schedule)
-    lookahead = inspect.getsource(VllmConfig.num_lookahead_tokens.fget)
-    assert "speculative_config.use_eagle()" in lookahead
-    assert (
-        lookahead.split("speculative_config.use_eagle()")[1]
-        .split("return ")[1]
-        .startswith("self.num_speculative_tokens\n")
+    assert any(
+        "num_lookahead_tokens=self.num_lookahead_tokens" in c for c in calls(Scheduler.schedule, "allocate_slots")
     )
+    branch = "if speculative_config.use_eagle() or speculative_config.uses_draft_model():"
+    assert holds(VllmConfig.num_lookahead_tokens.fget, f"{branch}\n    return self.num_speculative_tokens")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -175,7 +168,7 @@ def test_backends_are_overridden_by_name() -> None:
     assert enum.get_class() is not TreeAttentionBackend
     assert callable(selector._cached_get_attn_backend.cache_clear)
     assert TreeAttentionBackend.get_name() == enum.name
-    assert "self.backend = AttentionBackendEnum[self.attn_backend.get_name()]" in inspect.getsource(attention_layer)
+    assert "AttentionBackendEnum[self.attn_backend.get_name()]" in assignments(attention_layer, "self.backend")
 
 
 def test_layers_and_builders_are_called_as_ours_expect() -> None:

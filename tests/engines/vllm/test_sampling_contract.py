@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
 import torch
-from engine_signatures import assigned, calls, fields, parameters
+from engine_signatures import assigned, calls, fields, holds, in_order, parameters
 from vllm.model_executor.layers import linear, vocab_parallel_embedding
 from vllm.model_executor.layers import utils as layers
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -52,9 +50,9 @@ def test_linear_layers_are_dispatched_after_loading() -> None:
     """draft_weights.py: layers look the function up when they are loaded, and call what it left by position."""
     assert parameters(layers.dispatch_cpu_unquantized_gemm) == ["layer", "remove_weight"]
     for method in (linear.UnquantizedLinearMethod, vocab_parallel_embedding.UnquantizedEmbeddingMethod):
-        loaded = inspect.getsource(method.process_weights_after_loading)
-        assert "from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm" in loaded
-        assert calls(method.process_weights_after_loading, "dispatch_cpu_unquantized_gemm")
+        load = method.process_weights_after_loading
+        assert holds(load, "from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm")
+        assert calls(load, "dispatch_cpu_unquantized_gemm")
     assert calls(layers.cpu_unquantized_gemm, "cpu_linear") == ["layer.cpu_linear(x, weight, bias)"]
     assert issubclass(vocab_parallel_embedding.ParallelLMHead, vocab_parallel_embedding.VocabParallelEmbedding)
 
@@ -87,13 +85,12 @@ def test_the_functions_of_the_sampler() -> None:
 
 def test_the_engines_order_of_transforms_is_ours() -> None:
     """The steps of plain decoding in the order of logits.transform_logits; temperature and filters follow."""
-    order = inspect.getsource(sampler.Sampler.apply_logits_processors)
-    steps = ["allowed_token_ids_mask", "apply_bad_words(", "non_argmax_invariant", "apply_penalties(", "holder."]
-    found = [order.index(step) for step in steps]
-    assert found == sorted(found)
-    follows = inspect.getsource(sampler.Sampler.sample)
-    steps = ["apply_temperature(", "argmax_invariant", "topk_topp_sampler("]
-    assert [follows.index(step) for step in steps] == sorted(follows.index(step) for step in steps)
+    held = "sampling_metadata.{}".format
+    masked = f"logits.masked_fill_({held('allowed_token_ids_mask')}, float('-inf'))"
+    steps = [masked, "apply_bad_words", held("logitsprocs.non_argmax_invariant"), "self.apply_penalties"]
+    assert in_order(sampler.Sampler.apply_logits_processors, [*steps, "holder.apply_to_logits"])
+    steps = ["self.apply_temperature", held("logitsprocs.argmax_invariant"), "self.topk_topp_sampler"]
+    assert in_order(sampler.Sampler.sample, steps)
 
 
 def test_logits_processors_keep_what_we_read() -> None:
