@@ -1,4 +1,7 @@
-"""The benchmarks of single kernels run, or refuse cleanly; what they measure is asserted nowhere."""
+"""The benchmarks of single kernels: they time what they say, refuse wrong kernels, or refuse cleanly to run.
+
+How fast the kernels are is asserted nowhere.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +36,16 @@ def test_cpu_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)  # the other tests keep theirs
     module = load(BENCHMARKS / "kernels.py")
     monkeypatch.setitem(module.SHAPES, "smollm2-135m", (9, 3, 64, 512))
+    timed = []
+
+    def twice(calls: list[Callable[[], Any]], seconds: float) -> list[float]:
+        """Run both calls, and say that the first took 3 us and the second 12 us."""
+        timed.append([call() for call in calls])
+        return [3e-6, 12e-6][: len(calls)]
+
+    monkeypatch.setattr(module, "shortest", twice)
+    monkeypatch.setattr(module, "copy_seconds", lambda size: 1e-9 * size)
+    monkeypatch.setattr(module, "product_rate", lambda dtype: 1e9)
     module.main()
     found = json.loads(report.read_text())
     kernels = [
@@ -46,8 +61,39 @@ def test_cpu_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     ]
     assert list(dict.fromkeys(row["kernel"] for row in found["rows"])) == kernels
     assert {row["case"] for row in found["rows"][:2]} == {"context 40, 1 nodes", "context 40, 64 nodes"}
-    assert all(row[name] > 0 for row in found["rows"] for name in ("ours_us", "floor_us", "other_us"))
-    assert f"{found['date']}, {found['cpu']}, 1 thread" in capsys.readouterr().out
+    assert len(timed) == len(found["rows"])
+    assert [(row["ours_us"], row["other_us"]) for row in found["rows"]] == [pytest.approx((3, 12))] * len(timed)
+    # Of float32 rows 9 and 3 heads of 64 wide: 64 nodes multiply more than a copy of their bytes takes, at these rates.
+    one, many = found["rows"][:2]
+    assert many["floor_us"] == pytest.approx(1e6 * 4 * 64 * 9 * (40 + 64) * 64 / 1e9)
+    assert one["floor_us"] == pytest.approx(1e6 * max(4 * 9 * 41 * 64 / 1e9, (41 * 3 + 9) * 64 * 4 * 1e-9))
+    shown = capsys.readouterr().out
+    assert f"{found['date']}, {found['cpu']}, 1 thread" in shown and "4.0x" in shown
+
+
+def test_the_shortest_run_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that the calls themselves move: a neighbour that disturbs two runs of three changes nothing."""
+    module = load(BENCHMARKS / "kernels.py")
+    now, runs = [0.0], [0]
+
+    def call(seconds: float) -> Callable[[], None]:
+        def run() -> None:
+            runs[0] += 1
+            now[0] += seconds * (1 if runs[0] % 5 == 0 else 3)
+
+        return run
+
+    clock = SimpleNamespace(thread_time=lambda: now[0], perf_counter=lambda: now[0])
+    monkeypatch.setattr(module, "time", clock)
+    assert module.shortest([call(0.002), call(0.007)], 1.0) == pytest.approx([0.002, 0.007])
+
+
+def test_a_wrong_kernel_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load(BENCHMARKS / "kernels.py")
+    setting = module.Setting(9, 3, 64, 512, torch.float32, [40], [8])
+    monkeypatch.setattr(module, "tree_attention", lambda q, *rest, **options: torch.zeros_like(q))
+    with pytest.raises(AssertionError, match="not close"):
+        list(module.attention_rows(setting))
 
 
 def test_gpu_kernels_refuse_without_a_gpu() -> None:
