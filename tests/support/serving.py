@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
+import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +17,9 @@ from eagle_plugin.bench.servers import Server, check_worker
 from eagle_plugin.bench.spec import ServerSpec, TreeShape
 
 START_SECONDS = 600
+# Below the ports that the system hands out by itself, and a range for each worker of pytest-xdist: a port that is free
+# while a server is started is free still when it listens, ten seconds later.
+_ports = itertools.count(18000 + 500 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")))
 VLLM_PYTHON = Path(__file__).resolve().parents[2] / ".venv-vllm/bin/python"
 
 
@@ -45,13 +51,21 @@ def vllm_spec(
     return tiny_spec(target, head, shape, **(settings | changes))
 
 
+def _next_port() -> int:
+    for port in _ports:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("itertools.count ended")
+
+
 @contextlib.contextmanager
 def serving(specs: Sequence[ServerSpec], logs: Path) -> Iterator[list[Server]]:
     """Start the servers side by side, check that the worker asked for serves, and stop them all on the way out."""
     with contextlib.ExitStack() as stack:
         servers = []
         for number, spec in enumerate(specs):
-            server = Server.of(spec, logs / str(number))
+            server = Server.of(spec, logs / str(number), _next_port())
             stack.callback(server.stop)
             servers.append(server.start())
         for server, spec in zip(servers, specs, strict=True):

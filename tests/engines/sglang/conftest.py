@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import bigram_models
+import httpx
 import pytest
 from sampling_requests import SETTINGS, SHAPE
 from serving import serving, tiny_spec
@@ -28,8 +29,11 @@ def bigram_servers(
     tmp_path_factory: pytest.TempPathFactory, bigram_target: Path, bigram_eagle3: Path
 ) -> Iterator[list[Server]]:
     """Plain decoding, and the plugin with trees of 16 nodes, on a target that is worth sampling from."""
-    specs = [tiny_spec(bigram_target, **SETTINGS), tiny_spec(bigram_target, bigram_eagle3, SHAPE, **SETTINGS)]
+    measured = SETTINGS | {"extra_flags": (*SETTINGS["extra_flags"], "--enable-metrics")}
+    specs = [tiny_spec(bigram_target, **SETTINGS), tiny_spec(bigram_target, bigram_eagle3, SHAPE, **measured)]
     with serving(specs, tmp_path_factory.mktemp("bigram")) as running:
+        before = httpx.get(f"{running[1].url}/metrics", trust_env=False).text
+        assert "sglang:" in before and "eagle_plugin:" not in before  # ours come with the first round
         yield running
 
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from prometheus_client import REGISTRY
-from serving import accept_length, generate_all, serving, tiny_spec
+from sampling_requests import SHAPE
+from serving import accept_length, generate_all
 
 pytest.importorskip("sglang")
 from sglang.srt.managers.utils import GenerationBatchResult
 
+from eagle_plugin.bench.servers import Server
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.metrics import forget
 from eagle_plugin.engines.sglang.metrics import RoundCounter
 
-STEPS, NODES = 3, 12
+STEPS, _, NODES = SHAPE  # of the server `plugin`
 PROMPTS = ["tree root leaf", "the quick brown fox", "a", "one two three", "x = y", "hello"]
 
 
@@ -37,13 +38,10 @@ def exported(url: str) -> dict[str, float]:
 
 
 @pytest.mark.server
-def test_metrics_are_those_of_the_rounds(bigram_target: Path, bigram_eagle3: Path, tmp_path: Path) -> None:
-    flags = ("--skip-server-warmup", "--enable-metrics")
-    shape = (STEPS, 2, NODES)
-    with serving([tiny_spec(bigram_target, bigram_eagle3, shape, extra_flags=flags)], tmp_path) as (server,):
-        assert exported(server.url) == {}
-        answers = generate_all(server, PROMPTS, 40, at_once=3)
-        found = exported(server.url)
+def test_metrics_are_those_of_the_rounds(plugin: Server) -> None:
+    before = exported(plugin.url)
+    answers = generate_all(plugin, PROMPTS, 40, at_once=3)
+    found = {name: value - before.get(name, 0.0) for name, value in exported(plugin.url).items()}
     rounds = sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
     kept = sum(answer["meta_info"]["spec_num_correct_drafts"] for answer in answers)
     assert found["verify_rounds_total"] == found["accept_length_count"] == rounds

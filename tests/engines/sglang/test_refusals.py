@@ -73,7 +73,10 @@ def test_the_environment_variable_switches_the_plugin_off(monkeypatch):
     assert not registered
     monkeypatch.setenv("EAGLE_PLUGIN", "1")
     plugin.register()
-    assert len(registered) == 3
+    assert [target for target, _, _ in registered] == [
+        plugin.CREATE_WORKER, plugin.RESOLVE_ARGUMENTS, plugin.AUTO_PARAMETERS,
+    ]  # fmt: skip
+    assert all(callable(hook) and hook.__module__ == plugin.__name__ for _, hook, _ in registered)
 
 
 def launch(target: Path, head: Path, algorithm: str = "EAGLE3") -> subprocess.CompletedProcess[str]:

@@ -82,11 +82,11 @@ def faulty(tmp_path_factory, bigram_target, bigram_eagle3):
     [  # the mildest faults need the most requests
         ("temperature one", 1, 1000),
         ("no filters", 2, 1000),
-        ("no filters", 3, 1000),
+        pytest.param("no filters", 3, 1000, marks=pytest.mark.matrix),
         ("every draw accepted", 0, 1000),
-        ("every draw accepted", 1, 1000),
-        ("one number for both", 0, 2500),
-        ("whole p after rejection", 0, 2500),
+        pytest.param("every draw accepted", 1, 1000, marks=pytest.mark.matrix),
+        pytest.param("one number for both", 0, 2500, marks=pytest.mark.matrix),
+        pytest.param("whole p after rejection", 0, 2500, marks=pytest.mark.matrix),
     ],
 )
 def test_a_broken_verifier_is_found_out(fault, number, count, faulty, expected):

@@ -83,10 +83,10 @@ def trees(models: Models, request: pytest.FixtureRequest) -> Iterator[Trees]:
 CASES = [
     ("reduced", 3, 4, 16),
     ("reduced", 1, 1, 2),
-    ("full", 2, 4, 8),
+    pytest.param(("full", 2, 4, 8), marks=pytest.mark.matrix),
     ("full", 4, 1, 5),
-    ("reduced", 4, 2, 8),
-    ("eagle2", 2, 2, 4),
+    pytest.param(("reduced", 4, 2, 8), marks=pytest.mark.matrix),
+    pytest.param(("eagle2", 2, 2, 4), marks=pytest.mark.matrix),
     ("eagle2", 3, 4, 13),
 ]
 
@@ -132,6 +132,7 @@ def test_asynchronous_scheduling(models: Models) -> None:
         assert accept_length(llm) > 1.5
 
 
+@pytest.mark.matrix
 def test_trees_beside_vllms_chain(models: Models) -> None:
     """The chain of the engine with the same head has the same text, a tree of one branch its rounds, a tree fewer."""
     found = {}

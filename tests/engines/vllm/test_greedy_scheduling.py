@@ -12,7 +12,7 @@ from vllm_greedy import make_prompts, write_heads, write_target
 
 TREES: dict[str, Any] = {"depth": 3, "topk": 4, "nodes": 16}
 PROMPTS = [*make_prompts(16, longest=150), *(prompt[:6] for prompt in make_prompts(24, seed=9))]
-SCHEDULERS = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+MATRIX = pytest.mark.matrix
 
 
 class Models(NamedTuple):
@@ -30,7 +30,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     yield Models(target, write_heads(folder, target)["reduced"], expected)
 
 
-@SCHEDULERS
+@pytest.mark.parametrize("asynchronous", [pytest.param(False, id="sync", marks=MATRIX), pytest.param(True, id="async")])
 def test_chunks_and_cut_trees(models: Models, asynchronous: bool) -> None:
     """Eight trees want 128 rows a step; what is left of 40 goes to the last tree, or to a part of a prompt."""
     plugin = {"async_scheduling": asynchronous}
@@ -40,7 +40,7 @@ def test_chunks_and_cut_trees(models: Models, asynchronous: bool) -> None:
         assert drafted < TREES["nodes"] - 2  # trees were cut short
 
 
-@SCHEDULERS
+@pytest.mark.parametrize("asynchronous", [pytest.param(False, id="sync"), pytest.param(True, id="async", marks=MATRIX)])
 def test_preemption(models: Models, asynchronous: bool) -> None:
     """A cache too small for eight requests: some are thrown out in the middle and start again later."""
     plugin = {"async_scheduling": asynchronous}

@@ -50,7 +50,10 @@ def answers(llm: LLM, adapter: LoRARequest | None) -> list[list[int]]:
     return [list(answer.outputs[0].token_ids) for answer in found]
 
 
-@pytest.mark.parametrize("plugin", [{}, {"async_scheduling": True}], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    "plugin",
+    [pytest.param({}, id="sync"), pytest.param({"async_scheduling": True}, id="async", marks=pytest.mark.matrix)],
+)
 def test_text_of_adapters_equals_plain_decoding(tmp_path: Path, plugin: dict[str, bool]) -> None:
     target = write_target(tmp_path)
     heads = write_heads(tmp_path, target)

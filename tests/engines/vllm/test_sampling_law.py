@@ -100,6 +100,7 @@ def test_a_broken_verifier_is_found_out(
     assert min(found.values()) < LEAST_P**2, found
 
 
+@pytest.mark.matrix
 def test_vllms_own_chain_is_found_out(models: tuple[Path, Path], expected: list[NDArray[np.int64]]) -> None:
     """On a CPU its temperatures are uninitialised memory, while its greedy text is right; and it refuses two parameters
     that the plugin serves."""

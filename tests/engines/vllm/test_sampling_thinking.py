@@ -46,7 +46,7 @@ def expected(models: tuple[Path, Path]) -> list[list[list[int]]]:
     return found
 
 
-@pytest.fixture(scope="module", params=["synchronous", "asynchronous"])
+@pytest.fixture(scope="module", params=["synchronous", pytest.param("asynchronous", marks=pytest.mark.matrix)])
 def plugin(request: pytest.FixtureRequest, models: tuple[Path, Path], expected: list[list[list[int]]]) -> Iterator[LLM]:
     target, head = models
     more = ASYNC if request.param == "asynchronous" else {}

@@ -13,7 +13,9 @@ from vllm_greedy import make_prompts, write_heads, write_target
 PROMPTS = [(prompt * 3)[:120] for prompt in make_prompts(12)]
 
 
-@pytest.mark.parametrize("window", [8, 40], ids=["narrow", "wider than a block"])
+@pytest.mark.parametrize(
+    "window", [pytest.param(8, id="narrow", marks=pytest.mark.matrix), pytest.param(40, id="wider than a block")]
+)
 def test_text_equals_plain_decoding(tmp_path: Path, window: int) -> None:
     target = write_target(tmp_path)
     head = next(iter(write_heads(tmp_path, target).values()))
