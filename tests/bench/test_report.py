@@ -10,18 +10,18 @@ from rich.console import Console
 
 from eagle_plugin.bench.load import Completion
 from eagle_plugin.bench.machine import describe_machine
-from eagle_plugin.bench.measure import Series, Turn, ratio_spread, spread
+from eagle_plugin.bench.measure import Repeat, RepeatSeries, ratio_spread, spread
 from eagle_plugin.bench.report import (
     DemoReport,
+    DemoSettings,
     Equality,
-    Settings,
     SpreadDetail,
-    demo_table,
-    plain_figures,
+    plain_stats,
     quartiles,
-    speculative_figures,
+    speculative_stats,
     write_json,
 )
+from eagle_plugin.bench.table import demo_table
 
 CONTRACT = [
     "engine", "engine_version", "target", "head", "prompts", "greedy_equal", "plain", "builtin", "plugin",
@@ -29,9 +29,9 @@ CONTRACT = [
 ]  # fmt: skip
 
 
-def series(seconds: float, rounds: int | None) -> Series:
-    turns = [Turn((Completion("q", "text", "stop", 5, 65, 0.1, seconds * slow, (), rounds),)) for slow in (1, 2, 1)]
-    return Series(tuple(turns))
+def series(seconds: float, rounds: int | None) -> RepeatSeries:
+    turns = [Repeat((Completion("q", "text", "stop", 5, 65, 0.1, seconds * slow, (), rounds),)) for slow in (1, 2, 1)]
+    return RepeatSeries(tuple(turns))
 
 
 @pytest.fixture
@@ -40,9 +40,9 @@ def report() -> DemoReport:
     rates = [one.tokens_per_s for one in (plain, builtin, plugin)]
     return DemoReport(
         engine="sglang", engine_version="0.5.23", target="smol", head="smol-eagle3", prompts=3, greedy_equal=True,
-        plain=plain_figures(plain),
-        builtin=speculative_figures(builtin, "builtin"),
-        plugin=speculative_figures(plugin, "plugin"),
+        plain=plain_stats(plain),
+        builtin=speculative_stats(builtin, "builtin"),
+        plugin=speculative_stats(plugin, "plugin"),
         speedup_vs_plain=1.6, speedup_vs_builtin=1.52,
         equality=Equality(
             max_tokens=64, equal=3, compared=3, different=[], bf16_builtin_equal=1, bf16_plugin_equal=2, bf16_compared=3
@@ -55,9 +55,10 @@ def report() -> DemoReport:
             speedup_vs_plain=quartiles(ratio_spread(rates[2], rates[0])),
             speedup_vs_builtin=quartiles(ratio_spread(rates[2], rates[1])),
         ),
-        settings=Settings(
-            max_tokens=65, repeats=3, prompts_measured=3, threads=2, algorithm="EAGLE3", plugin_shape="2/4/8",
-            builtin_shape="2/1/3", plugin_worker="eagle-plugin", quick=False, busy_percent=1.5,
+        settings=DemoSettings(
+            max_tokens=65, repeats=3, max_repeats=8, stop_reason="narrow", prompts_measured=3,
+            threads=2, algorithm="EAGLE3", plugin_shape="2/4/8",
+            builtin_shape="2/1/3", plugin_worker="eagle-plugin", quick=False, thorough=False, busy_percent=1.5,
         ),
         versions={"sglang": "0.5.23"}, machine=describe_machine(), date="2026-01-01T00:00:00+00:00",
     )  # fmt: skip
@@ -96,7 +97,7 @@ def test_an_unknown_field_or_an_impossible_accept_length_is_refused(report):
 
 def test_speculative_figures_need_verify_rounds():
     with pytest.raises(ValueError, match="builtin: the engine reported no verify round"):
-        speculative_figures(series(1.0, None), "builtin")
+        speculative_stats(series(1.0, None), "builtin")
 
 
 def test_a_failed_write_leaves_the_old_document(report, tmp_path, monkeypatch):

@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 
 from eagle_plugin.bench.servers import Server, check_worker
-from eagle_plugin.bench.spec import ServerSpec, TreeShape
+from eagle_plugin.bench.spec import ServerSpec
+from eagle_plugin.core.shape import Shape
 
 START_SECONDS = 600
 VLLM_PYTHON = Path(__file__).resolve().parents[2] / ".venv-vllm/bin/python"
@@ -29,7 +30,7 @@ def tiny_spec(
         "max_total_tokens": 4096,
         "extra_flags": ("--skip-server-warmup",),
     }
-    return ServerSpec(target=target, head=head, shape=TreeShape(*shape), **(settings | changes))
+    return ServerSpec(target=target, head=head, shape=Shape(*shape), **(settings | changes))
 
 
 def vllm_spec(
