@@ -48,8 +48,10 @@ class Server:
         log: Path,
         environment: Mapping[str, str],
         engine: Engine = ENGINES["sglang"],
+        directory: Path | None = None,
     ) -> None:
         self.command, self.port, self.label, self.log = command, port, label, log
+        self.directory = directory
         self.environment = dict(environment)
         self.url = f"http://127.0.0.1:{port}"
         self.endpoint = EngineEndpoint(self.url, engine)
@@ -61,7 +63,8 @@ class Server:
         """A server for this spec on the given port or a free one, logging to `logs/<label>.log`."""
         port, engine = port or free_port(), ENGINES[spec.engine]
         environment = child_environment(spec, os.environ)
-        return cls(engine.command(spec, port), port, spec.label, logs / f"{spec.label}.log", environment, engine)
+        command, log = engine.command(spec, port), logs / f"{spec.label}.log"
+        return cls(command, port, spec.label, log, environment, engine, spec.directory)
 
     def start(self) -> Server:
         """Launch the process without waiting for it."""
@@ -73,6 +76,7 @@ class Server:
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 env=self.environment,
+                cwd=self.directory,
                 start_new_session=True,  # a Ctrl-C goes to this process only, which then stops the group
             )
         self._began = time.monotonic()

@@ -35,6 +35,7 @@ class ServerSpec:
     extra_flags: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     python: Path = Path(sys.executable)  # the interpreter of the environment in which the engine is installed
+    directory: Path | None = None  # the working directory; `python -m` puts it first on the module path
     name: str = ""  # what tells two servers with the same engine, mode and dtype apart
 
     def __post_init__(self) -> None:

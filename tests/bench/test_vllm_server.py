@@ -29,16 +29,16 @@ def spec(mode: str, shape: Shape = CHAIN, **changes) -> ServerSpec:
     return ServerSpec(TARGET, mode, None if mode == "plain" else HEAD, shape, engine="vllm", **changes)
 
 
-def value_of(words: list[str], flag: str) -> str:
-    return words[words.index(flag) + 1]
+def value_of(args: list[str], flag: str) -> str:
+    return args[args.index(flag) + 1]
 
 
 def test_plain_has_no_speculative_flag_and_switches_the_plugin_off():
-    words = command(spec("plain"), 1234)
-    assert words[1:5] == ["-m", "vllm.entrypoints.cli.main", "serve", "target"]
-    assert not [word for word in words if "spec" in word]
-    assert value_of(words, "--host") == "127.0.0.1" and value_of(words, "--port") == "1234"
-    assert int(value_of(words, "--num-gpu-blocks-override")) * int(value_of(words, "--block-size")) == 16384
+    args = command(spec("plain"), 1234)
+    assert args[1:5] == ["-m", "vllm.entrypoints.cli.main", "serve", "target"]
+    assert not [arg for arg in args if "spec" in arg]
+    assert value_of(args, "--host") == "127.0.0.1" and value_of(args, "--port") == "1234"
+    assert int(value_of(args, "--num-gpu-blocks-override")) * int(value_of(args, "--block-size")) == 16384
     child = child_environment(spec("plain"), {"EAGLE_PLUGIN": "1", "KEPT": "yes"})
     assert child["EAGLE_PLUGIN"] == "0" and child["KEPT"] == "yes"
 
