@@ -33,8 +33,9 @@ def draw_demo(report: DemoReport, path: Path) -> None:
     one = Quartiles(q1=1.0, median=1.0, q3=1.0)
     ratios = (one, spreads.builtin_speedup_vs_plain, spreads.speedup_vs_plain)
 
-    figure = Figure(figsize=(9, 4.6), dpi=150, layout="constrained")
+    figure = Figure(figsize=(9, 4.6), dpi=150)
     FigureCanvasAgg(figure)
+    figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.08)
     figure.suptitle(f"{report.target} in {report.engine} {report.engine_version}", fontsize=13, fontweight="bold")
     for axes, title, values, label in zip(
         figure.subplots(1, 2),

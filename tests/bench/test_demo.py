@@ -28,6 +28,7 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def command(spec: ServerSpec, port: int) -> list[str]:
         return [sys.executable, str(PEER), str(port), "--gap", str(GAPS[spec.mode])]
 
+    monkeypatch.setattr(demo, "EQUALITY_TOKENS", 8)
     monkeypatch.setitem(ENGINES, "sglang", replace(ENGINES["sglang"], command=command))
     for name in ("target", "head"):
         (tmp_path / name).mkdir()
