@@ -29,7 +29,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from eagle_plugin.bench.choices import HEAD, TARGET, resolve_target
-from eagle_plugin.bench.prompts import Prompt, deal_rounds, read_prompts
+from eagle_plugin.bench.questions import Question, assign_rounds, read_questions
 from eagle_plugin.core.policy import SLOT_WEIGHTS
 from eagle_plugin.evaluate.acceptance import expected_accept_length
 from eagle_plugin.heads.layers import DraftHead
@@ -88,7 +88,12 @@ def write_text(model: Any, ids: list[int], n: int, temperature: float, end: int,
 
 
 def texts(
-    model: Any, head: DraftHead, tokenizer: Any, prompts: list[Prompt], options: argparse.Namespace, temperature: float
+    model: Any,
+    head: DraftHead,
+    tokenizer: Any,
+    prompts: list[Question],
+    options: argparse.Namespace,
+    temperature: float,
 ) -> Iterator[Text]:
     gen = torch.Generator().manual_seed(options.seed)
     for prompt in prompts:
@@ -145,7 +150,7 @@ def mean_and_error(key: str, values: Tensor, prompts: list[str]) -> dict[str, fl
 
 
 def measure(
-    model: Any, head: DraftHead, tokenizer: Any, prompts: list[Prompt], options: argparse.Namespace, bar: Progress
+    model: Any, head: DraftHead, tokenizer: Any, prompts: list[Question], options: argparse.Namespace, bar: Progress
 ) -> list[dict[str, Any]]:
     """All rows of the table."""
     rows = []
@@ -208,8 +213,8 @@ def main() -> None:
     folder = resolve_target(options.target, console)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
     head = load_head(model, folder, options.head, algorithm="EAGLE3")
-    questions = read_prompts(sorted(Path("examples/prompts").glob("*.jsonl")))
-    prompts = list(chain.from_iterable(deal_rounds(questions)))[: options.prompts]
+    questions = read_questions(sorted(Path("examples/prompts").glob("*.jsonl")))
+    prompts = list(chain.from_iterable(assign_rounds(questions)))[: options.prompts]
     with Progress(console=console) as bar:
         rows = measure(model, head, AutoTokenizer.from_pretrained(folder), prompts, options, bar)
     console.print(table(rows))

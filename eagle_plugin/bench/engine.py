@@ -8,34 +8,35 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from eagle_plugin.bench.spec import EngineName, Mode, ServerSpec, TreeShape
+from eagle_plugin.bench.spec import EngineName, Mode, ServerSpec
+from eagle_plugin.core.shape import Shape
 
 
 @dataclass(frozen=True)
 class Engine:
-    """One engine, as a table of what is particular to it."""
+    """Everything that differs between one engine and another."""
 
     name: EngineName
-    distributions: tuple[str, ...]  # whose versions belong into a report
-    plugin_list: str  # the variable by which users choose the engine's plugins
-    reserved_cores: int  # for its processes that do not compute, where there is more than one core
-    plugin_shape: TreeShape  # where the user names none: the plugin's tree and ...
-    builtin_shape: TreeShape  # ... the engine's own
-    sweep_shapes: Mapping[Mode, tuple[TreeShape, ...]]
-    command: Callable[[ServerSpec, int], list[str]]  # spec, port -> words; ValueError for what it cannot serve
+    distributions: tuple[str, ...]  # the Python distributions whose versions a report gives
+    plugin_list: str  # the environment variable with which users choose the engine's plugins
+    reserved_cores: int  # cores left to the engine's processes that do not compute, if there is more than one core
+    plugin_shape: Shape  # the plugin's tree, if the user gives none
+    builtin_shape: Shape  # the tree or chain of the engine's own speculation, if the user gives none
+    sweep_shapes: Mapping[Mode, tuple[Shape, ...]]
+    command: Callable[[ServerSpec, int], list[str]]  # spec, port -> args; ValueError for what it cannot serve
     environment: Callable[[ServerSpec, Mapping[str, str]], dict[str, str]]  # spec, the caller's -> additions
-    version_path: str  # GET, JSON with a "version"
-    flush: Callable[[httpx.Client], bool]  # empty the prefix cache; False: not now, requests still hold parts of it
-    request_fields: Mapping[str, Any]  # asked of every request, so that it tells its verify rounds
-    verify_rounds: Callable[[Any], int | None]  # read from a chunk of a stream, None where it does not tell them
+    version_path: str  # a GET of it returns JSON with a "version"
+    flush: Callable[[httpx.Client], bool]  # empties the prefix cache; False: requests still hold parts of it
+    request_fields: Mapping[str, Any]  # added to every request, so that the answer reports its verify rounds
+    verify_rounds: Callable[[Any], int | None]  # read from one chunk of a stream; None if the chunk has no such field
 
     def default_threads(self, cores: int) -> int:
-        """OpenMP threads of a server that has `cores` to itself."""
+        """OpenMP threads of a server that has `cores` for itself."""
         return max(1, cores - self.reserved_cores)
 
 
-class Endpoint(NamedTuple):
-    """A server that is asked over HTTP."""
+class EngineEndpoint(NamedTuple):
+    """The address of a running server and the engine that it runs."""
 
     url: str
     engine: Engine

@@ -1,4 +1,4 @@
-"""An asynchronous OpenAI chat client that streams, with bounded concurrency, and times what it receives."""
+"""An asynchronous OpenAI chat client that streams answers, with bounded concurrency, and measures their times."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 from openai import AsyncOpenAI, OpenAIError
 
-from eagle_plugin.bench.engine import Endpoint, Engine
-from eagle_plugin.bench.prompts import Prompt
+from eagle_plugin.bench.engine import Engine, EngineEndpoint
+from eagle_plugin.bench.questions import Question
 
 REQUEST_TIMEOUT_S = 600.0
 
@@ -25,7 +25,7 @@ class LoadError(RuntimeError):
 class Completion:
     """One streamed answer and its times in seconds; `gaps_s` are the waits between chunks that carried text."""
 
-    prompt_id: str
+    question_id: str
     text: str
     finish_reason: str
     prompt_tokens: int
@@ -33,7 +33,7 @@ class Completion:
     ttft_s: float
     total_s: float
     gaps_s: tuple[float, ...]
-    verify_rounds: int | None  # speculative rounds of this request; None where the engine reports none
+    verify_rounds: int | None  # speculative rounds of this request; None if the engine reports none
 
     @property
     def tpot_s(self) -> float:
@@ -55,29 +55,37 @@ async def stream_chat(
     client: AsyncOpenAI,
     engine: Engine,
     model: str,
-    prompt: Prompt,
+    question: Question,
     sampling: Sampling,
     on_text: Callable[[str], None] = lambda piece: None,
+    on_tokens: Callable[[int], None] | None = None,
 ) -> Completion:
-    """Ask one question and time the stream; `on_text` gets every piece of text as it arrives. Raises LoadError."""
+    """Ask one question and time the stream. Raises LoadError.
+
+    `on_text` gets every piece of text when it arrives. `on_tokens`, if given, gets the number of tokens so far: the
+    engine is then asked to report it with every chunk.
+    """
     pieces: list[str] = []
     arrivals: list[float] = []
     finish_reason, finished, usage, rounds = "", 0.0, None, None
+    stream_options: Any = {"include_usage": True} | ({"continuous_usage_stats": True} if on_tokens else {})
     began = time.perf_counter()
     try:
         stream = await client.chat.completions.create(
             model=model,
-            messages=[{"role": "user", "content": prompt.prompt}],
+            messages=[{"role": "user", "content": question.prompt}],
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
             seed=sampling.seed,
             stream=True,
-            stream_options={"include_usage": True},
+            stream_options=stream_options,
             extra_body={"ignore_eos": sampling.ignore_eos, **engine.request_fields},
         )
         async for chunk in stream:
             now = time.perf_counter()
             usage = chunk.usage or usage
+            if on_tokens and chunk.usage:
+                on_tokens(chunk.usage.completion_tokens)
             rounds = engine.verify_rounds(chunk) or rounds
             for choice in chunk.choices:
                 if choice.finish_reason:
@@ -87,14 +95,14 @@ async def stream_chat(
                     arrivals.append(now)
                     on_text(choice.delta.content)
     except (OpenAIError, httpx.HTTPError) as error:
-        raise LoadError(f"prompt {prompt.id!r}: the request to {client.base_url} failed: {error}") from error
+        raise LoadError(f"question {question.id!r}: the request to {client.base_url} failed: {error}") from error
     if usage is None or not finish_reason:
         missing = "a finish_reason" if usage else "the usage"
         raise LoadError(
-            f"prompt {prompt.id!r}: the stream from {client.base_url} ended without {missing}; see the server's log"
+            f"question {question.id!r}: the stream from {client.base_url} ended without {missing}; see the server's log"
         )
     return Completion(
-        prompt_id=prompt.id,
+        question_id=question.id,
         text="".join(pieces),
         finish_reason=finish_reason,
         prompt_tokens=usage.prompt_tokens,
@@ -107,21 +115,22 @@ async def stream_chat(
 
 
 async def run_load(
-    server: Endpoint,
-    prompts: Sequence[Prompt],
+    server: EngineEndpoint,
+    questions: Sequence[Question],
     sampling: Sampling,
     concurrency: int = 1,
     on_text: Callable[[str], None] = lambda piece: None,
+    on_tokens: Callable[[int], None] | None = None,
     on_done: Callable[[Completion], None] = lambda completion: None,
 ) -> list[Completion]:
-    """Ask all prompts with at most `concurrency` of them under way; answers come back in the prompts' order.
+    """Ask all questions, at most `concurrency` of them at a time; the answers are in the order of the questions.
 
     The first failed request ends the run: the others are cancelled and its LoadError is raised.
     """
     if concurrency < 1:
         raise ValueError(f"concurrency is {concurrency}, wanted at least 1")
     gate = asyncio.Semaphore(concurrency)
-    # A client for each run: a connection kept over a pause of the server may be closed the moment it is used again.
+    # One client per run: a connection that was open during a pause of the server may be closed when it is used again.
     async with AsyncOpenAI(
         base_url=f"{server.url}/v1",
         api_key="none",
@@ -131,13 +140,13 @@ async def run_load(
     ) as client:
         model = await _served_model(client)
 
-        async def ask(prompt: Prompt) -> Completion:
+        async def ask(question: Question) -> Completion:
             async with gate:
-                completion = await stream_chat(client, server.engine, model, prompt, sampling, on_text)
+                completion = await stream_chat(client, server.engine, model, question, sampling, on_text, on_tokens)
             on_done(completion)
             return completion
 
-        tasks = [asyncio.ensure_future(ask(prompt)) for prompt in prompts]
+        tasks = [asyncio.ensure_future(ask(question)) for question in questions]
         try:
             return await asyncio.gather(*tasks)
         except BaseException:
@@ -154,16 +163,18 @@ async def _served_model(client: AsyncOpenAI) -> str:
         raise LoadError(f"{client.base_url} does not name a model at /models: {error}") from error
 
 
-def ask_all(server: Endpoint, prompts: Sequence[Prompt], sampling: Sampling, **options: Any) -> list[Completion]:
-    """`run_load` for callers without an event loop; takes its options too."""
-    return asyncio.run(run_load(server, prompts, sampling, **options))
+def ask_all(
+    server: EngineEndpoint, questions: Sequence[Question], sampling: Sampling, **options: Any
+) -> list[Completion]:
+    """`run_load` for callers without an event loop; it takes the same options."""
+    return asyncio.run(run_load(server, questions, sampling, **options))
 
 
 def accept_length(completions: Iterable[Completion]) -> float | None:
     """Mean accept length with the bonus token: tokens that verify rounds delivered / verify rounds.
 
     The first token of an answer comes from the prefill and is not counted; tokens cut off by `max_tokens` or a stop
-    string were not delivered and are not counted either. None where no request reported verify rounds.
+    string were not delivered and are not counted either. None if no request reported verify rounds.
     """
     speculative = [completion for completion in completions if completion.verify_rounds]
     rounds = sum(completion.verify_rounds or 0 for completion in speculative)
@@ -171,8 +182,8 @@ def accept_length(completions: Iterable[Completion]) -> float | None:
     return tokens / rounds if rounds else None
 
 
-def flush_prefix_cache(server: Endpoint, timeout_s: float = 10.0) -> None:
-    """Empty the engine's prefix cache, so that the prompts which follow are prefilled in full. Raises LoadError."""
+def flush_prefix_cache(server: EngineEndpoint, timeout_s: float = 10.0) -> None:
+    """Empty the engine's prefix cache, so that later prompts are prefilled in full. Raises LoadError."""
     until = time.monotonic() + timeout_s
     with _client(server) as client:
         try:
@@ -184,15 +195,15 @@ def flush_prefix_cache(server: Endpoint, timeout_s: float = 10.0) -> None:
             raise LoadError(f"{server.url}: the prefix cache was not emptied: {error}") from error
 
 
-def engine_version(server: Endpoint) -> str:
+def engine_version(server: EngineEndpoint) -> str:
     """The version that the running engine reports about itself. Raises LoadError."""
     path = server.engine.version_path
     with _client(server) as client:
         try:
             return str(client.get(path).raise_for_status().json()["version"])
         except (httpx.HTTPError, KeyError, ValueError) as error:
-            raise LoadError(f"{server.url}{path} does not tell the engine's version: {error}") from error
+            raise LoadError(f"{server.url}{path} does not return the engine's version: {error}") from error
 
 
-def _client(server: Endpoint) -> httpx.Client:
+def _client(server: EngineEndpoint) -> httpx.Client:
     return httpx.Client(base_url=server.url, timeout=30, trust_env=False)

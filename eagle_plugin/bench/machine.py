@@ -1,4 +1,4 @@
-"""The machine that a figure was measured on, without names or paths that identify it."""
+"""The machine of a measurement, without names or paths that identify it."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def usable_cores() -> int:
 
 
 def busy_percent(seconds: float = 2.0) -> float:
-    """How busy the machine is right now, in percent of all cores.
+    """How busy the machine is now, in percent of all cores.
 
-    OpenMP threads that wait for each other spin: with a thread on every core, one foreign process is enough to make a
-    server ten times slower, so a comparison is worth nothing unless this is near 0 before it starts.
+    OpenMP threads that wait for each other keep their cores busy. With one thread per core, one other busy process can
+    make a server ten times slower, so a comparison is valid only if this is near 0 before it starts.
     """
     return psutil.cpu_percent(interval=seconds)
 
 
 def describe_machine() -> Machine:
-    """Read the machine's description from the operating system."""
+    """Read the description of this machine from the operating system."""
     cpuinfo = Path("/proc/cpuinfo")
     fields: dict[str, str] = {}
     if cpuinfo.exists():

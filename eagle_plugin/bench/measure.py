@@ -1,15 +1,16 @@
-"""Compare servers on the same questions in interleaved rounds, and sum the rounds up as medians."""
+"""Compare servers on the same questions in interleaved repeats; the statistics are medians with quartiles."""
 
 from __future__ import annotations
 
 import itertools
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
 from eagle_plugin.bench.load import Completion, Sampling, accept_length, ask_all, flush_prefix_cache
-from eagle_plugin.bench.prompts import Prompt
+from eagle_plugin.bench.questions import Question
 from eagle_plugin.bench.servers import Server
 
 Name = TypeVar("Name", bound=str)
@@ -22,6 +23,11 @@ class Spread(NamedTuple):
     median: float
     q3: float
 
+    @property
+    def relative_width(self) -> float:
+        """The distance between the quartiles as a part of the median."""
+        return (self.q3 - self.q1) / self.median
+
 
 def spread(values: Sequence[float]) -> Spread:
     """Median and quartiles (inclusive method) of at least one value."""
@@ -33,15 +39,15 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def ratio_spread(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
-    """Spread of ours / theirs, repeat by repeat: a slow minute of the machine then hits both sides of a ratio."""
+    """Spread of ours / theirs per repeat: a slow minute of the machine then changes both sides of a ratio."""
     if len(ours) != len(theirs):
         raise ValueError(f"ratios need the same repeats on both sides, found {len(ours)} and {len(theirs)}")
     return spread([a / b for a, b in zip(ours, theirs, strict=True)])
 
 
 @dataclass(frozen=True)
-class Turn:
-    """What one server answered in one round, one request at a time."""
+class Repeat:
+    """What one server answered in one repeat, one request at a time."""
 
     completions: tuple[Completion, ...]
 
@@ -52,7 +58,7 @@ class Turn:
 
     @property
     def tpot_ms(self) -> float:
-        """Milliseconds per output token after the first, over all answers of the turn."""
+        """Milliseconds per output token after the first, over all answers of the repeat."""
         tokens = sum(c.completion_tokens - 1 for c in self.completions)
         return 1e3 * sum(c.total_s - c.ttft_s for c in self.completions) / max(tokens, 1)
 
@@ -63,51 +69,82 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Series:
-    """All turns of one server, in the order of the rounds."""
+class RepeatSeries:
+    """All repeats of one server, in the order in which they were measured."""
 
-    turns: tuple[Turn, ...]
+    repeats: tuple[Repeat, ...]
 
     @property
     def tokens_per_s(self) -> list[float]:
-        """Tokens per second of each round."""
-        return [turn.tokens_per_s for turn in self.turns]
+        """Tokens per second of each repeat."""
+        return [repeat.tokens_per_s for repeat in self.repeats]
 
     @property
     def tpot_ms(self) -> list[float]:
-        """Time per output token of each round."""
-        return [turn.tpot_ms for turn in self.turns]
+        """Time per output token of each repeat."""
+        return [repeat.tpot_ms for repeat in self.repeats]
 
     @property
     def ttft_ms(self) -> list[float]:
-        """Time to the first token of each round."""
-        return [turn.ttft_ms for turn in self.turns]
+        """Time to the first token of each repeat."""
+        return [repeat.ttft_ms for repeat in self.repeats]
 
     @property
     def accept_length(self) -> float | None:
         """Mean accept length over every measured request; None without speculation."""
-        return accept_length(completion for turn in self.turns for completion in turn.completions)
+        return accept_length(completion for repeat in self.repeats for completion in repeat.completions)
 
     @property
     def texts(self) -> list[str]:
         """Every answer, in the order of the questions."""
-        return [completion.text for turn in self.turns for completion in turn.completions]
+        return [completion.text for repeat in self.repeats for completion in repeat.completions]
 
 
-def warm_up(server: Server, prompts: Sequence[Prompt], max_tokens: int = 32) -> None:
-    """Answer a few questions unmeasured, so that lazy imports and compilations of the engine are behind it."""
-    ask_all(server.endpoint, prompts, Sampling(max_tokens=max_tokens))
+@dataclass
+class EarlyStop:
+    """Decides after each repeat whether a comparison may end before its last repeat, and keeps the reason.
+
+    `ratios` are (numerator, denominator) pairs of server names; the first is the result that the comparison is for.
+    """
+
+    ratios: Sequence[tuple[str, str]]
+    relative_width: float = 0.05  # enough if the quartiles of the first ratio are closer than this part of its median
+    min_repeats: int = 3
+    max_seconds: float = float("inf")  # after this time, enough if the quartiles of every ratio are on one side of 1
+    reason: str = "every repeat was made"
+    began: float = field(default_factory=time.monotonic)
+
+    def __call__(self, series: Mapping[Any, RepeatSeries]) -> bool:
+        """Whether the repeats so far are enough."""
+        rates = {name: one.tokens_per_s for name, one in series.items()}
+        spreads = [ratio_spread(rates[ours], rates[theirs]) for ours, theirs in self.ratios]
+        if len(rates[self.ratios[0][0]]) < self.min_repeats:
+            return False
+        width = spreads[0].relative_width
+        if width < self.relative_width:
+            self.reason = f"the quartiles of {' over '.join(self.ratios[0])} are {width:.1%} of its median apart"
+            return True
+        seconds = time.monotonic() - self.began
+        if seconds > self.max_seconds and all(one.q1 > 1 or one.q3 < 1 for one in spreads):
+            self.reason = f"{seconds:.0f} s of measuring, and the quartiles of every ratio are on one side of 1"
+            return True
+        return False
 
 
-def run_turn(server: Server, prompts: Sequence[Prompt], sampling: Sampling) -> Turn:
-    """Let one server answer one round; its group runs only meanwhile, and starts with an empty prefix cache."""
+def warm_up(server: Server, questions: Sequence[Question], max_tokens: int = 32) -> None:
+    """Answer a few questions unmeasured: the engine imports and compiles parts of itself on the first requests."""
+    ask_all(server.endpoint, questions, Sampling(max_tokens=max_tokens))
+
+
+def run_repeat(server: Server, questions: Sequence[Question], sampling: Sampling) -> Repeat:
+    """Let one server answer the questions of one repeat, with an empty prefix cache; it is paused before and after."""
     server.resume()
     try:
-        warm_up(server, prompts[:1], max_tokens=8)  # memory and CPU caches were another server's until now
+        warm_up(server, questions[:1], max_tokens=8)  # until now memory and CPU caches held another server's data
         flush_prefix_cache(server.endpoint)
-        return Turn(tuple(ask_all(server.endpoint, prompts, sampling)))
+        return Repeat(tuple(ask_all(server.endpoint, questions, sampling)))
     except Exception:
-        server.check_alive()  # a dead server is the better explanation of a failed request
+        server.check_alive()  # raises the better explanation if the server has ended
         raise
     finally:
         server.pause()
@@ -115,16 +152,25 @@ def run_turn(server: Server, prompts: Sequence[Prompt], sampling: Sampling) -> T
 
 def measure_interleaved(
     servers: Mapping[Name, Server],
-    rounds: Sequence[Sequence[Prompt]],
+    repeats: Sequence[Sequence[Question]],
     sampling: Sampling,
-    on_turn: Callable[[Name, int, Turn], None] = lambda name, number, turn: None,
-) -> dict[Name, Series]:
-    """Ask every server every round, in another order each time; all servers but the one asked are paused."""
-    turns: dict[Name, list[Turn]] = {name: [] for name in servers}
+    on_repeat: Callable[[Name, int, Repeat], None] = lambda name, number, repeat: None,
+    enough: Callable[[Mapping[Name, RepeatSeries]], bool] = lambda series: False,
+) -> dict[Name, RepeatSeries]:
+    """Ask every server the questions of every repeat, in another order of servers each time.
+
+    All servers but the one that is asked are paused. The measurement ends when `enough` returns true for the repeats
+    so far, which are complete: each server has answered the same questions.
+    """
+    done: dict[Name, list[Repeat]] = {name: [] for name in servers}
     orders = itertools.cycle(itertools.permutations(servers))
-    for number, (prompts, order) in enumerate(zip(rounds, orders, strict=False)):
+    series: dict[Name, RepeatSeries] = {}
+    for number, (questions, order) in enumerate(zip(repeats, orders, strict=False)):
         for name in order:
-            turn = run_turn(servers[name], prompts, sampling)
-            turns[name].append(turn)
-            on_turn(name, number, turn)
-    return {name: Series(tuple(done)) for name, done in turns.items()}
+            repeat = run_repeat(servers[name], questions, sampling)
+            done[name].append(repeat)
+            on_repeat(name, number, repeat)
+        series = {name: RepeatSeries(tuple(measured)) for name, measured in done.items()}
+        if enough(series):
+            break
+    return series

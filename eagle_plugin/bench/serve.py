@@ -1,4 +1,4 @@
-"""`eagle-plugin serve`: one server with the plugin, left up in the foreground until Ctrl-C."""
+"""`eagle-plugin serve`: one server with the plugin, in the foreground until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from rich.markup import escape
 
 from eagle_plugin.bench.choices import add_model_options, parse_shape, resolve_head, resolve_target
 from eagle_plugin.bench.engines import ENGINES
+from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.servers import Server, ServerError, check_worker, sigterm_as_exit
 from eagle_plugin.bench.spec import ServerSpec
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The options; what follows `--` goes to the engine as it is."""
+    """The options; what follows `--` is passed to the engine unchanged."""
     parser = argparse.ArgumentParser(
-        prog="eagle-plugin serve", description=__doc__, epilog="Flags after -- go to the engine and win over ours."
+        prog="eagle-plugin serve",
+        description=__doc__,
+        epilog="Flags after -- are passed to the engine and override ours.",
     )
     add_model_options(parser)
-    parser.add_argument("--port", type=int, default=None, help="a free one if absent")
+    parser.add_argument("--port", type=int, default=None, help="default: a free port")
     parser.add_argument("--shape", type=parse_shape, metavar="S/K/N", help="steps/topk/nodes of the draft tree")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--threads", type=int, default=None, help="OpenMP threads; the engine's choice if absent")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of logs/")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="default: bfloat16")
+    parser.add_argument("--threads", type=int, default=None, help="OpenMP threads (default: the engine's choice)")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of logs/ (default: out)")
     parser.add_argument("engine_flags", nargs="*", metavar="-- ENGINE FLAGS", help="passed on unchanged")
     return parser.parse_args(argv)
 
@@ -44,7 +47,7 @@ def curl_example(url: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until Ctrl-C (0) or until the server dies (1, with its last log lines)."""
+    """Serve until Ctrl-C (returns 0) or until the server ends by itself (returns 1 and prints its last log lines)."""
     options = parse(argv)
     console = Console()
     with sigterm_as_exit():
@@ -60,8 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 extra_flags=tuple(options.engine_flags),
             )
             with Server.of(spec, options.out / "logs", options.port) as server:
-                with console.status("starting") as status:
-                    server.wait_ready(progress=status.update)
+                with Steps(console).step("starting") as step:
+                    server.wait_ready(progress=step.update)
                 console.print(f"[dim]{escape(check_worker(server, 'plugin'))}[/]")
                 console.print(f"[bold green]serving[/] {spec.target.name} at {server.url}/v1   (log: {server.log})")
                 console.print(curl_example(server.url), markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""An engine's OpenAI server as a child process: started, awaited, paused, and always stopped with its whole group."""
+"""An engine's OpenAI server as a child process: start, wait, pause, and always stop it with its process group."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from types import FrameType
 import httpx
 import psutil
 
-from eagle_plugin.bench.engine import Endpoint, Engine
+from eagle_plugin.bench.engine import Engine, EngineEndpoint
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.spec import Mode, ServerSpec
 
-PLUGIN_LINE = re.compile(r"eagle-plugin .*")  # what the plugin says in the start-up log ...
-SERVING = re.compile(r"is served by the plugin")  # ... and the words of it that mean: the plugin's worker serves
+PLUGIN_LINE = re.compile(r"eagle-plugin .*")  # a line of the plugin in the start-up log
+SERVING = re.compile(r"is served by the plugin")  # the part of such a line that means: the plugin's worker serves
 
 
 class ServerError(RuntimeError):
-    """A server did not start, died, or is served by another worker than asked for."""
+    """A server did not start, ended too early, or uses another worker than the one asked for."""
 
 
 def child_environment(spec: ServerSpec, base: Mapping[str, str]) -> dict[str, str]:
-    """The server's environment: local files only, and the plugin switched on only where it is to be measured."""
+    """The server's environment: local model files only, and the plugin is on only in mode "plugin"."""
     child = {**base, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
     child["EAGLE_PLUGIN"] = "1" if spec.mode == "plugin" else "0"
     return child | ENGINES[spec.engine].environment(spec, base) | dict(spec.environment)
 
 
 class Server:
-    """One server process in a process group of its own; use as a context manager, which stops the group always."""
+    """One server process in its own process group; used as a context manager, it always stops the whole group."""
 
     def __init__(
         self,
@@ -48,11 +48,13 @@ class Server:
         log: Path,
         environment: Mapping[str, str],
         engine: Engine = ENGINES["sglang"],
+        directory: Path | None = None,
     ) -> None:
         self.command, self.port, self.label, self.log = command, port, label, log
+        self.directory = directory
         self.environment = dict(environment)
         self.url = f"http://127.0.0.1:{port}"
-        self.endpoint = Endpoint(self.url, engine)
+        self.endpoint = EngineEndpoint(self.url, engine)
         self._process: subprocess.Popen[bytes] | None = None
         self._began = 0.0
 
@@ -61,7 +63,8 @@ class Server:
         """A server for this spec on the given port or a free one, logging to `logs/<label>.log`."""
         port, engine = port or free_port(), ENGINES[spec.engine]
         environment = child_environment(spec, os.environ)
-        return cls(engine.command(spec, port), port, spec.label, logs / f"{spec.label}.log", environment, engine)
+        command, log = engine.command(spec, port), logs / f"{spec.label}.log"
+        return cls(command, port, spec.label, log, environment, engine, spec.directory)
 
     def start(self) -> Server:
         """Launch the process without waiting for it."""
@@ -73,14 +76,15 @@ class Server:
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 env=self.environment,
-                start_new_session=True,  # a Ctrl-C reaches us alone; we then stop the group in order
+                cwd=self.directory,
+                start_new_session=True,  # a Ctrl-C goes to this process only, which then stops the group
             )
         self._began = time.monotonic()
         atexit.register(self.stop)
         return self
 
     def wait_ready(self, timeout_s: float = 600.0, progress: Callable[[str], None] = lambda line: None) -> float:
-        """Wait until the server answers `/health`; returns the seconds since the start, raises ServerError."""
+        """Wait until the server answers `/health`; returns the seconds since its start. Raises ServerError."""
         with httpx.Client(base_url=self.url, timeout=15.0, trust_env=False) as client:
             while True:
                 self.check_alive("before it was ready")
@@ -100,19 +104,19 @@ class Server:
             raise ServerError(self._failure(f"ended with exit code {code} {when}"))
 
     def pause(self) -> None:
-        """Freeze the whole group, so that it takes no CPU time from the server that is being measured."""
+        """Stop the whole group with SIGSTOP, so that it uses no CPU time while another server is measured."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a paused group go on."""
+        """Continue a paused group."""
         self._signal(signal.SIGCONT)
 
     def stop(self, grace_s: float = 10.0) -> None:
-        """End every process of the group: politely first, by SIGKILL after `grace_s`; calling it again is harmless."""
+        """End every process of the group: SIGTERM first, SIGKILL after `grace_s`; a second call does nothing."""
         if self._process is None:
             return
         atexit.unregister(self.stop)
-        self._signal(signal.SIGCONT)  # a stopped process would keep the request to end for later
+        self._signal(signal.SIGCONT)  # a paused process would handle SIGTERM only after it continues
         for request, patience in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
             self._signal(request)
             deadline = time.monotonic() + patience
@@ -126,7 +130,7 @@ class Server:
         raise ServerError(f"{self.label}: processes {self.members()} survived SIGKILL; end them by hand")
 
     def members(self) -> list[int]:
-        """The process ids of the group that still run (zombies do not count)."""
+        """The ids of the group's processes that still run (zombies are left out)."""
         found = []
         if self._process is not None:
             for process in psutil.process_iter(["status"]):
@@ -139,11 +143,11 @@ class Server:
         return found
 
     def log_text(self) -> str:
-        """Everything that the server has printed so far."""
+        """Everything that the server has printed until now."""
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
 
     def last_lines(self, count: int = 25) -> str:
-        """The last printed lines, for error messages; the long ones (an engine prints all its settings) are cut."""
+        """The last printed lines, for error messages; long lines (an engine prints all its settings) are shortened."""
         lines = self.log_text().splitlines()[-count:]
         return "\n".join(f"  | {textwrap.shorten(line, 240, placeholder=' ...')}" for line in lines) or "  | (nothing)"
 
@@ -152,7 +156,7 @@ class Server:
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):  # the group may have gone by itself
+            with contextlib.suppress(ProcessLookupError):  # the group may have ended by itself
                 os.killpg(self._process.pid, number)
 
     def __enter__(self) -> Server:
@@ -163,29 +167,29 @@ class Server:
 
 
 def free_port() -> int:
-    """A loopback TCP port that nobody listens on right now."""
+    """A loopback TCP port on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def check_worker(server: Server, mode: Mode) -> str:
-    """Check in the start-up log that the worker asked for really serves.
+    """Check in the start-up log that the worker that was asked for really serves.
 
-    Returns the plugin's line, or "" where it does not serve. Raises ServerError otherwise: an engine swallows the
-    failure of a plugin and goes on with its own worker, which would be measured under a wrong name.
+    Returns the plugin's line, or "" if the plugin does not serve. Raises ServerError otherwise: an engine ignores the
+    failure of a plugin and continues with its own worker, which would then be measured under a wrong name.
     """
     lines = PLUGIN_LINE.findall(server.log_text())
     serving = [line for line in lines if SERVING.search(line)]
     if mode == "plugin" and not serving:
-        said = f"it said {lines[-1]!r}" if lines else f"no line of it in {server.log}"
+        logged = f"it logged {lines[-1]!r}" if lines else f"no line of it in {server.log}"
         raise ServerError(
-            f"{server.label}: the plugin does not serve: {said}; install eagle-plugin into the engine's environment, "
+            f"{server.label}: the plugin does not serve: {logged}; install eagle-plugin into the engine's environment, "
             f"unset {server.endpoint.engine.plugin_list}, and use flags that the plugin can serve"
         )
     if mode != "plugin" and serving:
         raise ServerError(
-            f"{server.label}: the plugin serves where the engine alone was asked for ({serving[-1]!r}); "
+            f"{server.label}: the plugin serves, but the engine alone was asked for ({serving[-1]!r}); "
             "EAGLE_PLUGIN=0 was set for this process, so find the start-up script that sets it again"
         )
     return serving[-1] if serving else ""
@@ -193,7 +197,7 @@ def check_worker(server: Server, mode: Mode) -> str:
 
 @contextlib.contextmanager
 def sigterm_as_exit() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit for a while, so that the servers of a killed command are stopped on the way out."""
+    """Within this block SIGTERM raises SystemExit, so that a command that is ended stops its servers."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

@@ -8,14 +8,15 @@ from typing import Any
 import httpx
 
 from eagle_plugin.bench.engine import Engine
-from eagle_plugin.bench.spec import ServerSpec, TreeShape
+from eagle_plugin.bench.spec import ServerSpec
+from eagle_plugin.core.policy import CPU_SHAPE
+from eagle_plugin.core.shape import Shape
 
-SHAPE = TreeShape(2, 4, 8)
-SHAPES = (*map(TreeShape.chain, (1, 2, 3)), SHAPE, TreeShape(1, 4, 5), TreeShape(3, 4, 8))
+SHAPES = (*map(Shape.chain, (1, 2, 3)), CPU_SHAPE, Shape(1, 4, 5), Shape(3, 4, 8))
 
 
 def command(spec: ServerSpec, port: int) -> list[str]:
-    """The launch command, with the caller's extra flags last so that they win."""
+    """The launch command; the caller's extra flags come last, so they override ours."""
     flags: dict[str, object] = {
         "--model-path": spec.target,
         "--device": spec.device,
@@ -33,15 +34,15 @@ def command(spec: ServerSpec, port: int) -> list[str]:
             "--speculative-draft-model-path": spec.head,
             "--speculative-num-steps": spec.shape.steps,
             "--speculative-eagle-topk": spec.shape.topk,
-            "--speculative-num-draft-tokens": spec.shape.draft_tokens,
+            "--speculative-num-draft-tokens": spec.shape.width,
         }
-    words = [word for flag, value in flags.items() for word in (flag, str(value))]
-    # An idle SGLang scheduler spins on a whole core unless it is told to sleep.
-    return [str(spec.python), "-m", "sglang.launch_server", *words, "--sleep-on-idle", *spec.extra_flags]
+    args = [arg for flag, value in flags.items() for arg in (flag, str(value))]
+    # Without --sleep-on-idle an idle SGLang scheduler keeps one core busy.
+    return [str(spec.python), "-m", "sglang.launch_server", *args, "--sleep-on-idle", *spec.extra_flags]
 
 
 def environment(spec: ServerSpec, base: Mapping[str, str]) -> dict[str, str]:
-    """The CPU engine is chosen by a variable, the number of threads too."""
+    """The variables that choose the CPU engine and the number of threads."""
     added = {"SGLANG_USE_CPU_ENGINE": "1"} if spec.device == "cpu" else {}
     if spec.threads is not None:
         added |= {"OMP_NUM_THREADS": str(spec.threads), "MKL_NUM_THREADS": str(spec.threads)}
@@ -55,7 +56,7 @@ def flush(client: httpx.Client) -> bool:
 
 
 def verify_rounds(chunk: Any) -> int | None:
-    """A chunk of its own, before the usage, tells the rounds of the request."""
+    """SGLang sends the verify rounds of a request in a separate chunk before the usage."""
     extension = getattr(chunk, "sglext", None)
     details = extension.get("spec_tokens_details") if isinstance(extension, dict) else None
     return int(details["spec_verify_ct"]) if details else None
@@ -66,8 +67,8 @@ ENGINE = Engine(
     distributions=("sglang",),
     plugin_list="SGLANG_PLUGINS",
     reserved_cores=0,
-    plugin_shape=SHAPE,
-    builtin_shape=SHAPE,  # the fastest on the demo's machine: `python benchmarks/builtin_best.py`
+    plugin_shape=CPU_SHAPE,
+    builtin_shape=CPU_SHAPE,  # the fastest on the demo's machine: `python benchmarks/builtin_best.py`
     sweep_shapes={"builtin": SHAPES, "plugin": SHAPES},
     command=command,
     environment=environment,

@@ -1,4 +1,4 @@
-"""Try tree shapes one after another, each interleaved with plain decoding, to find the best setting of a worker."""
+"""Measure one tree shape after the other, each interleaved with plain decoding, to find the best one of a worker."""
 
 from __future__ import annotations
 
@@ -16,54 +16,56 @@ from eagle_plugin.bench.choices import add_model_options, parse_shape, resolve_h
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.load import LoadError, Sampling
 from eagle_plugin.bench.machine import usable_cores
-from eagle_plugin.bench.measure import Spread, measure_interleaved, ratio_spread, spread, warm_up
-from eagle_plugin.bench.prompts import Prompt, deal_rounds, read_prompts
-from eagle_plugin.bench.servers import Server, ServerError, check_worker, sigterm_as_exit
-from eagle_plugin.bench.spec import ServerSpec, TreeShape
+from eagle_plugin.bench.measure import Spread, measure_interleaved, ratio_spread, spread
+from eagle_plugin.bench.progress import Steps
+from eagle_plugin.bench.questions import Question, assign_rounds, read_questions
+from eagle_plugin.bench.servers import ServerError, sigterm_as_exit
+from eagle_plugin.bench.spec import ServerSpec
+from eagle_plugin.bench.startup import serving, warm_up_all
+from eagle_plugin.core.shape import Shape
 
 
 class ShapeResult(NamedTuple):
-    """What one shape reached."""
+    """The result of one shape."""
 
-    shape: TreeShape
+    shape: Shape
     tokens_per_s: Spread
-    speedup: Spread  # over plain decoding, round by round
+    speedup: Spread  # over plain decoding, per repeat
     accept_length: float | None
 
 
 def sweep(
     plain: ServerSpec,
     candidate: ServerSpec,
-    shapes: Sequence[TreeShape],
-    rounds: Sequence[Sequence[Prompt]],
+    shapes: Sequence[Shape],
+    repeats: Sequence[Sequence[Question]],
     sampling: Sampling,
     logs: Path,
-    console: Console,
+    steps: Steps,
 ) -> Iterator[ShapeResult]:
-    """Serve `candidate` with each shape in turn beside one plain server, and yield each result as it is there."""
-    with Server.of(plain, logs) as base:
-        with console.status("starting") as status:
-            base.wait_ready(progress=status.update)
-        warm_up(base, rounds[0])
-        base.pause()
+    """Serve `candidate` with each shape in turn beside one plain server, and yield each result when it is measured."""
+    with serving({"plain": plain}, logs, steps) as base:
+        warm_up_all(base, repeats[0], steps)
         for shape in shapes:
-            with Server.of(replace(candidate, shape=shape), logs) as server, console.status("starting") as status:
-                server.wait_ready(progress=status.update)
-                check_worker(server, candidate.mode)
-                status.update(f"measuring {shape}")
-                warm_up(server, rounds[0])
-                server.pause()
-                series = measure_interleaved({"plain": base, "ours": server}, rounds, sampling)
+            with serving({"candidate": replace(candidate, shape=shape)}, logs, steps) as server:
+                warm_up_all(server, repeats[0], steps)
+                with steps.step(f"measuring {shape}") as step:
+                    series = measure_interleaved(
+                        {**base, **server},
+                        repeats,
+                        sampling,
+                        lambda name, number, repeat, step=step: step.update(name, number / len(repeats)),  # type: ignore[misc]
+                    )
             yield ShapeResult(
                 shape,
-                spread(series["ours"].tokens_per_s),
-                ratio_spread(series["ours"].tokens_per_s, series["plain"].tokens_per_s),
-                series["ours"].accept_length,
+                spread(series["candidate"].tokens_per_s),
+                ratio_spread(series["candidate"].tokens_per_s, series["plain"].tokens_per_s),
+                series["candidate"].accept_length,
             )
 
 
 def sweep_table(results: Sequence[ShapeResult], title: str) -> Table:
-    """One row a shape, the fastest marked."""
+    """One row per shape; the fastest is highlighted."""
     best = max(results, key=lambda result: result.speedup.median)
     table = Table("steps/topk/tokens", "tokens/s", "speed-up over plain [quartiles]", "accept length", title=title)
     for result in results:
@@ -79,36 +81,39 @@ def sweep_table(results: Sequence[ShapeResult], title: str) -> Table:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Sweep and print the table."""
+    """Measure all shapes and print the table."""
     parser = argparse.ArgumentParser(prog="eagle-plugin bench", description=__doc__)
     add_model_options(parser)
-    parser.add_argument("--mode", choices=["builtin", "plugin"], default="builtin", help="whose worker to tune")
-    parser.add_argument("--shapes", type=parse_shape, nargs="+", metavar="S/K/N")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of one question a group")
-    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument(
+        "--mode", choices=["builtin", "plugin"], default="builtin", help="whose worker to tune (default: builtin)"
+    )
+    parser.add_argument("--shapes", type=parse_shape, nargs="+", metavar="S/K/N", help="default: the engine's list")
+    parser.add_argument("--rounds", type=int, default=5, help="repeats, with one question per group each (default: 5)")
+    parser.add_argument("--max-tokens", type=int, default=96, help="tokens per answer (default: 96)")
     parser.add_argument("--threads", type=int, help="OpenMP threads of every server")
-    parser.add_argument("--out", type=Path, default=Path("out"))
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of logs/ (default: out)")
     options = parser.parse_args(argv)
     console = Console()
+    steps = Steps(console)
     with sigterm_as_exit():
         try:
             target = resolve_target(options.target, console)
             threads = options.threads or ENGINES[options.engine].default_threads(usable_cores())
             plain = ServerSpec(target=target, mode="plain", engine=options.engine, threads=threads)
             candidate = replace(plain, mode=options.mode, head=resolve_head(options.head))
-            rounds = deal_rounds(read_prompts(sorted(Path("examples/prompts").glob("*.jsonl"))))[: options.rounds]
+            repeats = assign_rounds(read_questions(sorted(Path("examples/prompts").glob("*.jsonl"))))[: options.rounds]
             sampling = Sampling(max_tokens=options.max_tokens)
             shapes = options.shapes or ENGINES[options.engine].sweep_shapes[options.mode]
             results = []
-            for result in sweep(plain, candidate, shapes, rounds, sampling, options.out / "logs", console):
+            for result in sweep(plain, candidate, shapes, repeats, sampling, options.out / "logs", steps):
                 results.append(result)
                 rate, gain = result.tokens_per_s.median, result.speedup.median
-                console.print(f"{result.shape}: {rate:.1f} tokens/s, {gain:.2f}x")
+                steps.log(f"{result.shape}: {rate:.1f} tokens/s, {gain:.2f}x")
         except (ServerError, LoadError, ValueError) as error:
             console.print(f"[bold red]sweep failed:[/] {escape(str(error))}", soft_wrap=True)
             return 1
         except KeyboardInterrupt:
             console.print("\nstopped; all servers are down")
             return 130
-    console.print(sweep_table(results, f"{options.mode} worker, bf16, one request at a time, {len(rounds)} rounds"))
+    console.print(sweep_table(results, f"{options.mode} worker, bf16, one request at a time, {len(repeats)} repeats"))
     return 0

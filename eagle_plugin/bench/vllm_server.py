@@ -9,14 +9,18 @@ from typing import Any
 import httpx
 
 from eagle_plugin.bench.engine import Engine
-from eagle_plugin.bench.spec import ServerSpec, TreeShape
+from eagle_plugin.bench.spec import ServerSpec
+from eagle_plugin.core.policy import shape_for
+from eagle_plugin.core.shape import Shape
 
-SHAPE = TreeShape(2, 4, 6)
+SHAPE = shape_for(draft_tokens=5)  # vLLM has no default number of draft tokens; 5 were the fastest (docs/vllm.md)
 
 
 def command(spec: ServerSpec, port: int) -> list[str]:
-    """The launch command, with the caller's extra flags last so that they win; ValueError for a builtin tree."""
-    block = 128 if spec.device == "cpu" else 16  # the engine's own sizes, named so that blocks can be counted
+    """The launch command; the caller's extra flags come last, so they override ours. ValueError for a builtin tree."""
+    block = (
+        128 if spec.device == "cpu" else 16
+    )  # vLLM's defaults, given explicitly because the number of blocks depends on them
     flags: dict[str, object] = {
         "--dtype": spec.dtype,
         "--host": "127.0.0.1",
@@ -31,29 +35,29 @@ def command(spec: ServerSpec, port: int) -> list[str]:
         speculation = {
             "method": spec.algorithm.lower(),
             "model": str(spec.head),
-            "num_speculative_tokens": spec.shape.draft_tokens - 1,
+            "num_speculative_tokens": spec.shape.width - 1,
         }
         flags |= {"--speculative-config": json.dumps(speculation), "--per-request-spec-decode-metrics": "summary"}
-    if spec.mode == "builtin" and spec.shape != TreeShape.chain(spec.shape.steps):
+    if spec.mode == "builtin" and spec.shape != Shape.chain(spec.shape.steps):
         raise ValueError(
             f"vLLM's own speculation drafts chains only, found the shape {spec.shape}; "
-            f"wanted K/1/K+1, for example {TreeShape.chain(spec.shape.steps)}"
+            f"wanted K/1/K+1, for example {Shape.chain(spec.shape.steps)}"
         )
     if spec.mode == "plugin":
         options = {"depth": spec.shape.steps, "topk": spec.shape.topk}
         flags["--additional-config"] = json.dumps({"eagle_plugin": options})
-    words = [word for flag, value in flags.items() for word in (flag, str(value))]
+    args = [arg for flag, value in flags.items() for arg in (flag, str(value))]
     launch = [str(spec.python), "-m", "vllm.entrypoints.cli.main", "serve", str(spec.target)]
-    # "default" is what clients call the model that do not ask for its name. Compiled, a start takes minutes.
+    # Clients that do not ask for the model's name use "default". --enforce-eager: compilation takes minutes.
     names = ["--served-model-name", spec.target.name, "default"]
-    return [*launch, *words, *names, "--enforce-eager", "--disable-uvicorn-access-log", *spec.extra_flags]
+    return [*launch, *args, *names, "--enforce-eager", "--disable-uvicorn-access-log", *spec.extra_flags]
 
 
 def environment(spec: ServerSpec, base: Mapping[str, str]) -> dict[str, str]:
-    """No telemetry, the route that empties the prefix cache, and the threads of the worker."""
+    """No telemetry; the route that empties the prefix cache; the threads of the worker."""
     added = {"VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
     if spec.device == "cpu":
-        # GiB, so that the engine does not reserve a share of all memory; the number of blocks is a flag.
+        # In GiB; without it vLLM reserves a share of all memory. The number of blocks is set by a flag.
         added["VLLM_CPU_KVCACHE_SPACE"] = "1"
     if spec.threads is not None:
         added |= {"OMP_NUM_THREADS": str(spec.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -61,12 +65,12 @@ def environment(spec: ServerSpec, base: Mapping[str, str]) -> dict[str, str]:
 
 
 def flush(client: httpx.Client) -> bool:
-    """Empty the prefix cache; the engine refuses while a request holds blocks of it."""
+    """Empty the prefix cache; vLLM refuses while a request holds blocks of it."""
     return bool(client.post("/reset_prefix_cache").raise_for_status().json()["success"])
 
 
 def verify_rounds(chunk: Any) -> int | None:
-    """The last chunk, with the usage, tells in how many steps drafts were verified."""
+    """The last chunk, the one with the usage, has the number of steps in which drafts were verified."""
     metrics = getattr(chunk, "metrics", None)
     details = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
     return int(details["num_spec_steps"]) if details else None
@@ -76,12 +80,12 @@ ENGINE = Engine(
     name="vllm",
     distributions=("vllm", "vllm-cpu"),
     plugin_list="VLLM_PLUGINS",
-    reserved_cores=1,  # as the engine's own thread binding does on one socket
+    reserved_cores=1,  # as many as vLLM's own thread binding reserves on one socket
     plugin_shape=SHAPE,
-    builtin_shape=TreeShape.chain(2),
+    builtin_shape=Shape.chain(2),
     sweep_shapes={
-        "builtin": tuple(map(TreeShape.chain, (1, 2, 3, 4))),
-        "plugin": (TreeShape.chain(2), SHAPE, TreeShape(3, 3, 8), TreeShape(3, 4, 16)),
+        "builtin": tuple(map(Shape.chain, (1, 2, 3, 4))),
+        "plugin": (Shape.chain(2), SHAPE, Shape(3, 3, 8), Shape(3, 4, 16)),
     },
     command=command,
     environment=environment,

@@ -7,11 +7,11 @@ import pytest
 from eagle_plugin.bench import demo, serve
 from eagle_plugin.bench.choices import parse_shape
 from eagle_plugin.bench.engines import ENGINES
-from eagle_plugin.bench.spec import TreeShape
+from eagle_plugin.core.shape import Shape
 
 
 def test_shapes_are_read_and_refused():
-    assert parse_shape("3/1/4") == parse_shape("3") == TreeShape(3, 1, 4)
+    assert parse_shape("3/1/4") == parse_shape("3") == Shape(3, 1, 4)
     for text in ("3/1", "a/b/c", "1/2/3/4", ""):
         with pytest.raises(argparse.ArgumentTypeError, match="2/4/8"):
             parse_shape(text)
@@ -47,7 +47,7 @@ def test_counts_below_one_are_refused(flag, capsys):
 def test_each_engine_has_its_own_shapes():
     sglang, vllm = demo.parse([]), demo.parse(["--engine", "vllm"])
     assert (sglang.steps, sglang.topk, sglang.draft_tokens) == (2, 4, 8) == sglang.builtin
-    assert vllm.builtin.topk == 1 and vllm.builtin.draft_tokens == vllm.builtin.steps + 1
+    assert vllm.builtin.topk == 1 and vllm.builtin.width == vllm.builtin.steps + 1
     assert ENGINES["sglang"].default_threads(2) == 2 and ENGINES["vllm"].default_threads(2) == 1
     assert ENGINES["vllm"].default_threads(1) == 1 and ENGINES["vllm"].default_threads(8) == 7
     given = demo.parse(["--engine", "vllm", "--topk", "3", "--builtin", "4"])

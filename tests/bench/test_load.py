@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from eagle_plugin.bench.engine import Endpoint
+from eagle_plugin.bench.engine import EngineEndpoint
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.load import (
     Completion,
@@ -14,13 +14,13 @@ from eagle_plugin.bench.load import (
     engine_version,
     flush_prefix_cache,
 )
-from eagle_plugin.bench.prompts import Prompt
+from eagle_plugin.bench.questions import Question
 
-NOBODY = Endpoint("http://127.0.0.1:9", ENGINES["sglang"])
+NOBODY = EngineEndpoint("http://127.0.0.1:9", ENGINES["sglang"])
 
 
-def question(text: str, name: str = "q") -> Prompt:
-    return Prompt(id=name, group="chat", prompt=text)
+def question(text: str, name: str = "q") -> Question:
+    return Question(id=name, group="chat", prompt=text)
 
 
 def completion(tokens: int, rounds: int | None) -> Completion:
@@ -49,7 +49,7 @@ def test_times_are_those_of_the_wire(peer, pace):
 def test_concurrency_is_bounded_and_order_kept(peer):
     questions = [question("hello", f"q{i}") for i in range(7)]
     answers = ask_all(peer.endpoint, questions, Sampling(max_tokens=2), concurrency=3)
-    assert [answer.prompt_id for answer in answers] == [f"q{i}" for i in range(7)]
+    assert [answer.question_id for answer in answers] == [f"q{i}" for i in range(7)]
     assert httpx.get(f"{peer.url}/server_info").json()["peak"] == 3
 
 

@@ -1,4 +1,4 @@
-"""Statistics of a comparison, and rounds that really alternate."""
+"""Statistics of a comparison, servers that really alternate, and when a comparison ends."""
 
 import os
 import signal
@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from eagle_plugin.bench.load import Completion, Sampling
-from eagle_plugin.bench.measure import Series, Turn, measure_interleaved, ratio_spread, spread
-from eagle_plugin.bench.prompts import Prompt, deal_rounds, read_prompts
+from eagle_plugin.bench.measure import EarlyStop, Repeat, RepeatSeries, measure_interleaved, ratio_spread, spread
+from eagle_plugin.bench.questions import Question, assign_rounds, read_questions
 
 
 def answer(tokens: int, ttft_s: float, total_s: float, rounds: int | None = None) -> Completion:
@@ -32,16 +32,16 @@ def test_ratios_are_taken_within_a_repeat():
         ratio_spread([1.0], [1.0, 2.0])
 
 
-def test_turn_weighs_answers_by_their_tokens():
-    turn = Turn((answer(101, 0.5, 2.5), answer(1, 0.1, 0.1)))
-    assert turn.tokens_per_s == pytest.approx(102 / 2.6)
-    assert turn.tpot_ms == pytest.approx(20.0)
-    assert turn.ttft_ms == pytest.approx(300.0)
-    assert Turn((answer(1, 0.1, 0.1),)).tpot_ms == 0.0
+def test_a_repeat_weighs_answers_by_their_tokens():
+    repeat = Repeat((answer(101, 0.5, 2.5), answer(1, 0.1, 0.1)))
+    assert repeat.tokens_per_s == pytest.approx(102 / 2.6)
+    assert repeat.tpot_ms == pytest.approx(20.0)
+    assert repeat.ttft_ms == pytest.approx(300.0)
+    assert Repeat((answer(1, 0.1, 0.1),)).tpot_ms == 0.0
 
 
 def test_accept_length_of_a_series_spans_its_turns():
-    series = Series((Turn((answer(11, 0.1, 1, 5),)), Turn((answer(31, 0.1, 1, 15),))))
+    series = RepeatSeries((Repeat((answer(11, 0.1, 1, 5),)), Repeat((answer(31, 0.1, 1, 15),))))
     assert series.accept_length == 2.0
 
 
@@ -50,21 +50,60 @@ def test_rounds_alternate_and_paused_servers_rest(start_peer):
     for server in servers.values():
         server.wait_ready(30)
         server.pause()
-    prompts = [Prompt(id=f"q{i}", group="chat", prompt="hello") for i in range(2)]
+    prompts = [Question(id=f"q{i}", group="chat", prompt="hello") for i in range(2)]
     seen: list[tuple[str, int]] = []
 
-    def note(name: str, number: int, turn: Turn) -> None:
+    def note(name: str, number: int, repeat: Repeat) -> None:
         seen.append((name, number))
         with pytest.raises(httpx.ReadTimeout):  # the one that was asked is paused again
             httpx.get(f"{servers[name].url}/health", timeout=0.2)
 
     series = measure_interleaved(servers, [prompts[:1], prompts[1:], prompts], Sampling(max_tokens=3), note)
     assert seen == [("plain", 0), ("ours", 0), ("ours", 1), ("plain", 1), ("plain", 2), ("ours", 2)]
-    assert [len(turn.completions) for turn in series["ours"].turns] == [1, 1, 2]
-    assert [completion.prompt_id for completion in series["ours"].turns[1].completions] == ["q1"]
+    assert [len(repeat.completions) for repeat in series["ours"].repeats] == [1, 1, 2]
+    assert [completion.question_id for completion in series["ours"].repeats[1].completions] == ["q1"]
     for server in servers.values():
         server.resume()
         assert httpx.get(f"{server.url}/server_info").json()["flushes"] == 3
+
+
+def test_a_measurement_ends_after_a_complete_repeat(start_peer):
+    servers = {name: start_peer(name, "--gap", "0.001") for name in ("plain", "ours")}
+    for server in servers.values():
+        server.wait_ready(30)
+        server.pause()
+    questions = [Question(id="q", group="chat", prompt="hello")]
+    series = measure_interleaved(
+        servers, [questions] * 5, Sampling(max_tokens=2), enough=lambda series: len(series["ours"].repeats) == 2
+    )
+    assert [len(one.repeats) for one in series.values()] == [2, 2]
+
+
+def rated(*rates: float) -> RepeatSeries:
+    return RepeatSeries(tuple(Repeat((answer(100, 0.0, 100 / rate),)) for rate in rates))
+
+
+def test_narrow_quartiles_end_a_comparison_after_three_repeats():
+    enough = EarlyStop([("ours", "plain")])
+    assert not enough({"ours": rated(20, 20), "plain": rated(10, 10)})
+    assert enough.reason == "every repeat was made"
+    assert enough({"ours": rated(20, 20.4, 20.2), "plain": rated(10, 10, 10)})
+    assert enough.reason == "the quartiles of ours over plain are 1.0% of its median apart"
+
+
+def test_wide_quartiles_go_on():
+    # Quartiles 2.0 and 2.1 around 2.05 are 4.9 % apart, 2.0 and 2.15 around 2.1 are 7.1 %.
+    enough = EarlyStop([("ours", "plain")])
+    assert enough({"ours": rated(19.5, 20.5, 21.5), "plain": rated(10, 10, 10)})
+    assert not enough({"ours": rated(19, 21, 22), "plain": rated(10, 10, 10)})
+
+
+def test_after_the_time_the_quartiles_must_agree_about_the_faster_server():
+    series = {"ours": rated(15, 20, 25), "plain": rated(10, 10, 10), "engine": rated(14, 14, 14)}
+    assert EarlyStop([("ours", "plain"), ("ours", "engine")], max_seconds=-1.0)(series)
+    assert not EarlyStop([("ours", "plain"), ("ours", "engine")], max_seconds=1e9)(series)
+    undecided = series | {"engine": rated(20, 20, 20)}
+    assert not EarlyStop([("ours", "plain"), ("ours", "engine")], max_seconds=-1.0)(undecided)
 
 
 def test_a_dead_server_is_named(start_peer):
@@ -73,18 +112,18 @@ def test_a_dead_server_is_named(start_peer):
     server.stop()
     server.start()
     server.wait_ready(30)
-    prompts = [Prompt(id="q", group="chat", prompt="hello")]
+    prompts = [Question(id="q", group="chat", prompt="hello")]
     for pid in server.members():
         os.kill(pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match="mortal server ended with exit code -9 while it was being used"):
         measure_interleaved({"mortal": server}, [prompts], Sampling(max_tokens=1))
 
 
-def test_prompts_are_read_and_dealt_by_group(tmp_path):
+def test_questions_are_read_and_assigned_by_group(tmp_path):
     first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     first.write_text('{"id": "a1", "group": "a", "prompt": "x"}\n\n{"id": "a2", "group": "a", "prompt": "y"}\n')
     second.write_text('{"id": "b1", "group": "b", "prompt": "z"}\n')
-    rounds = deal_rounds(read_prompts([first, second]))
+    rounds = assign_rounds(read_questions([first, second]))
     assert [[prompt.id for prompt in one] for one in rounds] == [["a1", "b1"], ["a2"]]
 
 
@@ -101,15 +140,15 @@ def test_bad_prompt_files_name_the_line(tmp_path, line, message):
     path = tmp_path / "b.jsonl"
     path.write_text('{"id": "a", "group": "g", "prompt": "p"}\n' + line + "\n")
     with pytest.raises(ValueError, match=message):
-        read_prompts([path])
+        read_questions([path])
 
 
 def test_no_prompts_at_all():
     with pytest.raises(ValueError, match="no prompts"):
-        read_prompts([])
+        read_questions([])
 
 
 def test_the_shipped_questions_are_24_in_three_groups():
     shipped = sorted((Path(__file__).parents[2] / "examples/prompts").glob("*.jsonl"))
-    rounds = deal_rounds(read_prompts(shipped))
+    rounds = assign_rounds(read_questions(shipped))
     assert len(rounds) == 8 and all([p.group for p in one] == ["chat", "code", "maths"] for one in rounds)

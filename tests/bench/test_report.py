@@ -5,23 +5,12 @@ import json
 import os
 
 import pytest
+from demo_reports import demo_report, series
 from pydantic import ValidationError
 from rich.console import Console
 
-from eagle_plugin.bench.load import Completion
-from eagle_plugin.bench.machine import describe_machine
-from eagle_plugin.bench.measure import Series, Turn, ratio_spread, spread
-from eagle_plugin.bench.report import (
-    DemoReport,
-    Equality,
-    Settings,
-    SpreadDetail,
-    demo_table,
-    plain_figures,
-    quartiles,
-    speculative_figures,
-    write_json,
-)
+from eagle_plugin.bench.report import DemoReport, speculative_stats, write_json
+from eagle_plugin.bench.table import demo_table
 
 CONTRACT = [
     "engine", "engine_version", "target", "head", "prompts", "greedy_equal", "plain", "builtin", "plugin",
@@ -29,38 +18,9 @@ CONTRACT = [
 ]  # fmt: skip
 
 
-def series(seconds: float, rounds: int | None) -> Series:
-    turns = [Turn((Completion("q", "text", "stop", 5, 65, 0.1, seconds * slow, (), rounds),)) for slow in (1, 2, 1)]
-    return Series(tuple(turns))
-
-
 @pytest.fixture
 def report() -> DemoReport:
-    plain, builtin, plugin = series(2.0, None), series(1.9, 40), series(1.25, 32)
-    rates = [one.tokens_per_s for one in (plain, builtin, plugin)]
-    return DemoReport(
-        engine="sglang", engine_version="0.5.23", target="smol", head="smol-eagle3", prompts=3, greedy_equal=True,
-        plain=plain_figures(plain),
-        builtin=speculative_figures(builtin, "builtin"),
-        plugin=speculative_figures(plugin, "plugin"),
-        speedup_vs_plain=1.6, speedup_vs_builtin=1.52,
-        equality=Equality(
-            max_tokens=64, equal=3, compared=3, different=[], bf16_builtin_equal=1, bf16_plugin_equal=2, bf16_compared=3
-        ),
-        spread=SpreadDetail(
-            plain_tokens_per_s=quartiles(spread(rates[0])),
-            builtin_tokens_per_s=quartiles(spread(rates[1])),
-            plugin_tokens_per_s=quartiles(spread(rates[2])),
-            builtin_speedup_vs_plain=quartiles(ratio_spread(rates[1], rates[0])),
-            speedup_vs_plain=quartiles(ratio_spread(rates[2], rates[0])),
-            speedup_vs_builtin=quartiles(ratio_spread(rates[2], rates[1])),
-        ),
-        settings=Settings(
-            max_tokens=65, repeats=3, prompts_measured=3, threads=2, algorithm="EAGLE3", plugin_shape="2/4/8",
-            builtin_shape="2/1/3", plugin_worker="eagle-plugin", quick=False, busy_percent=1.5,
-        ),
-        versions={"sglang": "0.5.23"}, machine=describe_machine(), date="2026-01-01T00:00:00+00:00",
-    )  # fmt: skip
+    return demo_report()
 
 
 def test_the_contract_comes_first_and_is_complete(report, tmp_path):
@@ -96,7 +56,7 @@ def test_an_unknown_field_or_an_impossible_accept_length_is_refused(report):
 
 def test_speculative_figures_need_verify_rounds():
     with pytest.raises(ValueError, match="builtin: the engine reported no verify round"):
-        speculative_figures(series(1.0, None), "builtin")
+        speculative_stats(series(1.0, None), "builtin")
 
 
 def test_a_failed_write_leaves_the_old_document(report, tmp_path, monkeypatch):

@@ -13,7 +13,8 @@ import pytest
 
 from eagle_plugin.bench.servers import Server, ServerError, check_worker, child_environment, free_port
 from eagle_plugin.bench.sglang_server import command as sglang_command
-from eagle_plugin.bench.spec import ServerSpec, TreeShape
+from eagle_plugin.bench.spec import ServerSpec
+from eagle_plugin.core.shape import Shape
 
 TARGET, HEAD = Path("target"), Path("head")
 
@@ -36,8 +37,8 @@ def test_plain_has_no_speculative_flag_and_switches_the_plugin_off():
 
 
 def test_builtin_and_plugin_differ_by_the_environment_alone():
-    builtin = ServerSpec(TARGET, "builtin", HEAD, TreeShape(3, 2, 6))
-    plugin = ServerSpec(TARGET, "plugin", HEAD, TreeShape(3, 2, 6))
+    builtin = ServerSpec(TARGET, "builtin", HEAD, Shape(3, 2, 6))
+    plugin = ServerSpec(TARGET, "plugin", HEAD, Shape(3, 2, 6))
     command = sglang_command(plugin, 1)
     assert sglang_command(builtin, 1) == command
     assert value_of(command, "--speculative-num-steps") == "3"

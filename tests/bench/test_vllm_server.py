@@ -14,30 +14,31 @@ import tiny_models
 from serving import VLLM_PYTHON, serving, vllm_spec
 
 from eagle_plugin.bench.load import Sampling, accept_length, ask_all, engine_version, flush_prefix_cache
-from eagle_plugin.bench.prompts import Prompt
+from eagle_plugin.bench.questions import Question
 from eagle_plugin.bench.servers import Server, child_environment
-from eagle_plugin.bench.spec import ServerSpec, TreeShape
+from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.bench.vllm_server import command
+from eagle_plugin.core.shape import Shape
 
 TARGET, HEAD = Path("target"), Path("head")
-CHAIN = TreeShape.chain(3)
+CHAIN = Shape.chain(3)
 started = pytest.mark.skipif(not VLLM_PYTHON.exists(), reason="there is no .venv-vllm; make it with `make env-vllm`")
 
 
-def spec(mode: str, shape: TreeShape = CHAIN, **changes) -> ServerSpec:
+def spec(mode: str, shape: Shape = CHAIN, **changes) -> ServerSpec:
     return ServerSpec(TARGET, mode, None if mode == "plain" else HEAD, shape, engine="vllm", **changes)
 
 
-def value_of(words: list[str], flag: str) -> str:
-    return words[words.index(flag) + 1]
+def value_of(args: list[str], flag: str) -> str:
+    return args[args.index(flag) + 1]
 
 
 def test_plain_has_no_speculative_flag_and_switches_the_plugin_off():
-    words = command(spec("plain"), 1234)
-    assert words[1:5] == ["-m", "vllm.entrypoints.cli.main", "serve", "target"]
-    assert not [word for word in words if "spec" in word]
-    assert value_of(words, "--host") == "127.0.0.1" and value_of(words, "--port") == "1234"
-    assert int(value_of(words, "--num-gpu-blocks-override")) * int(value_of(words, "--block-size")) == 16384
+    args = command(spec("plain"), 1234)
+    assert args[1:5] == ["-m", "vllm.entrypoints.cli.main", "serve", "target"]
+    assert not [arg for arg in args if "spec" in arg]
+    assert value_of(args, "--host") == "127.0.0.1" and value_of(args, "--port") == "1234"
+    assert int(value_of(args, "--num-gpu-blocks-override")) * int(value_of(args, "--block-size")) == 16384
     child = child_environment(spec("plain"), {"EAGLE_PLUGIN": "1", "KEPT": "yes"})
     assert child["EAGLE_PLUGIN"] == "0" and child["KEPT"] == "yes"
 
@@ -49,7 +50,7 @@ def test_the_plugin_adds_its_tree_to_the_builtin_command():
     assert json.loads(plugin[added + 1]) == {"eagle_plugin": {"depth": 3, "topk": 1}}
     wanted = {"method": "eagle3", "model": "head", "num_speculative_tokens": 3}
     assert json.loads(value_of(builtin, "--speculative-config")) == wanted
-    tree = command(spec("plugin", TreeShape(2, 4, 8)), 1)
+    tree = command(spec("plugin", Shape(2, 4, 8)), 1)
     assert json.loads(value_of(tree, "--speculative-config"))["num_speculative_tokens"] == 7
     assert json.loads(value_of(tree, "--additional-config")) == {"eagle_plugin": {"depth": 2, "topk": 4}}
     assert child_environment(spec("plugin"), {"EAGLE_PLUGIN": "0"})["EAGLE_PLUGIN"] == "1"
@@ -59,7 +60,7 @@ def test_the_plugin_adds_its_tree_to_the_builtin_command():
 @pytest.mark.parametrize("shape", [(2, 4, 8), (2, 1, 4)])
 def test_the_builtin_speculation_has_no_trees(shape):
     with pytest.raises(ValueError, match=r"chains only.*wanted K/1/K\+1, for example 2/1/3"):
-        command(spec("builtin", TreeShape(*shape)), 1)
+        command(spec("builtin", Shape(*shape)), 1)
 
 
 def test_extra_flags_come_last():
@@ -80,8 +81,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
         yield running
 
 
-def question(text: str) -> Prompt:
-    return Prompt(id=text[:8], group="chat", prompt=text)
+def question(text: str) -> Question:
+    return Question(id=text[:8], group="chat", prompt=text)
 
 
 def counter(server: Server, name: str) -> float:

@@ -1,9 +1,12 @@
-"""The other end of the wire for the client's tests: a process that speaks the streamed chat protocol with known timing.
+"""A server for the tests of the HTTP client: a process that speaks the streamed chat protocol with known timing.
 
-Run as `python peer.py PORT [--die-after-start]`. The words of a question choose the behaviour; see `Handler.do_POST`.
+Run as `python peer.py PORT [--die-after-start] [--gap SECONDS] [--import MODULE]`. The question sets the behaviour:
+see `Handler.do_POST`.
 """
 
+import importlib
 import json
+import os
 import sys
 import threading
 import time
@@ -15,7 +18,7 @@ lock = threading.Lock()
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers the handful of paths that the client uses."""
+    """Answers the few paths that the client uses."""
 
     protocol_version = "HTTP/1.1"
 
@@ -46,7 +49,10 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def do_POST(self) -> None:
-        """A streamed answer: `error` refuses, `cut` ends early, `quiet` says nothing, otherwise `max_tokens` words."""
+        """A streamed answer of `max_tokens` words.
+
+        `error` is refused, `cut` ends early, `quiet` has no text, `differ` has another text if the plugin is off.
+        """
         global under_way, peak, flushes
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
         if self.path.startswith("/flush_cache"):
@@ -65,10 +71,14 @@ class Handler(BaseHTTPRequestHandler):
         self._event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]})
         time.sleep(FIRST_S)
         tokens = body["max_tokens"]
+        letter = "x" if question == "differ" and os.environ.get("EAGLE_PLUGIN") == "0" else "w"
         for number in range(0 if question == "quiet" else tokens):
             if number:
                 time.sleep(GAP_S)
-            self._event({"choices": [{"index": 0, "delta": {"content": f"w{number} "}, "finish_reason": None}]})
+            word = {"choices": [{"index": 0, "delta": {"content": f"{letter}{number} "}, "finish_reason": None}]}
+            if body["stream_options"].get("continuous_usage_stats"):
+                word["usage"] = {"prompt_tokens": 3, "completion_tokens": number + 1, "total_tokens": number + 4}
+            self._event(word)
         with lock:
             under_way -= 1
         if question == "cut":
@@ -85,8 +95,13 @@ class Handler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    print("eagle-plugin 0: EAGLE3 is served by the plugin's tree worker (peer)", flush=True)
+    if os.environ.get("EAGLE_PLUGIN") != "0":
+        print("eagle-plugin 0: EAGLE3 is served by the plugin's tree worker (peer)", flush=True)
     if "--die-after-start" in sys.argv:
         print("HeadError: the head has hidden size 7, the target 576", file=sys.stderr, flush=True)
         raise SystemExit(3)
+    if "--import" in sys.argv:
+        importlib.import_module(sys.argv[sys.argv.index("--import") + 1])
+    if "--gap" in sys.argv:
+        FIRST_S = GAP_S = float(sys.argv[sys.argv.index("--gap") + 1])
     ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()

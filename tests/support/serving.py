@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 
 from eagle_plugin.bench.servers import Server, check_worker
-from eagle_plugin.bench.spec import ServerSpec, TreeShape
+from eagle_plugin.bench.spec import ServerSpec
+from eagle_plugin.core.shape import Shape
 
 START_SECONDS = 600
 # Below the ports that the system hands out by itself, and a range for each worker of pytest-xdist: a port that is free
@@ -35,7 +36,7 @@ def tiny_spec(
         "max_total_tokens": 4096,
         "extra_flags": ("--skip-server-warmup",),
     }
-    return ServerSpec(target=target, head=head, shape=TreeShape(*shape), **(settings | changes))
+    return ServerSpec(target=target, head=head, shape=Shape(*shape), **(settings | changes))
 
 
 def vllm_spec(

@@ -8,7 +8,7 @@ import pytest
 from serving import accept_length, generate_all, serving, texts, tiny_spec
 
 pytest.importorskip("sglang")
-from eagle_plugin.bench.prompts import read_prompts
+from eagle_plugin.bench.questions import read_questions
 from eagle_plugin.models.store import get_model
 
 pytestmark = pytest.mark.server
@@ -34,7 +34,7 @@ def chat(question: str) -> str:
 def test_greedy_text_equals_plain_decoding(servers):
     """54 prompts x 64 tokens, eight requests at a time, so that batches change while trees are drafted."""
     plain, tree = servers
-    questions = [prompt.prompt for prompt in read_prompts(sorted((EXAMPLES / "prompts").glob("*.jsonl")))]
+    questions = [prompt.prompt for prompt in read_questions(sorted((EXAMPLES / "prompts").glob("*.jsonl")))]
     questions += [f"Write one sentence about a {word}." for word in WORDS]
     questions += [f"List {count} facts about a {word}." for count, word in enumerate(WORDS, start=2)]
     questions += [f"What rhymes with {word}?" for word in WORDS] + ["Why?", "def add(a, b):", "1, 2, 3, 4,"]

@@ -1,0 +1,57 @@
+"""The fp32 part of the demo: do plain decoding and the plugin give the same greedy answers?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from eagle_plugin.bench.load import Completion, Sampling, run_load
+from eagle_plugin.bench.progress import Steps
+from eagle_plugin.bench.questions import Question
+from eagle_plugin.bench.servers import Server
+from eagle_plugin.bench.spec import Mode, ServerSpec
+from eagle_plugin.bench.startup import serving
+
+
+def compare_greedy(
+    specs: Mapping[Mode, ServerSpec], questions: Sequence[Question], max_tokens: int, logs: Path, steps: Steps
+) -> list[str]:
+    """Ask "plain" and "plugin" of `specs` in fp32 and return the ids of the questions whose answers differ.
+
+    Nothing is timed here, so both servers run at the same time, each with half of the threads.
+    """
+    exact: dict[Mode, ServerSpec] = {}
+    for mode in ("plain", "plugin"):
+        spec = specs[mode]
+        threads = None if spec.threads is None else max(1, spec.threads // 2)
+        exact[mode] = replace(spec, dtype="float32", threads=threads)
+    with (
+        serving(exact, logs, steps) as servers,
+        steps.step(f"{len(questions)} greedy answers of {max_tokens} tokens in fp32") as step,
+    ):
+        done = 0
+
+        def advance(completion: Completion) -> None:
+            nonlocal done
+            done += 1
+            step.update(f"{done} of {2 * len(questions)} answers", done / (2 * len(questions)))
+
+        plain, plugin = asyncio.run(_ask_both(servers, questions, Sampling(max_tokens=max_tokens), advance))
+    triples = zip(questions, plain, plugin, strict=True)
+    return [question.id for question, theirs, ours in triples if theirs.text != ours.text]
+
+
+async def _ask_both(
+    servers: Mapping[Mode, Server],
+    questions: Sequence[Question],
+    sampling: Sampling,
+    on_done: Callable[[Completion], None],
+) -> tuple[list[Completion], list[Completion]]:
+    for server in servers.values():
+        server.resume()
+    plain, plugin = await asyncio.gather(
+        *(run_load(servers[mode].endpoint, questions, sampling, on_done=on_done) for mode in ("plain", "plugin"))
+    )
+    return plain, plugin

@@ -1,0 +1,76 @@
+"""The result of the demo as a picture: speeds and ratios with their quartiles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from eagle_plugin.bench.report import DemoReport, Quartiles
+
+COLOURS = ("#9aa5b1", "#5b7fa6", "#d9662b")
+
+
+class PictureError(RuntimeError):
+    """The picture cannot be drawn here."""
+
+
+def draw_demo(report: DemoReport, path: Path) -> None:
+    """Write a PNG with one bar per server: tokens per second, and the ratio to plain decoding. Raises PictureError."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise PictureError(
+            f"no picture: {error.name} is not installed; use the engine's environment (`make env`, `make env-vllm`) "
+            "or: pip install matplotlib"
+        ) from error
+    spreads, settings = report.spread, report.settings
+    names = (
+        "plain decoding",
+        f"engine's {settings.algorithm}\n({settings.builtin_shape})",
+        f"eagle-plugin\n({settings.plugin_shape})",
+    )
+    rates = (spreads.plain_tokens_per_s, spreads.builtin_tokens_per_s, spreads.plugin_tokens_per_s)
+    one = Quartiles(q1=1.0, median=1.0, q3=1.0)
+    ratios = (one, spreads.builtin_speedup_vs_plain, spreads.speedup_vs_plain)
+
+    figure = Figure(figsize=(9, 4.6), dpi=150)
+    FigureCanvasAgg(figure)
+    figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.08)
+    figure.suptitle(f"{report.target} in {report.engine} {report.engine_version}", fontsize=13, fontweight="bold")
+    for axes, title, values, label in zip(
+        figure.subplots(1, 2),
+        ("tokens per second", "speed relative to plain decoding"),
+        (rates, ratios),
+        ("{:.1f}", "{:.2f}x"),
+        strict=True,
+    ):
+        medians = [value.median for value in values]
+        whiskers = [[v.median - v.q1 for v in values], [v.q3 - v.median for v in values]]
+        axes.bar(names, medians, color=COLOURS, width=0.62)
+        with_spread = [index for index, value in enumerate(values) if value.q3 > value.q1]
+        axes.errorbar(
+            with_spread,
+            [medians[i] for i in with_spread],
+            yerr=[[side[i] for i in with_spread] for side in whiskers],
+            fmt="none",
+            ecolor="#222222",
+            capsize=5,
+        )
+        for index, value in enumerate(values):
+            axes.annotate(
+                label.format(value.median), (index, value.q3), (0, 4), textcoords="offset points", ha="center"
+            )
+        axes.set_title(title, fontsize=11)
+        axes.set_ylim(0, 1.15 * max(value.q3 for value in values))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(axis="x", length=0)
+    figure.supxlabel(
+        f"bf16, one request at a time, greedy; medians and quartiles of {settings.repeats} interleaved repeats\n"
+        f"{report.machine.cores} cores, {report.machine.cpu}, {settings.threads} threads; {report.date[:10]}",
+        fontsize=8.5,
+        color="#444444",
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    figure.savefig(partial, format="png")
+    partial.replace(path)

@@ -1,0 +1,56 @@
+"""Start several servers together and show how far they are."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from rich.markup import escape
+
+from eagle_plugin.bench.measure import warm_up
+from eagle_plugin.bench.progress import Steps
+from eagle_plugin.bench.questions import Question
+from eagle_plugin.bench.servers import Server, check_worker
+from eagle_plugin.bench.spec import ServerSpec
+
+Name = TypeVar("Name", bound=str)
+
+
+@contextlib.contextmanager
+def launched(specs: Mapping[Name, ServerSpec], logs: Path) -> Iterator[dict[Name, Server]]:
+    """Launch all servers without waiting for them; at the end all are stopped."""
+    with contextlib.ExitStack() as stack:
+        yield {name: stack.enter_context(Server.of(spec, logs)) for name, spec in specs.items()}
+
+
+def wait_all(servers: Mapping[Name, Server], specs: Mapping[Name, ServerSpec], steps: Steps) -> None:
+    """Wait until all launched servers are ready, check which worker serves, and leave them paused.
+
+    Raises ServerError if one of them does not start or uses another worker than its spec asks for.
+    """
+    with steps.step("starting " + " and ".join(server.label for server in servers.values())) as step:
+        for name, server in servers.items():
+            seconds = server.wait_ready(progress=step.update)
+            line = check_worker(server, specs[name].mode)
+            server.pause()
+            steps.log(f"[green]{server.label} is ready[/] after {seconds:.0f} s  [dim]{escape(line)}[/]")
+
+
+@contextlib.contextmanager
+def serving(specs: Mapping[Name, ServerSpec], logs: Path, steps: Steps) -> Iterator[dict[Name, Server]]:
+    """`launched` and `wait_all`: the servers are ready and paused."""
+    with launched(specs, logs) as servers:
+        wait_all(servers, specs, steps)
+        yield servers
+
+
+def warm_up_all(servers: Mapping[Name, Server], questions: Sequence[Question], steps: Steps) -> None:
+    """Warm up one paused server after the other."""
+    with steps.step("warming up") as step:
+        for server in servers.values():
+            step.update(server.label)
+            server.resume()
+            warm_up(server, questions)
+            server.pause()

@@ -1,0 +1,84 @@
+"""The whole demo against servers that answer with a known speed: what it prints, writes and returns."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from eagle_plugin.bench import demo, speed
+from eagle_plugin.bench.engines import ENGINES
+from eagle_plugin.bench.measure import EarlyStop
+from eagle_plugin.bench.spec import ServerSpec
+
+PEER = Path(__file__).parents[1] / "support/peer.py"
+GAPS = {"plain": 0.02, "builtin": 0.015, "plugin": 0.01}  # seconds per token
+
+
+@pytest.fixture
+def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Options of a demo whose servers are peers."""
+
+    def command(spec: ServerSpec, port: int) -> list[str]:
+        return [sys.executable, str(PEER), str(port), "--gap", str(GAPS[spec.mode])]
+
+    monkeypatch.setattr(demo, "EQUALITY_TOKENS", 8)
+    monkeypatch.setitem(ENGINES, "sglang", replace(ENGINES["sglang"], command=command))
+    for name in ("target", "head"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    lines = [{"id": f"q{i}", "group": f"g{i // 5}", "prompt": "differ" if i == 5 else "hello"} for i in range(10)]
+    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    options = {"--target": "target", "--head": "head", "--prompts": "questions.jsonl", "--out": "out"}
+    return [*(arg for flag, name in options.items() for arg in (flag, str(tmp_path / name))), "--max-tokens", "8"]
+
+
+def test_a_demo_ends_early_and_writes_table_report_and_picture(arguments, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(speed, "EarlyStop", partial(EarlyStop, relative_width=0.5))  # other work disturbs the speeds
+    assert demo.main(arguments) == 1
+    document = json.loads((tmp_path / "out/demo.json").read_text())
+    text = capsys.readouterr().out
+    settings = document["settings"]
+    assert 3 <= settings["repeats"] < settings["max_repeats"] == 5
+    assert re.fullmatch(r"the quartiles of plugin over plain are \d+\.\d% of its median apart", settings["stop_reason"])
+    assert f"{settings['repeats']} of at most 5 repeats: {settings['stop_reason']}; --thorough makes all" in text
+    assert document["speedup_vs_plain"] == pytest.approx(2.0, rel=0.3)
+    assert document["speedup_vs_builtin"] == pytest.approx(1.5, rel=0.3)
+    assert document["equality"]["compared"] == document["prompts"] == 8
+    assert document["equality"]["different"] == ["q5"] and not document["greedy_equal"]
+    assert "texts differ in fp32: q5" in text
+    # Log lines: each with its time, in the order of the work.
+    order = ["starting", "is ready", "warming up", "first answers", "measuring: 20%", "repeats:", "greedy answers"]
+    places = [re.search(rf"^\[ *\d+ s\] .*{part}", text, re.MULTILINE) for part in order]
+    assert all(places), list(zip(order, places, strict=True))
+    assert [place.start() for place in places] == sorted(place.start() for place in places)
+    assert text.count("plain decoding") == 4  # two pairs of columns, the bars, the table
+    with Image.open(tmp_path / "out/demo.png") as picture:
+        assert picture.format == "PNG" and min(picture.size) > 500
+
+
+def test_thorough_makes_every_repeat_and_compares_every_question(arguments, tmp_path, capsys):
+    assert demo.main([*arguments, "--thorough", "--max-tokens", "4"]) == 1
+    document = json.loads((tmp_path / "out/demo.json").read_text())
+    assert document["settings"]["repeats"] == document["settings"]["max_repeats"] == 5
+    assert document["settings"]["thorough"] and document["equality"]["compared"] == 10
+    assert "5 repeats, as many as were wanted" in capsys.readouterr().out
+
+
+def test_thorough_and_quick_exclude_each_other(capsys):
+    with pytest.raises(SystemExit):
+        demo.parse(["--thorough", "--quick"])
+    assert "not allowed with" in capsys.readouterr().err
+
+
+def test_without_matplotlib_the_demo_says_what_to_install(arguments, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert demo.main([*arguments, "--quick", "--max-tokens", "4"]) == 0  # q5 is not among the three questions
+    assert not (tmp_path / "out/demo.png").exists() and (tmp_path / "out/demo.json").exists()
+    assert "no picture: matplotlib.figure is not installed" in capsys.readouterr().out
