@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from eagle_plugin.atomic_io import write_output
 from eagle_plugin.data.privacy.filter import PRIVATE, Draft, Screen, Screened, Settings, open_screen
 from eagle_plugin.data.privacy.redact import MODES
 from eagle_plugin.data.rows import DataError
@@ -22,7 +23,6 @@ from eagle_plugin.data.sources.conversation import Unusable
 from eagle_plugin.data.sources.formats import Record, read_records
 from eagle_plugin.data.sources.prompts import Prompt, digest, format_prompt, normalise, seal
 from eagle_plugin.data.sources.record_files import CUT, Skipped
-from eagle_plugin.data.whole_file import write_whole
 
 DUPLICATE = "duplicate"
 EXAMPLES = """\
@@ -122,7 +122,7 @@ def prepare(
 
     # The workers first: they must not inherit the thread that draws the bar.
     with open_screen(settings, workers) as screen, _progress(files, console, summary) as advance:
-        write_whole(out, lines(screen, advance))
+        write_output(out, lines(screen, advance))
     return summary
 
 

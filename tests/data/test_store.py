@@ -134,15 +134,15 @@ KILLED_WRITER = """
 import os, signal, sys
 sys.path[:0] = {paths!r}
 from test_store import write
-from eagle_plugin.data.store import objects
-name_new_file, calls = objects._name_new_file, 0
+from eagle_plugin import atomic_io
+name_new_file, calls = atomic_io._name_new_file, 0
 def kill_at_third(partial, final):
     global calls
     calls += final.name.startswith("shard")
     if calls == 3 and {before!r}: os.kill(os.getpid(), signal.SIGKILL)
     name_new_file(partial, final)
     if calls == 3: os.kill(os.getpid(), signal.SIGKILL)
-objects._name_new_file = kill_at_third
+atomic_io._name_new_file = kill_at_third
 write({url!r}, range(40))
 """
 

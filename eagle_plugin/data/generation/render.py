@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from eagle_plugin.atomic_io import write_output
 from eagle_plugin.data.generation.chat import ChatRenderer, RenderedTurn, Untrainable, load_tokenizer, stop_token_ids
 from eagle_plugin.data.generation.journal import turn_id
 from eagle_plugin.data.masks import MaskReport, show_masks
 from eagle_plugin.data.rows import TokenRow, format_row
 from eagle_plugin.data.sources.prompts import Prompt, read_prompts
-from eagle_plugin.data.whole_file import write_whole
 
 EXAMPLES = """\
 examples:
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 yield format_row(result)
         report.judge(allow=options.allow_odd_masks)
 
-    write_whole(options.out, lines())
+    write_output(options.out, lines())
     table = Table("what", "count", "", title=str(options.out), title_justify="left")
     table.add_row("prompts", f"{counts['prompts']:,}", "")
     table.add_row("rows", f"{report.rows:,}", report.describe(), style="bold")

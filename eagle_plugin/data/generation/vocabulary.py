@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from eagle_plugin.atomic_io import replace_output
 from eagle_plugin.data.generation.chat import stop_token_ids
 from eagle_plugin.data.rows import DataError, TokenRow, read_rows
-from eagle_plugin.data.whole_file import whole_path
 
 LOW_COVERAGE = 0.98
 WRITE_AGAIN = "write it with `eagle-plugin data vocabulary`"
@@ -75,7 +75,7 @@ def save_draft_vocabulary(path: Path, draft_ids: Tensor, counts: Tensor) -> None
     """Write `draft_ids` int64 [D], ascending target ids, and `counts` int64 [V], whole or not at all."""
     from safetensors.torch import save_file
 
-    with whole_path(path) as temporary:
+    with replace_output(path) as temporary:
         save_file({"draft_ids": draft_ids.contiguous(), "counts": counts.contiguous()}, temporary)
 
 

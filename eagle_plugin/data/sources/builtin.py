@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from eagle_plugin.atomic_io import write_output
 from eagle_plugin.data.sources.packages import cached_file
 from eagle_plugin.data.sources.prompts import Prompt, format_prompt, seal
 from eagle_plugin.data.sources.sets import SETS, eval_prompts
-from eagle_plugin.data.whole_file import write_whole
 from eagle_plugin.models.catalog import PackageFile
 
 SHAREGPT = PackageFile(
@@ -256,7 +256,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             counts[prompt.source] += 1
             yield format_prompt(prompt)
 
-    write_whole(options.out, lines())
+    write_output(options.out, lines())
     table = Table("source", "prompts", title=str(options.out), title_justify="left")
     for source, count in counts.most_common():
         table.add_row(source, f"{count:,}")

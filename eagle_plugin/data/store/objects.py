@@ -9,19 +9,17 @@ import contextlib
 import errno
 import os
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
+from eagle_plugin.atomic_io import PARTIAL, create_file
 from eagle_plugin.data.rows import DataError
-from eagle_plugin.durable import sync
 
 # obstore reads their settings from the environment: AWS_ENDPOINT, AWS_REGION, GOOGLE_SERVICE_ACCOUNT, AZURE_...
 OBJECT_STORES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-PARTIAL = ".partial-"
 
 
 class ObjectExists(DataError):
@@ -93,18 +91,8 @@ class LocalFolder:
 
     def create(self, name: str, data: bytes | bytearray | memoryview) -> None:
         final = self.path / name
-        partial = self.path / f".{name}{PARTIAL}{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            try:
-                with partial.open("wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                _name_new_file(partial, final)
-            finally:
-                partial.unlink(missing_ok=True)
-            sync(self.path)
+            create_file(final, data)
         except FileExistsError as error:
             raise ObjectExists(f"{final} exists already; it is left as it was") from error
         except OSError as error:
@@ -146,17 +134,6 @@ def _read_file(path: Path, start: int, stop: int | None) -> bytearray:
         return data
     finally:
         os.close(descriptor)
-
-
-def _name_new_file(partial: Path, final: Path) -> None:
-    try:
-        os.link(partial, final)  # unlike a rename, it fails where the name is taken
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without links
-        if final.exists():
-            raise FileExistsError(final) from None
-        os.rename(partial, final)
 
 
 class ObjectStoreFolder:
