@@ -28,7 +28,7 @@ class WriteError(UserError):
 def replace_file(path: Path, *, flush: bool = True) -> Iterator[Path]:
     """Yield a temporary path; when the block ends without an error, the file written there replaces `path`.
 
-    Missing parent folders are created. The file keeps the permissions that it was created with, not those of the old one.
+    Missing parent folders are created. The file keeps the permissions that it was created with.
 
     Args:
         flush: flush the contents to the disk before the rename: without it, a power cut can leave an empty file.
