@@ -33,12 +33,12 @@ EAGLE_PLUGIN=0 gives the engine back untouched.
 """
 # Sub-commands with a parser of their own: module and one line of help.
 DATA_COMMANDS = {
-    "builtin": ("eagle_plugin.data.sources.builtin", "the built-in prompts"),
+    "builtin": ("eagle_plugin.data.builtin", "the built-in prompts"),
     "prepare": ("eagle_plugin.data.prepare", "your prompts: read any format, filter personal data, split"),
-    "generate": ("eagle_plugin.data.generation.generate", "let the target answer prompts through OpenAI endpoints"),
-    "render": ("eagle_plugin.data.generation.render", "recorded answers as token rows"),
-    "vocabulary": ("eagle_plugin.data.generation.vocabulary", "choose the draft vocabulary"),
-    "features": ("eagle_plugin.data.store.extract", "store the target's hidden states"),
+    "generate": ("eagle_plugin.data.generate", "let the target answer prompts through OpenAI endpoints"),
+    "render": ("eagle_plugin.data.render", "recorded answers as token rows"),
+    "vocabulary": ("eagle_plugin.data.vocabulary", "choose the draft vocabulary"),
+    "features": ("eagle_plugin.data.extract", "store the target's hidden states"),
 }
 OWN_PARSERS = {
     "optimize": ("eagle_plugin.optimize", "from prompts to a trained head with its measured gain: one recipe"),

@@ -17,9 +17,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Console
 
+from eagle_plugin.atomic_io import write_output
 from eagle_plugin.bench.choices import resolve_target
 from eagle_plugin.bench.servers import Server, ServerError, ServerSpec, sigterm_as_exit
-from eagle_plugin.data.whole_file import write_whole
 from eagle_plugin.errors import UserError
 from eagle_plugin.recipes import read_yaml, validate
 
@@ -190,11 +190,11 @@ def run(job: JobSettings, target: Path, out: Path, until: str | None, console: C
         else:
             console.print(f"[bold]{title}[/]", highlight=False)
             if stage.recipe:
-                write_whole(Path(stage.words[1]), [stage.recipe])
+                write_output(Path(stage.words[1]), [stage.recipe])
             with _endpoint(stage, job, target, out, console) as extra:
                 _call([*stage.words, *extra], stage.name)
             done[stage.name] = digest
-            write_whole(out / JOB_FILE, [json.dumps(done, indent=2), "\n"])
+            write_output(out / JOB_FILE, [json.dumps(done, indent=2), "\n"])
         if until is not None and stage.name.startswith(until):
             return
     _link_head(out, list(job.train)[-1])

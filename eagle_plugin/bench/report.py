@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from eagle_plugin.atomic_io import replace_file
 from eagle_plugin.bench.machine import Machine
 from eagle_plugin.bench.measure import RepeatSeries, Spread, spread
 
@@ -133,15 +132,5 @@ def quartiles(values: Spread) -> Quartiles:
 
 def write_json(report: BaseModel, path: Path) -> None:
     """Write the document atomically: readers see the old file or the complete new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as sink:
-            sink.write(report.model_dump_json(indent=2) + "\n")
-            sink.flush()
-            os.fsync(sink.fileno())
-        Path(name).chmod(0o644)  # mkstemp makes it readable for its owner only
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with replace_file(path) as temporary:
+        temporary.write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")

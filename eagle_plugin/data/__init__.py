@@ -1,1 +1,12 @@
-"""From prompts to a feature store: read, filter, render, ask the target, extract its hidden states."""
+"""From prompts to a feature store: read prompts, filter them, let the target answer, store its hidden states.
+
+This folder has one module per sub-command of `eagle-plugin data`; the sub-folders have the parts that these use.
+Imports go down only, in this order (`tests/data/test_import_order.py`):
+
+    builtin, prepare, generate, render, vocabulary, extract     the sub-commands
+    generation, store                                           do not import each other
+    privacy
+    sources
+    masks, target_files
+    rows
+"""

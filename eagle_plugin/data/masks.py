@@ -1,8 +1,7 @@
-"""What share of each row is trained on, checked before anything is: a mask of ones would go unnoticed in the loss."""
+"""Checks which share of each row is trained on. The loss would not show a mask that is 1 everywhere."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,24 +11,24 @@ from eagle_plugin.data.rows import DataError, TokenRow
 
 BINS = 10
 MEAN_SHARES = (0.05, 0.95)
-SAMPLE_TOKENS = 120  # shown of a prompt's end and of a response's beginning
+SAMPLE_TOKENS = 120  # that `show_masks` shows, of the prompt's end and of the response's beginning
 
 
 @dataclass
 class MaskReport:
-    """Shares of response tokens over a set of rows."""
+    """The share of response tokens in each row, over a set of rows."""
 
     rows: int = 0
     share_sum: float = 0.0
-    histogram: list[int] = field(default_factory=lambda: [0] * BINS)  # rows by tenths of their share
+    histogram: list[int] = field(default_factory=lambda: [0] * BINS)  # number of rows per tenth of their share
 
     @property
     def mean(self) -> float:
-        """The mean over rows of the share of response tokens."""
+        """The mean share of response tokens, over rows."""
         return self.share_sum / self.rows if self.rows else 0.0
 
     def add(self, row: TokenRow, *, allow: bool = False) -> None:
-        """Count a row; raises DataError if all or none of it is response, unless allowed."""
+        """Count a row; raises DataError if all or none of its tokens are response tokens, unless allowed."""
         trained, length = len(row.response_ids), len(row.prompt_ids) + len(row.response_ids)
         share = trained / length if length else 0.0
         if share in (0.0, 1.0) and not allow:
@@ -41,8 +40,8 @@ class MaskReport:
         self.share_sum += share
         self.histogram[min(int(share * BINS), BINS - 1)] += 1
 
-    def judge(self, *, allow: bool = False) -> None:
-        """Raise DataError if the mean over all rows cannot be right, unless allowed."""
+    def check_mean(self, *, allow: bool = False) -> None:
+        """Raise DataError if the mean share is below 5 % or above 95 %, unless allowed."""
         low, high = MEAN_SHARES
         if self.rows and not low <= self.mean <= high and not allow:
             raise DataError(
@@ -51,24 +50,8 @@ class MaskReport:
             )
 
     def describe(self) -> str:
-        """One line: the mean, and the rows by tenths."""
+        """One line: the mean, and the number of rows per tenth."""
         return f"mean {self.mean:.1%} of a row; rows by tenths: {' '.join(map(str, self.histogram))}"
-
-
-def check_masks(rows: Iterable[TokenRow], *, allow: bool = False) -> MaskReport:
-    """Measure how much of each row is trained on, and refuse what cannot be right.
-
-    Args:
-        allow: report only.
-
-    Raises:
-        DataError: a row consists of response tokens alone or has none, or the mean share is outside 5 to 95 %.
-    """
-    report = MaskReport()
-    for row in rows:
-        report.add(row, allow=allow)
-    report.judge(allow=allow)
-    return report
 
 
 def show_masks(row: TokenRow, tokenizer: Any) -> Text:

@@ -1,4 +1,4 @@
-"""`eagle-plugin data prepare`: files of prompts in any known format become one file of prompts in normal form."""
+"""`eagle-plugin data prepare`: converts files of prompts in any known format to one file of prompts in normal form."""
 
 from __future__ import annotations
 
@@ -15,18 +15,25 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from eagle_plugin.data.privacy.filter import PRIVATE, Draft, Screen, Screened, Settings, open_screen
+from eagle_plugin.atomic_io import write_output
+from eagle_plugin.data.privacy.filter import (
+    PRIVATE,
+    FilteredPrompt,
+    FilterPrompts,
+    PrivacySettings,
+    RawPrompt,
+    open_filter,
+)
 from eagle_plugin.data.privacy.redact import MODES
 from eagle_plugin.data.rows import DataError
 from eagle_plugin.data.sources.conversation import Unusable
 from eagle_plugin.data.sources.formats import Record, read_records
-from eagle_plugin.data.sources.prompts import Prompt, digest, format_prompt, normalise, seal
-from eagle_plugin.data.sources.record_files import CUT, Skipped
-from eagle_plugin.data.whole_file import write_whole
+from eagle_plugin.data.sources.prompts import Prompt, assign_id_and_split, digest, format_prompt, normalise
+from eagle_plugin.data.sources.record_files import CUT, SkippedRecord
 
 DUPLICATE = "duplicate"
 EXAMPLES = """\
-formats (told from the first 20 records, which must agree; JSON lines, .gz, .zst, a JSON array or Parquet):
+formats (detected from the first 20 records, which must agree; JSON lines, .gz, .zst, a JSON array or Parquet):
   ShareGPT            {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
   OpenAI chat         {"messages": [{"role": "user", "content": "Hi"}]}
   OpenAI batch        {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": ...}}
@@ -40,21 +47,21 @@ examples:
   zcat big.gz | eagle-plugin data prepare - --privacy off --out prompts.jsonl
   PYTHONPATH=. eagle-plugin data prepare chats.json --recogniser my_names:find --out prompts.jsonl
 
-Recorded answers are left away, since a draft head should learn what its own target says: `eagle-plugin data generate`
-asks it. With --keep-responses they stay, for `eagle-plugin data render`. Names of persons are found only by a
+Recorded answers are removed, because a draft head should learn from answers of its own target (`eagle-plugin data
+generate`). --keep-responses keeps them, for `eagle-plugin data render`. Names of persons are found only by a
 recogniser of yours: a function from a text to (type, start, end) triples.
 """
 
 
 @dataclass
-class Summary:
-    """What was read, kept and left out."""
+class PreparationStats:
+    """Counts of what was read, kept and left out."""
 
     read: int = 0
     kept: Counter[str] = field(default_factory=Counter)  # by split
     skipped: Counter[str] = field(default_factory=Counter)  # by reason
-    first: dict[str, str] = field(default_factory=dict)  # the first place of a reason
-    found: Counter[str] = field(default_factory=Counter)  # private data by type
+    first: dict[str, str] = field(default_factory=dict)  # the first place per reason
+    found: Counter[str] = field(default_factory=Counter)  # findings of private data, by type
     private: int = 0  # prompts with private data
 
     def skip(self, where: str, reason: str) -> None:
@@ -64,7 +71,7 @@ class Summary:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare prompts; returns the exit code."""
+    """Run the command; returns the exit code."""
     arguments = _parser().parse_args(argv)
     console = Console(stderr=True)
     if not 0 <= arguments.val_share < 1:
@@ -76,8 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     workers = len(os.sched_getaffinity(0)) if arguments.workers is None else arguments.workers
     if workers < 1:
         raise DataError(f"--workers is {workers}, wanted 1 or more")
-    settings = Settings(arguments.privacy, arguments.recogniser, arguments.tokenizer)
-    summary = prepare(
+    settings = PrivacySettings(arguments.privacy, arguments.recogniser, arguments.tokenizer)
+    stats = prepare(
         arguments.files,
         out,
         settings,
@@ -87,114 +94,121 @@ def main(argv: Sequence[str] | None = None) -> int:
         source=arguments.source,
         console=console,
     )
-    _print(summary, settings, out, console)
+    _print(stats, settings, out, console)
     return 0
 
 
 def prepare(
     files: Sequence[str],
     out: Path,
-    settings: Settings,
+    settings: PrivacySettings,
     *,
     workers: int = 1,
     val_share: float = 0.02,
     keep_responses: bool = False,
     source: str | None = None,
     console: Console | None = None,
-) -> Summary:
-    """Write the prompts of all files to `out`, whole or not at all; the same files give the same bytes.
+) -> PreparationStats:
+    """Write the prompts of all files to `out`, whole or not at all. The same files give the same bytes.
 
     Raises:
-        DataError: a file that cannot be read, a filter that cannot be loaded, or not one prompt left.
+        DataError: a file cannot be read, the filter cannot be loaded, or no prompt is left.
     """
-    summary = Summary()
+    stats = PreparationStats()
     seen: set[bytes] = set()
 
-    def lines(screen: Screen, advance: Callable[[int], None]) -> Iterator[str]:
-        for screened in screen(_drafts(files, keep_responses, source, summary, advance)):
-            for prompt in _count(screened, seen, summary):
-                sealed = seal(prompt, val_share)
-                summary.kept[sealed.split] += 1
-                yield format_prompt(sealed)
-        if not summary.kept:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in summary.skipped.most_common())
-            raise DataError(f"no prompt is left of {summary.read} records: {reasons}; give other files")
+    def lines(filter_prompts: FilterPrompts, advance: Callable[[int], None]) -> Iterator[str]:
+        for filtered in filter_prompts(_raw_prompts(files, keep_responses, source, stats, advance)):
+            for prompt in _count(filtered, seen, stats):
+                final = assign_id_and_split(prompt, val_share)
+                stats.kept[final.split] += 1
+                yield format_prompt(final)
+        if not stats.kept:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in stats.skipped.most_common())
+            raise DataError(f"no prompt is left of {stats.read} records: {reasons}; give other files")
 
-    # The workers first: they must not inherit the thread that draws the bar.
-    with open_screen(settings, workers) as screen, _progress(files, console, summary) as advance:
-        write_whole(out, lines(screen, advance))
-    return summary
+    # Workers start before the progress bar: they must not inherit the thread that draws it.
+    with open_filter(settings, workers) as filter_prompts, _progress(files, console, stats) as advance:
+        write_output(out, lines(filter_prompts, advance))
+    return stats
 
 
-def _drafts(
-    files: Sequence[str], keep_responses: bool, source: str | None, summary: Summary, advance: Callable[[int], None]
-) -> Iterator[Draft]:
-    """The records of all files in normal form, each one once."""
+def _raw_prompts(
+    files: Sequence[str],
+    keep_responses: bool,
+    source: str | None,
+    stats: PreparationStats,
+    advance: Callable[[int], None],
+) -> Iterator[RawPrompt]:
+    """The records of all files in normal form, without duplicates."""
     seen: set[bytes] = set()
     for name in files:
         for item in read_records(name, advance):
-            summary.read += not (isinstance(item, Skipped) and item.reason == CUT)
-            if isinstance(item, Skipped):
-                summary.skip(item.where, item.reason)
+            stats.read += not (isinstance(item, SkippedRecord) and item.reason == CUT)
+            if isinstance(item, SkippedRecord):
+                stats.skip(item.where, item.reason)
                 continue
             record = replace(item, source=source) if source else item
             try:
-                draft = _draft(record, keep_responses)
+                raw = _raw_prompt(record, keep_responses)
             except Unusable as reason:
-                summary.skip(record.where, str(reason))
+                stats.skip(record.where, str(reason))
                 continue
-            # Before the filter, which is slow; after it once more, for prompts that differ in private data alone.
-            if (key := digest(draft.prompt)) in seen:
-                summary.skip(record.where, DUPLICATE)
+            # Before the filter, which is slow; and again after it (`_count`): redaction can make prompts equal.
+            if (key := digest(raw.prompt)) in seen:
+                stats.skip(record.where, DUPLICATE)
             else:
                 seen.add(key)
-                yield draft
+                yield raw
 
 
-def _draft(record: Record, keep_responses: bool) -> Draft:
+def _raw_prompt(record: Record, keep_responses: bool) -> RawPrompt:
     prompt = normalise(record, keep_responses)
     ids = record.answer.token_ids if record.answer else None
     if not (keep_responses and record.prompt_ids and ids and record.answer):
-        return Draft(record.where, prompt)
-    # What was served, token for token: better than the same text encoded again.
+        return RawPrompt(record.where, prompt)
+    # The exact ids that were served; the same text, encoded again, can give other ids.
     response = {"token_ids": ids, "finish": record.answer.finish or "recorded"}
-    return Draft(record.where, prompt, Prompt("", record.source, prompt_ids=record.prompt_ids, response=response))
+    return RawPrompt(record.where, prompt, Prompt("", record.source, prompt_ids=record.prompt_ids, response=response))
 
 
-def _count(screened: Screened, seen: set[bytes], summary: Summary) -> Iterator[Prompt]:
-    summary.found.update(screened.found)
-    summary.private += bool(screened.found)
-    if screened.prompt is None:
-        summary.skip(screened.where, screened.reason)
-    elif (key := digest(screened.prompt)) in seen:
-        summary.skip(screened.where, DUPLICATE)
+def _count(filtered: FilteredPrompt, seen: set[bytes], stats: PreparationStats) -> Iterator[Prompt]:
+    """Count a result of the filter; yields its prompt unless it was left out or is a duplicate."""
+    stats.found.update(filtered.found)
+    stats.private += bool(filtered.found)
+    if filtered.prompt is None:
+        stats.skip(filtered.where, filtered.reason)
+    elif (key := digest(filtered.prompt)) in seen:
+        stats.skip(filtered.where, DUPLICATE)
     else:
         seen.add(key)
-        yield screened.prompt
+        yield filtered.prompt
 
 
 @contextmanager
-def _progress(files: Sequence[str], console: Console | None, summary: Summary) -> Iterator[Callable[[int], None]]:
-    """A bar over the bytes of all files; stdin has no known size."""
+def _progress(
+    files: Sequence[str], console: Console | None, stats: PreparationStats
+) -> Iterator[Callable[[int], None]]:
+    """A progress bar over the bytes of all files; without a total if one is stdin."""
     sizes = [Path(name).stat().st_size for name in files if Path(name).is_file()]
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rows]:,} prompts"))
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=console is None) as bar:
         task = bar.add_task("preparing", total=sum(sizes) if len(sizes) == len(files) else None, rows=0)
-        yield lambda count: bar.update(task, advance=count, rows=summary.kept.total())
+        yield lambda count: bar.update(task, advance=count, rows=stats.kept.total())
 
 
-def _print(summary: Summary, settings: Settings, out: Path, console: Console) -> None:
-    if CUT in summary.first:
-        console.print(f"warning: {summary.first[CUT]}: {CUT}; it was read up to there", style="yellow", markup=False)
+def _print(stats: PreparationStats, settings: PrivacySettings, out: Path, console: Console) -> None:
+    if CUT in stats.first:
+        console.print(f"warning: {stats.first[CUT]}: {CUT}; it was read up to there", style="yellow", markup=False)
     table = Table("", "prompts", "first at", title=escape(f"{out}"))
-    table.add_row("read", f"{summary.read:,}", "")
-    for split, count in sorted(summary.kept.items()):
+    table.add_row("read", f"{stats.read:,}", "")
+    for split, count in sorted(stats.kept.items()):
         table.add_row(f"kept for {split}", f"{count:,}", "")
-    for reason, count in summary.skipped.most_common():
-        table.add_row(f"left out: {reason}", f"{count:,}", escape(Path(summary.first[reason]).name))
-    if settings.mode != "off" and PRIVATE not in summary.skipped:
-        table.add_row(f"with private data ({settings.mode})", f"{summary.private:,}", "")
-    for type, count in summary.found.most_common():
+    for reason, count in stats.skipped.most_common():
+        table.add_row(f"left out: {reason}", f"{count:,}", escape(Path(stats.first[reason]).name))
+    if settings.mode != "off" and PRIVATE not in stats.skipped:
+        table.add_row(f"with private data ({settings.mode})", f"{stats.private:,}", "")
+    for type, count in stats.found.most_common():
         table.add_row(f"  {escape(type)} found", f"{count:,}", "")
     console.print(table)
 
@@ -202,25 +216,28 @@ def _print(summary: Summary, settings: Settings, out: Path, console: Console) ->
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="eagle-plugin data prepare",
-        description="Turn files of prompts into one file of prompts: normalised, screened, each once, split.",
+        description="Turn files of prompts into one file of prompts: normalised, filtered, without duplicates, split.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help="files of prompts; - is stdin")
     parser.add_argument("--out", required=True, metavar="FILE", help="the JSON-lines file to write")
     parser.add_argument(
-        "--privacy", choices=MODES, default="drop", help="what to do with private data (default: drop the prompt)"
+        "--privacy",
+        choices=MODES,
+        default="drop",
+        help="what happens to prompts with private data (default: drop)",
     )
     parser.add_argument(
-        "--recogniser", metavar="MODULE:FUNCTION", help="a function of yours that finds more, names for instance"
+        "--recogniser", metavar="MODULE:FUNCTION", help="a function of yours that finds more types, such as names"
     )
-    parser.add_argument("--tokenizer", metavar="DIR", help="folder of the target, to read prompts that are token ids")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes of the filter (default: one a core)")
+    parser.add_argument("--tokenizer", metavar="DIR", help="folder of the target, to decode prompts of token ids")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes of the filter (default: one per core)")
     parser.add_argument(
         "--val-share", type=float, default=0.02, metavar="SHARE", help="share of the prompts held out (default: 0.02)"
     )
     parser.add_argument("--keep-responses", action="store_true", help="keep the recorded answers")
-    parser.add_argument("--source", metavar="NAME", help="what evaluation calls these prompts (default: their format)")
+    parser.add_argument("--source", metavar="NAME", help="name of these prompts in evaluation (default: their format)")
     return parser
 
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eagle_plugin.data.generation.chat import load_tokenizer
 from eagle_plugin.data.rows import TokenRow
 from eagle_plugin.data.store.features import load_target
+from eagle_plugin.data.target_files import load_tokenizer
 from eagle_plugin.evaluate.chains import forced_likelihoods
 from eagle_plugin.evaluate.measure import CHAIN, Texts, evaluate
 from eagle_plugin.evaluate.responses import chat_ids, texts_at

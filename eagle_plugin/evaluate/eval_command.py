@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from eagle_plugin.data.generation.chat import load_tokenizer
+from eagle_plugin.allocator import reuse_memory
+from eagle_plugin.atomic_io import write_output
 from eagle_plugin.data.rows import DataError, TokenRow
 from eagle_plugin.data.sources.sets import SETS
-from eagle_plugin.data.store.extract import reuse_memory
 from eagle_plugin.data.store.features import load_target
-from eagle_plugin.data.whole_file import write_whole
+from eagle_plugin.data.target_files import load_tokenizer
 from eagle_plugin.evaluate.measure import SHAPES, Texts, check_tree_reading, evaluate
 from eagle_plugin.evaluate.responses import held_out_rows, set_rows, texts_at
 from eagle_plugin.evaluate.stats import Tally, gain, summarize
@@ -227,8 +227,8 @@ def _write(path: Path, document: dict[str, dict[str, dict[str, Any]]]) -> None:
         for domain, figures in last.items()
         if domain != POOLED
     }
-    write_whole(path, [json.dumps(plain, indent=1), "\n"])
-    write_whole(path.with_name(f"{path.stem}-details.json"), [json.dumps(document, indent=1), "\n"])
+    write_output(path, [json.dumps(plain, indent=1), "\n"])
+    write_output(path.with_name(f"{path.stem}-details.json"), [json.dumps(document, indent=1), "\n"])
 
 
 @contextmanager

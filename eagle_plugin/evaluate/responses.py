@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from eagle_plugin.data.generation.chat import stop_token_ids
+from eagle_plugin.atomic_io import write_output
 from eagle_plugin.data.rows import DataError, TokenRow, format_row, read_rows
 from eagle_plugin.data.sources.sets import eval_prompts
 from eagle_plugin.data.store.manifest import target_digests
-from eagle_plugin.data.whole_file import write_whole
+from eagle_plugin.data.target_files import stop_token_ids
 from eagle_plugin.models.store import cache_folder
 
 BATCH = 40  # sequences that the target writes at a time
@@ -80,7 +80,7 @@ def texts_at(
         path = _cache_file(target_dir, prompts, temperature, tokens, seed)
         if not path.is_file():
             written = write_texts(model(), prompts, temperature, tokens, seed, stop_token_ids(target_dir), report)
-            write_whole(path, map(format_row, written))
+            write_output(path, map(format_row, written))
         ready |= zip(missing, read_rows(path), strict=True)
     report(len(rows))
     return [ready[i] for i in range(len(rows))]

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from eagle_plugin.durable import sync
+from eagle_plugin.atomic_io import flush_to_disk
 from eagle_plugin.heads.eagle2 import Eagle2Head
 from eagle_plugin.heads.eagle3 import Eagle3Head
 from eagle_plugin.heads.files import HeadError, read_config, text_config
@@ -81,12 +81,12 @@ def save_head(
             (temporary / name).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
         for path in temporary.iterdir():
             path.chmod(0o644)
-            sync(path)
-        sync(temporary)
+            flush_to_disk(path)
+        flush_to_disk(temporary)
         _put(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    sync(folder.parent)
+    flush_to_disk(folder.parent)
 
 
 def head_config(head: DraftHead, target_dir: str | Path, dtype: torch.dtype) -> dict[str, Any]:

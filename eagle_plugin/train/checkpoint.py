@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from eagle_plugin.durable import sync
+from eagle_plugin.atomic_io import flush_to_disk
 from eagle_plugin.train.plan import Position
 from eagle_plugin.train.settings import TrainError, changed_keys
 
@@ -62,10 +62,10 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         save_file(checkpoint.optimiser, partial / "optimiser.safetensors")
         (partial / "state.json").write_text(json.dumps(asdict(checkpoint.state), indent=1), encoding="utf-8")
         for file in (*partial.iterdir(), partial):
-            sync(file)
+            flush_to_disk(file)
         shutil.rmtree(path, ignore_errors=True)
         partial.rename(path)
-        sync(folder)
+        flush_to_disk(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise TrainError(

@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.table import Table
 
-from eagle_plugin.data.store.extract import reuse_memory
+from eagle_plugin.allocator import reuse_memory
 from eagle_plugin.errors import UserError
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.heads.layers import DraftHead

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from eagle_plugin.atomic_io import replace_file
 from eagle_plugin.train.logs import read_log
 
 
@@ -45,9 +46,8 @@ def draw_curve(logs: Path, title: str) -> list[Path]:
         figure.suptitle(title)
         files = [logs / "curve.png", logs / "curve.svg"]
         for path in files:
-            partial = path.with_name(f".partial-{path.name}")
             dated: dict[str, Any] = {"metadata": {"Date": None}} if path.suffix == ".svg" else {}
-            figure.savefig(partial, dpi=120, format=path.suffix[1:], **dated)
-            partial.replace(path)
+            with replace_file(path, flush=False) as partial:
+                figure.savefig(partial, dpi=120, format=path.suffix[1:], **dated)
         pyplot.close(figure)
     return files

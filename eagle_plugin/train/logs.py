@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from eagle_plugin.atomic_io import replace_file
+
 DEPTH_COLUMNS = ("loss", "accuracy", "acceptance")
 COLUMNS = ("update", "epoch", "tokens", "seconds", "phase", "loss")
 TRAIN_COLUMNS = (*COLUMNS, "lr", "gradient_norm", "tokens_per_s")
@@ -24,15 +26,12 @@ class CsvLog:
 
     def __init__(self, path: Path, columns: Sequence[str], update: int) -> None:
         """Open `path`; rows after `update`, and one that a killed run left unfinished, are dropped."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._columns = list(columns)
         kept = [row for row in read_log(path) if row["update"] <= update] if path.is_file() else []
         self._update = kept[-1]["update"] if kept else -1
-        partial = path.with_name(f"{path.name}.partial")
-        with partial.open("w", encoding="utf-8", newline="") as file:
+        with replace_file(path, flush=False) as partial, partial.open("w", encoding="utf-8", newline="") as file:
             file.write(self._format(dict(zip(columns, columns, strict=True))))
             file.writelines(self._format(row) for row in kept)
-        partial.replace(path)
         self._file = path.open("a", encoding="utf-8", newline="")
 
     def write(self, row: dict[str, Any]) -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 
-from eagle_plugin.data.generation.vocabulary import load_draft_vocabulary
 from eagle_plugin.data.store.features import Readout
+from eagle_plugin.data.vocabulary import load_draft_vocabulary
 from eagle_plugin.heads.create import new_head
 from eagle_plugin.heads.eagle3 import Eagle3Head
 from eagle_plugin.heads.layers import DraftHead

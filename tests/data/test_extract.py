@@ -12,9 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eagle_plugin.data import extract
+from eagle_plugin.data.extract import main
 from eagle_plugin.data.rows import DataError, TokenRow, format_row
-from eagle_plugin.data.store import extract
-from eagle_plugin.data.store.extract import form_batches, main
+from eagle_plugin.data.store import extraction
+from eagle_plugin.data.store.extraction import form_batches
 from eagle_plugin.data.store.feature_store import FeatureStore
 from eagle_plugin.data.store.features import load_target
 
@@ -46,8 +48,8 @@ def whole(rows: Path, tiny_target: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 def run(rows: Path, target: Path, store: Path, *more: str) -> int:
-    words = [str(rows), "--target", str(target), "--store", str(store), "--dtype", "float32", "--device", "cpu"]
-    return main([*words, "--batch-tokens", "100", *more])
+    arguments = [str(rows), "--target", str(target), "--store", str(store), "--dtype", "float32", "--device", "cpu"]
+    return main([*arguments, "--batch-tokens", "100", *more])
 
 
 def test_the_store_holds_the_targets_states_of_every_row(whole: Path, tiny_target: Path) -> None:
@@ -135,7 +137,7 @@ def test_what_cannot_be_done_is_refused_at_start(
 def test_batches_hold_every_row_once_within_the_budget(lengths: list[int], budget: int) -> None:
     rows = [TokenRow(str(k), "", [1], [1] * (n - 1), "stop") for k, n in enumerate(lengths)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(extract, "WINDOW_BATCHES", 3)
+        patch.setattr(extraction, "WINDOW_BATCHES", 3)
         batches = list(form_batches(rows, budget))
     assert Counter(row.id for batch in batches for row in batch) == Counter(row.id for row in rows)
     for batch in batches:
@@ -147,7 +149,7 @@ def test_batches_hold_every_row_once_within_the_budget(lengths: list[int], budge
 def test_the_module_runs_by_itself_as_torchrun_starts_it(
     rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["extract", str(rows), "--target", str(tmp_path), "--store", str(tmp_path / "s")]
-    monkeypatch.setattr(sys, "argv", words)
+    arguments = ["extract", str(rows), "--target", str(tmp_path), "--store", str(tmp_path / "s")]
+    monkeypatch.setattr(sys, "argv", arguments)
     with pytest.raises(SystemExit, match="error: .*config.json"):
         runpy.run_path(extract.__file__, run_name="__main__")

@@ -17,7 +17,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models
 
 from eagle_plugin.data.prepare import main, prepare
-from eagle_plugin.data.privacy.filter import PRIVATE, UNDECODED, Draft, Filter, Settings
+from eagle_plugin.data.privacy.filter import PRIVATE, UNDECODED, PrivacyFilter, PrivacySettings, RawPrompt
 from eagle_plugin.data.privacy.redact import Scanner
 from eagle_plugin.data.rows import DataError
 from eagle_plugin.data.sources.prompts import Prompt, read_prompts
@@ -57,7 +57,7 @@ RECORDS = [
 
 def run(file: str, tmp_path: Path, mode: str = "drop", **options: Any) -> tuple[list[Prompt], Any]:
     out = tmp_path / "out.jsonl"
-    summary = prepare([file], out, Settings(mode), **options)
+    summary = prepare([file], out, PrivacySettings(mode), **options)
     return list(read_prompts(out)), summary
 
 
@@ -131,11 +131,11 @@ def test_token_ids_are_read_with_the_tokenizer_or_left_out(
     words.decoder = decoders.Fuse()
     transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="me").save_pretrained(tmp_path / "t")
     for ids, reason in (([0, 1, 2], PRIVATE), ([0, 1, 3], "")):
-        draft = Draft("f:1", Prompt("", "completions", prompt_ids=ids))
-        assert Filter(Settings("redact", tokenizer=str(tmp_path / "t"))).screen(draft).reason == reason
-        assert Filter(Settings("redact")).screen(draft).reason == UNDECODED
+        raw = RawPrompt("f:1", Prompt("", "completions", prompt_ids=ids))
+        assert PrivacyFilter(PrivacySettings("redact", tokenizer=str(tmp_path / "t"))).apply(raw).reason == reason
+        assert PrivacyFilter(PrivacySettings("redact")).apply(raw).reason == UNDECODED
     with pytest.raises(DataError, match="--tokenizer .* holds no tokenizer"):
-        Filter(Settings("drop", tokenizer=str(tmp_path / "nowhere")))
+        PrivacyFilter(PrivacySettings("drop", tokenizer=str(tmp_path / "nowhere")))
 
 
 def test_a_cut_file_is_read_up_to_the_cut_with_a_warning(
@@ -153,18 +153,18 @@ def test_the_output_is_written_whole_or_not_at_all(write_lines: Callable[..., st
     out = tmp_path / "out" / "o.jsonl"
     good = write_lines(*RECORDS, name="good.jsonl")
     bad = write_lines(*RECORDS, {"conversations": [{"from": "human", "value": "Hi"}]}, name="bad.jsonl")
-    prepare([good], out, Settings("off"))
+    prepare([good], out, PrivacySettings("off"))
     before = out.read_bytes()
     for files in ([bad], [good, bad], [write_lines({"messages": [{"role": "system", "content": "x"}]}, name="none")]):
         with pytest.raises(DataError):
-            prepare(files, out, Settings("off"))
+            prepare(files, out, PrivacySettings("off"))
     assert out.read_bytes() == before and os.listdir(out.parent) == ["o.jsonl"]
     with pytest.raises(DataError, match="is one of the files to read"):
         main([good, "--out", good])
     with pytest.raises(DataError, match="--val-share is 1.0"):
         main([good, "--out", str(out), "--val-share", "1"])
     with pytest.raises(DataError, match="no prompt is left of 1 records: 1 no user turn"):
-        prepare([write_lines({"messages": [{"role": "system", "content": "x"}]})], out, Settings("off"))
+        prepare([write_lines({"messages": [{"role": "system", "content": "x"}]})], out, PrivacySettings("off"))
 
 
 def test_stdin_and_a_name_for_the_source(write_lines: Callable[..., str], tmp_path: Path):
@@ -211,5 +211,7 @@ def test_a_dead_worker_is_an_error(
     (tmp_path / "deadly.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(DataError, match="a worker process of the privacy filter died"):
-        prepare([write_lines(chat(user("poison")))], tmp_path / "o.jsonl", Settings("drop", "deadly:find"), workers=2)
+        prepare(
+            [write_lines(chat(user("poison")))], tmp_path / "o.jsonl", PrivacySettings("drop", "deadly:find"), workers=2
+        )
     assert not (tmp_path / "o.jsonl").exists()

@@ -3,7 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_plugin.data.generation.vocabulary import (
+from eagle_plugin.data.rows import DataError, TokenRow, format_row
+from eagle_plugin.data.vocabulary import (
     choose_draft_vocabulary,
     count_responses,
     coverage,
@@ -11,7 +12,6 @@ from eagle_plugin.data.generation.vocabulary import (
     main,
     save_draft_vocabulary,
 )
-from eagle_plugin.data.rows import DataError, TokenRow, format_row
 
 
 def row(ids, prompt_ids=(9,), split="train"):

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from eagle_plugin.data.generation.chat import load_tokenizer
 from eagle_plugin.data.rows import DataError, TokenRow, format_row
+from eagle_plugin.data.target_files import load_tokenizer
 from eagle_plugin.evaluate.responses import chat_ids, held_out_rows, texts_at, write_texts
 from eagle_plugin.reference.decode import plain_greedy
 

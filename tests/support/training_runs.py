@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
+from eagle_plugin.data import extract
 from eagle_plugin.data.rows import TokenRow, format_row
-from eagle_plugin.data.store import extract
 from eagle_plugin.train import command
 
 VOCAB = 512

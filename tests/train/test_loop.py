@@ -12,7 +12,7 @@ from matplotlib import image
 from safetensors.torch import load_file
 from training_runs import newest, recipe, run_training, weights
 
-from eagle_plugin.data.generation.vocabulary import save_draft_vocabulary
+from eagle_plugin.data.vocabulary import save_draft_vocabulary
 from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.train.curve import draw_curve
 from eagle_plugin.train.logs import COLUMNS, TRAIN_COLUMNS, CsvLog, depth_columns, read_log

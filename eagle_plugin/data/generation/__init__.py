@@ -1,1 +1,1 @@
-"""Answers of the target, rendered as token rows."""
+"""Makes token rows: the target answers prompts, or recorded answers are rendered."""

@@ -1,17 +1,15 @@
-"""Recorded conversations as token ids: what the server would have read, and what the target would have generated."""
+"""Recorded conversations as token ids: the prompt that a server would build, and the answer that would follow it."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from eagle_plugin.data.rows import DataError
 
-SHORTEST = 2  # response tokens of a turn that can be trained on
+SHORTEST = 2  # response tokens that a turn needs to be trained on
 PROBE = (
     {"role": "user", "content": "What is 2+2?"},
     {"role": "assistant", "content": "  4, of course. ", "reasoning_content": "An easy sum."},
@@ -31,8 +29,8 @@ class RenderedTurn:
 
 
 @dataclass(frozen=True)
-class Untrainable:
-    """One assistant turn that gives no row, and why."""
+class UntrainableTurn:
+    """One assistant turn that cannot become a row, and the reason."""
 
     turn: int
     reason: str
@@ -41,13 +39,13 @@ class Untrainable:
 class ChatRenderer:
     """Renders the assistant turns of conversations with a tokenizer's chat template.
 
-    A turn is cut where the prompt that the server would build for it ends, so no template needs to be understood.
-    Prompt and response are tokenised apart, as in serving: tokenised together, tokens can merge across the cut.
+    The response begins where the prompt that the server would build for the turn ends. So this works with any template.
+    Prompt and response are tokenised separately, as in serving; in one piece, a token could span the border.
 
     Args:
-        tokenizer: a transformers tokenizer; without a chat template it serves for raw prompts only.
+        tokenizer: a transformers tokenizer; without a chat template it can render raw prompts only.
         stop_ids: tokens that end an answer.
-        max_length: tokens of prompt and response together; the rest of a response is cut off.
+        max_length: tokens of prompt and response together; a longer response is cut at its end.
 
     Raises:
         DataError: the chat template cannot render a plain question.
@@ -56,7 +54,7 @@ class ChatRenderer:
     def __init__(self, tokenizer: Any, stop_ids: Collection[int], max_length: int = 4096) -> None:
         self.tokenizer, self.stop_ids, self.max_length = tokenizer, frozenset(stop_ids), max_length
         self._merges_system = self._tags_are_right = False
-        if not tokenizer.chat_template:  # of a base model, which is good for raw prompts
+        if not tokenizer.chat_template:  # a base model: raw prompts only
             return
         if self._render_prompt(PROBE[:1], {}) is None:
             raise DataError(f"the chat template of {tokenizer.name_or_path} cannot render a user turn; correct it")
@@ -69,11 +67,11 @@ class ChatRenderer:
         messages: Sequence[dict[str, Any]],
         tools: list[Any] | None = None,
         variables: dict[str, Any] | None = None,
-    ) -> Iterator[RenderedTurn | Untrainable]:
-        """One result for every assistant turn of a conversation in normal form.
+    ) -> Iterator[RenderedTurn | UntrainableTurn]:
+        """Yield one result per assistant turn of a conversation in normal form.
 
         Args:
-            variables: what else the template reads (the request's chat_template_kwargs).
+            variables: other values that the template reads (chat_template_kwargs of the request).
 
         Raises:
             DataError: the tokenizer has no chat template.
@@ -91,15 +89,15 @@ class ChatRenderer:
                 if place:
                     yield self._render_turn(turn, messages[: place + 1], {**(variables or {}), "tools": tools})
 
-    def join(self, turn: int, prompt_ids: list[int], response_ids: list[int]) -> RenderedTurn | Untrainable:
-        """Cut the response after its first stop token and both to the longest length."""
+    def join(self, turn: int, prompt_ids: list[int], response_ids: list[int]) -> RenderedTurn | UntrainableTurn:
+        """Cut the response after its first stop token, and prompt and response together to `max_length`."""
         end = next((place for place, token in enumerate(response_ids) if token in self.stop_ids), None)
         response_ids = response_ids[: None if end is None else end + 1]
         room = self.max_length - len(prompt_ids)
         if room < SHORTEST:
-            return Untrainable(turn, "prompt too long")
+            return UntrainableTurn(turn, "prompt too long")
         if len(response_ids) < SHORTEST:
-            return Untrainable(turn, "answer too short")
+            return UntrainableTurn(turn, "answer too short")
         stopped = end is not None and end < room
         return RenderedTurn(turn, prompt_ids, response_ids[:room], stopped)
 
@@ -109,31 +107,32 @@ class ChatRenderer:
 
     def _render_turn(
         self, turn: int, messages: Sequence[dict[str, Any]], variables: dict[str, Any]
-    ) -> RenderedTurn | Untrainable:
+    ) -> RenderedTurn | UntrainableTurn:
         prompt, whole = self._render_prompt(messages[:-1], variables), self._render(messages, variables)
         if prompt is None or whole is None:
-            return Untrainable(turn, "template refuses the conversation")
+            return UntrainableTurn(turn, "template refuses the conversation")
         cut = self._find_cut(prompt, whole, self._render(messages[:-1], variables))
         if cut is not None:
             return self.join(turn, self.encode(whole[:cut]), self.encode(whole[cut:]))
         if self._tags_are_right:
             return self.join(turn, self.encode(prompt), self._tagged_ids(messages, variables))
-        return Untrainable(turn, "template rewrites history")
+        return UntrainableTurn(turn, "template rewrites history")
 
     def _find_cut(self, prompt: str, whole: str, history: str | None) -> int | None:
-        """Where the response begins in `whole`; None if the template writes earlier turns differently there."""
+        """Where the response begins in `whole`; None if the template writes the earlier turns in another way there."""
         if whole.startswith(prompt):
             return len(prompt)
         if history is None or not whole.startswith(history):
             return None
-        # The prompt opens the answer with something that this turn lacks, such as "<think>\n". The answer begins on
-        # the line where they part: within the line the cut could split a tag that both begin with the same letters.
+        # The prompt begins the answer with text that this turn does not have, such as "<think>\n". The answer begins at
+        # the start of the line where the two differ: "<think>" and "<tool_call>" have the same first letters, and a cut
+        # inside the line would split the tag.
         common = next(place for place, (a, b) in enumerate(zip(prompt + "\0", whole + "\1", strict=False)) if a != b)
         line = whole.rfind("\n", len(history), common) + 1
         return line or None
 
     def _check_tags(self) -> bool:
-        """Whether the template marks generated text itself and marks what is found without the marks."""
+        """Whether the template marks generated text, and on a probe marks the same text that the cut finds."""
         if not re.search(r"\{%[-+]?\s*generation\b", str(self.tokenizer.chat_template)):
             return False
         prompt, whole = self._render_prompt(PROBE[:3], {}), self._render(PROBE, {})
@@ -145,35 +144,36 @@ class ChatRenderer:
         return isinstance(found, RenderedTurn) and found == tagged
 
     def _tagged_ids(self, messages: Sequence[dict[str, Any]], variables: dict[str, Any]) -> list[int]:
-        """The ids of the last turn's text that the template marks as generated."""
+        """The ids of the text in the last turn that the template marks as generated."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        # Not return_assistant_tokens_mask: it marks tokens of the whole text, which can span the turn's beginning.
+        # Not apply_chat_template(return_assistant_tokens_mask): it marks tokens of the whole text, and a token can
+        # span the beginning of the turn.
         rendered: tuple[list[str], list[list[tuple[int, int]]]] = render_jinja_template(
             conversations=[self._merge_system(messages)],
             chat_template=self.tokenizer.get_chat_template(tools=variables.get("tools")),
             return_assistant_tokens_mask=True,
             **{**self.tokenizer.special_tokens_map, **variables},
-        )  # type: ignore[assignment]  # annotated as a string there
+        )  # type: ignore[assignment]  # transformers annotates it as a string
         (text,), (spans,) = rendered
         start, end = spans[-1] if spans else (0, 0)
         return self.encode(text[start:end])
 
     def _render_prompt(self, messages: Sequence[dict[str, Any]], variables: dict[str, Any]) -> str | None:
-        """What the server reads before it answers; None if the template refuses it."""
+        """The prompt that the server would build for the next answer; None if the template raises an error."""
         return self._render(messages, {**variables, "add_generation_prompt": True})
 
     def _render(self, messages: Sequence[dict[str, Any]], variables: dict[str, Any]) -> str | None:
-        """The conversation's text; None if the template refuses it."""
+        """The text of the conversation; None if the template raises an error."""
         from jinja2 import TemplateError
 
         try:
             return self.tokenizer.apply_chat_template(self._merge_system(messages), tokenize=False, **variables)
-        except (TemplateError, TypeError, ValueError, LookupError):  # templates fail in the ways of any program
+        except (TemplateError, TypeError, ValueError, LookupError):  # a template can raise what any program can
             return None
 
     def _merge_system(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The messages, with system text put before the first user turn if the template knows no system role."""
+        """The messages, with system text put into the first user turn if the template has no system role."""
         if not self._merges_system:
             return list(messages)
         system = [message["content"] for message in messages if message["role"] == "system"]
@@ -184,42 +184,5 @@ class ChatRenderer:
 
     @staticmethod
     def _tidy(message: dict[str, Any]) -> dict[str, Any]:
-        """A message with text as its content, since many templates add it to other text unasked."""
+        """The message with a text as content: many templates concatenate content without a check for None."""
         return {**message, "content": message.get("content") or ""}
-
-
-def load_tokenizer(folder: str | Path) -> Any:
-    """The tokenizer in a target's folder, without running code that comes with it.
-
-    Raises:
-        DataError: there is none that transformers can load.
-    """
-    from transformers import AutoTokenizer
-
-    folder = Path(folder)
-    if not (folder / "config.json").is_file():
-        raise DataError(f"{folder} has no config.json; give the target's own folder")
-    try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise DataError(f"{folder} has no tokenizer that loads ({reason}); give the target's own folder") from error
-
-
-def stop_token_ids(folder: str | Path) -> list[int]:
-    """The ids that end an answer of the target, ascending: eos_token_id of generation_config.json and config.json.
-
-    Raises:
-        DataError: neither file names one.
-    """
-    folder = Path(folder)
-    found: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        config = json.loads(path.read_text()) if path.is_file() else {}
-        for part in (config, config.get("text_config") or {}):
-            eos = part.get("eos_token_id")
-            found.update(eos if isinstance(eos, list) else [] if eos is None else [eos])
-    if not found:
-        raise DataError(f"{folder} names no eos_token_id in generation_config.json or config.json; add it there")
-    return sorted(found)

@@ -1,4 +1,4 @@
-"""What a generation has put on disk so far: the rows, and the prompts that gave none."""
+"""The output files of a generation run: the rows, and the prompts that gave no row."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from eagle_plugin.data.rows import DataError, TokenRow, format_row, read_rows
+from eagle_plugin.data.rows import DataError, TokenRow, format_row, prompt_id_of, read_rows
 
 
 class Journal:
-    """Rows appended to `out`, skipped prompts to `<out>.skipped.jsonl` beside it; made again, it goes on where it was.
+    """Appends rows to `out` and skipped prompts to `<out>.skipped.jsonl`; files of an earlier run are continued.
 
-    A conversation's rows are appended in one piece when it is over, so that a kill loses only what is in flight.
+    The rows of a conversation are appended in one piece when it has ended: after a kill, only conversations that were
+    running are lost.
+
+    Attributes:
+        done: ids of the prompts that have rows or were skipped.
+        resumed: how many of those earlier runs did.
 
     Raises:
-        DataError: another process writes the same file, or it holds something else than rows.
+        DataError: another process writes the same file, or one of the files has other lines.
     """
 
     def __init__(self, out: Path) -> None:
@@ -36,23 +41,23 @@ class Journal:
             raise DataError(f"another process is writing {out}; wait for it or name another file with --out") from error
         _cut_unfinished(self._rows.name)
         _cut_unfinished(self._skips.name)
-        self.done = {conversation(row.id) for row in read_rows(out)}  # ids of prompts
+        self.done = {prompt_id_of(row.id) for row in read_rows(out)}
         try:
             self.done.update(json.loads(line)["prompt"] for line in self.skipped.read_bytes().splitlines())
         except (ValueError, LookupError, TypeError) as error:
             raise DataError(
-                f"{self.skipped} has a line that no generation wrote ({error}); correct or remove it"
+                f"{self.skipped} has a line that `data generate` did not write ({error}); correct or remove it"
             ) from error
         self.resumed = len(self.done)
 
-    def keep(self, rows: Sequence[TokenRow]) -> None:
-        """Append the rows of one whole conversation."""
-        # The first turn goes last: a file that ends inside a conversation is told by an id that does not end in #0.
+    def append(self, rows: Sequence[TokenRow]) -> None:
+        """Append the rows of one complete conversation."""
+        # In reverse order: if the file was cut inside a conversation, its last id does not end in #0.
         self._rows.write("".join(map(format_row, reversed(rows))).encode())
         self._rows.flush()
 
     def skip(self, prompt_id: str, turn: int, reason: str) -> None:
-        """Note why a turn gave no row; the prompt is not asked again."""
+        """Record why a turn gave no row; later runs do not ask this prompt again."""
         self._skips.write((json.dumps({"prompt": prompt_id, "turn": turn, "reason": reason}) + "\n").encode())
         self._skips.flush()
 
@@ -65,19 +70,8 @@ class Journal:
             file.close()
 
 
-def turn_id(prompt_id: str, turn: int) -> str:
-    """The id of a prompt's turn-th answer."""
-    return f"{prompt_id}#{turn}"
-
-
-def conversation(row_id: str) -> str:
-    """The id of the prompt that a row came from."""
-    prompt, mark, turn = row_id.rpartition("#")
-    return prompt if mark and turn.isdigit() else row_id
-
-
 def _cut_unfinished(path: str) -> None:
-    """Cut off a torn last line, and the later turns of a conversation whose first turn is not there."""
+    """Remove an incomplete last line, and then the turns of a last conversation whose first turn is missing."""
     end = good = 0
     with open(path, "r+b") as file:
         for line in file:

@@ -1,1 +1,1 @@
-"""Private data in prompts: found, redacted or dropped."""
+"""Finds private data in prompts and answers, and drops or redacts it."""

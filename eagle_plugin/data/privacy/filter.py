@@ -1,4 +1,4 @@
-"""Prompts through the privacy filter, in worker processes and in order."""
+"""The privacy filter over many prompts: in worker processes, with results in the order of the input."""
 
 from __future__ import annotations
 
@@ -19,74 +19,75 @@ from eagle_plugin.data.rows import DataError
 from eagle_plugin.data.sources.prompts import Prompt
 
 CHUNK = 64  # prompts that a worker takes at a time
-AHEAD = 4  # chunks a worker that may wait
+CHUNKS_AHEAD = 4  # submitted per worker before the first result is awaited
 PRIVATE = "private"
 UNDECODED = "token ids, which need --tokenizer"
-Screen = Callable[[Iterable["Draft"]], Iterator["Screened"]]
+FilterPrompts = Callable[[Iterable["RawPrompt"]], Iterator["FilteredPrompt"]]
 
 
 @dataclass(frozen=True)
-class Draft:
-    """A prompt to be screened; `exact` is the same as token ids, for the case that nothing in it changes."""
+class RawPrompt:
+    """A prompt before the filter.
 
-    where: str
+    `exact` is the same prompt as token ids, which is used if the filter changes nothing.
+    """
+
+    where: str  # the place of its record, as `file:line`
     prompt: Prompt
     exact: Prompt | None = None
 
 
 @dataclass(frozen=True)
-class Screened:
-    """What came of a draft: the prompt, or the reason why it goes; and how often which type was found."""
+class FilteredPrompt:
+    """The filter's result for one prompt."""
 
     where: str
-    prompt: Prompt | None
-    reason: str = ""
-    found: Counter[str] = field(default_factory=Counter)
+    prompt: Prompt | None  # None: left out
+    reason: str = ""  # why it is left out
+    found: Counter[str] = field(default_factory=Counter)  # number of findings by type
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How prompts are screened: a mode of `privacy.MODES`, a user's recogniser, a tokenizer to read token ids with."""
+class PrivacySettings:
+    """How prompts are filtered."""
 
-    mode: str
-    recogniser: str | None = None
-    tokenizer: str | None = None
+    mode: str  # one of `redact.MODES`
+    recogniser: str | None = None  # "module:function" of the user, see `redact.Scanner`
+    tokenizer: str | None = None  # folder of the tokenizer that decodes prompts of token ids
 
 
-class Filter:
-    """Screens one prompt at a time.
+class PrivacyFilter:
+    """Filters one prompt at a time.
 
     Raises:
         DataError: the recognisers or the tokenizer cannot be loaded.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: PrivacySettings) -> None:
         self._mode = settings.mode
         self._scanner = Scanner(settings.recogniser) if settings.mode != "off" else None
         self._tokenizer: Any = _load_tokenizer(settings.tokenizer) if settings.tokenizer else None
 
-    def screen(self, draft: Draft) -> Screened:
-        """Drop, redact or pass the draft on, by the mode."""
-        prompt = draft.exact or draft.prompt
+    def apply(self, raw: RawPrompt) -> FilteredPrompt:
+        """Drop the prompt, redact it or pass it on, as the mode says."""
+        prompt = raw.exact or raw.prompt
         if self._scanner is None:
-            return Screened(draft.where, prompt)
-        pieces = _take_apart(draft.prompt)
-        ids_of = [draft.prompt.prompt_ids, (draft.prompt.response or {}).get("token_ids")]
-        ids = [one for one in ids_of if one is not None]
-        tokenizer = self._tokenizer
-        if ids and tokenizer is None:
-            return Screened(draft.where, None, UNDECODED)
-        texts = pieces + [tokenizer.decode(one) for one in ids]
-        changed, found = redact(texts, self._scanner)
+            return FilteredPrompt(raw.where, prompt)
+        ids = [raw.prompt.prompt_ids, (raw.prompt.response or {}).get("token_ids")]
+        given_ids = [one for one in ids if one is not None]
+        if given_ids and self._tokenizer is None:
+            return FilteredPrompt(raw.where, None, UNDECODED)
+        strings = _strings_of(raw.prompt) + [self._tokenizer.decode(one) for one in given_ids]
+        changed, found = redact(strings, self._scanner)
         if not found or self._mode == "report":
-            return Screened(draft.where, prompt, found=found)
-        # Redacting ids would give other ids than the target's own, so such a row can only go.
-        if self._mode == "drop" or ids:
-            return Screened(draft.where, None, PRIVATE, found)
+            return FilteredPrompt(raw.where, prompt, found=found)
+        # Redacted text, encoded again, would not be the ids that the target read or generated. So ids are not redacted.
+        if self._mode == "drop" or given_ids:
+            return FilteredPrompt(raw.where, None, PRIVATE, found)
         try:
-            return Screened(draft.where, _put_together(draft.prompt, changed), found=found)
-        except ValueError:  # a placeholder where JSON wants a number, for instance
-            return Screened(draft.where, None, PRIVATE, found)
+            return FilteredPrompt(raw.where, _with_strings(raw.prompt, changed), found=found)
+        except ValueError:  # not JSON any more, for instance with a placeholder in place of a number
+            return FilteredPrompt(raw.where, None, PRIVATE, found)
 
 
 def _load_tokenizer(folder: str) -> Any:
@@ -100,25 +101,25 @@ def _load_tokenizer(folder: str) -> Any:
         raise DataError(f"--tokenizer {folder} holds no tokenizer; give the folder of the target") from error
 
 
-_TEXTS = ("content", "reasoning_content")
+_TEXT_KEYS = ("content", "reasoning_content")
 
 
-def _take_apart(prompt: Prompt) -> list[str]:
-    """Every string of the prompt; what has a structure goes as JSON, where a value stands beside its name."""
-    pieces = []
+def _strings_of(prompt: Prompt) -> list[str]:
+    """Every string of the prompt. Structured parts are one JSON string each, so that a value is next to its name."""
+    strings = []
     for turn in prompt.messages or []:
-        rest = {key: item for key, item in turn.items() if key not in (*_TEXTS, "role")}
-        pieces += [*(turn.get(key) or "" for key in _TEXTS), json.dumps(rest, ensure_ascii=False)]
+        rest = {key: item for key, item in turn.items() if key not in (*_TEXT_KEYS, "role")}
+        strings += [*(turn.get(key) or "" for key in _TEXT_KEYS), json.dumps(rest, ensure_ascii=False)]
     answer = (prompt.response or {}).get("text") or ""
-    return [*pieces, prompt.prompt or "", answer, json.dumps([prompt.tools, prompt.sampling], ensure_ascii=False)]
+    return [*strings, prompt.prompt or "", answer, json.dumps([prompt.tools, prompt.sampling], ensure_ascii=False)]
 
 
-def _put_together(prompt: Prompt, pieces: list[str]) -> Prompt:
-    """The prompt with other strings, in the order of `_take_apart`."""
-    rest = iter(pieces)
+def _with_strings(prompt: Prompt, strings: list[str]) -> Prompt:
+    """The prompt with other strings, in the order of `_strings_of`."""
+    rest = iter(strings)
     messages = []
     for turn in prompt.messages or []:
-        texts = {key: text for key, text in zip(_TEXTS, islice(rest, 2), strict=True) if key in turn}
+        texts = {key: text for key, text in zip(_TEXT_KEYS, islice(rest, 2), strict=True) if key in turn}
         messages.append({"role": turn["role"], **texts, **json.loads(next(rest))})
     text, answer, structure = islice(rest, 3)
     tools, sampling = json.loads(structure)
@@ -128,23 +129,24 @@ def _put_together(prompt: Prompt, pieces: list[str]) -> Prompt:
 
 
 @contextmanager
-def open_screen(settings: Settings, workers: int) -> Iterator[Screen]:
-    """A function that screens drafts in order, in this process for one worker, in a pool of processes for more.
+def open_filter(settings: PrivacySettings, workers: int) -> Iterator[FilterPrompts]:
+    """A function that filters prompts in order: in this process for one worker, in a pool of processes for more.
 
     Raises:
-        DataError: at once, where the filter cannot be loaded; later, where a worker dies.
+        DataError: when the context is entered, if the filter cannot be loaded; later, if a worker dies.
     """
     if workers <= 1 or settings.mode == "off":
-        own = Filter(settings)
-        yield lambda drafts: map(own.screen, drafts)
+        own = PrivacyFilter(settings)
+        yield lambda prompts: map(own.apply, prompts)
         return
-    # A server that has imported the recognisers once, and forks: threads of this process (progress bars) are not in it.
+    # A fork server: one process imports the recognisers once and forks the workers. A fork of this process would copy
+    # its locks while other threads, such as those of progress bars, may hold them.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["eagle_plugin.data.privacy.filter", "presidio_analyzer.predefined_recognizers"])
     pool = ProcessPoolExecutor(workers, context, _start_worker)
     try:
         pool.submit(_check_worker, settings).result()
-        yield lambda drafts: _screen_chunks(pool, settings, drafts, workers)
+        yield lambda prompts: _filter_chunks(pool, settings, prompts, workers)
     except BrokenProcessPool as error:
         raise DataError(
             "a worker process of the privacy filter died, perhaps for memory; use fewer --workers"
@@ -153,32 +155,32 @@ def open_screen(settings: Settings, workers: int) -> Iterator[Screen]:
         pool.shutdown(cancel_futures=True)
 
 
-def _screen_chunks(
-    pool: ProcessPoolExecutor, settings: Settings, drafts: Iterable[Draft], workers: int
-) -> Iterator[Screened]:
-    waiting: deque[Future[list[Screened]]] = deque()
-    source = iter(drafts)
+def _filter_chunks(
+    pool: ProcessPoolExecutor, settings: PrivacySettings, prompts: Iterable[RawPrompt], workers: int
+) -> Iterator[FilteredPrompt]:
+    pending: deque[Future[list[FilteredPrompt]]] = deque()
+    source = iter(prompts)
     while True:
-        while len(waiting) < workers * AHEAD and (chunk := list(islice(source, CHUNK))):
-            waiting.append(pool.submit(_screen_chunk, settings, chunk))
-        if not waiting:
+        while len(pending) < workers * CHUNKS_AHEAD and (chunk := list(islice(source, CHUNK))):
+            pending.append(pool.submit(_filter_chunk, settings, chunk))
+        if not pending:
             return
-        yield from waiting.popleft().result()
+        yield from pending.popleft().result()
 
 
-_filters: dict[Settings, Filter] = {}  # of a worker process
+_filters: dict[PrivacySettings, PrivacyFilter] = {}  # of a worker process
 
 
 def _start_worker() -> None:
-    # Ctrl-C reaches the whole process group: the parent ends its workers, in order.
+    # Ctrl-C reaches the whole process group; workers ignore it, and the parent stops them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _check_worker(settings: Settings) -> None:
-    _filters[settings] = Filter(settings)
+def _check_worker(settings: PrivacySettings) -> None:
+    _filters[settings] = PrivacyFilter(settings)
 
 
-def _screen_chunk(settings: Settings, chunk: list[Draft]) -> list[Screened]:
+def _filter_chunk(settings: PrivacySettings, chunk: list[RawPrompt]) -> list[FilteredPrompt]:
     if settings not in _filters:
-        _filters[settings] = Filter(settings)
-    return [_filters[settings].screen(draft) for draft in chunk]
+        _filters[settings] = PrivacyFilter(settings)
+    return [_filters[settings].apply(raw) for raw in chunk]

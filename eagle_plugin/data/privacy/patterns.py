@@ -1,4 +1,4 @@
-"""Patterns of our own for what no recogniser of Presidio knows: keys, tokens, credentials, street addresses."""
+"""Regular expressions for what Presidio does not recognise: keys, tokens, credentials, street addresses."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Pattern:
     """One regular expression; the private part is its group "value", or the whole match."""
 
     type: str
-    needles: tuple[str, ...]  # lower case; the expression is tried only where one of them is in the text
+    needles: tuple[str, ...]  # lower case; the expression is tried only on texts that contain one of them
     regex: re.Pattern[str]
-    accept: Callable[[str], bool] = bool  # a last look at the value
+    accept: Callable[[str], bool] = bool  # a final check of the value
 
 
 def find_patterns(text: str) -> Iterator[Finding]:
-    """Yield what the patterns find, in no order; findings may overlap."""
+    """Yield the findings of all patterns, not ordered by position; they may overlap."""
     lower = text.lower()
     for pattern in PATTERNS:
         if any(needle in lower for needle in pattern.needles):
@@ -40,7 +40,7 @@ def find_patterns(text: str) -> Iterator[Finding]:
 
 
 def _bits(text: str) -> float:
-    """Entropy of the characters, in bits a character."""
+    """Entropy of the characters, in bits per character."""
     return -sum(n / len(text) * math.log2(n / len(text)) for n in Counter(text).values())
 
 
@@ -53,7 +53,7 @@ _CLASSES = tuple(map(re.compile, (r"[a-z]", r"[A-Z]", r"\d", r"[^A-Za-z0-9]")))
 def _looks_secret(value: str) -> bool:
     """A password or key rather than a name, a word or a stand-in such as YOUR_API_KEY.
 
-    Short values need three kinds of characters with a digit among them, long ones a digit and 3 bits a character.
+    It has a digit, and: below 20 characters three kinds of characters; from 20 on two kinds and 3 bits per character.
     """
     if _STAND_IN.search(value) or not re.search(r"\d", value) or value.isdigit():
         return False
@@ -62,7 +62,7 @@ def _looks_secret(value: str) -> bool:
 
 
 def _is_real_password(value: str) -> bool:
-    """Whether user:password is more than a stand-in of a manual."""
+    """Whether user:password is a real one, and not a stand-in from a manual."""
     password = value.partition(":")[2]
     words = ("password", "pass", "passwd", "pwd", "secret")
     return not _STAND_IN.search(value) and password.lower() not in words and not password.startswith("{")
@@ -122,7 +122,7 @@ PATTERNS = (
     _pattern(
         "PRIVATE_KEY",
         "private key-----",
-        # A key that was cut off has no end line: then as far as the base64 goes.
+        # A key that was cut off has no end line; then the value is its base64 part.
         r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----"
         r"(?:[^-]*-----END [A-Z0-9 ]*PRIVATE KEY-----|(?:(?:\s|\\n)*[A-Za-z0-9+/=]{16,})*)",
     ),

@@ -1,7 +1,7 @@
-"""Presidio's recognisers for e-mail, phone, card, IBAN, IP and social-security numbers, called directly and in windows.
+"""Presidio's recognisers for e-mail, phone, card, IBAN, IP and social-security numbers, called on parts of the text.
 
-Presidio's engine would load a language model and read every text with every recogniser. Here each recogniser sees only
-the neighbourhood of something that could be its type, which is what makes a pass over gigabytes affordable.
+Presidio's engine would load a language model and run every recogniser over every text. Here each recogniser reads only
+the text around something that could be of its type; otherwise gigabytes of text would take too long.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from eagle_plugin.data.rows import DataError
 
 REGIONS = ("US", "GB", "FR", "DE", "IN", "AU")
 LENIENCY = 1  # of phonenumbers: valid numbers, in any grouping
-MARGIN = 128  # characters around a trigger; nothing that is looked for is longer
-BEFORE = 40  # characters in front of a finding that may say what it is
-SCORE = 0.4
-# Top-level domains of private networks and of documents, which the public suffix list does not have.
+MARGIN = 128  # characters on each side of a trigger; no value of these types is longer
+BEFORE = 40  # characters before a finding in which a word may name its type
+SCORE = 0.4  # smallest score of Presidio that is accepted
+# Top-level domains of private networks and of examples; the public suffix list does not have them.
 PRIVATE_DOMAINS = ("corp", "example", "home", "internal", "intranet", "invalid", "lan", "local", "localdomain", "test")
 
 
 @dataclass(frozen=True)
 class Recogniser:
-    """One of Presidio's recognisers, what makes it worth calling, and what its findings must pass."""
+    """One of Presidio's recognisers: a pattern around whose matches it is called, and a check of its findings."""
 
     type: str
     trigger: re.Pattern[str]
@@ -36,7 +36,7 @@ class Recogniser:
 
 
 def load_recognisers() -> list[Recogniser]:
-    """Make the recognisers; importing them takes seconds.
+    """Make the recognisers; the import takes seconds.
 
     Raises:
         DataError: the packages are not installed.
@@ -49,9 +49,9 @@ def load_recognisers() -> list[Recogniser]:
             f"the privacy filter needs the Python package {error.name}, which is not installed here; "
             "run: pip install 'eagle-plugin[privacy]', or switch the filter off with --privacy off"
         ) from error
-    # Presidio logs texts that fail a check; nothing that was read may reach a log.
+    # Presidio logs texts that fail a check, and texts may be private.
     logging.getLogger("presidio-analyzer").setLevel(logging.CRITICAL + 1)
-    # The list inside the package: tldextract would otherwise ask the network for a newer one.
+    # Use the list inside the package: otherwise tldextract downloads a newer one.
     suffixes = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
 
     class Email(presidio.EmailRecognizer):
@@ -86,7 +86,7 @@ def run_recogniser(recogniser: Recogniser, text: str) -> Iterator[Finding]:
 
 
 def _windows(trigger: re.Pattern[str], text: str) -> Iterator[tuple[int, int]]:
-    """The neighbourhoods of the trigger, cut at line ends and merged where they meet."""
+    """The text around each match of the trigger, as (start, stop); cut at line ends, and merged if they overlap."""
     low, high = -1, -1
     for match in trigger.finditer(text):
         start = max(text.rfind("\n", 0, match.start()) + 1, match.start() - MARGIN)
@@ -107,7 +107,7 @@ def _scores(text: str, start: int, end: int, score: float) -> bool:
 
 
 def _is_address(text: str, start: int, end: int, score: float) -> bool:
-    """Not the git@host of a repository's URL."""
+    """An e-mail address, and not the git@host of a repository's URL."""
     return score >= SCORE and not text.startswith("git@", start)
 
 
@@ -121,21 +121,21 @@ _FRACTION = re.compile(r"\d\.$")
 
 
 def _is_phone(text: str, start: int, end: int, score: float) -> bool:
-    """Digits in a row are a phone number only after a + or after a word that says so; else they count something."""
+    """It begins with +, or has the form of a phone number; digits in one piece only after a word such as "call"."""
     value, before = text[start:end], text[max(0, start - BEFORE) : start]
     if value.startswith("+"):
         return True
     if _NO_PHONE.fullmatch(value) or _DECIMALS.fullmatch(value) or _FRACTION.search(before):
         return False
-    said = bool(_CALLS.search(before))
-    return said or not (value.isdigit() or before.endswith((".", "-", "/", "_", "=")))
+    named = bool(_CALLS.search(before))
+    return named or not (value.isdigit() or before.endswith((".", "-", "/", "_", "=")))
 
 
 _CARD = re.compile(r"\d+|\d{4}([ -])\d{4}\1\d{4}\1\d{4}|\d{4}([ -])\d{6}\2\d{4,5}")
 
 
 def _is_card(text: str, start: int, end: int, score: float) -> bool:
-    """In one piece or in the groups that are printed on cards; one number in ten passes the checksum by chance."""
+    """In one piece, or in the groups that are printed on cards: one number in ten passes the checksum by chance."""
     grouped = bool(_CARD.fullmatch(text[start:end]))
     return score >= SCORE and grouped and not re.search(r"\d[. ]$", text[max(0, start - 2) : start])
 
@@ -144,7 +144,7 @@ _SOCIAL = re.compile(r"ssn|social|tax.?id", re.IGNORECASE)
 
 
 def _is_social_security(text: str, start: int, end: int, score: float) -> bool:
-    """Three groups, or nine digits where the words before them say so."""
+    """Three groups, or nine digits after a word such as "SSN"."""
     return score >= SCORE or bool(_SOCIAL.search(text[max(0, start - BEFORE) : start]))
 
 
@@ -155,16 +155,16 @@ _NUMBERED = re.compile(
 
 
 def _is_address_of_host(text: str, start: int, end: int, score: float) -> bool:
-    """Not a version or section number, nor an address that every machine has (loopback, 0.0.0.0, masks)."""
+    """Not a version or section number, and not an address that every machine has (loopback, 0.0.0.0, masks)."""
     if score < SCORE or re.match(r"\.\d", text[end : end + 2]) or _FRACTION.search(text[max(0, start - 2) : start]):
         return False
     address = ipaddress.ip_interface(text[start:end].partition("%")[0]).ip
     if address.is_loopback or address.is_unspecified or address.is_link_local or str(address).startswith("255."):
         return False
-    if address.version == 6:  # a::b is also C++ and Haskell
+    if address.version == 6:  # a::b can also be C++ or Haskell
         return text.count(":", start, end) >= 3 and any(c.isdigit() for c in text[start:end])
     octets = address.packed
-    # 1.2.3.4 and 0.7.7.0 are versions and headings far more often than hosts.
+    # Numbers like 1.2.3.4 and 0.7.7.0 are far more often versions or headings than hosts.
     if octets[0] == 0 or max(octets) < 10:
         return False
     return not _NUMBERED.search(text[max(0, start - BEFORE) : start])

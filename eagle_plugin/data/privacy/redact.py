@@ -1,4 +1,4 @@
-"""Finding private data in text and putting placeholders in its place."""
+"""Finds private data in texts and replaces it by placeholders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Scanner:
     a text and returns (type, start, end) triples.
 
     Raises:
-        DataError: the recognisers are not installed, or the path leads to no function.
+        DataError: the recognisers are not installed, or the path is not that of a function.
     """
 
     def __init__(self, recogniser: str | None = None) -> None:
@@ -31,7 +31,7 @@ class Scanner:
         self._recognisers = load_recognisers()
 
     def find(self, text: str) -> list[Finding]:
-        """What is private in the text, by position; findings that overlap are one, of the longest one's type."""
+        """The private data in the text, by position. Overlapping findings become one, with the type of the longest."""
         merged: list[Finding] = []
         longest = 0
         for found in sorted(self._find_all(text), key=lambda found: (found.start, -found.end)):
@@ -47,7 +47,7 @@ class Scanner:
         return merged
 
     def scan(self, text: str) -> bool:
-        """Whether anything in the text is private; for generated answers, which can only be dropped."""
+        """Whether the text has private data; faster than `find`, for answers, which are dropped and not redacted."""
         return next(self._find_all(text), None) is not None
 
     def _find_all(self, text: str) -> Iterator[Finding]:
@@ -83,38 +83,39 @@ def _shared_scanner() -> Scanner:
 
 
 def scan(text: str) -> bool:
-    """Whether anything in the text is private, by a scanner that is made at the first call (seconds)."""
+    """Whether the text has private data. The first call makes the scanner, which takes seconds."""
     return _shared_scanner().scan(text)
 
 
 def redact(texts: Sequence[str], scanner: Scanner) -> tuple[list[str], Counter[str]]:
-    """The texts of one row with typed placeholders (<EMAIL_1>) for what is private, and the count by type.
+    """The texts of one row with typed placeholders (<EMAIL_1>) for private data, and the number of findings by type.
 
-    One value has one placeholder in the whole row, also where it stands without the words that gave it away.
+    A value has the same placeholder in the whole row. That includes places where the scanner alone would not find it,
+    for instance a password without the word "password" before it.
     """
     found = [scanner.find(text) for text in texts]
     counts = Counter(finding.type for findings in found for finding in findings)
     if not counts:
         return list(texts), counts
     names: dict[str, str] = {}
-    numbers: Counter[str] = Counter()
+    placeholders: Counter[str] = Counter()  # by type
     for text, findings in zip(texts, found, strict=True):
         for finding in findings:
             value = text[finding.start : finding.end]
             if value not in names:
-                numbers[finding.type] += 1
-                names[value] = f"<{finding.type}_{numbers[finding.type]}>"
-    # Longest first: of two values that begin alike, the whole one is replaced.
+                placeholders[finding.type] += 1
+                names[value] = f"<{finding.type}_{placeholders[finding.type]}>"
+    # Longest first: if one value is the beginning of another, the longer one is tried first.
     values = sorted(names, key=len, reverse=True)
-    again = re.compile("|".join(rf"(?<!\w){re.escape(value)}(?!\w)" for value in values))
-    return [_replace(text, findings, names, again) for text, findings in zip(texts, found, strict=True)], counts
+    elsewhere = re.compile("|".join(rf"(?<!\w){re.escape(value)}(?!\w)" for value in values))
+    return [_replace(text, findings, names, elsewhere) for text, findings in zip(texts, found, strict=True)], counts
 
 
-def _replace(text: str, findings: list[Finding], names: dict[str, str], again: re.Pattern[str]) -> str:
+def _replace(text: str, findings: list[Finding], names: dict[str, str], elsewhere: re.Pattern[str]) -> str:
     pieces, end = [], 0
     for finding in findings:
-        pieces.append(again.sub(lambda match: names[match[0]], text[end : finding.start]))
+        pieces.append(elsewhere.sub(lambda match: names[match[0]], text[end : finding.start]))
         pieces.append(names[text[finding.start : finding.end]])
         end = finding.end
-    pieces.append(again.sub(lambda match: names[match[0]], text[end:]))
+    pieces.append(elsewhere.sub(lambda match: names[match[0]], text[end:]))
     return "".join(pieces)

@@ -1,1 +1,1 @@
-"""Prompt files and data sets: formats, detection, and prompts in normal form."""
+"""Reads prompts: built-in ones, evaluation sets, and files in the formats of many tools."""

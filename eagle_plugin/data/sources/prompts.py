@@ -1,4 +1,4 @@
-"""Prompts in their normal form: what every format is turned into, and what generation and rendering read."""
+"""Prompts in their normal form: every format is converted to it, and generation and rendering read it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Prompt:
     """One conversation, raw text or list of token ids for the target to answer.
 
     Exactly one of `messages`, `prompt` and `prompt_ids` is given. An assistant turn inside `messages` marks where the
-    target answers: generation puts the target's own answer in its place, rendering takes the recorded one.
+    target answers: generation replaces it by the target's own answer, rendering uses the recorded one.
     """
 
     id: str
-    source: str  # the format it came from, or the user's name for it; evaluation is reported by it
+    source: str  # the format, or the user's name for it; evaluation reports its results by source
     split: Split = "train"
     messages: list[dict[str, Any]] | None = None
-    prompt: str | None = None  # sent as it is, without the chat template
-    prompt_ids: list[int] | None = None  # the same, as ids of the target's tokenizer
+    prompt: str | None = None  # raw text, used without the chat template
+    prompt_ids: list[int] | None = None  # raw text as ids of the target's tokenizer
     tools: list[Any] | None = None
     sampling: dict[str, Any] = field(default_factory=dict)  # temperature, max_tokens, ... of the recorded request
     # The recorded answer to `prompt` ("text") or `prompt_ids` ("token_ids" or "text"), and its "finish" reason.
@@ -100,18 +100,18 @@ def _wrong_field(value: dict[str, Any]) -> str | None:
 
 
 def format_prompt(prompt: Prompt) -> str:
-    """The prompt as one line of JSON, with its newline; empty fields are left away, half characters are `?`."""
+    """The prompt as one line of JSON, with its newline. Empty fields are left out; half surrogate pairs become `?`."""
     value = {name: item for name, item in asdict(prompt).items() if item not in (None, {})}
     line = json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n"
-    # JSON can hold one half of an emoji that a recorder cut; UTF-8 cannot, nor does a tokenizer take it.
+    # If a recorder cut an emoji in two, JSON can hold the half; UTF-8 cannot, and tokenizers refuse it.
     return line.encode("utf-8", "replace").decode()
 
 
 def normalise(record: Record, keep_responses: bool) -> Prompt:
-    """The record in normal form, without an id and a split yet (see `seal`).
+    """The record in normal form, without an id and a split (see `assign_id_and_split`).
 
-    Recorded answers are kept only with `keep_responses`: as the last message of a conversation, as `response` of a raw
-    prompt, and as token ids where the recorder kept those of both prompt and answer.
+    Recorded answers are kept only with `keep_responses`: as the last message of a conversation, or as `response` of a
+    raw prompt.
 
     Raises:
         Unusable: with the reason to count.
@@ -135,17 +135,17 @@ def normalise(record: Record, keep_responses: bool) -> Prompt:
 
 
 def digest(prompt: Prompt) -> bytes:
-    """16 bytes that are equal for equal prompts: of the content, the tools and the recorded answer, nothing else."""
+    """A digest (16 bytes) of the prompt's content, its tools and its recorded answer; other fields do not change it."""
     content = [prompt.messages, prompt.prompt, prompt.prompt_ids, prompt.tools, prompt.response]
     text = json.dumps(content, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(unicodedata.normalize("NFC", text).encode("utf-8", "surrogatepass")).digest()[:16]
 
 
-def seal(prompt: Prompt, val_share: float) -> Prompt:
-    """The prompt with an id made of its content, and its split.
+def assign_id_and_split(prompt: Prompt, val_share: float) -> Prompt:
+    """The prompt with an id from its content, and its split: "val" for about `val_share` of the prompts.
 
-    The split depends on the first user text alone, in any case and spacing, so that conversations with the same
-    opening never lie on both sides.
+    The split depends only on the first user text, without its case and spacing. So conversations that begin with the
+    same text are always in the same split.
     """
     first = prompt.prompt if prompt.prompt is not None else json.dumps(prompt.prompt_ids)
     if prompt.messages is not None:

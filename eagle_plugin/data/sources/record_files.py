@@ -1,4 +1,4 @@
-"""Files of JSON records, one object at a time and with its place: JSON lines, arrays, gzip, zstandard, Parquet."""
+"""Reads files of JSON objects one by one, with their places: JSON lines, arrays, gzip, zstandard, Parquet."""
 
 from __future__ import annotations
 
@@ -18,38 +18,40 @@ from eagle_plugin.data.rows import DataError
 
 GZIP, ZSTD, PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
 CHUNK = 1 << 20
-# An array is decoded from a window that grows until a record is whole; a record beyond this is taken for a broken file.
+# An array is decoded from a window that is extended until a record is complete. If a record has more characters than
+# this, the file is taken for broken.
 LARGEST_RECORD = 1 << 28
 CUT = "the file is cut off here"
 
 
 @dataclass(frozen=True)
-class Found:
-    """One JSON object and its place, as `file:line`."""
+class LocatedObject:
+    """One JSON object and its place in a file."""
 
-    where: str
+    where: str  # `file:line`
     value: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Skipped:
-    """Something that was read and left out, with a reason that can be counted."""
+class SkippedRecord:
+    """A record that was left out; records are counted by reason."""
 
     where: str
     reason: str
 
 
-def read_objects(path: str, on_bytes: Callable[[int], None] | None = None) -> Iterator[Found | Skipped]:
-    """Yield the JSON objects of a file in constant memory; the kind is told by the first bytes, not by the name.
+def read_objects(path: str, on_bytes: Callable[[int], None] | None = None) -> Iterator[LocatedObject | SkippedRecord]:
+    """Yield the JSON objects of a file in constant memory; the kind of file is detected from its first bytes.
 
-    A file that ends inside its last record is read up to there, and a `Skipped` with reason `CUT` names the place.
+    If a file ends inside its last record, the records before it are read, and a `SkippedRecord` with reason `CUT`
+    names the place.
 
     Args:
         path: a file, or "-" for the standard input.
         on_bytes: called with the number of bytes taken from the file (before decompression), for a progress bar.
 
     Raises:
-        DataError: naming file and line, for anything that is not JSON objects, and for a missing reader of the kind.
+        DataError: naming file and line, the file is not made of JSON objects, or the package that reads it is missing.
     """
     name = "<stdin>" if path == "-" else path
     with _open(path) as raw:
@@ -75,7 +77,7 @@ def _open(path: str) -> IO[bytes]:
 
 
 class _Counted(io.RawIOBase):
-    """A raw file that reports what is read from it."""
+    """A raw file that reports how many bytes are read from it."""
 
     def __init__(self, raw: Any, on_bytes: Callable[[int], None]) -> None:
         self.raw, self.on_bytes = raw, on_bytes
@@ -103,7 +105,7 @@ def _decompress(file: io.BufferedReader[Any], name: str) -> io.BufferedReader[An
 
 
 class _Zstd(io.RawIOBase):
-    """A zstandard stream whose errors name the file; the library itself ends silently where a stream is cut."""
+    """A zstandard stream whose errors name the file. (At a cut, the library ends the stream without an error.)"""
 
     def __init__(self, stream: Any, name: str) -> None:
         self.stream, self.name = stream, name
@@ -128,7 +130,7 @@ def _first_character(stream: io.BufferedReader) -> bytes:
     return start.lstrip()[:1]
 
 
-def _read_lines(stream: io.BufferedReader, name: str) -> Iterator[Found | Skipped]:
+def _read_lines(stream: io.BufferedReader, name: str) -> Iterator[LocatedObject | SkippedRecord]:
     for number, line in enumerate(stream, 1):
         where = f"{name}:{number}"
         if not line.strip():
@@ -137,16 +139,16 @@ def _read_lines(stream: io.BufferedReader, name: str) -> Iterator[Found | Skippe
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
             if not line.endswith(b"\n") and number > 1:
-                yield Skipped(where, CUT)
+                yield SkippedRecord(where, CUT)
                 return
             raise DataError(
-                f"{where} is not JSON ({error}); wanted one JSON object a line, or one JSON array"
+                f"{where} is not JSON ({error}); wanted one JSON object per line, or one JSON array"
             ) from error
-        yield Found(where, _require_object(value, where))
+        yield LocatedObject(where, _require_object(value, where))
 
 
-def _read_array(stream: io.BufferedReader, name: str) -> Iterator[Found | Skipped]:
-    """Decode an array record by record, from a window of text that moves on."""
+def _read_array(stream: io.BufferedReader, name: str) -> Iterator[LocatedObject | SkippedRecord]:
+    """Decode an array record by record, from a window of text that moves through the file."""
     decode = json.JSONDecoder().raw_decode
     window = _Window(stream, name)
     window.skip_space()
@@ -161,7 +163,7 @@ def _read_array(stream: io.BufferedReader, name: str) -> Iterator[Found | Skippe
         where = f"{name}:{window.line}"
         while True:
             if window.ended:
-                yield Skipped(where, CUT)
+                yield SkippedRecord(where, CUT)
                 return
             try:
                 value, stop = decode(window.text, window.at)
@@ -170,24 +172,24 @@ def _read_array(stream: io.BufferedReader, name: str) -> Iterator[Found | Skippe
                 if not _may_be_cut(error, window):
                     line = window.line + window.text.count("\n", window.at, error.pos)
                     raise DataError(f"{name}:{line} is not JSON ({error.msg}); repair the array there") from error
-                if not window.grow():
-                    yield Skipped(where, CUT)
+                if not window.extend():
+                    yield SkippedRecord(where, CUT)
                     return
             except RecursionError as error:
                 raise DataError(f"{where} is nested too deeply to be a prompt; remove that record") from error
         window.move(stop - window.at)
         first = False
-        yield Found(where, _require_object(value, where))
+        yield LocatedObject(where, _require_object(value, where))
 
 
 def _may_be_cut(error: json.JSONDecodeError, window: _Window) -> bool:
-    """Whether more text could mend the error: an open string, or an error at the very end."""
+    """Whether the error can be due to text that is not in the window yet: an open string, or an error at its end."""
     at_end = error.pos >= len(window.text) - 16
     return (at_end or error.msg.startswith("Unterminated string")) and len(window.text) < LARGEST_RECORD
 
 
 class _Window:
-    """The part of a text file that is in memory, a position in it, and that position's line."""
+    """The part of a text file that is in memory, a position in it, and the line number of that position."""
 
     def __init__(self, stream: io.BufferedReader, name: str) -> None:
         self.stream, self.name = stream, name
@@ -196,15 +198,18 @@ class _Window:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is left at the position, nor in the file."""
-        return self.at >= len(self.text) and not self.grow()
+        """Whether the position is at the end of the file."""
+        return self.at >= len(self.text) and not self.extend()
 
-    def grow(self) -> bool:
-        """Drop what was passed and double the rest, so that a long record costs linear time; False at the end."""
+    def extend(self) -> bool:
+        """Read more text; False at the end of the file.
+
+        The text before the position is dropped. As much is read as is left, so that a long record costs linear time.
+        """
         self.text, self.at = self.text[self.at :], 0
         while data := self.stream.read(max(CHUNK, len(self.text))):
             try:
-                # A file may end inside a character: that half is left away, as the half record around it is.
+                # If the file ends inside a character, its bytes are dropped, like the incomplete record around it.
                 more = self.decoder.decode(data)
             except UnicodeDecodeError as error:
                 raise DataError(f"{self.name} is not UTF-8 after line {self.line}; convert it to UTF-8") from error
@@ -218,7 +223,7 @@ class _Window:
         self.at += count
 
     def skip_space(self) -> str:
-        """Pass white space; the character that follows it, "" at the end of the file."""
+        """Move past white space; returns the next character, "" at the end of the file."""
         while not self.ended:
             space = _SPACE.match(self.text, self.at)
             self.move(space.end() - self.at if space else 0)
@@ -230,7 +235,7 @@ class _Window:
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
-def _read_parquet(path: str, name: str, on_bytes: Callable[[int], None]) -> Iterator[Found]:
+def _read_parquet(path: str, name: str, on_bytes: Callable[[int], None]) -> Iterator[LocatedObject]:
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -242,7 +247,9 @@ def _read_parquet(path: str, name: str, on_bytes: Callable[[int], None]) -> Iter
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=256):
             for row in batch.to_pylist():
                 number += 1
-                yield Found(f"{name}:row {number}", {key: value for key, value in row.items() if value is not None})
+                yield LocatedObject(
+                    f"{name}:row {number}", {key: value for key, value in row.items() if value is not None}
+                )
     except pyarrow.ArrowException as error:
         raise DataError(f"{name} is a broken Parquet file after row {number} ({error}); copy it again") from error
     on_bytes(Path(path).stat().st_size)

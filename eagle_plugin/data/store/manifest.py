@@ -1,4 +1,4 @@
-"""What a feature store was made from: the target and the settings that decide every number in it."""
+"""The manifest of a feature store: the target and the settings that determine every value in it."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ from eagle_plugin.data.rows import DataError
 
 MANIFEST = "manifest.json"
 VERSION = 1
-SAMPLED_BYTES = 1 << 20  # of both ends of a weight file: a whole 140 GB target would take minutes to hash
+SAMPLED_BYTES = 1 << 20  # hashed of each end of a weight file; hashing all of a 140 GB target would take minutes
 
 
 @dataclass(frozen=True)
 class Manifest:
     """The identity of a feature store; two runs may write to one store only when all fields agree."""
 
-    target: str  # name of the target's folder, for people
+    target: str  # name of the target's folder, for readers only
     config_sha256: str
-    weights_sha256: str  # of the names, the sizes and both ends of the weight files
+    weights_sha256: str  # of the weight files' names, sizes, first and last bytes
     tokenizer_sha256: str
     template_sha256: str
     aux_layers: tuple[int, ...]  # layers whose INPUT is stored (id i = hidden_states[i]); empty: last only
     hidden_size: int
     num_layers: int
     vocab_size: int
-    dtype: str  # the target computed in it; the store always holds bfloat16
+    dtype: str  # in which the target computed; the store always has bfloat16
     max_length: int  # tokens; longer rows were cut on the right
     logit_factor: float = 1.0  # logits = softcap(logit_factor * lm_head(last))
     softcap: float | None = None
     version: int = VERSION
 
     def to_json(self) -> bytes:
+        """The manifest as the bytes of manifest.json."""
         return (json.dumps(asdict(self), indent=1) + "\n").encode()
 
     @classmethod
     def from_json(cls, data: bytes | bytearray, where: str) -> Manifest:
-        """Parse a manifest; DataError names `where` it lies."""
+        """Parse a manifest; DataError, with `where` in its message, if it is not one."""
         try:
             values: dict[str, Any] = json.loads(data)
             version = values.get("version")
@@ -52,7 +53,7 @@ class Manifest:
             raise DataError(f"{where} is not a manifest of a feature store ({error}); give the store's URL") from error
 
     def differences(self, other: Manifest) -> list[str]:
-        """`field: own value, other value` for every field but the target's name, which is for people."""
+        """One text per field that differs, with both values; the name of the target is not compared."""
         return [
             f"{field.name} {getattr(self, field.name)!r}, not {getattr(other, field.name)!r}"
             for field in fields(self)
@@ -73,7 +74,7 @@ class Manifest:
 def target_digests(folder: str | Path) -> dict[str, str]:
     """sha256 of a target's config, weights, tokenizer and chat template, by the manifest's field names.
 
-    A part that the folder lacks has the digest of nothing. The tokenizer's digest leaves out its chat template.
+    If the folder lacks a part, the digest is that of no bytes. The tokenizer's digest is without its chat template.
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():

@@ -1,6 +1,6 @@
-"""Objects below one URL: a local folder, S3, Google Cloud Storage, Azure, or any other file system that fsspec knows.
+"""Objects below one URL: a local folder, S3, Google Cloud Storage, Azure, or any other file system of fsspec.
 
-An object is written whole or not at all, and never over another one.
+An object is written whole or not at all, and never replaces another one.
 """
 
 from __future__ import annotations
@@ -9,23 +9,21 @@ import contextlib
 import errno
 import os
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
+from eagle_plugin.atomic_io import PARTIAL, create_file
 from eagle_plugin.data.rows import DataError
-from eagle_plugin.durable import sync
 
-# obstore reads their settings from the environment: AWS_ENDPOINT, AWS_REGION, GOOGLE_SERVICE_ACCOUNT, AZURE_...
+# obstore reads the settings of these from the environment: AWS_ENDPOINT, AWS_REGION, GOOGLE_SERVICE_ACCOUNT, AZURE_...
 OBJECT_STORES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-PARTIAL = ".partial-"
 
 
 class ObjectExists(DataError):
-    """An object of that name is there already."""
+    """There is already an object of that name."""
 
 
 class Folder(Protocol):
@@ -34,11 +32,11 @@ class Folder(Protocol):
     url: str
 
     def names(self) -> list[str]:
-        """The names of all objects directly below the URL, sorted; none where nothing was written yet."""
+        """The names of all objects directly below the URL, sorted; empty before the first write."""
         ...
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | bytearray:
-        """Bytes [start, stop) of an object, in one request; fewer where the object ends earlier.
+        """Bytes [start, stop) of an object, in one request; fewer if the object ends earlier.
 
         Raises:
             FileNotFoundError: there is no such object.
@@ -49,7 +47,7 @@ class Folder(Protocol):
         """Write a new object whole.
 
         Raises:
-            ObjectExists: the name is taken; what is there stays as it was.
+            ObjectExists: the name is taken; the existing object is not changed.
             DataError: the disk is full; nothing is left of the object.
         """
         ...
@@ -93,20 +91,10 @@ class LocalFolder:
 
     def create(self, name: str, data: bytes | bytearray | memoryview) -> None:
         final = self.path / name
-        partial = self.path / f".{name}{PARTIAL}{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            try:
-                with partial.open("wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                _name_new_file(partial, final)
-            finally:
-                partial.unlink(missing_ok=True)
-            sync(self.path)
+            create_file(final, data)
         except FileExistsError as error:
-            raise ObjectExists(f"{final} exists already; it is left as it was") from error
+            raise ObjectExists(f"{final} exists already; it was not changed") from error
         except OSError as error:
             if error.errno not in DISK_FULL:
                 raise DataError(f"cannot write {final} ({error.strerror}); make {self.path} writable") from error
@@ -117,7 +105,7 @@ class LocalFolder:
             ) from error
 
     def remove_partial(self, prefix: str) -> None:
-        """Remove what a killed writer of names with this prefix left; only that writer's successor may call it."""
+        """Remove the temporary files of a killed writer of names with this prefix; that writer must not be running."""
         for path in self.path.glob(f".{prefix}*{PARTIAL}*"):
             path.unlink(missing_ok=True)
 
@@ -140,23 +128,12 @@ def _read_file(path: Path, start: int, stop: int | None) -> bytearray:
         view, done = memoryview(data), 0
         while done < len(data):
             got = os.preadv(descriptor, [view[done:]], start + done)
-            if got == 0:  # cut while it was read
+            if got == 0:  # the file became shorter meanwhile
                 return data[:done]
             done += got
         return data
     finally:
         os.close(descriptor)
-
-
-def _name_new_file(partial: Path, final: Path) -> None:
-    try:
-        os.link(partial, final)  # unlike a rename, it fails where the name is taken
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without links
-        if final.exists():
-            raise FileExistsError(final) from None
-        os.rename(partial, final)
 
 
 class ObjectStoreFolder:
@@ -178,8 +155,8 @@ class ObjectStoreFolder:
 
     def names(self) -> list[str]:
         with self._errors("list"):
-            listed = self._store.list_with_delimiter()
-            return sorted(item["path"].rsplit("/", 1)[-1] for item in listed["objects"])
+            listing = self._store.list_with_delimiter()
+            return sorted(item["path"].rsplit("/", 1)[-1] for item in listing["objects"])
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         with self._errors("read", name):
@@ -190,7 +167,7 @@ class ObjectStoreFolder:
 
     def create(self, name: str, data: bytes | bytearray | memoryview) -> None:
         with self._errors("write", name):
-            # A multipart upload cannot be conditional, so the object goes up in one request.
+            # In one request: a multipart upload cannot be refused if the object exists.
             self._store.put(name, bytes(data), mode="create", use_multipart=False)
 
     @contextlib.contextmanager
@@ -201,7 +178,7 @@ class ObjectStoreFolder:
         try:
             yield
         except AlreadyExistsError as error:
-            raise ObjectExists(f"{where} exists already; it is left as it was") from error
+            raise ObjectExists(f"{where} exists already; it was not changed") from error
         except (BaseError, OSError) as error:
             if verb == "read" and isinstance(error, (NotFoundError, FileNotFoundError)):
                 raise FileNotFoundError(where) from error
@@ -211,7 +188,7 @@ class ObjectStoreFolder:
 
 
 class FsspecFolder:
-    """A folder of any other file system that fsspec knows, such as memory://."""
+    """A folder of any other file system of fsspec, such as memory://."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -236,7 +213,7 @@ class FsspecFolder:
     def create(self, name: str, data: bytes | bytearray | memoryview) -> None:
         path = f"{self._path}/{name}"
         if self._files.exists(path):
-            raise ObjectExists(f"{self.url}/{name} exists already; it is left as it was")
+            raise ObjectExists(f"{self.url}/{name} exists already; it was not changed")
         self._files.makedirs(self._path, exist_ok=True)
         partial = f"{path}{PARTIAL}{socket.gethostname()}-{os.getpid()}"
         self._files.pipe_file(partial, bytes(data))

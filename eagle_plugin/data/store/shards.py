@@ -1,8 +1,10 @@
 """The shards of a feature store: safetensors files that list their own documents.
 
-The tensors of a document lie side by side (`{k}.ids` U32 [n], `{k}.aux` BF16 [n, A * H], `{k}.last` BF16 [n, H],
-`{k}.mask` U8 [n and zeros to a multiple of 8 bytes]), so that one ranged read gets it. The metadata of the header holds
-the entries, so that a shard needs no index beside it.
+The tensors of document k are adjacent, so that one ranged read gets all of them:
+
+    k.ids U32 [n]    k.aux BF16 [n, A * H]    k.last BF16 [n, H]    k.mask U8 [n, and zeros up to a multiple of 8 bytes]
+
+The entries of all documents are in the metadata of the header, so that a shard needs no index file.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ from eagle_plugin.data.rows import DataError
 from eagle_plugin.data.store.manifest import Manifest
 from eagle_plugin.data.store.objects import Folder, ObjectExists
 
-HEADER_GUESS = 64 << 10  # most headers come with the first request
+HEADER_GUESS = 64 << 10  # bytes of the first request, which include most headers completely
 
 
 @dataclass(frozen=True)
 class Document:
     """One token row with the target's hidden states, on the CPU.
 
-    aux is None where the store holds no aux layers.
+    aux is None if the store has no aux layers.
     """
 
     id: str
@@ -41,7 +43,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a document lies, and what is known of it without reading it."""
+    """Where a document is in the store, and what is known about it without reading it."""
 
     id: str
     source: str
@@ -55,7 +57,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a document of n tokens looks like in a shard."""
+    """The tensors of a document of n tokens in a shard."""
 
     n: int
     aux_width: int
@@ -63,6 +65,7 @@ class Layout:
 
     @classmethod
     def of(cls, manifest: Manifest, n: int) -> Layout:
+        """The layout in a store with this manifest."""
         return cls(n, len(manifest.aux_layers) * manifest.hidden_size, manifest.hidden_size)
 
     @property
@@ -73,12 +76,13 @@ class Layout:
         if self.aux_width:
             parts.append(("aux", "BF16", [n, self.aux_width], 2 * n * self.aux_width))
         parts.append(("last", "BF16", [n, self.hidden], 2 * n * self.hidden))
-        padded = n + -(4 * n + states + n) % 8  # keeps every document, and so every tensor, aligned
+        padded = n + -(4 * n + states + n) % 8  # keeps every document, and so every tensor, aligned to 8 bytes
         parts.append(("mask", "U8", [padded], padded))
         return parts
 
     @property
     def size(self) -> int:
+        """Bytes of all tensors."""
         return sum(size for *_, size in self.parts)
 
 
@@ -109,7 +113,7 @@ def encode(document: Document, manifest: Manifest) -> bytes:
 
 
 def decode(entry: Entry, data: bytes | bytearray, manifest: Manifest) -> Document:
-    """The document of an entry from its bytes; its states share their memory where it is writable."""
+    """The document of an entry from its bytes; its hidden states share the memory of a bytearray."""
     layout = Layout.of(manifest, entry.length)
     raw = torch.frombuffer(data if isinstance(data, bytearray) else bytearray(data), dtype=torch.uint8)
     parts = dict(zip((name for name, *_ in layout.parts), raw.split([size for *_, size in layout.parts]), strict=True))
@@ -133,14 +137,14 @@ def write_shard(folder: Folder, name: str, documents: list[tuple[Entry, bytes]],
         DataError: the shard exists already, or it cannot be written.
     """
     header: dict[str, object] = {}
-    listed, start = [], 0
+    entries, start = [], 0
     for k, (entry, data) in enumerate(documents):
-        # in the header the offset counts from the first tensor
-        listed.append(asdict(replace(entry, shard=name, offset=start, sha256=hashlib.sha256(data).hexdigest())))
+        # in the header, offsets count from the first tensor
+        entries.append(asdict(replace(entry, shard=name, offset=start, sha256=hashlib.sha256(data).hexdigest())))
         for part, dtype, shape, size in Layout.of(manifest, entry.length).parts:
             header[f"{k}.{part}"] = {"dtype": dtype, "shape": shape, "data_offsets": [start, start + size]}
             start += size
-    header["__metadata__"] = {"documents": json.dumps(listed, separators=(",", ":"))}
+    header["__metadata__"] = {"documents": json.dumps(entries, separators=(",", ":"))}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     try:
@@ -152,16 +156,16 @@ def write_shard(folder: Folder, name: str, documents: list[tuple[Entry, bytes]],
 
 
 def read_entries(folder: Folder) -> list[Entry]:
-    """The entries of all shards, by rank and order of writing; of two with one id the first.
+    """The entries of all shards, by rank and in the order of writing; of two entries with one id, the first.
 
     Raises:
-        DataError: a file with the name of a shard is none.
+        DataError: a file has the name of a shard and is not one.
     """
     names = [name for name in folder.names() if name.startswith("shard-") and name.endswith(".safetensors")]
     entries: dict[str, Entry] = {}
-    with ThreadPoolExecutor(16) as pool:  # headers of a remote store come one round trip each
-        for listed in pool.map(lambda name: _read_header(folder, name), names):
-            for entry in listed:
+    with ThreadPoolExecutor(16) as pool:  # a remote store needs one round trip per header
+        for found in pool.map(lambda name: _read_header(folder, name), names):
+            for entry in found:
                 entries.setdefault(entry.id, entry)
     return list(entries.values())
 
@@ -172,8 +176,8 @@ def _read_header(folder: Folder, name: str) -> list[Entry]:
         stop = 8 + struct.unpack("<Q", data[:8])[0]
         if stop > len(data):
             data = folder.read(name, 0, stop)
-        listed = json.loads(json.loads(data[8:stop])["__metadata__"]["documents"])
-        return [Entry(**{**values, "shard": name, "offset": stop + values["offset"]}) for values in listed]
+        found = json.loads(json.loads(data[8:stop])["__metadata__"]["documents"])
+        return [Entry(**{**values, "shard": name, "offset": stop + values["offset"]}) for values in found]
     except (ValueError, KeyError, TypeError, struct.error) as error:
         raise DataError(
             f"{folder.url}/{name} is not a shard of a feature store ({error}); "

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from eagle_plugin.data.generation.chat import ChatRenderer, RenderedTurn, Untrainable, load_tokenizer, stop_token_ids
-from eagle_plugin.data.generation.render import main, render_prompt
-from eagle_plugin.data.masks import check_masks, show_masks
+from eagle_plugin.data.generation.chat import ChatRenderer, RenderedTurn, UntrainableTurn
+from eagle_plugin.data.masks import MaskReport, show_masks
+from eagle_plugin.data.render import main, render_prompt
 from eagle_plugin.data.rows import DataError, TokenRow, read_rows
 from eagle_plugin.data.sources.prompts import Prompt, format_prompt
+from eagle_plugin.data.target_files import load_tokenizer, stop_token_ids
 from eagle_plugin.models import get_model
 
 # A template with tools, and with thoughts that history loses and that the prompt for an answer opens.
@@ -174,7 +175,7 @@ def test_long_rows_lose_the_end_of_the_answer_and_never_of_the_prompt(tokenizer)
     prompt, answer = len(whole.prompt_ids), len(whole.response_ids)
     cut = render(tokenizer, TURNS, max_length=prompt + answer - 1)[2]
     assert cut.response_ids == whole.response_ids[:-1] and not cut.stopped
-    assert render(tokenizer, TURNS, max_length=prompt + 1)[2] == Untrainable(2, "prompt too long")
+    assert render(tokenizer, TURNS, max_length=prompt + 1)[2] == UntrainableTurn(2, "prompt too long")
 
 
 def test_a_tokenizer_without_a_template_serves_raw_prompts_only(tokenizer):
@@ -202,6 +203,14 @@ def test_stop_tokens_come_from_both_files(tmp_path):
 
 def row(prompt, response, name="r"):
     return TokenRow(name, "test", [1] * prompt, [2] * response, "stop")
+
+
+def check_masks(rows: list[TokenRow], allow: bool = False) -> MaskReport:
+    report = MaskReport()
+    for row in rows:
+        report.add(row, allow=allow)
+    report.check_mean(allow=allow)
+    return report
 
 
 def test_masks_that_cannot_be_right_stop_the_work():

@@ -12,9 +12,10 @@ import pytest
 from rich.console import Console
 from token_endpoint import EOS, TokenEndpoint, answer_body, token_ids
 
-from eagle_plugin.data.generation.generate import Settings, generate, main
+from eagle_plugin.data.generate import main
 from eagle_plugin.data.generation.journal import Journal
-from eagle_plugin.data.generation.rollout import deal_temperature, loops
+from eagle_plugin.data.generation.rollout import assign_temperature, is_looping
+from eagle_plugin.data.generation.run import GenerationSettings, generate
 from eagle_plugin.data.rows import DataError, read_rows
 from eagle_plugin.data.sources.prompts import Prompt, format_prompt
 
@@ -36,9 +37,9 @@ def write(path: Path, *prompts: Prompt) -> Path:
 def run(prompts: Path, out: Path, *servers: TokenEndpoint, **settings):
     with Journal(out) as journal:
         urls = [server.url for server in servers]
-        chosen = Settings(first_pause_s=0.01, **settings)
-        tally, endpoints = asyncio.run(generate(prompts, urls, journal, chosen, QUIET))
-    return {row.id: row for row in read_rows(out)}, tally, endpoints
+        chosen = GenerationSettings(first_pause_s=0.01, **settings)
+        stats, endpoints = asyncio.run(generate(prompts, urls, journal, chosen, QUIET))
+    return {row.id: row for row in read_rows(out)}, stats, endpoints
 
 
 def skipped(out: Path) -> list[dict]:
@@ -54,12 +55,12 @@ def out(tmp_path):
 def test_ids_come_from_the_server_for_chats_and_raw_prompts(style, tmp_path, out):
     raw, ids = Prompt("text", "test", prompt="Once"), Prompt("ids", "test", prompt_ids=[5, 6], split="val")
     with TokenEndpoint(style) as server:
-        rows, tally, _ = run(write(tmp_path / "p", chat(1), raw, ids), out, server, temperatures=[0.0])
+        rows, stats, _ = run(write(tmp_path / "p", chat(1), raw, ids), out, server, temperatures=[0.0])
     assert sorted(rows) == ["ids#0", "p1#0", "text#0"]
     asked = json.dumps([[{"role": "user", "content": "question 1"}], None, 0.0], sort_keys=True)
     assert rows["p1#0"].response_ids == token_ids(asked) and rows["p1#0"].prompt_ids == [1, *token_ids(asked, 6)]
     assert (rows["ids#0"].split, rows["ids#0"].finish, rows["ids#0"].temperature) == ("val", "stop", 0.0)
-    assert tally.response_tokens == 3 * 12
+    assert stats.response_tokens == 3 * 12
     assert [5, 6] in [body.get("prompt") for body in server.requests]
     assert all(body["model"] == "the-target" and body["return_token_ids"] for body in server.requests)
 
@@ -106,7 +107,7 @@ def test_temperatures_are_dealt_and_asked_in_blocks(tmp_path, out):
         rows, *_ = run(write(tmp_path / "p", *prompts), out, server, concurrency=1)
     asked = [body["temperature"] for body in server.requests if "messages" in body]
     assert asked == sorted(asked) and set(asked) == {0.0, 0.5, 1.0} and rows["p99#0"].temperature == 0.5
-    assert {deal_temperature(prompts[-1], [0.7])} == {0.7}
+    assert {assign_temperature(prompts[-1], [0.7])} == {0.7}
     (own,) = [body for body in server.requests if body["temperature"] == 0.5]
     assert own["chat_template_kwargs"] == {"enable_thinking": False} and "top_k" not in own
 
@@ -117,10 +118,10 @@ def test_loops_are_found_and_random_text_is_not():
         period, start = draw.randint(1, 32), draw.randint(0, 100)
         cycle = [draw.randrange(1000) for _ in range(period)]
         text = [draw.randrange(1000) for _ in range(start)] + cycle * (400 // period + 2)
-        assert loops(text)
-        assert not loops([draw.randrange(1000) for _ in range(start + 300)])
-    assert not loops([7] * 100)  # the last half has fewer than 64 tokens
-    assert loops([7] * 128)
+        assert is_looping(text)
+        assert not is_looping([draw.randrange(1000) for _ in range(start + 300)])
+    assert not is_looping([7] * 100)  # the last half has fewer than 64 tokens
+    assert is_looping([7] * 128)
 
 
 def test_looping_short_and_private_answers_are_dropped_and_counted(tmp_path, out):
@@ -130,9 +131,9 @@ def test_looping_short_and_private_answers_are_dropped_and_counted(tmp_path, out
 
     prompts = write(tmp_path / "p", *[chat(n) for n in range(5)])
     with TokenEndpoint(behaviour=behaviour) as server:
-        rows, tally, _ = run(prompts, out, server, is_private=lambda text: text == "answer 666")
+        rows, stats, _ = run(prompts, out, server, is_private=lambda text: text == "answer 666")
         assert sorted(rows) == ["p0#0", "p4#0"]
-        assert tally.skipped == {"looping": 1, "too short": 1, "private": 1}
+        assert stats.skipped == {"looping": 1, "too short": 1, "private": 1}
         before = len(server.requests)
         rows, *_ = run(prompts, out, server)  # nothing is asked twice
         assert len(server.requests) == before and len(rows) == 2
@@ -144,8 +145,8 @@ def test_refused_rows_are_counted_with_the_reason(tmp_path, out):
         return (400, {"message": "the prompt is too long"}) if bad else None
 
     with TokenEndpoint(behaviour=behaviour) as server:
-        rows, tally, _ = run(write(tmp_path / "p", chat(0), chat(1, "fits", "too long")), out, server)
-    assert sorted(rows) == ["p0#0", "p1#0"] and tally.skipped == {"refused": 1}
+        rows, stats, _ = run(write(tmp_path / "p", chat(0), chat(1, "fits", "too long")), out, server)
+    assert sorted(rows) == ["p0#0", "p1#0"] and stats.skipped == {"refused": 1}
     (skip,) = skipped(out)
     assert (skip["prompt"], skip["turn"]) == ("p1", 1) and "HTTP 400" in skip["reason"] and "too long" in skip["reason"]
 
@@ -162,10 +163,10 @@ def test_errors_of_a_living_server_are_tried_again_now_and_in_the_next_run(tmp_p
 
     prompts = write(tmp_path / "p", *[chat(n) for n in range(3)])
     with TokenEndpoint(behaviour=behaviour) as server:
-        rows, tally, _ = run(prompts, out, server)
-        assert sorted(rows) == ["p0#0", "p2#0"] and tally.postponed == 1 and skipped(out) == []
-        rows, tally, _ = run(prompts, out, server)
-        assert len(rows) == 3 and tally.postponed == 0
+        rows, stats, _ = run(prompts, out, server)
+        assert sorted(rows) == ["p0#0", "p2#0"] and stats.postponed == 1 and skipped(out) == []
+        rows, stats, _ = run(prompts, out, server)
+        assert len(rows) == 3 and stats.postponed == 0
 
 
 def test_a_dead_endpoint_is_named_and_the_others_do_its_work(tmp_path, out, capsys):
@@ -204,7 +205,7 @@ def test_kill_minus_nine_loses_only_what_is_in_flight(tmp_path, out):
     prompts = write(tmp_path / "p", *[chat(n, "a", f"b{n}") for n in range(60)])
     with TokenEndpoint(delay_s=0.02) as server:
         command = [str(prompts), "--endpoint", server.url, "--concurrency", "3", "--temperature", "0"]
-        script = "import sys; from eagle_plugin.data.generation.generate import main; main(sys.argv[1:])"
+        script = "import sys; from eagle_plugin.data.generate import main; main(sys.argv[1:])"
         child = subprocess.Popen([sys.executable, "-c", script, *command, "--out", str(out)], stderr=subprocess.DEVNULL)
         while child.poll() is None and (not out.exists() or out.read_bytes().count(b"\n") < 20):
             time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""`eagle-plugin data render`: recorded answers as token rows, for traffic whose answers are to be kept."""
+"""`eagle-plugin data render`: turns recorded answers into token rows; the target is not asked."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from eagle_plugin.data.generation.chat import ChatRenderer, RenderedTurn, Untrainable, load_tokenizer, stop_token_ids
-from eagle_plugin.data.generation.journal import turn_id
+from eagle_plugin.atomic_io import write_output
+from eagle_plugin.data.generation.chat import ChatRenderer, RenderedTurn, UntrainableTurn
 from eagle_plugin.data.masks import MaskReport, show_masks
-from eagle_plugin.data.rows import TokenRow, format_row
+from eagle_plugin.data.rows import TokenRow, format_row, turn_id
 from eagle_plugin.data.sources.prompts import Prompt, read_prompts
-from eagle_plugin.data.whole_file import write_whole
+from eagle_plugin.data.target_files import load_tokenizer, stop_token_ids
 
 EXAMPLES = """\
 examples:
   eagle-plugin data prepare traffic.jsonl --keep-responses --out prompts.jsonl
   eagle-plugin data render prompts.jsonl --target TARGET --out rows.jsonl
 
-A head learns best from what its target itself generates (`eagle-plugin data generate`). Render recorded answers only
-where they are the target's own, or where the target cannot be asked again.
+A head learns best from answers that its target generates (`eagle-plugin data generate`). Render recorded answers only
+if the target itself wrote them, or if the target cannot be asked again.
 """
 
 
-def render_prompt(prompt: Prompt, renderer: ChatRenderer) -> Iterator[TokenRow | Untrainable]:
-    """One row, or the reason why there is none, for every recorded answer of the prompt."""
+def render_prompt(prompt: Prompt, renderer: ChatRenderer) -> Iterator[TokenRow | UntrainableTurn]:
+    """Yield a row, or the reason why there is none, per recorded answer of the prompt."""
     variables = prompt.sampling.get("chat_template_kwargs")
     chat, raw = prompt.messages, _render_raw(prompt, renderer)
     for turn in renderer.render_turns(chat, prompt.tools, variables) if chat else raw:
@@ -46,7 +46,7 @@ def render_prompt(prompt: Prompt, renderer: ChatRenderer) -> Iterator[TokenRow |
             yield turn
 
 
-def _render_raw(prompt: Prompt, renderer: ChatRenderer) -> Iterator[RenderedTurn | Untrainable]:
+def _render_raw(prompt: Prompt, renderer: ChatRenderer) -> Iterator[RenderedTurn | UntrainableTurn]:
     answer = prompt.response or {}
     if not answer:
         return
@@ -65,8 +65,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("prompts", type=Path, help="JSON lines of `eagle-plugin data prepare --keep-responses`")
     parser.add_argument("--target", type=Path, required=True, help="folder of the target, for tokenizer and template")
     parser.add_argument("--out", type=Path, required=True, help="file of rows, written whole or not at all")
-    parser.add_argument("--max-length", type=int, default=4096, help="tokens of a row (default: %(default)s)")
-    parser.add_argument("--allow-odd-masks", action="store_true", help="accept rows that are nearly all or no response")
+    parser.add_argument("--max-length", type=int, default=4096, help="tokens per row (default: %(default)s)")
+    parser.add_argument(
+        "--allow-odd-masks", action="store_true", help="accept rows that are nearly all response, or have none"
+    )
     options = parser.parse_args(argv)
     if options.max_length < 2:
         parser.error(f"--max-length is {options.max_length}, wanted at least 2")
@@ -74,7 +76,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Render the recorded answers, show one row in colour and a table of what was kept."""
+    """Render the recorded answers; show one row in colour and a table of the counts."""
     options = parse(argv)
     console = Console(stderr=True)
     tokenizer = load_tokenizer(options.target)
@@ -88,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             results = list(render_prompt(prompt, renderer))
             skipped["no recorded answer"] += not results
             for result in results:
-                if isinstance(result, Untrainable):
+                if isinstance(result, UntrainableTurn):
                     skipped[result.reason] += 1
                     continue
                 if not report.rows:
@@ -96,13 +98,17 @@ def main(argv: Sequence[str] | None = None) -> int:
                 report.add(result, allow=options.allow_odd_masks)
                 counts["stopped"] += result.response_ids[-1] in renderer.stop_ids
                 yield format_row(result)
-        report.judge(allow=options.allow_odd_masks)
+        report.check_mean(allow=options.allow_odd_masks)
 
-    write_whole(options.out, lines())
+    write_output(options.out, lines())
     table = Table("what", "count", "", title=str(options.out), title_justify="left")
     table.add_row("prompts", f"{counts['prompts']:,}", "")
     table.add_row("rows", f"{report.rows:,}", report.describe(), style="bold")
-    table.add_row("rows without a stop token", f"{report.rows - counts['stopped']:,}", "too long, or recorded so")
+    table.add_row(
+        "rows without a stop token",
+        f"{report.rows - counts['stopped']:,}",
+        "cut, or recorded without one",
+    )
     for reason, count in (+skipped).most_common():
         table.add_row(f"no row: {reason}", f"{count:,}", "", style="yellow")
     Console().print(table)

@@ -23,8 +23,8 @@ from eagle_plugin.data.rows import DataError
 from eagle_plugin.data.sources import record_files
 from eagle_plugin.data.sources.conversation import Unusable
 from eagle_plugin.data.sources.formats import Record, name_format, parse_record, read_records
-from eagle_plugin.data.sources.prompts import format_prompt, normalise, parse_prompt, seal
-from eagle_plugin.data.sources.record_files import CUT, Found, Skipped, read_objects
+from eagle_plugin.data.sources.prompts import assign_id_and_split, format_prompt, normalise, parse_prompt
+from eagle_plugin.data.sources.record_files import CUT, LocatedObject, SkippedRecord, read_objects
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 ANSWERED = {
@@ -123,7 +123,7 @@ def test_files_of_several_formats_are_refused_with_counts(write_lines: Callable[
 
 def test_an_empty_conversation_is_counted_not_refused(write_lines: Callable[..., str]):
     first, second = read_records(write_lines({"conversations": []}, LINES["sharegpt"][1]))
-    assert isinstance(first, Skipped) and first.reason == "empty conversation" and isinstance(second, Record)
+    assert isinstance(first, SkippedRecord) and first.reason == "empty conversation" and isinstance(second, Record)
 
 
 def test_broken_lines_are_named(tmp_path: Path):
@@ -141,7 +141,7 @@ def test_broken_lines_are_named(tmp_path: Path):
         read(str(path))
     path.write_text(json.dumps(CHAT) + "\n" + json.dumps(CHAT)[:-5])
     *_, last = read_records(str(path))
-    assert last == Skipped(f"{path}:2", CUT)
+    assert last == SkippedRecord(f"{path}:2", CUT)
 
 
 @pytest.mark.parametrize("kind", ["plain", "gz", "zst", "array", "array.gz", "bom"])
@@ -156,7 +156,7 @@ def test_kinds_of_file_give_the_same_records(kind: str, tmp_path: Path):
     path = tmp_path / "named.by.nothing"
     path.write_bytes(data)
     taken: list[int] = []
-    assert [item.value for item in read_objects(str(path), taken.append) if isinstance(item, Found)] == objects
+    assert [item.value for item in read_objects(str(path), taken.append) if isinstance(item, LocatedObject)] == objects
     assert sum(taken) == len(data)
 
 
@@ -199,8 +199,10 @@ def test_an_array_cut_anywhere_is_read_up_to_the_cut(tmp_path_factory, chunk: in
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(record_files, "CHUNK", chunk)
         items = list(read_objects(str(path)))
-    assert [item.value for item in items if isinstance(item, Found)] == OBJECTS[: sum(end <= cut for end in ends)]
-    assert [item.reason for item in items if isinstance(item, Skipped)] == ([CUT] if cut < len(whole) else [])
+    assert [item.value for item in items if isinstance(item, LocatedObject)] == OBJECTS[
+        : sum(end <= cut for end in ends)
+    ]
+    assert [item.reason for item in items if isinstance(item, SkippedRecord)] == ([CUT] if cut < len(whole) else [])
 
 
 JSON = st.recursive(
@@ -246,5 +248,5 @@ def test_any_part_may_be_malformed(data: st.DataObject):
         if name not in (None, "unknown"):
             with contextlib.suppress(Unusable, DataError):
                 for parsed in parse_record(record, name, "f:1"):
-                    line = format_prompt(seal(normalise(parsed, keep_responses=True), 0.5))
+                    line = format_prompt(assign_id_and_split(normalise(parsed, keep_responses=True), 0.5))
                     assert format_prompt(parse_prompt(line.encode(), "f:1")) == line

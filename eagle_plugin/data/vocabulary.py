@@ -1,9 +1,8 @@
-"""`eagle-plugin data vocabulary`: the tokens that a draft head can emit, chosen by how often answers hold them."""
+"""`eagle-plugin data vocabulary`: chooses the tokens that a draft head can propose, by their frequency in answers."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -12,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from eagle_plugin.data.generation.chat import stop_token_ids
+from eagle_plugin.atomic_io import replace_output
 from eagle_plugin.data.rows import DataError, TokenRow, read_rows
-from eagle_plugin.data.whole_file import whole_path
+from eagle_plugin.data.target_files import read_vocab_size, stop_token_ids
 
 LOW_COVERAGE = 0.98
 WRITE_AGAIN = "write it with `eagle-plugin data vocabulary`"
@@ -23,7 +22,7 @@ examples:
   eagle-plugin data vocabulary rows.jsonl --target TARGET --out vocabulary.safetensors
   eagle-plugin data vocabulary rows.jsonl --target TARGET --size 32000 --out vocabulary.safetensors
 
-A smaller vocabulary makes drafting faster; what it does not cover is never drafted. Choose a multiple of 128 times the
+A smaller vocabulary makes drafting faster, but tokens outside it are never drafted. Choose a multiple of 128 times the
 tensor-parallel size that you serve with.
 """
 
@@ -49,10 +48,10 @@ def count_responses(rows: Iterable[TokenRow], vocab_size: int) -> Tensor:
 def choose_draft_vocabulary(counts: Tensor, size: int, always: Sequence[int]) -> Tensor:
     """The `size` most frequent tokens (ties: the lower id) with `always` among them: int64 [size], ascending.
 
-    All tokens if `size` is at least the vocabulary's. Tokens that never occurred fill up from the lowest id.
+    All tokens if `size` is at least the size of the vocabulary. If too few tokens occurred, the lowest ids are added.
 
     Raises:
-        DataError: `size` is too small for `always`, or one of those is not in the vocabulary.
+        DataError: `size` is too small for `always`, or one of these is not in the vocabulary.
     """
     vocab_size = len(counts)
     wrong = [token for token in always if not 0 <= token < vocab_size]
@@ -66,7 +65,7 @@ def choose_draft_vocabulary(counts: Tensor, size: int, always: Sequence[int]) ->
 
 
 def coverage(counts: Tensor, draft_ids: Tensor) -> float:
-    """The share of counted tokens that the draft vocabulary holds; 1 if nothing was counted."""
+    """The share of counted tokens that are in the draft vocabulary; 1 if nothing was counted."""
     total = int(counts.sum())
     return int(counts[draft_ids].sum()) / total if total else 1.0
 
@@ -75,7 +74,7 @@ def save_draft_vocabulary(path: Path, draft_ids: Tensor, counts: Tensor) -> None
     """Write `draft_ids` int64 [D], ascending target ids, and `counts` int64 [V], whole or not at all."""
     from safetensors.torch import save_file
 
-    with whole_path(path) as temporary:
+    with replace_output(path) as temporary:
         save_file({"draft_ids": draft_ids.contiguous(), "counts": counts.contiguous()}, temporary)
 
 
@@ -83,7 +82,7 @@ def load_draft_vocabulary(path: str | Path) -> tuple[Tensor, Tensor]:
     """The draft ids, int64 [D], and the counts, int64 [V], that `save_draft_vocabulary` wrote.
 
     Raises:
-        DataError: the file is absent, or no draft vocabulary.
+        DataError: the file is missing, or is not a draft vocabulary.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -115,10 +114,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Count the training rows' responses, choose, write and say what part of the held-out rows is covered."""
+    """Count the responses of training rows, choose and write the vocabulary, print which share it covers."""
     options = parse(argv)
     always = stop_token_ids(options.target)
-    vocab_size = _vocab_size(options.target)
+    vocab_size = read_vocab_size(options.target)
     if options.size > vocab_size:
         raise DataError(f"--size is {options.size}, wanted at most the target's vocabulary of {vocab_size}")
     held_out: list[TokenRow] = []
@@ -147,8 +146,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         table.add_row("warning", f"less than {LOW_COVERAGE:.0%} is covered; raise --size", style="yellow")
     Console().print(table)
     return 0
-
-
-def _vocab_size(target: Path) -> int:
-    config = json.loads((target / "config.json").read_text())
-    return int((config.get("text_config") or config)["vocab_size"])

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from eagle_plugin.data.sources.builtin import (
+from eagle_plugin.data.sources.builtin_prompts import (
     builtin_prompts,
     documented_functions,
     sharegpt_openings,

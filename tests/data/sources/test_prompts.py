@@ -11,10 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_plugin.data.rows import DataError
-from eagle_plugin.data.sources.answers import Answer
+from eagle_plugin.data.sources.answers import RecordedAnswer
 from eagle_plugin.data.sources.conversation import Unusable, normalise_messages
 from eagle_plugin.data.sources.formats import Record
-from eagle_plugin.data.sources.prompts import Prompt, digest, format_prompt, normalise, read_prompts, seal
+from eagle_plugin.data.sources.prompts import (
+    Prompt,
+    assign_id_and_split,
+    digest,
+    format_prompt,
+    normalise,
+    read_prompts,
+)
 
 
 def user(text: Any) -> dict[str, Any]:
@@ -78,17 +85,17 @@ def test_what_cannot_be_a_prompt_has_a_reason(turns: list[Any], reason: str):
 
 
 def test_recorded_answers_are_kept_on_request():
-    answer = Answer(message=assistant("Hello"), finish="stop")
+    answer = RecordedAnswer(message=assistant("Hello"), finish="stop")
     assert chat(user("Hi"), answer=answer).messages == [user("Hi")]
     assert chat(user("Hi"), answer=answer, keep=True).messages == [user("Hi"), assistant("Hello")]
-    raw = Record("f:1", "completions", prompt="Once", answer=Answer(text="upon", finish="length"))
+    raw = Record("f:1", "completions", prompt="Once", answer=RecordedAnswer(text="upon", finish="length"))
     assert normalise(raw, True).response == {"text": "upon", "finish": "length"}
     assert normalise(raw, False).response is None
 
 
 def test_equal_prompts_have_equal_ids_and_different_ones_do_not():
     one, again = chat(user("Café")), chat(user("Cafe\u0301"), sampling={"temperature": 1})
-    assert seal(one, 0).id == seal(again, 0).id
+    assert assign_id_and_split(one, 0).id == assign_id_and_split(again, 0).id
     others = [
         chat(user("Cafe")),
         chat({"role": "system", "content": "x"}, user("Café")),
@@ -99,12 +106,17 @@ def test_equal_prompts_have_equal_ids_and_different_ones_do_not():
 
 def test_one_opening_is_on_one_side_of_the_split():
     openings = [f"question {i}" for i in range(400)]
-    first = [seal(chat(user(text)), 0.3).split for text in openings]
-    longer = [seal(chat(user(f" {text.upper()}\n"), assistant("a"), user("more")), 0.3).split for text in openings]
+    first = [assign_id_and_split(chat(user(text)), 0.3).split for text in openings]
+    longer = [
+        assign_id_and_split(chat(user(f" {text.upper()}\n"), assistant("a"), user("more")), 0.3).split
+        for text in openings
+    ]
     assert first == longer
     assert 80 < first.count("val") < 160
     raw = Record("f:1", "completions", prompt="x")
-    assert {seal(normalise(raw, False), 0).split, seal(chat(user("x")), 0).split} == {"train"}
+    assert {assign_id_and_split(normalise(raw, False), 0).split, assign_id_and_split(chat(user("x")), 0).split} == {
+        "train"
+    }
 
 
 @given(st.text(), st.lists(st.integers(0, 2**32), min_size=1), st.dictionaries(st.text(), st.integers()))
@@ -120,7 +132,7 @@ def test_the_file_gives_back_what_was_written(tmp_path_factory, text: str, ids: 
 
 
 def test_half_an_emoji_does_not_break_the_file():
-    line = format_prompt(seal(chat(user(json.loads('"cut \\ud83d"'))), 0))
+    line = format_prompt(assign_id_and_split(chat(user(json.loads('"cut \\ud83d"'))), 0))
     assert json.loads(line.encode())["messages"] == [user("cut ?")]
 
 

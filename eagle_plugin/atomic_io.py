@@ -1,0 +1,118 @@
+"""Files that are written whole or not at all, and flushed so that they survive a power cut.
+
+Every function writes a temporary file beside the final path (`.NAME.partial-HOST-PID-THREAD`) and gives it the final
+name in one step. Readers see the old file or the complete new one. An error removes the temporary file; after a kill it
+stays, under a name that contains `PARTIAL`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from eagle_plugin.errors import UserError
+
+PARTIAL = ".partial-"
+
+
+class WriteError(UserError):
+    """An output file of a command that cannot be written."""
+
+
+@contextmanager
+def replace_file(path: Path, *, flush: bool = True) -> Iterator[Path]:
+    """Yield a temporary path; when the block ends without an error, the file written there replaces `path`.
+
+    Missing parent folders are created. The file keeps the permissions that it was created with.
+
+    Args:
+        flush: flush the contents to the disk before the rename: without it, a power cut can leave an empty file.
+
+    Raises:
+        OSError: the file cannot be written; `path` is as it was before.
+    """
+    temporary = _temporary_path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        if flush:
+            flush_to_disk(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def replace_output(path: Path) -> Iterator[Path]:
+    """`replace_file` for a file that the user named with --out.
+
+    Raises:
+        WriteError: the file cannot be written; `path` is as it was before.
+    """
+    try:
+        with replace_file(path) as temporary:
+            yield temporary
+    except OSError as error:
+        raise WriteError(f"cannot write {path} ({error.strerror or error}); name another file with --out") from error
+
+
+def write_output(path: Path, lines: Iterable[str]) -> None:
+    """Write lines, which include their newlines, as UTF-8; an error that the iteration raises leaves `path` as it was.
+
+    Raises:
+        WriteError: the file cannot be written.
+    """
+    with replace_output(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        file.writelines(lines)
+
+
+def create_file(path: Path, data: bytes | bytearray | memoryview) -> None:
+    """Write a file that must not exist yet, and flush it and its folder to the disk.
+
+    Raises:
+        FileExistsError: `path` exists; it is not changed.
+        OSError: the file cannot be written.
+    """
+    temporary = _temporary_path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        _name_new_file(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    flush_to_disk(path.parent)
+
+
+def flush_to_disk(path: Path) -> None:
+    """Flush a file or folder to the disk (fsync); some network file systems cannot flush folders, which is ignored."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _temporary_path(path: Path) -> Path:
+    return path.with_name(f".{path.name}{PARTIAL}{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}")
+
+
+def _name_new_file(temporary: Path, final: Path) -> None:
+    try:
+        os.link(temporary, final)  # unlike a rename, it fails if the name is taken
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if final.exists():
+            raise FileExistsError(final) from None
+        os.rename(temporary, final)
