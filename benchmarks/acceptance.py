@@ -32,7 +32,7 @@ from eagle_plugin.bench.choices import HEAD, TARGET, resolve_target
 from eagle_plugin.bench.prompts import Prompt, deal_rounds, read_prompts
 from eagle_plugin.core.policy import SLOT_WEIGHTS
 from eagle_plugin.evaluate.acceptance import expected_accept_length
-from eagle_plugin.heads.layers import DraftHead
+from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.reference.decode import load_head, sampling_params
 from eagle_plugin.reference.draft import Reading, draft_trees, read_text
 from eagle_plugin.reference.rules import RULES, Rule, sampled_child

@@ -191,8 +191,9 @@ def _progress() -> Iterator[Callable[[str, float], None]]:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    from eagle_plugin.heads.checkpoint import ARCHITECTURES, check_head
+    from eagle_plugin.heads.checkpoint import check_head
     from eagle_plugin.heads.files import read_config
+    from eagle_plugin.heads.kinds import stored_algorithm
     from eagle_plugin.models import CATALOG
 
     target, head = Path(arguments.target), Path(arguments.head)
@@ -200,8 +201,7 @@ def _check(arguments: argparse.Namespace) -> None:
         target = _ready_folder(arguments.target)
     algorithm = arguments.algorithm
     if arguments.files_only:
-        architectures = read_config(head).get("architectures") or [None]
-        info = check_head(target, head, algorithm=algorithm or ARCHITECTURES.get(architectures[0], "EAGLE3"))
+        info = check_head(target, head, algorithm=algorithm or stored_algorithm(read_config(head)))
         warnings, drafts = list(info.warnings), "not measured (--files-only)"
     else:
         from eagle_plugin.evaluate.check import PROMPTS, check

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.core.tree import DraftTree, Frontier
-from eagle_plugin.heads.layers import DraftHead
+from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.reference.draft import DraftTail, Reading
 
 

@@ -21,9 +21,10 @@ from eagle_plugin.evaluate.chains import forced_likelihoods
 from eagle_plugin.evaluate.measure import CHAIN, Texts, evaluate
 from eagle_plugin.evaluate.responses import chat_ids, texts_at
 from eagle_plugin.evaluate.stats import Figures, paired_difference, summarize
-from eagle_plugin.heads.aux_ids import Reading, read_aux_candidates
-from eagle_plugin.heads.checkpoint import ARCHITECTURES, HeadInfo, check_head
+from eagle_plugin.heads.checkpoint import HeadInfo, check_head
 from eagle_plugin.heads.files import HeadError, read_config
+from eagle_plugin.heads.interpretations import Interpretation, read_interpretations
+from eagle_plugin.heads.kinds import HEADS, stored_algorithm
 from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.heads.manifest import read_manifest
 from eagle_plugin.reference.draft import read_text
@@ -54,7 +55,7 @@ SHARE_OF_TRAINING = 0.5
 class Measurement(NamedTuple):
     """One way to understand the head, and how its drafts do on the target's answers."""
 
-    reading: Reading
+    interpretation: Interpretation
     figures: Figures  # of chains of 4 drafts behind every token
     likelihood: Tensor  # [answers] float64: mean log q of the next 4 tokens
 
@@ -86,17 +87,16 @@ def check(
             than in training, or better if the aux layers are understood in another way than the engine does.
     """
     config = read_config(head_dir)
-    architectures = config.get("architectures") or [None]
-    info = check_head(target_dir, head_dir, algorithm=algorithm or ARCHITECTURES.get(architectures[0], "EAGLE3"))
-    served = Reading(info.aux_layer_ids, bool(config.get("norm_output")), "as the engine reads it")
-    candidates = read_aux_candidates(head_dir, target_dir) if info.algorithm == "EAGLE3" else []
-    readings = [served, *(c for c in candidates if c[:2] != served[:2])]
+    info = check_head(target_dir, head_dir, algorithm=algorithm or stored_algorithm(config))
+    served = Interpretation(info.aux_layer_ids, bool(config.get("norm_output")), "as the engine reads it")
+    found = read_interpretations(head_dir, target_dir) if HEADS[info.kind].format.reads_aux_layers else []
+    interpretations = [served, *(other for other in found if other[:2] != served[:2])]
 
     model, tokenizer = load_target(target_dir), load_tokenizer(target_dir)
     rows = [TokenRow(f"check-{i}", "check", chat_ids(tokenizer, p), [], "", "val") for i, p in enumerate(prompts)]
     texts = texts_at(lambda: model, target_dir, rows, temperature=0.0, tokens=TOKENS, report=report)
-    measured = [_measure(model, texts, target_dir, head_dir, reading) for reading in readings]
-    warnings = [*info.warnings, *_compare_readings(measured, target_dir, head_dir)]
+    measured = [_measure(model, texts, target_dir, head_dir, one) for one in interpretations]
+    warnings = [*info.warnings, *_compare_interpretations(measured, target_dir, head_dir)]
     manifest = read_manifest(head_dir) or {}
     trained = next(iter(manifest.get("acceptance") or []), None)
     _check_acceptance(measured[0].figures, trained, target_dir, head_dir)
@@ -105,9 +105,9 @@ def check(
 
 @torch.no_grad()
 def _measure(
-    model: Any, rows: Sequence[TokenRow], target_dir: str | Path, head_dir: str | Path, reading: Reading
+    model: Any, rows: Sequence[TokenRow], target_dir: str | Path, head_dir: str | Path, interpretation: Interpretation
 ) -> Measurement:
-    head = load_any_head(head_dir, target_dir, torch.bfloat16, reading)
+    head = load_any_head(head_dir, target_dir, torch.bfloat16, interpretation)
     texts = Texts(model, rows, head.aux_layers, 0.0)
     figures = summarize(evaluate(head, texts)["chain4_everywhere"])
     if figures is None:
@@ -119,20 +119,22 @@ def _measure(
             roots = torch.arange(first, last)
             read = read_text(head, text.tokens, texts.features(text, head))
             likelihoods.append(forced_likelihoods(head, text.tokens, read, roots, CHAIN.steps).double().nanmean())
-    return Measurement(reading, figures, torch.stack(likelihoods))
+    return Measurement(interpretation, figures, torch.stack(likelihoods))
 
 
-def _compare_readings(measured: list[Measurement], target_dir: str | Path, head_dir: str | Path) -> Iterator[str]:
+def _compare_interpretations(
+    measured: list[Measurement], target_dir: str | Path, head_dir: str | Path
+) -> Iterator[str]:
     """Refuse a head that does better when it is not read as the engine reads it; warn where that cannot be told.
 
-    By likelihood, which tells readings apart on fewer tokens than acceptance does.
+    By likelihood, which tells interpretations apart on fewer tokens than acceptance does.
     """
     served = measured[0]
     for other in measured[1:]:
         _, low, high = paired_difference(other.likelihood, served.likelihood)
         if low > 0 and other.figures.cumulative[0] >= LEAST:
-            layers = ",".join(map(str, other.reading.aux_layers))
-            norm = "yes" if other.reading.norm_output else "no"
+            layers = ",".join(map(str, other.interpretation.aux_layers))
+            norm = "yes" if other.interpretation.norm_output else "no"
             raise HeadError(
                 f"{head_dir} was trained on {_describe(other)}, but the engine would give it {_describe(served)}; "
                 f"write it again: eagle-plugin export {head_dir} NEW --target {target_dir} "
@@ -147,11 +149,11 @@ def _compare_readings(measured: list[Measurement], target_dir: str | Path, head_
 
 def _describe(measurement: Measurement) -> str:
     """For example: the inputs of layers 2, 15, 27 (vLLM's ids; accept length 1.48, log q -3.66)."""
-    reading, logq = measurement.reading, float(measurement.likelihood.mean())
-    layers = ", ".join(map(str, reading.aux_layers))
-    state = " with the normed state" if reading.norm_output else ""
+    meaning, logq = measurement.interpretation, float(measurement.likelihood.mean())
+    layers = ", ".join(map(str, meaning.aux_layers))
+    state = " with the normed state" if meaning.norm_output else ""
     length = measurement.figures.accept_length
-    return f"the inputs of layers {layers}{state} ({reading.origin}; accept length {length:.2f}, log q {logq:.2f})"
+    return f"the inputs of layers {layers}{state} ({meaning.origin}; accept length {length:.2f}, log q {logq:.2f})"
 
 
 def _check_acceptance(figures: Figures, trained: float | None, target_dir: str | Path, head_dir: str | Path) -> None:

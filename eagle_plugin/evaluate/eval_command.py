@@ -25,7 +25,7 @@ from eagle_plugin.data.whole_file import write_whole
 from eagle_plugin.evaluate.measure import SHAPES, Texts, check_tree_reading, evaluate
 from eagle_plugin.evaluate.responses import held_out_rows, set_rows, texts_at
 from eagle_plugin.evaluate.stats import Tally, gain, summarize
-from eagle_plugin.heads.layers import DraftHead
+from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.models import CATALOG, ModelError, get_model
 

@@ -25,7 +25,7 @@ from eagle_plugin.data.store.features import Taps
 from eagle_plugin.evaluate.acceptance import reach_probabilities
 from eagle_plugin.evaluate.chains import chain_acceptance, graft_chains, sample_chains
 from eagle_plugin.evaluate.stats import Tally
-from eagle_plugin.heads.layers import DraftHead
+from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.reference.decode import sampling_params
 from eagle_plugin.reference.draft import Reading, draft_trees, read_text
 from eagle_plugin.reference.rules import RULES

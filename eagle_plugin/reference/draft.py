@@ -14,8 +14,8 @@ from torch import Tensor
 from eagle_plugin.core.propose import Proposals
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.tree import DraftTree, Frontier, grow_level, new_table, select_tree
-from eagle_plugin.heads.layers import DraftHead, KeyValues
-from eagle_plugin.heads.peagle import PEagleHead
+from eagle_plugin.heads.draft_head import DraftHead
+from eagle_plugin.heads.layers import KeyValues
 from eagle_plugin.reference.rules import Rule
 from eagle_plugin.reference.target import target_features
 
@@ -115,7 +115,7 @@ class DraftTail:
         self.text = (torch.arange(self.n, device=roots.device) < roots[:, None])[:, None]  # [b, 1, n]
         self.past = [KeyValues(*(x.expand(len(roots), *x.shape) for x in layer)) for layer in reading.past]
         self.current = reading.states[roots - 1][:, None]  # [b, rows, H] of the nodes whose children come next
-        self.depths = self._read_masks(head, steps - 1) if isinstance(head, PEagleHead) else None
+        self.depths = None if head.mask_token_id is None else self._read_masks(head, head.mask_token_id, steps - 1)
 
     def states(self, frontier: Frontier | None, level: int) -> Tensor:
         """The states [b, rows, H] from which a level's nodes are drafted; frontier: the nodes before, None at level 1.
@@ -139,10 +139,10 @@ class DraftTail:
         self.current, self.past = head(head.embed(frontier.tokens), hidden, positions, visible, self.past)
         return self.current
 
-    def _read_masks(self, head: PEagleHead, n: int) -> Tensor:
+    def _read_masks(self, head: DraftHead, token: int, n: int) -> Tensor:
         """The states [b, n, H] of n mask tokens behind each root, read in one pass."""
         b, device = len(self.roots), self.roots.device
-        masks = torch.full((b, n), head.mask_token_id, device=device)
+        masks = torch.full((b, n), token, device=device)
         hidden = head.mask_state().expand(b, n, -1)
         positions = self.roots[:, None] + torch.arange(n, device=device)
         causal = torch.ones(n, n, dtype=torch.bool, device=device).tril().expand(b, n, n)

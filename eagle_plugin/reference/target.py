@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.core.tree import DraftTree
-from eagle_plugin.heads.layers import DraftHead
+from eagle_plugin.heads.draft_head import DraftHead
 
 
 def target_features(model: Any, head: DraftHead, tokens: list[int]) -> Tensor:

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from eagle_plugin.durable import sync
-from eagle_plugin.train.plan import Position
-from eagle_plugin.train.settings import TrainError, changed_keys
+from eagle_plugin.train.document_order import Position
+from eagle_plugin.train.recipe import TrainError, changed_keys
 
 KEPT = 2
 VERSION = 1

@@ -17,14 +17,14 @@ from rich.table import Table
 
 from eagle_plugin.data.store.extract import reuse_memory
 from eagle_plugin.errors import UserError
+from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.export import save_head
-from eagle_plugin.heads.layers import DraftHead
 from eagle_plugin.train.curve import draw_curve
 from eagle_plugin.train.distributed import Ranks, join_ranks
 from eagle_plugin.train.loop import Outcome, Trainer
 from eagle_plugin.train.model import DTYPES, check_features, make_head, make_objective, take_parameters
 from eagle_plugin.train.progress import Bar
-from eagle_plugin.train.settings import TrainError, TrainSettings, read_recipe
+from eagle_plugin.train.recipe import TrainError, TrainSettings, read_recipe
 from eagle_plugin.train.sources import Source, digest_items, open_source
 
 EXAMPLES = """\

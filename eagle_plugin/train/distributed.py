@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from eagle_plugin.train.settings import TrainError
+from eagle_plugin.train.recipe import TrainError
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import torch
 from eagle_plugin.data.store.feature_store import Document
 from eagle_plugin.train.batches import Batch, pack
 from eagle_plugin.train.distributed import Ranks
-from eagle_plugin.train.plan import Micro, Plan, Position, deal
+from eagle_plugin.train.document_order import Micro, Plan, Position, deal
+from eagle_plugin.train.recipe import TrainError, TrainSettings
 from eagle_plugin.train.schedule import learning_factor, phase_at, spent_share
-from eagle_plugin.train.settings import TrainError, TrainSettings
 from eagle_plugin.train.sources import Source, mask_out
 
 AHEAD = 2  # updates whose documents are read while the head computes

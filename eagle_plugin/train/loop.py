@@ -15,18 +15,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from eagle_plugin.heads.peagle import PEagleHead
 from eagle_plugin.train.batches import Batch
 from eagle_plugin.train.checkpoint import Checkpoint, State, check_same_run, load_newest, save_checkpoint
 from eagle_plugin.train.distributed import Ranks, hold_gradients
+from eagle_plugin.train.document_order import Position
 from eagle_plugin.train.feed import Feed, Step
 from eagle_plugin.train.logs import DEPTH_COLUMNS, Logs
 from eagle_plugin.train.model import Parameters, objective_settings
 from eagle_plugin.train.objectives import METRICS, Objective, summarize
-from eagle_plugin.train.plan import Position
 from eagle_plugin.train.progress import Bar
+from eagle_plugin.train.recipe import TrainError, TrainSettings
 from eagle_plugin.train.schedule import phase_at
-from eagle_plugin.train.settings import TrainError, TrainSettings
 from eagle_plugin.train.sources import Source, digest_items
 
 
@@ -60,14 +59,12 @@ class Trainer:
         self, settings: TrainSettings, out: Path, ranks: Ranks, source: Source, objective: Objective, bar: Bar
     ) -> None:
         self.settings, self.out, self.ranks, self.objective, self.bar = settings, out, ranks, objective, bar
-        mask_token = objective.head.mask_token_id if isinstance(objective.head, PEagleHead) else None
-        self.feed = Feed(settings, source, ranks, mask_token)
+        self.feed = Feed(settings, source, ranks, objective.head.mask_token_id)
         self.module: nn.Module = ranks.wrap(objective)
         self.parameters = Parameters(objective, settings)
         self.position = Position()
         self._documents = digest_items(source.items)
         self._recipe = settings.model_dump(mode="json", by_alias=True)
-        self._parallel_depths = objective.head.kind == "peagle"
         self._held_out: dict[str, list[float]] = {}
         self._spent, self._clock = 0.0, time.perf_counter()
         self._told = self._stop = False  # by a signal to this process; as agreed by all
@@ -146,7 +143,7 @@ class Trainer:
         """Metrics on the held-out documents by depth, at the most steps of any phase."""
         objective, depths = self.objective, self.settings.depths
         training = objective.settings
-        whole = objective_settings(self.settings, depths, self._parallel_depths)
+        whole = objective_settings(self.settings, depths, self.objective.method.default_decay)
         objective.settings = replace(whole, keep_rate=1.0, keep_floor=1.0)
         objective.eval()
         sums = torch.zeros(depths, len(METRICS), dtype=torch.float64, device=self.ranks.device)
@@ -181,7 +178,7 @@ class Trainer:
 
     def _set_phase(self, phase: int) -> None:
         steps = self.settings.phases[phase].steps
-        self.objective.settings = objective_settings(self.settings, steps, self._parallel_depths)
+        self.objective.settings = objective_settings(self.settings, steps, self.objective.method.default_decay)
         self.bar.show(f"phase {phase + 1}/{len(self.settings.phases)}")
 
     def _log_train(self, window: Window | None, logs: Logs | None) -> None:
@@ -207,7 +204,7 @@ class Trainer:
         metrics = self._held_out = self.evaluate()
         phase = phase_at(self.settings.phases, self.feed.progress(self.position))
         row = self._row(self.position, phase, metrics)
-        row["loss"] = total_loss(metrics, self.objective)
+        row["loss"] = self.objective.total_loss(metrics)
         if logs is not None:
             logs.write("val", row)
         self.bar.report_held_out(self.position.update, row["loss"], metrics["acceptance"])
@@ -261,13 +258,3 @@ class Trainer:
 def mix_seed(*numbers: int) -> int:
     """One seed of several numbers, different for each choice of them."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
-
-
-def total_loss(metrics: dict[str, list[float]], objective: Objective) -> float:
-    """The loss that is minimised, from its parts by depth."""
-    settings = objective.settings
-    parts = metrics["loss"]
-    if objective.head.kind == "eagle2":
-        pairs = zip(parts, metrics["regression"], strict=True)
-        parts = [settings.classification * loss + settings.regression * distance for loss, distance in pairs]
-    return sum(settings.decay**k * part for k, part in enumerate(parts) if not math.isnan(part))

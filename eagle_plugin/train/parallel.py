@@ -2,8 +2,8 @@
 
 Slot (a, d) drafts from row a at depth d: depth 0 is the EAGLE-3 row a, a deeper one takes the mask token and the
 learnt mask features at position a + d. It sees the depth-0 rows up to a and its own chain (a, 0..d), and predicts token
-a + 2 + d from what was known at a. A hole in a chain would change the rows behind it, so chains are dropped from
-their ends only.
+a + 2 + d from what was known at a. A hole in a chain would change the rows after it, so only the ends of chains are
+dropped.
 
 Letters in shapes: N rows of a batch, S slots, H hidden size, h query heads, g key-value heads, D head size.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 from eagle_plugin.heads.peagle import PEagleHead
 from eagle_plugin.train.batches import Batch
 from eagle_plugin.train.layers import Layer, RotaryTable
-from eagle_plugin.train.unroll import finish, fuse
+from eagle_plugin.train.unroll import fuse, next_hidden
 
 
 class Slots(NamedTuple):
@@ -33,7 +33,7 @@ def sample_slots(batch: Batch, weights: Tensor, rate: float, floor: float, gener
     """Choose the slots of one training step ("conditional drop-token").
 
     weights [depths, N] of `weigh_chains`: depth d >= 1 is drafted only where it counts. Depth 0 is kept whole, because
-    it is everybody's context. Of the slots of depth d whose chain has survived so far, as many are kept at random as
+    all slots attend to it. Of the slots of depth d whose chain has survived so far, as many are kept at random as
     max(rate^d, floor) of those that count. rate 1 keeps everything.
     """
     device = batch.ids.device
@@ -68,7 +68,7 @@ def draft_parallel(head: PEagleHead, batch: Batch, slots: Slots, dtype: torch.dt
     anchor, depth = slots
     masked = depth > 0
     tokens = batch.ids[(anchor + 1).clamp(max=len(batch) - 1)].masked_fill(masked, head.mask_token_id)
-    # The mask state stands behind the real rows, so that one lookup serves both.
+    # The mask state comes after the real rows, so that one lookup serves both.
     states = torch.cat([fuse(head, batch.aux, dtype), head.mask_state().to(dtype)])
     x = states[anchor.masked_fill(masked, len(batch))]
     layers = [Layer(layer, dtype) for layer in head.layers]
@@ -90,4 +90,4 @@ def draft_parallel(head: PEagleHead, batch: Batch, slots: Slots, dtype: torch.dt
 
     for i, layer in enumerate(layers):
         x = layer(x, embedded if i == 0 else None, rotation, look)
-    return finish(head, x) if head.norm_output else x
+    return next_hidden(head, x)

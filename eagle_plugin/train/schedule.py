@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from eagle_plugin.train.settings import BudgetSettings, OptimiserSettings, PhaseSettings
+from eagle_plugin.train.recipe import BudgetSettings, OptimiserSettings, PhaseSettings
 
 
 def spent_share(budget: BudgetSettings, *, tokens: int, epochs: float, updates: int, seconds: float) -> float:

@@ -19,7 +19,7 @@ from eagle_plugin.data.store.features import Readout, Taps, default_aux_layers, 
 from eagle_plugin.data.store.manifest import Manifest
 from eagle_plugin.heads.files import read_tensors
 from eagle_plugin.heads.target_files import TargetFiles
-from eagle_plugin.train.settings import DataSettings, TrainError
+from eagle_plugin.train.recipe import DataSettings, TrainError
 
 READERS = 8  # at once: remote stores answer slowly, one document a request
 MIN_RESPONSE = 2  # a row trains on the token that it reads and the one that it predicts, both of the response

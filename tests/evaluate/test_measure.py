@@ -26,9 +26,8 @@ from eagle_plugin.evaluate.measure import (
     greedy_accepted,
     walk_rounds,
 )
-from eagle_plugin.heads.aux_ids import Reading
 from eagle_plugin.heads.create import new_head
-from eagle_plugin.heads.layers import DraftHead
+from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.reference.decode import plain_greedy, sampling_params, speculative_greedy
 from eagle_plugin.reference.draft import draft_trees, likeliest, read_text
@@ -61,7 +60,10 @@ def cases(
     heads = {
         "eagle2": (markov_target, load_any_head(eagle2, markov_target)),
         "eagle3": (markov_target, load_any_head(eagle3, markov_target)),
-        "random": (tiny_target, load_any_head(tiny_eagle3_reduced, tiny_target, reading=Reading((1, 4, 6), False, ""))),
+        "random": (
+            tiny_target,
+            load_any_head(tiny_eagle3_reduced, tiny_target, None, Interpretation((1, 4, 6), False, "")),
+        ),
         "peagle": (tiny_target, new_head("peagle", tiny_target, aux_layers=(1, 4, 6), layers=2, mask_token_id=2)),
     }
     with torch.no_grad():

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from eagle_plugin.core.verify import Accepted, verify_greedy
-from eagle_plugin.heads.layers import DraftHead
+from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.reference.decode import load_head, plain_greedy, sampling_params, speculative_greedy
 from eagle_plugin.reference.draft import draft_tree
 from eagle_plugin.reference.rules import RULES

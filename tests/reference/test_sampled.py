@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.evaluate.acceptance import expected_accept_length
-from eagle_plugin.heads.layers import DraftHead
+from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.reference.decode import load_head, plain_greedy, sampling_params, speculative_sample
 from eagle_plugin.reference.draft import draft_tree, draft_trees, read_text
 from eagle_plugin.reference.rules import RULES

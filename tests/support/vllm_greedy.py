@@ -20,7 +20,7 @@ from vllm_engines import Rounds
 
 from eagle_plugin.data.rows import TokenRow
 from eagle_plugin.evaluate.measure import Shape, Texts, greedy_accepted, walk_rounds
-from eagle_plugin.heads.shape import ARCHITECTURES
+from eagle_plugin.heads.kinds import HEADS
 from eagle_plugin.reference.decode import load_head
 from eagle_plugin.reference.draft import read_text
 
@@ -66,11 +66,12 @@ def write_heads(folder: Path, target: Path) -> dict[str, Path]:
         name = "layers.0.self_attn.o_proj.weight"
         return weights | {name: Random(4).normal(*weights[name].shape, std=0.02)}
 
+    eagle2 = list(HEADS["eagle2"].architectures)
     reduced = rewrite(sharp, folder / "reduced", weights=blur)
     return {
         "reduced": reduced,
         "full": rewrite(reduced, folder / "full", lambda c: c | {"draft_vocab_size": VOCAB}, widen),
-        "eagle2": rewrite(calm, folder / "eagle2", lambda c: c | {"architectures": ARCHITECTURES["eagle2"]}, disturb),
+        "eagle2": rewrite(calm, folder / "eagle2", lambda c: c | {"architectures": eagle2}, disturb),
     }
 
 

@@ -18,9 +18,9 @@ from eagle_plugin.data.rows import DataError
 from eagle_plugin.data.store.feature_store import Document, FeatureWriter
 from eagle_plugin.data.store.manifest import MANIFEST, Manifest
 from eagle_plugin.train.distributed import Ranks
+from eagle_plugin.train.document_order import Plan, Position, deal
 from eagle_plugin.train.feed import Feed
-from eagle_plugin.train.plan import Plan, Position, deal
-from eagle_plugin.train.settings import DataSettings, TrainError, parse_recipe
+from eagle_plugin.train.recipe import DataSettings, TrainError, parse_recipe
 from eagle_plugin.train.sources import StoreSource, TargetSource, open_source
 
 CPU = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""The token that stands in for an unknown one in P-EAGLE: an id that no text contains."""
+"""The token that P-EAGLE reads in place of an unknown one: an id that no text contains."""
 
 from __future__ import annotations
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from eagle_plugin.errors import UserError
+from eagle_plugin.heads.kinds import HEADS
 from eagle_plugin.recipes import read_yaml, validate
 
 Positive = Annotated[int, Field(gt=0)]
@@ -19,6 +20,13 @@ Rate = Annotated[float, Field(gt=0, le=1)]
 
 def _expand(value: Any) -> Any:
     return Path(value).expanduser() if isinstance(value, str) else value
+
+
+def _check_kind(value: str) -> str:
+    *others, last = ["auto", *sorted(HEADS)]
+    if value not in (*others, last):
+        raise ValueError(f"Input should be {', '.join(map(repr, others))} or {last!r}")
+    return value
 
 
 UserPath = Annotated[Path, BeforeValidator(_expand)]
@@ -35,7 +43,7 @@ class _Section(BaseModel):
 class HeadSettings(_Section):
     """Which head is trained: a new one of a given shape, or an existing one (`from`)."""
 
-    kind: Literal["auto", "eagle2", "eagle3", "peagle"] = "auto"
+    kind: Annotated[str, AfterValidator(_check_kind)] = "auto"
     start: UserPath | None = Field(None, alias="from")
     layers: Positive | None = None
     intermediate_size: Positive | None = None
