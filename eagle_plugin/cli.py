@@ -210,8 +210,8 @@ def _check(arguments: argparse.Namespace) -> None:
             report = check(
                 target, head, algorithm=algorithm, report=lambda done: progress("answers", done / len(PROMPTS))
             )
-        info, warnings, figures = report.info, report.warnings, report.served.figures
-        drafts = f"first draft right for {figures.cumulative[0]:.1%}, accept length {figures.accept_length:.2f}"
+        info, warnings, stats = report.info, report.warnings, report.served.stats
+        drafts = f"first draft right for {stats.cumulative[0]:.1%}, accept length {stats.accept_length:.2f}"
         if report.trained is not None:
             drafts += f" (in training {report.trained:.1%})"
     layers = ", ".join(map(str, info.aux_layer_ids)) or "none"

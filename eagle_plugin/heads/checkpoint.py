@@ -32,7 +32,7 @@ BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 
 @dataclass(frozen=True)
 class HeadInfo:
-    """What the checkpoint of a draft head says about it."""
+    """What the checkpoint of a draft head contains."""
 
     architecture: str
     algorithm: Algorithm
@@ -45,17 +45,17 @@ class HeadInfo:
     dtype: str
     parameters: int
     bytes: int
-    warnings: tuple[str, ...] = ()  # what serves, but probably not well: one sentence each
+    warnings: tuple[str, ...] = ()  # reasons why it serves, but probably not well: one sentence each
 
 
 def check_head(target_dir: str | Path, head_dir: str | Path, *, algorithm: str) -> HeadInfo:
     """Check that stock SGLang can load the head in `head_dir` for the target in `target_dir` and that it fits.
 
-    algorithm is the engine's name: "EAGLE" (EAGLE-1 and EAGLE-2 heads) or "EAGLE3". Takes a few milliseconds, and with
+    algorithm is SGLang's name: "EAGLE" (EAGLE-1 and EAGLE-2 heads) or "EAGLE3". Takes a few milliseconds, and with
     eagle_plugin.json beside the head as long as reading the target's tokenizer.json.
 
     Raises:
-        HeadError: on the first thing that does not fit.
+        HeadError: for the first thing that does not fit.
     """
     if algorithm not in ALGORITHMS:
         raise HeadError(
@@ -103,7 +103,7 @@ def _find_spec(config: dict[str, Any], folder: Path, algorithm: str) -> HeadSpec
     spec = spec_of_tensors((), str(name))
     if spec is None:
         raise HeadError(
-            f"{folder} has architectures {names}, which is no Llama draft head, wanted [{wanted!r}]; "
+            f"{folder} has architectures {names}, which is not a Llama draft head, wanted [{wanted!r}]; "
             "give the head's folder, and set the key if it is an official EAGLE head"
         )
     if spec.algorithm != algorithm:
@@ -123,7 +123,7 @@ def _check_dimensions(target: dict[str, Any], config: dict[str, Any], folder: Pa
     heads = config["num_attention_heads"]
     if config.get("head_dim") is None and config["hidden_size"] % heads:
         raise HeadError(
-            f"{folder} has hidden_size {config['hidden_size']}, which {heads} attention heads do not divide, "
+            f"{folder} has hidden_size {config['hidden_size']}, which is not a multiple of its {heads} attention heads, "
             "and no head_dim; write head_dim into config.json"
         )
     config["head_dim"] = config.get("head_dim") or config["hidden_size"] // heads
@@ -167,7 +167,7 @@ def _check_shapes(wanted: dict[str, tuple[int, ...]], tensors: dict[str, StoredT
             fix = "rename them without the prefix 'model.', which the engine's EAGLE loader does not know"
         raise HeadError(
             f"{folder} has {len(tensors)} tensors but not {', '.join(missing)}, "
-            f"which the engine would leave random; {fix}"
+            f"which the engine would leave at random values; {fix}"
         )
     for name, shape in wanted.items():
         found = tensors[name]

@@ -19,7 +19,7 @@ from eagle_plugin.heads.manifest import FORMAT, MANIFEST, describe_target
 
 WEIGHTS = "model.safetensors"
 WRITTEN = {"config.json", WEIGHTS, MANIFEST}
-# Copied from the head's LlamaConfig; every key is written out, so that no engine falls back on a default of its own.
+# Copied from the head's LlamaConfig; every key is written out, so that no engine uses a default of its own.
 SHAPE_KEYS = (
     "hidden_size",
     "num_hidden_layers",
@@ -44,12 +44,12 @@ def save_head(
 ) -> None:
     """Write config.json, model.safetensors and eagle_plugin.json; the same head gives the same bytes.
 
-    The folder appears whole or not at all; an existing one is replaced if it holds nothing but a head written here.
+    The folder is complete or it is not there; an existing one is replaced if it has only the files of a head.
     manifest: what is known of the training ("training", "acceptance", ...), written beside the kind of the head, its
-    aux layers and the digests of the target; "target_name" is the name of the target for people.
+    aux layers and the digests of the target; "target_name" is the target's name for readers.
 
     Raises:
-        HeadError: the folder holds other files, the dtype is none that the engines load, or a weight is not finite.
+        HeadError: the folder holds other files, the engines do not load the dtype, or a weight is not finite.
     """
     folder = Path(folder).absolute()
     if dtype not in DTYPE_NAMES:
@@ -92,7 +92,7 @@ def head_config(head: DraftHead, target_dir: str | Path, dtype: torch.dtype) -> 
     values |= {key: getattr(config, key) for key in SHAPE_KEYS}
     served = text_config(read_config(target_dir)).get("max_position_embeddings") or 0
     values |= {
-        "max_position_embeddings": max(config.max_position_embeddings, served),  # SGLang refuses to start below
+        "max_position_embeddings": max(config.max_position_embeddings, served),  # SGLang does not start with less
         "num_key_value_heads": config.num_key_value_heads or config.num_attention_heads,
         "head_dim": config.head_dim or config.hidden_size // config.num_attention_heads,
         # Engines differ in which of the two spellings they read.
@@ -118,12 +118,12 @@ def _check_replaceable(folder: Path) -> None:
     other = sorted(path.name for path in folder.iterdir() if path.name not in WRITTEN)
     if other:
         raise HeadError(
-            f"{folder} holds {other[0]}, which is no file of a head and would be lost; give a new folder or empty it"
+            f"{folder} holds {other[0]}, which is not a file of a head and would be deleted; give a new folder"
         )
 
 
 def _put(new: Path, folder: Path) -> None:
-    """Move a complete folder to its place. A kill between the two renames leaves both versions, under other names."""
+    """Rename a complete folder to its name. A kill between the two renames leaves both versions, under other names."""
     if not folder.exists():
         new.rename(folder)
         return

@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for warning in info.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     Console().print(_summary(info, Path(arguments.out)))
-    # Outside of the table, whose borders would break a command in two.
+    # Not in the table, where a long command would be wrapped.
     print(f"SGLang: --speculative-algorithm {info.algorithm} --speculative-draft-model-path {arguments.out}")
     vllm = HEADS[info.kind].vllm_config(arguments.out, 4)
     print(f"vLLM: --speculative-config '{json.dumps(vllm)}'")
@@ -81,12 +81,12 @@ def _parser() -> argparse.ArgumentParser:
         "--aux-layers",
         type=_layers,
         metavar="I,J,K",
-        help="the target layers whose INPUT the head was trained on, where its config.json leaves it open",
+        help="the target layers whose INPUT the head was trained on, where its config.json does not decide it",
     )
     parser.add_argument(
         "--norm-output",
         choices=("yes", "no"),
-        help="whether the next draft step takes the normed state, where config.json leaves it open (SpecForge: no)",
+        help="whether the next draft step takes the normed state, where config.json does not decide it (SpecForge: no)",
     )
     parser.add_argument("--dtype", choices=tuple(DTYPES), help="of the weights (default: as they are)")
     return parser

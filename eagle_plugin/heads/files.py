@@ -27,7 +27,7 @@ LEGACY_NAMES = {
 
 
 class HeadError(UserError):
-    """A head that cannot serve its target: one sentence with what was found, what was wanted and the fix."""
+    """A head cannot serve its target: one sentence with what was found, what was wanted and the fix."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     """Return config.json of a checkpoint folder.
 
     Raises:
-        HeadError: the folder or its config.json is missing, or is not a JSON object.
+        HeadError: the folder or its config.json is missing, or config.json is not a JSON object.
     """
     folder = Path(folder)
     path = folder / "config.json"
@@ -72,7 +72,7 @@ def read_size(config: dict[str, Any], key: str, where: Path | str) -> int:
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The keys of the language model in a target's config.json; those of a multimodal wrapper fill the gaps."""
+    """The keys of the language model in a target's config.json; keys that it lacks come from a multimodal wrapper."""
     inner = config.get("text_config")
     return {**config, **inner} if isinstance(inner, dict) else config
 

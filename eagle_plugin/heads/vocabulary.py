@@ -1,4 +1,4 @@
-"""What a draft vocabulary is."""
+"""The check of the ids of a draft vocabulary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How each kind of head learns: its drafts of a batch, and what they cost beside the loss over the vocabulary.
+"""How each kind of head learns: its drafts of a batch, and the terms of its loss beside that over the vocabulary.
 
 `HeadSpec.objective` names the method of a kind; `METHODS` lists them.
 """

@@ -1,4 +1,4 @@
-"""What is trained and how it moves: the head with its objective, and the optimisers of its parameters."""
+"""What is trained and how: the head with its objective, and the optimisers of its parameters."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from eagle_plugin.heads.target_files import TargetFiles
 from eagle_plugin.train.distributed import gather_whole, scatter_like
 from eagle_plugin.train.methods import METHODS, ObjectiveSettings
 from eagle_plugin.train.objectives import Objective
-from eagle_plugin.train.recipe import TrainError, TrainSettings
+from eagle_plugin.train.recipe import TrainError, TrainRecipe
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def objective_settings(settings: TrainSettings, steps: int, default_decay: float) -> ObjectiveSettings:
+def objective_settings(settings: TrainRecipe, steps: int, default_decay: float) -> ObjectiveSettings:
     """The objective of a phase of `steps` draft steps; default_decay: of the kind's method."""
     values = settings.loss.model_dump()
     values["loss"] = values.pop("name")
@@ -31,7 +31,7 @@ def objective_settings(settings: TrainSettings, steps: int, default_decay: float
     return ObjectiveSettings(steps=steps, dtype=DTYPES[settings.dtype], **values)
 
 
-def make_head(settings: TrainSettings, aux_layers: tuple[int, ...]) -> DraftHead:
+def make_head(settings: TrainRecipe, aux_layers: tuple[int, ...]) -> DraftHead:
     """The head that a recipe starts from, in float32 on the CPU; aux_layers are those of the features.
 
     Raises:
@@ -66,7 +66,7 @@ def check_features(head: DraftHead, aux_layers: tuple[int, ...]) -> None:
         )
 
 
-def make_objective(settings: TrainSettings, head: DraftHead, readout: Readout, device: torch.device) -> Objective:
+def make_objective(settings: TrainRecipe, head: DraftHead, readout: Readout, device: torch.device) -> Objective:
     """The objective of the first phase on a device; readout: of the target, in any dtype."""
     first = objective_settings(settings, settings.phases[0].steps, METHODS[head.spec.objective].default_decay)
     bias = None if readout.bias is None else readout.bias.to(device, first.dtype)
@@ -75,7 +75,7 @@ def make_objective(settings: TrainSettings, head: DraftHead, readout: Readout, d
 
 
 def take_parameters(head: DraftHead, parameters: dict[str, Tensor]) -> DraftHead:
-    """Give a head the trained parameters of an objective over another instance of it."""
+    """Copy the trained parameters of an objective into another instance of its head."""
     with torch.no_grad():
         own = dict(head.named_parameters())
         for name, value in parameters.items():
@@ -86,11 +86,11 @@ def take_parameters(head: DraftHead, parameters: dict[str, Tensor]) -> DraftHead
 class Parameters:
     """The trained parameters of an objective by name, with their optimisers.
 
-    Muon takes the matrices between the embedding and lm_head, where its orthogonal updates make sense, with the
-    learning rate scaled to AdamW's; AdamW takes the rest.
+    Muon updates the matrices between the embedding and lm_head, for which its orthogonal updates are meant, with the
+    learning rate scaled to AdamW's; AdamW updates the rest.
     """
 
-    def __init__(self, objective: nn.Module, settings: TrainSettings) -> None:
+    def __init__(self, objective: nn.Module, settings: TrainRecipe) -> None:
         self.named = {name: p for name, p in objective.named_parameters() if p.requires_grad}
         options = settings.optimiser
         head_lr = options.lm_head_lr or options.lr
@@ -128,7 +128,7 @@ class Parameters:
         return parameters, state
 
     def restore(self, parameters: dict[str, Tensor], state: dict[str, Tensor]) -> None:
-        """Take over what `gather` returned.
+        """Load what `gather` returned.
 
         Raises:
             TrainError: it is of another head.
@@ -137,7 +137,7 @@ class Parameters:
         if shapes != {name: tuple(value.shape) for name, value in parameters.items()}:
             raise TrainError(
                 "the checkpoint holds parameters of another head than the recipe makes now; "
-                "give the head's files back as they were, or another folder (--out)"
+                "restore the head's files, or give another folder (--out)"
             )
         with torch.no_grad():
             for name, parameter in self.named.items():

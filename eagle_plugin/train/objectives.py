@@ -1,9 +1,9 @@
-"""What a batch costs: one module over all head kinds, from packed documents to the loss and its measures.
+"""The loss of a batch: one module for all kinds of heads, from packed documents to the loss and its metrics.
 
     L = sum_k decay^k  sum_t w[t, k] loss(t, k) / total_k
 
-total_k is the sum of the weights of step k over everything that one optimiser step learns from: all ranks and all
-batches. So the gradient does not depend on how the documents were spread.
+total_k is the sum of the weights of step k over all ranks and batches of one optimiser step. So the gradient does not
+depend on how the documents were distributed.
 """
 
 from __future__ import annotations

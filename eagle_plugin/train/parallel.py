@@ -1,9 +1,9 @@
-"""P-EAGLE (arXiv 2602.01469): all depths of a draft in one pass, over rows sampled so that deep ones cost little.
+"""P-EAGLE (arXiv 2602.01469): all depths of a draft in one pass, over sampled rows, so that deep ones cost little.
 
-Slot (a, d) drafts from row a at depth d: depth 0 is the EAGLE-3 row a, a deeper one takes the mask token and the
-learnt mask features at position a + d. It sees the depth-0 rows up to a and its own chain (a, 0..d), and predicts token
-a + 2 + d from what was known at a. A hole in a chain would change the rows after it, so only the ends of chains are
-dropped.
+Slot (a, d) drafts from row a at depth d: depth 0 is the EAGLE-3 row a, a deeper one takes the mask token and the learnt
+mask features at position a + d. It attends to the depth-0 rows up to a and to its own chain (a, 0..d), and predicts
+token a + 2 + d from what was known at a. A hole in a chain would change the rows after it, so only the ends of chains
+are dropped.
 
 Letters in shapes: N rows of a batch, S slots, H hidden size, h query heads, g key-value heads, D head size.
 """
@@ -54,8 +54,8 @@ def sample_slots(batch: Batch, weights: Tensor, rate: float, floor: float, gener
     return Slots(anchor[order], depths[order])
 
 
-def see(slots: Slots) -> Tensor:
-    """Which slots of one document see which: [S, S] bool, row looks at column."""
+def visible_slots(slots: Slots) -> Tensor:
+    """Which slots of one document attend to which: [S, S] bool, rows attend to columns."""
     anchor, depth = slots
     earlier = (depth == 0) & (anchor[:, None] >= anchor)
     own_chain = (anchor[:, None] == anchor) & (depth[:, None] >= depth)
@@ -77,7 +77,9 @@ def draft_parallel(head: PEagleHead, batch: Batch, slots: Slots, dtype: torch.dt
     rotation = table.at(batch.positions[anchor] + depth)
     spans = torch.searchsorted(batch.document[anchor], torch.arange(len(batch.bounds), device=anchor.device)).tolist()
     blocks = [
-        (slice(a, b), see(Slots(anchor[a:b], depth[a:b]))) for a, b in zip(spans, spans[1:], strict=False) if b > a
+        (slice(a, b), visible_slots(Slots(anchor[a:b], depth[a:b])))
+        for a, b in zip(spans, spans[1:], strict=False)
+        if b > a
     ]
 
     def look(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

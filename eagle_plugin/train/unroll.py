@@ -1,8 +1,8 @@
 """Training-time test: the K draft steps of every row at once (EAGLE-3, arXiv 2503.01840, section 3.2).
 
 At step k row t takes the embedding of token t+1+k with its own state of step k-1 (the target's features at step 0), at
-RoPE position t+k, and predicts token t+2+k. This equals a draft from every row t along the real tokens. EAGLE-2 is the
-same with one step; more are HASS (arXiv 2408.15766).
+RoPE position t+k, and predicts token t+2+k. This equals a draft from every row t along the tokens of the data. EAGLE-2
+is the same with one step; more are HASS (arXiv 2408.15766).
 
 Letters in shapes: N rows of a batch, H hidden size.
 """
