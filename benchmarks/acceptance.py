@@ -2,7 +2,7 @@
 
     python benchmarks/acceptance.py [--json out/acceptance.json]
 
-The target (SmolLM2-135M-Instruct, bf16) writes texts at each temperature. At every other token of them each rule drafts
+The target (SmolLM2-135M-Instruct, bf16) writes responses at each temperature. At every other token of them each rule drafts
 trees, and the probability that the walk reaches a node is computed from the target's own distribution; only the draft's
 draws are sampled. So all rules are compared at the same contexts, and every context counts once. (A server starts its
 rounds where the last one ended, which is another average of the same thing.)
@@ -31,10 +31,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from eagle_plugin.bench.choices import HEAD, TARGET, resolve_target
 from eagle_plugin.bench.questions import Question, assign_rounds, read_questions
 from eagle_plugin.core.policy import SLOT_WEIGHTS
+from eagle_plugin.core.shape import Shape
 from eagle_plugin.evaluate.acceptance import expected_accept_length
-from eagle_plugin.heads.layers import DraftHead
+from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.reference.decode import load_head, sampling_params
-from eagle_plugin.reference.draft import Reading, draft_trees, read_text
+from eagle_plugin.reference.draft import HeadPrefill, draft_trees, prefill_head
 from eagle_plugin.reference.rules import RULES, Rule, sampled_child
 from eagle_plugin.reference.target import target_features, tree_logits
 
@@ -43,14 +44,14 @@ STEPS = {8: 2, 16: 4}  # nodes with the root -> levels
 TOPK = CHILDREN = 4
 
 
-class Text(NamedTuple):
+class Response(NamedTuple):
     """What the target wrote after a prompt, with what the head made of it."""
 
     prompt: str
     tokens: list[int]
     roots: Tensor  # [contexts] int64, where trees are drafted
     p: Tensor  # [contexts, 1, V], the target's distribution after each root
-    reading: Reading
+    prefill: HeadPrefill
 
 
 def parse() -> argparse.Namespace:
@@ -87,14 +88,14 @@ def write_text(model: Any, ids: list[int], n: int, temperature: float, end: int,
     return tokens
 
 
-def texts(
+def responses(
     model: Any,
     head: DraftHead,
     tokenizer: Any,
     prompts: list[Question],
     options: argparse.Namespace,
     temperature: float,
-) -> Iterator[Text]:
+) -> Iterator[Response]:
     gen = torch.Generator().manual_seed(options.seed)
     for prompt in prompts:
         chat = [{"role": "user", "content": prompt.prompt}]
@@ -103,8 +104,8 @@ def texts(
         roots = torch.arange(len(ids), len(tokens) - 1, 2)
         if len(roots):
             p = distribution(model(torch.tensor([tokens])).logits[0, roots, None], temperature)
-            reading = read_text(head, tokens, target_features(model, head, tokens))
-            yield Text(prompt.id, tokens, roots, p, reading)
+            prefill = prefill_head(head, tokens, target_features(model, head, tokens))
+            yield Response(prompt.id, tokens, roots, p, prefill)
 
 
 def distribution(logits: Tensor, temperature: float) -> Tensor:
@@ -115,25 +116,25 @@ def distribution(logits: Tensor, temperature: float) -> Tensor:
 
 
 def score(
-    model: Any, head: DraftHead, text: Text, rule: Rule, nodes: int, temperature: float, gen: torch.Generator
+    model: Any, head: DraftHead, text: Response, rule: Rule, nodes: int, temperature: float, gen: torch.Generator
 ) -> Tensor:
     """The accept length [contexts] of one tree of that size at every context."""
     params = sampling_params(temperature, len(head.embedding), len(text.roots))
     trees, proposals = draft_trees(
-        head, text.tokens, text.reading, text.roots, rule, params, gen,
-        steps=STEPS[nodes], topk=TOPK, draft_tokens=nodes,
+        head, text.tokens, text.prefill, text.roots, rule, params, gen,
+        Shape(STEPS[nodes], TOPK, nodes),
     )  # fmt: skip
     p = distribution(tree_logits(model, text.tokens, text.roots, trees), temperature)
     return expected_accept_length(trees, p, proposals)
 
 
-def score_node(head: DraftHead, text: Text, rule: Rule, temperature: float, gen: torch.Generator) -> Tensor:
+def score_node(head: DraftHead, text: Response, rule: Rule, temperature: float, gen: torch.Generator) -> Tensor:
     """The probability [contexts] that one of CHILDREN children of the root is accepted, whatever its score."""
     params = sampling_params(temperature, len(head.embedding), len(text.roots))
     sampled = rule.children(TOPK) - TOPK if temperature else 0  # children that come on top of topk
     trees, proposals = draft_trees(
-        head, text.tokens, text.reading, text.roots, rule, params, gen,
-        steps=1, topk=CHILDREN - sampled, draft_tokens=CHILDREN + 1,
+        head, text.tokens, text.prefill, text.roots, rule, params, gen,
+        Shape(1, CHILDREN - sampled, CHILDREN + 1),
     )  # fmt: skip
     p = torch.nn.functional.pad(text.p, (0, 0, 0, CHILDREN))  # the children are leaves: nothing is asked of them
     return expected_accept_length(trees, p, proposals) - 1
@@ -165,7 +166,7 @@ def measure(
         singles: dict[str, list[Tensor]] = {rule: [] for rule in rules}
         names: list[str] = []
         gen = torch.Generator().manual_seed(options.seed)
-        for text in texts(model, head, tokenizer, prompts, options, temperature):
+        for text in responses(model, head, tokenizer, prompts, options, temperature):
             names += [text.prompt] * len(text.roots)
             for rule in rules:
                 draws = range(options.draws if rule != "deterministic" else 1)

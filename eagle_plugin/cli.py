@@ -191,8 +191,9 @@ def _progress() -> Iterator[Callable[[str, float], None]]:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    from eagle_plugin.heads.checkpoint import ARCHITECTURES, check_head
+    from eagle_plugin.heads.checkpoint import check_head
     from eagle_plugin.heads.files import read_config
+    from eagle_plugin.heads.kinds import stored_algorithm
     from eagle_plugin.models import CATALOG
 
     target, head = Path(arguments.target), Path(arguments.head)
@@ -200,8 +201,7 @@ def _check(arguments: argparse.Namespace) -> None:
         target = _ready_folder(arguments.target)
     algorithm = arguments.algorithm
     if arguments.files_only:
-        architectures = read_config(head).get("architectures") or [None]
-        info = check_head(target, head, algorithm=algorithm or ARCHITECTURES.get(architectures[0], "EAGLE3"))
+        info = check_head(target, head, algorithm=algorithm or stored_algorithm(read_config(head)))
         warnings, drafts = list(info.warnings), "not measured (--files-only)"
     else:
         from eagle_plugin.evaluate.check import PROMPTS, check
@@ -210,8 +210,8 @@ def _check(arguments: argparse.Namespace) -> None:
             report = check(
                 target, head, algorithm=algorithm, report=lambda done: progress("answers", done / len(PROMPTS))
             )
-        info, warnings, figures = report.info, report.warnings, report.served.figures
-        drafts = f"first draft right for {figures.cumulative[0]:.1%}, accept length {figures.accept_length:.2f}"
+        info, warnings, stats = report.info, report.warnings, report.served.stats
+        drafts = f"first draft right for {stats.cumulative[0]:.1%}, accept length {stats.accept_length:.2f}"
         if report.trained is not None:
             drafts += f" (in training {report.trained:.1%})"
     layers = ", ".join(map(str, info.aux_layer_ids)) or "none"

@@ -68,7 +68,7 @@ class RecordedSettings(_Section):
     max_length: Positive = 512
 
 
-class JobSettings(_Section):
+class JobRecipe(_Section):
     """A whole recipe."""
 
     target: str
@@ -92,16 +92,16 @@ class Stage(NamedTuple):
     recipe: str = ""  # of a training run: what is written into the file that the words name
 
 
-def read_job(path: Path) -> JobSettings:
+def read_job(path: Path) -> JobRecipe:
     """Read a recipe.
 
     Raises:
         JobError: naming every wrong key with its value and what was wanted.
     """
-    return validate(JobSettings, read_yaml(path, JobError), str(path), JobError)
+    return validate(JobRecipe, read_yaml(path, JobError), str(path), JobError)
 
 
-def plan(job: JobSettings, target: Path, out: Path) -> list[Stage]:
+def plan(job: JobRecipe, target: Path, out: Path) -> list[Stage]:
     """The sub-commands of a job in their order."""
     rows = [out / "generated.jsonl"]
     stages = [*_prompt_stages(job, target, out)]
@@ -135,7 +135,7 @@ def plan(job: JobSettings, target: Path, out: Path) -> list[Stage]:
     return stages
 
 
-def _prompt_stages(job: JobSettings, target: Path, out: Path) -> Iterator[Stage]:
+def _prompt_stages(job: JobRecipe, target: Path, out: Path) -> Iterator[Stage]:
     prompts, settings = out / "prompts.jsonl", job.prompts
     if bool(settings.files) == (settings.builtin is not None):
         raise JobError("the recipe's prompts name both files and builtin, or neither; give one of them")
@@ -160,7 +160,7 @@ def _prompt_stages(job: JobSettings, target: Path, out: Path) -> Iterator[Stage]
         yield Stage("rendered dialogues", [*words, "--max-length", str(job.recorded.max_length)], rows)
 
 
-def _train_recipe(keys: dict[str, Any], job: JobSettings, target: Path, out: Path, head: Path | None) -> str:
+def _train_recipe(keys: dict[str, Any], job: JobRecipe, target: Path, out: Path, head: Path | None) -> str:
     """The recipe of one training run; the runs of a job go on from each other, with one draft vocabulary."""
     shape = dict(keys.get("head", {}))
     if head is not None:
@@ -172,7 +172,7 @@ def _train_recipe(keys: dict[str, Any], job: JobSettings, target: Path, out: Pat
     return yaml.safe_dump({**keys, "target": str(target), "head": shape, "data": data}, sort_keys=False)
 
 
-def run(job: JobSettings, target: Path, out: Path, until: str | None, console: Console) -> None:
+def run(job: JobRecipe, target: Path, out: Path, until: str | None, console: Console) -> None:
     """Run the stages that are not done yet; every stage resumes where it was stopped.
 
     Raises:
@@ -201,7 +201,7 @@ def run(job: JobSettings, target: Path, out: Path, until: str | None, console: C
 
 
 @contextlib.contextmanager
-def _endpoint(stage: Stage, job: JobSettings, target: Path, out: Path, console: Console) -> Iterator[list[str]]:
+def _endpoint(stage: Stage, job: JobRecipe, target: Path, out: Path, console: Console) -> Iterator[list[str]]:
     """The words that name an endpoint: none, or those of a stock engine that runs as long as the stage does."""
     if not stage.needs_server:
         yield []

@@ -1,1 +1,1 @@
-"""What users run to judge a draft head: accept lengths, responses, statistics, the check against its target."""
+"""What users run on a draft head: the check against its target, accept lengths on responses, statistics."""

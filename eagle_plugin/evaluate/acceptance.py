@@ -1,4 +1,4 @@
-"""How many tokens a drafted tree is worth: the expectation over the verification, without a random number."""
+"""The expected accept length of a drafted tree: over the verification, without random numbers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ TINY = torch.finfo(torch.float64).tiny
 
 
 def expected_accept_length(trees: DraftTree, p: Tensor, proposals: Proposals) -> Tensor:
-    """The mean accept length [b] float64 of each tree, the bonus token included, under the rule of its children.
+    """The mean accept length [b] float64 of each tree, with the bonus token, under the rule that chose its children.
 
-    p [b, W, V]: the target's distribution after each node. The draws are those of the trees: average over several trees
-    for the mean over the draws too. It is 1 + the sum over the draft nodes of the probability that the walk gets there.
+    p [b, W, V]: the target's distribution after each node. The sampled children of the trees are given: average over
+    several trees for the mean over these draws too. It is 1 + the sum over the draft nodes of the probability that the
+    walk reaches them.
     """
     return reach_probabilities(trees, p, proposals).sum(dim=1)
 
@@ -24,11 +25,11 @@ def reach_probabilities(trees: DraftTree, p: Tensor, proposals: Proposals) -> Te
     """The probability [b, W] float64 that the verification of `core.verify.verify_tree` walks to each node.
 
     Arguments as for `expected_accept_length`; the root's is 1, that of padding 0. The sum over the nodes of one depth
-    is the probability that so many drafts or more are accepted.
+    is the probability that this many drafts or more are accepted.
 
     Sampled children of a node are tested in node order. A test turns the target's p into max(p - q', 0) / Z and takes
-    the child out of q'; both are kept at the M tokens of q' only, for at any other token p is just divided by Z, and
-    deterministic children have no weight in q'.
+    the child out of q'; both are kept at the M tokens of q' only, because at any other token p is only divided by Z,
+    and deterministic children have no weight in q'.
     """
     b, W = trees.tokens.shape
     nodes = torch.arange(W, device=p.device)
@@ -36,19 +37,19 @@ def reach_probabilities(trees: DraftTree, p: Tensor, proposals: Proposals) -> Te
     sampled = child_of & (trees.draws >= 0)[:, None, :]
     row = torch.where(sampled, trees.draws[:, None, :], 0).amax(dim=2).long()  # [b, W]; one row draws for a node
     M = proposals.tokens.shape[2]
-    listed = proposals.tokens.gather(1, row[:, :, None].expand(b, W, M))
+    top = proposals.tokens.gather(1, row[:, :, None].expand(b, W, M))
     q = proposals.weights.gather(1, row[:, :, None].expand(b, W, M)).double() * sampled.any(dim=2)[:, :, None]
-    left = p.gather(2, listed).double()  # p at the listed tokens, while refusals change it
+    left = p.gather(2, top).double()  # p at the top tokens; refusals change it
     total = torch.ones(b, W, dtype=torch.float64, device=p.device)  # product of the Z so far
 
-    chance = torch.zeros(b, W, dtype=torch.float64, device=p.device)  # to accept a node when its parent is reached
-    refused = torch.ones(b, W, dtype=torch.float64, device=p.device)  # of a node, that no sampled child was accepted
-    place = sampled.cumsum(dim=2)
+    chance = torch.zeros(b, W, dtype=torch.float64, device=p.device)  # that a node is accepted, given its parent
+    refused = torch.ones(b, W, dtype=torch.float64, device=p.device)  # that no sampled child of a node was accepted
+    order = sampled.cumsum(dim=2)
     for nth in range(1, int(sampled.sum(dim=2).amax()) + 1):
-        is_nth = sampled & (place == nth)
+        is_nth = sampled & (order == nth)
         tests = is_nth.any(dim=2)  # [b, W]
         child = is_nth.int().argmax(dim=2)
-        mark = (listed == trees.tokens.gather(1, child)[:, :, None]) & (q > 0) & tests[:, :, None]  # [b, W, M]
+        mark = (top == trees.tokens.gather(1, child)[:, :, None]) & (q > 0) & tests[:, :, None]  # [b, W, M]
         q_child, p_child = (torch.where(mark, x, 0.0).sum(dim=2) for x in (q, left))
         # q' may have run out of tokens: such a child was never drawn
         accept = torch.where(q_child > 0, (p_child / q_child.clamp(min=TINY)).clamp(max=1), 0.0)
@@ -56,7 +57,7 @@ def reach_probabilities(trees: DraftTree, p: Tensor, proposals: Proposals) -> Te
         refused = torch.where(tests, refused * (1 - accept), refused)
         residual = (left - q).clamp(min=0)
         z = 1 - torch.minimum(left, q).sum(dim=2)
-        keeps = (z > 1e-12) & tests  # 0 where p = q', and then nothing is refused but by rounding
+        keeps = (z > 1e-12) & tests  # 0 where p = q', where only rounding refuses
         z = torch.where(keeps, z, 1.0)
         left = torch.where(keeps[:, :, None], residual / z[:, :, None], left)
         total = total * z

@@ -1,4 +1,4 @@
-"""Chains at temperature > 0: one sampled draft a step, verified by speculative sampling (arXiv 2211.17192)."""
+"""Chains at temperature > 0: one sampled draft per step, verified by speculative sampling (arXiv 2211.17192)."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.core.tree import DraftTree, Frontier
-from eagle_plugin.heads.layers import DraftHead
-from eagle_plugin.reference.draft import DraftTail, Reading
+from eagle_plugin.heads.draft_head import DraftHead
+from eagle_plugin.reference.draft import DraftTail, HeadPrefill
 
 
 def sample_chains(
-    head: DraftHead, reading: Reading, roots: Tensor, temperature: float, gen: torch.Generator, steps: int
+    head: DraftHead, prefill: HeadPrefill, roots: Tensor, temperature: float, gen: torch.Generator, steps: int
 ) -> tuple[Tensor, Tensor]:
-    """Draw a chain of drafts behind each of b roots of one text.
+    """Draw a chain of drafts after each of b roots of one text.
 
     roots [b] int64 as for `draft_trees` -> draft ids [b, steps] int64 and q [b, steps, draft vocabulary] float32, the
-    whole distribution of the head at this temperature, from which each was drawn.
+    whole distribution of the head at this temperature from which each was drawn.
     """
-    tail = DraftTail(head, reading, roots, steps, beam=1)
+    tail = DraftTail(head, prefill, roots, steps, beam=1)
     frontier: Frontier | None = None
     drafts, q = [], []
     for level in range(1, steps + 1):
@@ -29,8 +29,8 @@ def sample_chains(
     return torch.cat(drafts, 1), torch.stack(q, 1)
 
 
-def forced_likelihoods(head: DraftHead, tokens: list[int], reading: Reading, roots: Tensor, steps: int) -> Tensor:
-    """What the head thinks of a text that it is made to follow: log q [b, steps] float32 of the next `steps` tokens.
+def forced_likelihoods(head: DraftHead, tokens: list[int], prefill: HeadPrefill, roots: Tensor, steps: int) -> Tensor:
+    """The head's log q [b, steps] float32 of the next `steps` tokens of a text that is given to it.
 
     roots [b] int64, at most len(tokens) - 1 - steps. NaN where the token is not in the draft vocabulary.
     """
@@ -38,7 +38,7 @@ def forced_likelihoods(head: DraftHead, tokens: list[int], reading: Reading, roo
     to_draft = torch.full((len(head.embedding),), -1, device=roots.device)
     draft_ids = torch.arange(len(head.d2t), device=roots.device)
     to_draft[head.to_target(draft_ids)] = draft_ids
-    tail = DraftTail(head, reading, roots, steps, beam=1)
+    tail = DraftTail(head, prefill, roots, steps, beam=1)
     frontier: Frontier | None = None
     found = []
     for level in range(1, steps + 1):
@@ -51,7 +51,7 @@ def forced_likelihoods(head: DraftHead, tokens: list[int], reading: Reading, roo
 
 
 def _follow(tokens: Tensor, level: int) -> Frontier:
-    """The frontier of a chain: one node a level, tokens [b, 1] int64, which sees all nodes before it."""
+    """The frontier of a chain: one node per level, tokens [b, 1] int64, which attends to all nodes before it."""
     zeros = torch.zeros_like(tokens)
     return Frontier(zeros.int(), zeros.float(), tokens, zeros, torch.full_like(zeros, (1 << level) - 1))
 
@@ -61,7 +61,7 @@ def chain_acceptance(p: Tensor, drafts: Tensor, q: Tensor, to_target: Tensor) ->
 
     p [b, steps, V]: the target's distribution before each draft; drafts and q as `sample_chains` returns them;
     to_target [draft vocabulary] int64. A draft x is accepted with probability min(1, p(x) / q(x)); for the last of k
-    drafts the mean over x, sum of min(p, q), takes the place of its draw.
+    drafts the mean over x, sum of min(p, q), replaces its draw.
     """
     p = p[:, :, to_target]
     mean = torch.minimum(p, q).sum(-1)
@@ -71,7 +71,7 @@ def chain_acceptance(p: Tensor, drafts: Tensor, q: Tensor, to_target: Tensor) ->
 
 
 def graft_chains(trees: DraftTree, tokens: Tensor) -> DraftTree:
-    """Trees with a chain more at each root, so that the target reads both in one forward.
+    """The trees with one more chain at each root, so that the target reads both in one forward.
 
     tokens [b, n] int64, target ids: node W is the first of the chain.
     """

@@ -1,4 +1,4 @@
-"""`eagle-plugin eval`: how long drafts live with one or more heads, on held-out prompts, without an engine."""
+"""`eagle-plugin eval`: the accept length of one or more heads on held-out prompts, without an engine."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ from eagle_plugin.data.rows import DataError, TokenRow
 from eagle_plugin.data.sources.sets import SETS
 from eagle_plugin.data.store.features import load_target
 from eagle_plugin.data.target_files import load_tokenizer
-from eagle_plugin.evaluate.measure import SHAPES, Texts, check_tree_reading, evaluate
-from eagle_plugin.evaluate.responses import held_out_rows, set_rows, texts_at
-from eagle_plugin.evaluate.stats import Tally, gain, summarize
-from eagle_plugin.heads.layers import DraftHead
+from eagle_plugin.evaluate.measure import SHAPES, Responses, check_tree_reading, evaluate
+from eagle_plugin.evaluate.responses import held_out_rows, responses_at, set_rows
+from eagle_plugin.evaluate.stats import AcceptCounts, gain, summarize
+from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.models import CATALOG, ModelError, get_model
 
 DESCRIPTION = """\
-Measure the accept length of draft heads (tokens of a round, the bonus token
-included) on answers of the target itself: a chain of 4 drafts, and a tree of 16
-nodes with the root (4 levels, 4 children). At temperature 0 rounds follow each
-other as in a server; above 0 it is the expectation of the plugin's own rule for
-trees, of speculative sampling for chains.
+Measure the accept length of draft heads (tokens per round, the bonus token
+included) on responses of the target: with a chain of 4 drafts, and with a tree
+of 16 nodes (the root included, 4 levels, 4 children per node). At temperature 0
+rounds follow each other as in a server. Above 0 the accept length is an
+expectation, for trees of the plugin's own rule, for chains of speculative
+sampling.
 """
 EPILOG = """\
 examples:
@@ -42,16 +43,16 @@ examples:
   eagle-plugin eval TARGET OLD NEW --sets gsm8k --temperatures 0     is the new head better than the old one?
   eagle-plugin eval TARGET HEAD --rows rows.jsonl                    your own traffic: its val rows, by source
 
-The target's answers are written once and kept in the cache (EAGLE_CACHE_DIR). Intervals hold 95 % of what other
-prompts of the same kind would give (bootstrap over prompts); the gain is over the first head, on the same prompts.
+The target's responses are generated once and kept in the cache (EAGLE_CACHE_DIR). Intervals are of 95 %, by bootstrap
+over the prompts; the gain is over the first head, on the same prompts.
 
 --json writes the last head's accept lengths as plain numbers, {"gsm8k": {"chain4_t0": ..., "tree16_t0": ...}}, and
-beside it, in FILE-details.json, those of all heads with their intervals and the acceptance of each draft position.
+FILE-details.json in the same folder has those of all heads with their intervals and the acceptance of each position.
 """
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 POOLED = "all"
 WIDTH = 110  # of the table in a file
-Results = dict[str, dict[str, list[Tally]]]  # head -> name such as tree16_t0 -> a tally a prompt
+Results = dict[str, dict[str, list[AcceptCounts]]]  # head -> name such as tree16_t0 -> one entry per prompt
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -68,11 +69,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     source.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS), help="held-out sets (all)")
     source.add_argument("--rows", type=Path, metavar="FILE", help="token rows of `eagle-plugin data generate`")
     parser.add_argument("--prompts", type=_positive, default=40, metavar="N", help="prompts of each set (%(default)s)")
-    parser.add_argument("--tokens", type=_positive, default=128, metavar="N", help="longest answer (%(default)s)")
+    parser.add_argument("--tokens", type=_positive, default=128, metavar="N", help="longest response (%(default)s)")
     parser.add_argument("--temperatures", type=_temperature, nargs="+", default=[0.0, 1.0], metavar="T", help="(0 1)")
     parser.add_argument("--dtype", choices=list(DTYPES), default="bfloat16", help="of target and heads (%(default)s)")
     parser.add_argument("--device", default="cpu", help="such as cuda (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of answers and drafts at temperatures above 0")
+    parser.add_argument("--seed", type=int, default=0, help="of responses and drafts at temperatures above 0")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the accept lengths to this file")
     return parser.parse_args(argv)
 
@@ -102,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         rows = _rows(options, target_dir)
         results = measure(target_dir, heads, rows, options, bar)
-    document = {head: _figures(tallies) for head, tallies in results.items()}
+    document = {head: _stats(counts) for head, counts in results.items()}
     Console(width=None if sys.stdout.isatty() else WIDTH).print(_table(results, document, options.temperatures))
     if options.json:
         _write(options.json, document)
@@ -110,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def target_folder(name: str, bar: Callable[[str, int], Callable[[int], None]]) -> Path:
-    """The folder itself, or that of the catalogue's model, prepared first if it is not there yet.
+    """The folder itself, or that of a model of the catalogue, which is prepared first if it is missing.
 
     Raises:
         DataError: there is neither.
@@ -133,26 +134,26 @@ def measure(
     options: argparse.Namespace,
     bar: Callable[[str, int], Callable[[int], None]],
 ) -> Results:
-    """The tallies of every head at every temperature; the target reads each text once for all heads."""
+    """The counts of every head at every temperature; the target reads each response once for all heads."""
     results: Results = {name: {} for name in heads}
     aux_layers = sorted({layer for head in heads.values() for layer in head.aux_layers})
     model = load_target(target_dir, DTYPES[options.dtype], options.device)
     for temperature in options.temperatures:
-        texts = texts_at(
+        written = responses_at(
             lambda: model,
             target_dir,
             rows,
             temperature=temperature,
             tokens=options.tokens,
             seed=options.seed,
-            report=bar(f"temperature {temperature:g}: answers of the target", len(rows)),
+            report=bar(f"temperature {temperature:g}: responses of the target", len(rows)),
         )
-        read = Texts(model, texts, aux_layers, temperature, bar("hidden states of the target", len(rows)))
+        responses = Responses(model, written, aux_layers, temperature, bar("hidden states of the target", len(rows)))
         if temperature:
-            check_tree_reading(model, read.texts[0].tokens)
+            check_tree_reading(model, responses.items[0].tokens)
         for name, head in heads.items():
-            found = evaluate(head, read, options.seed, bar(f"drafts of {name}", len(rows)))
-            results[name] |= {f"{shape}_t{temperature:g}": tallies for shape, tallies in found.items()}
+            found = evaluate(head, responses, options.seed, bar(f"drafts of {name}", len(rows)))
+            results[name] |= {f"{shape}_t{temperature:g}": counts for shape, counts in found.items()}
     return results
 
 
@@ -163,31 +164,31 @@ def _rows(options: argparse.Namespace, target_dir: Path) -> list[TokenRow]:
 
 
 def _name(path: Path, paths: list[Path]) -> str:
-    """The folder's name where that tells the heads apart."""
+    """The folder's name if no other head has the same, else the path."""
     name = path.resolve().name
     return name if [p.resolve().name for p in paths].count(name) == 1 else str(path)
 
 
-def _domains(tallies: Sequence[Tally]) -> dict[str, list[int]]:
-    """The places of each domain's prompts, and of all."""
+def _domains(counts: Sequence[AcceptCounts]) -> dict[str, list[int]]:
+    """The indices of each domain's prompts, and of all prompts."""
     domains: dict[str, list[int]] = {}
-    for place, tally in enumerate(tallies):
-        domains.setdefault(tally.domain, []).append(place)
-    return domains if len(domains) == 1 else domains | {POOLED: list(range(len(tallies)))}
+    for place, count in enumerate(counts):
+        domains.setdefault(count.domain, []).append(place)
+    return domains if len(domains) == 1 else domains | {POOLED: list(range(len(counts)))}
 
 
-def _figures(measured: dict[str, list[Tally]]) -> dict[str, dict[str, Any]]:
-    """domain -> name -> the figures as plain numbers; a domain without a round lacks the name."""
+def _stats(measured: dict[str, list[AcceptCounts]]) -> dict[str, dict[str, Any]]:
+    """domain -> name -> the statistics as plain numbers; a domain without a round does not have the name."""
     document: dict[str, dict[str, Any]] = {}
-    for name, tallies in measured.items():
-        for domain, places in _domains(tallies).items():
-            figures = summarize([tallies[place] for place in places])
-            document.setdefault(domain, {}).update({name: figures.to_json()} if figures else {})
+    for name, counts in measured.items():
+        for domain, places in _domains(counts).items():
+            stats = summarize([counts[place] for place in places])
+            document.setdefault(domain, {}).update({name: stats.to_json()} if stats else {})
     return document
 
 
 def _table(results: Results, document: dict[str, dict[str, dict[str, Any]]], temperatures: list[float]) -> Table:
-    """One row a temperature, set and head; the drafts' acceptance for one head, the gain over the first for several."""
+    """One row per temperature, set and head; with one head the acceptance per draft, with several the gain."""
     base, several = next(iter(results)), len(results) > 1
     table = Table(
         title="accept length, the bonus token included (95 % interval)", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
@@ -199,15 +200,15 @@ def _table(results: Results, document: dict[str, dict[str, dict[str, Any]]], tem
         chain, tree = (f"{shape}_t{temperature:g}" for shape in SHAPES)
         for domain, places in _domains(results[base][tree]).items():
             for head in results:
-                figures = document[head][domain]
+                stats = document[head][domain]
                 cells = [f"{temperature:g}", domain, *([head] if several else [])]
-                if chain not in figures:
-                    table.add_row(*cells, "answers too short")
+                if chain not in stats:
+                    table.add_row(*cells, "responses too short")
                     continue
-                cells += [_interval("{:.3f}", *(figures[name][key] for key in ("accept_length", "low", "high")))
+                cells += [_interval("{:.3f}", *(stats[name][key] for key in ("accept_length", "low", "high")))
                           for name in (chain, tree)]  # fmt: skip
                 if not several:
-                    cells.append("  ".join(f"{x:.2f}" for x in figures[chain]["conditional"]))
+                    cells.append("  ".join(f"{x:.2f}" for x in stats[chain]["conditional"]))
                 elif head != base:
                     new, old = ([results[name][tree][place] for place in places] for name in (head, base))
                     cells.append(_interval("{:+.1%}", *gain(new, old)))
@@ -223,8 +224,8 @@ def _interval(form: str, mean: float, low: float, high: float) -> str:
 def _write(path: Path, document: dict[str, dict[str, dict[str, Any]]]) -> None:
     last = list(document.values())[-1]
     plain = {
-        domain: {name: f["accept_length"] for name, f in figures.items() if "everywhere" not in name}
-        for domain, figures in last.items()
+        domain: {name: f["accept_length"] for name, f in stats.items() if "everywhere" not in name}
+        for domain, stats in last.items()
         if domain != POOLED
     }
     write_output(path, [json.dumps(plain, indent=1), "\n"])
@@ -233,12 +234,12 @@ def _write(path: Path, document: dict[str, dict[str, dict[str, Any]]]) -> None:
 
 @contextmanager
 def _bars(console: Console) -> Iterator[Callable[[str, int], Callable[[int], None]]]:
-    """Yield a function (what, how many) -> report(done) that draws one bar a call on stderr."""
+    """Yield a function (what, how many) -> report(done) that draws one bar per call on stderr."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
 
         def bar(what: str, total: int) -> Callable[[int], None]:
-            tasks: list[TaskID] = []  # made by the first report: what needs no time shows no bar
+            tasks: list[TaskID] = []  # made by the first report, so that a step that is already done shows no bar
 
             def report(done: int) -> None:
                 if not tasks:

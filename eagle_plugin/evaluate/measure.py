@@ -1,12 +1,13 @@
-"""Accept length of draft heads on texts that the target wrote itself, without an engine.
+"""Accept length of draft heads on responses that the target wrote itself, without an engine.
 
-Temperature 0 is a walk: a round starts at the token where the last one ended, and a draft is right if it is the text's
-next token. That is what a server does, for the text is the target's own greedy answer. The first round starts at the
-first generated token (prefill makes it); a round counts if the text is long enough for all of its drafts.
+Temperature 0 is a walk: a round starts at the token where the last one ended, and a draft is right if it is the next
+token of the response. This is what a server does, because the response is the target's own greedy answer. The first
+round starts at the first generated token (prefill makes it); a round counts if the response is long enough for all of
+its drafts.
 
-Above 0 the accept length is an expectation: at every `STRIDE`-th token of a sampled answer drafts are made, and the
-probability that verification accepts them is computed from the target's distribution after each of them. Trees follow
-the product's rule (`core.propose`), chains draw one token a step.
+Above 0 the accept length is an expectation: drafts are made at every `CONTEXT_STRIDE`-th token of a sampled response,
+and the probability that verification accepts them is computed from the target's distribution after each of them. Trees
+follow the product's rule (`core.propose`); chains draw one token per step.
 """
 
 from __future__ import annotations
@@ -18,42 +19,33 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.core.sampling import SamplingParams
+from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import verify_greedy
 from eagle_plugin.data.rows import DataError, TokenRow
 from eagle_plugin.data.store.features import Taps
 from eagle_plugin.evaluate.acceptance import reach_probabilities
 from eagle_plugin.evaluate.chains import chain_acceptance, graft_chains, sample_chains
-from eagle_plugin.evaluate.stats import Tally
-from eagle_plugin.heads.layers import DraftHead
+from eagle_plugin.evaluate.stats import AcceptCounts
+from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.reference.decode import sampling_params
-from eagle_plugin.reference.draft import Reading, draft_trees, read_text
+from eagle_plugin.reference.draft import HeadPrefill, draft_trees, prefill_head
 from eagle_plugin.reference.rules import RULES
 from eagle_plugin.reference.target import path_logits, tree_logits
 
-STRIDE = 4  # tokens from one context to the next at temperature > 0
-KEYS = 1 << 15  # roots times keys of one call of the head: bounds its memory
-TREE_ROWS = 640  # nodes that the target reads in one forward
-LARGEST_DISTANCE = 0.1  # total variation between a tree's rows read together and alone: bf16 makes 0.01 to 0.03
-
-
-class Shape(NamedTuple):
-    """The engine's flags: levels, children and kept nodes a level, nodes verified with the root."""
-
-    steps: int
-    topk: int
-    draft_tokens: int
-
-
-CHAIN, TREE = Shape(4, 1, 5), Shape(4, 4, 16)
+CONTEXT_STRIDE = 4  # tokens from one context to the next at temperature > 0
+MAX_KEYS = 1 << 15  # roots times keys of one call of the head, which bounds its memory
+MAX_NODES = 640  # nodes that the target reads in one forward
+LARGEST_DISTANCE = 0.1  # total variation between nodes read as a tree and alone; bf16 rounding gives 0.01 to 0.03
+CHAIN, TREE = Shape.chain(4), Shape(steps=4, topk=4, width=16)
 SHAPES = {"chain4": CHAIN, "tree16": TREE}
 
 
-class Text(NamedTuple):
-    """One answer of the target with its hidden states."""
+class Response(NamedTuple):
+    """One response of the target with its hidden states."""
 
     row: TokenRow
-    aux: Tensor | None  # [n, A * H], inputs of `Texts.aux_layers`
+    aux: Tensor | None  # [n, A * H], inputs of `Responses.aux_layers`
     last: Tensor  # [n, H]
 
     @property
@@ -61,8 +53,8 @@ class Text(NamedTuple):
         return self.row.prompt_ids + self.row.response_ids
 
 
-class Texts:
-    """The target's answers at one temperature, read once for all heads."""
+class Responses:
+    """The target's responses at one temperature, read once for all heads."""
 
     def __init__(
         self,
@@ -74,66 +66,66 @@ class Texts:
     ) -> None:
         """Run the target over every row; aux_layers: those of all heads, ascending; report gets the rows done."""
         self.model, self.temperature, self.aux_layers = model, temperature, tuple(aux_layers)
-        self.texts: list[Text] = []
+        self.items: list[Response] = []
         with Taps(model, self.aux_layers) as taps:
             self.hidden_size = taps.hidden_size
             for row in rows:
                 ids = row.prompt_ids + row.response_ids
                 aux, last = taps.run(torch.tensor([ids]), [len(ids)])
-                self.texts.append(Text(row, None if aux is None else aux[0], last[0]))
-                report(len(self.texts))
+                self.items.append(Response(row, None if aux is None else aux[0], last[0]))
+                report(len(self.items))
 
-    def features(self, text: Text, head: DraftHead) -> Tensor:
-        """What the head reads of the target at each token of a text [n, F]."""
+    def features(self, response: Response, head: DraftHead) -> Tensor:
+        """The target's features [n, F] that the head reads, at each token of a response."""
         if not head.aux_layers:
-            return text.last
-        assert text.aux is not None
-        parts = text.aux.split(self.hidden_size, -1)
+            return response.last
+        assert response.aux is not None
+        parts = response.aux.split(self.hidden_size, -1)
         return torch.cat([parts[self.aux_layers.index(layer)] for layer in head.aux_layers], -1)
 
 
 @torch.no_grad()
 def evaluate(
-    head: DraftHead, texts: Texts, seed: int = 0, report: Callable[[int], None] = lambda done: None
-) -> dict[str, list[Tally]]:
-    """Measure `chain4` and `tree16` on every text; one tally a text under each name, in the order of the texts.
+    head: DraftHead, responses: Responses, seed: int = 0, report: Callable[[int], None] = lambda done: None
+) -> dict[str, list[AcceptCounts]]:
+    """Measure `chain4` and `tree16` on every response: under each name one entry per response, in their order.
 
     At temperature 0 also `chain4_everywhere`: a round at every token instead of a walk.
     """
-    tallies: dict[str, list[Tally]] = {}
-    for i, text in enumerate(texts.texts):
-        measure = _expect if texts.temperature else _walk
-        for name, (rounds, accepted) in measure(head, texts, text, torch.Generator().manual_seed(seed + i)).items():
-            tallies.setdefault(name, []).append(Tally(text.row.source, rounds, accepted))
+    counts: dict[str, list[AcceptCounts]] = {}
+    for i, response in enumerate(responses.items):
+        measure = _expect if responses.temperature else _walk
+        for name, (rounds, accepted) in measure(
+            head, responses, response, torch.Generator().manual_seed(seed + i)
+        ).items():
+            counts.setdefault(name, []).append(AcceptCounts(response.row.source, rounds, accepted))
         report(i + 1)
-    return tallies
+    return counts
 
 
 Measured = dict[str, tuple[float, Tensor]]  # name -> rounds, and in how many k drafts or more were accepted
 
 
-def _walk(head: DraftHead, texts: Texts, text: Text, gen: torch.Generator) -> Measured:
-    tokens, first = text.tokens, len(text.row.prompt_ids)
+def _walk(head: DraftHead, responses: Responses, response: Response, gen: torch.Generator) -> Measured:
+    tokens, first = response.tokens, len(response.row.prompt_ids)
     roots = torch.arange(first, max(first, len(tokens) - CHAIN.steps), device=head.embedding.device)
-    reading = read_text(head, tokens, texts.features(text, head)) if len(roots) else None
+    prefill = prefill_head(head, tokens, responses.features(response, head)) if len(roots) else None
     measured: Measured = {}
     for name, shape in SHAPES.items():
-        accepted = greedy_accepted(head, tokens, reading, roots, shape).tolist() if reading else []
+        accepted = greedy_accepted(head, tokens, prefill, roots, shape).tolist() if prefill else []
         measured[name] = count_accepted(walk_rounds(accepted), shape.steps)
         if shape == CHAIN:
             measured[f"{name}_everywhere"] = count_accepted(accepted, shape.steps)
     return measured
 
 
-def greedy_accepted(head: DraftHead, tokens: list[int], reading: Reading, roots: Tensor, shape: Shape) -> Tensor:
-    """How many drafts [b] int64 are accepted behind each root if the target goes on as the text does."""
+def greedy_accepted(head: DraftHead, tokens: list[int], prefill: HeadPrefill, roots: Tensor, shape: Shape) -> Tensor:
+    """How many drafts [b] int64 are accepted after each root if the target continues as the tokens do."""
     accepted = []
     text = torch.tensor(tokens, device=roots.device)
-    for part in roots.split(max(1, KEYS // len(tokens))):
+    for part in roots.split(max(1, MAX_KEYS // len(tokens))):
         params = _params(0.0, part, head)
-        trees, _ = draft_trees(
-            head, tokens, reading, part, RULES["target_only"], params, torch.Generator(), **shape._asdict()
-        )
+        trees, _ = draft_trees(head, tokens, prefill, part, RULES["target_only"], params, torch.Generator(), shape)
         follows = (part[:, None] + trees.depths + 1).clamp(max=len(tokens) - 1)
         accepted.append(verify_greedy(trees.tokens, trees.parents, text[follows], shape.steps + 1).lengths.long() - 1)
     return torch.cat(accepted)
@@ -154,14 +146,14 @@ def count_accepted(rounds: list[int], steps: int) -> tuple[float, Tensor]:
     return float(len(rounds)), counts.double()
 
 
-def _expect(head: DraftHead, texts: Texts, text: Text, gen: torch.Generator) -> Measured:
-    tokens, first = text.tokens, len(text.row.prompt_ids)
+def _expect(head: DraftHead, responses: Responses, response: Response, gen: torch.Generator) -> Measured:
+    tokens, first = response.tokens, len(response.row.prompt_ids)
     sums = {name: torch.zeros(shape.steps, dtype=torch.float64) for name, shape in SHAPES.items()}
-    roots = torch.arange(first, max(first, len(tokens) - 1), STRIDE, device=head.embedding.device)
+    roots = torch.arange(first, max(first, len(tokens) - 1), CONTEXT_STRIDE, device=head.embedding.device)
     if len(roots):
-        reading = read_text(head, tokens, texts.features(text, head))
-        for part in roots.split(TREE_ROWS // (TREE.draft_tokens + CHAIN.steps)):
-            expected = expected_acceptance(head, texts.model, tokens, reading, part, texts.temperature, gen)
+        prefill = prefill_head(head, tokens, responses.features(response, head))
+        for part in roots.split(MAX_NODES // (TREE.width + CHAIN.steps)):
+            expected = expected_acceptance(head, responses.model, tokens, prefill, part, responses.temperature, gen)
             sums = {name: total + expected[name].sum(0).cpu() for name, total in sums.items()}
     return {name: (float(len(roots)), total) for name, total in sums.items()}
 
@@ -170,19 +162,19 @@ def expected_acceptance(
     head: DraftHead,
     model: Any,
     tokens: list[int],
-    reading: Reading,
+    prefill: HeadPrefill,
     roots: Tensor,
     temperature: float,
     gen: torch.Generator,
 ) -> dict[str, Tensor]:
-    """The probabilities [b, steps] float64 that k drafts or more are accepted behind each root, by name of the shape.
+    """By shape name: the probabilities [b, steps] float64 that k drafts or more are accepted after each root.
 
     The drafts are drawn once; the mean over roots is that of an engine which starts a round at each of them.
     """
     params = _params(temperature, roots, head)
-    trees, proposals = draft_trees(head, tokens, reading, roots, RULES["sampled_child"], params, gen, **TREE._asdict())
-    drafts, q = sample_chains(head, reading, roots, temperature, gen, CHAIN.steps)
-    # what the last draft leads to decides nothing, so the target need not read it
+    trees, proposals = draft_trees(head, tokens, prefill, roots, RULES["sampled_child"], params, gen, TREE)
+    drafts, q = sample_chains(head, prefill, roots, temperature, gen, CHAIN.steps)
+    # the distribution after the last draft is not needed, so the target does not read it
     grafted = graft_chains(trees, head.to_target(drafts[:, :-1]))
     p = (tree_logits(model, tokens, roots, grafted).float() / temperature).softmax(-1)
     W = trees.tokens.shape[1]
@@ -198,13 +190,13 @@ def expected_acceptance(
 
 @torch.no_grad()
 def check_tree_reading(model: Any, tokens: list[int]) -> None:
-    """Raise DataError unless the target, given a tree at once, says what it says on each of its branches alone.
+    """Raise DataError unless the target's distributions on a tree in one forward are those on its branches alone.
 
-    Recurrent layers, and attention that makes its own mask, do not.
+    With recurrent layers, or with attention that makes its own mask, they are not.
     """
     device = model.device
     root = min(len(tokens) - 1, 64)
-    # the root, two children of it and a child of the first
+    # the root, two children of it, and a child of the first one
     tree = DraftTree(
         torch.tensor([[tokens[root], *tokens[:3]]], device=device),
         torch.tensor([[-1, 0, 0, 1]], dtype=torch.int32, device=device),

@@ -1,4 +1,4 @@
-"""Texts that a target wrote itself: what heads are evaluated on, written once and kept in the user's cache."""
+"""Responses that a target wrote itself, on which heads are evaluated; written once and kept in the user's cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from eagle_plugin.data.store.manifest import target_digests
 from eagle_plugin.data.target_files import stop_token_ids
 from eagle_plugin.models.store import cache_folder
 
-BATCH = 40  # sequences that the target writes at a time
+BATCH = 40  # sequences that the target writes together
 
 
 def set_rows(names: Sequence[str], limit: int, tokenizer: Any) -> list[TokenRow]:
@@ -56,7 +56,7 @@ def held_out_rows(path: str | Path, limit: int) -> list[TokenRow]:
     return [row for of in taken.values() for row in of]
 
 
-def texts_at(
+def responses_at(
     model: Callable[[], Any],
     target_dir: str | Path,
     rows: Sequence[TokenRow],
@@ -79,7 +79,9 @@ def texts_at(
         prompts = [rows[i] for i in missing]
         path = _cache_file(target_dir, prompts, temperature, tokens, seed)
         if not path.is_file():
-            written = write_texts(model(), prompts, temperature, tokens, seed, stop_token_ids(target_dir), report)
+            written = generate_responses(
+                model(), prompts, temperature, tokens, seed, stop_token_ids(target_dir), report
+            )
             write_output(path, map(format_row, written))
         ready |= zip(missing, read_rows(path), strict=True)
     report(len(rows))
@@ -87,7 +89,7 @@ def texts_at(
 
 
 @torch.no_grad()
-def write_texts(
+def generate_responses(
     model: Any,
     prompts: Sequence[TokenRow],
     temperature: float,
@@ -96,7 +98,7 @@ def write_texts(
     ends: Sequence[int],
     report: Callable[[int], None] = lambda done: None,
 ) -> list[TokenRow]:
-    """Let the target answer every prompt with at most `tokens` tokens, one of `ends` included; unfiltered sampling."""
+    """Let the target answer every prompt with at most `tokens` tokens, the stop token (one of `ends`) included."""
     from transformers import GenerationConfig
 
     sampling: dict[str, Any] = {"do_sample": False}

@@ -1,1 +1,1 @@
-"""What a draft head is: its architectures as plain torch modules, and its checkpoint format."""
+"""Draft heads: the registry of their kinds, their architectures as torch modules, their checkpoint formats."""

@@ -1,8 +1,8 @@
 """Checking a draft head against its target before any weight is loaded.
 
-The rules are those of the loaders `LlamaForCausalLMEagle` and `LlamaForCausalLMEagle3` of SGLang 0.5.23. The engine
-drops what it does not know and leaves random what it does not find, both silently, so everything is compared by name
-and shape here. Only JSON files, the safetensors headers and d2t are read; torch is not imported.
+The engine's loaders ignore tensors that they do not know and leave parameters that they do not find at random values,
+both without a message. So every tensor is compared by name and shape here (`heads.formats`). Only JSON files, the
+safetensors headers and d2t are read; torch is not imported.
 """
 
 from __future__ import annotations
@@ -13,35 +13,30 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from eagle_plugin.heads.aux_ids import captured_layers
-from eagle_plugin.heads.draft_vocabulary import check_draft_vocabulary
 from eagle_plugin.heads.files import (
     DTYPES,
     Algorithm,
     HeadError,
-    Kind,
     StoredTensor,
-    canonical_name,
-    mask_token,
     read_config,
     read_size,
     read_tensors,
     text_config,
-    wanted_tensors,
 )
+from eagle_plugin.heads.formats import EagleFormat
+from eagle_plugin.heads.kinds import ALGORITHMS, HEADS, HeadSpec, spec_of_tensors
 from eagle_plugin.heads.manifest import compare_target, read_manifest
 
-ARCHITECTURES: dict[str, Algorithm] = {"LlamaForCausalLMEagle": "EAGLE", "LlamaForCausalLMEagle3": "EAGLE3"}
 BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 
 
 @dataclass(frozen=True)
 class HeadInfo:
-    """What the checkpoint of a draft head says about it."""
+    """What the checkpoint of a draft head contains."""
 
     architecture: str
     algorithm: Algorithm
-    kind: Kind
+    kind: str
     hidden_size: int
     vocab_size: int
     draft_vocab_size: int  # vocab_size when the head drafts from the whole vocabulary
@@ -50,46 +45,40 @@ class HeadInfo:
     dtype: str
     parameters: int
     bytes: int
-    warnings: tuple[str, ...] = ()  # what serves, but probably not well: one sentence each
+    warnings: tuple[str, ...] = ()  # reasons why it serves, but probably not well: one sentence each
 
 
 def check_head(target_dir: str | Path, head_dir: str | Path, *, algorithm: str) -> HeadInfo:
     """Check that stock SGLang can load the head in `head_dir` for the target in `target_dir` and that it fits.
 
-    algorithm is the engine's name: "EAGLE" (EAGLE-1 and EAGLE-2 heads) or "EAGLE3". Takes a few milliseconds, and with
+    algorithm is SGLang's name: "EAGLE" (EAGLE-1 and EAGLE-2 heads) or "EAGLE3". Takes a few milliseconds, and with
     eagle_plugin.json beside the head as long as reading the target's tokenizer.json.
 
     Raises:
-        HeadError: on the first thing that does not fit.
+        HeadError: for the first thing that does not fit.
     """
-    if algorithm not in ("EAGLE", "EAGLE3"):
-        raise HeadError(f"speculative algorithm is {algorithm}, wanted EAGLE or EAGLE3; choose the one of the head")
+    if algorithm not in ALGORITHMS:
+        raise HeadError(
+            f"speculative algorithm is {algorithm}, wanted {' or '.join(ALGORITHMS)}; choose the one of the head"
+        )
     folder = Path(head_dir)
     raw, config = read_config(target_dir), read_config(folder)
     target = text_config(raw)
-    architecture = _check_architecture(config, folder, algorithm)
-    loader = ARCHITECTURES[architecture]
-    _check_dimensions(target, config, folder, loader)
-    aux: tuple[int, ...] = ()
-    if loader == "EAGLE3":
-        aux = captured_layers((raw.get("architectures") or ["?"])[0], target["num_hidden_layers"], config, folder)
+    spec = _find_spec(config, folder, algorithm)
+    _check_dimensions(target, config, folder, spec.format)
+    aux = spec.format.find_aux_layers(raw, config, folder)
 
-    tensors = {canonical_name(name, loader): tensor for name, tensor in read_tensors(folder).items()}
-    draft_vocab = (
-        check_draft_vocabulary(target, config, folder, tensors) if loader == "EAGLE3" else target["vocab_size"]
-    )
-    wanted = dict(wanted_tensors(config, loader, draft_vocab, len(aux)))
-    _check_tensors(wanted, tensors, folder)
-    kind: Kind = "eagle2" if loader == "EAGLE" else "peagle" if "mask_hidden" in tensors else "eagle3"
-    if loader == "EAGLE3":
-        _check_biases(tensors, folder)
-    if kind == "peagle":
-        _check_mask(config, wanted["fc.weight"][1], tensors["mask_hidden"], folder)
+    tensors = {spec.format.canonical_name(name): tensor for name, tensor in read_tensors(folder).items()}
+    spec = spec_of_tensors(tensors, spec.format.loader) or spec
+    draft_vocab = spec.format.check_vocabulary(target, config, folder, tensors)
+    wanted = dict(spec.format.wanted_tensors(config, draft_vocab, len(aux)))
+    _check_shapes(wanted, tensors, folder)
+    spec.format.check_tensors(config, tensors, folder)
     used = [tensors[name] for name in wanted]
     return HeadInfo(
-        architecture=architecture,
-        algorithm=loader,
-        kind=kind,
+        architecture=spec.format.loader,
+        algorithm=spec.algorithm,
+        kind=spec.kind,
         hidden_size=config["hidden_size"],
         vocab_size=config["vocab_size"],
         draft_vocab_size=draft_vocab,
@@ -98,30 +87,35 @@ def check_head(target_dir: str | Path, head_dir: str | Path, *, algorithm: str) 
         dtype=DTYPES[Counter(t.dtype for t in used).most_common(1)[0][0]],
         parameters=sum(prod(t.shape) for t in used),
         bytes=sum(prod(t.shape) * BYTES[t.dtype] for t in used),
-        warnings=(*_warn(kind, target, config, folder), *_compare_manifest(aux, folder, target_dir)),
+        warnings=(
+            *_compare_lengths(target, config, folder),
+            *spec.format.warn(folder),
+            *_compare_manifest(aux, folder, target_dir),
+        ),
     )
 
 
-def _check_architecture(config: dict[str, Any], folder: Path, algorithm: str) -> str:
+def _find_spec(config: dict[str, Any], folder: Path, algorithm: str) -> HeadSpec:
+    """The most general kind of the class in config.json, which must be the class of `algorithm`."""
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    wanted = next(a for a, kind in ARCHITECTURES.items() if kind == algorithm)
-    if name not in ARCHITECTURES:
+    wanted = next(spec.format.loader for spec in HEADS.values() if spec.algorithm == algorithm)
+    spec = spec_of_tensors((), str(name))
+    if spec is None:
         raise HeadError(
-            f"{folder} has architectures {names}, which is no Llama draft head, wanted [{wanted!r}]; "
+            f"{folder} has architectures {names}, which is not a Llama draft head, wanted [{wanted!r}]; "
             "give the head's folder, and set the key if it is an official EAGLE head"
         )
-    if ARCHITECTURES[name] != algorithm:
-        other = ARCHITECTURES[name]
+    if spec.algorithm != algorithm:
         raise HeadError(
             f"{folder} holds {name}, but --speculative-algorithm {algorithm} wants {wanted}; "
-            f"use --speculative-algorithm {other} with this head"
+            f"use --speculative-algorithm {spec.algorithm} with this head"
         )
-    return name
+    return spec
 
 
-def _check_dimensions(target: dict[str, Any], config: dict[str, Any], folder: Path, kind: Algorithm) -> None:
-    """Sizes in config.json, against each other and against the target; fills in what the engine's defaults would."""
+def _check_dimensions(target: dict[str, Any], config: dict[str, Any], folder: Path, stored: EagleFormat) -> None:
+    """Compare the sizes in config.json with each other and with the target's; add the engine's defaults to config."""
     for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
         read_size(config, key, folder / "config.json")
     for key in ("hidden_size", "num_hidden_layers", "vocab_size"):
@@ -129,7 +123,7 @@ def _check_dimensions(target: dict[str, Any], config: dict[str, Any], folder: Pa
     heads = config["num_attention_heads"]
     if config.get("head_dim") is None and config["hidden_size"] % heads:
         raise HeadError(
-            f"{folder} has hidden_size {config['hidden_size']}, which {heads} attention heads do not divide, "
+            f"{folder} has hidden_size {config['hidden_size']}, which is not a multiple of its {heads} attention heads, "
             "and no head_dim; write head_dim into config.json"
         )
     config["head_dim"] = config.get("head_dim") or config["hidden_size"] // heads
@@ -152,20 +146,16 @@ def _check_dimensions(target: dict[str, Any], config: dict[str, Any], folder: Pa
             f"{folder} has vocab_size {config['vocab_size']}, but the target has {target['vocab_size']}; "
             "use the head that was trained for this target"
         )
-    key = "target_hidden_size" if kind == "EAGLE3" and "target_hidden_size" in config else "hidden_size"
+    key = stored.hidden_size_key(config)
     if config[key] != target["hidden_size"]:
         raise HeadError(
             f"{folder} has {key} {config[key]}, but the target's hidden_size is {target['hidden_size']}; "
             "use the head that was trained for this target"
         )
-    if kind == "EAGLE" and config.get("tie_word_embeddings"):
-        raise HeadError(
-            f"{folder} has tie_word_embeddings true, with which the engine cannot share the target's lm_head; "
-            "set it to false in the head's config.json"
-        )
+    stored.check_config(config, folder)
 
 
-def _check_tensors(wanted: dict[str, tuple[int, ...]], tensors: dict[str, StoredTensor], folder: Path) -> None:
+def _check_shapes(wanted: dict[str, tuple[int, ...]], tensors: dict[str, StoredTensor], folder: Path) -> None:
     missing = [name for name in wanted if name not in tensors]
     if missing:
         fix = "export the head again with these tensors"
@@ -177,7 +167,7 @@ def _check_tensors(wanted: dict[str, tuple[int, ...]], tensors: dict[str, Stored
             fix = "rename them without the prefix 'model.', which the engine's EAGLE loader does not know"
         raise HeadError(
             f"{folder} has {len(tensors)} tensors but not {', '.join(missing)}, "
-            f"which the engine would leave random; {fix}"
+            f"which the engine would leave at random values; {fix}"
         )
     for name, shape in wanted.items():
         found = tensors[name]
@@ -193,44 +183,14 @@ def _check_tensors(wanted: dict[str, tuple[int, ...]], tensors: dict[str, Stored
             )
 
 
-def _check_biases(tensors: dict[str, StoredTensor], folder: Path) -> None:
-    dropped = [name for name in tensors if name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias"))]
-    if dropped:
-        raise HeadError(
-            f"{folder} has {dropped[0]}, which the engine's EAGLE-3 layer drops without a word; "
-            "train the head without attention biases"
-        )
-
-
-def _check_mask(config: dict[str, Any], width: int, mask: StoredTensor, folder: Path) -> None:
-    """What P-EAGLE adds to EAGLE-3: the features and the token of a masked row."""
-    if prod(mask.shape) != width:
-        raise HeadError(
-            f"{folder} has mask_hidden of shape {list(mask.shape)}, wanted [1, {width}] as fc reads; "
-            "export the head again"
-        )
-    token = mask_token(config)
-    if token is None or not 0 <= token < config["vocab_size"]:
-        raise HeadError(
-            f"{folder} has mask_hidden and mask_token_id {token}, wanted 0 to {config['vocab_size'] - 1}; "
-            "write the id of the token that masked rows were trained with into config.json"
-        )
-
-
-def _warn(kind: Kind, target: dict[str, Any], config: dict[str, Any], folder: Path) -> list[str]:
-    warnings = []
+def _compare_lengths(target: dict[str, Any], config: dict[str, Any], folder: Path) -> list[str]:
     own, wanted = config.get("max_position_embeddings"), target.get("max_position_embeddings")
-    if own is not None and wanted is not None and own < wanted:
-        warnings.append(
-            f"{folder} has max_position_embeddings {own}, below the target's {wanted}, with which SGLang does not "
-            f"start unless --context-length is at most {own}; write {wanted} into the head's config.json"
-        )
-    if kind == "peagle":
-        warnings.append(
-            f"{folder} is a P-EAGLE head, which stock SGLang drafts with one token at a time as it was not trained to; "
-            'serve it with vLLM and "parallel_drafting": true'
-        )
-    return warnings
+    if own is None or wanted is None or own >= wanted:
+        return []
+    return [
+        f"{folder} has max_position_embeddings {own}, below the target's {wanted}, with which SGLang does not "
+        f"start unless --context-length is at most {own}; write {wanted} into the head's config.json"
+    ]
 
 
 def _compare_manifest(aux: tuple[int, ...], folder: Path, target_dir: str | Path) -> list[str]:

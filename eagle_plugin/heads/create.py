@@ -8,24 +8,18 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig
 
-from eagle_plugin.heads.eagle2 import Eagle2Head
-from eagle_plugin.heads.eagle3 import Eagle3Head
-from eagle_plugin.heads.files import HeadError, Kind
-from eagle_plugin.heads.layers import DraftHead
-from eagle_plugin.heads.masktoken import choose_mask_token
-from eagle_plugin.heads.peagle import PEagleHead
-from eagle_plugin.heads.shape import NORM_KEYS, Norms, shape_head
+from eagle_plugin.heads.draft_head import DraftHead, NewHeadOptions, copy_if_alike
+from eagle_plugin.heads.kinds import find_spec
+from eagle_plugin.heads.new_config import Norms, new_head_config
 from eagle_plugin.heads.target_files import TargetFiles
-from eagle_plugin.heads.targets import choose_kind, default_aux_layers, sglang_ids
-from eagle_plugin.heads.vocabulary import check_draft_ids
+from eagle_plugin.heads.target_table import choose_kind
 
 STD = 0.02
 
 
 def new_head(
-    kind: Kind | Literal["auto"],
+    kind: str,
     target_dir: str | Path,
     draft_ids: Tensor | None = None,
     *,
@@ -42,10 +36,11 @@ def new_head(
 ) -> DraftHead:
     """Make an untrained head for the target in target_dir, in float32 on the CPU.
 
-    kind "auto" is EAGLE-3 where both engines can serve it on this target, else EAGLE-2. draft_ids [D] int64: the target
-    ids of the draft vocabulary, ascending (None: all V; EAGLE-2 always drafts from all). aux_layers: layers whose input
-    the head reads (None: 2, L//2, L-3). norms: "3.1" norms each aux state and hands on normed states, "3.0" has neither
-    (arXiv 2503.01840), "before_fc" norms the concatenated aux states. EAGLE-2 has no aux layers and no such norms.
+    kind: one of `HEADS`; "auto" is EAGLE-3 where both engines can serve it on this target, else EAGLE-2. draft_ids [D]
+    int64: the target ids of the draft vocabulary, ascending (None: all V; EAGLE-2 always drafts from all). aux_layers:
+    layers whose input the head reads (None: 2, L//2, L-3). norms: "3.1" norms each aux state and gives normed states to
+    the next draft step, "3.0" does neither (arXiv 2503.01840), "before_fc" norms the concatenated aux states. EAGLE-2
+    has no aux layers and no such norms.
     mask_token_id: P-EAGLE's (None: the best unused token).
 
     init "target" starts lm_head, norms and, where the shapes agree, the layer from the target's last ones, and passes
@@ -56,10 +51,9 @@ def new_head(
         HeadError: the options do not go together or do not fit the target.
     """
     target = TargetFiles(target_dir)
-    if kind == "auto":
-        kind = choose_kind(target.architecture)
-    values = shape_head(
-        kind,
+    spec = find_spec(choose_kind(target.architecture) if kind == "auto" else kind)
+    values = new_head_config(
+        spec,
         target,
         layers=layers,
         intermediate_size=intermediate_size,
@@ -67,42 +61,13 @@ def new_head(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
     )
-    if kind == "eagle2":
-        head: DraftHead = Eagle2Head(LlamaConfig(**values))
-    else:
-        aux = tuple(aux_layers) if aux_layers is not None else default_aux_layers(target.num_layers)
-        check_aux_layers(target, aux)
-        ids = torch.arange(target.vocab_size) if draft_ids is None else draft_ids
-        check_draft_ids(ids, target.vocab_size)
-        values |= NORM_KEYS[norms] | {"draft_vocab_size": len(ids), "target_hidden_size": target.hidden_size}
-        if kind == "peagle":
-            used = set(ids.tolist()) if len(ids) < target.vocab_size else set()
-            values["mask_token_id"] = choose_mask_token(target_dir, used) if mask_token_id is None else mask_token_id
-            if not 0 <= values["mask_token_id"] < target.vocab_size:
-                raise HeadError(
-                    f"mask_token_id is {mask_token_id}, wanted 0 to {target.vocab_size - 1}; name a token of the target"
-                )
-        head = (PEagleHead if kind == "peagle" else Eagle3Head)(LlamaConfig(**values), aux)
-        assert isinstance(head, Eagle3Head)
-        head.d2t.copy_(ids - torch.arange(len(ids)))
+    aux = None if aux_layers is None else tuple(aux_layers)
+    head = spec.head_class().create(values, target, NewHeadOptions(draft_ids, norms, aux, mask_token_id))
     _draw(head, torch.Generator().manual_seed(seed))
     if init == "target":
         _start_from_target(head, target)
     head.embedding = nn.Buffer(target.embedding())
-    if isinstance(head, Eagle2Head):
-        head.lm_head = nn.Buffer(target.lm_head().float())
     return head
-
-
-def check_aux_layers(target: TargetFiles, aux: tuple[int, ...]) -> None:
-    """Raise HeadError unless aux are layers of the target in rising order that SGLang can capture."""
-    rising = all(a < b for a, b in zip(aux, aux[1:], strict=False))
-    if not aux or not rising or aux[0] < 1 or aux[-1] >= target.num_layers:
-        raise HeadError(
-            f"aux layers are {list(aux)}, wanted rising ids from 1 to {target.num_layers - 1} for a target with "
-            f"{target.num_layers} layers; correct aux_layers"
-        )
-    sglang_ids(target.architecture, aux, target.num_layers)
 
 
 @torch.no_grad()
@@ -122,19 +87,11 @@ def _start_from_target(head: DraftHead, target: TargetFiles) -> None:
     name = f"layers.{target.num_layers - 1}."
     layer = {part.removeprefix("layers.0."): p for part, p in head.named_parameters() if part.startswith("layers.0.")}
     for part in ("q_proj", "k_proj", "v_proj"):
-        # EAGLE-3 reads [embedding; hidden]: the target's layer knows only the second half.
-        _copy(layer[f"self_attn.{part}.weight"][:, -hidden:], target.matrix(f"{name}self_attn.{part}.weight"))
+        # EAGLE-3 reads [embedding; hidden]: the target's layer has only the second half.
+        copy_if_alike(layer[f"self_attn.{part}.weight"][:, -hidden:], target.matrix(f"{name}self_attn.{part}.weight"))
     for part in ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
-        _copy(layer[f"{part}.weight"], target.matrix(f"{name}{part}.weight"))
-    # Models with four norms a layer give the one before the MLP its own name.
+        copy_if_alike(layer[f"{part}.weight"], target.matrix(f"{name}{part}.weight"))
+    # Models with four norms per layer give the one before the MLP its own name.
     before_mlp = target.gain(f"{name}pre_feedforward_layernorm.weight", f"{name}post_attention_layernorm.weight")
-    _copy(layer["post_attention_layernorm.weight"], before_mlp)
-    if isinstance(head, Eagle3Head):
-        _copy(layer["hidden_norm.weight"], target.gain(f"{name}input_layernorm.weight"))
-        _copy(head.norm.weight, target.gain("norm.weight"))
-        _copy(head.lm_head.weight, target.lm_head()[head.to_target(torch.arange(len(head.d2t)))])
-
-
-def _copy(parameter: Tensor | nn.Parameter, value: Tensor | None) -> None:
-    if value is not None and value.shape == parameter.shape:
-        parameter.copy_(value)
+    copy_if_alike(layer["post_attention_layernorm.weight"], before_mlp)
+    head.start_from_target(target)

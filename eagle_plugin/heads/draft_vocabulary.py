@@ -1,4 +1,4 @@
-"""The draft vocabulary of an EAGLE-3 checkpoint: draft_vocab_size, lm_head and the table d2t. torch is not imported."""
+"""Checking the draft vocabulary of an EAGLE-3 checkpoint: draft_vocab_size, lm_head, d2t. torch is not imported."""
 
 from __future__ import annotations
 

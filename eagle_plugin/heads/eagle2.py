@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from eagle_plugin.heads.files import Kind, load_weights
-from eagle_plugin.heads.layers import MLP, Attention, DraftHead, KeyValues, RMSNorm, fill, read_llama_config
+from eagle_plugin.heads.draft_head import DraftHead, NewHeadOptions, StoredHead, fill, read_llama_config
+from eagle_plugin.heads.files import load_weights
+from eagle_plugin.heads.layers import MLP, Attention, KeyValues, RMSNorm
+from eagle_plugin.heads.target_files import TargetFiles
 
-ARCHITECTURE = "LlamaForCausalLMEagle"
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class DecoderLayer(nn.Module):
@@ -39,12 +43,11 @@ class Eagle2Head(DraftHead):
 
         h_j = W_fc [E(x_{j+1}); f_j] + b_fc,    f'_{j+1} = Layers(h_<=j)_j,    q(x_{j+2}) = softmax(LMHead f'_{j+1})
 
-    f is taken after the target's final norm; E and LMHead are the target's, frozen; f' stands in for f at the next
-    step.
+    f is taken after the target's final norm; E and LMHead are the target's, frozen; f' replaces f at the next step.
     """
 
-    algorithm = "EAGLE"
-    kind: Kind = "eagle2"
+    kind = "eagle2"
+    stored_biases = frozenset({"fc.bias"})
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -52,22 +55,11 @@ class Eagle2Head(DraftHead):
         hidden, vocab = config.hidden_size, config.vocab_size
         self.fc = nn.Linear(2 * hidden, hidden)
         self.fc.bias.requires_grad_(False)  # vLLM has none: a trained one would be lost there
+        self.input_norm = self.fc_norm = self.norm = None
         self.layers = nn.ModuleList(DecoderLayer(config, i == 0) for i in range(config.num_hidden_layers))
         self.embedding = nn.Buffer(torch.zeros(vocab, hidden))
         self.lm_head = nn.Buffer(torch.zeros(vocab, hidden))
         self.d2t = nn.Buffer(torch.zeros(vocab, dtype=torch.int64), persistent=False)
-
-    @classmethod
-    def load(
-        cls, folder: str | Path, embedding: Tensor, lm_head: Tensor, dtype: torch.dtype | None = None
-    ) -> Eagle2Head:
-        """Load a checkpoint folder; embedding and lm_head [V, H] are the target's.
-
-        Raises:
-            HeadError: the folder holds another architecture or lacks a tensor.
-        """
-        head = cls(read_llama_config(folder, ARCHITECTURE))
-        return fill(head, load_weights(folder, "EAGLE"), {"embedding": embedding, "lm_head": lm_head}, dtype, folder)
 
     def fuse(self, features: Tensor) -> Tensor:
         return features
@@ -89,3 +81,40 @@ class Eagle2Head(DraftHead):
 
     def logits(self, state: Tensor) -> Tensor:
         return nn.functional.linear(state, self.lm_head)
+
+    @classmethod
+    def create(cls, values: dict[str, Any], target: TargetFiles, options: NewHeadOptions) -> Self:
+        head = cls(LlamaConfig(**values))
+        head.lm_head = nn.Buffer(target.lm_head().float())
+        return head
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        aux_layers: tuple[int, ...],
+        embedding: Tensor,
+        lm_head: Tensor,
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        head = cls(read_llama_config(folder, "LlamaForCausalLMEagle"))
+        shared = {"embedding": embedding, "lm_head": lm_head}
+        return fill(head, load_weights(folder, head.spec.format.canonical_name), shared, dtype, folder)
+
+    @classmethod
+    def adapt_config(cls, config: dict[str, Any], raw: dict[str, Any], speculators: bool) -> None:
+        if speculators:
+            config.setdefault("norm_before_residual", False)
+
+    @classmethod
+    def find_unsupported(cls, config: dict[str, Any], weights: dict[str, Tensor]) -> str | None:
+        if "layers.0.input_layernorm.weight" in weights:
+            return "a norm before its first layer, which no engine's EAGLE class computes; train a new head"
+        return None
+
+    @classmethod
+    def from_checkpoint(cls, stored: StoredHead, dtype: torch.dtype | None) -> Self:
+        # EAGLE-1 heads come with a bias of fc and without.
+        weights = {"fc.bias": torch.zeros(stored.target.hidden_size)} | stored.weights
+        shared = {"embedding": stored.target.embedding(), "lm_head": stored.target.lm_head()}
+        return fill(cls(LlamaConfig(**stored.config)), weights, shared, dtype, stored.folder)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from eagle_plugin.heads.files import Kind, load_weights
-from eagle_plugin.heads.layers import MLP, Attention, DraftHead, KeyValues, RMSNorm, fill, read_llama_config
+from eagle_plugin.heads.draft_head import DraftHead, NewHeadOptions, StoredHead, copy_if_alike, fill, read_llama_config
+from eagle_plugin.heads.files import HeadError, load_weights, read_config, text_config
+from eagle_plugin.heads.layers import MLP, Attention, KeyValues, RMSNorm
+from eagle_plugin.heads.new_config import NORM_KEYS
+from eagle_plugin.heads.target_files import TargetFiles
+from eagle_plugin.heads.target_table import default_aux_layers, sglang_ids, sglang_layers
+from eagle_plugin.heads.vocabulary import check_draft_ids
 
-ARCHITECTURE = "LlamaForCausalLMEagle3"
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class DecoderLayer(nn.Module):
@@ -47,11 +54,13 @@ class Eagle3Head(DraftHead):
         state_j = Layer([RMS(E(x_{j+1})); RMS(h_j)]) + residual h_j,    q(x_{j+2}) = softmax(W_lm RMS(state_j))
 
     W_lm is the head's own over the draft vocabulary; target id = draft id + d2t. Options of the checkpoint: `fc_norm`
-    norms each s, `norm_before_fc` their concatenation, and `norm_output` hands on RMS(state) in place of the state.
+    norms each s, `norm_before_fc` their concatenation, and `norm_output` gives RMS(state) to the next step in place of
+    the state.
     """
 
-    algorithm = "EAGLE3"
-    kind: Kind = "eagle3"
+    kind = "eagle3"
+    norm: RMSNorm
+    lm_head: nn.Linear
 
     def __init__(self, config: LlamaConfig, aux_layers: tuple[int, ...]) -> None:
         super().__init__()
@@ -63,10 +72,10 @@ class Eagle3Head(DraftHead):
         eagle = getattr(config, "eagle_config", None) or {}
 
         self.fc = nn.Linear(aux * target_hidden, hidden, bias=bool(getattr(config, "bias", False)))
-        self.input_norm: RMSNorm | None = None
+        self.input_norm = None
         if eagle.get("norm_before_fc", getattr(config, "norm_before_fc", False)):
             self.input_norm = RMSNorm(aux * target_hidden, eps)
-        self.fc_norm: nn.ModuleList | None = None
+        self.fc_norm = None
         if getattr(config, "fc_norm", None) or getattr(config, "use_aux_norm", False):
             self.fc_norm = nn.ModuleList(RMSNorm(target_hidden, eps) for _ in range(aux))
         self.layers = nn.ModuleList(DecoderLayer(config, i == 0) for i in range(config.num_hidden_layers))
@@ -76,35 +85,9 @@ class Eagle3Head(DraftHead):
         self.embedding = nn.Buffer(torch.zeros(config.vocab_size, hidden))
         self.d2t = nn.Buffer(torch.zeros(draft_vocab, dtype=torch.int64))
 
-    @classmethod
-    def load(
-        cls,
-        folder: str | Path,
-        aux_layers: tuple[int, ...],
-        embedding: Tensor,
-        lm_head: Tensor,
-        dtype: torch.dtype | None = None,
-    ) -> Eagle3Head:
-        """Load a checkpoint folder.
-
-        aux_layers as in `HeadInfo.aux_layer_ids`; embedding and lm_head [V, H] are the target's.
-
-        The target's embedding is used unless the head has another hidden size; its lm_head where config.json has
-        draft_vocab_size null, or ties the head's lm_head to the embedding.
-
-        Raises:
-            HeadError: the folder holds another architecture or lacks a tensor.
-        """
-        config = read_llama_config(folder, ARCHITECTURE)
-        head = cls(config, aux_layers)
-        shared = {}
-        if config.hidden_size == (getattr(config, "target_hidden_size", None) or config.hidden_size):
-            shared["embedding"] = embedding
-        if config.tie_word_embeddings:
-            shared["lm_head.weight"] = embedding
-        elif config.draft_vocab_size is None:
-            shared["lm_head.weight"] = lm_head
-        return fill(head, load_weights(folder, "EAGLE3"), shared, dtype, folder)
+    @property
+    def own_lm_head(self) -> Tensor:
+        return self.lm_head.weight
 
     def fuse(self, features: Tensor) -> Tensor:
         if self.input_norm is not None:
@@ -130,3 +113,160 @@ class Eagle3Head(DraftHead):
 
     def logits(self, state: Tensor) -> Tensor:
         return self.lm_head(state if self.norm_output else self.norm(state))
+
+    @classmethod
+    def create(cls, values: dict[str, Any], target: TargetFiles, options: NewHeadOptions) -> Self:
+        aux = default_aux_layers(target.num_layers) if options.aux_layers is None else options.aux_layers
+        _check_aux_layers(target, aux)
+        ids = torch.arange(target.vocab_size) if options.draft_ids is None else options.draft_ids
+        check_draft_ids(ids, target.vocab_size)
+        values = values | NORM_KEYS[options.norms] | cls.new_keys(target, ids, options)
+        head = cls(LlamaConfig(**values), aux)
+        head.d2t.copy_(ids - torch.arange(len(ids)))
+        return head
+
+    @classmethod
+    def new_keys(cls, target: TargetFiles, ids: Tensor, options: NewHeadOptions) -> dict[str, Any]:
+        """The keys of a new head's config that this kind has beside those of all heads; ids: the draft vocabulary."""
+        return {"draft_vocab_size": len(ids), "target_hidden_size": target.hidden_size}
+
+    def start_from_target(self, target: TargetFiles) -> None:
+        first: Any = self.layers[0]
+        input_norm = target.gain(f"layers.{target.num_layers - 1}.input_layernorm.weight")
+        lm_head = target.lm_head()[self.to_target(torch.arange(len(self.d2t)))]
+        for parameter, value in (
+            (first.hidden_norm.weight, input_norm),
+            (self.norm.weight, target.gain("norm.weight")),
+            (self.lm_head.weight, lm_head),
+        ):
+            copy_if_alike(parameter, value)
+
+    @torch.no_grad()
+    def change_vocabulary(self, draft_ids: Tensor, target_lm_head: Tensor) -> int:
+        vocabulary, hidden = target_lm_head.shape
+        check_draft_ids(draft_ids, vocabulary)
+        old = self.lm_head.weight
+        if old.shape[1] != hidden:
+            raise HeadError(
+                f"the head's hidden size is {old.shape[1]} and the target's {hidden}, so new tokens cannot start from "
+                "the target's lm_head; keep the head's draft vocabulary"
+            )
+        place = torch.full((vocabulary,), -1, dtype=torch.int64)
+        place[self.to_target(torch.arange(len(old)))] = torch.arange(len(old))
+        before = place[draft_ids]
+        rows = target_lm_head[draft_ids].to(old.dtype)
+        known = before >= 0
+        rows[known] = old[before[known]]
+        self.lm_head = nn.Linear(hidden, len(draft_ids), bias=False, dtype=old.dtype)
+        self.lm_head.weight.copy_(rows)
+        self.d2t = nn.Buffer(draft_ids - torch.arange(len(draft_ids)))
+        self.config.draft_vocab_size = len(draft_ids)
+        return int(known.sum())
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        aux_layers: tuple[int, ...],
+        embedding: Tensor,
+        lm_head: Tensor,
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """As in the base class.
+
+        The target's embedding is used unless the head has another hidden size; its lm_head where config.json has
+        draft_vocab_size null, or ties the head's lm_head to the embedding.
+        """
+        config = read_llama_config(folder, "LlamaForCausalLMEagle3")
+        head = cls(config, aux_layers)
+        shared = {}
+        if config.hidden_size == (getattr(config, "target_hidden_size", None) or config.hidden_size):
+            shared["embedding"] = embedding
+        if config.tie_word_embeddings:
+            shared["lm_head.weight"] = embedding
+        elif config.draft_vocab_size is None:
+            shared["lm_head.weight"] = lm_head
+        return fill(head, load_weights(folder, head.spec.format.canonical_name), shared, dtype, folder)
+
+    @classmethod
+    def adapt_config(cls, config: dict[str, Any], raw: dict[str, Any], speculators: bool) -> None:
+        if speculators:
+            config.setdefault("norm_before_residual", True)
+
+    @classmethod
+    def from_checkpoint(cls, stored: StoredHead, dtype: torch.dtype | None) -> Self:
+        config, weights, target = dict(stored.config), dict(stored.weights), stored.target
+        aux = stored.interpretation.aux_layers
+        _merge_layer_norms(weights, config["num_hidden_layers"], stored.folder)
+        config["norm_output"] = stored.interpretation.norm_output
+        tied = config.pop("tie_word_embeddings", False)
+        if config.get("draft_vocab_size") is None:
+            weights.setdefault("lm_head.weight", target.embedding() if tied else target.lm_head())
+            config["draft_vocab_size"] = len(weights["lm_head.weight"])
+        if len(aux) * target.hidden_size != weights["fc.weight"].shape[1]:
+            raise HeadError(
+                f"{stored.folder} has fc.weight with {weights['fc.weight'].shape[1]} inputs, wanted "
+                f"{target.hidden_size} for each of its {len(aux)} aux layers; use the head trained for this target"
+            )
+        head = cls(LlamaConfig(**config), aux)
+        return fill(head, weights, {"embedding": target.embedding()}, dtype, stored.folder)
+
+    def config_keys(self, target_dir: str | Path) -> dict[str, Any]:
+        target = read_config(target_dir)
+        architecture = (target.get("architectures") or ["?"])[0]
+        layers = text_config(target)["num_hidden_layers"]
+        eagle: dict[str, Any] = {"use_aux_hidden_state": True}
+        values: dict[str, Any] = {
+            "target_hidden_size": self.target_hidden_size,
+            "draft_vocab_size": len(self.d2t),
+            "norm_before_residual": False,  # only vLLM has it; True is its default for some formats
+            "fc_norm": self.fc_norm is not None,
+            "norm_before_fc": self.input_norm is not None,
+            "norm_output": self.norm_output,
+            "num_aux_hidden_states": len(self.aux_layers),
+        }
+        default = (2, layers // 2, layers - 3)
+        if self.aux_layers != default or sglang_layers(architecture, None, layers) != default:
+            # vLLM reads the first key and SGLang the second; the same layers have other numbers there.
+            values["eagle_aux_hidden_state_layer_ids"] = list(self.aux_layers)
+            eagle["eagle_aux_hidden_state_layer_ids"] = sglang_ids(architecture, self.aux_layers, layers)
+        return values | {"eagle_config": eagle}
+
+    def stored_tensors(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        tensors = super().stored_tensors(dtype)
+        for i in range(1, self.config.num_hidden_layers):
+            # The same norm: SGLang calls it hidden_norm in layers after the first, vLLM input_layernorm.
+            tensors[f"layers.{i}.input_layernorm.weight"] = tensors[f"layers.{i}.hidden_norm.weight"].clone()
+        vocab = self.config.vocab_size
+        if len(self.d2t) < vocab:  # vLLM refuses the tables of a head that drafts from the whole vocabulary
+            d2t = self.d2t.cpu().contiguous()
+            known = torch.zeros(vocab, dtype=torch.bool)
+            known[d2t + torch.arange(len(d2t))] = True
+            tensors |= {"d2t": d2t, "t2d": known}
+        if self.target_hidden_size != self.config.hidden_size:
+            tensors["embed_tokens.weight"] = self.embedding.detach().to("cpu", dtype).contiguous()
+        return tensors
+
+
+def _check_aux_layers(target: TargetFiles, aux: tuple[int, ...]) -> None:
+    """Raise HeadError unless aux are layers of the target in rising order that SGLang can capture."""
+    rising = all(a < b for a, b in zip(aux, aux[1:], strict=False))
+    if not aux or not rising or aux[0] < 1 or aux[-1] >= target.num_layers:
+        raise HeadError(
+            f"aux layers are {list(aux)}, wanted rising ids from 1 to {target.num_layers - 1} for a target with "
+            f"{target.num_layers} layers; correct aux_layers"
+        )
+    sglang_ids(target.architecture, aux, target.num_layers)
+
+
+def _merge_layer_norms(weights: dict[str, Tensor], layers: int, folder: Path) -> None:
+    """One name for the first norm of layers after the first: SGLang reads hidden_norm, vLLM input_layernorm."""
+    for i in range(1, layers):
+        ours, other = f"layers.{i}.hidden_norm.weight", f"layers.{i}.input_layernorm.weight"
+        if ours not in weights and other in weights:
+            weights[ours] = weights[other]
+        elif other in weights and not torch.equal(weights[ours], weights[other]):
+            raise HeadError(
+                f"{folder} has different {ours} and {other}, of which SGLang reads the first and vLLM the second; "
+                "train a new head"
+            )

@@ -12,11 +12,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from eagle_plugin.heads.aux_ids import Reading
 from eagle_plugin.heads.checkpoint import HeadInfo, check_head
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.heads.files import HeadError
-from eagle_plugin.heads.load import load_any_head, read_aux_candidates
+from eagle_plugin.heads.interpretations import Interpretation, read_interpretations
+from eagle_plugin.heads.kinds import HEADS
+from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.heads.manifest import compare_target, read_manifest
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -48,20 +49,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     manifest = read_manifest(head) or {}
     for warning in compare_target(manifest, target, head) if manifest else []:
         print(f"warning: {warning}", file=sys.stderr)
-    reading = _choose(read_aux_candidates(head, target), arguments.aux_layers, arguments.norm_output, head)
-    loaded = load_any_head(head, target, reading=reading)
+    interpretation = _choose(read_interpretations(head, target), arguments.aux_layers, arguments.norm_output, head)
+    loaded = load_any_head(head, target, interpretation=interpretation)
     notes = {k: v for k, v in manifest.items() if k not in ("format", "kind", "aux_layers", "target")}
     if "name" in manifest.get("target", {}):
         notes["target_name"] = manifest["target"]["name"]
     dtype = DTYPES.get(arguments.dtype) or loaded.fc.weight.dtype
     save_head(loaded, arguments.out, target_dir=target, manifest=notes, dtype=dtype)
-    info = check_head(target, arguments.out, algorithm=loaded.algorithm)
+    info = check_head(target, arguments.out, algorithm=loaded.spec.algorithm)
     for warning in info.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     Console().print(_summary(info, Path(arguments.out)))
-    # Outside of the table, whose borders would break a command in two.
+    # Not in the table, where a long command would be wrapped.
     print(f"SGLang: --speculative-algorithm {info.algorithm} --speculative-draft-model-path {arguments.out}")
-    print(f"vLLM: --speculative-config '{_vllm(info, arguments.out)}'")
+    vllm = HEADS[info.kind].vllm_config(arguments.out, 4)
+    print(f"vLLM: --speculative-config '{json.dumps(vllm)}'")
     return 0
 
 
@@ -79,12 +81,12 @@ def _parser() -> argparse.ArgumentParser:
         "--aux-layers",
         type=_layers,
         metavar="I,J,K",
-        help="the target layers whose INPUT the head was trained on, where its config.json leaves it open",
+        help="the target layers whose INPUT the head was trained on, where its config.json does not decide it",
     )
     parser.add_argument(
         "--norm-output",
         choices=("yes", "no"),
-        help="whether the next draft step takes the normed state, where config.json leaves it open (SpecForge: no)",
+        help="whether the next draft step takes the normed state, where config.json does not decide it (SpecForge: no)",
     )
     parser.add_argument("--dtype", choices=tuple(DTYPES), help="of the weights (default: as they are)")
     return parser
@@ -94,12 +96,18 @@ def _layers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-def _choose(readings: list[Reading], aux: tuple[int, ...] | None, norm: str | None, head: Path) -> Reading | None:
-    """The one reading that the options leave; None lets the loader refuse what is still open."""
-    left = [r for r in readings if aux in (None, r.aux_layers) and (norm is None or r.norm_output == (norm == "yes"))]
+def _choose(
+    found: list[Interpretation], aux: tuple[int, ...] | None, norm: str | None, head: Path
+) -> Interpretation | None:
+    """The one interpretation that the options leave; None if several are left, which the loader then refuses."""
+    left = [
+        one for one in found if aux in (None, one.aux_layers) and (norm is None or one.norm_output == (norm == "yes"))
+    ]
     if not left:
-        found = " or ".join(f"{','.join(map(str, r.aux_layers))} ({r.origin})" for r in readings)
-        raise HeadError(f"{head} cannot mean what --aux-layers and --norm-output say, but {found}; correct the options")
+        options = " or ".join(f"{','.join(map(str, one.aux_layers))} ({one.origin})" for one in found)
+        raise HeadError(
+            f"{head} cannot mean what --aux-layers and --norm-output say, but {options}; correct the options"
+        )
     return left[0] if len(left) == 1 else None
 
 
@@ -115,8 +123,3 @@ def _summary(info: HeadInfo, out: Path) -> Table:
     ):
         table.add_row(*row)
     return table
-
-
-def _vllm(info: HeadInfo, out: str) -> str:
-    values = {"method": "eagle" if info.kind == "eagle2" else "eagle3", "model": out, "num_speculative_tokens": 4}
-    return json.dumps(values | ({"parallel_drafting": True} if info.kind == "peagle" else {}))

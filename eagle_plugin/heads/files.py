@@ -1,9 +1,9 @@
-"""The files of a draft head's checkpoint: config.json, safetensors headers, names and shapes of the tensors."""
+"""The files of a draft head's checkpoint: config.json, safetensors headers, and the names of its tensors."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Algorithm = Literal["EAGLE", "EAGLE3"]  # as SGLang names them; P-EAGLE heads are of EAGLE3's architecture
-Kind = Literal["eagle2", "eagle3", "peagle"]
 INDEX_FILE = "model.safetensors.index.json"
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}  # a head's weights; safetensors' name: torch's
 LEGACY_NAMES = {
@@ -28,7 +27,7 @@ LEGACY_NAMES = {
 
 
 class HeadError(UserError):
-    """A head that cannot serve its target: one sentence with what was found, what was wanted and the fix."""
+    """A head cannot serve its target: one sentence with what was found, what was wanted and the fix."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     """Return config.json of a checkpoint folder.
 
     Raises:
-        HeadError: the folder or its config.json is missing, or is not a JSON object.
+        HeadError: the folder or its config.json is missing, or config.json is not a JSON object.
     """
     folder = Path(folder)
     path = folder / "config.json"
@@ -73,7 +72,7 @@ def read_size(config: dict[str, Any], key: str, where: Path | str) -> int:
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The keys of the language model in a target's config.json; those of a multimodal wrapper fill the gaps."""
+    """The keys of the language model in a target's config.json; keys that it lacks come from a multimodal wrapper."""
     inner = config.get("text_config")
     return {**config, **inner} if isinstance(inner, dict) else config
 
@@ -121,7 +120,7 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def mask_token(config: dict[str, Any]) -> int | None:
+def read_mask_token(config: dict[str, Any]) -> int | None:
     """The id of P-EAGLE's mask token in a head's config.json, under the first of the names that vLLM reads."""
     for key in ("mask_token_id", "pard_token", "ptd_token_id"):
         if config.get(key) is not None:
@@ -129,13 +128,11 @@ def mask_token(config: dict[str, Any]) -> int | None:
     return None
 
 
-def canonical_name(name: str, algorithm: Algorithm) -> str:
-    """Return the parameter that the engine's loader stores tensor `name` in, without the prefix `model.`.
+def canonical_name(name: str) -> str:
+    """The parameter of a head that the tensor `name` of a checkpoint belongs to, without the prefix `model.`.
 
-    EAGLE-3 accepts `midlayer.`, `layers.0.`, the aux_norm names and an optional `model.`; EAGLE only plain names.
+    The names of all trainers are known: `midlayer.`, `layers.0.`, the aux_norm names and an optional `model.`.
     """
-    if algorithm == "EAGLE":
-        return name
     for legacy, new in LEGACY_NAMES.items():
         name = name.replace(legacy, new)
     for table in ("d2t", "t2d", "mask_hidden"):
@@ -144,63 +141,10 @@ def canonical_name(name: str, algorithm: Algorithm) -> str:
     return name.removeprefix("model.")
 
 
-def wanted_tensors(
-    config: dict[str, Any], kind: Algorithm, draft_vocab: int, aux: int
-) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the canonical name and shape of every tensor that the engine would otherwise leave random.
-
-    config must hold head_dim and num_key_value_heads; aux is the number of captured layers that EAGLE-3's fc reads
-    (0: no fc, the head is fed the last hidden state).
-    """
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    q, kv = (config[key] * config["head_dim"] for key in ("num_attention_heads", "num_key_value_heads"))
-    bias = bool(config.get("bias"))
-    attention_bias = bias or bool(config.get("attention_bias"))
-    eagle3 = kind == "EAGLE3"
-    target_hidden = config.get("target_hidden_size") or hidden
-
-    if eagle3 and aux:
-        yield "fc.weight", (hidden, aux * target_hidden)
-        if bias:
-            yield "fc.bias", (hidden,)
-        eagle = config.get("eagle_config") or {}
-        if eagle.get("norm_before_fc", config.get("norm_before_fc", False)):
-            yield "input_norm.weight", (aux * target_hidden,)
-        if config.get("fc_norm") or config.get("use_aux_norm"):
-            for i in range(aux):
-                yield f"fc_norm.{i}.weight", (target_hidden,)
-    if not eagle3:
-        yield "fc.weight", (hidden, 2 * hidden)
-        yield "fc.bias", (hidden,)  # the engine's layer always has one, and leaves it random
-    for i in range(config["num_hidden_layers"]):
-        layer = f"layers.{i}"
-        width = 2 * hidden if eagle3 and i == 0 else hidden
-        rows = {"q_proj": (q, width), "k_proj": (kv, width), "v_proj": (kv, width), "o_proj": (hidden, q)}
-        for name, shape in rows.items():
-            yield f"{layer}.self_attn.{name}.weight", shape
-            if attention_bias and (not eagle3 or name == "o_proj"):
-                yield f"{layer}.self_attn.{name}.bias", shape[:1]
-        yield f"{layer}.mlp.gate_proj.weight", (inner, hidden)
-        yield f"{layer}.mlp.up_proj.weight", (inner, hidden)
-        yield f"{layer}.mlp.down_proj.weight", (hidden, inner)
-        yield f"{layer}.post_attention_layernorm.weight", (hidden,)
-        if eagle3:
-            yield f"{layer}.hidden_norm.weight", (hidden,)
-        # EAGLE's first layer has no input norm; EAGLE-3's deeper layers use hidden_norm instead.
-        if (i == 0) == eagle3:
-            yield f"{layer}.input_layernorm.weight", (hidden,)
-    if eagle3:
-        yield "norm.weight", (hidden,)
-        if config.get("draft_vocab_size") is not None and not config.get("tie_word_embeddings"):
-            yield "lm_head.weight", (draft_vocab, hidden)
-        if target_hidden != hidden:  # otherwise the target's is shared
-            yield "embed_tokens.weight", (config["vocab_size"], hidden)
-
-
-def load_weights(folder: str | Path, algorithm: Algorithm) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint folder on the CPU, by canonical name."""
+def load_weights(folder: str | Path, rename: Callable[[str], str] = canonical_name) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint folder on the CPU, by the names that `rename` makes of the stored ones."""
     weights: dict[str, Tensor] = {}
     for name, tensor in read_tensors(folder).items():
         with safe_open(str(tensor.file), framework="pt") as file:
-            weights[canonical_name(name, algorithm)] = file.get_tensor(name)
+            weights[rename(name)] = file.get_tensor(name)
     return weights

@@ -1,4 +1,4 @@
-"""eagle_plugin.json beside a head's weights: which target it was trained for, how, and what it reached.
+"""eagle_plugin.json beside a head's weights: the target that it was trained for, its training and its acceptance.
 
 The engines do not read it. torch is not imported.
 """
@@ -14,14 +14,14 @@ from eagle_plugin.heads.files import HeadError
 
 MANIFEST = "eagle_plugin.json"
 FORMAT = 1
-NOTHING = hashlib.sha256(b"").hexdigest()  # a tokenizer or template may be kept elsewhere than in the target's folder
+DIGEST_OF_NOTHING = hashlib.sha256(b"").hexdigest()  # tokenizer or template may be in another folder
 
 
 def describe_target(folder: str | Path) -> dict[str, str]:
     """name and sha256 digests of a target's config.json, vocabulary and chat template.
 
     The vocabulary's digest is over its tokens and their ids, so that a tokenizer.json saved by another version of a
-    library keeps it. What the folder lacks has the digest of nothing, `NOTHING`.
+    library has the same digest. A missing file has the digest of no bytes, `DIGEST_OF_NOTHING`.
     """
     folder = Path(folder)
     own, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
@@ -57,7 +57,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any] | None:
     """The manifest of a head's folder, or None where it has none.
 
     Raises:
-        HeadError: it is not one of ours.
+        HeadError: it was not written by eagle-plugin, or by a newer version.
     """
     path = Path(folder) / MANIFEST
     if not path.is_file():
@@ -76,13 +76,13 @@ def read_manifest(folder: str | Path) -> dict[str, Any] | None:
 
 
 def compare_target(manifest: dict[str, Any], target_dir: str | Path, head_dir: str | Path) -> list[str]:
-    """Warnings about a target that is not quite the one that the head was trained for.
+    """Warnings about a target that differs from the one that the head was trained for.
 
     Raises:
         HeadError: its token ids have other meanings.
     """
     trained, found = manifest["target"], describe_target(target_dir)
-    known = {key: digest for key, digest in found.items() if key != "name" and digest != NOTHING}
+    known = {key: digest for key, digest in found.items() if key != "name" and digest != DIGEST_OF_NOTHING}
     differs = {key for key, digest in known.items() if trained.get(key, digest) != digest}
     if "vocabulary_sha256" in differs:
         raise HeadError(

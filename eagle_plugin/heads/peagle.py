@@ -1,13 +1,22 @@
-"""The P-EAGLE head: an EAGLE-3 head that drafts all positions in one pass."""
+"""The P-EAGLE head: an EAGLE-3 head that drafts all levels in one pass."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
+from eagle_plugin.heads.draft_head import NewHeadOptions, StoredHead
 from eagle_plugin.heads.eagle3 import Eagle3Head
-from eagle_plugin.heads.files import Kind
+from eagle_plugin.heads.files import HeadError, read_mask_token
+from eagle_plugin.heads.mask_token import choose_mask_token
+from eagle_plugin.heads.target_files import TargetFiles
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class PEagleHead(Eagle3Head):
@@ -18,7 +27,8 @@ class PEagleHead(Eagle3Head):
     d + 1 places after the newest token. The recurrence of EAGLE-3 is never used.
     """
 
-    kind: Kind = "peagle"
+    kind = "peagle"
+    mask_token_id: int
 
     def __init__(self, config: LlamaConfig, aux_layers: tuple[int, ...]) -> None:
         super().__init__(config, aux_layers)
@@ -26,5 +36,39 @@ class PEagleHead(Eagle3Head):
         self.mask_hidden = nn.Parameter(torch.zeros(1, self.fc.in_features))
 
     def mask_state(self) -> Tensor:
-        """The hidden state [1, H] of a masked row: the learnt features through the same norms and fc as real ones."""
+        """As in the base class: the learnt features, through the same norms and fc as real ones."""
         return self.fuse(self.mask_hidden)
+
+    @classmethod
+    def new_keys(cls, target: TargetFiles, ids: Tensor, options: NewHeadOptions) -> dict[str, Any]:
+        token = options.mask_token_id
+        if token is None:
+            used = set(ids.tolist()) if len(ids) < target.vocab_size else set()
+            token = choose_mask_token(target.folder, used)
+        if not 0 <= token < target.vocab_size:
+            raise HeadError(
+                f"mask_token_id is {token}, wanted 0 to {target.vocab_size - 1}; name a token of the target"
+            )
+        return super().new_keys(target, ids, options) | {"mask_token_id": token}
+
+    @classmethod
+    def adapt_config(cls, config: dict[str, Any], raw: dict[str, Any], speculators: bool) -> None:
+        config["mask_token_id"] = read_mask_token(raw)
+        if speculators:  # its P-EAGLE does not have the newer norms
+            config.setdefault("norm_before_residual", False)
+            config |= {"fc_norm": False, "norm_output": False}
+
+    @classmethod
+    def find_unsupported(cls, config: dict[str, Any], weights: dict[str, Tensor]) -> str | None:
+        if config["mask_token_id"] is None:
+            return "mask_hidden but no mask_token_id; write the id it was trained with into config.json"
+        return None
+
+    @classmethod
+    def from_checkpoint(cls, stored: StoredHead, dtype: torch.dtype | None) -> Self:
+        stored.weights["mask_hidden"] = stored.weights["mask_hidden"].view(1, -1)
+        return super().from_checkpoint(stored, dtype)
+
+    def config_keys(self, target_dir: str | Path) -> dict[str, Any]:
+        token = {"mask_token_id": self.mask_token_id, "ptd_token_id": self.mask_token_id}
+        return super().config_keys(target_dir) | token

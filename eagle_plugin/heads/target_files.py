@@ -1,4 +1,4 @@
-"""What a head takes from its target's checkpoint folder: sizes, embedding, lm_head, final norm and last layer."""
+"""What a new head copies from its target's checkpoint: sizes, embedding, lm_head, final norm and last layer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Decoding of one sequence on a transformers causal language model, plain and with a draft tree, greedy and sampled.
 
-Nothing is cached between forwards of the target, and the head is run over the whole sequence again each round: what a
-round computes depends on nothing but the tokens so far.
+Nothing is cached between forwards of the target, and the head is run over the whole sequence again each round. So the
+result of a round depends on the tokens so far and on nothing else.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.core.sampling import SamplingParams, draw, target_distribution
+from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted, verify_greedy
 from eagle_plugin.heads.checkpoint import check_head
-from eagle_plugin.heads.eagle2 import Eagle2Head
-from eagle_plugin.heads.eagle3 import Eagle3Head
-from eagle_plugin.heads.layers import DraftHead
+from eagle_plugin.heads.draft_head import DraftHead
+from eagle_plugin.heads.kinds import spec_of_tensors
 from eagle_plugin.reference.draft import draft_tree
 from eagle_plugin.reference.rules import RULES, Rule
 from eagle_plugin.reference.target import path_logits
@@ -39,9 +39,10 @@ def load_head(model: Any, target_dir: str | Path, head_dir: str | Path, *, algor
     """
     info = check_head(target_dir, head_dir, algorithm=algorithm)
     embedding, lm_head = model.get_input_embeddings().weight.detach(), model.get_output_embeddings().weight.detach()
-    if info.algorithm == "EAGLE":
-        return Eagle2Head.load(head_dir, embedding, lm_head, embedding.dtype)
-    return Eagle3Head.load(head_dir, info.aux_layer_ids, embedding, lm_head, embedding.dtype)
+    # SGLang drafts with a P-EAGLE head as with an EAGLE-3 head, the most general kind that this class loads.
+    spec = spec_of_tensors((), info.architecture)
+    assert spec is not None
+    return spec.head_class().load(head_dir, info.aux_layer_ids, embedding, lm_head, embedding.dtype)
 
 
 def sampling_params(temperature: float, vocabulary: int, b: int = 1) -> SamplingParams:
@@ -56,7 +57,7 @@ def sampling_params(temperature: float, vocabulary: int, b: int = 1) -> Sampling
 
 @torch.no_grad()
 def plain_greedy(model: Any, ids: list[int], n: int) -> list[int]:
-    """Return the n tokens that the target itself chooses after ids."""
+    """Return the n tokens that the target chooses after ids."""
     tokens = list(ids)
     for _ in range(n):
         tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
@@ -69,26 +70,21 @@ def speculative_greedy(
     head: DraftHead,
     ids: list[int],
     n: int,
+    shape: Shape,
     *,
-    steps: int,
-    topk: int,
-    draft_tokens: int,
     verify: Callable[[Tensor, Tensor, Tensor, int], Accepted] = verify_greedy,
 ) -> Decoded:
     """Return n tokens after ids, drafted by the head and verified by the target.
 
-    steps, topk and draft_tokens are the engine's flags: levels of the draft tree, children per node and nodes kept per
-    level, nodes verified with the root (2..64). topk = 1 with draft_tokens = steps + 1 is a chain.
+    shape.width: 2..64.
     """
     params, gen = sampling_params(0.0, 1), torch.Generator()
     tokens = [*ids, *plain_greedy(model, ids, 1)]
     accept_lengths = []
     while len(tokens) < len(ids) + n:
-        tree, _ = draft_tree(
-            model, head, tokens, RULES["target_only"], params, gen, steps=steps, topk=topk, draft_tokens=draft_tokens
-        )
+        tree, _ = draft_tree(model, head, tokens, RULES["target_only"], params, gen, shape)
         choices = path_logits(model, tokens, tree).argmax(-1)[None]
-        accepted = verify(tree.tokens, tree.parents, choices, steps + 1)
+        accepted = verify(tree.tokens, tree.parents, choices, shape.steps + 1)
         length = int(accepted.lengths[0])
         tokens += accepted.tokens[0, :length].tolist()
         accept_lengths.append(length)
@@ -104,10 +100,7 @@ def speculative_sample(
     rule: Rule,
     params: SamplingParams,
     gen: torch.Generator,
-    *,
-    steps: int,
-    topk: int,
-    draft_tokens: int,
+    shape: Shape,
 ) -> Decoded:
     """Return n tokens after ids with the distribution of plain sampling; params of one request, one of `RULES`.
 
@@ -117,11 +110,9 @@ def speculative_sample(
     first = draw(target_distribution(logits, params)[0], float(torch.rand((), dtype=torch.float64, generator=gen)))
     tokens, accept_lengths = [*ids, first], []
     while len(tokens) < len(ids) + n:
-        tree, proposals = draft_tree(
-            model, head, tokens, rule, params, gen, steps=steps, topk=topk, draft_tokens=draft_tokens
-        )
-        u = torch.rand(1, steps + 1, topk + 1, dtype=torch.float64, generator=gen)
-        accepted = rule.verify(tree, path_logits(model, tokens, tree).float(), params, proposals, u, steps + 1)
+        tree, proposals = draft_tree(model, head, tokens, rule, params, gen, shape)
+        u = torch.rand(1, shape.steps + 1, shape.topk + 1, dtype=torch.float64, generator=gen)
+        accepted = rule.verify(tree, path_logits(model, tokens, tree).float(), params, proposals, u, shape.steps + 1)
         length = int(accepted.lengths[0])
         tokens += accepted.tokens[0, :length].tolist()
         accept_lengths.append(length)

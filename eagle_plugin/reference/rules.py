@@ -1,8 +1,8 @@
 """Three lossless rules for a draft tree at temperature > 0: how children are chosen and how they are verified.
 
-`target_only`: the likeliest tokens, checked against one draw of the target. `sampled_child`: ours, see `core.propose`.
-`recursive_rejection`: every child is drawn, without replacement (SpecInfer, arXiv 2305.09781; Jeon et al., arXiv
-2402.14160). The last is here for comparison only. At temperature 0 all three are `target_only`.
+`target_only`: the most likely tokens, compared with one draw of the target. `sampled_child`: the product's rule, see
+`core.propose`. `recursive_rejection`: every child is drawn, without replacement (SpecInfer, arXiv 2305.09781; Jeon et
+al., arXiv 2402.14160); it is here for comparison only. At temperature 0 all three are `target_only`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Rule(NamedTuple):
 def propose_target_only(
     logp: Tensor, index: Tensor, params: SamplingParams, gen: torch.Generator, topk: int, **place: object
 ) -> Children:
-    """The topk likeliest tokens, scored at temperature 1 (EAGLE-2)."""
+    """The topk most likely tokens, scored at temperature 1 (EAGLE-2)."""
     greedy = params._replace(top_ks=torch.ones_like(params.top_ks))
     children = propose(logp, index, greedy, torch.zeros(len(logp), NUM_SAMPLED, dtype=torch.float64), topk, **place)  # type: ignore[arg-type]
     return children._replace(**{name: getattr(children, name)[:, :topk] for name in ("logp", "tokens", "draws")})
@@ -63,10 +63,10 @@ def propose_recursive_rejection(
     rows_per_request: int,
     draft_to_target: Tensor | None = None,
 ) -> Children:
-    """Draw topk children from q without replacement, in the order drawn; greedy rows get the likeliest tokens.
+    """Draw topk children from q without replacement, in the order of the draws; greedy rows get the most likely tokens.
 
     The largest log q + Gumbel noise are such a draw (Kool et al., arXiv 1903.06059, section 2.3). The i-th of them
-    scores as the i-th likeliest token does, which is known before the draw.
+    has the score of the i-th most likely token, which is known before the draw.
     """
     place = {"first_row": first_row, "rows_per_request": rows_per_request, "draft_to_target": draft_to_target}
     children = propose_target_only(logp, index, params, gen, topk, **place)

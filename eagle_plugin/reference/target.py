@@ -1,4 +1,4 @@
-"""What a speculative decoder asks of the target: its features for the head and its logits after the nodes of a tree."""
+"""What a speculative decoder needs of the target: features for the head, and logits after the nodes of a tree."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.core.tree import DraftTree
-from eagle_plugin.heads.layers import DraftHead
+from eagle_plugin.heads.draft_head import DraftHead
 
 
 def target_features(model: Any, head: DraftHead, tokens: list[int]) -> Tensor:
-    """What the head reads of the target: [len(tokens), F], its last hidden state or the input of the aux layers."""
+    """The features [len(tokens), F] that the head reads: the target's last hidden state or the input of aux layers."""
     states = model(torch.tensor([tokens], device=model.device), output_hidden_states=True).hidden_states
     # states[i] is the input of layer i, and states[-1] the output after the final norm
     return torch.cat([states[i][0] for i in head.aux_layers or (-1,)], -1)
 
 
 def path_logits(model: Any, tokens: list[int], tree: DraftTree) -> Tensor:
-    """The target's logits after each node of one tree [W, V]: one forward a leaf over the tokens and the leaf's path.
+    """The target's logits [W, V] after each node of one tree: one forward per leaf, over the tokens and its path.
 
     tokens end with the root. Rows of padding nodes are 0.
     """
@@ -38,10 +38,10 @@ def path_logits(model: Any, tokens: list[int], tree: DraftTree) -> Tensor:
 
 
 def tree_logits(model: Any, tokens: list[int], roots: Tensor, trees: DraftTree) -> Tensor:
-    """The logits of `path_logits` for b trees at once, each at its own place of one text, in one forward.
+    """The logits of `path_logits` for b trees, each at its own place of one text, in one forward.
 
-    roots [b] int64 are the positions of the trees' roots in tokens -> [b, W, V]. A node sees the tokens before its root
-    and its own ancestors.
+    roots [b] int64 are the positions of the trees' roots in tokens -> [b, W, V]. A node attends to the tokens before
+    its root, to its ancestors and to itself.
     """
     b, W = trees.tokens.shape
     L, device = int(roots.max()), roots.device

@@ -1,7 +1,7 @@
-"""Attention of training-time test: causal over the verified tokens, and each row's own drafted ones.
+"""Attention of training-time test: causal over the verified tokens, and to each row's own drafted ones.
 
-At step k, row t sees the keys of step 0 up to t, and of the steps 1..k only its own (EAGLE-3, arXiv 2503.01840,
-section 3.2). With o_0 and l_0 the output and log-sum-exp of causal attention, and s_i = scale <q, k_i>:
+At step k, row t attends to the keys of step 0 up to t, and of the steps 1..k only to its own (EAGLE-3, arXiv
+2503.01840, section 3.2). With o_0 and l_0 the output and log-sum-exp of causal attention, and s_i = scale <q, k_i>:
 
     l = logsumexp(l_0, s_1..s_k),    o = e^(l_0 - l) o_0 + sum_i e^(s_i - l) v_i
 
@@ -22,7 +22,7 @@ _aten = torch.ops.aten
 
 
 class Packing:
-    """Where the documents of a flat axis lie: what block-diagonal causal attention needs."""
+    """Where the documents are on a flat axis, for block-diagonal causal attention."""
 
     def __init__(self, starts: Tensor) -> None:
         """starts [documents + 1] int64: the first row of every document, and N."""
@@ -32,7 +32,7 @@ class Packing:
         self.starts = starts.to(torch.int32)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor, list[Any]]:
-        """q [N, h, D], k and v [N, g, D] -> output [N, h, D], log-sum-exp [N, h] and what `backward` wants back."""
+        """q [N, h, D], k and v [N, g, D] -> output [N, h, D], log-sum-exp [N, h] and what `backward` needs."""
         if q.is_cuda:
             s, n = self.starts, self.longest
             out, lse, *rng, _ = _aten._flash_attention_forward(q, k, v, s, s, n, n, 0.0, True, False, scale=scale)
@@ -48,7 +48,7 @@ class Packing:
     def backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rng: list[Any], scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of q, k and v, for the out [N, h, D] and lse [N, h] that the softmax had in the end."""
+        """The gradients of q, k and v, for the out [N, h, D] and lse [N, h] of the whole softmax."""
         if q.is_cuda:
             s, n = self.starts, self.longest
             return _aten._flash_attention_backward(
@@ -121,6 +121,6 @@ def attend(
 ) -> Tensor:
     """Causal attention within each document, plus to the row's own keys of later steps.
 
-    q [N, h, D]; k, v [N, g, D] of step 0; own_keys, own_values: one [N, g, D] a step -> [N, h, D].
+    q [N, h, D]; k, v [N, g, D] of step 0; own_keys, own_values: one [N, g, D] per step -> [N, h, D].
     """
     return _Attend.apply(packing, scale, q, k, v, *own_keys, *own_values)

@@ -1,4 +1,4 @@
-"""What one training step reads: several documents one after another on one flat token axis."""
+"""What one training step reads: several documents after each other on one flat token axis."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PackedDocument(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """N tokens of D documents, without padding. Rows of different documents never see each other."""
+    """N tokens of D documents, without padding. Rows never attend to other documents."""
 
     ids: Tensor  # [N] int64
     mask: Tensor  # [N] bool, response tokens
@@ -70,7 +70,7 @@ class Batch:
 
 
 def pack(documents: Sequence[PackedDocument]) -> Batch:
-    """Put documents one after another.
+    """Put documents after each other.
 
     Raises:
         ValueError: there is no document, or some have `aux` and others do not.
@@ -91,13 +91,13 @@ def pack(documents: Sequence[PackedDocument]) -> Batch:
 def weigh_chains(batch: Batch, steps: int, prompt_weight: float) -> Tensor:
     """Return the weight of every row at every draft step, [steps, N] float32.
 
-    Row t at step k consumes the tokens t+1 .. t+1+k and predicts token t+2+k. Its weight is 1 when all of them are
+    Row t at step k reads the tokens t+1 .. t+1+k and predicts token t+2+k. Its weight is 1 when all of them are
     response tokens of one document, `prompt_weight` when some belong to the prompt, and 0 past the document's end. So
     the first draft after the prompt counts, and nothing is learnt about what follows the last token.
     """
     n = len(batch)
     weights = torch.zeros(steps, n, device=batch.ids.device)
-    response = batch.mask.cumsum(0)  # responses up to and with a row: differences count them in a span
+    response = batch.mask.cumsum(0)  # response tokens up to and including a row: a difference is their number in a span
     for k in range(min(steps, n - 2)):
         rows = n - 2 - k
         same = batch.document[2 + k :] == batch.document[:rows]

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from eagle_plugin.atomic_io import flush_to_disk
-from eagle_plugin.train.plan import Position
-from eagle_plugin.train.settings import TrainError, changed_keys
+from eagle_plugin.train.document_order import Position
+from eagle_plugin.train.recipe import TrainError, changed_keys
 
 KEPT = 2
 VERSION = 1
@@ -27,13 +27,13 @@ PARTIAL = ".partial-"
 
 
 @dataclass(frozen=True)
-class State:
-    """Everything but the tensors."""
+class RunState:
+    """Everything but the tensors; the keys of state.json."""
 
     position: Position
     seconds: float  # spent on the run so far
     recipe: dict[str, Any]
-    documents: str  # digest of the documents that the plan was made from
+    documents: str  # digest of the documents that the order was made from
     version: int = VERSION
 
 
@@ -41,7 +41,7 @@ class State:
 class Checkpoint:
     """One checkpoint, on the CPU."""
 
-    state: State
+    state: RunState
     parameters: dict[str, Tensor]  # float32, by parameter name
     optimiser: dict[str, Tensor]  # by parameter name, "/" and the optimiser's own name
 
@@ -91,7 +91,7 @@ def load_newest(folder: Path) -> Checkpoint | None:
             raise TrainError(
                 f"{paths[-1]} has version {values['version']}, wanted {VERSION}; start again in another folder (--out)"
             )
-        state = State(**values | {"position": Position(**values["position"])})
+        state = RunState(**values | {"position": Position(**values["position"])})
         parameters = load_file(paths[-1] / "parameters.safetensors")
         optimiser = load_file(paths[-1] / "optimiser.safetensors")
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
@@ -99,7 +99,7 @@ def load_newest(folder: Path) -> Checkpoint | None:
     return Checkpoint(state, parameters, optimiser)
 
 
-def check_same_run(found: State, recipe: dict[str, Any], documents: str, folder: Path) -> None:
+def check_same_run(found: RunState, recipe: dict[str, Any], documents: str, folder: Path) -> None:
     """Raise TrainError unless a checkpoint was made by the same recipe from the same documents."""
     if changed := changed_keys(found.recipe, recipe):
         raise TrainError(

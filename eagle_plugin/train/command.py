@@ -1,4 +1,4 @@
-"""`eagle-plugin train`: train a draft head by a recipe; run it again and it goes on where it stopped."""
+"""`eagle-plugin train`: train a draft head by a recipe; the same command continues a run that was stopped."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from rich.table import Table
 
 from eagle_plugin.allocator import reuse_memory
 from eagle_plugin.errors import UserError
+from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.export import save_head
-from eagle_plugin.heads.layers import DraftHead
 from eagle_plugin.train.curve import draw_curve
 from eagle_plugin.train.distributed import Ranks, join_ranks
-from eagle_plugin.train.loop import Outcome, Trainer
+from eagle_plugin.train.loop import RunResult, Trainer
 from eagle_plugin.train.model import DTYPES, check_features, make_head, make_objective, take_parameters
 from eagle_plugin.train.progress import Bar
-from eagle_plugin.train.settings import TrainError, TrainSettings, read_recipe
+from eagle_plugin.train.recipe import TrainError, TrainRecipe, read_recipe
 from eagle_plugin.train.sources import Source, digest_items, open_source
 
 EXAMPLES = """\
 examples:
   eagle-plugin train recipe.yaml --out out/head
   eagle-plugin train recipe.yaml --out out/try --set budget.minutes=5 --set optimiser.lr=3e-3
-  eagle-plugin train recipe.yaml --out out/head          the same command goes on after Ctrl-C or a kill
+  eagle-plugin train recipe.yaml --out out/head          the same command continues after Ctrl-C or a kill
   torchrun --nproc-per-node 8 -m eagle_plugin.train.command recipe.yaml --out out/head
 
 the smallest recipe:
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             source.close()
 
 
-def train(settings: TrainSettings, out: Path, ranks: Ranks, source: Source) -> int:
+def train(settings: TrainRecipe, out: Path, ranks: Ranks, source: Source) -> int:
     """Train, export the head and print the summary; returns the command's exit code.
 
     Raises:
@@ -73,10 +73,10 @@ def train(settings: TrainSettings, out: Path, ranks: Ranks, source: Source) -> i
     with Bar(console, ranks.writes) as bar:
         trainer = Trainer(settings, out, ranks, source, objective, bar)
         if trainer.resume():
-            bar.print(f"going on after update {trainer.position.update:,} of {out}")
+            bar.print(f"continuing after update {trainer.position.update:,} of {out}")
         outcome = trainer.run()
         if not outcome.finished:
-            bar.print(f"stopped after update {outcome.position.update:,}; the same command goes on from there")
+            bar.print(f"stopped after update {outcome.position.update:,}; the same command continues from there")
             return 130
     parameters, _ = trainer.parameters.gather()
     if ranks.writes:
@@ -92,7 +92,7 @@ def train(settings: TrainSettings, out: Path, ranks: Ranks, source: Source) -> i
 
 @contextmanager
 def _hold(out: Path, ranks: Ranks) -> Iterator[None]:
-    """Keep other runs out of the folder."""
+    """Lock the folder against other runs."""
     if not ranks.writes:
         yield
         return
@@ -108,8 +108,8 @@ def _hold(out: Path, ranks: Ranks) -> Iterator[None]:
         yield
 
 
-def _notes(settings: TrainSettings, outcome: Outcome, documents: str) -> dict[str, object]:
-    """What goes into the head's manifest: of files the names, since a head travels and their folders are private."""
+def _notes(settings: TrainRecipe, outcome: RunResult, documents: str) -> dict[str, object]:
+    """What the head's manifest says of the training: names of files without folders, because folders are private."""
     recipe = settings.model_dump(mode="json", by_alias=True, exclude={"target": True, "data": True})
     recipe["head"] |= {key: Path(recipe["head"][key]).name for key in ("from", "vocabulary") if recipe["head"][key]}
     notes: dict[str, object] = {
@@ -126,7 +126,7 @@ def _notes(settings: TrainSettings, outcome: Outcome, documents: str) -> dict[st
     return notes
 
 
-def _summary(settings: TrainSettings, out: Path, head: DraftHead, outcome: Outcome) -> Table:
+def _summary(settings: TrainRecipe, out: Path, head: DraftHead, outcome: RunResult) -> Table:
     table = Table("", "", title=f"{head.kind} head for {settings.target.name}", show_header=False)
     table.columns[1].overflow = "fold"
     position, trained = outcome.position, sum(p.numel() for p in head.parameters() if p.requires_grad)

@@ -1,4 +1,4 @@
-"""One run on many processes, as torchrun starts them: who this one is, sums over all, DDP and FSDP2."""
+"""One run on many processes, as torchrun starts them: the rank of this one, sums over all, DDP and FSDP2."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from eagle_plugin.train.settings import TrainError
+from eagle_plugin.train.recipe import TrainError
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of the run."""
+    """The place of this process among those of the run."""
 
     rank: int
     world: int
@@ -42,7 +42,7 @@ class Ranks:
         return tensor
 
     def wait(self) -> None:
-        """Return when every process is here."""
+        """Wait until every process has called this."""
         if self.world > 1:
             dist.barrier()
 
@@ -63,7 +63,7 @@ class Ranks:
 
 @contextlib.contextmanager
 def join_ranks(device: Literal["auto", "cpu", "cuda"], parallel: Literal["ddp", "fsdp"]) -> Iterator[Ranks]:
-    """Join the other processes that torchrun started, or stand alone.
+    """Join the other processes that torchrun started; without torchrun this process is the only one.
 
     Raises:
         TrainError: the recipe wants a GPU and there is none for this process.
@@ -73,7 +73,9 @@ def join_ranks(device: Literal["auto", "cpu", "cuda"], parallel: Literal["ddp", 
     if device == "cuda" and gpus == 0:
         raise TrainError("device is cuda, but torch sees no GPU here; set device to cpu, or correct the driver")
     if gpus and local >= gpus:
-        raise TrainError(f"process {local} has no GPU of its own ({gpus} seen); start {gpus} with --nproc-per-node")
+        raise TrainError(
+            f"process {local} has no GPU of its own (torch sees {gpus}); start {gpus} with --nproc-per-node"
+        )
     place = torch.device("cuda", local) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(place)
@@ -91,7 +93,7 @@ _ENVIRONMENT = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
 
 
 def hold_gradients(module: nn.Module, last: bool) -> AbstractContextManager[Any]:
-    """Around forward and backward of one of several: only the last one exchanges gradients."""
+    """Context for the forward and backward of one batch of an update: only the last one exchanges gradients."""
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(last)
     elif isinstance(module, DistributedDataParallel) and not last:

@@ -1,4 +1,4 @@
-"""From a position in the run to the batches of the next updates, read ahead while the head computes."""
+"""The batches of the updates after a position in the run, read in advance while the head computes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 from eagle_plugin.data.store.feature_store import Document
 from eagle_plugin.train.batches import Batch, pack
 from eagle_plugin.train.distributed import Ranks
-from eagle_plugin.train.plan import Micro, Plan, Position, deal
+from eagle_plugin.train.document_order import DocumentOrder, MicroBatch, Position, assign_documents
+from eagle_plugin.train.recipe import TrainError, TrainRecipe
 from eagle_plugin.train.schedule import learning_factor, phase_at, spent_share
-from eagle_plugin.train.settings import TrainError, TrainSettings
 from eagle_plugin.train.sources import Source, mask_out
 
 AHEAD = 2  # updates whose documents are read while the head computes
@@ -23,27 +23,27 @@ EVAL_TOKENS = 2048  # of one forward of the evaluation
 
 
 @dataclass(frozen=True)
-class Step:
+class PlannedUpdate:
     """One update as it was planned."""
 
     before: Position
     after: Position
     phase: int
     factor: float  # of the learning rates
-    micros: list[Micro]  # of this rank
+    micros: list[MicroBatch]  # of this rank
 
 
 class Feed:
-    """The batches of this process. `seconds` is what the run has spent: the loop keeps it up to date."""
+    """The batches of this process. The loop sets `seconds` to the time that the run has used."""
 
-    def __init__(self, settings: TrainSettings, source: Source, ranks: Ranks, mask_token: int | None = None) -> None:
-        """mask_token: P-EAGLE's, which no document may hold."""
+    def __init__(self, settings: TrainRecipe, source: Source, ranks: Ranks, mask_token: int | None = None) -> None:
+        """mask_token: P-EAGLE's, which must not be in any document."""
         self._settings, self._source, self._ranks, self._mask_token = settings, source, ranks, mask_token
         self.seconds = 0.0
         items = source.items
         self._train = [i for i, item in enumerate(items) if item.split == "train"]
         weights = [items[i].weight for i in self._train]
-        self.plan = Plan([items[i].length for i in self._train], weights, settings.seed)
+        self.order = DocumentOrder([items[i].length for i in self._train], weights, settings.seed)
         self._val = self._choose_val()
 
     def progress(self, position: Position) -> float:
@@ -51,13 +51,13 @@ class Feed:
         return spent_share(
             self._settings.budget,
             tokens=position.tokens,
-            epochs=self.plan.epochs(position),
+            epochs=self.order.epochs(position),
             updates=position.update,
             seconds=self.seconds,
         )
 
     @contextlib.contextmanager
-    def open(self, position: Position) -> Iterator[Iterator[tuple[Step, list[Batch]]]]:
+    def open(self, position: Position) -> Iterator[Iterator[tuple[PlannedUpdate, list[Batch]]]]:
         """Iterate over the updates from `position` to the end of the budget, as (step, its batches)."""
         pool = ThreadPoolExecutor(1, "prefetch") if self._source.concurrent else None
         try:
@@ -68,7 +68,7 @@ class Feed:
 
     def held_out(self) -> Iterator[Batch]:
         """The batches that this process evaluates on; every process has the same number."""
-        for micro in self._deal(self._val, EVAL_TOKENS) if self._val else ():
+        for micro in self._assign(self._val, EVAL_TOKENS) if self._val else ():
             yield from self._read([micro])
 
     @property
@@ -76,36 +76,38 @@ class Feed:
         """Whether the recipe asks for an evaluation."""
         return bool(self._val)
 
-    def _generate(self, position: Position, pool: ThreadPoolExecutor | None) -> Iterator[tuple[Step, list[Batch]]]:
-        planned: deque[tuple[Step, Future[list[Batch]] | None]] = deque()
+    def _generate(
+        self, position: Position, pool: ThreadPoolExecutor | None
+    ) -> Iterator[tuple[PlannedUpdate, list[Batch]]]:
+        planned: deque[tuple[PlannedUpdate, Future[list[Batch]] | None]] = deque()
         ahead = AHEAD if pool is not None else 0
         minutes = self._settings.budget.minutes
         while True:
             while len(planned) <= ahead and (step := self._plan_step(position)) is not None:
                 position = step.after
                 planned.append((step, pool.submit(self._read, step.micros) if pool is not None else None))
-            # What was planned ahead of the clock is left out when the time is over.
+            # When the time is over, updates that were planned in advance are not trained on.
             if not planned or (minutes is not None and self.seconds >= 60 * minutes):
                 return
             step, future = planned.popleft()
             yield step, future.result() if future is not None else self._read(step.micros)
 
-    def _plan_step(self, position: Position) -> Step | None:
+    def _plan_step(self, position: Position) -> PlannedUpdate | None:
         settings = self._settings
         progress = self.progress(position)
         if progress >= 1 - 1e-9:
             return None
         phase = phase_at(settings.phases, progress)
         options = settings.phases[phase]
-        chosen, after = self.plan.next_batch(position, options.batch_tokens or settings.batch_tokens)
-        micros = self._deal([self._train[i] for i in chosen], settings.micro_tokens)
-        return Step(position, after, phase, learning_factor(settings.optimiser, options, progress), micros)
+        chosen, after = self.order.next_batch(position, options.batch_tokens or settings.batch_tokens)
+        micros = self._assign([self._train[i] for i in chosen], settings.micro_tokens)
+        return PlannedUpdate(position, after, phase, learning_factor(settings.optimiser, options, progress), micros)
 
-    def _deal(self, documents: list[int], micro_tokens: int | None) -> list[Micro]:
+    def _assign(self, documents: list[int], micro_tokens: int | None) -> list[MicroBatch]:
         lengths = [self._source.items[i].length for i in documents]
-        return deal(documents, lengths, self._ranks.world, micro_tokens)[self._ranks.rank]
+        return assign_documents(documents, lengths, self._ranks.world, micro_tokens)[self._ranks.rank]
 
-    def _read(self, micros: Sequence[Micro]) -> list[Batch]:
+    def _read(self, micros: Sequence[MicroBatch]) -> list[Batch]:
         batches = []
         for micro in micros:
             documents = self._source.read(micro.documents)

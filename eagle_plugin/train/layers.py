@@ -1,8 +1,8 @@
-"""A head's decoder layer for training: the numbers of `heads`, arranged for few passes over memory.
+"""A head's decoder layer for training: the same results as in `heads`, with fewer passes over memory.
 
-On a CPU a third of a step would otherwise go into element-wise passes and fresh pages. So activations are bfloat16
-under float32 masters, norm weights are folded into the matrix that reads them, q, k, v and gate, up are one product
-each, and norm, rotation and SwiGLU keep one tensor each for the backward.
+On a CPU a third of a step would otherwise be element-wise passes and new memory pages. So activations are bfloat16 with
+float32 parameters, norm weights are multiplied into the matrix that reads them, q, k, v and gate, up are one product
+each, and norm, rotation and SwiGLU each keep one tensor for the backward.
 
 Letters in shapes: N rows, H hidden size, h query heads, g key-value heads, D head size.
 """

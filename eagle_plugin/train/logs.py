@@ -1,4 +1,4 @@
-"""The numbers of a run: two CSV files, and TensorBoard where it is installed."""
+"""The logs of a run: two CSV files, and TensorBoard where it is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training loop: one update after another until the budget is spent, with evaluation, checkpoints and logs."""
+"""The training loop: updates until the budget is spent, with evaluation, checkpoints and logs."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ import numpy as np
 import torch
 from torch import nn
 
-from eagle_plugin.heads.peagle import PEagleHead
 from eagle_plugin.train.batches import Batch
-from eagle_plugin.train.checkpoint import Checkpoint, State, check_same_run, load_newest, save_checkpoint
+from eagle_plugin.train.checkpoint import Checkpoint, RunState, check_same_run, load_newest, save_checkpoint
 from eagle_plugin.train.distributed import Ranks, hold_gradients
-from eagle_plugin.train.feed import Feed, Step
+from eagle_plugin.train.document_order import Position
+from eagle_plugin.train.feed import Feed, PlannedUpdate
 from eagle_plugin.train.logs import DEPTH_COLUMNS, Logs
 from eagle_plugin.train.model import Parameters, objective_settings
 from eagle_plugin.train.objectives import METRICS, Objective, summarize
-from eagle_plugin.train.plan import Position
 from eagle_plugin.train.progress import Bar
+from eagle_plugin.train.recipe import TrainError, TrainRecipe
 from eagle_plugin.train.schedule import phase_at
-from eagle_plugin.train.settings import TrainError, TrainSettings
 from eagle_plugin.train.sources import Source, digest_items
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunResult:
     """What a run reached."""
 
     position: Position
@@ -41,8 +40,8 @@ class Outcome:
     held_out: dict[str, list[float]]  # by metric and depth; empty without evaluation
 
 
-class Window:
-    """What was summed since the last row of the training log."""
+class LogWindow:
+    """Sums over the updates since the last row of the training log."""
 
     def __init__(self, steps: int, start: Position, device: torch.device) -> None:
         self.sums = torch.zeros(steps, len(METRICS), dtype=torch.float64, device=device)
@@ -50,30 +49,28 @@ class Window:
         self.norm = torch.zeros((), dtype=torch.float64, device=device)
         self.updates = 0
         self.start, self.clock = start, time.perf_counter()
-        self.last: Step | None = None
+        self.last: PlannedUpdate | None = None
 
 
 class Trainer:
     """A run in a folder: OUT/checkpoints, OUT/logs. Every process of the run makes one."""
 
     def __init__(
-        self, settings: TrainSettings, out: Path, ranks: Ranks, source: Source, objective: Objective, bar: Bar
+        self, settings: TrainRecipe, out: Path, ranks: Ranks, source: Source, objective: Objective, bar: Bar
     ) -> None:
         self.settings, self.out, self.ranks, self.objective, self.bar = settings, out, ranks, objective, bar
-        mask_token = objective.head.mask_token_id if isinstance(objective.head, PEagleHead) else None
-        self.feed = Feed(settings, source, ranks, mask_token)
+        self.feed = Feed(settings, source, ranks, objective.head.mask_token_id)
         self.module: nn.Module = ranks.wrap(objective)
         self.parameters = Parameters(objective, settings)
         self.position = Position()
         self._documents = digest_items(source.items)
         self._recipe = settings.model_dump(mode="json", by_alias=True)
-        self._parallel_depths = objective.head.kind == "peagle"
         self._held_out: dict[str, list[float]] = {}
         self._spent, self._clock = 0.0, time.perf_counter()
-        self._told = self._stop = False  # by a signal to this process; as agreed by all
+        self._told = self._stop = False  # this process got a signal; all processes have agreed to stop
 
     def resume(self) -> bool:
-        """Go on from the newest checkpoint in the folder; False when there is none.
+        """Continue from the newest checkpoint in the folder; False when there is none.
 
         Raises:
             TrainError: it is of another recipe or of other documents, or damaged.
@@ -86,7 +83,7 @@ class Trainer:
         self.position, self._spent = found.state.position, found.state.seconds
         return True
 
-    def run(self) -> Outcome:
+    def run(self) -> RunResult:
         """Train until the budget is spent, or until SIGINT or SIGTERM; the last update is always in a checkpoint.
 
         Raises:
@@ -98,7 +95,7 @@ class Trainer:
         logs = Logs(self.out / "logs", settings.depths, first.update) if self.ranks.writes else None
         saved = first.update if first.update else -1
         evaluated = first.update
-        window: Window | None = None
+        window: LogWindow | None = None
         phase = -1
         try:
             if self.feed.evaluates and not first.update:
@@ -110,7 +107,7 @@ class Trainer:
                         phase, window = step.phase, None
                         self._set_phase(phase)
                     if window is None:
-                        window = Window(settings.phases[phase].steps, step.before, self.ranks.device)
+                        window = LogWindow(settings.phases[phase].steps, step.before, self.ranks.device)
                     self._update(step, batches, window)
                     self.position = step.after
                     self.bar.advance(self.feed.progress(self.position))
@@ -132,21 +129,21 @@ class Trainer:
                 self._log_train(window, logs)
                 if saved != self.position.update:
                     self._save()
-                # Also where a run that had ended already only exports its head again.
+                # Also when a finished run is started again only to export its head.
                 if self.feed.evaluates and not self._stop and (evaluated != self.position.update or not self._held_out):
                     self._log_val(logs)
         finally:
             if logs is not None:
                 logs.close()
-        epochs = self.feed.plan.epochs(self.position)
-        return Outcome(self.position, epochs, self._seconds(), not self._stop, self._held_out)
+        epochs = self.feed.order.epochs(self.position)
+        return RunResult(self.position, epochs, self._seconds(), not self._stop, self._held_out)
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, list[float]]:
         """Metrics on the held-out documents by depth, at the most steps of any phase."""
         objective, depths = self.objective, self.settings.depths
         training = objective.settings
-        whole = objective_settings(self.settings, depths, self._parallel_depths)
+        whole = objective_settings(self.settings, depths, self.objective.method.default_decay)
         objective.settings = replace(whole, keep_rate=1.0, keep_floor=1.0)
         objective.eval()
         sums = torch.zeros(depths, len(METRICS), dtype=torch.float64, device=self.ranks.device)
@@ -156,21 +153,21 @@ class Trainer:
         objective.settings = training
         return summarize(self.ranks.add_up(sums))
 
-    def _update(self, step: Step, batches: Sequence[Batch], window: Window) -> None:
+    def _update(self, step: PlannedUpdate, batches: Sequence[Batch], window: LogWindow) -> None:
         """Forward, backward and one step of the optimisers."""
         objective, ranks = self.objective, self.ranks
         objective.train()  # before the plan: only training has noise
         place = (self.settings.seed, step.before.update, ranks.rank)
         plans = [objective.plan(batch, mix_seed(*place, i)) for i, batch in enumerate(batches)]
         totals = torch.stack([plan.totals for plan in plans]).sum(0).to(ranks.device)
-        # One exchange for all that the processes must agree on: the weights, a signal, and the first one's clock.
+        # One exchange for everything that the processes must agree on: the weights, a signal, and the time of rank 0.
         told = torch.tensor([float(self._told), 0.0 if ranks.rank else self._seconds()], dtype=torch.float64)
         agreed = ranks.add_up(torch.cat([totals, told.to(ranks.device)]))
         totals = agreed[:-2]
         for i, (batch, plan) in enumerate(zip(batches, plans, strict=True)):
             with hold_gradients(self.module, last=i == len(batches) - 1):
                 losses = self.module(batch, plan, totals)
-                # DDP and FSDP take the mean over the processes; the loss is a sum.
+                # DDP and FSDP average the gradients over the processes; the loss is a sum.
                 (losses.loss * ranks.world).backward()
             window.sums += losses.sums
             window.loss += losses.loss.detach()
@@ -181,10 +178,10 @@ class Trainer:
 
     def _set_phase(self, phase: int) -> None:
         steps = self.settings.phases[phase].steps
-        self.objective.settings = objective_settings(self.settings, steps, self._parallel_depths)
+        self.objective.settings = objective_settings(self.settings, steps, self.objective.method.default_decay)
         self.bar.show(f"phase {phase + 1}/{len(self.settings.phases)}")
 
-    def _log_train(self, window: Window | None, logs: Logs | None) -> None:
+    def _log_train(self, window: LogWindow | None, logs: Logs | None) -> None:
         if window is None or window.last is None:
             return
         step = window.last
@@ -207,7 +204,7 @@ class Trainer:
         metrics = self._held_out = self.evaluate()
         phase = phase_at(self.settings.phases, self.feed.progress(self.position))
         row = self._row(self.position, phase, metrics)
-        row["loss"] = total_loss(metrics, self.objective)
+        row["loss"] = self.objective.total_loss(metrics)
         if logs is not None:
             logs.write("val", row)
         self.bar.report_held_out(self.position.update, row["loss"], metrics["acceptance"])
@@ -215,7 +212,7 @@ class Trainer:
     def _row(self, position: Position, phase: int, metrics: dict[str, list[float]]) -> dict[str, Any]:
         row: dict[str, Any] = {
             "update": position.update,
-            "epoch": self.feed.plan.epochs(position),
+            "epoch": self.feed.order.epochs(position),
             "tokens": position.tokens,
             "seconds": self._seconds(),
             "phase": phase + 1,
@@ -232,7 +229,7 @@ class Trainer:
                 f"{wrong[0]} has values that are not finite at update {self.position.update}; "
                 "lower optimiser.lr or raise optimiser.warm_up, and train in another folder (--out)"
             )
-        state = State(self.position, self._seconds(), self._recipe, self._documents)
+        state = RunState(self.position, self._seconds(), self._recipe, self._documents)
         if self.ranks.writes:
             save_checkpoint(self.out / "checkpoints", Checkpoint(state, parameters, optimiser))
         self.ranks.wait()
@@ -242,10 +239,10 @@ class Trainer:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM end the run after the next update; a second one ends it at once."""
+        """SIGINT and SIGTERM end the run after the next update; a second signal ends it immediately."""
 
         def stop(number: int, frame: Any) -> None:
-            # torchrun hands on the signal that the terminal has sent to every process already.
+            # The terminal sends the signal to every process, and torchrun sends it again.
             if self._told and self.ranks.world == 1:
                 raise KeyboardInterrupt
             self._told = True
@@ -261,13 +258,3 @@ class Trainer:
 def mix_seed(*numbers: int) -> int:
     """One seed of several numbers, different for each choice of them."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
-
-
-def total_loss(metrics: dict[str, list[float]], objective: Objective) -> float:
-    """The loss that is minimised, from its parts by depth."""
-    settings = objective.settings
-    parts = metrics["loss"]
-    if objective.head.kind == "eagle2":
-        pairs = zip(parts, metrics["regression"], strict=True)
-        parts = [settings.classification * loss + settings.regression * distance for loss, distance in pairs]
-    return sum(settings.decay**k * part for k, part in enumerate(parts) if not math.isnan(part))

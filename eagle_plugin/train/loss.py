@@ -1,19 +1,19 @@
-"""The loss over the draft vocabulary, in chunks: nothing of size [rows, vocabulary] outlives a chunk.
+"""The loss over the draft vocabulary, in chunks: tensors of size [rows, vocabulary] exist for one chunk only.
 
 With p the target's distribution restricted to the draft vocabulary D (not renormalised: its sum `mass` is below 1) and
 q the head's softmax over D:
 
     CE = - sum_{v in D} p(v) log q(v),    dCE/dz = mass q - p
 
-This is the whole cross-entropy for a head that cannot emit the rest of the vocabulary, so a row whose target wants a
-token outside D weighs little by itself. The objective "lk" (LK losses, arXiv 2602.23881) mixes in the acceptance
+This is the whole cross-entropy for a head that cannot emit the rest of the vocabulary, so a row has little weight if
+the target's probable tokens are outside D. The objective "lk" (LK losses, arXiv 2602.23881) mixes in the acceptance
 alpha = sum_v min(p(v), q(v)): lambda CE + (1 - lambda) (1 - alpha) with lambda = exp(-3 alpha), a constant.
 
-Gradients are made in the forward, because only there the chunk exists. The target's distribution is made once a chunk
-for all draft steps.
+Gradients are computed in the forward, because the chunk exists only there. The target's distribution is computed once
+per chunk for all draft steps.
 
-On a CPU the products run over `CHUNK` elements, because the matrix units want many rows, and all else over `TILE`
-elements, which stay in the cache; the float32 numbers exist for one tile only.
+On a CPU the products run over `CHUNK` elements, because matrix products are efficient with many rows, and everything
+else over `TILE` elements, which stay in the cache; float32 values exist for one tile only.
 
 Letters in shapes: R target rows, S head rows of one step, H hidden size, D draft vocabulary, V vocabulary.
 """
@@ -30,13 +30,13 @@ from eagle_plugin.data.store.features import Readout
 
 Loss = Literal["ce", "lk"]
 LK_RATE = 3.0
-# Elements of logits at once. A GPU wants one large tile a chunk.
+# Elements of logits at once. On a GPU one large tile per chunk is the fastest.
 CHUNK = {"cpu": 1 << 21, "cuda": 1 << 27}
 TILE = {"cpu": 1 << 19, "cuda": 1 << 27}
 
 
 class Distribution(NamedTuple):
-    """What the target says about some rows."""
+    """The target's distribution for some rows."""
 
     p: Tensor  # [R, D] float32, not renormalised
     mass: Tensor  # [R] float32, the sum of p
@@ -80,7 +80,7 @@ class Teacher:
         """Return logits over D [R, D], what they are normalised by [R], and the most probable draft token [R] or -1.
 
         last [R, H], tokens [R] int64: what came next in the data. Without the rest of the vocabulary (mode "draft"),
-        `tokens` say which rows the head cannot get right. tile: rows at once in float32.
+        `tokens` decide which rows the head cannot predict. tile: rows at once in float32.
         """
         logits = self.draft(last)
         parts = [_highest(_wide(part)) for part in logits.split(tile)]
@@ -137,12 +137,12 @@ class StepRows(NamedTuple):
 
 
 class RowScores(NamedTuple):
-    """What became of the rows of one step, all [S] float32 except `choice`; no gradient."""
+    """The results of the rows of one step, all [S] float32 except `choice`; without gradient."""
 
     loss: Tensor  # before its factor
     hit: Tensor  # 1 where the head's most probable token is the target's
     mass: Tensor
-    alpha: Tensor  # nan unless asked for
+    alpha: Tensor  # nan unless `detail` is set
     choice: Tensor  # int64, the head's most probable draft id
 
 
@@ -159,7 +159,7 @@ def vocabulary_loss(
 ) -> tuple[Tensor, list[RowScores]]:
     """Return sum over all rows of factor * loss, float32, and the scores of every step's rows.
 
-    last [R, H] and tokens [R] int64 (what came next): the target rows; weight [D, H]: lm_head, learnt if it asks for
+    last [R, H] and tokens [R] int64 (what came next): the target rows; weight [D, H]: lm_head, trained if it requires
     a gradient. detail: measure alpha. tile: target rows at once; None: a number for the device.
     """
     device = "cuda" if last.is_cuda else "cpu"

@@ -1,4 +1,4 @@
-"""What is trained and how it moves: the head with its objective, and the optimisers of its parameters."""
+"""What is trained and how: the head with its objective, and the optimisers of its parameters."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ from torch.optim import AdamW, Muon, Optimizer
 from eagle_plugin.data.store.features import Readout
 from eagle_plugin.data.vocabulary import load_draft_vocabulary
 from eagle_plugin.heads.create import new_head
-from eagle_plugin.heads.eagle3 import Eagle3Head
-from eagle_plugin.heads.layers import DraftHead
+from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.heads.target_files import TargetFiles
-from eagle_plugin.heads.vocabulary import change_vocabulary
 from eagle_plugin.train.distributed import gather_whole, scatter_like
-from eagle_plugin.train.objectives import Objective, ObjectiveSettings
-from eagle_plugin.train.settings import TrainError, TrainSettings
+from eagle_plugin.train.methods import METHODS, ObjectiveSettings
+from eagle_plugin.train.objectives import Objective
+from eagle_plugin.train.recipe import TrainError, TrainRecipe
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def objective_settings(settings: TrainSettings, steps: int, parallel_depths: bool) -> ObjectiveSettings:
-    """The objective of a phase of `steps` draft steps; parallel_depths: the head drafts them all at once."""
+def objective_settings(settings: TrainRecipe, steps: int, default_decay: float) -> ObjectiveSettings:
+    """The objective of a phase of `steps` draft steps; default_decay: of the kind's method."""
     values = settings.loss.model_dump()
     values["loss"] = values.pop("name")
     if values["decay"] is None:
-        values["decay"] = 1.0 if parallel_depths else 0.8
+        values["decay"] = default_decay
     return ObjectiveSettings(steps=steps, dtype=DTYPES[settings.dtype], **values)
 
 
-def make_head(settings: TrainSettings, aux_layers: tuple[int, ...]) -> DraftHead:
+def make_head(settings: TrainRecipe, aux_layers: tuple[int, ...]) -> DraftHead:
     """The head that a recipe starts from, in float32 on the CPU; aux_layers are those of the features.
 
     Raises:
@@ -47,13 +46,13 @@ def make_head(settings: TrainSettings, aux_layers: tuple[int, ...]) -> DraftHead
         head = load_any_head(options.start, target, torch.float32)
     if ids is None:
         return head
-    if not isinstance(head, Eagle3Head):
+    if head.own_lm_head is None:
         raise TrainError(
-            f"head.vocabulary is {options.vocabulary}, and an EAGLE-2 head drafts from all tokens of its target; "
+            f"head.vocabulary is {options.vocabulary}, and an {head.kind} head drafts from all tokens of its target; "
             "leave the key out"
         )
     if options.start is not None:
-        change_vocabulary(head, ids, TargetFiles(target).lm_head())
+        head.change_vocabulary(ids, TargetFiles(target).lm_head())
     return head
 
 
@@ -67,16 +66,16 @@ def check_features(head: DraftHead, aux_layers: tuple[int, ...]) -> None:
         )
 
 
-def make_objective(settings: TrainSettings, head: DraftHead, readout: Readout, device: torch.device) -> Objective:
+def make_objective(settings: TrainRecipe, head: DraftHead, readout: Readout, device: torch.device) -> Objective:
     """The objective of the first phase on a device; readout: of the target, in any dtype."""
-    first = objective_settings(settings, settings.phases[0].steps, head.kind == "peagle")
+    first = objective_settings(settings, settings.phases[0].steps, METHODS[head.spec.objective].default_decay)
     bias = None if readout.bias is None else readout.bias.to(device, first.dtype)
     readout = Readout(readout.weight.to(device, first.dtype), bias, readout.factor, readout.softcap)
     return Objective(head.to(device), readout, first)
 
 
 def take_parameters(head: DraftHead, parameters: dict[str, Tensor]) -> DraftHead:
-    """Give a head the trained parameters of an objective over another instance of it."""
+    """Copy the trained parameters of an objective into another instance of its head."""
     with torch.no_grad():
         own = dict(head.named_parameters())
         for name, value in parameters.items():
@@ -87,11 +86,11 @@ def take_parameters(head: DraftHead, parameters: dict[str, Tensor]) -> DraftHead
 class Parameters:
     """The trained parameters of an objective by name, with their optimisers.
 
-    Muon takes the matrices between the embedding and lm_head, where its orthogonal updates make sense, with the
-    learning rate scaled to AdamW's; AdamW takes the rest.
+    Muon updates the matrices between the embedding and lm_head, for which its orthogonal updates are meant, with the
+    learning rate scaled to AdamW's; AdamW updates the rest.
     """
 
-    def __init__(self, objective: nn.Module, settings: TrainSettings) -> None:
+    def __init__(self, objective: nn.Module, settings: TrainRecipe) -> None:
         self.named = {name: p for name, p in objective.named_parameters() if p.requires_grad}
         options = settings.optimiser
         head_lr = options.lm_head_lr or options.lr
@@ -99,8 +98,8 @@ class Parameters:
         for name, parameter in self.named.items():
             vocabulary = name.endswith("lm_head.weight")
             matrix = parameter.ndim == 2 and min(parameter.shape) > 1 and not vocabulary
-            kind = "muon" if options.name == "muon" and matrix else "adamw"
-            groups.setdefault((kind, head_lr if vocabulary else options.lr), []).append(parameter)
+            optimiser = "muon" if options.name == "muon" and matrix else "adamw"
+            groups.setdefault((optimiser, head_lr if vocabulary else options.lr), []).append(parameter)
         self.optimisers: list[Optimizer] = []
         if part := _param_groups(groups, "adamw"):
             self.optimisers.append(AdamW(part, betas=options.betas, weight_decay=options.weight_decay, fused=True))
@@ -129,7 +128,7 @@ class Parameters:
         return parameters, state
 
     def restore(self, parameters: dict[str, Tensor], state: dict[str, Tensor]) -> None:
-        """Take over what `gather` returned.
+        """Load what `gather` returned.
 
         Raises:
             TrainError: it is of another head.
@@ -138,7 +137,7 @@ class Parameters:
         if shapes != {name: tuple(value.shape) for name, value in parameters.items()}:
             raise TrainError(
                 "the checkpoint holds parameters of another head than the recipe makes now; "
-                "give the head's files back as they were, or another folder (--out)"
+                "restore the head's files, or give another folder (--out)"
             )
         with torch.no_grad():
             for name, parameter in self.named.items():
@@ -162,5 +161,5 @@ class Parameters:
 
 def _param_groups(groups: dict[tuple[str, float], list[Tensor]], wanted: str) -> list[dict[str, Any]]:
     return [
-        {"params": parameters, "lr": lr, "base_lr": lr} for (kind, lr), parameters in groups.items() if kind == wanted
+        {"params": parameters, "lr": lr, "base_lr": lr} for (name, lr), parameters in groups.items() if name == wanted
     ]

@@ -1,9 +1,9 @@
-"""P-EAGLE (arXiv 2602.01469): all depths of a draft in one pass, over rows sampled so that deep ones cost little.
+"""P-EAGLE (arXiv 2602.01469): all depths of a draft in one pass, over sampled rows, so that deep ones cost little.
 
-Slot (a, d) drafts from row a at depth d: depth 0 is the EAGLE-3 row a, a deeper one takes the mask token and the
-learnt mask features at position a + d. It sees the depth-0 rows up to a and its own chain (a, 0..d), and predicts token
-a + 2 + d from what was known at a. A hole in a chain would change the rows behind it, so chains are dropped from
-their ends only.
+Slot (a, d) drafts from row a at depth d: depth 0 is the EAGLE-3 row a, a deeper one takes the mask token and the learnt
+mask features at position a + d. It attends to the depth-0 rows up to a and to its own chain (a, 0..d), and predicts
+token a + 2 + d from what was known at a. A hole in a chain would change the rows after it, so only the ends of chains
+are dropped.
 
 Letters in shapes: N rows of a batch, S slots, H hidden size, h query heads, g key-value heads, D head size.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 from eagle_plugin.heads.peagle import PEagleHead
 from eagle_plugin.train.batches import Batch
 from eagle_plugin.train.layers import Layer, RotaryTable
-from eagle_plugin.train.unroll import finish, fuse
+from eagle_plugin.train.unroll import fuse, next_hidden
 
 
 class Slots(NamedTuple):
@@ -33,7 +33,7 @@ def sample_slots(batch: Batch, weights: Tensor, rate: float, floor: float, gener
     """Choose the slots of one training step ("conditional drop-token").
 
     weights [depths, N] of `weigh_chains`: depth d >= 1 is drafted only where it counts. Depth 0 is kept whole, because
-    it is everybody's context. Of the slots of depth d whose chain has survived so far, as many are kept at random as
+    all slots attend to it. Of the slots of depth d whose chain has survived so far, as many are kept at random as
     max(rate^d, floor) of those that count. rate 1 keeps everything.
     """
     device = batch.ids.device
@@ -54,8 +54,8 @@ def sample_slots(batch: Batch, weights: Tensor, rate: float, floor: float, gener
     return Slots(anchor[order], depths[order])
 
 
-def see(slots: Slots) -> Tensor:
-    """Which slots of one document see which: [S, S] bool, row looks at column."""
+def visible_slots(slots: Slots) -> Tensor:
+    """Which slots of one document attend to which: [S, S] bool, rows attend to columns."""
     anchor, depth = slots
     earlier = (depth == 0) & (anchor[:, None] >= anchor)
     own_chain = (anchor[:, None] == anchor) & (depth[:, None] >= depth)
@@ -68,7 +68,7 @@ def draft_parallel(head: PEagleHead, batch: Batch, slots: Slots, dtype: torch.dt
     anchor, depth = slots
     masked = depth > 0
     tokens = batch.ids[(anchor + 1).clamp(max=len(batch) - 1)].masked_fill(masked, head.mask_token_id)
-    # The mask state stands behind the real rows, so that one lookup serves both.
+    # The mask state comes after the real rows, so that one lookup serves both.
     states = torch.cat([fuse(head, batch.aux, dtype), head.mask_state().to(dtype)])
     x = states[anchor.masked_fill(masked, len(batch))]
     layers = [Layer(layer, dtype) for layer in head.layers]
@@ -77,7 +77,9 @@ def draft_parallel(head: PEagleHead, batch: Batch, slots: Slots, dtype: torch.dt
     rotation = table.at(batch.positions[anchor] + depth)
     spans = torch.searchsorted(batch.document[anchor], torch.arange(len(batch.bounds), device=anchor.device)).tolist()
     blocks = [
-        (slice(a, b), see(Slots(anchor[a:b], depth[a:b]))) for a, b in zip(spans, spans[1:], strict=False) if b > a
+        (slice(a, b), visible_slots(Slots(anchor[a:b], depth[a:b])))
+        for a, b in zip(spans, spans[1:], strict=False)
+        if b > a
     ]
 
     def look(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -90,4 +92,4 @@ def draft_parallel(head: PEagleHead, batch: Batch, slots: Slots, dtype: torch.dt
 
     for i, layer in enumerate(layers):
         x = layer(x, embedded if i == 0 else None, rotation, look)
-    return finish(head, x) if head.norm_output else x
+    return next_hidden(head, x)

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 
 class Bar:
-    """One bar over the share of the budget, with loss, acceptance by depth and tokens a second. A context manager."""
+    """One bar over the share of the budget, with loss, acceptance by depth and tokens per second. A context manager."""
 
     def __init__(self, console: Console, shown: bool) -> None:
         self._progress = Progress(
@@ -28,7 +28,7 @@ class Bar:
         self._task = self._progress.add_task("", total=1.0, numbers="")
 
     def show(self, what: str) -> None:
-        """Say what is going on."""
+        """Set the description of the bar."""
         self._progress.update(self._task, description=what)
 
     def advance(self, share: float) -> None:

@@ -1,14 +1,14 @@
-"""How far a run is: its budget, its phases and the learning rate."""
+"""The progress of a run: its budget, its phases and the learning rate."""
 
 from __future__ import annotations
 
 import math
 
-from eagle_plugin.train.settings import BudgetSettings, OptimiserSettings, PhaseSettings
+from eagle_plugin.train.recipe import BudgetSettings, OptimiserSettings, PhaseSettings
 
 
 def spent_share(budget: BudgetSettings, *, tokens: int, epochs: float, updates: int, seconds: float) -> float:
-    """The share of the budget that is spent, 0 to 1 and beyond; 1 where the budget is nothing."""
+    """The share of the budget that is spent, 0 to 1 or more; 1 for an empty budget."""
     if budget.tokens is not None:
         return tokens / budget.tokens
     if budget.epochs is not None:
@@ -23,14 +23,14 @@ def phase_at(phases: list[PhaseSettings], progress: float) -> int:
     end = 0.0
     for i, phase in enumerate(phases[:-1]):
         end += phase.share
-        # The shares are decimal fractions: their sums must not move a boundary by one update.
+        # The shares are decimal fractions: rounding of their sum must not move a boundary by one update.
         if progress < end - 1e-9:
             return i
     return len(phases) - 1
 
 
 def learning_factor(optimiser: OptimiserSettings, phase: PhaseSettings, progress: float) -> float:
-    """What the optimiser's learning rates are multiplied with: warm-up, decay to 0 at the end, the phase's peak."""
+    """The factor of the optimiser's learning rates: warm-up, decay to 0 at the end, the phase's peak."""
     peak = 1.0 if phase.lr is None else phase.lr / optimiser.lr
     if progress < optimiser.warm_up:
         # Never 0: the first update of a run has progress 0.

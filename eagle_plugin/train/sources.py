@@ -19,15 +19,15 @@ from eagle_plugin.data.store.features import Readout, Taps, default_aux_layers, 
 from eagle_plugin.data.store.manifest import Manifest
 from eagle_plugin.heads.files import read_tensors
 from eagle_plugin.heads.target_files import TargetFiles
-from eagle_plugin.train.settings import DataSettings, TrainError
+from eagle_plugin.train.recipe import DataSettings, TrainError
 
-READERS = 8  # at once: remote stores answer slowly, one document a request
-MIN_RESPONSE = 2  # a row trains on the token that it reads and the one that it predicts, both of the response
+READERS = 8  # threads: remote stores answer slowly, and a request is for one document
+MIN_RESPONSE = 2  # tokens: a row reads one of the response and predicts another
 
 
 @dataclass(frozen=True)
 class Item:
-    """What the plan of an epoch needs to know of a document."""
+    """What the order of an epoch needs to know of a document."""
 
     id: str
     split: str
@@ -40,7 +40,7 @@ class Source(Protocol):
 
     items: list[Item]
     aux_layers: tuple[int, ...]
-    concurrent: bool  # reading may overlap with training
+    concurrent: bool  # whether reading may overlap with training
 
     def read(self, indices: Sequence[int]) -> list[Document]: ...
 
@@ -90,7 +90,7 @@ class StoreSource:
 class TargetSource:
     """Token rows whose features the target computes when they are needed (nothing is stored)."""
 
-    # On a CPU the target and the head would fight for the same cores.
+    # On a CPU the target and the head would compete for the same cores.
     concurrent = False
 
     def __init__(self, target: Path, settings: DataSettings, dtype: torch.dtype, device: torch.device) -> None:
@@ -158,7 +158,7 @@ def open_source(target: Path, settings: DataSettings, dtype: torch.dtype, device
 
 
 def digest_items(items: Iterable[Item]) -> str:
-    """sha256 that tells whether two runs see the same documents."""
+    """sha256 that is equal if two runs have the same documents."""
     digest = hashlib.sha256()
     for item in items:
         digest.update(f"{item.id}\0{item.split}\0{item.length}\0{item.weight}\n".encode())
@@ -187,5 +187,5 @@ def _read_lm_head_bias(target: Path) -> Tensor | None:
 
 
 def mask_out(document: Document) -> Document:
-    """The same document with nothing to train on: what a rank without work of its own computes."""
+    """The same document without rows to train on, for a rank that has no documents left."""
     return replace(document, mask=torch.zeros_like(document.mask))

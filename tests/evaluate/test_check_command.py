@@ -28,14 +28,14 @@ def test_good_head_passes(markov_target: Path, markov_eagle2: Path, markov_eagle
     for head, algorithm in ((markov_eagle2, "EAGLE"), (markov_eagle3_reduced, "EAGLE3")):
         report = check(markov_target, head, prompts=PROMPTS)
         assert report.info.algorithm == algorithm and report.others == [] and report.trained is None
-        assert report.served.figures.cumulative == pytest.approx([1.0] * 4)
+        assert report.served.stats.cumulative == pytest.approx([1.0] * 4)
 
 
 def test_head_of_another_target_is_refused(markov_target: Path, tmp_path: Path) -> None:
     """It fits by every size and name, and drafts nothing that this target says."""
     other = tiny_models.markov_target(tmp_path / "other", seed=9)
     head = tiny_models.markov_eagle3_head(tmp_path / "head", other)
-    assert check(other, head, prompts=PROMPTS).served.figures.accept_length > 4.9
+    assert check(other, head, prompts=PROMPTS).served.stats.accept_length > 4.9
     with pytest.raises(HeadError, match="trained for another target"):
         check(markov_target, head, prompts=PROMPTS)
 
@@ -87,9 +87,9 @@ def test_shifted_aux_layers_are_found(stepping_target: Path, markov_target: Path
     """SGLang captures the input of layer id + 1: ids 0,1,2 are right for this head, ids 1,2,3 are vLLM's for it."""
     right = stepping_head(tmp_path / "right", markov_target, [0, 1, 2])
     report = check(stepping_target, right, prompts=PROMPTS)
-    assert report.served.reading.aux_layers == (1, 2, 3) and report.served.figures.accept_length > 4.9
-    assert [other.reading.aux_layers for other in report.others] == [(0, 1, 2)]
-    assert any("do not tell which" in warning for warning in report.warnings)  # layers 2 and 3 read the same stream
+    assert report.served.interpretation.aux_layers == (1, 2, 3) and report.served.stats.accept_length > 4.9
+    assert [other.interpretation.aux_layers for other in report.others] == [(0, 1, 2)]
+    assert any("do not decide which" in warning for warning in report.warnings)  # layers 2 and 3 read the same stream
 
     wrong = stepping_head(tmp_path / "wrong", markov_target, [1, 2, 3])
     with pytest.raises(HeadError) as refused:

@@ -54,7 +54,7 @@ def test_two_heads_in_one_table(
 def test_texts_that_are_too_short(rows: Path, markov_target: Path, markov_eagle3: Path, capsys: object) -> None:
     words = [str(markov_target), str(markov_eagle3), "--rows", str(rows), "--tokens", "3", "--temperatures", "0"]
     assert main(words) == 0
-    assert capsys.readouterr().out.count("answers too short") == 3  # type: ignore[attr-defined]
+    assert capsys.readouterr().out.count("responses too short") == 3  # type: ignore[attr-defined]
 
 
 def test_refusals(markov_target: Path, tiny_eagle3: Path, tmp_path: Path) -> None:

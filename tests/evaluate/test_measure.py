@@ -11,27 +11,27 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import topk_log_softmax
 from eagle_plugin.data.rows import DataError, TokenRow
 from eagle_plugin.evaluate.chains import chain_acceptance, forced_likelihoods, graft_chains, sample_chains
 from eagle_plugin.evaluate.measure import (
     CHAIN,
     TREE,
-    Shape,
-    Text,
-    Texts,
+    Response,
+    Responses,
     check_tree_reading,
     evaluate,
     expected_acceptance,
     greedy_accepted,
     walk_rounds,
 )
-from eagle_plugin.heads.aux_ids import Reading
 from eagle_plugin.heads.create import new_head
-from eagle_plugin.heads.layers import DraftHead
+from eagle_plugin.heads.draft_head import DraftHead
+from eagle_plugin.heads.interpretations import Interpretation
 from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.reference.decode import plain_greedy, sampling_params, speculative_greedy
-from eagle_plugin.reference.draft import draft_trees, likeliest, read_text
+from eagle_plugin.reference.draft import draft_trees, prefill_head, topk_log_probs
 from eagle_plugin.reference.rules import RULES
 from eagle_plugin.reference.target import target_features
 
@@ -55,22 +55,25 @@ def cases(
         path: AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
         for path in (tiny_target, markov_target)
     }
-    texts = {path: [*PROMPT, *plain_greedy(model, PROMPT, 48)] for path, model in models.items()}
+    responses = {path: [*PROMPT, *plain_greedy(model, PROMPT, 48)] for path, model in models.items()}
     eagle2 = tiny_models.markov_eagle2_head(folder / "eagle2", markov_target, wrong=0.3)
     eagle3 = tiny_models.markov_eagle3_head(folder / "eagle3", markov_target, wrong=0.3, reduced=True)
     heads = {
         "eagle2": (markov_target, load_any_head(eagle2, markov_target)),
         "eagle3": (markov_target, load_any_head(eagle3, markov_target)),
-        "random": (tiny_target, load_any_head(tiny_eagle3_reduced, tiny_target, reading=Reading((1, 4, 6), False, ""))),
+        "random": (
+            tiny_target,
+            load_any_head(tiny_eagle3_reduced, tiny_target, None, Interpretation((1, 4, 6), False, "")),
+        ),
         "peagle": (tiny_target, new_head("peagle", tiny_target, aux_layers=(1, 4, 6), layers=2, mask_token_id=2)),
     }
     with torch.no_grad():
-        heads["peagle"][1].mask_hidden.normal_(generator=torch.Generator().manual_seed(0))
-    return {name: Case(models[path], head, texts[path]) for name, (path, head) in heads.items()}
+        heads["peagle"][1].get_parameter("mask_hidden").normal_(generator=torch.Generator().manual_seed(0))
+    return {name: Case(models[path], head, responses[path]) for name, (path, head) in heads.items()}
 
 
 def read(case: Case) -> Any:
-    return read_text(case.head, case.text, target_features(case.model, case.head, case.text))
+    return prefill_head(case.head, case.text, target_features(case.model, case.head, case.text))
 
 
 @pytest.mark.parametrize("name", ["eagle2", "eagle3", "random", "peagle"])
@@ -80,7 +83,7 @@ def test_walk_equals_a_speculative_loop(name: str, shape: Shape, cases: dict[str
     case = cases[name]
     roots = torch.arange(len(PROMPT), len(case.text) - shape.steps)
     found = walk_rounds(greedy_accepted(case.head, case.text, read(case), roots, shape).tolist())
-    loop = speculative_greedy(case.model, case.head, PROMPT, 48, **shape._asdict())
+    loop = speculative_greedy(case.model, case.head, PROMPT, 48, shape)
     assert loop.tokens == case.text[len(PROMPT) :]
     assert found == [length - 1 for length in loop.accept_lengths][: len(found)]
     assert len(found) >= 44 // (shape.steps + 1)
@@ -92,14 +95,14 @@ def test_walk_equals_a_speculative_loop(name: str, shape: Shape, cases: dict[str
 def test_tree_holds_the_chain(cases: dict[str, Case]) -> None:
     """A chain is the tree with one child a node, and cold sampling draws it; wider trees accept as much or more."""
     case = cases["eagle3"]
-    roots, reading = torch.arange(len(PROMPT), len(case.text) - CHAIN.steps), read(case)
+    roots, prefill = torch.arange(len(PROMPT), len(case.text) - CHAIN.steps), read(case)
     trees, _ = draft_trees(
-        case.head, case.text, reading, roots, RULES["target_only"], sampling_params(0.0, 1, len(roots)),
-        torch.Generator(), **CHAIN._asdict(),
+        case.head, case.text, prefill, roots, RULES["target_only"], sampling_params(0.0, 1, len(roots)),
+        torch.Generator(), CHAIN,
     )  # fmt: skip
-    drafts, _ = sample_chains(case.head, reading, roots, 1e-4, torch.Generator().manual_seed(0), CHAIN.steps)
+    drafts, _ = sample_chains(case.head, prefill, roots, 1e-4, torch.Generator().manual_seed(0), CHAIN.steps)
     assert torch.equal(trees.tokens[:, 1:], case.head.to_target(drafts))
-    chain, tree = (greedy_accepted(case.head, case.text, reading, roots, shape) for shape in (CHAIN, TREE))
+    chain, tree = (greedy_accepted(case.head, case.text, prefill, roots, shape) for shape in (CHAIN, TREE))
     assert (tree >= chain).all() and tree.sum() > chain.sum()
 
 
@@ -117,7 +120,7 @@ def test_parallel_drafts_are_those_of_one_causal_pass(cases: dict[str, Case]) ->
     wanted = head.to_target(head.logits(states[-CHAIN.steps :]).argmax(-1))
     trees, _ = draft_trees(
         head, case.text, read(case), torch.tensor([root]), RULES["target_only"], sampling_params(0.0, 1),
-        torch.Generator(), **CHAIN._asdict(),
+        torch.Generator(), CHAIN,
     )  # fmt: skip
     assert torch.equal(trees.tokens[0, 1:], wanted)
     assert len(set(wanted.tolist())) > 1
@@ -128,18 +131,18 @@ def test_parallel_drafts_are_those_of_one_causal_pass(cases: dict[str, Case]) ->
 def test_expectation_equals_monte_carlo(shape: str, cases: dict[str, Case]) -> None:
     """The share of rounds that accept k drafts or more, drawn and verified one by one, against its expectation."""
     case = cases["eagle3"]
-    reading, logits = read(case), case.model(torch.arange(320)[:, None]).logits[:, 0]
+    prefill, logits = read(case), case.model(torch.arange(320)[:, None]).logits[:, 0]
     place = len(PROMPT) + 3
     expected = torch.cat([
         expected_acceptance(
-            case.head, case.model, case.text, reading, torch.full((30,), place), TEMPERATURE,
+            case.head, case.model, case.text, prefill, torch.full((30,), place), TEMPERATURE,
             torch.Generator().manual_seed(i),
         )[shape]
         for i in range(12)
     ])  # fmt: skip
     gen, roots = torch.Generator().manual_seed(99), torch.full((TRIALS,), place)
     simulate = simulate_chains if shape == "chain4" else simulate_trees
-    accepted = simulate(case, reading, roots, logits, gen)
+    accepted = simulate(case, prefill, roots, logits, gen)
     seen = (accepted[:, None] >= torch.arange(1, 5)).double()
     p = expected.mean(0)
     error = (expected.var(0) / len(expected) + p * (1 - p) / TRIALS).sqrt() + 1e-3
@@ -149,16 +152,16 @@ def test_expectation_equals_monte_carlo(shape: str, cases: dict[str, Case]) -> N
     assert abs(wrong - seen.mean(0)[0]) > SIGMAS * error[0]
 
 
-def simulate_trees(case: Case, reading: Any, roots: Tensor, logits: Tensor, gen: torch.Generator) -> Tensor:
+def simulate_trees(case: Case, prefill: Any, roots: Tensor, logits: Tensor, gen: torch.Generator) -> Tensor:
     params = sampling_params(TEMPERATURE, 320, len(roots))
     rule = RULES["sampled_child"]
-    trees, proposals = draft_trees(case.head, case.text, reading, roots, rule, params, gen, **TREE._asdict())
+    trees, proposals = draft_trees(case.head, case.text, prefill, roots, rule, params, gen, TREE)
     u = torch.rand(len(roots), TREE.steps + 1, 8, dtype=torch.float64, generator=gen)
     return rule.verify(trees, logits[trees.tokens].flatten(0, 1), params, proposals, u, TREE.steps + 1).lengths - 1
 
 
-def simulate_chains(case: Case, reading: Any, roots: Tensor, logits: Tensor, gen: torch.Generator) -> Tensor:
-    drafts, q = sample_chains(case.head, reading, roots, TEMPERATURE, gen, CHAIN.steps)
+def simulate_chains(case: Case, prefill: Any, roots: Tensor, logits: Tensor, gen: torch.Generator) -> Tensor:
+    drafts, q = sample_chains(case.head, prefill, roots, TEMPERATURE, gen, CHAIN.steps)
     tokens = torch.cat([torch.tensor(case.text)[roots][:, None], case.head.to_target(drafts)], 1)
     p = (logits / TEMPERATURE).softmax(-1)[tokens[:, :-1], tokens[:, 1:]]
     q = q.gather(2, drafts[:, :, None])[:, :, 0]
@@ -181,7 +184,7 @@ def test_grafted_chain_is_a_branch_of_its_own(cases: dict[str, Case]) -> None:
     case = cases["random"]
     trees, _ = draft_trees(
         case.head, case.text, read(case), torch.tensor([20]), RULES["target_only"], sampling_params(0.0, 1),
-        torch.Generator(), steps=2, topk=2, draft_tokens=4,
+        torch.Generator(), Shape(2, 2, 4),
     )  # fmt: skip
     grafted = graft_chains(trees, torch.tensor([[7, 8, 9]]))
     assert grafted.parents[0, 4:].tolist() == [0, 4, 5] and grafted.depths[0, 4:].tolist() == [1, 2, 3]
@@ -207,7 +210,7 @@ def test_forced_likelihoods_are_those_of_the_drafts(cases: dict[str, Case]) -> N
     ]
 
 
-def test_likeliest_is_the_whole_sort() -> None:
+def test_topk_log_probs_is_the_whole_sort() -> None:
     gen = torch.Generator().manual_seed(0)
     for logits in (
         torch.randn(40, 500, generator=gen),
@@ -216,7 +219,7 @@ def test_likeliest_is_the_whole_sort() -> None:
         torch.where(torch.rand(40, 500, generator=gen) < 0.9, torch.nan, 1.0),
     ):
         for k in (1, 4, 128, 500):
-            for found, wanted in zip(likeliest(logits, k), topk_log_softmax(logits, k), strict=True):
+            for found, wanted in zip(topk_log_probs(logits, k), topk_log_softmax(logits, k), strict=True):
                 torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
 
 
@@ -225,31 +228,31 @@ def row(case: Case, temperature: float = 0.0, n: int = 48) -> TokenRow:
 
 
 def test_evaluation_of_texts(cases: dict[str, Case]) -> None:
-    """Several heads share one reading of the texts; a text that is too short for a round counts nothing."""
+    """Several heads share one prefill of the responses; a text that is too short for a round counts nothing."""
     eagle2, eagle3 = cases["eagle2"], cases["eagle3"]
     layers = sorted({*eagle3.head.aux_layers, 5})
-    texts = Texts(eagle3.model, [row(eagle3), row(eagle3, n=3), row(eagle3, n=0)], layers, 0.0)
+    responses = Responses(eagle3.model, [row(eagle3), row(eagle3, n=3), row(eagle3, n=0)], layers, 0.0)
     assert torch.equal(
-        texts.features(texts.texts[0], eagle3.head), target_features(eagle3.model, eagle3.head, eagle3.text)
+        responses.features(responses.items[0], eagle3.head), target_features(eagle3.model, eagle3.head, eagle3.text)
     )
     for case in (eagle2, eagle3):
-        tallies = evaluate(case.head, texts)
-        assert set(tallies) == {"chain4", "chain4_everywhere", "tree16"}
-        for tally in tallies.values():
-            assert [t.rounds > 0 for t in tally] == [True, False, False] and tally[0].domain == "here"
-        assert tallies["tree16"][0].accepted.sum() / tallies["tree16"][0].rounds > 3
+        counts = evaluate(case.head, responses)
+        assert set(counts) == {"chain4", "chain4_everywhere", "tree16"}
+        for count in counts.values():
+            assert [t.rounds > 0 for t in count] == [True, False, False] and count[0].domain == "here"
+        assert counts["tree16"][0].accepted.sum() / counts["tree16"][0].rounds > 3
 
 
 def test_shuffled_vocabulary_accepts_nothing(cases: dict[str, Case]) -> None:
     """Negative control: the same head with another d2t drafts other tokens."""
     case = cases["eagle3"]
-    texts = [Texts(case.model, [row(case, t)], case.head.aux_layers, t) for t in (0.0, 1.0)]
-    right = [evaluate(case.head, text)["tree16"][0] for text in texts]
+    responses = [Responses(case.model, [row(case, t)], case.head.aux_layers, t) for t in (0.0, 1.0)]
+    right = [evaluate(case.head, text)["tree16"][0] for text in responses]
     d2t = case.head.d2t
     try:
         ids = case.head.to_target(torch.arange(len(d2t)))
         case.head.d2t = ids.roll(1) - torch.arange(len(d2t))
-        wrong = [evaluate(case.head, text)["tree16"][0] for text in texts]
+        wrong = [evaluate(case.head, text)["tree16"][0] for text in responses]
     finally:
         case.head.d2t = d2t
     for a, b in zip(right, wrong, strict=True):
@@ -272,4 +275,4 @@ def test_target_that_ignores_the_tree_is_refused(cases: dict[str, Case]) -> None
 
 
 def test_a_text_knows_its_tokens(cases: dict[str, Case]) -> None:
-    assert Text(row(cases["random"]), None, torch.zeros(1)).tokens == cases["random"].text
+    assert Response(row(cases["random"]), None, torch.zeros(1)).tokens == cases["random"].text

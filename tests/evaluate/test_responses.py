@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from eagle_plugin.data.rows import DataError, TokenRow, format_row
 from eagle_plugin.data.target_files import load_tokenizer
-from eagle_plugin.evaluate.responses import chat_ids, held_out_rows, texts_at, write_texts
+from eagle_plugin.evaluate.responses import chat_ids, generate_responses, held_out_rows, responses_at
 from eagle_plugin.reference.decode import plain_greedy
 
 PROMPTS = [[0, 40, 41], [0, 99, 120, 77, 5, 60, 61], [0, 200]]
@@ -29,18 +29,18 @@ def rows(*prompts: list[int]) -> list[TokenRow]:
 
 def test_batched_answers_are_plain_answers(model: Any) -> None:
     """Padding changes nothing, order is kept, and an answer ends with its first stop token."""
-    texts = write_texts(model, rows(*PROMPTS), 0.0, 12, 0, [1])
-    assert [t.response_ids for t in texts] == [plain_greedy(model, ids, 12) for ids in PROMPTS]
-    assert {(t.finish, t.temperature) for t in texts} == {("length", 0.0)}
-    stop = texts[1].response_ids[4]
-    stopped = write_texts(model, rows(PROMPTS[1]), 0.0, 12, 0, [1, stop])[0]
-    assert stopped.response_ids == texts[1].response_ids[: texts[1].response_ids.index(stop) + 1]
+    responses = generate_responses(model, rows(*PROMPTS), 0.0, 12, 0, [1])
+    assert [t.response_ids for t in responses] == [plain_greedy(model, ids, 12) for ids in PROMPTS]
+    assert {(t.finish, t.temperature) for t in responses} == {("length", 0.0)}
+    stop = responses[1].response_ids[4]
+    stopped = generate_responses(model, rows(PROMPTS[1]), 0.0, 12, 0, [1, stop])[0]
+    assert stopped.response_ids == responses[1].response_ids[: responses[1].response_ids.index(stop) + 1]
     assert stopped.finish == "stop"
 
 
 def test_sampled_answers_depend_on_the_seed_alone(model: Any) -> None:
     before = torch.get_rng_state()
-    a, b, c = (write_texts(model, rows(*PROMPTS), 1.5, 12, seed, [1]) for seed in (0, 0, 1))
+    a, b, c = (generate_responses(model, rows(*PROMPTS), 1.5, 12, seed, [1]) for seed in (0, 0, 1))
     assert a == b != c
     assert torch.equal(torch.get_rng_state(), before)  # the caller's random numbers are left alone
 
@@ -59,7 +59,7 @@ def test_answers_are_written_once(
         return model
 
     def answers(tokens: int) -> list[list[int]]:
-        done = texts_at(target, tiny_target, asked, temperature=0.0, tokens=tokens)
+        done = responses_at(target, tiny_target, asked, temperature=0.0, tokens=tokens)
         assert [(t.id, t.prompt_ids) for t in done] == [(t.id, t.prompt_ids) for t in asked]
         return [t.response_ids for t in done]
 
@@ -67,7 +67,7 @@ def test_answers_are_written_once(
     assert answers(6) == [[7, 8, 9, 10], *(plain_greedy(model, ids, 6) for ids in PROMPTS[1:]), own, own]
     assert answers(6)[0] == [7, 8, 9, 10] and len(calls) == 1
     assert [len(a) for a in answers(3)] == [3] * 5 and len(calls) == 2
-    texts_at(target, tiny_target, asked, temperature=0.0, tokens=6, seed=1)
+    responses_at(target, tiny_target, asked, temperature=0.0, tokens=6, seed=1)
     assert len(calls) == 3 and len(list((tmp_path / "texts").iterdir())) == 3
 
 

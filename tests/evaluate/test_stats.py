@@ -5,28 +5,28 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eagle_plugin.evaluate.stats import Tally, gain, paired_difference, summarize
+from eagle_plugin.evaluate.stats import AcceptCounts, gain, paired_difference, summarize
 
 
-def tally(rounds: int, *accepted: int) -> Tally:
-    return Tally("chat", rounds, torch.tensor(accepted, dtype=torch.float64))
+def count(rounds: int, *accepted: int) -> AcceptCounts:
+    return AcceptCounts("chat", rounds, torch.tensor(accepted, dtype=torch.float64))
 
 
 def test_figures_by_hand() -> None:
-    """Ten rounds in two texts: 6 accept a draft, 3 of these a second one. Rounds count, not texts."""
-    figures = summarize([tally(8, 6, 3), tally(2, 0, 0), tally(0, 0, 0)])
-    assert figures is not None
-    assert figures.accept_length == pytest.approx(1.9) and figures.rounds == 10 and figures.prompts == 2
-    assert figures.cumulative == pytest.approx([0.6, 0.3]) and figures.conditional == pytest.approx([0.6, 0.5])
-    assert figures.low < 1.9 < figures.high
-    assert figures.to_json()["drafts_accepted"] == 0.9
-    assert summarize([tally(0, 0, 0)]) is None
+    """Ten rounds in two responses: 6 accept a draft, 3 of these a second one. Rounds count, not responses."""
+    stats = summarize([count(8, 6, 3), count(2, 0, 0), count(0, 0, 0)])
+    assert stats is not None
+    assert stats.accept_length == pytest.approx(1.9) and stats.rounds == 10 and stats.prompts == 2
+    assert stats.cumulative == pytest.approx([0.6, 0.3]) and stats.conditional == pytest.approx([0.6, 0.5])
+    assert stats.low < 1.9 < stats.high
+    assert stats.to_json()["drafts_accepted"] == 0.9
+    assert summarize([count(0, 0, 0)]) is None
 
 
-def prompts(n: int, gen: torch.Generator) -> list[Tally]:
+def prompts(n: int, gen: torch.Generator) -> list[AcceptCounts]:
     """Prompts that differ in how easy they are: accept length 1.5 in the mean, 20 rounds each."""
     ease = torch.rand(n, generator=gen)
-    return [tally(20, int((torch.rand(20, generator=gen) < p).sum())) for p in ease]
+    return [count(20, int((torch.rand(20, generator=gen) < p).sum())) for p in ease]
 
 
 def test_interval_covers_the_truth() -> None:

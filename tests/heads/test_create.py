@@ -14,11 +14,11 @@ from trained_heads import trained_head
 from eagle_plugin.heads.create import new_head
 from eagle_plugin.heads.eagle3 import Eagle3Head
 from eagle_plugin.heads.files import HeadError
-from eagle_plugin.heads.masktoken import mask_token_candidates
+from eagle_plugin.heads.kinds import find_spec
+from eagle_plugin.heads.mask_token import mask_token_candidates
+from eagle_plugin.heads.new_config import new_head_config, read_rope
 from eagle_plugin.heads.peagle import PEagleHead
-from eagle_plugin.heads.shape import read_rope, shape_head
 from eagle_plugin.heads.target_files import TargetFiles
-from eagle_plugin.heads.vocabulary import change_vocabulary
 
 
 def altered(target: Path, folder: Path, **keys: Any) -> Path:
@@ -150,7 +150,7 @@ def test_shape(case: str, tiny_target: Path, tmp_path: Path) -> None:
     keys, wanted = SHAPES[case]
     target = TargetFiles(altered(tiny_target, tmp_path / "target", **keys))
     options = dict.fromkeys(("intermediate_size", "num_heads", "num_kv_heads", "head_dim"))
-    shape = shape_head("eagle3", target, layers=1, **options)
+    shape = new_head_config(find_spec("eagle3"), target, layers=1, **options)
     names = ("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
     assert tuple(shape[name] for name in names) == wanted
 
@@ -181,7 +181,7 @@ def test_another_draft_vocabulary(tiny_target: Path) -> None:
     assert isinstance(head, Eagle3Head)
     before, lm_head = head.lm_head.weight.detach().clone(), TargetFiles(tiny_target).lm_head()
     ids = torch.tensor([3, 10, 100, 400])
-    assert change_vocabulary(head, ids, lm_head) == 2
+    assert head.change_vocabulary(ids, lm_head) == 2
     assert torch.equal(head.lm_head.weight, torch.stack([lm_head[3], before[0], before[90], lm_head[400]]))
     assert torch.equal(head.to_target(torch.arange(4)), ids) and head.config.draft_vocab_size == 4
 

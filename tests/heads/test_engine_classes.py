@@ -18,10 +18,10 @@ from torch import Tensor
 from trained_heads import rewrite, run, trained_head
 
 from eagle_plugin.heads.checkpoint import check_head
+from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.eagle2 import Eagle2Head
 from eagle_plugin.heads.eagle3 import Eagle3Head
 from eagle_plugin.heads.export import save_head
-from eagle_plugin.heads.layers import DraftHead
 
 EMBEDDING = "model.embed_tokens.weight"
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed")
@@ -83,7 +83,7 @@ def heads(
     folder = tmp_path_factory.mktemp("heads")
     embedding, lm_head = (load_file(tiny_target / "model.safetensors")[n] for n in (EMBEDDING, "lm_head.weight"))
     found: dict[str, tuple[Path, DraftHead]] = {
-        "written eagle2": (tiny_eagle2, Eagle2Head.load(tiny_eagle2, embedding, lm_head))
+        "written eagle2": (tiny_eagle2, Eagle2Head.load(tiny_eagle2, (), embedding, lm_head))
     }
     legacy = legacy_variant(tiny_eagle3, folder / "legacy")
     for name, path in {"eagle3": tiny_eagle3, "reduced": tiny_eagle3_reduced, "legacy": legacy}.items():
@@ -114,7 +114,7 @@ def engine(
     save_file(inputs, folder / "inputs.safetensors")
     script = [sys.executable, str(Path(__file__).parents[1] / "support/engine_heads.py"), str(tiny_target), str(folder)]
     environment = os.environ | {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
-    arguments = [f"{head.algorithm}={path}" for path, head in heads.values()]
+    arguments = [f"{head.spec.algorithm}={path}" for path, head in heads.values()]
     done = subprocess.run(script + arguments, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return Engine(inputs, {name: load_file(folder / f"{i}.safetensors") for i, name in enumerate(heads)})
@@ -122,7 +122,7 @@ def engine(
 
 def assert_equal(head: DraftHead, name: str, engine: Engine) -> None:
     inputs, theirs = engine.inputs, engine.results[name]
-    state, logits = run(head, inputs["tokens"], inputs[head.algorithm], inputs["positions"])
+    state, logits = run(head, inputs["tokens"], inputs[head.spec.algorithm], inputs["positions"])
     torch.testing.assert_close(state, theirs["state"], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(logits, theirs["logits"], rtol=1e-4, atol=1e-4)
     if "target_ids" in theirs:

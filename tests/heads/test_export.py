@@ -17,9 +17,9 @@ from trained_heads import trained_head
 
 from eagle_plugin.heads import export
 from eagle_plugin.heads.checkpoint import check_head
+from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.heads.files import HeadError
-from eagle_plugin.heads.layers import DraftHead
 from eagle_plugin.heads.load import load_any_head
 
 AUX = "eagle_aux_hidden_state_layer_ids"
@@ -49,7 +49,7 @@ def test_loading_and_saving_changes_no_byte(name: str, dtype: torch.dtype, tiny_
         next(again.parameters()).view(-1)[0] += 0.01
     save_head(again, tmp_path / "b", target_dir=tiny_target, manifest=notes, dtype=dtype)
     assert digests(tmp_path / "a") != digests(tmp_path / "b")
-    info = check_head(tiny_target, tmp_path / "a", algorithm=head.algorithm)
+    info = check_head(tiny_target, tmp_path / "a", algorithm=head.spec.algorithm)
     assert (info.kind, info.aux_layer_ids) == (head.kind, head.aux_layers)
 
 

@@ -43,7 +43,7 @@ def test_ambiguous_ids(head: Path, tiny_target: Path, tmp_path: Path, capsys: py
     assert "1,3,5 (SGLang's ids" in capsys.readouterr().err and not (tmp_path / "out").exists()
     assert main([*command, "--aux-layers", "2,3,4"]) == 2
     assert "cannot mean" in capsys.readouterr().err
-    assert main([*command, "--aux-layers", "0,2,4"]) == 2  # vLLM's reading, which SGLang cannot serve
+    assert main([*command, "--aux-layers", "0,2,4"]) == 2  # what vLLM makes of the ids, which SGLang cannot serve
     assert main([*command, "--aux-layers", "1,3,5"]) == 0
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config[AUX] == [1, 3, 5] and config["eagle_config"][AUX] == [0, 2, 4]

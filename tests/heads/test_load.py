@@ -15,7 +15,8 @@ from trained_heads import Weights, rename, rewrite, run, trained_head
 from eagle_plugin.heads.eagle2 import Eagle2Head
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.heads.files import HeadError
-from eagle_plugin.heads.load import load_any_head, read_aux_candidates
+from eagle_plugin.heads.interpretations import read_interpretations
+from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.heads.peagle import PEagleHead
 
 AUX = "eagle_aux_hidden_state_layer_ids"
@@ -61,7 +62,7 @@ def test_official_eagle2(bias: bool, ours: Path, tiny_target: Path, tmp_path: Pa
     folder = rewrite(ours / "eagle2", tmp_path / "head", lambda c: official(c) | {"bias": bias}, change)
     assert same(folder, tiny_target, ours / "eagle2", 64)
     assert isinstance(load_any_head(folder, tiny_target), Eagle2Head)
-    assert [r.aux_layers for r in read_aux_candidates(folder, tiny_target)] == [()]
+    assert [r.aux_layers for r in read_interpretations(folder, tiny_target)] == [()]
 
 
 @pytest.mark.parametrize("prefix", ["midlayer", "model.midlayer", "model.layers.0"])
@@ -115,24 +116,24 @@ READINGS: dict[str, tuple[dict[str, Any], list[tuple[tuple[int, ...], bool]]]] =
 
 
 @pytest.mark.parametrize("case", READINGS)
-def test_readings(case: str, ours: Path, tiny_target: Path, tmp_path: Path) -> None:
+def test_interpretations(case: str, ours: Path, tiny_target: Path, tmp_path: Path) -> None:
     keys, wanted = READINGS[case]
     folder = rewrite(ours / "eagle3", tmp_path / "head", lambda c: c | {"eagle_config": {}} | keys)
-    readings = read_aux_candidates(folder, tiny_target)
-    assert [(r.aux_layers, r.norm_output) for r in readings] == wanted
+    found = read_interpretations(folder, tiny_target)
+    assert [(r.aux_layers, r.norm_output) for r in found] == wanted
     if len(wanted) > 1:
         with pytest.raises(HeadError, match="can mean the aux layers .* or .*eagle-plugin check"):
             load_any_head(folder, tiny_target)
     if "fc_norm" not in keys:
-        heads = [load_any_head(folder, tiny_target, reading=r) for r in readings]
-        assert [h.aux_layers for h in heads] == [r.aux_layers for r in readings]
+        heads = [load_any_head(folder, tiny_target, interpretation=r) for r in found]
+        assert [h.aux_layers for h in heads] == [r.aux_layers for r in found]
         if case == "norm_output":  # the two meanings are two heads
             normed, plain = (run(head, TOKENS, FEATURES)[0] for head in heads)
             assert not torch.allclose(normed, plain, rtol=0.05)
 
 
 def test_our_own_heads_are_never_ambiguous(ours: Path, tiny_target: Path, tmp_path: Path) -> None:
-    assert [r.aux_layers for r in read_aux_candidates(ours / "aux", tiny_target)] == [(1, 4, 6)]
+    assert [r.aux_layers for r in read_interpretations(ours / "aux", tiny_target)] == [(1, 4, 6)]
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], Weights, str]] = {

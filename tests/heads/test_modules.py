@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
+from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.eagle2 import Eagle2Head
 from eagle_plugin.heads.eagle3 import Eagle3Head
 from eagle_plugin.heads.files import HeadError
-from eagle_plugin.heads.layers import DraftHead
 
 AUX = (2, 3, 4)
 
@@ -57,7 +57,7 @@ def additive(n: int) -> Tensor:
 @torch.no_grad()
 def test_eagle2_equals_a_transformers_layer(tiny_eagle2: Path, tiny_target: Path) -> None:
     embedding, lm_head = target_weights(tiny_target)
-    head = Eagle2Head.load(tiny_eagle2, embedding, lm_head)
+    head = Eagle2Head.load(tiny_eagle2, (), embedding, lm_head)
     n = 9
     tokens, features, positions = torch.randint(512, (n,)), torch.randn(n, 64), torch.arange(5, 5 + n)
     weights = load_file(tiny_eagle2 / "model.safetensors")
@@ -90,7 +90,7 @@ def test_eagle3_equals_a_transformers_attention(tiny_eagle3: Path, tiny_target: 
 
 def load(kind: str, folder: Path, target: Path) -> DraftHead:
     if kind == "EAGLE":
-        return Eagle2Head.load(folder, *target_weights(target))
+        return Eagle2Head.load(folder, (), *target_weights(target))
     return Eagle3Head.load(folder, AUX, *target_weights(target))
 
 
@@ -146,7 +146,7 @@ def test_markov_heads_draft_right(kind: str, dtype: torch.dtype, tmp_path: Path)
     sequence = torch.tensor(path)
     if kind == "EAGLE":
         folder = tiny_models.markov_eagle2_head(tmp_path / "head", target, dtype=dtype)
-        head: DraftHead = Eagle2Head.load(folder, embedding, lm_head)
+        head: DraftHead = Eagle2Head.load(folder, (), embedding, lm_head)
         features = nn.functional.rms_norm(embedding[sequence[:3]], (len(embedding),))
     else:
         reduced = kind.endswith("reduced")

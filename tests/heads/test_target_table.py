@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from engine_sources import Sources, find_package
 
-from eagle_plugin.heads import targets
+from eagle_plugin.heads import target_table
 from eagle_plugin.heads.files import HeadError
 
 METHOD = "set_eagle3_layers_to_capture"
@@ -84,7 +84,7 @@ def capture(method: ast.FunctionDef, ids: list[int] | None, layers: int) -> tupl
 
 
 def test_sglangs_targets(sglang_methods: dict[str, ast.FunctionDef]) -> None:
-    assert set(targets.SGLANG_TARGETS) == set(sglang_methods)
+    assert set(target_table.SGLANG_TARGETS) == set(sglang_methods)
 
 
 def test_sglangs_ids(sglang_methods: dict[str, ast.FunctionDef]) -> None:
@@ -95,12 +95,12 @@ def test_sglangs_ids(sglang_methods: dict[str, ast.FunctionDef]) -> None:
             captured = capture(method, ids, LAYERS)
             if captured is not None:
                 ran += 1
-                assert captured == targets.sglang_layers(architecture, ids, LAYERS), (architecture, ids)
+                assert captured == target_table.sglang_layers(architecture, ids, LAYERS), (architecture, ids)
         for wanted in ((2, 24, 45), (1, 20, 40), (3, 25, 46)):
             try:
-                captured = capture(method, targets.sglang_ids(architecture, wanted, LAYERS), LAYERS)
+                captured = capture(method, target_table.sglang_ids(architecture, wanted, LAYERS), LAYERS)
             except HeadError:
-                assert targets.SGLANG_TARGETS[architecture] == "first_is_one" and wanted[0] == 1, architecture
+                assert target_table.SGLANG_TARGETS[architecture] == "first_is_one" and wanted[0] == 1, architecture
                 continue
             assert captured in (None, wanted), architecture
     assert ran > 200
@@ -108,7 +108,7 @@ def test_sglangs_ids(sglang_methods: dict[str, ast.FunctionDef]) -> None:
 
 def test_sglangs_rules_differ(sglang_methods: dict[str, ast.FunctionDef]) -> None:
     """The exceptions are real: the rule of most classes gives other layers there."""
-    others = {name for name, rule in targets.SGLANG_TARGETS.items() if rule != "output"}
+    others = {name for name, rule in target_table.SGLANG_TARGETS.items() if rule != "output"}
     for architecture in others - {"KimiK25ForConditionalGeneration"}:  # passes on to DeepSeek's
         found = [capture(sglang_methods[architecture], ids, LAYERS) for ids in (None, [2, 24, 45], [2, 24, LAYERS])]
         assert found != [(2, 24, 45), (3, 25, 46), (3, 25, LAYERS + 1)], architecture
@@ -129,7 +129,7 @@ def test_vllms_targets() -> None:
             assert path is not None, module
             if any(kind.name == "SupportsEagle3" for kind in sources.family(path, name)):
                 found.add(key.value)
-    assert found == targets.VLLM_TARGETS
+    assert found == target_table.VLLM_TARGETS
 
 
 def test_a_changed_source_is_noticed(tmp_path: Path) -> None:
@@ -150,4 +150,4 @@ def test_a_changed_source_is_noticed(tmp_path: Path) -> None:
     """
     (method,) = ast.parse(textwrap.dedent(code)).body
     assert isinstance(method, ast.FunctionDef)
-    assert capture(method, [1, 3, 5], SHALLOW) != targets.sglang_layers("LlamaForCausalLM", [1, 3, 5], SHALLOW)
+    assert capture(method, [1, 3, 5], SHALLOW) != target_table.sglang_layers("LlamaForCausalLM", [1, 3, 5], SHALLOW)

@@ -22,8 +22,8 @@ from head_round_trips import (
 from trained_heads import trained_head
 from vllm_models import Served, load, make_config
 
+from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.export import save_head
-from eagle_plugin.heads.layers import DraftHead
 from eagle_plugin.heads.peagle import PEagleHead
 
 DRAFTS = 4

@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted, verify_greedy
-from eagle_plugin.heads.layers import DraftHead
+from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.reference.decode import load_head, plain_greedy, sampling_params, speculative_greedy
 from eagle_plugin.reference.draft import draft_tree
 from eagle_plugin.reference.rules import RULES
 from eagle_plugin.reference.target import target_features
 
 PROMPT = [0, 40, 41, 99, 120, 77, 5]
-SHAPES = {  # steps, topk, draft_tokens
+SHAPES = {  # steps, topk, width
     "chain 1": (1, 1, 2),
     "chain 5": (5, 1, 6),
     "engine default": (2, 4, 8),
@@ -49,13 +50,13 @@ def targets(tiny_target: Path, markov_target: Path) -> dict[str, tuple[Path, Any
 def test_equals_plain_greedy(
     name: str, shape: str, request: pytest.FixtureRequest, targets: dict[str, tuple[Path, Any]]
 ) -> None:
-    steps, topk, draft_tokens = SHAPES[shape]
+    steps, topk, width = SHAPES[shape]
     path, model = targets[name.split("_")[0]]
     head = load_head(model, path, request.getfixturevalue(name), algorithm=HEADS[name])
-    out = speculative_greedy(model, head, PROMPT, 13, steps=steps, topk=topk, draft_tokens=draft_tokens)
+    out = speculative_greedy(model, head, PROMPT, 13, Shape(steps, topk, width))
     assert out.tokens == plain_greedy(model, PROMPT, 13)
     if name.startswith("markov"):
-        depth = min(steps, draft_tokens - 1)
+        depth = min(steps, width - 1)
         assert out.accept_lengths == [depth + 1] * len(out.accept_lengths)
     assert sum(out.accept_lengths) >= 12 > sum(out.accept_lengths[:-1])  # the first token is the prefill's
 
@@ -79,7 +80,7 @@ def test_tree_is_made_of_chains(
     name: str, request: pytest.FixtureRequest, targets: dict[str, tuple[Path, Any]]
 ) -> None:
     """The drafted tree is the EAGLE-2 tree in which every node was drafted from its own path alone."""
-    steps, topk, draft_tokens = 4, 3, 20
+    steps, topk, width = 4, 3, 20
     path, model = targets["tiny"]
     head = load_head(model, path, request.getfixturevalue(name), algorithm=HEADS[name])
     for tokens in (PROMPT, [0, 9, 8, 7, 200]):
@@ -94,7 +95,7 @@ def test_tree_is_made_of_chains(
             ]
             candidates += level
             frontier = sorted(level, reverse=True)[:topk]
-        expected = {node for _, node in sorted(candidates, reverse=True)[: draft_tokens - 1]}
+        expected = {node for _, node in sorted(candidates, reverse=True)[: width - 1]}
 
         tree, _ = draft_tree(
             model,
@@ -103,9 +104,7 @@ def test_tree_is_made_of_chains(
             RULES["target_only"],
             sampling_params(0.0, 1),
             torch.Generator(),
-            steps=steps,
-            topk=topk,
-            draft_tokens=draft_tokens,
+            Shape(steps, topk, width),
         )
         paths: list[tuple[int, ...]] = [()]
         for token, parent in zip(tree.tokens[0, 1:].tolist(), tree.parents[0, 1:].tolist(), strict=True):
@@ -121,8 +120,8 @@ def test_head_that_is_sometimes_wrong(algorithm: str, tmp_path: Path, targets: d
     write = tiny_models.markov_eagle2_head if algorithm == "EAGLE" else tiny_models.markov_eagle3_head
     head = load_head(model, path, write(tmp_path, path, wrong=0.3), algorithm=algorithm)
     plain = plain_greedy(model, PROMPT, 60)
-    chain = speculative_greedy(model, head, PROMPT, 60, steps=3, topk=1, draft_tokens=4)
-    tree = speculative_greedy(model, head, PROMPT, 60, steps=3, topk=2, draft_tokens=15)
+    chain = speculative_greedy(model, head, PROMPT, 60, Shape.chain(3))
+    tree = speculative_greedy(model, head, PROMPT, 60, Shape(3, 2, 15))
     assert chain.tokens == plain == tree.tokens
     assert set(chain.accept_lengths) == {1, 2, 3, 4}
     # Both children of the root and all four of theirs are in the tree, so only the third level can miss.
@@ -139,8 +138,7 @@ def test_wrong_verification_is_caught(targets: dict[str, tuple[Path, Any]], tiny
 
     path, model = targets["tiny"]
     head = load_head(model, path, tiny_eagle3, algorithm="EAGLE3")
-    shape = {"steps": 2, "topk": 2, "draft_tokens": 4}
-    out = speculative_greedy(model, head, PROMPT, 24, **shape, verify=first_child)
+    out = speculative_greedy(model, head, PROMPT, 24, Shape(2, 2, 4), verify=first_child)
     assert out.tokens != plain_greedy(model, PROMPT, 24)
 
 

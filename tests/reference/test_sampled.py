@@ -19,11 +19,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from eagle_plugin.core.sampling import SamplingParams
+from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.evaluate.acceptance import expected_accept_length
-from eagle_plugin.heads.layers import DraftHead
+from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.reference.decode import load_head, plain_greedy, sampling_params, speculative_sample
-from eagle_plugin.reference.draft import draft_tree, draft_trees, read_text
+from eagle_plugin.reference.draft import draft_tree, draft_trees, prefill_head
 from eagle_plugin.reference.rules import RULES
 from eagle_plugin.reference.target import path_logits, target_features, tree_logits
 
@@ -69,11 +70,11 @@ def draft_and_verify(markov: Markov, rule: str, seed: int) -> Drafted:
     """TREES independent trees behind one text. Its last token is one that the head takes for another."""
     gen = torch.Generator().manual_seed(seed)
     tokens = [*PROMPT, *plain_greedy(markov.model, PROMPT, 4)]
-    reading = read_text(markov.head, tokens, target_features(markov.model, markov.head, tokens))
+    prefill = prefill_head(markov.head, tokens, target_features(markov.model, markov.head, tokens))
     roots = torch.full((TREES,), len(tokens) - 1)
     params = sampling_params(TEMPERATURE, len(markov.logits), TREES)
     trees, proposals = draft_trees(
-        markov.head, tokens, reading, roots, RULES[rule], params, gen, steps=STEPS, topk=TOPK, draft_tokens=WIDTH
+        markov.head, tokens, prefill, roots, RULES[rule], params, gen, Shape(STEPS, TOPK, WIDTH)
     )
     logits = markov.logits[trees.tokens]  # [TREES, WIDTH, V]
     u = torch.rand(TREES, STEPS + 1, TOPK + 1, dtype=torch.float64, generator=gen)
@@ -127,7 +128,7 @@ def test_expectation_of_another_rule_is_caught(drafted_by: dict[str, Drafted]) -
 
 @pytest.mark.parametrize("rule", RULES)
 def test_decoder_says_the_targets_next_token_as_often_as_the_target(rule: str, markov: Markov) -> None:
-    """Whether a token is the likeliest one after the token before it: independent, with a known probability."""
+    """Whether a token is the most likely one after the token before it: independent, with a known probability."""
     params, gen = sampling_params(2.5, len(markov.logits)), torch.Generator().manual_seed(2)
     following = markov.logits.argmax(-1).tolist()
     p = (markov.logits / 2.5).softmax(-1).amax(-1)
@@ -135,7 +136,7 @@ def test_decoder_says_the_targets_next_token_as_often_as_the_target(rule: str, m
     right = n = rounds = 0
     for _ in range(5):
         out = speculative_sample(
-            markov.model, markov.head, PROMPT, 30, RULES[rule], params, gen, steps=STEPS, topk=TOPK, draft_tokens=WIDTH
+            markov.model, markov.head, PROMPT, 30, RULES[rule], params, gen, Shape(STEPS, TOPK, WIDTH)
         )
         text = [PROMPT[-1], *out.tokens]
         right += sum(following[a] == b for a, b in zip(text, text[1:], strict=False))
@@ -148,9 +149,7 @@ def test_decoder_says_the_targets_next_token_as_often_as_the_target(rule: str, m
 @pytest.mark.parametrize("rule", RULES)
 def test_greedy_requests_equal_plain_greedy(rule: str, markov: Markov) -> None:
     params, gen = sampling_params(0.0, len(markov.logits)), torch.Generator().manual_seed(3)
-    out = speculative_sample(
-        markov.model, markov.head, PROMPT, 30, RULES[rule], params, gen, steps=3, topk=2, draft_tokens=8
-    )
+    out = speculative_sample(markov.model, markov.head, PROMPT, 30, RULES[rule], params, gen, Shape(3, 2, 8))
     assert out.tokens == plain_greedy(markov.model, PROMPT, 30)
     assert max(out.accept_lengths) == 4
 
@@ -163,15 +162,15 @@ def test_trees_of_one_text_are_the_trees_of_its_beginnings(
     """A tree at a place of a text, and the target's logits on it, are those of the text up to there alone."""
     model = AutoModelForCausalLM.from_pretrained(tiny_target, dtype=torch.float32).eval()
     head = load_head(model, tiny_target, tiny_eagle3_reduced, algorithm="EAGLE3")
-    tokens, shape = [*PROMPT, 9, 200, 31, 8, 8, 60], {"steps": 3, "topk": 3, "draft_tokens": 12}
-    reading = read_text(head, tokens, target_features(model, head, tokens))
+    tokens, shape = [*PROMPT, 9, 200, 31, 8, 8, 60], Shape(3, 3, 12)
+    prefill = prefill_head(head, tokens, target_features(model, head, tokens))
     for root in (4, 9, 12):
         alone: SamplingParams = sampling_params(1.5, 320)
         seeds = (torch.Generator().manual_seed(root) for _ in range(2))
         trees, proposals = draft_trees(
-            head, tokens, reading, torch.tensor([root]), RULES[rule], alone, next(seeds), **shape
+            head, tokens, prefill, torch.tensor([root]), RULES[rule], alone, next(seeds), shape
         )
-        tree, proposed = draft_tree(model, head, tokens[: root + 1], RULES[rule], alone, next(seeds), **shape)
+        tree, proposed = draft_tree(model, head, tokens[: root + 1], RULES[rule], alone, next(seeds), shape)
         assert all(torch.equal(a, b) for a, b in zip(trees, tree, strict=True))
         torch.testing.assert_close(proposals.weights, proposed.weights, rtol=1e-4, atol=1e-7)
         wanted = path_logits(model, tokens[: root + 1], tree)

@@ -12,7 +12,7 @@ import torch
 
 from eagle_plugin.train.command import train
 from eagle_plugin.train.distributed import Ranks, join_ranks
-from eagle_plugin.train.settings import read_recipe
+from eagle_plugin.train.recipe import read_recipe
 from eagle_plugin.train.sources import open_source
 
 

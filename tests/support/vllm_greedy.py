@@ -18,11 +18,12 @@ from trained_heads import Weights, rewrite
 from transformers import AutoModelForCausalLM
 from vllm_engines import Rounds
 
+from eagle_plugin.core.shape import Shape
 from eagle_plugin.data.rows import TokenRow
-from eagle_plugin.evaluate.measure import Shape, Texts, greedy_accepted, walk_rounds
-from eagle_plugin.heads.shape import ARCHITECTURES
+from eagle_plugin.evaluate.measure import Responses, greedy_accepted, walk_rounds
+from eagle_plugin.heads.kinds import HEADS
 from eagle_plugin.reference.decode import load_head
-from eagle_plugin.reference.draft import read_text
+from eagle_plugin.reference.draft import prefill_head
 
 VOCAB = bigram_models.VOCAB
 ENDING = 7  # which of the spoken tokens ends an answer
@@ -66,11 +67,12 @@ def write_heads(folder: Path, target: Path) -> dict[str, Path]:
         name = "layers.0.self_attn.o_proj.weight"
         return weights | {name: Random(4).normal(*weights[name].shape, std=0.02)}
 
+    eagle2 = list(HEADS["eagle2"].architectures)
     reduced = rewrite(sharp, folder / "reduced", weights=blur)
     return {
         "reduced": reduced,
         "full": rewrite(reduced, folder / "full", lambda c: c | {"draft_vocab_size": VOCAB}, widen),
-        "eagle2": rewrite(calm, folder / "eagle2", lambda c: c | {"architectures": ARCHITECTURES["eagle2"]}, disturb),
+        "eagle2": rewrite(calm, folder / "eagle2", lambda c: c | {"architectures": eagle2}, disturb),
     }
 
 
@@ -83,7 +85,7 @@ def make_prompts(count: int, longest: int = 90, seed: int = 7) -> list[list[int]
 
 
 class Reference:
-    """The rounds that our reference decoder needs for texts of a target."""
+    """The rounds that our reference decoder needs for responses of a target."""
 
     def __init__(self, target: Path, heads: Sequence[Path]) -> None:
         self._model: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
@@ -102,13 +104,13 @@ class Reference:
         """
         loaded, caps = self._heads[head], Shape(*shape)
         rows = [TokenRow("", "", p, a, "length") for p, a in zip(prompts, answers, strict=True)]
-        texts = Texts(self._model, rows, loaded.aux_layers, 0.0)
+        responses = Responses(self._model, rows, loaded.aux_layers, 0.0)
         count = tokens = 0
-        for text in texts.texts:
+        for text in responses.items:
             first = len(text.row.prompt_ids)  # a prefill yields the first token; the last needs no round behind it
             roots: Tensor = torch.arange(first, first + n - 1)
-            reading = read_text(loaded, text.tokens, texts.features(text, loaded))
-            accepted = walk_rounds(greedy_accepted(loaded, text.tokens, reading, roots, caps).tolist())
+            prefill = prefill_head(loaded, text.tokens, responses.features(text, loaded))
+            accepted = walk_rounds(greedy_accepted(loaded, text.tokens, prefill, roots, caps).tolist())
             count += len(accepted)
             tokens += len(accepted) + sum(accepted)
         return Rounds(count, tokens)

@@ -1,4 +1,4 @@
-"""Two processes learn what one learns: the loss is normalised over all of them, whatever each one was dealt."""
+"""Two processes learn what one learns: the loss is normalised over all of them, whatever documents each one got."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from eagle_plugin.data.vocabulary import save_draft_vocabulary
 from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.train.curve import draw_curve
 from eagle_plugin.train.logs import COLUMNS, TRAIN_COLUMNS, CsvLog, depth_columns, read_log
+from eagle_plugin.train.recipe import BudgetSettings, OptimiserSettings, PhaseSettings, TrainError
 from eagle_plugin.train.schedule import learning_factor, phase_at, spent_share
-from eagle_plugin.train.settings import BudgetSettings, OptimiserSettings, PhaseSettings, TrainError
 
 
 def test_learning_rate_warms_up_and_falls_to_zero() -> None:

@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from toy_targets import eagle2_head, eagle3_head, peagle_head, random_documents, random_readout
 
+from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.eagle2 import Eagle2Head
-from eagle_plugin.heads.layers import DraftHead
 from eagle_plugin.heads.peagle import PEagleHead
 from eagle_plugin.train.batches import Batch, pack
-from eagle_plugin.train.objectives import METRICS, Objective, ObjectiveSettings, summarize
+from eagle_plugin.train.methods import ObjectiveSettings
+from eagle_plugin.train.objectives import METRICS, Objective, summarize
 from eagle_plugin.train.parallel import draft_parallel
 from eagle_plugin.train.unroll import unroll
 

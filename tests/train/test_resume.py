@@ -18,7 +18,7 @@ from training_runs import extract_features, newest, recipe, run_training, weight
 from eagle_plugin.train import command
 from eagle_plugin.train.logs import read_log
 from eagle_plugin.train.progress import Bar
-from eagle_plugin.train.settings import TrainError
+from eagle_plugin.train.recipe import TrainError
 
 
 def state(run: Path) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The plan of an epoch, who computes what, and where documents come from."""
+"""The order of documents, who computes what, and where documents come from."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from eagle_plugin.data.rows import DataError
 from eagle_plugin.data.store.feature_store import Document, FeatureWriter
 from eagle_plugin.data.store.manifest import MANIFEST, Manifest
 from eagle_plugin.train.distributed import Ranks
+from eagle_plugin.train.document_order import DocumentOrder, Position, assign_documents
 from eagle_plugin.train.feed import Feed
-from eagle_plugin.train.plan import Plan, Position, deal
-from eagle_plugin.train.settings import DataSettings, TrainError, parse_recipe
+from eagle_plugin.train.recipe import DataSettings, TrainError, parse_recipe
 from eagle_plugin.train.sources import StoreSource, TargetSource, open_source
 
 CPU = torch.device("cpu")
@@ -32,11 +32,11 @@ lengths_of_documents = st.lists(st.integers(1, 300), min_size=1, max_size=700)
 def test_an_epoch_takes_every_document_by_its_weight(
     lengths: list[int], batch_tokens: int, seed: int, weight: float
 ) -> None:
-    plan = Plan(lengths, [weight] * len(lengths), seed)
+    order = DocumentOrder(lengths, [weight] * len(lengths), seed)
     position, taken = Position(), Counter[int]()
     positions = [position]
-    while plan.epochs(position) < 1 and position.update < 2000:
-        chosen, position = plan.next_batch(position, batch_tokens)
+    while order.epochs(position) < 1 and position.update < 2000:
+        chosen, position = order.next_batch(position, batch_tokens)
         if position.epoch:  # a weight below 1 can leave a first epoch empty
             break
         tokens = sum(lengths[i] for i in chosen)
@@ -46,13 +46,13 @@ def test_an_epoch_takes_every_document_by_its_weight(
     assert all(int(weight) <= taken[i] <= int(weight) + 1 for i in range(len(lengths)))
     # A run that starts anywhere in between sees the same documents: only the position matters.
     middle = positions[len(positions) // 2]
-    again = Plan(lengths, [weight] * len(lengths), seed)
-    assert again.next_batch(middle, 77) == plan.next_batch(middle, 77)
+    again = DocumentOrder(lengths, [weight] * len(lengths), seed)
+    assert again.next_batch(middle, 77) == order.next_batch(middle, 77)
 
 
 def test_epochs_and_seeds_have_their_own_order() -> None:
-    plan, other = (Plan(list(range(1, 200)), [1.0] * 199, seed) for seed in (0, 1))
-    first, second = (plan.next_batch(Position(epoch=epoch), 10**6)[0] for epoch in (0, 1))
+    order, other = (DocumentOrder(list(range(1, 200)), [1.0] * 199, seed) for seed in (0, 1))
+    first, second = (order.next_batch(Position(epoch=epoch), 10**6)[0] for epoch in (0, 1))
     assert sorted(first) == sorted(second) == list(range(199))
     assert first != second and first != other.next_batch(Position(), 10**6)[0] and first != sorted(first)
 
@@ -65,7 +65,7 @@ def test_every_document_is_dealt_once_and_ranks_stay_in_step(
     lengths: list[int], world: int, micro_tokens: int | None
 ) -> None:
     documents = [100 + i for i in range(len(lengths))]
-    shares = deal(documents, lengths, world, micro_tokens)
+    shares = assign_documents(documents, lengths, world, micro_tokens)
     assert len(shares) == world and len({len(share) for share in shares}) == 1
     working = [micro for share in shares for micro in share if not micro.idle]
     assert sorted(i for micro in working for i in micro.documents) == documents

@@ -97,7 +97,7 @@ def test_equal_to_sglangs_classes(runs: Runs) -> None:
     for folder, head in zip(folders, heads, strict=True):
         features = torch.randn(ROWS, 64 * max(1, len(head.aux_layers)))
         inputs.append(
-            {"tokens": torch.randint(VOCAB, (ROWS,)), "positions": torch.arange(ROWS), head.algorithm: features}
+            {"tokens": torch.randint(VOCAB, (ROWS,)), "positions": torch.arange(ROWS), head.spec.algorithm: features}
         )
         save_file(inputs[-1], folder / "inputs.safetensors")
     script = [sys.executable, str(Path(__file__).parents[1] / "support/engine_targets.py"), *map(str, folders)]
@@ -107,7 +107,7 @@ def test_equal_to_sglangs_classes(runs: Runs) -> None:
     wrong = []
     for folder, head, given in zip(folders, heads, inputs, strict=True):
         found = load_file(folder / "outputs.safetensors")
-        state, logits = run(head, given["tokens"], given[head.algorithm], given["positions"])
+        state, logits = run(head, given["tokens"], given[head.spec.algorithm], given["positions"])
         for name, ours in (("state", state), ("logits", logits)):
             if not torch.allclose(found[name], ours, rtol=1e-4, atol=1e-4):
                 wrong.append((folder.name, name, float((found[name] - ours).abs().max())))

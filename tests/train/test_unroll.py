@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from toy_targets import eagle2_head, eagle3_head, random_documents
 
+from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.eagle2 import Eagle2Head
 from eagle_plugin.heads.eagle3 import Eagle3Head
-from eagle_plugin.heads.layers import DraftHead
 from eagle_plugin.train import unroll as module
 from eagle_plugin.train.batches import Batch
 from eagle_plugin.train.unroll import unroll
@@ -69,7 +69,7 @@ def draft(head: DraftHead, ids: Tensor, features: Tensor, anchor: int) -> list[T
 def largest_difference(head: Eagle2Head | Eagle3Head, batch: Batch) -> float:
     """Over all rows from which STEPS drafts fit into the document."""
     states = unroll(head, batch, STEPS, torch.float32)
-    features = batch.last if head.algorithm == "EAGLE" else batch.aux
+    features = batch.last if head.spec.algorithm == "EAGLE" else batch.aux
     assert features is not None
     differences = []
     for start, end in zip(batch.bounds, batch.bounds[1:], strict=False):

@@ -1,7 +1,8 @@
-"""The order of documents: which ones make the next update, and which rank computes which of them.
+"""The order of documents: which ones are in the next update, and which rank computes which of them.
 
-Every process makes the same plan from the seed, so nothing is sent and a run resumes from two numbers: the epoch and
-how many documents of it are done. A batch is that of all ranks together, so a recipe means the same on any number.
+Every process computes the same order from the seed, so nothing is sent, and a run resumes from two numbers: the epoch
+and how many documents of it are done. A batch is that of all ranks together, so a recipe means the same on any number
+of ranks.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ class Position:
     tokens: int = 0
 
 
-class Plan:
+class DocumentOrder:
     """The documents of every epoch in their order.
 
-    lengths [documents] in tokens, of the training split; weights [documents]: an epoch takes a document that often,
-    a fraction being the chance of one more.
+    lengths [documents] in tokens, of the training split; weights [documents]: how often an epoch takes a document; a
+    fraction is the probability of one more time.
     """
 
     def __init__(self, lengths: Sequence[int], weights: Sequence[float], seed: int) -> None:
@@ -70,15 +71,17 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Micro:
-    """One forward of one rank; an idle one keeps a rank in step with the others and must weigh nothing."""
+class MicroBatch:
+    """The documents of one forward of one rank; an idle one only keeps the ranks synchronous, its weights must be 0."""
 
     documents: list[int]
     idle: bool = False
 
 
-def deal(documents: Sequence[int], lengths: Sequence[int], world: int, micro_tokens: int | None) -> list[list[Micro]]:
-    """Deal documents to `world` ranks by length, every rank the same number of forwards of at most `micro_tokens`.
+def assign_documents(
+    documents: Sequence[int], lengths: Sequence[int], world: int, micro_tokens: int | None
+) -> list[list[MicroBatch]]:
+    """Assign documents to `world` ranks by length; every rank gets as many forwards of at most `micro_tokens` tokens.
 
     lengths [len(documents)]. A document longer than micro_tokens has a forward of its own.
     """
@@ -89,7 +92,7 @@ def deal(documents: Sequence[int], lengths: Sequence[int], world: int, micro_tok
         lightest = loads.index(min(loads))
         ranks[lightest].append(i)
         loads[lightest] += lengths[i]
-    shares: list[list[Micro]] = []
+    shares: list[list[MicroBatch]] = []
     for rank in ranks:
         micros: list[list[int]] = []
         room = 0
@@ -99,7 +102,7 @@ def deal(documents: Sequence[int], lengths: Sequence[int], world: int, micro_tok
                 room = micro_tokens or 0
             micros[-1].append(documents[i])
             room -= lengths[i]
-        shares.append([Micro(part) for part in micros])
+        shares.append([MicroBatch(part) for part in micros])
     most = max(map(len, shares))
     shortest = documents[min(range(len(documents)), key=lambda i: lengths[i])]
-    return [share + [Micro([shortest], idle=True)] * (most - len(share)) for share in shares]
+    return [share + [MicroBatch([shortest], idle=True)] * (most - len(share)) for share in shares]

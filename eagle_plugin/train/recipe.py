@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from eagle_plugin.errors import UserError
+from eagle_plugin.heads.kinds import HEADS
 from eagle_plugin.recipes import read_yaml, validate
 
 Positive = Annotated[int, Field(gt=0)]
@@ -19,6 +20,13 @@ Rate = Annotated[float, Field(gt=0, le=1)]
 
 def _expand(value: Any) -> Any:
     return Path(value).expanduser() if isinstance(value, str) else value
+
+
+def _check_kind(value: str) -> str:
+    *others, last = ["auto", *sorted(HEADS)]
+    if value not in (*others, last):
+        raise ValueError(f"Input should be {', '.join(map(repr, others))} or {last!r}")
+    return value
 
 
 UserPath = Annotated[Path, BeforeValidator(_expand)]
@@ -35,7 +43,7 @@ class _Section(BaseModel):
 class HeadSettings(_Section):
     """Which head is trained: a new one of a given shape, or an existing one (`from`)."""
 
-    kind: Literal["auto", "eagle2", "eagle3", "peagle"] = "auto"
+    kind: Annotated[str, AfterValidator(_check_kind)] = "auto"
     start: UserPath | None = Field(None, alias="from")
     layers: Positive | None = None
     intermediate_size: Positive | None = None
@@ -56,7 +64,7 @@ class HeadSettings(_Section):
         return self
 
     def shape(self) -> dict[str, Any]:
-        """The options of a new head that the recipe sets; the rest is the head room's default."""
+        """The options of a new head that the recipe sets; the rest has the defaults of `new_head`."""
         values = self.model_dump(exclude={"kind", "start", "vocabulary"})
         return {key: value for key, value in values.items() if value is not None}
 
@@ -163,7 +171,7 @@ class BudgetSettings(_Section):
         return self
 
 
-class TrainSettings(_Section):
+class TrainRecipe(_Section):
     """A whole recipe."""
 
     target: UserPath
@@ -186,7 +194,7 @@ class TrainSettings(_Section):
     parallel: Literal["ddp", "fsdp"] = "ddp"  # under torchrun
 
     @model_validator(mode="after")
-    def _check(self) -> TrainSettings:
+    def _check(self) -> TrainRecipe:
         total = sum(phase.share for phase in self.phases)
         if abs(total - 1) > 1e-6:
             raise ValueError(f"the shares of the phases sum to {total:g}, wanted 1")
@@ -198,11 +206,11 @@ class TrainSettings(_Section):
         return max(phase.steps for phase in self.phases)
 
 
-# What a resumed run may change: none of these keys moves the weights.
+# What a resumed run may change: none of these keys changes the weights.
 FREE_ON_RESUME = ("threads", "eval_every", "eval_tokens", "checkpoint_every", "log_every")
 
 
-def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> TrainSettings:
+def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> TrainRecipe:
     """Read a YAML recipe; each override is `a.b=value`, the value in YAML.
 
     Raises:
@@ -215,13 +223,13 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> TrainSetting
     return parse_recipe(values, str(path))
 
 
-def parse_recipe(values: dict[str, Any], where: str) -> TrainSettings:
+def parse_recipe(values: dict[str, Any], where: str) -> TrainRecipe:
     """Check a recipe that is a mapping already; `where` names it in errors.
 
     Raises:
         TrainError: naming every wrong key with its value and what was wanted.
     """
-    return validate(TrainSettings, values, where, TrainError)
+    return validate(TrainRecipe, values, where, TrainError)
 
 
 def _override(values: dict[str, Any], text: str) -> None:

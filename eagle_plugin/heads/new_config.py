@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from eagle_plugin.heads.files import HeadError, Kind
+from eagle_plugin.heads.files import HeadError
+from eagle_plugin.heads.kinds import HeadSpec
 from eagle_plugin.heads.target_files import TargetFiles
 
 Norms = Literal["3.0", "3.1", "before_fc"]
-ARCHITECTURES: dict[Kind, list[str]] = {
-    # SGLang takes the first name that it knows, vLLM the last: with "Eagle" put before each.
-    "eagle2": ["LlamaForCausalLMEagle", "LlamaForCausalLM"],
-    "eagle3": ["LlamaForCausalLMEagle3"],
-    "peagle": ["LlamaForCausalLMEagle3"],
-}
 # The RoPE variants that transformers and both engines compute alike, and their keys.
 ROPE_KEYS = {
     "linear": ("factor",),
@@ -29,8 +24,8 @@ NORM_KEYS: dict[Norms, dict[str, bool]] = {
 }
 
 
-def shape_head(
-    kind: Kind,
+def new_head_config(
+    spec: HeadSpec,
     target: TargetFiles,
     *,
     layers: int,
@@ -41,7 +36,7 @@ def shape_head(
 ) -> dict[str, Any]:
     """The keys of a head's config.json that all kinds share; what is None follows from the target.
 
-    A head has no biases, no q and k norms, no sliding window and full rotary positions whatever its target has: that
+    A head has no biases, no q and k norms, no sliding window and full rotary positions whatever its target has: this
     is what both engines' classes for heads compute.
 
     Raises:
@@ -62,7 +57,7 @@ def shape_head(
     rope = read_rope(config)
     special = {k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if config.get(k) is not None}
     return {
-        "architectures": ARCHITECTURES[kind],
+        "architectures": list(spec.architectures),
         "model_type": "llama",
         "hidden_size": target.hidden_size,
         "num_hidden_layers": layers,
@@ -83,13 +78,13 @@ def shape_head(
 
 
 def _attention_shape(target: TargetFiles) -> tuple[int, int, int]:
-    """(heads, key-value heads, head size): the target's where its attention is of the ordinary kind."""
+    """(heads, key-value heads, head size): those of the target where it has ordinary attention."""
     config, hidden = target.config, target.hidden_size
     heads: int = config.get("num_attention_heads") or 0
     dim: int = config.get("head_dim") or (hidden // heads if heads else 0)
     if 0 < dim <= MAX_HEAD_DIM and "kv_lora_rank" not in config:
         return heads, config.get("num_key_value_heads") or heads, dim
-    # Latent attention has no such shape, and a head gains nothing from very wide attention heads.
+    # Latent attention has no such sizes, and a draft head gains nothing from very wide attention heads.
     heads = max(hidden // MAX_HEAD_DIM, 1)
     return heads, next(n for n in (8, 4, 2, 1) if heads % n == 0), min(MAX_HEAD_DIM, hidden)
 
@@ -106,10 +101,11 @@ def read_rope(config: dict[str, Any]) -> dict[str, Any]:
     """The RoPE of a head on a target with this config.json, as transformers' `rope_parameters`.
 
     Both spellings are read (rope_theta and rope_scaling, or rope_parameters). Variants that the engines compute in
-    ways of their own, such as multimodal or partial RoPE, become plain RoPE: a head learns with what it is given.
+    ways of their own, such as multimodal or partial RoPE, become plain RoPE: a head learns with the
+    positions that it is given.
     """
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if isinstance(rope.get("full_attention"), dict):  # one entry a layer type
+    if isinstance(rope.get("full_attention"), dict):  # one entry per layer type
         rope = rope["full_attention"]
     theta = rope.get("rope_theta") or config.get("rope_theta") or 10000.0
     kind = rope.get("rope_type") or rope.get("type") or "default"

@@ -1,4 +1,4 @@
-"""The token that stands in for an unknown one in P-EAGLE: an id that no text contains."""
+"""The token that P-EAGLE reads in place of an unknown one: an id that no text contains."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ RESERVED = re.compile(r"reserved|unused|extra_|placeholder|dummy|<SPECIAL_\d+>",
 def mask_token_candidates(target_dir: str | Path) -> list[int]:
     """Ids that a text should not contain, best first: without a token, reserved tokens, other unused special tokens.
 
-    Tokens of the chat template and those that config.json names (BOS, EOS, PAD) are left out. A corpus can still hold
-    one of the special tokens: take the first candidate that occurs nowhere in it.
+    Tokens of the chat template and those that config.json names (BOS, EOS, PAD) are left out. A corpus can still
+    contain one of the special tokens: take the first candidate that does not occur in it.
 
     Raises:
         HeadError: the target has no tokenizer.json.
@@ -25,7 +25,9 @@ def mask_token_candidates(target_dir: str | Path) -> list[int]:
     vocab_size = text_config(read_config(folder))["vocab_size"]
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise HeadError(f"{folder} has no tokenizer.json to find an unused token in; name the mask token's id yourself")
+        raise HeadError(
+            f"{folder} has no tokenizer.json to search for an unused token; name the mask token's id yourself"
+        )
     tokenizer = json.loads(path.read_text(encoding="utf-8"))
     added: list[dict[str, Any]] = tokenizer.get("added_tokens") or []
     vocabulary = (tokenizer.get("model") or {}).get("vocab") or {}
@@ -75,7 +77,7 @@ def _named_ids(folder: Path) -> set[int]:
 
 
 def _template(folder: Path) -> str:
-    """The chat template, and the tokens that tokenizer_config.json gives a role."""
+    """The chat template, and the tokens for which tokenizer_config.json has a role."""
     own, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     text = own.read_text(encoding="utf-8") if own.is_file() else ""
     if settings.is_file():

@@ -1,4 +1,4 @@
-"""Which targets hand the inputs of middle layers to an EAGLE-3 head, and by which ids each engine names them.
+"""Which targets give the inputs of middle layers to an EAGLE-3 head, and with which ids each engine names them.
 
 Facts about SGLang 0.5.23 and vLLM 0.32.0, kept as tables so that neither engine has to be installed; a test compares
 them with both engines' sources. "aux layers" are layers whose INPUT is captured: id i is `hidden_states[i]` of
@@ -36,7 +36,7 @@ _FIRST_IS_ONE = """
     DeepseekV2ForCausalLM DeepseekV3ForCausalLM DeepseekV32ForCausalLM Glm4MoeLiteForCausalLM GlmMoeDsaForCausalLM
     KimiK25ForConditionalGeneration MistralLarge3ForCausalLM
 """
-# vLLM's own classes; those that it serves through transformers are not counted.
+# vLLM's own classes; those that it serves through transformers are not listed.
 _VLLM = """
     AfmoeForCausalLM ApertusForCausalLM Cohere2MoeForCausalLM CohereCompassForConditionalGeneration
     Cosmos3ForConditionalGeneration DeepseekForCausalLM DeepseekV2ForCausalLM DeepseekV32ForCausalLM
@@ -80,10 +80,10 @@ def choose_kind(architecture: str) -> Literal["eagle2", "eagle3"]:
 
 
 def default_aux_layers(layers: int) -> tuple[int, ...]:
-    """The layers that vLLM, and SGLang but for `shifted` classes, capture for a head that names none.
+    """The layers that vLLM and SGLang (except `shifted` classes) capture for a head that names none.
 
     Raises:
-        HeadError: the target is too shallow for three different ones.
+        HeadError: the target has too few layers for three different ones.
     """
     default = (2, layers // 2, layers - 3)
     if not 2 < layers // 2 < layers - 3:
@@ -105,7 +105,7 @@ def sglang_ids(architecture: str, aux_layers: Sequence[int], layers: int) -> lis
         if min(ids) >= 0 and sglang_layers(architecture, ids, layers) == wanted:
             return ids
     raise HeadError(
-        f"aux layers {list(wanted)} of a {architecture} with {layers} layers cannot be asked of SGLang; "
+        f"aux layers {list(wanted)} of a {architecture} with {layers} layers cannot be captured by SGLang; "
         "choose a first layer other than 0 and, for DeepSeek-like targets, other than 1"
     )
 
@@ -113,7 +113,7 @@ def sglang_ids(architecture: str, aux_layers: Sequence[int], layers: int) -> lis
 def sglang_layers(architecture: str, ids: Sequence[int] | None, layers: int) -> tuple[int, ...]:
     """The layers whose input SGLang captures for `eagle_config` ids (None: the key is missing).
 
-    An architecture that is not in the table gets the rule of all but a few classes.
+    An architecture that is not in the table gets the rule of most classes.
     """
     rule = SGLANG_TARGETS.get(architecture, "output")
     if ids is None:

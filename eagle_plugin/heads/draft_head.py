@@ -1,0 +1,242 @@
+"""What every kind of draft head is and can do; `heads.kinds` lists the kinds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import LlamaConfig
+
+from eagle_plugin.heads.files import HeadError, read_config
+from eagle_plugin.heads.interpretations import Interpretation
+from eagle_plugin.heads.kinds import HEADS, HeadSpec
+from eagle_plugin.heads.layers import KeyValues, RMSNorm
+from eagle_plugin.heads.new_config import Norms
+from eagle_plugin.heads.target_files import TargetFiles
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+@dataclass(frozen=True)
+class StoredHead:
+    """A checkpoint of any origin, read and checked as far as its kind does not matter."""
+
+    folder: Path
+    config: dict[str, Any]  # config.json with the keys of LlamaConfig
+    weights: dict[str, Tensor]  # by canonical name
+    interpretation: Interpretation
+    target: TargetFiles
+
+
+@dataclass(frozen=True)
+class NewHeadOptions:
+    """What `heads.create.new_head` was asked for and only some kinds have."""
+
+    draft_ids: Tensor | None  # [D] int64
+    norms: Norms
+    aux_layers: tuple[int, ...] | None
+    mask_token_id: int | None
+
+
+class DraftHead(nn.Module):
+    """A draft head.
+
+    Row j of a sequence takes the embedding of token j + 1 together with the target's features of token j, at RoPE
+    position j (the shift of EAGLE, arXiv 2401.15077, section 3.1), and predicts token j + 2.
+
+    A norm or lm_head that a kind does not have is None.
+    """
+
+    kind: str
+    config: LlamaConfig
+    fc: nn.Linear
+    layers: nn.ModuleList
+    aux_layers: tuple[int, ...] = ()  # target layers whose input is the feature; (): the target's last hidden state
+    embedding: Tensor  # [V, H], frozen, shared with the target; in the target's dtype or the head's
+    d2t: Tensor  # [draft vocabulary] int64, offset from a draft id to the target's id
+    input_norm: RMSNorm | None  # of all features together
+    fc_norm: nn.ModuleList | None  # one RMSNorm for each aux layer's part of the features
+    norm: RMSNorm | None  # before lm_head
+    norm_output = False  # whether `forward` returns states after `norm`
+    mask_token_id: int | None = None  # the head drafts all levels in one pass over rows of this token
+    stored_biases: frozenset[str] = frozenset()  # biases of a checkpoint that every engine adds
+
+    @property
+    def spec(self) -> HeadSpec:
+        """The entry of this kind in `HEADS`."""
+        return HEADS[self.kind]
+
+    @property
+    def own_lm_head(self) -> Tensor | None:
+        """The parameter lm_head [draft vocabulary, H] where it is the head's own, None where it is the target's."""
+        return None
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """tokens [..., n] int64, target ids -> [..., n, H] in the dtype of fc."""
+        return F.embedding(tokens, self.embedding).to(self.fc.weight.dtype)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """Target features [..., n, F] -> the hidden states [..., n, H] that `forward` takes for verified tokens."""
+        raise NotImplementedError
+
+    def mask_state(self) -> Tensor:
+        """The hidden state [1, H] of a row of `mask_token_id`."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        embeds: Tensor,
+        hidden: Tensor,
+        positions: Tensor,
+        visible: Tensor,
+        past: list[KeyValues] | None = None,
+    ) -> tuple[Tensor, list[KeyValues]]:
+        """Run the head on n rows.
+
+        embeds, hidden [..., n, H]; positions [..., n] int64; visible [..., n, m + n] bool: which of the m rows of
+        `past` and the n rows of this call a row attends to. A draft node must attend to the verified rows, its
+        ancestors and itself. Returns (state [..., n, H], keys and values of all m + n rows per layer). The state of a
+        row is the `hidden` of its children.
+        """
+        raise NotImplementedError
+
+    def logits(self, state: Tensor) -> Tensor:
+        """state [..., n, H] -> [..., n, draft vocabulary]."""
+        raise NotImplementedError
+
+    def to_target(self, tokens: Tensor) -> Tensor:
+        """Draft-vocabulary ids -> target ids."""
+        return tokens + self.d2t[tokens]
+
+    @classmethod
+    def create(cls, values: dict[str, Any], target: TargetFiles, options: NewHeadOptions) -> Self:
+        """An untrained head; values: the keys of config.json that all kinds share.
+
+        Raises:
+            HeadError: the options do not fit the target.
+        """
+        raise NotImplementedError
+
+    def start_from_target(self, target: TargetFiles) -> None:
+        """Copy what this kind can take from the target beyond the last layer's attention and MLP."""
+
+    def change_vocabulary(self, draft_ids: Tensor, target_lm_head: Tensor) -> int:
+        """Let the head draft from other tokens, in place; returns how many of them it had before.
+
+        draft_ids [D] int64 are ascending target ids, target_lm_head [V, H] is the target's. A token that the head had
+        keeps its row of lm_head. A new one starts with the target's row, as all rows of a new head do.
+
+        Raises:
+            HeadError: the kind always drafts from all tokens, the ids are not ascending ids of the target, or the
+                head's hidden size is not the target's.
+        """
+        raise HeadError(f"an {self.kind} head drafts from all tokens of its target; leave its vocabulary as it is")
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        aux_layers: tuple[int, ...],
+        embedding: Tensor,
+        lm_head: Tensor,
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """Load a checkpoint folder that an engine could serve, as the engine would.
+
+        aux_layers as in `HeadInfo.aux_layer_ids`; embedding and lm_head [V, H] are the target's.
+
+        Raises:
+            HeadError: the folder holds another architecture or lacks a tensor.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def adapt_config(cls, config: dict[str, Any], raw: dict[str, Any], speculators: bool) -> None:
+        """Give `config`, in place, the keys that config.json (`raw`) leaves to the defaults of its trainer.
+
+        speculators: it was written by the library of that name.
+        """
+
+    @classmethod
+    def find_unsupported(cls, config: dict[str, Any], weights: dict[str, Tensor]) -> str | None:
+        """What of a checkpoint this kind cannot compute, and the fix; None: nothing."""
+        return None
+
+    @classmethod
+    def from_checkpoint(cls, stored: StoredHead, dtype: torch.dtype | None) -> Self:
+        """The head of a checkpoint of any origin, with the target's embedding; dtype as in `fill`.
+
+        Raises:
+            HeadError: a tensor is missing or contradicts another.
+        """
+        raise NotImplementedError
+
+    def config_keys(self, target_dir: str | Path) -> dict[str, Any]:
+        """The keys of the exported config.json that this kind has beside those of all heads."""
+        return {}
+
+    def stored_tensors(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The tensors of the exported checkpoint by the names that both engines read, on the CPU."""
+        return {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in self.named_parameters()}
+
+
+Head = TypeVar("Head", bound=DraftHead)
+
+
+def read_llama_config(folder: str | Path, architecture: str) -> LlamaConfig:
+    """Return the head's config.json as a LlamaConfig (which knows every RoPE variant).
+
+    Raises:
+        HeadError: the folder holds another architecture.
+    """
+    values = read_config(folder)
+    if values.get("architectures", [None])[0] != architecture:
+        raise HeadError(
+            f"{folder} has architectures {values.get('architectures')}, wanted [{architecture!r}]; "
+            "load it with the module of its own architecture"
+        )
+    return LlamaConfig(**values)
+
+
+def fill(
+    head: Head,
+    weights: dict[str, Tensor],
+    shared: dict[str, Tensor],
+    dtype: torch.dtype | None,
+    folder: str | Path,
+) -> Head:
+    """Put the tensors of the checkpoint in `folder` into a head, in dtype or that of the checkpoint's fc.
+
+    Tensors already in that dtype are not copied, and the embedding keeps its own. shared: the target's tensors
+    (embedding, lm_head) by their names in the head's state dict; they replace those of the checkpoint. Tensors of the
+    checkpoint that the module does not have are ignored, as the engine does.
+
+    Raises:
+        HeadError: a tensor is missing or has another shape (`check_head` says which and why).
+    """
+    weights = dict(weights)
+    weights["embedding"] = weights.pop("embed_tokens.weight", torch.empty(0))
+    weights |= shared
+    state = head.state_dict()
+    if "d2t" in state:
+        weights.setdefault("d2t", state["d2t"])  # a head of the whole vocabulary stores none: offset 0
+    try:
+        dtype = dtype or weights["fc.weight"].dtype
+        kept = {name: weights[name] for name in state}
+        cast = {name: w.to(dtype) if w.is_floating_point() else w.long() for name, w in kept.items()}
+        head.load_state_dict(cast | {"embedding": kept["embedding"]}, assign=True)
+    except (KeyError, RuntimeError) as error:
+        raise HeadError(f"{folder} does not fit its config.json ({error}); run check_head for the details") from error
+    return head
+
+
+@torch.no_grad()
+def copy_if_alike(parameter: Tensor, value: Tensor | None) -> None:
+    """Copy a tensor of the target into a parameter, in place, where it exists and has the same shape."""
+    if value is not None and value.shape == parameter.shape:
+        parameter.copy_(value)

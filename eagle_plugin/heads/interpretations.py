@@ -1,0 +1,71 @@
+"""What a checkpoint can mean: on which aux layers a head of unknown origin was trained. torch is not imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from eagle_plugin.heads.aux_layers import read_ids
+from eagle_plugin.heads.files import HeadError, canonical_name, read_config, read_tensors, text_config
+from eagle_plugin.heads.kinds import spec_of_tensors
+from eagle_plugin.heads.manifest import read_manifest
+from eagle_plugin.heads.target_table import sglang_layers
+
+
+class Interpretation(NamedTuple):
+    """One meaning of a checkpoint."""
+
+    aux_layers: tuple[int, ...]  # layers whose INPUT the head reads; () for the last hidden state
+    norm_output: bool  # whether the state that is given to the next draft step is the normed one
+    origin: str  # who writes a config.json that means this
+
+
+def read_interpretations(folder: str | Path, target_dir: str | Path) -> list[Interpretation]:
+    """Every possible meaning of the aux layers and `norm_output` of a checkpoint, the most likely first.
+
+    There is only one if the head is ours, keeps the engines' default layers, or says the same in both conventions.
+    Several must be told apart by measuring. EAGLE-1 and EAGLE-2 heads have one, without layers.
+
+    Raises:
+        HeadError: config.json names no layers of this target.
+    """
+    folder = Path(folder)
+    config, target = read_config(folder), read_config(target_dir)
+    manifest = read_manifest(folder)
+    spec = spec_of_tensors({canonical_name(name) for name in read_tensors(folder)})
+    if spec is None or not spec.format.reads_aux_layers:
+        return [Interpretation((), False, "the last hidden state")]
+    # Only vLLM serves the speculators format of P-EAGLE, and it ignores the newer norms there.
+    norm = bool(config.get("norm_output", False)) and config.get("speculators_model_type") != "peagle"
+    if manifest is not None:
+        return [Interpretation(manifest["aux_layers"], norm, "eagle-plugin")]
+    layers = text_config(target)["num_hidden_layers"]
+    architecture = (target.get("architectures") or ["?"])[0]
+    speculators = "speculators_model_type" in config
+    ids, top_level = read_ids(config, folder)
+    default = (2, layers // 2, layers - 3)
+    found: list[tuple[tuple[int, ...], str]]
+    if speculators:
+        found = [(tuple(top_level or default), "speculators")]
+    elif ids is None and top_level in (None, list(default)):
+        found = [(default, "the engines' default")]
+    elif ids is None:
+        found = [
+            (tuple(top_level or ()), "vLLM's ids"),
+            (sglang_layers(architecture, top_level, layers), "SGLang's ids"),
+        ]
+    else:
+        as_is = tuple(top_level or ids)
+        found = [(sglang_layers(architecture, ids, layers), "SGLang's ids"), (as_is, "vLLM's ids")]
+    possible = {aux: origin for aux, origin in reversed(found) if aux and aux[0] >= 0 and aux[-1] < layers}
+    if not possible:
+        raise HeadError(
+            f"{folder} names aux layers {ids or top_level}, which a target with {layers} layers does not have; "
+            "use the head trained for this target"
+        )
+    meanings = [Interpretation(aux, norm, origin) for aux, origin in reversed(possible.items())]
+    # SpecForge 0.2.0 used the key norm_output for another thing: that the head norms what lm_head reads, as all do.
+    plain = not any(config.get(key) for key in ("fc_norm", "use_aux_norm", "norm_before_fc"))
+    if norm and plain and not speculators:
+        meanings += [m._replace(norm_output=False, origin=f"{m.origin}, norm_output as in SpecForge") for m in meanings]
+    return meanings

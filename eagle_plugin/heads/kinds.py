@@ -1,0 +1,118 @@
+"""The kinds of draft heads. A new kind is a torch module (one file here) and one entry of `HEADS`.
+
+Code that must differ by kind asks the entry or a method of the module (`heads.draft_head.DraftHead`) and never compares
+names or classes. A kind that the engines load with another class brings its format (`heads.formats`), and one that
+learns in another way its method (`train.methods`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from eagle_plugin.heads.files import Algorithm, HeadError
+from eagle_plugin.heads.formats import Eagle3Format, EagleFormat, PEagleFormat
+
+if TYPE_CHECKING:
+    from eagle_plugin.heads.draft_head import DraftHead
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """What is known of a kind of heads without loading one."""
+
+    kind: str  # its name in recipes, in eagle_plugin.json and in messages
+    module: str  # "module:class", imported on first use, because the check of files must not import torch
+    format: EagleFormat  # what the engines read of a checkpoint
+    architectures: tuple[str, ...]  # of config.json: SGLang takes the first name that it knows, vLLM the last
+    marker: str  # canonical name of a tensor that this kind has and those further down in `HEADS` do not have
+    method: str  # vLLM's name in --speculative-config
+    # How the levels of a draft tree are made: one forward of the head per level, or one for all levels.
+    levels: Literal["recurrent", "parallel"]
+    objective: str  # how it learns: a name of `train.methods`
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """SGLang's name in --speculative-algorithm."""
+        return self.format.algorithm
+
+    def head_class(self) -> type[DraftHead]:
+        """The torch module."""
+        module, _, name = self.module.partition(":")
+        found: type[DraftHead] = getattr(importlib.import_module(module), name)
+        return found
+
+    def vllm_config(self, model: str, tokens: int) -> dict[str, Any]:
+        """vLLM's --speculative-config for the head in folder `model` with `tokens` drafted tokens per round."""
+        values = {"method": self.method, "model": model, "num_speculative_tokens": tokens}
+        return values | ({"parallel_drafting": True} if self.levels == "parallel" else {})
+
+
+# From the most special to the most general: the first whose marker is in a checkpoint is its kind.
+HEADS: dict[str, HeadSpec] = {
+    spec.kind: spec
+    for spec in (
+        HeadSpec(
+            kind="peagle",
+            module="eagle_plugin.heads.peagle:PEagleHead",
+            format=PEagleFormat(),
+            architectures=("LlamaForCausalLMEagle3",),
+            marker="mask_hidden",
+            method="eagle3",
+            levels="parallel",
+            objective="parallel",
+        ),
+        HeadSpec(
+            kind="eagle3",
+            module="eagle_plugin.heads.eagle3:Eagle3Head",
+            format=Eagle3Format(),
+            architectures=("LlamaForCausalLMEagle3",),
+            marker="layers.0.hidden_norm.weight",
+            method="eagle3",
+            levels="recurrent",
+            objective="training_time_test",
+        ),
+        HeadSpec(
+            kind="eagle2",
+            module="eagle_plugin.heads.eagle2:Eagle2Head",
+            format=EagleFormat(),
+            architectures=("LlamaForCausalLMEagle", "LlamaForCausalLM"),
+            marker="fc.weight",
+            method="eagle",
+            levels="recurrent",
+            objective="feature_regression",
+        ),
+    )
+}
+ALGORITHMS = sorted({spec.algorithm for spec in HEADS.values()})
+
+
+def find_spec(kind: str) -> HeadSpec:
+    """The entry of a kind.
+
+    Raises:
+        HeadError: there is none of this name.
+    """
+    if kind not in HEADS:
+        raise HeadError(f"the kind of head is {kind!r}, wanted one of {', '.join(HEADS)}; correct the name")
+    return HEADS[kind]
+
+
+def spec_of_tensors(names: Collection[str], architecture: str | None = None) -> HeadSpec | None:
+    """The kind of a checkpoint with these canonical names of tensors, or None if they are those of no kind.
+
+    architecture: SGLang's class. It limits the choice to the kinds that this class serves, and the most general of them
+    is the answer where no marker is found, so that the tensors can be reported as missing. Without it the tensors
+    decide, because official checkpoints call every architecture LlamaForCausalLM.
+    """
+    specs = [spec for spec in HEADS.values() if architecture in (None, spec.format.loader)]
+    found = next((spec for spec in specs if spec.marker in names), None)
+    return specs[-1] if found is None and architecture is not None and specs else found
+
+
+def stored_algorithm(config: dict[str, Any]) -> Algorithm:
+    """SGLang's algorithm for a head with this config.json; EAGLE3 where its architecture is unknown."""
+    name = (config.get("architectures") or [None])[0]
+    return next((spec.algorithm for spec in HEADS.values() if spec.format.loader == name), "EAGLE3")
