@@ -98,9 +98,7 @@ _ONE = rf"\bone (?!of )(?:(?!(?:that|which|what|how) )[\w'-]+ ){{0,3}}?{_NOUN} a
 _A = rf"(?<!give )(?<!gives )\ban? {_NOUN} an? (?:{_UNIT})\b"
 
 PROSE = [
-    _prose(rf"\b(?:{_MEASURE}) an? (?:{_UNIT})\b", "per"),
-    _prose(_ONE, "per"),
-    _prose(_A, "per"),
+    _prose(rf"\b(?:{_MEASURE}) an? (?:{_UNIT})\b|{_ONE}|{_A}", "per"),
     _prose(r"\bdoors?\b", "argument checks, bindings"),
     _prose(r"(?<!import )(?<!import-)(?<!Zipf's )\blaws?\b", "target distribution"),
     _prose(r"\bworth\b(?! \w+ing\b)", "slot weight, value"),
@@ -253,7 +251,7 @@ def _bound_names(path: str, tree: ast.AST) -> Iterator[Finding]:
 
 def _cpp(path: str, source: str) -> Iterator[Finding]:
     blocks: list[Block] = []
-    lexer = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|[A-Za-z_]\w*", re.DOTALL)
+    lexer = re.compile(r"//[^\n]*|/\*.*?\*/|\"[^\" \n]* (?:\\.|[^\"\\\n])*\"|[A-Za-z_]\w*", re.DOTALL)
     for token in lexer.finditer(source):
         row, text = source.count("\n", 0, token.start()) + 1, token[0]
         if text[0] == "/":
