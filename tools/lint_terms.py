@@ -61,7 +61,7 @@ def _prose(pattern: str, instead: str, where: str = "") -> Rule:
 # Identifiers and their parts between underscores; `PlayedTurn` is looked at as `played_turn`.
 NAMES = [
     _name("doors?", "argument checks, bindings"),
-    _name("laws?", "target distribution"),
+    _name("(?<!import_)laws?", "target distribution"),
     _name("worth", "slot weight"),
     _name("listed", "top_m", r"core/|engines|kernels|csrc|reference|evaluate"),
     _name("said", "output tokens, logged"),
@@ -120,7 +120,7 @@ PROSE = [
 
 ALLOWED = [
     Allowed(r"tools/lint_terms\.py|tests/test_terms\.py", "", "", "the rules and their samples name the terms"),
-    Allowed(r"", r"^test_import_law$|^laws?$", r"test_import_law", "the rule of who may import whom"),
+    Allowed(r"test_import_law", r"(?i)law", "", "the rule of who may import whom"),
     Allowed(r"privacy|tests/data/|tiny_checkpoints", r"(?i)texts$|words", "", "texts to redact or to tokenize"),
     Allowed(r"benchmarks/privacy_texts\.py|data/sources/builtin\.py|tests/data/", "", r"[\"']", "planted texts"),
     Allowed(r"tests/", r"^WORDS$|words$", r"WORDS|bad[ _]words", "words of a language: of prompts, or forbidden ones"),
