@@ -72,7 +72,7 @@ def test_a_long_line_and_a_broken_link_are_found() -> None:
     assert broken_links(text, ROOT) == ["#no", "no.md"]
 
 
-def test_wrapping_keeps_lists_code_and_words() -> None:
+def test_wrapping_keeps_lists_and_code() -> None:
     long = "word " * 30
     text = f"# Title\n\n- {long}\n  more\n1. {long}\n\n```\n{long}\n```\n| {long}|\n"
     wrapped = tool.wrap(text)

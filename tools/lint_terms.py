@@ -82,8 +82,8 @@ NAMES = [
 _UNIT = (
     "answer|batch|bin|block|call|candidate|cell|child|column|conversation|core|cpu|device|document|domain|draw|element|engine|"
     "epoch|file|gpu|group|head|job|kernel|key|layer|level|line|machine|message|minute|model|multiprocessor|node|operation|pass|"
-    "path|place|position|process|prompt|question|rank|record|repeat|request|round|row|run|sample|second|sequence|server|"
-    "setting|shape|slot|step|task|team|test|thread|token|turn|update|value|warp|worker"
+    "path|place|position|process|prompt|question|rank|record|repeat|request|round|row|run|sample|second|sequence|server|setting|"
+    "set(?! of)|shape|slot|step|task|team|test|thread|token|turn|update|value|warp|worker"
 )
 _MEASURE = (
     "bits|bytes|candidates|children|chunks|documents|entries|forwards|heads|keys|layers|lengths|levels|means|nodes|numbers|"
@@ -122,9 +122,9 @@ ALLOWED = [
     Allowed(r"tools/lint_terms\.py|tests/test_terms\.py", "", "", "the rules and their samples name the terms"),
     Allowed(r"test_import_law", r"(?i)law", "", "the rule of who may import whom"),
     Allowed(r"privacy|tests/data/|tiny_checkpoints", r"(?i)texts$|words", "", "texts to redact or to tokenize"),
-    Allowed(r"benchmarks/privacy_texts\.py|data/sources/builtin\.py|tests/data/", "", r"[\"']", "planted texts"),
+    Allowed(r"privacy_texts|builtin|word_problems|tests/data/", "", r"[\"']", "planted texts and questions"),
     Allowed(r"tests/", r"^WORDS$|words$", r"WORDS|bad[ _]words", "words of a language: of prompts, or forbidden ones"),
-    Allowed(r"engines/vllm|tests/engines", r"(?i)bad_words", "", "vLLM's parameter"),
+    Allowed(r"vllm|tests/engines|wrap_markdown", r"(?i)bad_words|long_words", "", "parameters of vLLM and textwrap"),
     Allowed(r"core/rng\.py|murmur\.py|philox", r"words", "", "the 32-bit words of a counter-based generator"),
     Allowed(r"csrc/|tests/kernels/cuda", r"[Ww]ords", "", "machine words of a copy or of a warp's exchange"),
     Allowed(r"", r"stride", r"output_stride|accept_stride|\.stride\b", "engines' names, a tensor's stride"),
