@@ -35,10 +35,12 @@ def _wrapped(lines: list[str]) -> list[str]:
     item = ITEM.match(lines[0])
     first = item[0] if item else re.match(r"\s*", lines[0])[0]  # type: ignore[index]  # it always matches
     body = " ".join([lines[0][len(first) :].strip(), *(line.strip() for line in lines[1:])])
+    body = re.sub(r"`[^`]+`", lambda code: code[0].replace(" ", "\0"), body)  # code is not broken
     rest = " " * len(first)
-    return textwrap.wrap(
+    wrapped = textwrap.wrap(
         body, WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
     )
+    return [line.replace("\0", " ") for line in wrapped]
 
 
 def main() -> None:
