@@ -1,6 +1,7 @@
 // Splits attention into tasks (request, key head, block of queries, stretch of keys) and runs them on torch's threads.
-#include <eagle/attention.h>
-#include <eagle/ffi_checks.h>
+#include "attention.h"
+
+#include <bindings/checks.h>
 #include <tvm/ffi/optional.h>
 
 #include <memory>

@@ -1,5 +1,5 @@
 // What the library says about itself.
-#include <eagle/ffi_checks.h>
+#include <bindings/checks.h>
 
 #include "parallel.h"
 

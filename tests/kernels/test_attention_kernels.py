@@ -137,7 +137,7 @@ def test_the_result_depends_neither_on_threads_nor_on_the_batch(dtype: torch.dty
         assert torch.equal(alone, together[i * 8 : i * 8 + 8])
 
 
-def test_doors(path: str) -> None:
+def test_argument_checks(path: str) -> None:
     case, words, _, q = plain_case([20, 30], 4)
     good = dict(
         q=q,

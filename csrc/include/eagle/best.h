@@ -10,7 +10,7 @@ namespace eagle {
 constexpr int kCollected = 2048;  // items that a block holds at once
 
 struct BestScratch {  // shared by the team
-  uint64_t best[kMaxListed];
+  uint64_t best[kMaxTopM];
   uint64_t keys[kCollected];
   uint32_t length;
 };

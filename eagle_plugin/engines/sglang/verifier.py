@@ -21,7 +21,7 @@ from eagle_plugin.engines.sglang.round import Round
 from eagle_plugin.engines.sglang.targets import transform_logits
 from eagle_plugin.kernels.kv import compact_kv
 from eagle_plugin.kernels.sampling import Proposals, verify_tree
-from eagle_plugin.kernels.tree_links import sibling_links
+from eagle_plugin.kernels.tree import sibling_links
 
 
 @dataclass

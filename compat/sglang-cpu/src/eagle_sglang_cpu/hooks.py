@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from eagle_plugin.kernels import elementwise
+from eagle_sglang_cpu import elementwise
 
 ATTENTION_FALLBACK = "sglang.srt.arg_groups.overrides._attention_backend_platform_fallbacks"
 GATHER_SPEC_EXTRAS = "sglang.kernels.ops.speculative.gather_spec_extras.gather_spec_extras"

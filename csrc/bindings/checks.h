@@ -1,4 +1,4 @@
-// Checks at the door: every tensor that a kernel receives is compared with the dtype and the shape it must have.
+// Argument checks: every tensor that a kernel receives is compared with the dtype, shape and device it must have.
 #pragma once
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/error.h>

@@ -1,14 +1,13 @@
 // Norm, activation and rotary positions in one pass each. Torch runs them as chains of five to ten operations, which on
 // a small batch cost more than the arithmetic. Roundings follow the chains: what they round between two operations is
 // rounded here too, so bf16 results differ from them only where the order of a sum does.
-#include <eagle/ffi_checks.h>
-#include <eagle/simd.h>
+#include <bindings/checks.h>
+#include <cpu/parallel.h>
+#include <cpu/simd.h>
 
 #include <cmath>
 #include <type_traits>
 #include <vector>
-
-#include "parallel.h"
 
 namespace eagle {
 namespace {
