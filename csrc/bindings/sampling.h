@@ -67,7 +67,7 @@ struct VerifyTreeCall {
   int32_t *index, *lengths;
   int64_t* out;
   int64_t b;
-  int32_t width, vocabulary, rows, top_m, numbers, max_accept_length;
+  int32_t width, vocabulary, rows, top_m, num_uniforms, max_accept_length;
   bool chained;  // each filter looks at what the one before it left
   DLDevice device;
 
@@ -78,7 +78,7 @@ struct VerifyTreeCall {
     const ProposalTable proposals{q_tokens + proposal, q_weights + proposal, rows, top_m};
     const int32_t length =
         verify_tree(team, histogram, tree, logits + node * step, step, vocabulary, params.row(i), chained, proposals,
-                    uniforms + numbers * to, numbers, max_accept_length, index + to, out + to);
+                    uniforms + num_uniforms * to, num_uniforms, max_accept_length, index + to, out + to);
     if (team.rank() == 0) lengths[i] = length;
   }
 };
@@ -196,15 +196,15 @@ inline void verify_tree(TensorView tokens, TensorView parents, TensorView draws,
   check(index, "index", kI32, {b, kAny});
   const int64_t max_accept_length = index.size(1);
   check(uniforms, "uniforms", kF64, {b, max_accept_length, kAny});
-  const int64_t numbers = uniforms.size(2);
+  const int64_t num_uniforms = uniforms.size(2);  // per node
   check(lengths, "lengths", kI32, {b});
   check(out, "out", kI64, {b, max_accept_length});
   if (width < 1) TVM_FFI_THROW(ValueError) << "tokens has 0 nodes per request, wanted at least the root: add node 0";
   if (max_accept_length < 1) {
     TVM_FFI_THROW(ValueError) << "max_accept_length is 0, wanted at least 1: the bonus token needs a place";
   }
-  if (numbers < 1 || numbers > kMaxSampled + 1) {
-    TVM_FFI_THROW(ValueError) << "uniforms has " << numbers << " numbers per node, wanted 1 to " << kMaxSampled + 1
+  if (num_uniforms < 1 || num_uniforms > kMaxSampled + 1) {
+    TVM_FFI_THROW(ValueError) << "uniforms has " << num_uniforms << " numbers per node, wanted 1 to " << kMaxSampled + 1
                               << ": one for each sampled child to test and one to draw with";
   }
   if (vocabulary < 1 || vocabulary > INT32_MAX) {
@@ -236,7 +236,7 @@ inline void verify_tree(TensorView tokens, TensorView parents, TensorView draws,
                      static_cast<int32_t>(vocabulary),
                      static_cast<int32_t>(rows),
                      static_cast<int32_t>(top_m),
-                     static_cast<int32_t>(numbers),
+                     static_cast<int32_t>(num_uniforms),
                      static_cast<int32_t>(max_accept_length),
                      chained,
                      tokens.device()});

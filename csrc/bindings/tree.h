@@ -14,8 +14,8 @@ using tvm::ffi::Optional;
 
 struct TopkCall {
   const void* logits;
-  DLDataType dtype;  // float32, bfloat16 or float16
-  int64_t stride;    // elements from one row to the next
+  DLDataType dtype;    // float32, bfloat16 or float16
+  int64_t row_stride;  // elements from one row to the next
   float* logp;
   int64_t* index;
   int64_t rows;
@@ -106,7 +106,7 @@ namespace bindings {
 
 inline void topk_log_softmax(TensorView logits, TensorView logp, TensorView index) {
   const DLDataType dtype = logits.dtype();
-  const int64_t stride = check_rows(logits, "logits", dtype, {kAny, kAny});
+  const int64_t row_stride = check_rows(logits, "logits", dtype, {kAny, kAny});
   const int64_t rows = logits.size(0), vocabulary = logits.size(1);
   check(logp, "logp", kF32, {rows, kAny});
   const int64_t k = logp.size(1);
@@ -124,7 +124,7 @@ inline void topk_log_softmax(TensorView logits, TensorView logp, TensorView inde
                              << ", wanted float32, bfloat16 or float16: convert it with .to()";
   }
   if (rows == 0) return;
-  run(TopkCall{logits.data_ptr(), dtype, stride, ptr<float>(logp), ptr<int64_t>(index), rows,
+  run(TopkCall{logits.data_ptr(), dtype, row_stride, ptr<float>(logp), ptr<int64_t>(index), rows,
                static_cast<int32_t>(vocabulary), static_cast<int32_t>(k), logits.device()});
 }
 
@@ -202,7 +202,7 @@ inline void select_tree(TensorView table_scores, TensorView table_tokens, Tensor
   check(tokens, "tokens", kI64, {b, kAny});
   const int64_t width = tokens.size(1);
   if (width < 1 || width > kMaxWidth) {
-    TVM_FFI_THROW(ValueError) << "width is " << width << ", wanted 1 to 64: ancestors are one 64-bit word per node";
+    TVM_FFI_THROW(ValueError) << "width is " << width << ", wanted 1 to 64: ancestors are one 64-bit bitmask per node";
   }
   check(parents, "parents", kI32, {b, width});
   check(depths, "depths", kI32, {b, width});

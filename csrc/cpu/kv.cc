@@ -1,4 +1,4 @@
-// Moves rows of the paged cache. Everything is checked before the first byte is written.
+// Moves rows of the paged cache. All slots are checked before the first byte is written.
 #include <bindings/kv.h>
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// What the library says about itself.
+// Facts about the library: instruction set and OpenMP runtime.
 #include <bindings/checks.h>
 
 #include "parallel.h"

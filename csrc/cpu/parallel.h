@@ -44,11 +44,10 @@ inline std::string openmp_library() {
 }
 
 // Calls f(task) for every task in [0, tasks). Threads take the next task from a counter, so that a core which another
-// process slows down takes fewer. f must not throw. `worth` false: the calling thread does
-// all tasks.
+// process slows down takes fewer. f must not throw. Unless `parallel`, the calling thread does all tasks.
 template <class F>
-void parallel_for(int64_t tasks, bool worth, F&& f) {
-  int threads = worth && tasks > 1 ? max_threads() : 1;
+void parallel_for(int64_t tasks, bool parallel, F&& f) {
+  int threads = parallel && tasks > 1 ? max_threads() : 1;
   if (threads > tasks) threads = static_cast<int>(tasks);
   if (threads <= 1) {
     for (int64_t task = 0; task < tasks; ++task) f(task);

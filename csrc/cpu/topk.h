@@ -125,16 +125,17 @@ inline void merge(const Segment* segments, int64_t count, int k, float* logp, in
   }
 }
 
-// logits [rows, vocabulary], rows `stride` elements apart; logp and index [rows, k].
+// logits [rows, vocabulary], rows `row_stride` elements apart; logp and index [rows, k].
 template <class T>
-void topk_rows(const T* logits, int64_t stride, int64_t rows, int64_t vocabulary, int k, float* logp, int64_t* index) {
+void topk_rows(const T* logits, int64_t row_stride, int64_t rows, int64_t vocabulary, int k, float* logp,
+               int64_t* index) {
   const int64_t pieces = (vocabulary + kSegment - 1) / kSegment;
   thread_local std::vector<Segment> kept;  // grows to the largest call of a thread, and stays
   kept.resize(std::max(kept.size(), static_cast<size_t>(rows * pieces)));
   Segment* segments = kept.data();
   parallel_for(rows * pieces, rows * vocabulary > kMinParallelLogits, [&](int64_t task) {
     const int64_t row = task / pieces, begin = task % pieces * kSegment;
-    scan(logits + row * stride, begin, std::min<int64_t>(vocabulary, begin + kSegment), k, segments[task]);
+    scan(logits + row * row_stride, begin, std::min<int64_t>(vocabulary, begin + kSegment), k, segments[task]);
   });
   for (int64_t row = 0; row < rows; ++row) {
     merge(segments + row * pieces, pieces, k, logp + row * k, index + row * k);

@@ -6,7 +6,7 @@ namespace eagle {
 
 void run(const TopkCall& call) {
   const auto rows = [&](auto* logits) {
-    cpu::topk_rows(logits, call.stride, call.rows, call.vocabulary, call.k, call.logp, call.index);
+    cpu::topk_rows(logits, call.row_stride, call.rows, call.vocabulary, call.k, call.logp, call.index);
   };
   if (same(call.dtype, kF32)) rows(static_cast<const float*>(call.logits));
   if (same(call.dtype, kBF16)) rows(static_cast<const simd::BFloat16*>(call.logits));

@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kRowThreads) topk_kernel(TopkCall call) {
   __shared__ BlockTeam::Exchange exchange;
   __shared__ BestScratch scratch;
   const int64_t i = blockIdx.x;
-  const LogitsRow<T> row(static_cast<const T*>(call.logits) + i * call.stride, call.vocabulary);
+  const LogitsRow<T> row(static_cast<const T*>(call.logits) + i * call.row_stride, call.vocabulary);
   topk_log_softmax(BlockTeam(exchange), scratch, row, call.k, call.logp + i * call.k, call.index + i * call.k);
 }
 

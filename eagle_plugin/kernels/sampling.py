@@ -195,13 +195,13 @@ def _check_tree(
     check(proposals.tokens, "proposals.tokens", torch.int64, (b, ANY, ANY))
     check(proposals.weights, "proposals.weights", torch.float32, tuple(proposals.tokens.shape))
     check(uniforms, "uniforms", torch.float64, (b, max_accept_length, ANY))
-    numbers, vocabulary, rows = uniforms.shape[2], logits.shape[1], proposals.tokens.shape[1]
+    num_uniforms, vocabulary, rows = uniforms.shape[2], logits.shape[1], proposals.tokens.shape[1]
     if width < 1:
         raise ValueError("tokens has 0 nodes per request, wanted at least the root: add node 0")
-    if not 1 <= numbers <= MAX_SAMPLED + 1:
+    if not 1 <= num_uniforms <= MAX_SAMPLED + 1:
         raise ValueError(
-            f"uniforms has {numbers} numbers per node, wanted 1 to {MAX_SAMPLED + 1}: one for each sampled child to "
-            "test and one to draw with"
+            f"uniforms has {num_uniforms} numbers per node, wanted 1 to {MAX_SAMPLED + 1}: one for each sampled child "
+            "to test and one to draw with"
         )
     if vocabulary < 1:
         raise ValueError(f"logits has a vocabulary of {vocabulary}, wanted 1 to 2^31 - 1: pass the target's logits")

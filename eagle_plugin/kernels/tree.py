@@ -1,4 +1,4 @@
-"""Growth and selection of the draft tree, and its links: native on the CPU and on CUDA, the torch oracle elsewhere.
+"""Levels, selection and links of the draft tree: native on the CPU and on CUDA, the torch oracle elsewhere.
 
 The functions have the names, shapes and results of `core.tree` and `core.links`; TypeError and ValueError name a wrong
 input. Values are checked on the CPU only: on CUDA that would wait for the device.
@@ -77,7 +77,7 @@ def select_tree(table: CandidateTable, root_tokens: Tensor, width: int) -> Draft
     root alone on CUDA.
     """
     if not 1 <= width <= MAX_WIDTH:
-        raise ValueError(f"width is {width}, wanted 1 to 64: ancestors are one 64-bit word per node")
+        raise ValueError(f"width is {width}, wanted 1 to 64: ancestors are one 64-bit bitmask per node")
     native = function("select_tree", root_tokens.device.type)
     if native is None:
         _check_table(table, root_tokens.shape[0])

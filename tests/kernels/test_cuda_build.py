@@ -55,7 +55,7 @@ def test_no_kernel_spills(library: Path) -> None:
     kernels = re.findall(r"Function (\S+):\s+REG:(\d+) STACK:(\d+)", usage)
     assert len(kernels) >= len(ARCHS) * len(KERNELS)
     for name, registers, stack in kernels:
-        assert int(registers) <= 64, name  # 1024 threads a block
+        assert int(registers) <= 64, name  # 1024 threads per block
         # propose holds 128 doubles, verify_tree the shares that the refusals of a node have taken
         bound = 1200 if "propose_kernel" in name else 128 if "13verify_kernel" in name else 16
         assert int(stack) <= bound, name

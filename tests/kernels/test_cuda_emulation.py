@@ -83,7 +83,7 @@ def test_a_missing_barrier_is_caught(emulated: Path, without_a_barrier: Path, tm
     for order, block in RUNS:
         done = run_kernel_tests(library, order, block, "-x")
         if "FAILED" in done.stdout:
-            assert "test_growth_and_selection" in done.stdout
+            assert "test_levels_and_selection" in done.stdout
             return
     pytest.fail("the barrier's absence was not noticed")
 
@@ -192,8 +192,8 @@ def sampling_calls(seed: int) -> Iterator[tuple[str, tuple[object, ...], list[to
     num_sampled = len(slot_weights)
     params = [pick(0.3, 1, 2), pick(1, 5, 2**30, dtype=torch.int32), pick(0.5, 0.9, 1), pick(0, 0.1)]
     keys, counters = torch.randint(-(2**62), 2**62, (2, b), generator=gen)
-    numbers = torch.empty(b, 2 * max_accept_length + num_sampled, dtype=torch.float64)
-    yield "uniforms", (keys, counters, 5), [numbers]
+    flat_uniforms = torch.empty(b, 2 * max_accept_length + num_sampled, dtype=torch.float64)
+    yield "uniforms", (keys, counters, 5), [flat_uniforms]
 
     logits = torch.randn(b, vocabulary, generator=gen).mul(3).round()  # full of ties
     logp, index = tree.topk_log_softmax(logits, top_m)
@@ -204,7 +204,8 @@ def sampling_calls(seed: int) -> Iterator[tuple[str, tuple[object, ...], list[to
         torch.empty(b, top_m, dtype=torch.int64),
         torch.empty(b, top_m),
     ]
-    yield "propose", (logp, index, *params, numbers[:, -num_sampled:].contiguous(), 0, 1, None, slot_weights), children
+    drawn = flat_uniforms[:, -num_sampled:].contiguous()
+    yield "propose", (logp, index, *params, drawn, 0, 1, None, slot_weights), children
 
     parents = random_parents(b, width, gen)
     tokens = children[1].repeat(1, width)[:, :width].contiguous()
@@ -216,6 +217,6 @@ def sampling_calls(seed: int) -> Iterator[tuple[str, tuple[object, ...], list[to
         torch.empty(b, dtype=torch.int32),
         torch.empty(b, max_accept_length, dtype=torch.int64),
     ]
-    pairs = numbers[:, : 2 * max_accept_length].reshape(b, max_accept_length, 2).contiguous()
+    pairs = flat_uniforms[:, : 2 * max_accept_length].reshape(b, max_accept_length, 2).contiguous()
     chained = seed % 2 == 1
     yield "verify_tree", (tokens, parents, draws, target, *params, *proposals, pairs, chained), accepted

@@ -1,4 +1,4 @@
-"""The sampling kernels against the oracles: distributions with ties and infinities, the drawn children, the random numbers."""
+"""The sampling kernels against the oracles: ties and infinities, the drawn children, the random numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import scipy.stats
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_cases import prop, random_parents, words_of
+from kernel_cases import ancestor_bitmasks, prop, random_parents
 from torch import Tensor
 
 from eagle_plugin.core import propose as proposing
@@ -121,9 +121,9 @@ def test_infinite_and_missing_logits(filters: Filters) -> None:
     b=st.integers(1, 4),
     width=st.integers(1, 40),
     vocab=st.sampled_from([5, 70, 600]),
-    numbers=st.integers(1, 5),
+    num_uniforms=st.integers(1, 5),
 )
-def test_walks_are_the_oracles(filters: Filters, seed: int, b: int, width: int, vocab: int, numbers: int) -> None:
+def test_walks_are_the_oracles(filters: Filters, seed: int, b: int, width: int, vocab: int, num_uniforms: int) -> None:
     gen = torch.Generator().manual_seed(seed)
     parents = random_parents(b, width, gen)
     rows, top_m = 4, 5
@@ -141,10 +141,10 @@ def test_walks_are_the_oracles(filters: Filters, seed: int, b: int, width: int, 
             row, order = drawn.setdefault(parent, fresh)
             if order:
                 draws[i, node], tokens[i, node] = row, q_tokens[i, row, order.pop()]
-    tree = DraftTree(tokens, parents, torch.zeros_like(parents), words_of(parents), draws)
+    tree = DraftTree(tokens, parents, torch.zeros_like(parents), ancestor_bitmasks(parents), draws)
     proposals = Proposals(q_tokens, q / q.sum(dim=2, keepdim=True))
     logits, params = 2 * torch.randn(b * width, vocab, generator=gen), random_params(b, vocab, gen)
-    u = torch.rand(b, 6, numbers, generator=gen, dtype=torch.float64)
+    u = torch.rand(b, 6, num_uniforms, generator=gen, dtype=torch.float64)
     functions = (sampling.verify_tree, verifying.verify_tree)
     found, wanted = (f(tree, logits, params, proposals, u, 6, filters=filters) for f in functions)
     for name, x, y in zip(found._fields, found, wanted, strict=True):
@@ -220,8 +220,8 @@ def test_uniforms_are_philox(keys: list[int], counter: int, stream: int) -> None
 
 def test_philox_known_answer() -> None:
     """The first of the known-answer vectors of Random123 (kat_vectors, philox4x32-10, counter and key zero)."""
-    words = rng._philox([torch.zeros(1, 1, dtype=torch.int64)] * 4, [torch.zeros(1, 1, dtype=torch.int64)] * 2)
-    assert [int(word) for word in words] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    output = rng._philox([torch.zeros(1, 1, dtype=torch.int64)] * 4, [torch.zeros(1, 1, dtype=torch.int64)] * 2)
+    assert [int(word) for word in output] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
 
 def test_uniforms_are_uniform_and_independent_of_the_batch() -> None:
@@ -255,7 +255,7 @@ def test_greedy_walks_are_the_greedy_oracles(
     tokens = torch.randint(0, vocab, (b, width), generator=gen)
     logits = torch.randn(b * width, vocab, generator=gen).round()
     none = torch.full_like(parents, -1)
-    drafted = DraftTree(tokens, parents, none, words_of(random_parents(b, width, gen)), none)
+    drafted = DraftTree(tokens, parents, none, ancestor_bitmasks(random_parents(b, width, gen)), none)
     one = torch.ones(b)
     params = SamplingParams(one, one.int(), one, 0 * one)
     u = torch.rand(b, max_accept_length, 1, generator=gen, dtype=torch.float64)

@@ -77,7 +77,7 @@ def test_topk_of_a_broken_head(value: float) -> None:
     st.booleans(),
     st.booleans(),
 )
-def test_growth_and_selection(
+def test_levels_and_selection(
     seed: int, b: int, beam: int, k: int, depth: int, width: int, ties: bool, drawn: bool
 ) -> None:
     gen = torch.Generator().manual_seed(seed)

@@ -53,14 +53,14 @@ EAGLE_HD int32_t test_sampled(Team& team, const TargetDistribution& target, cons
   return tree.width;
 }
 
-// logits [width, vocabulary], rows `step` elements apart; uniforms [max_accept_length, numbers];
+// logits [width, vocabulary], rows `step` elements apart; uniforms [max_accept_length, num_uniforms];
 // index[max_accept_length] and out[max_accept_length] are filled to their end. Returns the accept length. Parents are
 // compared and never followed, so no value in the tree can lead the walk out of bounds. A child whose draw names no
 // proposal row is never accepted.
 template <class Team>
 EAGLE_HD int32_t verify_tree(Team& team, Histogram& histogram, const DraftRow& tree, const float* logits, int64_t step,
                              int32_t vocabulary, const SamplingRow& params, bool chained,
-                             const ProposalTable& proposals, const double* uniforms, int32_t numbers,
+                             const ProposalTable& proposals, const double* uniforms, int32_t num_uniforms,
                              int32_t max_accept_length, int32_t* index, int64_t* out) {
   const bool greedy = params.top_k == 1;
   int32_t current = 0, length = 0;
@@ -71,11 +71,11 @@ EAGLE_HD int32_t verify_tree(Team& team, Histogram& histogram, const DraftRow& t
     const bool inner = length + 1 < max_accept_length;
     int32_t child = tree.width;
     if (!greedy) {
-      const double* u = uniforms + length * numbers;
+      const double* u = uniforms + length * num_uniforms;
       ProposalRow q{nullptr, nullptr, 0, 0, {}};
-      if (inner) child = test_sampled(team, target, tree, current, proposals, u, numbers - 1, q);
-      token =
-          child < tree.width ? static_cast<int32_t>(tree.tokens[child]) : draw_token(team, target, q, u[numbers - 1]);
+      if (inner) child = test_sampled(team, target, tree, current, proposals, u, num_uniforms - 1, q);
+      token = child < tree.width ? static_cast<int32_t>(tree.tokens[child])
+                                 : draw_token(team, target, q, u[num_uniforms - 1]);
     }
     if (child == tree.width && inner) child = find_child(team, tree, current, -1, false, greedy, token);
     if (team.rank() == 0) {

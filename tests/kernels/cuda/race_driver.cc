@@ -87,7 +87,8 @@ void grow_and_walk() {
 
   Tensor<int64_t> roots({b}), tree_ids({b, width}), tree_ancestors({b, width});
   Tensor<int32_t> parents({b, width}), depths({b, width}), draws({b, width});
-  select_tree(table_scores, table_ids, table_parents, table_draws, roots, tree_ids, parents, depths, tree_ancestors, draws);
+  select_tree(table_scores, table_ids, table_parents, table_draws, roots, tree_ids, parents, depths, tree_ancestors,
+              draws);
 
   Tensor<int32_t> accepted({b, 4}), lengths({b});
   Tensor<float> cache({b * width, 3, 5}, 1000), more({4, 3, 5}, 10);
@@ -116,17 +117,17 @@ void sample() {
   min_ps.values = {0, 0.1f};
   top_ks.values = {100, 1000};
   Tensor<int64_t> keys({b}, 3), counters({b}, 3);
-  Tensor<double> numbers({b, 2 * max_accept_length}), pairs({b, max_accept_length, 2}), drawn({b, 2});
-  uniforms(keys, counters, 1, numbers);
-  pairs.values = numbers.values;
+  Tensor<double> flat_uniforms({b, 2 * max_accept_length}), node_uniforms({b, max_accept_length, 2}), drawn({b, 2});
+  uniforms(keys, counters, 1, flat_uniforms);
+  node_uniforms.values = flat_uniforms.values;
   drawn.values = {0.3, 0.9, 0.1, 0.5};
 
   Tensor<float> draft({b, vocabulary}, 20), logp({b, top_m}), q_weights({b, top_m}), child_logp({b, k});
   Tensor<int64_t> index({b, top_m}), q_tokens({b, top_m}), child_tokens({b, k});
   Tensor<int32_t> child_draws({b, k});
   topk_log_softmax(draft, logp, index);
-  propose(logp, index, temperatures, top_ks, top_ps, min_ps, drawn, 0, 1, nullptr, tvm::ffi::Array<double>{0.4, 0.12}, child_logp, child_tokens,
-          child_draws, q_tokens, q_weights);
+  propose(logp, index, temperatures, top_ks, top_ps, min_ps, drawn, 0, 1, nullptr, tvm::ffi::Array<double>{0.4, 0.12},
+          child_logp, child_tokens, child_draws, q_tokens, q_weights);
 
   Tensor<float> target({b * width, vocabulary}, 20), weights({b, 1, top_m});
   Tensor<int64_t> tokens({b, width}), top_m_tokens({b, 1, top_m}), out({b, max_accept_length});
@@ -140,8 +141,8 @@ void sample() {
     parents.values[i] = node < 5 ? static_cast<int32_t>(node > 0) - 1 : 1;
   }
   for (const bool chained : {false, true}) {
-    verify_tree(tokens, parents, draws, target, temperatures, top_ks, top_ps, min_ps, top_m_tokens, weights, pairs,
-                chained, accepted, lengths, out);
+    verify_tree(tokens, parents, draws, target, temperatures, top_ks, top_ps, min_ps, top_m_tokens, weights,
+                node_uniforms, chained, accepted, lengths, out);
   }
 }
 

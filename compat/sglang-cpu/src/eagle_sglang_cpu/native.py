@@ -1,7 +1,7 @@
 """The C++ functions of this distribution: built on first use from csrc/, against the headers of eagle-plugin.
 
 EAGLE_KERNELS and EAGLE_CACHE_DIR mean what eagle_plugin.kernels.loader says, except that nothing is shipped: with
-EAGLE_KERNELS=aot the torch path runs. EAGLE_SGLANG_CPU_LIBRARY is the path of a file to load instead (sanitizer builds).
+EAGLE_KERNELS=aot the torch path runs. EAGLE_SGLANG_CPU_LIBRARY is the path of a file to load instead (for sanitizers).
 """
 
 import functools
