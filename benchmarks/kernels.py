@@ -4,8 +4,8 @@
 
 The floor of a call is the longer of two times of this machine: to copy half as many bytes as the call reads and writes
 (a copy reads and writes each byte, from whatever cache holds so many), and to multiply as much as it does in torch's
-matrix product. Ours and the alternative run in turns, and a figure is the shortest of its runs, in CPU time where there
-is one thread: so a busy neighbour counts as little as can be. Both results are compared before they are timed.
+matrix product. Ours and the alternative run in turns. The time of a call is its shortest run, in CPU time if there is
+one thread, so that other processes disturb it little. Both results are compared before they are timed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from eagle_plugin.bench.machine import describe_machine
 from eagle_plugin.core import tree as tree_oracle
 from eagle_plugin.core import verify as verify_oracle
 from eagle_plugin.core.policy import NUM_SAMPLED
-from eagle_plugin.kernels import kv, sampling, tree, verify
+from eagle_plugin.kernels import kv, sampling, tree
 from eagle_plugin.kernels.attention import tree_attention
 from eagle_plugin.kernels.loader import backend
 
@@ -62,7 +62,7 @@ class Setting(NamedTuple):
 
 
 def shortest(calls: list[Call], seconds: float) -> list[float]:
-    """Return the least seconds of each call, run in turns; a short call is repeated until the clock can tell."""
+    """Return the least seconds of each call, run in turns; a short call is repeated until the clock can measure it."""
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     best, inner = [float("inf")] * len(calls), []
     for call in calls:
@@ -89,7 +89,7 @@ def copy_seconds(bytes_: int) -> float:
 
 @functools.cache
 def product_rate(dtype: torch.dtype) -> float:
-    """Multiply-adds, counted as two, a second of the better of float32 and this dtype."""
+    """Multiplications and additions per second of a matrix product, the better of float32 and this dtype."""
     calls: list[Call] = []
     for kind in {torch.float32, dtype}:
         a = torch.randn(512, 512).to(kind)
@@ -102,7 +102,7 @@ def floor(row: Row, dtype: torch.dtype) -> float:
 
 
 def attention_rows(s: Setting) -> Iterator[Row]:
-    """`tree_attention` in place, against gathering the pages for torch's SDPA with a group's rows as one block."""
+    """`tree_attention` on the paged cache, against torch's SDPA on gathered pages, a group's rows as one block."""
     group, scale = s.heads // s.kv_heads, s.dim**-0.5
     for context in s.contexts:
         for nodes in s.nodes:
@@ -111,12 +111,12 @@ def attention_rows(s: Setting) -> Iterator[Row]:
             keys, values = (torch.randn(2 * slots, s.kv_heads, s.dim).to(s.dtype) for _ in range(2))
             table = torch.randperm(2 * slots)[:slots].int().view(1, slots)
             row, prefix = torch.zeros(1, dtype=torch.int64), torch.tensor([context])
-            words = -1 ^ (-2 << torch.arange(nodes))[None]  # a chain: node i sees nodes 0 to i
+            ancestors = -1 ^ (-2 << torch.arange(nodes))[None]  # a chain: node i sees nodes 0 to i
             mask = torch.ones(nodes, slots, dtype=torch.bool).tril(context).repeat_interleave(group, dim=0)
             index = table[0].long()
 
-            def ours(q=q, k=keys, v=values, table=table, row=row, prefix=prefix, words=words) -> Tensor:
-                return tree_attention(q, k, v, table, row, prefix, words, tail=words.shape[1], scale=scale)
+            def ours(q=q, k=keys, v=values, table=table, row=row, prefix=prefix, bits=ancestors) -> Tensor:
+                return tree_attention(q, k, v, table, row, prefix, bits, tail=bits.shape[1], scale=scale)
 
             def gathered(q=q, keys=keys, values=values, index=index, mask=mask) -> Tensor:
                 k, v = (x[index].transpose(0, 1)[None] for x in (keys, values))
@@ -132,16 +132,16 @@ def attention_rows(s: Setting) -> Iterator[Row]:
 
 
 def tree_rows(s: Setting) -> Iterator[Row]:
-    """Growth, selection and the greedy walk, against the oracles in torch."""
+    """Levels and selection, against the oracles in torch."""
     for b, beam, width in ((1, 4, 8), (32, 4, 16)):
         case = f"{b} x {width} nodes"
         candidates = tree.new_table(b, beam + beam * beam)
         first = torch.rand(b, 1, beam).log(), torch.randint(0, 999, (b, 1, beam))
         second = torch.rand(b, beam, beam).log(), torch.randint(0, 999, (b, beam, beam))
         frontier = tree.grow_level(candidates, 0, 1, *first, None, beam)
-        grow = (candidates, beam, 2, *second, frontier, beam)
-        ours: Call = functools.partial(tree.grow_level, *grow)
-        theirs: Call = functools.partial(tree_oracle.grow_level, *grow)
+        level = (candidates, beam, 2, *second, frontier, beam)
+        ours: Call = functools.partial(tree.grow_level, *level)
+        theirs: Call = functools.partial(tree_oracle.grow_level, *level)
         torch.testing.assert_close(tuple(ours()), tuple(theirs()))
         yield Row("grow_level", case, ours, "torch", theirs, b * beam * beam * 40)
         roots = torch.zeros(b, dtype=torch.int64)
@@ -150,11 +150,6 @@ def tree_rows(s: Setting) -> Iterator[Row]:
         drafted = ours()
         torch.testing.assert_close(tuple(drafted), tuple(theirs()))
         yield Row("select_tree", case, ours, "torch", theirs, b * (beam + beam * beam) * 20 + b * width * 28)
-        walk = (drafted.tokens, drafted.parents, torch.randint(0, 999, (b, width)), 3)
-        ours = functools.partial(verify.verify_greedy, *walk)
-        theirs = functools.partial(verify_oracle.verify_greedy, *walk)
-        torch.testing.assert_close(tuple(ours()), tuple(theirs()))
-        yield Row("verify_greedy", case, ours, "torch", theirs, b * width * 20)
         logits = torch.randn(b * beam, s.vocab)
 
         def sorted_top(logits: Tensor = logits, k: int = beam) -> tuple[Tensor, Tensor]:
@@ -182,7 +177,7 @@ def cache_rows(s: Setting) -> Iterator[Row]:
             for cache in caches:
                 verify_oracle.compact_rows(cache, window, index, lengths)
 
-        moved = 2 * 2 * b * row_bytes * len(caches)  # two rows a request and cache, read and written
+        moved = 2 * 2 * b * row_bytes * len(caches)  # two rows per request and cache, read and written
         ours: Call = functools.partial(kv.compact_kv, addresses, sizes, window, index, lengths)
         yield Row("compact_kv", f"{b} x 2 of {width} rows, {len(caches)} caches", ours, "torch", one_by_one, moved)
         slots = window.flatten()
@@ -199,7 +194,7 @@ def cache_rows(s: Setting) -> Iterator[Row]:
 def sampling_rows(s: Setting) -> Iterator[Row]:
     """The walk at several settings and the children of a node, against a torch sampler over all nodes.
 
-    Draws differ, so nothing is compared here; tests/kernels/test_sampling_kernels.py does that.
+    Draws differ, so nothing is compared here; tests/kernels/test_sampling_kernels.py compares.
     """
     settings = {
         "greedy": (1, 1.0),
@@ -207,31 +202,24 @@ def sampling_rows(s: Setting) -> Iterator[Row]:
         "T 0.8, top-p 0.95": (2**30, 0.95),
         "T 0.8, top-k 50": (50, 1.0),
     }
-    width, steps, listed = 8, 2, 128
+    width, steps, top_m = 8, 2, 128
     for b in (1, 32):
         logits = 3 * torch.randn(b * width, s.vocab)
         tree_of = tree.new_table(b, width)
         tree.grow_level(tree_of, 0, 1, torch.rand(b, 1, width).log(), torch.randint(0, 99, (b, 1, width)), None, 0)
         drafted = tree.select_tree(tree_of, torch.zeros(b, dtype=torch.int64), width)
         u = torch.rand(b, steps + 1, 1, dtype=torch.float64)
-        none = sampling.Proposals(torch.zeros(b, 0, 0, dtype=torch.int64), torch.zeros(b, 0, 0))
+        none, one = sampling.Proposals.none(b), torch.ones(b)
         for name, (top_k, top_p) in settings.items():
-            params = sampling.SamplingParams(
-                torch.full((b,), 0.8),
-                torch.full((b,), top_k, dtype=torch.int32),
-                torch.full((b,), top_p),
-                torch.zeros(b),
-            )
+            params = sampling.SamplingParams(0.8 * one, (top_k * one).int(), top_p * one, 0 * one)
             ours: Call = functools.partial(sampling.verify_tree, drafted, logits, params, none, u, steps + 1)
             theirs: Call = functools.partial(sampled_by_torch, logits, top_k, top_p)
             visited = int(ours().lengths.sum()) * s.vocab * 4
             yield Row("verify_tree", f"{b} x {width} nodes, {name}", ours, "torch sampler", theirs, visited)
-        logp, index = tree.topk_log_softmax(logits[: 4 * b], min(listed, s.vocab))
+        logp, index = tree.topk_log_softmax(logits[: 4 * b], min(top_m, s.vocab))
         rows = sampling.SamplingParams(*(values.repeat(4) for values in params))
-        ours = functools.partial(
-            sampling.propose, logp, index, rows, torch.rand(4 * b, NUM_SAMPLED, dtype=torch.float64), 4
-        )
-        ours = functools.partial(ours, first_row=0, rows_per_request=4)
+        u = torch.rand(4 * b, NUM_SAMPLED, dtype=torch.float64)
+        ours = functools.partial(sampling.propose, logp, index, rows, u, 4, first_row=0, rows_per_request=4)
         theirs = functools.partial(torch.multinomial, logp.exp(), 1)
         yield Row("propose", f"{4 * b} rows of {logp.shape[1]}", ours, "multinomial", theirs, logp.nbytes * 4)
 
@@ -272,10 +260,9 @@ def show(found: list[dict[str, Any]], title: str) -> None:
     shown.add_column("gain", justify="right")
     previous = ""
     for r in found:
-        times = f"{r['other_us'] / r['ours_us']:.1f}x"
-        speed = f"{100 * r['floor_us'] / r['ours_us']:.0f} %"
-        figures = (f"{r['ours_us']:.1f}", f"{r['floor_us']:.1f}", speed, f"{r['other_us']:.1f}")
-        shown.add_row(r["kernel"] if r["kernel"] != previous else "", r["case"], *figures, r["other"], times)
+        gain, share = f"{r['other_us'] / r['ours_us']:.1f}x", f"{100 * r['floor_us'] / r['ours_us']:.0f} %"
+        times = (f"{r['ours_us']:.1f}", f"{r['floor_us']:.1f}", share, f"{r['other_us']:.1f}")
+        shown.add_row(r["kernel"] if r["kernel"] != previous else "", r["case"], *times, r["other"], gain)
         previous = r["kernel"]
     Console(width=140).print(shown)
 
@@ -288,23 +275,17 @@ def main() -> None:
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 2048, 8192])
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 8, 16, 32, 64])
     parser.add_argument("--seconds", type=float, default=0.5, help="how long each line is measured")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements there too")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     setting = Setting(*SHAPES[options.shape], getattr(torch, options.dtype), options.contexts, options.nodes)
-    about = {
-        "date": datetime.date.today().isoformat(),
-        "cpu": describe_machine().cpu,
-        "threads": options.threads,
-        "shape": options.shape,
-        "dtype": options.dtype,
-        "kernels": backend(),
-    }
+    about = {"date": datetime.date.today().isoformat(), "cpu": describe_machine().cpu, "threads": options.threads}
+    about |= {"shape": options.shape, "dtype": options.dtype, "kernels": backend()}
     found = measure(setting, options.seconds)
     threads = "1 thread" if options.threads == 1 else f"{options.threads} threads"
-    words = (about["date"], about["cpu"], threads, options.shape, options.dtype, f"{about['kernels']} kernels")
-    show(found, ", ".join(map(str, words)))
+    title = (about["date"], about["cpu"], threads, options.shape, options.dtype, f"{about['kernels']} kernels")
+    show(found, ", ".join(map(str, title)))
     if options.json:
         options.json.write_text(json.dumps(about | {"rows": found}, indent=1) + "\n", encoding="utf-8")
 

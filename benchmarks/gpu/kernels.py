@@ -2,9 +2,9 @@
 
     python benchmarks/gpu/kernels.py [--shape llama-3-8b] [--dtype bfloat16] [--json FILE]
 
-A call is captured 20 times into one graph; a figure is the median of 30 replays divided by 20, in microseconds. The
-share of the copy bandwidth is of the bytes that a call must read and write once, against a copy of 512 MiB on the same
-GPU; what fits in its L2 cache can exceed 100 %. Without a CUDA device the exit code is 2.
+A call is captured 20 times into one graph; a time is the median of 30 replays divided by 20, in microseconds. "Of the
+copy bandwidth" compares the bytes that a call must read and write once, per second, with those of a copy of 512 MiB on
+the same GPU. Data that fits in the L2 cache can exceed 100 %. Without a CUDA device the exit code is 2.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from torch import Tensor
 
 from eagle_plugin.core.policy import NUM_SAMPLED
 from eagle_plugin.core.sampling import SamplingParams
-from eagle_plugin.kernels import sampling, tree, verify
+from eagle_plugin.kernels import sampling, tree
 from eagle_plugin.kernels.attention import tree_attention
 
 Call = Callable[[], Any]
 # heads, key heads, head_dim, vocabulary
 SHAPES = {"smollm2-135m": (9, 3, 64, 49152), "llama-3-8b": (32, 8, 128, 128256)}
 INNER, REPLAYS = 20, 30
-BEAM, WIDTH, STRIDE = 4, 16, 4  # a tree of two levels, 15 of its 20 candidates and the root
+BEAM, WIDTH, MAX_ACCEPT_LENGTH = 4, 16, 4  # a tree of two levels, 15 of its 20 candidates and the root
 
 
 class Row(NamedTuple):
     kernel: str
     case: str
-    bytes: int  # read or written, each once
+    bytes: int  # read or written, each counted once
     calls: dict[str, Call]  # ours first
 
 
@@ -65,7 +65,7 @@ def microseconds(call: Call) -> float:
 
 
 def copy_bandwidth() -> float:
-    """Bytes read and written a microsecond."""
+    """Bytes read and written per microsecond."""
     source = torch.ones(2**29, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.nbytes / microseconds(lambda: target.copy_(source))
@@ -83,12 +83,12 @@ def attention_rows(shape: tuple[int, int, int, int], dtype: torch.dtype, batches
                 table = torch.randperm(b * keys, device="cuda").int().view(b, keys)
                 row = torch.arange(b, device="cuda")
                 prefix = torch.full((b,), context, device="cuda")
-                words = (-1 ^ (-2 << torch.arange(nodes, device="cuda"))).repeat(b, 1)  # a chain
+                ancestors = (-1 ^ (-2 << torch.arange(nodes, device="cuda"))).repeat(b, 1)  # a chain
                 ours = functools.partial(
-                    tree_attention, q, k, v, table, row, prefix, words, tail=nodes, scale=dim**-0.5
+                    tree_attention, q, k, v, table, row, prefix, ancestors, tail=nodes, scale=dim**-0.5
                 )
                 calls: dict[str, Call] = {"ours": ours}
-                if theirs := flashinfer_attention(q, k, v, table, words, heads, kv_heads):
+                if theirs := flashinfer_attention(q, k, v, table, ancestors, heads, kv_heads):
                     calls["FlashInfer"] = theirs
                     torch.testing.assert_close(ours(), theirs(), rtol=2e-2, atol=2e-2)
                 moved = 2 * b * (keys * kv_heads + nodes * heads) * dim * dtype.itemsize
@@ -96,17 +96,17 @@ def attention_rows(shape: tuple[int, int, int, int], dtype: torch.dtype, batches
 
 
 def flashinfer_attention(
-    q: Tensor, k: Tensor, v: Tensor, table: Tensor, words: Tensor, heads: int, kv_heads: int
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor, ancestors: Tensor, heads: int, kv_heads: int
 ) -> Call | None:
     """Its paged prefill with a custom mask, planned ahead of the capture, as SGLang verifies a tree; page size 1."""
     try:
         import flashinfer
     except ImportError:
         return None
-    (b, keys), nodes = table.shape, words.shape[1]
+    (b, keys), nodes = table.shape, ancestors.shape[1]
     shifts = torch.arange(nodes, device="cuda")
     seen = torch.ones(b, nodes, keys, dtype=torch.bool, device="cuda")
-    seen[:, :, keys - nodes :] = (words[:, :, None] >> shifts) & 1 == 1
+    seen[:, :, keys - nodes :] = (ancestors[:, :, None] >> shifts) & 1 == 1
     steps = torch.arange(b + 1, dtype=torch.int32, device="cuda")
     workspace = torch.empty(2**28, dtype=torch.uint8, device="cuda")
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
@@ -172,22 +172,16 @@ def tree_rows(vocab: int, batches: list[int]) -> Iterator[Row]:
             calls["SGLang"] = theirs
         yield Row("select_tree", case, b * (table.scores.shape[1] * 20 + WIDTH * 28), calls)
 
-        targets = torch.randint(0, vocab, (b, WIDTH), **like)
-        calls = {"ours": functools.partial(verify.verify_greedy, drafted.tokens, drafted.parents, targets, STRIDE)}
         predicts = torch.zeros(b * WIDTH, dtype=torch.int32, **like)
-        accept = torch.full((b, STRIDE), -1, dtype=torch.int32, **like)
+        accept = torch.full((b, MAX_ACCEPT_LENGTH), -1, dtype=torch.int32, **like)
         count = torch.zeros(b, dtype=torch.int32, **like)
-        walked = (predicts, accept, count, drafted.tokens, nodes, children, siblings)
-        if greedy := sglang_kernel("tree", "verify_tree_greedy"):
-            calls["SGLang"] = functools.partial(greedy, *walked, targets)
-        yield Row("verify_greedy", case, b * WIDTH * 20, calls)
-        yield sampling_row(drafted, walked, vocab)
+        yield sampling_row(drafted, (predicts, accept, count, drafted.tokens, nodes, children, siblings), vocab)
 
 
 def sampling_row(drafted: tree.DraftTree, walked: tuple[Tensor, ...], vocab: int) -> Row:
-    """Verification at temperature 0.8, top-p 0.9: ours from logits, the engine's with the filters that come before.
+    """Verification at temperature 0.8, top-p 0.9: ours from logits, the engine's with the filters that it needs first.
 
-    The bytes are those of one node a request: random logits accept no child, and ours reads what it visits.
+    The bytes are those of one node per request: random logits accept no child, and ours reads the nodes that it visits.
     """
     b = drafted.tokens.shape[0]
     logits = torch.randn(b * WIDTH, vocab, device="cuda")
@@ -195,9 +189,9 @@ def sampling_row(drafted: tree.DraftTree, walked: tuple[Tensor, ...], vocab: int
     params = SamplingParams(0.8 * one, torch.full_like(one, vocab, dtype=torch.int32), 0.9 * one, 0 * one)
     none = torch.zeros(b, 1, 1, dtype=torch.int64, device="cuda")
     proposals = sampling.Proposals(none, none.float())
-    uniforms = torch.rand(b, STRIDE, NUM_SAMPLED + 1, dtype=torch.float64, device="cuda")
+    uniforms = torch.rand(b, MAX_ACCEPT_LENGTH, NUM_SAMPLED + 1, dtype=torch.float64, device="cuda")
     calls: dict[str, Call] = {
-        "ours": functools.partial(sampling.verify_tree, drafted, logits, params, proposals, uniforms, STRIDE)
+        "ours": functools.partial(sampling.verify_tree, drafted, logits, params, proposals, uniforms, MAX_ACCEPT_LENGTH)
     }
     sample = sglang_kernel("sampling", "tree_speculative_sampling_target_only")
     try:
@@ -221,7 +215,7 @@ def main() -> int:
     parser.add_argument("--shape", choices=SHAPES, default="llama-3-8b", help="whose heads and vocabulary")
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements there too")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print(

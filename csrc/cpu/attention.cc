@@ -1,6 +1,7 @@
-// Splits attention into tasks (request, key head, block of queries, stretch of keys) and runs them on torch's threads.
-#include <eagle/attention.h>
-#include <eagle/ffi_checks.h>
+// Splits attention into tasks (request, key head, block of queries, stretch of keys), which run on torch's threads.
+#include "attention.h"
+
+#include <bindings/checks.h>
 #include <tvm/ffi/optional.h>
 
 #include <memory>
@@ -15,8 +16,8 @@ namespace {
 
 constexpr int64_t kRowsPerTask = 64;  // rows (query x head) of a block of queries
 constexpr int64_t kKeysPerStretch =
-    128;                               // long prefixes are shared between threads in stretches of at least this length
-constexpr double kWorthThreads = 1e6;  // multiplications below which waking other threads costs more than it saves
+    128;  // long prefixes are shared between threads in stretches of at least this length
+constexpr double kMinParallelProducts = 1e6;  // multiplications; below, waking other threads costs more than it saves
 
 struct Group {  // rows that share keys: one block of queries of one request, for one key head
   const Query* queries;
@@ -51,8 +52,8 @@ struct Plan {
   int64_t rows;                   // of the largest group
   double work;
 
-  // An empty plan over `count` queries in the memory of the calling thread's last one: a call of a size that the thread
-  // has seen allocates nothing.
+  // An empty plan for `count` queries, in the memory of the calling thread's last plan: a call that is not larger than
+  // earlier ones of the thread allocates nothing.
   static Plan& begin(int64_t count) {
     thread_local Plan plan;
     plan.queries.resize(count);
@@ -63,7 +64,7 @@ struct Plan {
     return plan;
   }
 
-  // Adds the queries[first, first + count) of one request, whose keys [0, keys) stand in `slots`. The split depends on
+  // Adds the queries[first, first + count) of one request, whose keys are in `slots`. The split depends on
   // this request alone, never on the batch or on the number of threads, so that its result does not either.
   void add(const AttentionSpec& a, int64_t first, int64_t count, int64_t first_query, const int32_t* slots) {
     const int64_t block = std::max<int64_t>(1, kRowsPerTask / a.group);
@@ -105,7 +106,7 @@ void run(const AttentionSpec& a, Plan& plan) {
   std::atomic<bool> bad_slot{false};
   const int64_t scratch = Scratch::floats(rows, a.dim, a.dim_v);
 
-  parallel_for(tasks, plan.work > kWorthThreads, [&](int64_t task) {
+  parallel_for(tasks, plan.work > kMinParallelProducts, [&](int64_t task) {
     Group& g = plan.groups[plan.group_of[task]];
     float* own = workspace(1, scratch + part);
     auto partial = [&](float* at) { return Partial{at, at + rows * a.dim_v, at + rows * (a.dim_v + 1)}; };
@@ -205,17 +206,17 @@ void tree_attention(TensorView q, TensorView k, TensorView v, TensorView slot_ta
   check(rows, "rows", kI64, {b});
   check(prefix_lens, "prefix_lens", kI64, {b});
   if (tail < 0 || tail > 64) {
-    TVM_FFI_THROW(ValueError) << "tail is " << tail << ", wanted 0 to 64: ancestors are one 64-bit word per node";
+    TVM_FFI_THROW(ValueError) << "tail is " << tail << ", wanted 0 to 64: ancestors are one 64-bit bitmask per node";
   }
   Plan& plan = Plan::begin(b * nodes);
   for (int64_t i = 0; i < b; ++i) {
     const int64_t prefix = ptr<int64_t>(prefix_lens)[i];
     const int32_t* slots = check_slots(slot_table, rows, i, prefix < 0 ? prefix : prefix + tail);
     for (int64_t r = 0; r < nodes; ++r) {
-      const uint64_t word = ptr<uint64_t>(ancestors)[i * nodes + r];
-      const int64_t position = prefix + __builtin_popcountll(word) - 1;
+      const uint64_t bits = ptr<uint64_t>(ancestors)[i * nodes + r];
+      const int64_t position = prefix + __builtin_popcountll(bits) - 1;
       const int64_t low = window < 0 ? 0 : std::min(prefix, std::max<int64_t>(0, position - window));
-      plan.queries[i * nodes + r] = {low, prefix, prefix, prefix + tail, word, nullptr};
+      plan.queries[i * nodes + r] = {low, prefix, prefix, prefix + tail, bits, nullptr};
     }
     plan.add(a, i * nodes, nodes, i * nodes, slots);
   }

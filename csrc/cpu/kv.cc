@@ -1,5 +1,5 @@
-// Moves rows of the paged cache. Everything is checked before the first byte is written.
-#include <eagle/kv_door.h>
+// Moves rows of the paged cache. All slots are checked before the first byte is written.
+#include <bindings/kv.h>
 
 #include <cstring>
 #include <utility>
@@ -10,7 +10,7 @@
 namespace eagle {
 namespace {
 
-constexpr int64_t kWorthThreads = 1 << 20;  // bytes below which waking other threads costs more than it saves
+constexpr int64_t kMinParallelBytes = 1 << 20;  // below, waking other threads costs more than it saves
 
 int64_t slot_of(const CompactCall& call, int64_t request, int64_t node) {
   const int64_t slot = call.window[request * call.width + node];
@@ -25,20 +25,20 @@ int64_t slot_of(const CompactCall& call, int64_t request, int64_t node) {
 }  // namespace
 
 void run(const CompactCall& call) {
-  std::vector<std::pair<int64_t, int64_t>> moves;  // (from, to), rows that stay where they are left out
+  std::vector<std::pair<int64_t, int64_t>> moves;  // (from, to), without the rows that stay where they are
   bool ascending = true;
   for (int64_t i = 0; i < call.b; ++i) {
     const int32_t length = call.lengths[i];
     if (length < 0 || length > call.longest()) {
       TVM_FFI_THROW(ValueError) << "lengths[" << i << "] is " << length << ", wanted 0 to " << call.longest()
-                                << ": pass the lengths of verify_greedy";
+                                << ": pass the lengths of verify_tree";
     }
     int32_t before = -1;
     for (int64_t j = 0; j < length; ++j) {
-      const int32_t node = call.index[i * call.stride + j];
+      const int32_t node = call.index[i * call.max_accept_length + j];
       if (node < 0 || node >= call.width) {
         TVM_FFI_THROW(ValueError) << "index[" << i << ", " << j << "] is " << node << ", wanted 0 to " << call.width - 1
-                                  << ": pass the index of verify_greedy";
+                                  << ": pass the index of verify_tree";
       }
       ascending = ascending && node > before;
       before = node;
@@ -50,10 +50,10 @@ void run(const CompactCall& call) {
   int64_t total = 0;
   for (int64_t c = 0; c < call.caches; ++c) total += call.row_bytes[c] * static_cast<int64_t>(moves.size());
 
-  parallel_for(call.caches, total > kWorthThreads, [&](int64_t c) {
+  parallel_for(call.caches, total > kMinParallelBytes, [&](int64_t c) {
     char* base = reinterpret_cast<char*>(call.data_ptrs[c]);
     const int64_t size = call.row_bytes[c];
-    if (ascending) {  // a node never stands before its place on the path: no row is overwritten before it is read
+    if (ascending) {  // a node never comes before its place on the path: no row is overwritten before it is read
       for (const auto& [from, to] : moves) std::memmove(base + to * size, base + from * size, size);
       return;
     }

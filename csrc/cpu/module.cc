@@ -1,5 +1,5 @@
-// What the library says about itself.
-#include <eagle/ffi_checks.h>
+// Facts about the library: instruction set and OpenMP runtime.
+#include <bindings/checks.h>
 
 #include "parallel.h"
 

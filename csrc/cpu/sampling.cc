@@ -1,11 +1,11 @@
-#include <eagle/sampling_door.h>
+#include <bindings/sampling.h>
 
 #include "parallel.h"
 
 namespace eagle {
 namespace {
 
-constexpr int64_t kWorthThreads = 1 << 14;  // logits below which waking other threads costs more than it saves
+constexpr int64_t kMinParallelLogits = 1 << 14;  // below, waking other threads costs more than it saves
 
 }  // namespace
 
@@ -18,7 +18,7 @@ void run(const ProposeCall& call) {
 }
 
 void run(const VerifyTreeCall& call) {
-  parallel_for(call.b, call.b * call.stride * call.vocabulary > kWorthThreads, [&](int64_t i) {
+  parallel_for(call.b, call.b * call.max_accept_length * call.vocabulary > kMinParallelLogits, [&](int64_t i) {
     SerialTeam team;
     Histogram histogram;
     call.walk(team, histogram, i);

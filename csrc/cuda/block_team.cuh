@@ -1,4 +1,4 @@
-// The team of one CUDA block; csrc/include/eagle/team.h says what its calls mean. Blocks are one-dimensional and whole
+// The team of one CUDA block; csrc/include/eagle/team.h documents its functions. Blocks are one-dimensional, of whole
 // warps.
 #pragma once
 #include <eagle/team.h>
@@ -47,7 +47,7 @@ class BlockTeam {
  private:
   static constexpr unsigned kWarp = 32, kAll = 0xffffffff;
 
-  // The second barrier of both: after it every word has been read, so that the next call may write.
+  // The second barrier in both functions: after it every member has read the exchange, and the next call may write it.
   template <class T, class Op>
   __device__ T reduce(T x, Op op) const {
     for (unsigned d = kWarp / 2; d > 0; d /= 2) x = op(x, __shfl_xor_sync(kAll, x, d));

@@ -1,6 +1,6 @@
-// Moves rows of the paged cache. Values are not checked on the host, which would have to wait for the device: a path
-// is moved up to its first entry that is wrong, a new row without a slot is not stored.
-#include <eagle/kv_door.h>
+// Moves rows of the paged cache. Values are not checked on the host, which would have to wait for the device: the rows
+// of a path are moved up to its first wrong entry, and a new row whose slot is outside the cache is not stored.
+#include <bindings/kv.h>
 
 #include "launch.cuh"
 
@@ -19,8 +19,8 @@ __device__ bool fits(uint64_t bits) {
   return bits % sizeof(Word) == 0;
 }
 
-// Accepted nodes ascend, as parents stand before children. Hence no row is overwritten before it is read when the path
-// is moved in its order; a thread does that for the columns of its own, which no other thread touches.
+// Accepted nodes ascend, because parents come before children. So no row is overwritten before it is read when the rows
+// are moved in the order of the path. Each thread moves columns that no other thread touches.
 template <class Word>
 __device__ void move_path(char* base, int64_t size, const int64_t* window, const int32_t* index, int32_t length) {
   const int64_t step = int64_t{sizeof(Word)} * blockDim.x;
@@ -37,7 +37,7 @@ __device__ void move_path(char* base, int64_t size, const int64_t* window, const
 __global__ void __launch_bounds__(kThreads) compact_kernel(CompactCall call) {
   const int64_t i = blockIdx.x, cache = blockIdx.y;
   const int64_t* window = call.window + i * call.width;
-  const int32_t* index = call.index + i * call.stride;
+  const int32_t* index = call.index + i * call.max_accept_length;
   const int32_t claimed = call.lengths[i];
   int32_t length = 0;
   for (int32_t before = -1; length < claimed && length < call.longest(); before = index[length], ++length) {

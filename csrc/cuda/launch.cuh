@@ -1,4 +1,5 @@
-// Launching a kernel on torch's current stream. Nothing waits for the device, so launches can be captured in a graph.
+// Launches a kernel on torch's current stream. Nothing waits for the device, so a launch can be captured in a CUDA
+// graph.
 #pragma once
 #include <cuda_runtime.h>
 #include <tvm/ffi/extra/c_env_api.h>

@@ -1,4 +1,4 @@
-#include <eagle/sampling_door.h>
+#include <bindings/sampling.h>
 
 #include "block_team.cuh"
 #include "launch.cuh"
@@ -7,7 +7,7 @@ namespace eagle {
 namespace {
 
 constexpr unsigned kWalkThreads = 1024;  // a walk reads a few rows of the vocabulary's size
-constexpr unsigned kRowThreads = 32;     // a thread a row or number; few a block, so that they spread over the GPU
+constexpr unsigned kRowThreads = 32;     // one thread per row or number; small blocks spread over the GPU
 
 __global__ void __launch_bounds__(kRowThreads) uniforms_kernel(UniformsCall call) {
   const int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;

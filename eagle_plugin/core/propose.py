@@ -1,6 +1,6 @@
-"""The children of a draft node at temperature > 0: the likeliest tokens, and two drawn from the rest.
+"""The children of a draft node at temperature > 0: the most likely tokens, and sampled ones drawn from the rest.
 
-The rule that verifies them is `core.verify.verify_tree`; why it is lossless stands there.
+The rule that verifies them is `core.verify.verify_tree`, which also says why it is lossless.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Proposals(NamedTuple):
     """The distributions q' from which the sampled children of a round were drawn; P proposal rows per request."""
 
     tokens: Tensor  # [b, P, M] int64, target ids, ascending
-    weights: Tensor  # [b, P, M] float32, q' of each token; a row that drew nothing is all 0
+    weights: Tensor  # [b, P, M] float32, q' of each token; all 0 in a row that drew nothing
 
     @classmethod
     def none(cls, b: int, device: torch.device | str = "cpu") -> Proposals:
@@ -61,17 +61,19 @@ def propose(
     draft_to_target: Tensor | None = None,
     slot_weights: Sequence[float] = SLOT_WEIGHTS,
 ) -> Children:
-    """Choose the children of each row: the k likeliest tokens, and S drawn without replacement from q', the
-    rest; S is the number of slot_weights.
+    """Choose the children of each row: the k most likely tokens, and S drawn without replacement from q', the rest.
+
+    S is the number of slot_weights; 0 is allowed.
 
     logp [R, M] float32 (descending, natural logarithm of the head's softmax at temperature 1) and index [R, M] int64
-    (draft vocabulary) are the M likeliest tokens of each row, M >= k; params holds one row for each of R rows; uniforms
-    [R, S] float64. draft_to_target [draft vocabulary] int64 maps to target ids (None: the same ids). Row r is proposal
-    row first_row + r % rows_per_request of its request.
+    (draft vocabulary) are the M most likely tokens of each row, M >= k; params has one row for each of the R rows;
+    uniforms [R, S] float64. draft_to_target [draft vocabulary] int64 maps to target ids (None: the same ids). Row r is
+    proposal row first_row + r % rows_per_request of its request.
 
-    At temperature T the head's q is that of logits / T, filtered as the target will be. Greedy rows, and rows of which
-    the filters leave no more than k tokens, get no sampled child: its slot has probability 0. What is drawn never
-    decides whether a child stays: a slot's score is slot_weights[i] of the mass of the rest, known before the draw.
+    At temperature T the head's q is that of logits / T, filtered as the target will be. Greedy rows, and rows in
+    which the filters keep at most k tokens, get no sampled child: the slot has probability 0. The drawn token never
+    decides whether a child is kept: the score of slot i is slot_weights[i] of the mass of the rest, known before the
+    draw.
     """
     R, M = logp.shape
     tokens = index if draft_to_target is None else draft_to_target[index]
@@ -110,12 +112,12 @@ def propose(
 def tempered(logp: Tensor, temperatures: Tensor) -> Tensor:
     """Probabilities [R, M] float64 at each row's temperature, of tokens whose log-probability at temperature 1 is logp.
 
-    logp [R, M] descending. The mass of the tokens that are not in the list is taken to be as flat as its last token:
-    exact at temperature 1, nearly so else, and any error is the head's loss, never the target's.
+    logp [R, M] descending. The tokens that are not in the list are taken to be as flat as its last token: exact at
+    temperature 1, nearly so at others. An error here can lower the accept length, never change the target distribution.
     """
     x, flat = logp.double(), 1.0 / temperatures.double()[:, None]
     missing = (1 - x.exp().sum(dim=1, keepdim=True)).clamp(min=0)
-    highest = x[:, :1].clamp(min=-700)  # a row of nothing but -inf stays at probability 0
+    highest = x[:, :1].clamp(min=-700)  # a row where all are -inf keeps probability 0
     weights = ((x - highest) * flat).exp()
     missing = missing * ((x[:, -1:] - highest) * flat).exp() / x[:, -1:].exp().clamp(min=torch.finfo(x.dtype).tiny)
     return weights / (weights.sum(dim=1, keepdim=True) + missing).clamp(min=torch.finfo(x.dtype).tiny)

@@ -1,10 +1,10 @@
 """From the target's logits to the distribution that a request samples from.
 
-Temperature first, then top-k, top-p and min-p with the meaning that the engine's own samplers give them:
+Temperature first, then top-k, top-p and min-p, as each engine's own samplers apply them:
 
-- "joint", SGLang's: one sort, and every filter looks at the probabilities before any filter
+- "joint", SGLang's: one sort, and every filter uses the probabilities before any filter
   (``top_k_top_p_min_p_sampling_from_probs_torch`` and FlashInfer's order of that name).
-- "chained", vLLM's: each filter looks at what the one before it left, min-p, then top-k, then top-p
+- "chained", vLLM's: each filter uses what the filter before it left: min-p, then top-k, then top-p
   (``MinPLogitsProcessor``, ``apply_top_k_top_p_pytorch``).
 
 Tokens of equal probability are ordered by their id.
@@ -29,11 +29,11 @@ class SamplingParams(NamedTuple):
     min_ps: Tensor  # [b] float32; 0 is off
 
     def is_greedy(self) -> Tensor:
-        """Whether a request takes the most likely token, [b] bool."""
+        """Whether each request takes the most likely token, [b] bool."""
         return self.top_ks == 1
 
     def for_rows(self, n: int) -> SamplingParams:
-        """The parameters of n rows a request, [b * n]; row i * n + j is the j-th of request i."""
+        """The parameters of n rows per request, [b * n]; row i * n + j is row j of request i."""
         return SamplingParams(*(values.repeat_interleave(n) for values in self))
 
 
@@ -60,8 +60,8 @@ def chained_prefix(p: Tensor, params: SamplingParams) -> Tensor:
     """How many of the most likely tokens pass the chained filters, [R] int64, at least 1; 1 where top-k is 1.
 
     p [R, V] float64, descending: the probabilities before any filter. Min-p keeps p >= min_p * max p; top-k keeps what
-    is at least the k-th of all, ties included; top-p keeps a token if what precedes it is less than top_p of the mass
-    that is left by then.
+    is at least the k-th of all, ties included; top-p keeps a token if the mass before it is less than top_p of the
+    mass that the earlier filters left.
     """
     kth = (params.top_ks.long() - 1).clamp(max=p.shape[1] - 1)
     kept = (p >= p[:, :1] * params.min_ps[:, None].double()) & (p >= p.gather(1, kth[:, None]))
@@ -77,13 +77,14 @@ def target_distribution(logits: Tensor, params: SamplingParams, filters: Filters
     """Return p [R, V] float64, the distribution that row r of params draws from logits[r].
 
     logits [R, V] float32 after penalties, grammar mask and bias. filters: "joint" (SGLang's) or "chained" (vLLM's), see
-    the head of this file; ValueError for another. Greedy rows have all their mass on the argmax, the lowest id among
-    equals. NaN counts as impossible; a row that allows nothing is uniform.
+    the top of this file; ValueError for any other. Greedy rows have all their mass on the argmax, the lowest id among
+    equals. NaN counts as impossible; a row without any possible token is uniform.
 
-    Where several tokens have exactly the same logit, a choice is left in which vLLM's own samplers differ:
+    Where several tokens have exactly the same logit, vLLM's own samplers differ. Here:
 
-    - At the border of top-p the lowest ids stay, as in its Triton kernel; its torch sort on a CPU leaves it open which.
-    - Ties at the k-th logit all stay, as in its torch samplers; its Triton kernel keeps k tokens, the lowest ids.
+    - At the border of top-p the lowest ids are kept, as in its Triton kernel; its torch sort on a CPU keeps any of
+      them.
+    - Ties at the k-th logit are all kept, as in its torch samplers; its Triton kernel keeps k tokens, the lowest ids.
     - top_k 1 is greedy here, hence one token; vLLM draws from all that tie at the maximum unless temperature is 0.
     """
     check_filters(filters)

@@ -1,4 +1,4 @@
-"""The draft tree: best-first growth level by level, then selection of the best nodes (EAGLE-2, section 4).
+"""The draft tree: best-first, level by level, then selection of the best nodes (EAGLE-2, section 4).
 
 Letters in shapes: b requests, W nodes of a tree with its root, C candidates, F frontier rows, k children per row.
 """
@@ -38,7 +38,7 @@ class DraftTree(NamedTuple):
     def truncate(self, sizes: Tensor) -> DraftTree:
         """The first sizes[i] nodes of tree i, the rest padding; sizes [b] int64, 1 to W.
 
-        Parents come before children, so what is left is a tree.
+        Parents come before children, so the rest is a tree.
         """
         b, width = self.tokens.shape
         gone = torch.arange(width, device=sizes.device) >= sizes[:, None]
@@ -46,7 +46,7 @@ class DraftTree(NamedTuple):
         return DraftTree(*(torch.where(gone, new, old) for new, old in zip(padding, self, strict=True)))
 
     def resize(self, width: int) -> DraftTree:
-        """Trees of another width: the last nodes go, or padding comes."""
+        """Trees of another width: the last nodes are dropped, or padding is added."""
         if width <= self.tokens.shape[1]:
             return DraftTree(*(values[:, :width].contiguous() for values in self))
         padding = DraftTree.padding(self.tokens[:, 0], width)
@@ -86,8 +86,8 @@ def topk_log_softmax(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return log p and the index of the k most likely tokens of each row.
 
     logits [R, V] float32, bfloat16 or float16 -> (logp [R, k] float32, at most 0; index [R, k] int64), descending,
-    equal logits by ascending index. NaN counts as impossible (log p = -inf): a broken head may cost acceptance, never
-    the server.
+    equal logits by ascending index. NaN counts as impossible (log p = -inf): a broken head lowers acceptance and does
+    not stop the server.
     """
     x = logits.float()
     x = torch.where(x.isnan(), -torch.inf, x)
@@ -157,9 +157,9 @@ def grow_level(
 def select_tree(table: CandidateTable, root_tokens: Tensor, width: int) -> DraftTree:
     """Keep the best W - 1 candidates and the root as one tree (EAGLE-2, section 4.2, the reranking).
 
-    root_tokens [b] int64. A child never scores above its parent and stands behind it in the table, so the best
-    candidates by (score descending, index ascending) are closed under parents. Nodes stand in table order. When the
-    table holds fewer than W - 1 candidates the rest is padding: the root's token, parent -1, depth 0, ancestors =
+    root_tokens [b] int64. A child never scores above its parent and comes after it in the table, so the best
+    candidates by (score descending, index ascending) include all their parents. Nodes are in table order. When the
+    table has fewer than W - 1 candidates the rest is padding: the root's token, parent -1, depth 0, ancestors =
     root and itself, no draw.
     """
     b, C = table.scores.shape
@@ -167,7 +167,7 @@ def select_tree(table: CandidateTable, root_tokens: Tensor, width: int) -> Draft
     device = root_tokens.device
     picked = _best(table.scores, n).sort(dim=1).values  # [b, n] candidate of node i + 1
     parent_candidates = table.parents.gather(1, picked).long()
-    # the node of a candidate is one more than its place in `picked`; the root (-1) finds place 0, hence the where
+    # the node of a candidate is its place in `picked` plus one; the root's -1 also finds place 0, so it is masked
     places = torch.searchsorted(picked, parent_candidates).int() + 1
     parents = torch.full((b, width), -1, dtype=torch.int32, device=device)
     parents[:, 1 : n + 1] = torch.where(parent_candidates < 0, 0, places)
@@ -183,9 +183,9 @@ def select_tree(table: CandidateTable, root_tokens: Tensor, width: int) -> Draft
 
 
 def as_chains(tree: DraftTree, chosen: Tensor) -> DraftTree:
-    """Reduce the chosen trees to the chain of first children, whose nodes then stand first; the rest is padding.
+    """Reduce the chosen trees to the chain of first children, whose nodes come first; the rest is padding.
 
-    tree of [b, W] nodes, chosen [b] bool. A chain is what a host can walk token by token, as a grammar does.
+    tree of [b, W] nodes, chosen [b] bool. The host can follow a chain token by token, as a grammar must.
     """
     b, W = tree.tokens.shape
     device = tree.tokens.device

@@ -13,7 +13,7 @@ from eagle_plugin.core.tree import DraftTree
 
 
 class Accepted(NamedTuple):
-    """The accepted path of each request; E = output max_accept_length, the most tokens that one round may yield."""
+    """The accepted path of each request; E = max_accept_length, the most tokens that one round may yield."""
 
     index: Tensor  # type: ignore[assignment]  # [b, E] int32, accepted nodes from the root (index[:, 0] = 0), -1 padded
     lengths: Tensor  # [b] int32, accept length: accepted draft tokens + the bonus token, 1..E
@@ -66,14 +66,15 @@ def verify_tree(
 
     1. Its sampled children, drawn without replacement from q', are tested in node order, N - 1 of them at most: s is
        accepted if u * q'(s) < p(s); else p becomes max(p - q', 0), normalised, and q' is normalised without s. One
-       such test is speculative sampling (Leviathan et al., arXiv 2211.17192, algorithm 1), a row of them recursive
-       rejection (SpecInfer, arXiv 2305.09781).
+       such test is speculative sampling (Leviathan et al., arXiv 2211.17192, algorithm 1), several in turn are
+       recursive rejection (SpecInfer, arXiv 2305.09781).
     2. Draw x from what is left of p. If x is a deterministic child, go there; else x is the bonus token and the walk
        ends.
 
-    Step 2 alone is plain sampling, whatever the children are. The whole is lossless because nothing decides over a
-    sampled child, its slot in the tree included, by which token was drawn. (Greedy and sampled candidates together:
-    Hu et al., arXiv 2502.18779.) At temperature 0 p is one token, and the walk is `verify_greedy` of the argmax.
+    Step 2 alone is plain sampling, whatever the children are. The rule is lossless because no decision about a sampled
+    child, including its slot in the tree, depends on the token that was drawn. (Greedy and sampled candidates together:
+    Hu et al., arXiv 2502.18779.) At temperature 0 all of p is on one token, and the walk is `verify_greedy` of the
+    argmax.
     """
     b, W = tree.tokens.shape
     out = Accepted(

@@ -1,1 +1,1 @@
-"""One typed function an operation: C++ on the CPU where a library is at hand, the torch oracle elsewhere."""
+"""One typed function per operation: C++ on the CPU, CUDA or Triton on a GPU, the torch oracle where no kernel runs."""

@@ -1,4 +1,4 @@
-"""Attention over the paged cache of keys and values: C++ on the CPU, Triton for trees on a GPU, torch elsewhere.
+"""Attention over the paged cache of keys and values: C++ on the CPU, Triton for trees on a GPU, else torch.
 
 The key at position p of request i lives in slot slot_table[rows[i], p] of the caches, which are read in place. All
 query heads that share a key head are computed together; logits and sums are float32.
@@ -43,13 +43,13 @@ def tree_attention(
     """Attend from R tree nodes of each of b requests to the prefix and to the nodes' own ancestors.
 
     q [b*R, Hq, D], k_cache [slots, Hkv, D] and v_cache [slots, Hkv, Dv] of one dtype (bfloat16, float16 or float32);
-    slot_table [P, S] int32, rows [b] int64, prefix_lens [b] int64, ancestors [b, R] int64 (64-bit words)
+    slot_table [P, S] int32, rows [b] int64, prefix_lens [b] int64, ancestors [b, R] int64 (64-bit bitmasks)
     -> [b*R, Hq, Dv].
-    Keys stand at positions 0 .. prefix + tail - 1: a prefix key is visible to every row (with window >= 0 only when
-    prefix + popcount(word) - 1 - p <= window), tail key t where bit t of the row's word is set. Plain decode is R = 1,
-    tail = 1, word = 1. Sinks [Hq] float32 are extra logits in the denominator. A row that sees no key yields zeros.
-    TypeError and ValueError name a wrong input; on a GPU the contents of the integer tensors are not checked, since the
-    host would have to wait for them, and a launch can be captured in a CUDA graph.
+    The keys are at positions 0 .. prefix + tail - 1. A prefix key at position p is visible to every row (with window >=
+    0 only when prefix + popcount(bitmask) - 1 - p <= window), tail key t where bit t of the row's bitmask is set. Plain
+    decode is R = 1, tail = 1, bitmask = 1. Sinks [Hq] float32 are extra logits in the denominator. A row that sees no
+    key gives zeros. TypeError and ValueError name a wrong input; on a GPU the contents of the integer tensors are not
+    checked, because the host would have to wait for them. So a launch can be captured in a CUDA graph.
     """
     out = _out(q, v_cache, out)
     native = _native("tree_attention", q, v_cache)
@@ -65,7 +65,7 @@ def tree_attention(
     check(prefix_lens, "prefix_lens", torch.int64, (b,))
     _check_table(slot_table, rows, b)
     if not 0 <= tail <= 64:
-        raise ValueError(f"tail is {tail}, wanted 0 to 64: ancestors are one 64-bit word per node")
+        raise ValueError(f"tail is {tail}, wanted 0 to 64: ancestors are one 64-bit bitmask per node")
     launch = _triton() if q.is_cuda and max(q.shape[2], v_cache.shape[2]) <= 256 else None
     if launch is not None:
         args = (q, k_cache, v_cache, slot_table, rows, prefix_lens, ancestors, out)
@@ -111,8 +111,8 @@ def extend_attention(
     query j of request i is row starts[i] + j of q at position seq_lens[i] - extend_lens[i] + j. -> [T, Hq, Dv].
     mask, a flat bool tensor of e*e elements per request one after another, replaces the causal rule among the e new
     tokens; a masked row's position is then prefix + (number of new tokens that it sees) - 1. With window >= 0 a key is
-    visible only when position - p <= window (a mask alone decides among the new tokens). Rows of q that belong to no
-    request are left as they were in `out`. TypeError and ValueError name a wrong input.
+    visible only when position - p <= window (a mask alone decides among the new tokens). For rows of q that belong to
+    no request, `out` is not written. TypeError and ValueError name a wrong input.
     """
     out = _out(q, v_cache, out)
     native = _native("extend_attention", q, v_cache)
@@ -154,7 +154,7 @@ def _out(q: Tensor, v_cache: Tensor, out: Tensor | None) -> Tensor:
 
 
 def _native(name: str, q: Tensor, v_cache: Tensor) -> Callable[..., None] | None:
-    """The native kernel where it serves: CPU, 16 or 32 bits, head_dim a multiple of 16 up to 256."""
+    """The native kernel for what it supports: CPU, 16 or 32 bits, head_dim a multiple of 16 up to 256; else None."""
     if not q.is_cpu or q.dim() != 3 or v_cache.dim() != 3 or q.dtype not in NATIVE_DTYPES:
         return None
     D, Dv = q.shape[2], v_cache.shape[2]
@@ -163,13 +163,13 @@ def _native(name: str, q: Tensor, v_cache: Tensor) -> Callable[..., None] | None
 
 @functools.cache
 def _triton() -> Callable[..., None] | None:
-    """The Triton kernel; None where EAGLE_KERNELS=torch or a torch without Triton leaves GPUs to the torch path."""
+    """The Triton kernel; None with EAGLE_KERNELS=torch or where Triton is not installed: then the torch path runs."""
     if os.environ.get("EAGLE_KERNELS") == "torch":
         return None
     try:
         from eagle_plugin.kernels import triton_attention
     except ImportError as error:
-        log.warning("no Triton, the slower torch path serves tree attention on the GPU: %s", error)
+        log.warning("no Triton, the slower torch path runs tree attention on the GPU: %s", error)
         return None
     return triton_attention.tree_attention
 
@@ -204,7 +204,7 @@ def _check_row(slot_table: Tensor, row: int, request: int, keys: int) -> None:
 
 
 def _slots(slot_table: Tensor, row: int, visible: Tensor, capacity: int) -> Tensor:
-    """The slots of a request's keys; those that no row sees may name anything and become slot 0."""
+    """The slots of a request's keys; a key that no row sees may have any slot, which becomes slot 0."""
     slots = torch.where(visible.any(dim=0), slot_table[row, : visible.shape[1]].long(), 0)
     if slots.is_cpu and slots.numel() and not 0 <= int(slots.min()) <= int(slots.max()) < capacity:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Attention over a paged cache, obviously right and slow: the native kernel's oracle and other devices' path."""
+"""Attention over a paged cache in plain torch: the oracle of the kernels, and what runs where there is no kernel."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def attend(
     """Return softmax(q k^T * scale) v of one request in float32 arithmetic, in q's dtype.
 
     q [R, Hq, D], k [n, Hkv, D], v [n, Hkv, Dv], visible [R, n] bool. A logit x becomes cap * tanh(x / cap) when
-    logit_cap > 0; sinks [Hq] float32 are extra logits in the denominator. A row that sees no key yields zeros.
+    logit_cap > 0; sinks [Hq] float32 are extra logits in the denominator. A row that sees no key gives zeros.
     """
     rows, heads, _ = q.shape
     group = heads // k.shape[1]
     keys, values = (x.float().repeat_interleave(group, dim=1) for x in (k, v))
-    # a key that no row sees may hold anything, NaN too (a slot that was never written)
+    # a key that no row sees may have any value, NaN too (a slot that was never written)
     seen = visible.any(dim=0)[:, None, None]
     keys, values = torch.where(seen, keys, 0.0), torch.where(seen, values, 0.0)
     logits = torch.einsum("rhd,nhd->hrn", q.float(), keys) * scale
@@ -37,12 +37,12 @@ def attend(
     return torch.einsum("hrn,nhd->rhd", p, values).to(q.dtype)
 
 
-def tree_visible(words: Tensor, prefix: int, tail: int, window: int) -> Tensor:
-    """Return [R, prefix + tail] bool for the ancestor words [R] of one request."""
-    bits = (words[:, None] >> torch.arange(tail, device=words.device)) & 1
-    all_bits = (words[:, None] >> torch.arange(64, device=words.device)) & 1
+def tree_visible(ancestors: Tensor, prefix: int, tail: int, window: int) -> Tensor:
+    """Return [R, prefix + tail] bool for the ancestor bitmasks [R] of one request."""
+    bits = (ancestors[:, None] >> torch.arange(tail, device=ancestors.device)) & 1
+    all_bits = (ancestors[:, None] >> torch.arange(64, device=ancestors.device)) & 1
     position = prefix + all_bits.sum(dim=1) - 1
-    keys = torch.arange(prefix, device=words.device)
+    keys = torch.arange(prefix, device=ancestors.device)
     near = position[:, None] - keys <= window if window >= 0 else torch.ones_like(position[:, None] > keys)
     return torch.cat([near, bits.bool()], dim=1)
 

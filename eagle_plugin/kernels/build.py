@@ -1,4 +1,4 @@
-"""Compile csrc/ with the compiler at hand; used by setup.py and by the first-use build, hence without torch."""
+"""Compile native libraries with the installed compiler. setup.py uses this too, so torch is not imported here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 CPU_FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno"]
-# -march=native alone also tunes for what GCC 12 takes this CPU for: tree attention was then 8 to 18 % slower.
+# -march=native alone also tunes for the CPU that GCC 12 believes this to be: tree attention was 8 to 18 % slower.
 CPU_FLAGS += ["-mtune=generic", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-psabi"]
 CUDA_FLAGS = ["-O3", "-std=c++17", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-Xfatbin", "-compress-all"]
 AVX2 = frozenset({"avx2", "fma", "bmi2"})
@@ -18,7 +18,7 @@ AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
 
 def cpu_flags() -> frozenset[str]:
-    """Return the instruction sets of this machine's CPU as /proc/cpuinfo names them; empty where it cannot be read."""
+    """Return the instruction sets of this machine's CPU by their names in /proc/cpuinfo; empty if it cannot be read."""
     try:
         with open("/proc/cpuinfo") as f:
             return frozenset(next(line for line in f if line.startswith("flags")).split()[2:])
@@ -26,11 +26,11 @@ def cpu_flags() -> frozenset[str]:
         return frozenset()
 
 
-def cpu_library(flags: frozenset[str]) -> str | None:
-    """Return the file name of the shipped library for a CPU with these flags, None when there is none for it."""
+def cpu_library(flags: frozenset[str], name: str = "eagle_cpu") -> str | None:
+    """Return the file name of the shipped library for a CPU with these flags; None if no library is shipped for it."""
     if flags >= AVX512:
-        return "libeagle_cpu_v4.so"
-    return "libeagle_cpu_v3.so" if flags >= AVX2 else None
+        return f"lib{name}_v4.so"
+    return f"lib{name}_v3.so" if flags >= AVX2 else None
 
 
 def find_cxx() -> str | None:
@@ -40,7 +40,7 @@ def find_cxx() -> str | None:
 
 
 def find_nvcc() -> str | None:
-    """Return nvcc: $CUDA_HOME/bin, else from PATH, else the usual place."""
+    """Return nvcc: from $CUDA_HOME/bin, else from PATH, else from /usr/local/cuda/bin."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     places = ([f"{home}/bin"] if home else []) + [os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
     return next((found for place in places if (found := shutil.which("nvcc", path=place))), None)
@@ -61,11 +61,11 @@ def require_nvcc() -> str:
 
 
 def include_flags(csrc: Path) -> list[str]:
-    """Return the -I options for our headers and those of tvm-ffi."""
+    """Return the -I options for the headers of csrc (<eagle/..>, <bindings/..>, <cpu/..>) and of tvm-ffi."""
     from tvm_ffi import libinfo
 
     found = dict.fromkeys([libinfo.find_include_path(), libinfo.find_dlpack_include_path()])
-    return [f"-I{csrc / 'include'}", *(f"-I{path}" for path in found)]
+    return [f"-I{csrc / 'include'}", f"-I{csrc}", *(f"-I{path}" for path in found)]
 
 
 def link_flags() -> list[str]:
@@ -90,11 +90,21 @@ def _compile(command: list[str], sources: list[Path], output: Path, link: list[s
         _run([*link, "-shared", *objects, "-o", str(output), *link_flags()])
 
 
-def build_cpu(csrc: Path, output: Path, march: str, extra: list[str] | None = None, cxx: str | None = None) -> None:
-    """Compile csrc/cpu/*.cc and link them; RuntimeError carries the compiler's words."""
+def build_cpu(
+    csrc: Path,
+    output: Path,
+    march: str,
+    extra: list[str] | None = None,
+    cxx: str | None = None,
+    sources: Path | None = None,
+) -> None:
+    """Compile csrc/cpu/*.cc and link them; RuntimeError has the compiler's message.
+
+    sources: another folder of *.cc files to compile instead, against the headers of csrc.
+    """
     cxx = cxx or require_cxx()
     command = [cxx, *CPU_FLAGS, f"-march={march}", *(extra or []), *include_flags(csrc)]
-    _compile(command, sorted((csrc / "cpu").glob("*.cc")), output, [cxx, *(extra or [])])
+    _compile(command, sorted((sources or csrc / "cpu").glob("*.cc")), output, [cxx, *(extra or [])])
 
 
 def build_cuda(csrc: Path, output: Path, archs: list[str], nvcc: str | None = None) -> None:

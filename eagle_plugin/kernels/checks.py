@@ -1,4 +1,4 @@
-"""Checks at the door of the torch path, in the words of csrc/include/eagle/ffi_checks.h."""
+"""Argument checks of the torch path, with the messages of csrc/bindings/checks.h."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ANY = -1  # a size that is not checked
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Return a dtype's name without the "torch." in front."""
+    """Return a dtype's name without the prefix "torch."."""
     return str(dtype).removeprefix("torch.")
 
 

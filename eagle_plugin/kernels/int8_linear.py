@@ -1,7 +1,7 @@
 """A linear layer with int8 weights for small batches on a CPU, over torch's own kernel.
 
-A draft head is read once a level for a handful of rows, so its time is the time to read its weights. Drafts may be
-rounded freely: the target verifies them, so only the accept length can change, never the text.
+A draft head runs once per level for a few rows, so its time is the time to read its weights. Rounding the draft head is
+safe: the target verifies every draft, so only the accept length can change, never the output tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MAX_ROWS = 16  # beyond, reading the weights is no longer what costs, and bfloat16 products are as fast
+MAX_ROWS = 16  # with more rows the products, not the reading of weights, take the time, and bfloat16 is as fast
 
 
 class Int8Weight(NamedTuple):
@@ -34,9 +34,9 @@ def serves(x: Tensor) -> bool:
 
 
 def pack(weight: Tensor) -> Int8Weight | None:
-    """Round a bfloat16 CPU weight [N, K] to int8, symmetric by row; None where torch has no kernel for it.
+    """Round a bfloat16 CPU weight [N, K] to int8, symmetric per row; None where torch has no kernel for it.
 
-    The rounded layer is tried on one input: None as well if it is off by more than rounding explains.
+    The rounded layer is tried on one input; None also if its error is larger than rounding explains.
     """
     if not weight.is_cpu or weight.dtype is not torch.bfloat16 or weight.dim() != 2:
         return None

@@ -11,7 +11,7 @@ from eagle_plugin.core import verify as oracle
 from eagle_plugin.kernels.checks import ANY, check
 from eagle_plugin.kernels.loader import function
 
-__all__ = ["compact_kv", "compact_rows", "store_kv"]
+__all__ = ["compact_kv", "store_kv"]
 
 
 def compact_kv(
@@ -22,9 +22,9 @@ def compact_kv(
     data_ptrs [n] int64 (base addresses, uint64 bits) and row_bytes [n] int64 describe the caches (keys and values of
     every layer); window [b, W] int64, index [b, E] int32, lengths [b] int32 as in `core.verify.compact_rows`. All are
     on the caches' device. `slots`, when given, is the number of rows of the smallest cache and every slot is checked
-    against it. On the CPU ValueError: an accepted node outside the window, a length outside 0..min(E, W), a slot
-    outside the cache; nothing has been moved then. On CUDA the nodes of a path must ascend, as those of a tree do, and
-    a path is moved up to its first wrong entry.
+    against it. On the CPU an accepted node outside the window, a length outside 0..min(E, W) or a slot outside the
+    cache gives ValueError, and nothing has been moved. On CUDA the nodes of a path must ascend, as those of a tree do,
+    and the rows of a path are moved up to its first wrong entry.
     """
     native = function("compact_kv", window.device.type)
     if native is not None:
@@ -35,29 +35,24 @@ def compact_kv(
         _compact_kv_cuda(data_ptrs, row_bytes, window, index, lengths, slots)
 
 
-def compact_rows(cache: Tensor, window: Tensor, index: Tensor, lengths: Tensor) -> None:
-    """Move the accepted rows of one cache [slots, ...] in place; see `core.verify.compact_rows`."""
-    if not cache.is_cpu or not cache.is_contiguous() or cache.shape[0] == 0:  # elsewhere: an address is a transfer
-        oracle.compact_rows(cache, window, index, lengths)
-        return
-    base, row = torch.tensor([cache.data_ptr()]), torch.tensor([cache.stride(0) * cache.element_size()])
-    compact_kv(base, row, window, index, lengths, slots=cache.shape[0])
-
-
 def store_kv(k_cache: Tensor, v_cache: Tensor, loc: Tensor, k: Tensor, v: Tensor) -> None:
     """Write new keys and values into their slots: k_cache[loc] = k, v_cache[loc] = v.
 
     k_cache [slots, Hkv, D] and v_cache [slots, Hkv, Dv] of one dtype, loc [N] int64, k [N, Hkv, D] and v [N, Hkv, Dv]
     of the caches' dtype (rows may be slices of a fused projection). When a slot occurs twice the later row wins on the
-    CPU, either of them on CUDA. A slot outside the cache: ValueError on the CPU; on CUDA the row is left out.
+    CPU, either of them on CUDA. A slot outside the cache gives ValueError on the CPU; on CUDA that row
+    is not stored.
     """
     native = function("store_kv", k_cache.device.type)
     if native is not None:
         native(k_cache, v_cache, loc, k, v)
         return
+    check(k_cache, "k_cache", k_cache.dtype, (ANY, ANY, ANY))
+    slots, heads, _ = k_cache.shape
+    check(v_cache, "v_cache", k_cache.dtype, (slots, heads, ANY))
     check(loc, "loc", torch.int64, (ANY,))
     check(k, "k", k_cache.dtype, (loc.shape[0], *k_cache.shape[1:]))
-    check(v, "v", v_cache.dtype, (loc.shape[0], *v_cache.shape[1:]))
+    check(v, "v", k_cache.dtype, (loc.shape[0], *v_cache.shape[1:]))
     if k_cache.is_cpu and loc.numel() and not 0 <= int(loc.min()) <= int(loc.max()) < k_cache.shape[0]:
         bad = next(x for x in loc.tolist() if not 0 <= x < k_cache.shape[0])
         raise ValueError(f"loc names slot {bad}, wanted 0 to {k_cache.shape[0] - 1}: allocate the slot first")
@@ -77,10 +72,10 @@ def _compact_kv_torch(
     moves, longest = [], min(width, index.shape[1])
     for i, length in enumerate(lengths.tolist()):
         if not 0 <= length <= longest:
-            raise ValueError(f"lengths[{i}] is {length}, wanted 0 to {longest}: pass the lengths of verify_greedy")
+            raise ValueError(f"lengths[{i}] is {length}, wanted 0 to {longest}: pass the lengths of verify_tree")
         for j, node in enumerate(index[i, :length].tolist()):
             if not 0 <= node < width:
-                raise ValueError(f"index[{i}, {j}] is {node}, wanted 0 to {width - 1}: pass the index of verify_greedy")
+                raise ValueError(f"index[{i}, {j}] is {node}, wanted 0 to {width - 1}: pass the index of verify_tree")
             source, to = int(window[i, node]), int(window[i, j])
             for slot in (source, to):
                 if slot < 0 or (slots and slot >= slots):

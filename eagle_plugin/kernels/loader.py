@@ -1,10 +1,11 @@
-"""Find the native kernels: the shipped library, else a build on first use, else None (the torch oracles serve).
+"""Find the native kernels: a shipped library, else one built on first use, else none (then the torch oracles run).
 
-There is one library for tensors on the CPU and one for CUDA, with the same functions.
+eagle-plugin has one library for tensors on the CPU and one for CUDA, with the same functions. Another distribution may
+add a library of its own over the same headers (`Library`, `open_library`).
 
-EAGLE_KERNELS    auto (default) | aot: the shipped library only | jit: the first-use build only | torch: no native code
-EAGLE_CACHE_DIR  where the first-use build is kept (default ~/.cache/eagle-plugin)
-EAGLE_LIBRARY    path of one library to load for CPU tensors instead of all that (sanitizer builds)
+EAGLE_KERNELS    auto (default) | aot: shipped libraries only | jit: first-use builds only | torch: no native code
+EAGLE_CACHE_DIR  where first-use builds are kept (default ~/.cache/eagle-plugin)
+EAGLE_LIBRARY    path of a file to load as the library for CPU tensors, whatever the above say (sanitizer builds)
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import platform
 import subprocess
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +34,52 @@ KINDS = ("cpu", "cuda")
 MODES = ("auto", "aot", "jit", "torch")
 
 
+@dataclass(frozen=True)
+class Library:
+    """A native library: a folder of sources, compiled against the headers of eagle-plugin's csrc/."""
+
+    name: str  # of the file: lib<name>.so
+    kind: str  # "cpu": *.cc for the C++ compiler; "cuda": *.cu for nvcc
+    sources: Path
+    purpose: str  # what the functions are for, in messages
+    override: str | None = None  # environment variable with the path of a file to load instead
+    shipped_in: Path | None = None  # folder of builds that the package ships; None: it ships sources only
+
+    def shipped(self) -> Path | None:
+        """Return the build that the package ships for a machine like this one, if there is one."""
+        name = self.shipped_name()
+        path = self.shipped_in / name if self.shipped_in and name else None
+        return path if path and path.exists() else None
+
+    def shipped_name(self) -> str | None:
+        """Return the file name of that build; None if none is made for this CPU."""
+        return f"lib{self.name}.so" if self.kind == "cuda" else build.cpu_library(build.cpu_flags(), self.name)
+
+
 def source_folder() -> Path | None:
     """Return csrc/: inside the package in a wheel, beside it in a checkout."""
     places = (PACKAGE / "csrc", PACKAGE.parent / "csrc")
     return next((place for place in places if (place / "cpu").is_dir()), None)
 
 
+@functools.cache
+def kernel_library(kind: str = "cpu") -> Library:
+    """Return eagle-plugin's own library for "cpu" or "cuda" tensors; ValueError for any other kind."""
+    if kind not in KINDS:
+        raise ValueError(f"kernel library {kind!r} is unknown, wanted {' or '.join(KINDS)}: others run the torch path")
+    return Library(
+        name=f"eagle_{kind}",
+        kind=kind,
+        sources=(source_folder() or PACKAGE / "csrc") / kind,
+        purpose=f"kernels for {kind} tensors",
+        override="EAGLE_LIBRARY" if kind == "cpu" else None,
+        shipped_in=PACKAGE / "lib",
+    )
+
+
 def shipped_library(kind: str = "cpu") -> Path | None:
-    """Return the library that setup.py built, on the CPU for one like this one, if there is one."""
-    name = "libeagle_cuda.so" if kind == "cuda" else build.cpu_library(build.cpu_flags())
-    path = PACKAGE / "lib" / name if name else None
-    return path if path and path.exists() else None
+    """Return the library for "cpu" or "cuda" tensors that setup.py built, if there is one that runs here."""
+    return kernel_library(kind).shipped()
 
 
 def cache_dir() -> Path:
@@ -55,95 +92,106 @@ def gpu_arch() -> str:
     return "".join(map(str, torch.cuda.get_device_capability()))
 
 
-def first_use_build(kind: str = "cpu") -> Path:
-    """Return the library built for this very machine, building it when sources, compiler, CPU or GPU are new.
+def first_use_build(library: Library) -> Path:
+    """Return the library built for this machine; build it when sources, compiler, CPU or GPU are new.
 
     Ranks that start together build once: one holds the lock, the others wait. RuntimeError when it cannot be built.
     """
     csrc = source_folder()
     if csrc is None:
         raise RuntimeError(f"no csrc folder found in {PACKAGE} or beside it: reinstall eagle-plugin")
-    compiler = build.require_nvcc() if kind == "cuda" else build.require_cxx()
+    cuda = library.kind == "cuda"
+    compiler = build.require_nvcc() if cuda else build.require_cxx()
+    folder = cache_dir() / _digest(library, csrc, compiler)
+    file = folder / f"lib{library.name}.so"
+    if file.exists():
+        return file
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".lock"):
+        if not file.exists():
+            log.info("building the %s in %s (once, about half a minute)", library.purpose, folder)
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                output = Path(scratch) / file.name
+                if cuda:
+                    build.build_cuda(csrc, output, [gpu_arch()], compiler)
+                else:
+                    build.build_cpu(csrc, output, "native", cxx=compiler, sources=library.sources)
+                output.replace(file)
+    return file
+
+
+def _digest(library: Library, csrc: Path, compiler: str) -> str:
+    """A key of everything that the build depends on."""
     digest = hashlib.sha256()
-    for path in sorted(p for folder in ("include", kind) for p in (csrc / folder).rglob("*") if p.is_file()):
+    sources = {*library.sources.iterdir(), *csrc.rglob("*.h")}
+    for path in sorted(path for path in sources if path.is_file()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
     # the processor is part of the key because a home directory may be shared by machines of several kinds
     traits = [*build.CPU_FLAGS, platform.machine(), *sorted(build.cpu_flags())]
-    if kind == "cuda":
+    if library.kind == "cuda":
         traits = [*build.CUDA_FLAGS, platform.machine(), gpu_arch()]
     digest.update("\0".join([*traits, version, tvm_ffi.__version__]).encode())
-    folder = cache_dir() / digest.hexdigest()[:16]
-    library = folder / f"libeagle_{kind}.so"
-    if library.exists():
-        return library
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / ".lock"):
-        if not library.exists():
-            log.info("building the %s kernels in %s (once, about half a minute)", kind, folder)
-            with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                output = Path(scratch) / library.name
-                if kind == "cuda":
-                    build.build_cuda(csrc, output, [gpu_arch()], compiler)
-                else:
-                    build.build_cpu(csrc, output, "native", cxx=compiler)
-                output.replace(library)
-    return library
+    return digest.hexdigest()[:16]
 
 
 @functools.cache
-def load(kind: str = "cpu") -> Any | None:
-    """Return the tvm-ffi module of kernels for "cpu" or "cuda" tensors, None when the torch oracles are to serve.
+def open_library(library: Library) -> Any | None:
+    """Return the tvm-ffi module of a library, None when the torch path is to run instead.
 
     In mode auto a library that cannot be built or does not run here is logged and answered with None; aot and jit
-    raise RuntimeError instead.
+    raise RuntimeError instead. A library that is not shipped is None in mode aot.
     """
-    if kind not in KINDS:
-        raise ValueError(f"kernel library {kind!r} is unknown, wanted {' or '.join(KINDS)}: others run the torch path")
     mode = os.environ.get("EAGLE_KERNELS") or "auto"
     if mode not in MODES:
         raise ValueError(f"EAGLE_KERNELS is {mode!r}, wanted one of {', '.join(MODES)}: change or unset it")
     if mode == "torch":
         return None
-    if kind == "cpu" and (path := os.environ.get("EAGLE_LIBRARY")):
+    if library.override and (path := os.environ.get(library.override)):
         return tvm_ffi.load_module(path)
     try:
-        return _open(kind, mode)
+        return _open(library, mode)
     except (RuntimeError, OSError) as error:
         if mode != "auto":
             raise
-        log.warning("no native kernels for %s tensors, the slower torch path serves: %s", kind, error)
+        log.warning("no native %s, the slower torch path serves: %s", library.purpose, error)
         return None
 
 
-def _open(kind: str, mode: str) -> Any:
-    shipped = shipped_library(kind) if mode != "jit" else None
+def _open(library: Library, mode: str) -> Any | None:
+    shipped = library.shipped() if mode != "jit" else None
     if mode == "aot" and not shipped:
-        wanted = "libeagle_cuda.so"
-        if kind == "cpu":
-            wanted = build.cpu_library(build.cpu_flags()) or "a library for a CPU with AVX2"
+        if library.shipped_in is None:
+            return None
+        wanted = library.shipped_name() or "a library for a CPU with AVX2"
         raise RuntimeError(
-            f"EAGLE_KERNELS=aot but {PACKAGE / 'lib'} has no {wanted}: reinstall, or use EAGLE_KERNELS=auto"
+            f"EAGLE_KERNELS=aot but {library.shipped_in} has no {wanted}: reinstall, or use EAGLE_KERNELS=auto"
         )
-    module = tvm_ffi.load_module(str(shipped or first_use_build(kind)))
-    if kind == "cuda":
+    module = tvm_ffi.load_module(str(shipped or first_use_build(library)))
+    if library.kind == "cuda":
         probe(module, "cuda")
     return module
 
 
 def probe(module: Any, device: str) -> None:
     """Launch one kernel of a module: RuntimeError when it was built for other GPUs or for a newer driver."""
-    token, root = torch.zeros(1, 1, dtype=torch.int64, device=device), torch.zeros(1, dtype=torch.int32, device=device)
-    module.get_function("verify_greedy")(token, root[:, None], token, root[:, None].clone(), root, token.clone())
+    parents = torch.zeros(1, 1, dtype=torch.int32, device=device)
+    first_child = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    module.get_function("sibling_links")(parents, first_child, first_child.clone())
+
+
+def load(kind: str = "cpu") -> Any | None:
+    """Return the tvm-ffi module of kernels for "cpu" or "cuda" tensors, None when the torch oracles are to run."""
+    return open_library(kernel_library(kind))
 
 
 @functools.cache
 def function(name: str, device: str = "cpu") -> Callable[..., Any] | None:
-    """Return the native kernel for tensors on a device of this type, None when the torch oracle is to serve."""
+    """Return the native kernel for tensors on a device of this type, None when the torch oracle is to run."""
     module = load(device) if device in KINDS else None
     return None if module is None else module.get_function(name)
 
 
 def backend(kind: str = "cpu") -> str:
-    """Return which kernels serve tensors on "cpu" or "cuda": "native" or "torch"."""
+    """Return which kernels run on "cpu" or "cuda" tensors: "native" or "torch"."""
     return "torch" if load(kind) is None else "native"

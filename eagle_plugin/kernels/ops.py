@@ -1,21 +1,20 @@
 """The kernels as torch operators, ``torch.ops.eagle_plugin.*``, for torch.compile and graph capture.
 
-Importing this module registers them. Each calls the function of the same name in this package, takes its NamedTuples
-flat, and has a fake implementation, so that a traced graph knows the shapes without running it. Eager code calls the
-functions themselves: an operator adds a few microseconds.
+Importing this module registers them. Each operator calls the function of the same name in this package, takes the
+fields of its NamedTuples as separate tensors, and has a fake implementation, so that a traced graph knows the shapes
+without running it. Eager code calls the functions directly: an operator adds a few microseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.policy import NUM_SAMPLED
 from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier
-from eagle_plugin.kernels import attention, kv, sampling, tree, verify
+from eagle_plugin.kernels import attention, kv, sampling, tree
 from eagle_plugin.kernels.sampling import Proposals, SamplingParams
 
 LIBRARY = torch.library.Library("eagle_plugin", "DEF")
@@ -62,11 +61,12 @@ def _topk_log_softmax(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _fake_children(logp: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    rows, k = logp.shape[0], rest[6]
+    rows, k, slot_weights = logp.shape[0], rest[6], rest[10]
+    children = k + len(slot_weights)
     return (
-        logp.new_empty(rows, k + NUM_SAMPLED),
-        logp.new_empty(rows, k + NUM_SAMPLED, dtype=torch.int64),
-        logp.new_empty(rows, k + NUM_SAMPLED, dtype=torch.int32),
+        logp.new_empty(rows, children),
+        logp.new_empty(rows, children, dtype=torch.int64),
+        logp.new_empty(rows, children, dtype=torch.int32),
         logp.new_empty(logp.shape, dtype=torch.int64),
         logp.new_empty(logp.shape),
     )
@@ -74,7 +74,7 @@ def _fake_children(logp: Tensor, *rest: Any) -> tuple[Tensor, ...]:
 
 @_operator(
     f"propose(Tensor logp, Tensor index, {_PARAMS}, Tensor uniforms, int k, int first_row, int rows_per_request, "
-    "Tensor? draft_to_target) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "Tensor? draft_to_target, float[] slot_weights) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fake_children,
 )
 def _propose(
@@ -89,6 +89,7 @@ def _propose(
     first_row: int,
     rows_per_request: int,
     draft_to_target: Tensor | None,
+    slot_weights: Sequence[float],
 ) -> tuple[Tensor, ...]:
     children = sampling.propose(
         logp,
@@ -99,6 +100,7 @@ def _propose(
         first_row=first_row,
         rows_per_request=rows_per_request,
         draft_to_target=draft_to_target,
+        slot_weights=slot_weights,
     )
     return tuple(children)
 
@@ -165,14 +167,6 @@ def _select_tree(
 
 
 @_operator(
-    "verify_greedy(Tensor tokens, Tensor parents, Tensor targets, int max_accept_length) -> (Tensor, Tensor, Tensor)",
-    lambda tokens, parents, targets, max_accept_length: _fake_accepted(tokens, tokens.shape[0], max_accept_length),
-)
-def _verify_greedy(tokens: Tensor, parents: Tensor, targets: Tensor, max_accept_length: int) -> tuple[Tensor, ...]:
-    return tuple(verify.verify_greedy(tokens, parents, targets, max_accept_length))  # type: ignore[arg-type]
-
-
-@_operator(
     f"verify_tree({_TREE}, Tensor logits, {_PARAMS}, Tensor q_tokens, Tensor q_weights, Tensor uniforms, "
     "int max_accept_length) -> (Tensor, Tensor, Tensor)",
     lambda *arguments: _fake_accepted(arguments[5], arguments[0].shape[0], arguments[13]),
@@ -189,14 +183,6 @@ def _verify_tree(*arguments: Any) -> tuple[Tensor, ...]:
 )
 def _store_kv(k_cache: Tensor, v_cache: Tensor, loc: Tensor, k: Tensor, v: Tensor) -> None:
     kv.store_kv(k_cache, v_cache, loc, k, v)
-
-
-@_operator(
-    "compact_rows(Tensor(a!) cache, Tensor window, Tensor index, Tensor lengths) -> ()",
-    lambda cache, window, index, lengths: None,
-)
-def _compact_rows(cache: Tensor, window: Tensor, index: Tensor, lengths: Tensor) -> None:
-    kv.compact_rows(cache, window, index, lengths)
 
 
 @_operator(

@@ -1,10 +1,12 @@
 """Sampling under speculation: C++ on the CPU, CUDA on a GPU, the torch oracles elsewhere.
 
-The functions have the names, shapes and rules of `core.rng`, `core.propose` and `core.verify`; the same numbers u
-lead to the same tokens but for rounding. TypeError and ValueError name a wrong input.
+The functions have the names, shapes and rules of `core.rng`, `core.propose` and `core.verify`. The same uniforms lead
+to the same tokens, except where rounding decides. TypeError and ValueError name a wrong input.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from torch import Tensor
 from eagle_plugin.core import propose as proposing
 from eagle_plugin.core import rng
 from eagle_plugin.core import verify as verifying
-from eagle_plugin.core.policy import NUM_SAMPLED
+from eagle_plugin.core.policy import MAX_TOP_M, SLOT_WEIGHTS
 from eagle_plugin.core.propose import Children, Proposals
 from eagle_plugin.core.sampling import Filters, SamplingParams, check_filters
 from eagle_plugin.core.tree import DraftTree
@@ -24,8 +26,11 @@ __all__ = ["Accepted", "Children", "Filters", "Proposals", "SamplingParams"]
 __all__ += ["propose", "uniforms", "verify_tree"]
 
 
+MAX_SAMPLED = 4  # sampled children of a node that the native kernels draw and test; csrc: kMaxSampled
+
+
 def uniforms(keys: Tensor, counters: Tensor, stream: int, n: int) -> Tensor:
-    """Return n random numbers a request, [b, n] float64; see `core.rng.uniforms`."""
+    """Return n random numbers per request, [b, n] float64; see `core.rng.uniforms`."""
     native = function("uniforms", keys.device.type)
     if native is None:
         check(keys, "keys", torch.int64, (ANY,))
@@ -46,16 +51,15 @@ def propose(
     first_row: int,
     rows_per_request: int,
     draft_to_target: Tensor | None = None,
+    slot_weights: Sequence[float] = SLOT_WEIGHTS,
 ) -> Children:
-    """Return k deterministic children and S sampled ones of each row; see `core.propose.propose`."""
+    """Return k deterministic children and S sampled ones of each row; see `core.propose.propose`.
+
+    S, the number of slot_weights, is at most 4.
+    """
     native = function("propose", logp.device.type)
     if native is None:
-        check(logp, "logp", torch.float32, (ANY, ANY))
-        check(index, "index", torch.int64, tuple(logp.shape))
-        _check_params(params, logp.shape[0])
-        check(uniforms, "uniforms", torch.float64, (logp.shape[0], NUM_SAMPLED))
-        if not 1 <= k <= logp.shape[1]:
-            raise ValueError(f"k is {k} of a list of {logp.shape[1]}, wanted 1 <= k <= M <= 128: list more tokens")
+        _check_propose(logp, index, params, uniforms, k, rows_per_request, draft_to_target, len(slot_weights))
         return proposing.propose(
             logp,
             index,
@@ -65,16 +69,18 @@ def propose(
             first_row=first_row,
             rows_per_request=rows_per_request,
             draft_to_target=draft_to_target,
+            slot_weights=slot_weights,
         )
-    rows, size = logp.shape
+    rows, top_m = logp.shape
+    width = max(k, 0) + len(slot_weights)
     children = Children(
-        logp.new_empty(rows, k + NUM_SAMPLED),
-        logp.new_empty(rows, k + NUM_SAMPLED, dtype=torch.int64),
-        logp.new_empty(rows, k + NUM_SAMPLED, dtype=torch.int32),
-        logp.new_empty(rows, size, dtype=torch.int64),
-        logp.new_empty(rows, size),
+        logp.new_empty(rows, width),
+        logp.new_empty(rows, width, dtype=torch.int64),
+        logp.new_empty(rows, width, dtype=torch.int32),
+        logp.new_empty(rows, top_m, dtype=torch.int64),
+        logp.new_empty(rows, top_m),
     )
-    native(logp, index, *params, uniforms, first_row, rows_per_request, draft_to_target, *children)
+    native(logp, index, *params, uniforms, first_row, rows_per_request, draft_to_target, tuple(slot_weights), *children)
     return children
 
 
@@ -90,17 +96,17 @@ def verify_tree(
 ) -> Accepted:
     """Return the accepted path of each request, with exactly the target's distribution; see `core.verify.verify_tree`.
 
-    Only the logits of the nodes that the walk visits are read; nothing of the size of the vocabulary is stored. The
-    native kernels test at most 4 sampled children a node: N <= 5.
+    The native kernels read the logits of the nodes that the walk visits and no others, and store nothing of the size of
+    the vocabulary. They test at most 4 sampled children per node: the last axis of uniforms is 1 to 5.
     """
     if max_accept_length < 1:
         raise ValueError(f"max_accept_length is {max_accept_length}, wanted at least 1: the bonus token needs a place")
     check_filters(filters)
     native = function("verify_tree", logits.device.type)
-    b = tree.tokens.shape[0]
     if native is None:
         _check_tree(tree, logits, params, proposals, uniforms, max_accept_length)
         return verifying.verify_tree(tree, logits, params, proposals, uniforms, max_accept_length, filters=filters)
+    b = tree.tokens.shape[0]
     accepted = Accepted(
         logits.new_empty(b, max_accept_length, dtype=torch.int32),
         logits.new_empty(b, dtype=torch.int32),
@@ -111,11 +117,65 @@ def verify_tree(
     return accepted
 
 
+# The torch path's copy of the argument checks in csrc/bindings/sampling.h. tests/kernels/test_argument_checks.py runs
+# every case on both and wants the same sentence.
+
+
 def _check_params(params: SamplingParams, rows: int) -> None:
     check(params.temperatures, "params.temperatures", torch.float32, (rows,))
     check(params.top_ks, "params.top_ks", torch.int32, (rows,))
     check(params.top_ps, "params.top_ps", torch.float32, (rows,))
     check(params.min_ps, "params.min_ps", torch.float32, (rows,))
+    if not params.temperatures.is_cpu:
+        return
+    for i, (temperature, top_k) in enumerate(zip(params.temperatures.tolist(), params.top_ks.tolist(), strict=True)):
+        if not temperature > 0:
+            raise ValueError(
+                f"params.temperatures[{i}] is {temperature:g}, wanted above 0: greedy is top_k 1 with temperature 1"
+            )
+        if top_k < 1:
+            raise ValueError(f"params.top_ks[{i}] is {top_k}, wanted at least 1: the vocabulary size is off")
+
+
+def _check_propose(
+    logp: Tensor,
+    index: Tensor,
+    params: SamplingParams,
+    uniforms: Tensor,
+    k: int,
+    rows_per_request: int,
+    draft_to_target: Tensor | None,
+    num_sampled: int,
+) -> None:
+    check(logp, "logp", torch.float32, (ANY, ANY))
+    rows, top_m = logp.shape
+    check(index, "index", torch.int64, (rows, top_m))
+    _check_params(params, rows)
+    if num_sampled > MAX_SAMPLED:
+        raise ValueError(
+            f"slot_weights has {num_sampled} weights, wanted at most {MAX_SAMPLED}: one per sampled child of a node"
+        )
+    check(uniforms, "uniforms", torch.float64, (rows, num_sampled))
+    if not 1 <= k <= top_m <= MAX_TOP_M:
+        raise ValueError(
+            f"k is {k} of a list of {top_m}, wanted 1 <= k <= M <= {MAX_TOP_M}: change k or the number of candidates"
+        )
+    if rows_per_request < 1:
+        raise ValueError(f"rows_per_request is {rows_per_request}, wanted at least 1: it is the batch's rows over b")
+    if draft_to_target is None:
+        return
+    check(draft_to_target, "draft_to_target", torch.int64, (ANY,))
+    if index.is_cpu and index.numel():
+        _check_range(index, len(draft_to_target))
+
+
+def _check_range(index: Tensor, vocabulary: int) -> None:
+    wrong = index[(index < 0) | (index >= vocabulary)]
+    if wrong.numel():
+        raise ValueError(
+            f"index names draft token {int(wrong[0])}, wanted 0 to {vocabulary - 1}: draft_to_target must hold the "
+            "whole draft vocabulary"
+        )
 
 
 def _check_tree(
@@ -135,3 +195,20 @@ def _check_tree(
     check(proposals.tokens, "proposals.tokens", torch.int64, (b, ANY, ANY))
     check(proposals.weights, "proposals.weights", torch.float32, tuple(proposals.tokens.shape))
     check(uniforms, "uniforms", torch.float64, (b, max_accept_length, ANY))
+    num_uniforms, vocabulary, rows = uniforms.shape[2], logits.shape[1], proposals.tokens.shape[1]
+    if width < 1:
+        raise ValueError("tokens has 0 nodes per request, wanted at least the root: add node 0")
+    if not 1 <= num_uniforms <= MAX_SAMPLED + 1:
+        raise ValueError(
+            f"uniforms has {num_uniforms} numbers per node, wanted 1 to {MAX_SAMPLED + 1}: one for each sampled child "
+            "to test and one to draw with"
+        )
+    if vocabulary < 1:
+        raise ValueError(f"logits has a vocabulary of {vocabulary}, wanted 1 to 2^31 - 1: pass the target's logits")
+    if tree.draws.is_cpu:
+        wrong = tree.draws[(tree.draws < -1) | (tree.draws >= rows)]
+        if wrong.numel():
+            raise ValueError(
+                f"draws names proposal row {int(wrong[0])}, wanted -1 to {rows - 1}: pass the proposals that drew "
+                "this tree"
+            )

@@ -1,6 +1,6 @@
-"""Growth and selection of the draft tree: native on the CPU and on CUDA, the torch oracle elsewhere.
+"""Levels, selection and links of the draft tree: native on the CPU and on CUDA, the torch oracle elsewhere.
 
-The functions have the names, shapes and results of `eagle_plugin.core.tree`; TypeError and ValueError name a wrong
+The functions have the names, shapes and results of `core.tree` and `core.links`; TypeError and ValueError name a wrong
 input. Values are checked on the CPU only: on CUDA that would wait for the device.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from eagle_plugin.core import links
 from eagle_plugin.core import tree as oracle
 from eagle_plugin.core.policy import MAX_TOP_M
 from eagle_plugin.core.shape import MAX_WIDTH
@@ -16,7 +17,8 @@ from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier, new_tabl
 from eagle_plugin.kernels.checks import ANY, check
 from eagle_plugin.kernels.loader import function
 
-__all__ = ["CandidateTable", "DraftTree", "Frontier", "grow_level", "new_table", "select_tree", "topk_log_softmax"]
+__all__ = ["CandidateTable", "DraftTree", "Frontier", "grow_level", "new_table", "select_tree", "sibling_links"]
+__all__ += ["topk_log_softmax"]
 
 _LOGITS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -71,11 +73,11 @@ def grow_level(
 def select_tree(table: CandidateTable, root_tokens: Tensor, width: int) -> DraftTree:
     """Return the best width - 1 candidates and the root as a DraftTree; see `core.tree.select_tree`.
 
-    Of a table with a candidate whose parent scores lower or stands behind it: ValueError on the CPU, the root alone on
-    CUDA.
+    A table in which a candidate's parent scores lower or comes after it gives ValueError on the CPU, and a tree of the
+    root alone on CUDA.
     """
     if not 1 <= width <= MAX_WIDTH:
-        raise ValueError(f"width is {width}, wanted 1 to 64: ancestors are one 64-bit word per node")
+        raise ValueError(f"width is {width}, wanted 1 to 64: ancestors are one 64-bit bitmask per node")
     native = function("select_tree", root_tokens.device.type)
     if native is None:
         _check_table(table, root_tokens.shape[0])
@@ -91,6 +93,20 @@ def select_tree(table: CandidateTable, root_tokens: Tensor, width: int) -> Draft
     )
     native(*table, root_tokens, *tree)
     return tree
+
+
+def sibling_links(parents: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first child and the next sibling of every node, [b, W] int64 each; see `core.links.sibling_links`."""
+    native = function("sibling_links", parents.device.type)
+    if native is None:
+        check(parents, "parents", torch.int32, (ANY, ANY))
+        return links.sibling_links(parents)
+    first_child, next_sibling = (torch.empty_like(parents, dtype=torch.int64) for _ in range(2))
+    native(parents, first_child, next_sibling)
+    return first_child, next_sibling
+
+
+# The torch path's copy of the argument checks in csrc/bindings/tree.h; the tests want the same sentences from both.
 
 
 def _check_table(table: CandidateTable, b: int) -> None:

@@ -2,9 +2,9 @@
 
 One program takes one request, one key head and one stretch of the prefix. All query rows that share that key head
 (nodes x query heads of its group) sit in one tile, so a stretch of keys is read from memory once, whatever the size of
-the tree (a tile has at most 128 rows: a larger tree reads its keys once a tile, mostly from the L2 cache). The prefix
+the tree (a tile has at most 128 rows: a larger tree reads its keys once per tile, mostly from the L2 cache). The prefix
 is visible to every row and needs no mask but that of a sliding window; the tail, at most 64 keys, is masked by the
-ancestor words in the program of the last stretch.
+ancestor bitmasks in the program of the last stretch.
 
 Long contexts are split over programs and merged by a second kernel. The number of splits comes from shapes alone and
 the stretches from the lengths on the device, so a launch can be captured in a CUDA graph and replayed with other
@@ -23,16 +23,16 @@ from torch import Tensor
 
 __all__ = ["Tile", "split_count", "tile_for", "tree_attention"]
 
-LOG2E = tl.constexpr(1.4426950408889634)  # softmax runs on powers of two: a GPU has an instruction for exp2 alone
-KEYS_PER_SPLIT = 256  # of the slot table's width: shorter stretches cost more in merging than they gain
-MOST_SPLITS = 64
+LOG2E = tl.constexpr(1.4426950408889634)  # softmax uses powers of two: a GPU has an instruction for exp2, not for exp
+KEYS_PER_SPLIT = 256  # of the slot table's width: merging shorter stretches costs more than they save
+MAX_SPLITS = 64
 
 
 class Tile(NamedTuple):
     """The block sizes of a launch, all powers of two."""
 
     rows: int  # query rows of a program
-    keys: int  # keys of a step; at most 64, so that a tail position is a valid shift of an ancestor word
+    keys: int  # keys of a step; at most 64, so that a tail position is a valid shift of an ancestor bitmask
     warps: int
     stages: int  # key blocks in flight
 
@@ -85,7 +85,7 @@ def _add_keys(
 
 @triton.jit(do_not_specialize=["nodes", "tail", "window"])
 def _attend(
-    q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, prefix_ptr, words_ptr, sinks_ptr, out_ptr, lse_ptr,
+    q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, prefix_ptr, ancestors_ptr, sinks_ptr, out_ptr, lse_ptr,
     q_row_stride, q_head_stride, k_slot_stride, k_head_stride, v_slot_stride, v_head_stride, table_stride,
     nodes, tail, window, inner, outer,
     GROUP: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, DIM_V: tl.constexpr,
@@ -113,7 +113,7 @@ def _attend(
     )
     if UPCAST:
         q = q.to(tl.float32)
-    word = tl.load(words_ptr + query, mask=valid, other=0)
+    bits = tl.load(ancestors_ptr + query, mask=valid, other=0)
     prefix = tl.load(prefix_ptr + request).to(tl.int32)
     table = table_ptr + tl.load(rows_ptr + request).to(tl.int64) * table_stride
     k_head_ptr = k_ptr + kv_head * k_head_stride
@@ -130,7 +130,7 @@ def _attend(
     low = 0
     first = tl.zeros([BLOCK_M], tl.int32)  # the first prefix key that a row sees
     if WINDOWED:
-        first = prefix + _popcount(word) - 1 - window
+        first = prefix + _popcount(bits) - 1 - window
         low = tl.maximum(tl.min(tl.where(valid, first, prefix), 0), 0)
     stretch = tl.cdiv(tl.cdiv(tl.maximum(prefix - low, 0), splits), BLOCK_N) * BLOCK_N
     begin = low + split * stretch
@@ -150,7 +150,7 @@ def _attend(
 
     for start in tl.range(tl.where(last, 0, tail), tail, BLOCK_N, num_stages=1):
         key = start + tl.arange(0, BLOCK_N)
-        visible = (((word[:, None] >> key[None, :].to(tl.int64)) & 1) != 0) & (key < tail)[None, :]
+        visible = (((bits[:, None] >> key[None, :].to(tl.int64)) & 1) != 0) & (key < tail)[None, :]
         seen = tl.max(visible.to(tl.int32), 0) != 0
         slots = tl.load(table + prefix + key, mask=seen, other=0).to(tl.int64)
         acc, highest, total = _add_keys(
@@ -195,8 +195,8 @@ def _merge(part_ptr, lse_ptr, out_ptr, DIM_V: tl.constexpr, BLOCK_DV: tl.constex
 def tile_for(rows: int, dim: int, itemsize: int) -> Tile:
     """Return the blocks for `rows` query rows that share a key head, for the larger head_dim of keys and values.
 
-    They fit in 99 KB of shared memory, the least that a GPU since sm_80 lends a block, and in the registers. float32
-    runs on plain FMA units (tensor cores would round it to TF32), whose tiles are smaller.
+    They fit in 99 KB of shared memory, the smallest limit per block of any GPU since sm_80, and in the registers.
+    float32 runs on plain FMA units (tensor cores would round it to TF32), whose tiles are smaller.
     """
     dim = triton.next_power_of_2(dim)
     block = max(16, triton.next_power_of_2(rows))
@@ -213,8 +213,8 @@ def _processors(index: int) -> int:
 
 
 def split_count(programs: int, width: int, processors: int) -> int:
-    """Return into how many stretches to split a slot table's width, a power of two: two programs a multiprocessor."""
-    wanted = min(2 * processors // max(programs, 1), width // KEYS_PER_SPLIT, MOST_SPLITS)
+    """Return into how many stretches to split a slot table's width, a power of two: two programs per multiprocessor."""
+    wanted = min(2 * processors // max(programs, 1), width // KEYS_PER_SPLIT, MAX_SPLITS)
     return 1 << (max(wanted, 1).bit_length() - 1)
 
 

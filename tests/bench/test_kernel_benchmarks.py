@@ -52,7 +52,6 @@ def test_cpu_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         "tree_attention",
         "grow_level",
         "select_tree",
-        "verify_greedy",
         "topk_log_softmax",
         "compact_kv",
         "store_kv",

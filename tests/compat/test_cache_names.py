@@ -11,7 +11,7 @@ WIDTH = 40
 
 @st.composite
 def requests(draw, spare: int = 0):
-    """A slot table, and per request a distinct row and a range of it that leaves `spare` positions behind it."""
+    """A slot table, and per request a distinct row and a range of it that leaves `spare` positions after it."""
     b = draw(st.integers(0, 5))
     pool = draw(st.integers(b, 8).filter(bool))
     rows = draw(st.permutations(range(pool)))[:b]

@@ -1,4 +1,4 @@
-"""Refusing to stand beside the real packages, and refusing uses that a text-only CPU environment cannot serve."""
+"""Refusing an environment with the real packages, and refusing uses that a text-only CPU environment cannot serve."""
 
 import subprocess
 import sys

@@ -38,10 +38,10 @@ windows = st.sampled_from([-1, -1, 0, 5, 70])
 @prop
 @given(shapes, st.lists(st.integers(0, 300), max_size=3), st.integers(1, 64), st.integers(0, 9), windows, options)
 def test_tree_attention(shape, prefixes: list[int], R: int, extra: int, window: int, option: dict) -> None:
-    case, words, tail, visible = tree_case(shape, prefixes, R, extra, window)
+    case, ancestors, tail, visible = tree_case(shape, prefixes, R, extra, window)
     q = case.randn(len(prefixes) * R, case.heads, case.k.shape[2])
     option = {"logit_cap": option["logit_cap"], "sinks": case.sinks if option["sinks"] else None, "scale": 0.3}
-    args = (q, case.k, case.v, case.table, case.rows, torch.tensor(prefixes, dtype=torch.int64), words)
+    args = (q, case.k, case.v, case.table, case.rows, torch.tensor(prefixes, dtype=torch.int64), ancestors)
     found = attention.tree_attention(*args, tail=tail, window=window, **option)
     wanted = oracle(case, q, visible, [i * R for i in range(len(prefixes))], torch.empty_like(found), **option)
     torch.testing.assert_close(found, wanted, **TOLERANCE[case.dtype])
@@ -81,18 +81,18 @@ def test_extend_attention(shape, lens: list[tuple[int, int]], window: int, kind:
 
 
 def plain_case(prefixes: list[int], R: int, seed: int = 0, dtype: torch.dtype = torch.float32):
-    case, words, tail, visible = tree_case((seed, 3, 3, (64, 64), dtype, 1), prefixes, R, 0, -1)
-    return case, words, visible, case.randn(len(prefixes) * R, case.heads, 64)
+    case, ancestors, tail, visible = tree_case((seed, 3, 3, (64, 64), dtype, 1), prefixes, R, 0, -1)
+    return case, ancestors, visible, case.randn(len(prefixes) * R, case.heads, 64)
 
 
-def attend(case: Case, q: Tensor, prefixes: list[int], words: Tensor, rows: Tensor | None = None) -> Tensor:
+def attend(case: Case, q: Tensor, prefixes: list[int], ancestors: Tensor, rows: Tensor | None = None) -> Tensor:
     rows = case.rows if rows is None else rows
-    args = (q, case.k, case.v, case.table, rows, torch.tensor(prefixes), words)
-    return attention.tree_attention(*args, tail=words.shape[1], scale=0.125)
+    args = (q, case.k, case.v, case.table, rows, torch.tensor(prefixes), ancestors)
+    return attention.tree_attention(*args, tail=ancestors.shape[1], scale=0.125)
 
 
 def test_oracle_is_torchs_attention() -> None:
-    case, words, visible, q = plain_case([37], 9)
+    case, ancestors, visible, q = plain_case([37], 9)
     slots = case.table[case.rows[0], :46].long().clamp(min=0)
     k, v = case.k[slots], case.v[slots]
     found = attention_torch.attend(q, k, v, visible[0], scale=0.125)
@@ -102,19 +102,19 @@ def test_oracle_is_torchs_attention() -> None:
 
 
 def test_one_wrong_ancestor_bit_changes_that_row_alone() -> None:
-    case, words, _, q = plain_case([50], 8)
-    words = words | 1  # every row sees the root
-    right = attend(case, q, [50], words)
-    words[0, 3] ^= 1
-    wrong = attend(case, q, [50], words)
+    case, ancestors, _, q = plain_case([50], 8)
+    ancestors = ancestors | 1  # every row sees the root
+    right = attend(case, q, [50], ancestors)
+    ancestors[0, 3] ^= 1
+    wrong = attend(case, q, [50], ancestors)
     changed = (right != wrong).flatten(1).any(dim=1)
     assert changed.tolist() == [i == 3 for i in range(8)]
 
 
 def test_a_row_that_sees_nothing_is_zero(path: str) -> None:
-    case, words, _, q = plain_case([0], 4)
-    words[0, 2] = 0
-    found = attend(case, q, [0], words)
+    case, ancestors, _, q = plain_case([0], 4)
+    ancestors[0, 2] = 0
+    found = attend(case, q, [0], ancestors)
     assert bool((found[2] == 0).all())
     assert bool(found.isfinite().all())
 
@@ -122,23 +122,24 @@ def test_a_row_that_sees_nothing_is_zero(path: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_result_depends_neither_on_threads_nor_on_the_batch(dtype: torch.dtype) -> None:
     prefixes = [700, 3, 129]
-    case, words, _, q = plain_case(prefixes, 8, dtype=dtype)
+    case, ancestors, _, q = plain_case(prefixes, 8, dtype=dtype)
     threads = torch.get_num_threads()
-    together = attend(case, q, prefixes, words)
+    together = attend(case, q, prefixes, ancestors)
     try:
         torch.set_num_threads(2)
         for _ in range(3):
-            assert torch.equal(attend(case, q, prefixes, words), together)
+            assert torch.equal(attend(case, q, prefixes, ancestors), together)
     finally:
         torch.set_num_threads(threads)
     for i in range(3):
         one = slice(i, i + 1)
-        alone = attend(case, q[i * 8 : i * 8 + 8], prefixes[one], words[one].contiguous(), case.rows[one].contiguous())
+        inputs = (ancestors[one].contiguous(), case.rows[one].contiguous())
+        alone = attend(case, q[i * 8 : i * 8 + 8], prefixes[one], *inputs)
         assert torch.equal(alone, together[i * 8 : i * 8 + 8])
 
 
-def test_doors(path: str) -> None:
-    case, words, _, q = plain_case([20, 30], 4)
+def test_argument_checks(path: str) -> None:
+    case, ancestors, _, q = plain_case([20, 30], 4)
     good = dict(
         q=q,
         k_cache=case.k,
@@ -146,7 +147,7 @@ def test_doors(path: str) -> None:
         slot_table=case.table,
         rows=case.rows,
         prefix_lens=torch.tensor([20, 30]),
-        ancestors=words,
+        ancestors=ancestors,
         tail=4,
         scale=1.0,
     )

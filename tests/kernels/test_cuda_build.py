@@ -15,17 +15,16 @@ from eagle_plugin.kernels import build, loader
 
 pytestmark = pytest.mark.skipif(not build.find_nvcc(), reason="needs nvcc")
 
+CSRC = Path(__file__).parents[2] / "csrc"
+EXPORT = re.compile(r"^TVM_FFI_DLL_EXPORT_TYPED_FUNC\((\w+),", re.MULTILINE)
 ARCHS = ["80", "90", "100"]
-KERNELS = ["topk_log_softmax", "grow_level", "select_tree", "verify_greedy", "compact_kv", "store_kv"]
-KERNELS += ["sibling_links", "uniforms", "propose", "verify_tree"]
+KERNELS = [name for path in sorted((CSRC / "bindings").glob("*.h")) for name in EXPORT.findall(path.read_text())]
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    csrc = loader.source_folder()
-    assert csrc is not None
     path = tmp_path_factory.mktemp("cuda") / "libeagle_cuda.so"
-    build.build_cuda(csrc, path, ARCHS)
+    build.build_cuda(CSRC, path, ARCHS)
     return path
 
 
@@ -40,8 +39,9 @@ def find_cuobjdump() -> str | None:
 
 def test_it_loads_without_a_gpu_and_refuses_cpu_tensors(library: Path) -> None:
     module = tvm_ffi.load_module(str(library))
+    assert {"topk_log_softmax", "verify_tree", "store_kv"} <= set(KERNELS)
     assert all(module.get_function(name) for name in KERNELS)
-    with pytest.raises(ValueError, match=r"tokens is not on a CUDA device: move it with \.cuda\(\)"):
+    with pytest.raises(ValueError, match=r"parents is not on a CUDA device: move it with \.cuda\(\)"):
         loader.probe(module, "cpu")
 
 
@@ -55,7 +55,7 @@ def test_no_kernel_spills(library: Path) -> None:
     kernels = re.findall(r"Function (\S+):\s+REG:(\d+) STACK:(\d+)", usage)
     assert len(kernels) >= len(ARCHS) * len(KERNELS)
     for name, registers, stack in kernels:
-        assert int(registers) <= 64, name  # 1024 threads a block
-        # propose holds a list of 128 doubles, verify_tree what the refusals of a node have taken
+        assert int(registers) <= 64, name  # 1024 threads per block
+        # propose holds 128 doubles, verify_tree the shares that the refusals of a node have taken
         bound = 1200 if "propose_kernel" in name else 128 if "13verify_kernel" in name else 16
         assert int(stack) <= bound, name

@@ -15,7 +15,6 @@ import tvm_ffi
 from cuda_emulation import CSRC, build_driver, build_emulated
 from kernel_cases import random_parents
 
-from eagle_plugin.core.policy import NUM_SAMPLED
 from eagle_plugin.core.tree import new_table
 from eagle_plugin.kernels import kv, loader, tree
 
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 
 # order in which the threads of a block take turns; threads of a block, empty for the launcher's own number
 RUNS = [("forward", ""), ("reverse", "64"), ("random", "32")]
-KERNEL_TESTS = [f"test_{name}_kernels.py" for name in ("tree", "verify")]  # sampling: see below
+KERNEL_TESTS = [f"test_{name}_kernels.py" for name in ("tree", "kv")]  # sampling: see below
 # the barrier of which the negative controls are deprived
 BARRIER = """    scratch.picked[place] = candidate;
   }
@@ -84,7 +83,7 @@ def test_a_missing_barrier_is_caught(emulated: Path, without_a_barrier: Path, tm
     for order, block in RUNS:
         done = run_kernel_tests(library, order, block, "-x")
         if "FAILED" in done.stdout:
-            assert "test_growth_and_selection" in done.stdout
+            assert "test_levels_and_selection" in done.stdout
             return
     pytest.fail("the barrier's absence was not noticed")
 
@@ -123,7 +122,7 @@ def test_a_corrupt_table_yields_the_root_alone(emulated: Path, monkeypatch: pyte
     roots = torch.tensor([90, 91])
     sound = tree.select_tree(table, roots, 4)
     assert sound.parents.tolist() == [[-1, 0, 0, 0]] * 2
-    for parent in (3, 2, 1000000, 2**31 - 1):  # behind the child, itself not kept, far outside
+    for parent in (3, 2, 1000000, 2**31 - 1):  # after the child, itself not kept, far outside
         table.parents[0, 2] = parent
         found = tree.select_tree(table, roots, 4)
         assert found.parents.tolist() == [[-1] * 4, [-1, 0, 0, 0]]
@@ -188,33 +187,36 @@ def sampling_calls(seed: int) -> Iterator[tuple[str, tuple[object, ...], list[to
     def pick(*choices: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.tensor(choices, dtype=dtype)[torch.randint(0, len(choices), (b,), generator=gen)]
 
-    b, width, k, listed, max_accept_length, vocabulary = 3, 12, 3, 16, 4, (50, 700, 5000)[seed % 3]
+    b, width, k, top_m, max_accept_length, vocabulary = 3, 12, 3, 16, 4, (50, 700, 5000)[seed % 3]
+    slot_weights = (0.4, 0.12, 0.05)[: 1 + seed % 3]
+    num_sampled = len(slot_weights)
     params = [pick(0.3, 1, 2), pick(1, 5, 2**30, dtype=torch.int32), pick(0.5, 0.9, 1), pick(0, 0.1)]
     keys, counters = torch.randint(-(2**62), 2**62, (2, b), generator=gen)
-    numbers = torch.empty(b, 2 * max_accept_length + NUM_SAMPLED, dtype=torch.float64)
-    yield "uniforms", (keys, counters, 5), [numbers]
+    flat_uniforms = torch.empty(b, 2 * max_accept_length + num_sampled, dtype=torch.float64)
+    yield "uniforms", (keys, counters, 5), [flat_uniforms]
 
     logits = torch.randn(b, vocabulary, generator=gen).mul(3).round()  # full of ties
-    logp, index = tree.topk_log_softmax(logits, listed)
+    logp, index = tree.topk_log_softmax(logits, top_m)
     children = [
-        torch.empty(b, k + NUM_SAMPLED),
-        torch.empty(b, k + NUM_SAMPLED, dtype=torch.int64),
-        torch.empty(b, k + NUM_SAMPLED, dtype=torch.int32),
-        torch.empty(b, listed, dtype=torch.int64),
-        torch.empty(b, listed),
+        torch.empty(b, k + num_sampled),
+        torch.empty(b, k + num_sampled, dtype=torch.int64),
+        torch.empty(b, k + num_sampled, dtype=torch.int32),
+        torch.empty(b, top_m, dtype=torch.int64),
+        torch.empty(b, top_m),
     ]
-    yield "propose", (logp, index, *params, numbers[:, -NUM_SAMPLED:].contiguous(), 0, 1, None), children
+    drawn = flat_uniforms[:, -num_sampled:].contiguous()
+    yield "propose", (logp, index, *params, drawn, 0, 1, None, slot_weights), children
 
     parents = random_parents(b, width, gen)
     tokens = children[1].repeat(1, width)[:, :width].contiguous()
     draws = children[2].repeat(1, width)[:, :width].contiguous()
     target = logits.repeat_interleave(width, 0) + torch.randn(b * width, vocabulary, generator=gen) / 4
-    proposals = [q.view(b, 1, listed) for q in children[3:]]
+    proposals = [q.view(b, 1, top_m) for q in children[3:]]
     accepted = [
         torch.empty(b, max_accept_length, dtype=torch.int32),
         torch.empty(b, dtype=torch.int32),
         torch.empty(b, max_accept_length, dtype=torch.int64),
     ]
-    pairs = numbers[:, : 2 * max_accept_length].reshape(b, max_accept_length, 2).contiguous()
+    pairs = flat_uniforms[:, : 2 * max_accept_length].reshape(b, max_accept_length, 2).contiguous()
     chained = seed % 2 == 1
     yield "verify_tree", (tokens, parents, draws, target, *params, *proposals, pairs, chained), accepted

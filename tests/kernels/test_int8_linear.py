@@ -1,4 +1,4 @@
-"""The int8 linear layer against the bfloat16 layer that it stands for."""
+"""The int8 linear layer against the bfloat16 layer that it replaces."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_bias_and_leading_axes():
     torch.testing.assert_close(packed.linear(x, bias), torch.nn.functional.linear(x, weight, bias), rtol=0.05, atol=0.5)
 
 
-def test_other_dtypes_and_large_batches_are_left_alone():
+def test_other_dtypes_and_large_batches_are_not_served():
     assert int8_linear.pack(torch.randn(32, 64)) is None
     assert not int8_linear.serves(torch.randn(2, 64))
     assert not int8_linear.serves(torch.randn(17, 64).bfloat16())

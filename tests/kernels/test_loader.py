@@ -14,9 +14,9 @@ from eagle_plugin.kernels import build, loader
 
 SAY = """
 import torch
-from eagle_plugin.kernels import loader, verify
-t = torch.zeros(1, 3, dtype=torch.int64)
-print(loader.backend(), verify.verify_greedy(t, torch.tensor([[-1, 0, 1]], dtype=torch.int32), t, 2).tokens.tolist())
+from eagle_plugin.kernels import loader, tree
+links = tree.sibling_links(torch.tensor([[-1, 0, 0]], dtype=torch.int32))
+print(loader.backend(), [x.tolist()[0] for x in links])
 """
 
 
@@ -27,14 +27,14 @@ def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_torch_mode_needs_no_library() -> None:
-    assert run(SAY, EAGLE_KERNELS="torch").stdout.split("\n")[0] == "torch [[0, 0]]"
+    assert run(SAY, EAGLE_KERNELS="torch").stdout.split("\n")[0] == "torch [[1, -1, -1], [-1, 2, -1]]"
 
 
 def test_without_a_compiler_auto_falls_back_and_jit_refuses(tmp_path: Path) -> None:
     alone = dict(EAGLE_LIBRARY="", EAGLE_CACHE_DIR=str(tmp_path), CXX="", PATH=str(tmp_path))
     if loader.shipped_library() is None:
         done = run(SAY, EAGLE_KERNELS="auto", **alone)
-        assert done.stdout.split("\n")[0] == "torch [[0, 0]]"
+        assert done.stdout.split("\n")[0] == "torch [[1, -1, -1], [-1, 2, -1]]"
         assert "no C++ compiler found" in done.stderr
         aot = run(SAY, EAGLE_KERNELS="aot", **alone)
         assert aot.returncode

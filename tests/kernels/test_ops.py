@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.policy import NUM_SAMPLED
+from eagle_plugin.core.policy import NUM_SAMPLED, SLOT_WEIGHTS
 from eagle_plugin.core.tree import new_table
 from eagle_plugin.kernels import ops
 
 OPS = torch.ops.eagle_plugin
-B, K, W, V, M, STRIDE = 3, 2, 5, 40, 8, 3
+B, K, W, V, M, MAX_ACCEPT_LENGTH = 3, 2, 5, 40, 8, 3
 
 
 def params(rows: int) -> tuple[Tensor, ...]:
@@ -33,9 +33,8 @@ def cases() -> dict[str, tuple[Any, ...]]:
     grown = OPS.grow_level(*table, 0, 1, *level, None, None, None, None, 0)
     assert grown[0].shape == (B, 0)
     tree = OPS.select_tree(*table, torch.zeros(B, dtype=torch.int64), W)
-    targets = torch.zeros(B, W, dtype=torch.int64)
     q_tokens, q_weights = torch.zeros(B, 1, M, dtype=torch.int64), torch.zeros(B, 1, M)
-    u = torch.rand(B, STRIDE, NUM_SAMPLED + 1, generator=gen, dtype=torch.float64)
+    u = torch.rand(B, MAX_ACCEPT_LENGTH, NUM_SAMPLED + 1, generator=gen, dtype=torch.float64)
     q = torch.randn(B * W, 4, 16, generator=gen)
     k_cache, v_cache = (torch.randn(64, 2, 16, generator=gen) for _ in range(2))
     slots = torch.randperm(64, generator=gen)[: B * 16].view(B, 16).int()
@@ -43,13 +42,19 @@ def cases() -> dict[str, tuple[Any, ...]]:
     return {
         "uniforms": (torch.arange(B), torch.arange(B), 1, 5),
         "topk_log_softmax": (torch.randn(B, V, generator=gen), 4),
-        "propose": (logp, index, *params(B), u[:, 0, :NUM_SAMPLED].contiguous(), K, 0, 1, None),
+        "propose": (logp, index, *params(B), u[:, 0, :NUM_SAMPLED].contiguous(), K, 0, 1, None, list(SLOT_WEIGHTS)),
         "grow_level": (*table, 0, 1, *level, None, None, None, None, 1),
         "select_tree": (*table, torch.zeros(B, dtype=torch.int64), W),
-        "verify_greedy": (tree[0], tree[1], targets, STRIDE),
-        "verify_tree": (*tree, torch.randn(B * W, V, generator=gen), *params(B), q_tokens, q_weights, u, STRIDE),
+        "verify_tree": (
+            *tree,
+            torch.randn(B * W, V, generator=gen),
+            *params(B),
+            q_tokens,
+            q_weights,
+            u,
+            MAX_ACCEPT_LENGTH,
+        ),
         "store_kv": (k_cache, v_cache, loc, k_cache[:2].clone(), v_cache[:2].clone()),
-        "compact_rows": (k_cache, loc[None], torch.tensor([[0, 1]], dtype=torch.int32), torch.ones(1).int()),
         "tree_attention": (
             *(q, k_cache, v_cache, slots, torch.arange(B), torch.full((B,), 7), tree[3], W),
             *(0.25, 0.0, -1, None),
@@ -77,9 +82,9 @@ def test_a_round_compiles_into_one_graph() -> None:
         shape = (B, 1, K + NUM_SAMPLED)
         OPS.grow_level(*table, 0, 1, *(values.view(shape) for values in children[:3]), None, None, None, 0)
         tree = OPS.select_tree(*table, index[:, 0].contiguous(), W)
-        u = torch.full((B, STRIDE, NUM_SAMPLED + 1), 0.3, dtype=torch.float64)
+        u = torch.full((B, MAX_ACCEPT_LENGTH, NUM_SAMPLED + 1), 0.3, dtype=torch.float64)
         q = (children[3][:, None], children[4][:, None])
-        return OPS.verify_tree(*tree, logits, *params(B), *q, u, STRIDE)[2]
+        return OPS.verify_tree(*tree, logits, *params(B), *q, u, MAX_ACCEPT_LENGTH)[2]
 
     compiled = torch.compile(draft_and_verify, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(logp, index, logits), draft_and_verify(logp, index, logits))

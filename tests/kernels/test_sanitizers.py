@@ -52,7 +52,7 @@ def test_the_kernel_tests_pass(sanitized: dict[str, str]) -> None:
 
 
 def test_a_read_past_the_end_is_reported(sanitized: dict[str, str]) -> None:
-    """Negative control: the door cannot know that these addresses lie, so the sanitizer must."""
+    """Negative control: the argument checks cannot know that these addresses are wrong, but the sanitizer sees it."""
     code = """
 import torch
 from eagle_plugin.kernels import kv

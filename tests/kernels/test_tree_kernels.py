@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_cases import prop
+from kernel_cases import prop, random_parents
 
+from eagle_plugin.core import links
 from eagle_plugin.core import tree as oracle
 from eagle_plugin.kernels import tree as kernels
 
@@ -45,7 +46,7 @@ def test_topk_log_softmax(seed: int, rows: int, vocab: int, k: int, dtype: torch
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("k", [1, 4, 20, 64])
 def test_topk_where_one_stretch_has_all_the_best(k: int, dtype: torch.dtype) -> None:
-    """The largest logits, full of ties, all stand in columns that the same few threads of a block read."""
+    """The largest logits, full of ties, are all in columns that the same few threads of a block read."""
     gen = torch.Generator().manual_seed(k)
     logits = torch.randn(1, 40000, generator=gen)
     large = torch.arange(40000) % 128 < 16
@@ -76,7 +77,7 @@ def test_topk_of_a_broken_head(value: float) -> None:
     st.booleans(),
     st.booleans(),
 )
-def test_growth_and_selection(
+def test_levels_and_selection(
     seed: int, b: int, beam: int, k: int, depth: int, width: int, ties: bool, drawn: bool
 ) -> None:
     gen = torch.Generator().manual_seed(seed)
@@ -108,6 +109,18 @@ def test_growth_and_selection(
         assert x.dtype == y.dtype and torch.equal(x, y), name
 
 
+@prop
+@given(st.integers(0, 2**31), st.integers(0, 5), st.integers(1, 70), st.booleans())
+def test_sibling_links(seed: int, b: int, width: int, corrupt: bool) -> None:
+    gen = torch.Generator().manual_seed(seed)
+    parents = random_parents(b, width, gen)
+    if corrupt:  # parents after their children, beyond the tree, below -1
+        parents += torch.randint(-2, 3, parents.shape, generator=gen).int()
+    for found, wanted in zip(kernels.sibling_links(parents), links.sibling_links(parents), strict=True):
+        assert found.dtype == wanted.dtype
+        assert torch.equal(found, wanted)
+
+
 def test_a_table_of_thousands() -> None:
     gen = torch.Generator().manual_seed(0)
     logp, tokens = -torch.rand(1, 1, 3000, generator=gen), torch.randint(0, 50000, (1, 1, 3000), generator=gen)
@@ -122,9 +135,9 @@ def test_a_table_of_thousands() -> None:
 def test_values_of_a_corrupt_table_are_refused() -> None:
     table = kernels.new_table(1, 4)
     kernels.grow_level(table, 0, 1, -torch.arange(4.0).view(1, 1, 4), torch.arange(4).view(1, 1, 4), None, 0)
-    for parent in (3, 2, 1000000, 2**31 - 1):  # behind the child, itself not kept, far outside
+    for parent in (3, 2, 1000000, 2**31 - 1):  # after the child, itself not kept, far outside
         table.parents[0, 2] = parent
-        with pytest.raises(ValueError, match="request 0 has a candidate whose parent scores lower or stands behind it"):
+        with pytest.raises(ValueError, match="request 0 has a candidate whose parent scores lower or comes after it"):
             kernels.select_tree(table, torch.tensor([0]), 4)
 
 
@@ -141,7 +154,7 @@ def level(**changes):
     return kernels.grow_level(**(args | changes))
 
 
-def test_door(path: str) -> None:
+def test_argument_checks(path: str) -> None:
     level()
     with pytest.raises(TypeError, match=r"tokens is int32, wanted int64: convert it with \.to\(\)"):
         level(tokens=torch.zeros(2, 1, 4, dtype=torch.int32))
@@ -165,3 +178,5 @@ def test_door(path: str) -> None:
         kernels.topk_log_softmax(torch.zeros(1, 8), 9)
     with pytest.raises(TypeError, match="logits is torch.float64"):
         kernels.topk_log_softmax(torch.zeros(1, 8, dtype=torch.float64), 2)
+    with pytest.raises(TypeError, match="parents is int64, wanted int32"):
+        kernels.sibling_links(torch.zeros(1, 4, dtype=torch.int64))

@@ -26,7 +26,7 @@ TOLERANCE = {
     torch.bfloat16: dict(rtol=1 / 50, atol=1e-2),
 }
 DTYPES = list(TOLERANCE)
-# nodes, further tail keys, query heads a key head, (head_dim, of values), window, logit cap, sinks, splits, page size
+# nodes, further tail keys, query heads per key head, (head_dim, of values), window, logit cap, sinks, splits, page size
 SHAPES = {
     "decode": (1, 0, 1, (64, 64), -1, 0.0, False, 1, 1),
     "decode, split": (1, 0, 4, (128, 128), -1, 0.0, True, 8, 16),
@@ -34,13 +34,13 @@ SHAPES = {
     "two dims": (5, 0, 1, (80, 48), 0, 3.0, False, 1, 1),
     "several tiles": (64, 0, 4, (128, 128), 70, 0.0, True, 2, 16),
     "wide group": (17, 9, 8, (64, 64), 5, 0.0, False, 8, 1),
-    "full words": (33, 31, 3, (64, 64), -1, 0.0, False, 2, 16),
+    "full ancestors": (33, 31, 3, (64, 64), -1, 0.0, False, 2, 16),
 }
 
 
-def run(case: Case, q: Tensor, prefixes: list[int], words: Tensor, tail: int, **options) -> Tensor:
+def run(case: Case, q: Tensor, prefixes: list[int], ancestors: Tensor, tail: int, **options) -> Tensor:
     out = torch.full((*q.shape[:2], case.v.shape[2]), torch.nan, dtype=q.dtype, device=DEVICE)
-    args = (q, case.k, case.v, case.table, case.rows, torch.tensor(prefixes, dtype=torch.int64), words)
+    args = (q, case.k, case.v, case.table, case.rows, torch.tensor(prefixes, dtype=torch.int64), ancestors)
     sinks = options.pop("sinks", None)
     sinks = None if sinks is None else sinks.to(DEVICE)
     triton_attention.tree_attention(
@@ -54,53 +54,53 @@ def run(case: Case, q: Tensor, prefixes: list[int], words: Tensor, tail: int, **
 def test_tree_attention(shape: tuple, dtype: torch.dtype) -> None:
     R, extra, group, dims, window, cap, sinks, splits, page = shape
     prefixes = [0, 37, 270]
-    case, words, tail, visible = tree_case((R, 2, group, dims, dtype, page), prefixes, R, extra, window)
+    case, ancestors, tail, visible = tree_case((R, 2, group, dims, dtype, page), prefixes, R, extra, window)
     q = case.randn(len(prefixes) * R, case.heads, dims[0])
     option = {"logit_cap": cap, "sinks": case.sinks if sinks else None}
-    found = run(case, q, prefixes, words, tail, window=window, splits=splits, **option)
+    found = run(case, q, prefixes, ancestors, tail, window=window, splits=splits, **option)
     wanted = oracle(case, q, visible, [i * R for i in range(3)], torch.empty_like(found), scale=0.3, **option)
     torch.testing.assert_close(found, wanted, **TOLERANCE[dtype])
 
 
 def plain_case(prefix: int, R: int, window: int = -1) -> tuple[Case, Tensor, Tensor]:
-    case, words, _, _ = tree_case((0, 2, 2, (64, 64), torch.float32, 1), [prefix], R, 0, window)
-    return case, words, case.randn(R, case.heads, 64)
+    case, ancestors, _, _ = tree_case((0, 2, 2, (64, 64), torch.float32, 1), [prefix], R, 0, window)
+    return case, ancestors, case.randn(R, case.heads, 64)
 
 
 @pytest.mark.parametrize("splits", [1, 4])
 def test_one_wrong_ancestor_bit_changes_that_row_alone(splits: int) -> None:
-    case, words, q = plain_case(150, 8)
-    words = words | 1  # every row sees the root
-    right = run(case, q, [150], words, 8, splits=splits)
-    words[0, 3] ^= 1
-    wrong = run(case, q, [150], words, 8, splits=splits)
+    case, ancestors, q = plain_case(150, 8)
+    ancestors = ancestors | 1  # every row sees the root
+    right = run(case, q, [150], ancestors, 8, splits=splits)
+    ancestors[0, 3] ^= 1
+    wrong = run(case, q, [150], ancestors, 8, splits=splits)
     assert (right != wrong).flatten(1).any(dim=1).tolist() == [i == 3 for i in range(8)]
 
 
 def test_a_window_one_wider_shows() -> None:
-    case, words, q = plain_case(90, 4)
-    found = {window: run(case, q, [90], words, 4, window=window) for window in (20, 21)}
+    case, ancestors, q = plain_case(90, 4)
+    found = {window: run(case, q, [90], ancestors, 4, window=window) for window in (20, 21)}
     assert bool((found[20] != found[21]).flatten(1).any(dim=1).all())
 
 
 @pytest.mark.parametrize("splits", [1, 2])
 def test_a_row_that_sees_nothing_is_zero(splits: int) -> None:
-    case, words, q = plain_case(0, 4)
-    words[0, 2] = 0
-    found = run(case, q, [0], words, 4, splits=splits)
+    case, ancestors, q = plain_case(0, 4)
+    ancestors[0, 2] = 0
+    found = run(case, q, [0], ancestors, 4, splits=splits)
     assert bool((found[2] == 0).all())
     assert bool(found.isfinite().all())
 
 
 def test_strides_of_a_fused_projection_and_of_interleaved_caches() -> None:
-    case, words, q = plain_case(70, 4)
+    case, ancestors, q = plain_case(70, 4)
     wide = torch.cat([q, q + 1, q], dim=1)
     both = torch.stack([case.k, case.v], dim=1).to(DEVICE)  # [slots, 2, heads, dim]
-    wanted = run(case, q, [70], words, 4, splits=2)
+    wanted = run(case, q, [70], ancestors, 4, splits=2)
     case.k, case.v = both[:, 0], both[:, 1]
-    assert torch.equal(run(case, wide[:, : q.shape[1]], [70], words, 4, splits=2), wanted)
+    assert torch.equal(run(case, wide[:, : q.shape[1]], [70], ancestors, 4, splits=2), wanted)
 
 
 def test_no_rows() -> None:
-    case, words, q = plain_case(5, 2)
-    assert run(case, q[:0], [5], words[:, :0], 2).shape == (0, 4, 64)
+    case, ancestors, q = plain_case(5, 2)
+    assert run(case, q[:0], [5], ancestors[:, :0], 2).shape == (0, 4, 64)

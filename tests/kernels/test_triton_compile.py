@@ -18,8 +18,8 @@ from triton.compiler import ASTSource  # noqa: E402
 from eagle_plugin.kernels import triton_attention  # noqa: E402
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-SHARED = 99 * 1024  # bytes a block, the least since sm_80
-STACK = 64  # bytes a thread: a few registers spilled in the widest tile; whole rows of a tile would be kilobytes
+SHARED = 99 * 1024  # bytes per block, the smallest limit since sm_80
+STACK = 64  # bytes per thread: a few registers spilled in the widest tile; whole rows of a tile would be kilobytes
 SIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 pytestmark = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 leaves nothing to compile")
@@ -58,7 +58,7 @@ def stack_of(cubin: bytes) -> int:
 
 
 def attend(cc: int, dtype: str, rows: int, dim: int, *, extras: bool, tile=None) -> Compiled:
-    """The kernel of `rows` query rows a key head, split; `extras`: with window, cap and sinks, not split."""
+    """The kernel of `rows` query rows per key head, split; `extras`: with window, cap and sinks, not split."""
     tile = tile or triton_attention.tile_for(rows, dim, SIZES[dtype])
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), f"*{dtype}")
     types |= dict.fromkeys(("rows_ptr", "prefix_ptr", "words_ptr"), "*i64") | {"table_ptr": "*i32"}

@@ -80,7 +80,7 @@ def test_the_torch_path_does_read_tensors(kernels: tuple[Launches, Launches], mo
     assert kernels[0].grids == []
 
 
-def test_doors(kernels: tuple[Launches, Launches]) -> None:
+def test_argument_checks(kernels: tuple[Launches, Launches]) -> None:
     with FakeTensorMode():
         good = arguments(2, 8, 512)
         like = dict(dtype=torch.bfloat16, device="cuda")

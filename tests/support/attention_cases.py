@@ -1,11 +1,11 @@
-"""Requests in a paged cache, for the tests of attention; slots that no row may see hold NaN."""
+"""Requests in a paged cache, for the tests of attention; slots that no row may see contain NaN."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from kernel_cases import random_parents, words_of
+from kernel_cases import ancestor_bitmasks, random_parents
 from torch import Tensor
 
 from eagle_plugin.kernels import attention_torch
@@ -34,7 +34,7 @@ class Case:
         slots = pages * page
         self.k = torch.full((slots, kv_heads, dims[0]), torch.nan, dtype=dtype)
         self.v = torch.full((slots, kv_heads, dims[1]), torch.nan, dtype=dtype)
-        self.table = torch.full((b + 2, longest + 1), 2**31 - 1, dtype=torch.int32)  # past the end: nonsense
+        self.table = torch.full((b + 2, longest + 1), 2**31 - 1, dtype=torch.int32)  # past the end: invalid slots
         self.rows = torch.randperm(b + 2, generator=gen)[:b]
         free = (torch.randperm(pages, generator=gen)[:, None] * page + torch.arange(page)).flatten()
         for row, n in zip(self.rows.tolist(), lens, strict=True):
@@ -45,7 +45,7 @@ class Case:
         return torch.randn(*shape, generator=self.gen).to(self.dtype)
 
     def write(self, request: int, seen: Tensor) -> None:
-        """Give the keys that some row sees finite values; the others stay NaN and their slots nonsense."""
+        """Give the keys that some row sees finite values; the others stay NaN and their slots invalid."""
         positions = seen.any(dim=0).nonzero()[:, 0]
         slots = self.table[self.rows[request], positions].long()
         self.k[slots] = self.randn(len(slots), *self.k.shape[1:])
@@ -65,13 +65,14 @@ def oracle(case: Case, q: Tensor, visible: list[Tensor], starts: list[int], out:
 def tree_case(
     shape: Shape, prefixes: list[int], R: int, extra: int, window: int
 ) -> tuple[Case, Tensor, int, list[Tensor]]:
-    """A cache and R nodes a request of random trees of R + extra: case, ancestor words, tail, visible keys."""
+    """A cache and R nodes per request of random trees of R + extra: case, ancestor bitmasks, tail, visible keys."""
     seed, *rest = shape
     tail = min(R + extra, 64)
     case = Case(seed, [p + tail for p in prefixes], *rest)
-    words = words_of(random_parents(len(prefixes), min(tail, 64), case.gen))
-    words = words[:, torch.randperm(tail, generator=case.gen)[:R]].contiguous() if prefixes else words[:, :R]
-    visible = [attention_torch.tree_visible(words[i], p, tail, window) for i, p in enumerate(prefixes)]
+    ancestors = ancestor_bitmasks(random_parents(len(prefixes), min(tail, 64), case.gen))
+    chosen = torch.randperm(tail, generator=case.gen)[:R] if prefixes else slice(R)
+    ancestors = ancestors[:, chosen].contiguous()
+    visible = [attention_torch.tree_visible(ancestors[i], p, tail, window) for i, p in enumerate(prefixes)]
     for i, seen in enumerate(visible):
         case.write(i, seen)
-    return case, words, tail, visible
+    return case, ancestors, tail, visible

@@ -8,13 +8,13 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
-# the sanitizer run repeats these tests under a slow library, with fewer examples
+# the sanitizer run repeats these tests on a slow library, with fewer examples
 EXAMPLES = int(os.environ.get("EAGLE_TEST_EXAMPLES", "60"))
 prop = settings(derandomize=True, deadline=None, max_examples=EXAMPLES, database=None)
 
 
 def random_parents(b: int, width: int, gen: torch.Generator) -> Tensor:
-    """Return parents [b, width] int32 of random trees, about one node in eight being padding."""
+    """Return parents [b, width] int32 of random trees, where about one node in eight is padding."""
     parents = torch.full((b, width), -1, dtype=torch.int32)
     for i in range(b):
         for node in range(1, width):
@@ -23,13 +23,13 @@ def random_parents(b: int, width: int, gen: torch.Generator) -> Tensor:
     return parents
 
 
-def words_of(parents: Tensor) -> Tensor:
-    """Return the ancestor words [b, width] int64 of trees."""
+def ancestor_bitmasks(parents: Tensor) -> Tensor:
+    """Return the ancestor bitmasks [b, width] int64 of trees."""
     b, width = parents.shape
-    words = torch.zeros(b, width, dtype=torch.int64)
+    ancestors = torch.zeros(b, width, dtype=torch.int64)
     one = torch.ones((), dtype=torch.int64)
     for i in range(b):
         for node in range(width):
             parent = int(parents[i, node])
-            words[i, node] = (one << node) | (words[i, parent] if parent >= 0 else 1)
-    return words
+            ancestors[i, node] = (one << node) | (ancestors[i, parent] if parent >= 0 else 1)
+    return ancestors

@@ -7,16 +7,16 @@
 
 namespace eagle {
 
-constexpr int kCollected = 2048;  // items that a block holds at once
+constexpr int kCollected = 2048;  // items that a block can hold at once
 
 struct BestScratch {  // shared by the team
-  uint64_t best[kMaxListed];
+  uint64_t best[kMaxTopM];
   uint64_t keys[kCollected];
   uint32_t length;
 };
 
-// A greater key is a better item. No two items have the same key, so that ranks can be counted. NaN counts as -inf,
-// -0 as 0. No key is 0.
+// A greater key is a better item. No two items have the same key, so ranks can be counted. NaN counts as -inf and -0 as
+// 0. No key is 0.
 EAGLE_HD uint64_t best_key(float score, int32_t index) {
   const float x = score == score ? score + 0.0f : -INFINITY;
   uint32_t bits;
@@ -61,7 +61,7 @@ inline int insert_best(uint64_t* keys, int length, int capacity, uint64_t key) {
   return length + 1;
 }
 
-// A thread alone keeps a sorted list.
+// One thread keeps a sorted list.
 template <class Source>
 inline int32_t find_best(const SerialTeam&, BestScratch& scratch, const Source& source, int32_t count, int32_t n) {
   int length = 0;
@@ -73,9 +73,9 @@ inline int32_t find_best(const SerialTeam&, BestScratch& scratch, const Source& 
 }
 #endif
 
-// A block collects the items that may be among the best and counts their ranks. Each member's best item is one: the
-// n-th of these is a floor under the n best, and few items reach it unless the good ones all belong to a few members.
-// When too many do, the best are taken one by one.
+// A block collects the items that may be among the best and counts their ranks. The n-th best of the members' best
+// items is a lower bound of the n best items. Few items reach it, unless the best items all belong to a few members.
+// When too many items reach it, the best are searched one by one.
 template <class Team, class Source>
 EAGLE_HD int32_t find_best(const Team& team, BestScratch& scratch, const Source& source, int32_t count, int32_t n) {
   const int32_t wanted = n < count ? n : count;

@@ -1,4 +1,4 @@
-// Random numbers by counter: Philox-4x32-10 (Salmon et al., SC 2011). The specification is eagle_plugin/core/philox.py.
+// Random numbers by counter: Philox-4x32-10 (Salmon et al., SC 2011). The specification is eagle_plugin/core/rng.py.
 #pragma once
 #include "portable.h"
 

@@ -1,4 +1,4 @@
-// The same kernel body compiles for the host (g++) and for a device (nvcc).
+// A kernel body compiles for the host (g++) and for a GPU (nvcc).
 #pragma once
 #include <cstdint>
 
@@ -9,6 +9,7 @@
 #endif
 
 namespace eagle {
-constexpr int kMaxWidth = 64;    // ancestors are one 64-bit word per node
-constexpr int kMaxListed = 128;  // likeliest tokens of a row
+constexpr int kMaxWidth = 64;   // ancestors are one 64-bit bitmask per node
+constexpr int kMaxTopM = 128;   // M: most likely tokens of a row that are kept as candidates
+constexpr int kMaxSampled = 4;  // sampled children of a node that are drawn and tested
 }  // namespace eagle

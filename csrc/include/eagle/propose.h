@@ -2,35 +2,40 @@
 #pragma once
 #include <cmath>
 
-#include "law.h"
+#include "target_distribution.h"
 
 namespace eagle {
 
-constexpr int kSampled = 2;  // core/propose.py SAMPLED
+struct SlotWeights {  // one for each of the S sampled children, see core/policy.py SLOT_WEIGHTS
+  double values[kMaxSampled];
+  int32_t count;
+};
 
 struct ChildrenRow {
-  float* logp;        // [k + 2]
-  int64_t* tokens;    // [k + 2]
-  int32_t* draws;     // [k + 2]
+  float* logp;        // [k + S]
+  int64_t* tokens;    // [k + S]
+  int32_t* draws;     // [k + S]
   int64_t* q_tokens;  // [M]
   float* q_weights;   // [M]
 };
 
-// logp [M] (descending, at temperature 1) and index [M], M <= 128, k <= M; draft_to_target null: the ids are the same.
+// logp [M] (descending, at temperature 1) and index [M], M <= 128; u [S]; k <= M. draft_to_target null: the draft's ids
+// are the target's.
 EAGLE_HD void propose(const float* logp, const int64_t* index, int32_t M, const SamplingRow& params, const double* u,
-                      int32_t k, int32_t row, const int64_t* draft_to_target, ChildrenRow out) {
-  double q[kMaxListed];
+                      int32_t k, const SlotWeights& slot_weights, int32_t row, const int64_t* draft_to_target,
+                      ChildrenRow out) {
+  double q[kMaxTopM];
   for (int32_t i = 0; i < M; ++i) {
     out.q_tokens[i] = draft_to_target ? draft_to_target[index[i]] : index[i];
     out.q_weights[i] = 0;
   }
-  for (int32_t i = 0; i < k + kSampled; ++i) {
+  for (int32_t i = 0; i < k + slot_weights.count; ++i) {
     out.logp[i] = i < k ? logp[i] : -INFINITY;
     out.tokens[i] = out.q_tokens[i < M ? i : M - 1];
     out.draws[i] = -1;
   }
   if (params.top_k != 1) {
-    // q at the request's temperature; the tokens that are not listed count as flat as the last of the list.
+    // q at the request's temperature. The tokens outside the top M are taken to be as flat as the last of the M.
     const double flat = 1.0 / params.temperature, highest = logp[0] > -700 ? logp[0] : -700, last = logp[M - 1];
     double missing = 1, sum = 0;
     for (int32_t i = 0; i < M; ++i) {
@@ -54,29 +59,27 @@ EAGLE_HD void propose(const float* logp, const int64_t* index, int32_t M, const 
       out.logp[i] = score < 0 ? static_cast<float>(score) : 0.0f;
     }
     if (rest > 0) {
-      double stored = 0;  // of the rounded weights: what is stored is what is drawn from, and verified against
-      for (int32_t i = k; i < kept; ++i) stored += out.q_weights[i] = static_cast<float>(q[i] / rest);
-      const double worths[kSampled] = {0.4, 0.12};  // core/propose.py SLOT_WORTH
-      int32_t gone = -1;                            // what the first drew
-      for (int32_t slot = 0; slot < kSampled && stored > 0; ++slot) {
+      double undrawn = 0;  // sum of the rounded weights: the stored weights are drawn from and verified against
+      for (int32_t i = k; i < kept; ++i) undrawn += q[i] = out.q_weights[i] = static_cast<float>(q[i] / rest);
+      for (int32_t slot = 0; slot < slot_weights.count && undrawn > 0; ++slot) {
         int32_t drawn = -1;
         double passed = 0;
-        for (int32_t i = k; i < kept && (drawn < 0 || passed <= u[slot] * stored); ++i) {
-          if (i == gone || !(out.q_weights[i] > 0)) continue;
-          passed += out.q_weights[i];
+        for (int32_t i = k; i < kept && (drawn < 0 || passed <= u[slot] * undrawn); ++i) {
+          if (!(q[i] > 0)) continue;  // also what an earlier slot drew
+          passed += q[i];
           drawn = i;
         }
         if (drawn < 0) break;
-        const double score = log(worths[slot] * rest / total);
+        const double score = log(slot_weights.values[slot] * rest / total);
         out.logp[k + slot] = score < 0 ? static_cast<float>(score) : 0.0f;
         out.tokens[k + slot] = out.q_tokens[drawn];
         out.draws[k + slot] = row;
-        stored -= out.q_weights[drawn];
-        gone = drawn;
+        undrawn -= q[drawn];
+        q[drawn] = 0;
       }
     }
   }
-  for (int32_t i = 1; i < M; ++i) {  // ascending tokens
+  for (int32_t i = 1; i < M; ++i) {  // sort by token
     const int64_t token = out.q_tokens[i];
     const float weight = out.q_weights[i];
     int32_t place = i;

@@ -1,9 +1,9 @@
-// The workers that share one request. A body is written once, for any team: it works in strides,
+// A team: the threads that work on one request. A kernel body is written once, for a team of any size:
 //
 //     for (int i = team.rank(); i < n; i += team.size()) { ... }
-//     team.sync();  // what the loop wrote is now seen by every member
+//     team.sync();  // every member now sees what the loop wrote
 //
-// On the CPU a team is one thread (SerialTeam, whose calls vanish), on the GPU one block (BlockTeam in
+// On the CPU a team is one thread (SerialTeam, whose calls compile to nothing), on the GPU one block (BlockTeam in
 // csrc/cuda/block_team.cuh). Both have
 //
 //     rank(), size()    this member, 0 .. size - 1
@@ -11,13 +11,13 @@
 //     sum(x)            of int32_t, uint32_t, int64_t, uint64_t over all members
 //     exclusive_sum(x)  of the members of lower rank; the same types
 //     max(x), min(x)    of float and of those types
-//     add(p, x)         *p += x at once, returns what was there; uint32_t and uint64_t in memory that the team shares
+//     add(p, x)         atomic *p += x, returns the old value; uint32_t and uint64_t in memory that the team shares
 //
-// kTake is how many neighbouring items a member should take at once: many for a thread alone, so that the compiler
-// makes vectors of them, one in a block, where neighbouring threads read neighbours.
+// kTake is how many neighbouring items a member should take at once: many for a single thread, so that the compiler
+// uses vectors; one in a block, where neighbouring threads read neighbouring items.
 //
-// sum, exclusive_sum, max and min are barriers too, and every member must reach them; each gets the result. Only
-// integers are summed: their sum does not depend on the order, so a body gives the same bits at any team size.
+// sum, exclusive_sum, max and min are barriers too: every member must call them, and every member gets the result. Only
+// integers are summed. An integer sum does not depend on its order, so a body gives the same bits at any team size.
 #pragma once
 #include "portable.h"
 

@@ -1,5 +1,6 @@
 // The k most likely tokens of a row of logits, with their log-probabilities. The specification is topk_log_softmax in
-// eagle_plugin/core/tree.py. The body is a block's; csrc/cpu/topk.cc does the same with vectors.
+// eagle_plugin/core/tree.py. The body is for a block; csrc/cpu/topk.h does the same with
+// vectors.
 #pragma once
 #include "best.h"
 
@@ -59,7 +60,7 @@ struct LogitsRow {  // a source of items for find_best, read 16 bytes at a time
   }
 };
 
-// logp [k] and index [k]; 1 <= k <= min(vocabulary, 128). The terms of the sum are integers, 2^32 for the likeliest
+// logp [k] and index [k]; 1 <= k <= min(vocabulary, 128). The terms of the sum are integers, 2^32 for the most likely
 // token, so that the result does not depend on the size of the team.
 template <class Team, class T>
 EAGLE_HD void topk_log_softmax(const Team& team, BestScratch& scratch, const LogitsRow<T>& row, int32_t k, float* logp,

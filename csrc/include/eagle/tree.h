@@ -1,4 +1,5 @@
-// Growth and selection of the draft tree for one request. The specification is eagle_plugin/core/tree.py.
+// Building a level of the draft tree and selecting its nodes, for one request. The specification is
+// eagle_plugin/core/tree.py.
 #pragma once
 #include "best.h"
 
@@ -19,7 +20,7 @@ struct FrontierRow {  // one request's row of the frontier
   uint64_t* ancestors;
 };
 
-struct LevelRow {  // the children that one request's frontier has been given
+struct LevelRow {  // the children of one request's frontier
   const float* logp;
   const int64_t* tokens;
   const int32_t* draws;  // null where no child was drawn
@@ -29,8 +30,8 @@ struct LevelRow {  // the children that one request's frontier has been given
   int32_t first_slot;    // of the new frontier in the draft tail
 };
 
-// The children enter the table at `offset`; the best `keep` of them are the new frontier. first_slot + keep <= 64 and
-// offset + rows * k <= C are the caller's to check.
+// Writes the children into the table at `offset`; the best `keep` of them become the new frontier. The caller checks
+// that first_slot + keep <= 64 and offset + rows * k <= C.
 template <class Team>
 EAGLE_HD void grow_level(const Team& team, BestScratch& scratch, TableRow table, const LevelRow& level, int32_t keep,
                          FrontierRow out) {
@@ -72,7 +73,7 @@ struct SelectScratch {  // shared by the team
 
 // The node of a candidate among the nodes before `node`; 0, the root, when none of them is that candidate.
 EAGLE_HD int32_t node_of(const int32_t* picked, int32_t node, int32_t candidate) {
-  int32_t low = 0, high = node - 1;  // first place in picked[0, node - 1) that is not below the candidate
+  int32_t low = 0, high = node - 1;  // first index in picked[0, node - 1) with a value not below the candidate
   while (low < high) {
     const int32_t middle = (low + high) / 2;
     if (picked[middle] < candidate) {
@@ -84,8 +85,8 @@ EAGLE_HD int32_t node_of(const int32_t* picked, int32_t node, int32_t candidate)
   return low < node - 1 && picked[low] == candidate ? low + 1 : 0;
 }
 
-// The best width - 1 of `candidates` candidates as a tree. When a picked candidate's parent is not picked or stands
-// behind it, the table is corrupt: the tree is then the root alone, and false is returned.
+// The best width - 1 of `candidates` candidates as a tree. When the parent of a picked candidate is not picked or comes
+// after it, the table is corrupt: then the tree is the root alone, and the result is false.
 template <class Team>
 EAGLE_HD bool select_tree(const Team& team, SelectScratch& scratch, TableRow table, int32_t candidates,
                           int64_t root_token, int32_t width, TreeRow out) {

@@ -18,7 +18,7 @@ from eagle_plugin.engines.round import Drafts, KVCaches, TreeRows, accept, accep
 from eagle_plugin.engines.sglang.batch import RoundBatch
 from eagle_plugin.engines.sglang.logits import transform_logits
 from eagle_plugin.engines.sglang.penalties import NodePenalties
-from eagle_plugin.kernels.tree_links import sibling_links
+from eagle_plugin.kernels.tree import sibling_links
 
 
 @dataclass

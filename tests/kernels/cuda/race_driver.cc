@@ -1,5 +1,6 @@
 // Calls the emulated kernels on small inputs that reach every barrier; ThreadSanitizer watches. The kernels are linked
 // in and called by the names that they export.
+#include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/function.h>
 
@@ -56,7 +57,6 @@ T argument(T value) {
 KERNEL(topk_log_softmax)
 KERNEL(grow_level)
 KERNEL(select_tree)
-KERNEL(verify_greedy)
 KERNEL(compact_kv)
 KERNEL(store_kv)
 KERNEL(sibling_links)
@@ -75,24 +75,22 @@ void grow_and_walk() {
 
   const int64_t candidates = k + beam * k;
   Tensor<float> table_scores({b, candidates}), scores({b, beam});
-  Tensor<int64_t> table_ids({b, candidates}), frontier_ids({b, beam}), rows({b, beam}), words({b, beam});
+  Tensor<int64_t> table_ids({b, candidates}), frontier_ids({b, beam}), rows({b, beam}), ancestors({b, beam});
   Tensor<int32_t> table_parents({b, candidates}), table_draws({b, candidates}), frontier({b, beam});
   grow_level(table_scores, table_ids, table_parents, table_draws, 0, 1, logp, ids, nullptr, nullptr, nullptr, nullptr,
-             beam, frontier, scores, frontier_ids, rows, words);
+             beam, frontier, scores, frontier_ids, rows, ancestors);
   Tensor<float> next_scores({b, beam});
-  Tensor<int64_t> next_ids({b, beam}), next_rows({b, beam}), next_words({b, beam});
+  Tensor<int64_t> next_ids({b, beam}), next_rows({b, beam}), next_ancestors({b, beam});
   Tensor<int32_t> next({b, beam});
   grow_level(table_scores, table_ids, table_parents, table_draws, k, 2, level_logp, level_ids, nullptr, frontier,
-             scores, words, beam, next, next_scores, next_ids, next_rows, next_words);
+             scores, ancestors, beam, next, next_scores, next_ids, next_rows, next_ancestors);
 
-  Tensor<int64_t> roots({b}), tree_ids({b, width}), tree_words({b, width});
+  Tensor<int64_t> roots({b}), tree_ids({b, width}), tree_ancestors({b, width});
   Tensor<int32_t> parents({b, width}), depths({b, width}), draws({b, width});
-  select_tree(table_scores, table_ids, table_parents, table_draws, roots, tree_ids, parents, depths, tree_words, draws);
+  select_tree(table_scores, table_ids, table_parents, table_draws, roots, tree_ids, parents, depths, tree_ancestors,
+              draws);
 
-  Tensor<int64_t> targets({b, width}, 100), out({b, 4});
   Tensor<int32_t> accepted({b, 4}), lengths({b});
-  verify_greedy(tree_ids, parents, targets, accepted, lengths, out);
-
   Tensor<float> cache({b * width, 3, 5}, 1000), more({4, 3, 5}, 10);
   Tensor<int64_t> address({1}), bytes({1}), window({b, width}), loc({4});
   address.values[0] = reinterpret_cast<int64_t>(cache.values.data());
@@ -108,10 +106,10 @@ void grow_and_walk() {
   sibling_links(parents, first_child, next_sibling);
 }
 
-// Two requests with 3 top tokens and 2 drawn ones as children, of which one cuts its distribution within a value that
-// many tokens have.
+// Two requests whose nodes have 3 deterministic and 2 sampled children. The filters of one request cut its distribution
+// between tokens with the same logit.
 void sample() {
-  const int64_t b = 2, k = 5, listed = 8, width = 6, stride = 3, vocabulary = 3000;
+  const int64_t b = 2, k = 5, top_m = 8, width = 6, max_accept_length = 3, vocabulary = 3000;
   Tensor<float> temperatures({b}), top_ps({b}), min_ps({b});
   Tensor<int32_t> top_ks({b});
   temperatures.values = {1, 0.5};
@@ -119,22 +117,22 @@ void sample() {
   min_ps.values = {0, 0.1f};
   top_ks.values = {100, 1000};
   Tensor<int64_t> keys({b}, 3), counters({b}, 3);
-  Tensor<double> numbers({b, 2 * stride}), pairs({b, stride, 2}), drawn({b, 2});
-  uniforms(keys, counters, 1, numbers);
-  pairs.values = numbers.values;
+  Tensor<double> flat_uniforms({b, 2 * max_accept_length}), node_uniforms({b, max_accept_length, 2}), drawn({b, 2});
+  uniforms(keys, counters, 1, flat_uniforms);
+  node_uniforms.values = flat_uniforms.values;
   drawn.values = {0.3, 0.9, 0.1, 0.5};
 
-  Tensor<float> draft({b, vocabulary}, 20), logp({b, listed}), q_weights({b, listed}), child_logp({b, k});
-  Tensor<int64_t> index({b, listed}), q_tokens({b, listed}), child_tokens({b, k});
+  Tensor<float> draft({b, vocabulary}, 20), logp({b, top_m}), q_weights({b, top_m}), child_logp({b, k});
+  Tensor<int64_t> index({b, top_m}), q_tokens({b, top_m}), child_tokens({b, k});
   Tensor<int32_t> child_draws({b, k});
   topk_log_softmax(draft, logp, index);
-  propose(logp, index, temperatures, top_ks, top_ps, min_ps, drawn, 0, 1, nullptr, child_logp, child_tokens,
-          child_draws, q_tokens, q_weights);
+  propose(logp, index, temperatures, top_ks, top_ps, min_ps, drawn, 0, 1, nullptr, tvm::ffi::Array<double>{0.4, 0.12},
+          child_logp, child_tokens, child_draws, q_tokens, q_weights);
 
-  Tensor<float> target({b * width, vocabulary}, 20), weights({b, 1, listed});
-  Tensor<int64_t> tokens({b, width}), listed_tokens({b, 1, listed}), out({b, stride});
-  Tensor<int32_t> parents({b, width}), draws({b, width}), accepted({b, stride}), lengths({b});
-  listed_tokens.values = q_tokens.values;
+  Tensor<float> target({b * width, vocabulary}, 20), weights({b, 1, top_m});
+  Tensor<int64_t> tokens({b, width}), top_m_tokens({b, 1, top_m}), out({b, max_accept_length});
+  Tensor<int32_t> parents({b, width}), draws({b, width}), accepted({b, max_accept_length}), lengths({b});
+  top_m_tokens.values = q_tokens.values;
   weights.values = q_weights.values;
   for (int64_t i = 0; i < b * width; ++i) {
     const int64_t node = i % width, child = i / width * (k) + node % (k);
@@ -143,8 +141,8 @@ void sample() {
     parents.values[i] = node < 5 ? static_cast<int32_t>(node > 0) - 1 : 1;
   }
   for (const bool chained : {false, true}) {
-    verify_tree(tokens, parents, draws, target, temperatures, top_ks, top_ps, min_ps, listed_tokens, weights, pairs,
-                chained, accepted, lengths, out);
+    verify_tree(tokens, parents, draws, target, temperatures, top_ks, top_ps, min_ps, top_m_tokens, weights,
+                node_uniforms, chained, accepted, lengths, out);
   }
 }
 

@@ -2,9 +2,9 @@
 
 Attention: on a CPU the engine chooses the backend `intel_amx` and, where AMX is missing, replaces it by `torch_native`,
 which cannot verify draft trees. `intel_amx` is plain Python over torch.ops.sgl_kernel.{decode,extend}_attention_cpu,
-which we provide, and nothing else in it needs AMX. So the whole remedy is to skip that one replacement: the engine's
-own backend, its draft backends (DraftBackendFactory's closed maps) and every check for the name "intel_amx" then work
-as they are. A backend of our own name would need two more hooks in DraftBackendFactory and would miss those checks.
+which we provide, and nothing else in it needs AMX. So it is enough to skip that one replacement: the engine's own
+backend, its draft backends (DraftBackendFactory's closed maps) and every check for the name "intel_amx" then work
+unchanged. A backend with a name of our own would need two more hooks in DraftBackendFactory and fail those checks.
 
 Norm, activation, rotary positions: without AMX the engine runs forward_native of these layers, chains of torch
 operations that take about 4 ms of a 24 ms token of a 30-layer model on two cores. One call each does the same; variants
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from eagle_plugin.kernels import elementwise
+from eagle_sglang_cpu import elementwise
 
 ATTENTION_FALLBACK = "sglang.srt.arg_groups.overrides._attention_backend_platform_fallbacks"
 GATHER_SPEC_EXTRAS = "sglang.kernels.ops.speculative.gather_spec_extras.gather_spec_extras"
@@ -30,7 +30,7 @@ ROTARY = "sglang.srt.layers.rotary_embedding.base.RotaryEmbedding.forward_native
 
 
 def keep_intel_amx(fallbacks: Callable[[Any], dict], view: Any) -> dict:
-    """Leave `intel_amx` as the attention backend, but for models with latent attention (MLA), which we do not serve."""
+    """Keep `intel_amx` as the attention backend, except for models with latent attention (MLA): no kernels of ours."""
     from sglang.srt.arg_groups.overrides import use_mla_backend
 
     if view.device == "cpu" and view.attention_backend == "intel_amx" and not use_mla_backend(view):
@@ -54,11 +54,11 @@ def gather_rows(
 
 
 def run_uncompiled(compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call the function inside a torch.compile wrapper, whose compilation stalls the first requests and never pays.
+    """Call the function inside a torch.compile wrapper: compiling delays the first requests and saves nothing later.
 
-    Measured (1 thread), compiled against plain: the draft's beam step stalls for 3 to 20 s and then takes 28 us a call
-    against 17 (beam 4, hidden size 576); seeded sampling stalls for 7 s and then takes 0.7 ms against 0.7 for one row
-    of 49152 logits, 2.5 against 1.5 for four.
+    Measured (1 thread), compiled against plain: the draft's beam step stalls for 3 to 20 s and then takes 28 us per
+    call against 17 (beam 4, hidden size 576); seeded sampling stalls for 7 s and then takes 0.7 ms against 0.7 for one
+    row of 49152 logits, 2.5 against 1.5 for four.
     """
     return inspect.unwrap(compiled)(*args, **kwargs)
 

@@ -1,8 +1,7 @@
 """Slot bookkeeping under the names and argument orders of SGLang 0.5.23's CPU call sites."""
 
 import torch
-
-from eagle_plugin.kernels import cache_index
+from eagle_sglang_cpu import cache_index
 
 
 def _int64(tensor: torch.Tensor) -> torch.Tensor:

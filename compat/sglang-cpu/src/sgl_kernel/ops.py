@@ -11,8 +11,8 @@ SUPPORTED_DTYPES = (torch.bfloat16, torch.float32)
 
 
 @functools.lru_cache(maxsize=256)
-def _no_words(b: int) -> torch.Tensor:
-    """Ancestor words of a plain decode: with the token counted as prefix, no tail key is left to see."""
+def _no_ancestors(b: int) -> torch.Tensor:
+    """Ancestor bitmasks of a plain decode: the token counts as prefix, so there is no tail key to see."""
     return torch.zeros((b, 1), dtype=torch.int64)
 
 
@@ -55,11 +55,11 @@ def decode_attention_cpu(
     encoder_lens: torch.Tensor | None,
     sinks: torch.Tensor | None,
 ) -> None:
-    """Store one new key and value a request at `loc`, then attend from its query to all seq_lens[i] cached keys.
+    """Store one new key and value per request at `loc`, then attend from its query to all seq_lens[i] cached keys.
 
     query [b, Hq, D], buffers [slots, Hkv, D], key / value [b, Hkv, D] or None (already stored), loc i64 [b],
     req_to_token i32 [P, S], req_pool_indices and seq_lens i64 [b]; sliding_window_size counts the query itself, 0 = no
-    window. `output` is written; attn_logits, scratch of the AMX kernel, is left alone.
+    window. `output` is written; attn_logits, scratch of the AMX kernel, is not used.
     """
     _refuse_unsupported("decode_attention_cpu", query, k_buffer, k_scale, v_scale, is_cross_attention, encoder_lens)
     if key is not None and value is not None:
@@ -71,7 +71,7 @@ def decode_attention_cpu(
         req_to_token,
         req_pool_indices,
         seq_lens,
-        _no_words(query.shape[0]),
+        _no_ancestors(query.shape[0]),
         tail=0,
         scale=sm_scale,
         logit_cap=logit_cap,

@@ -1,8 +1,7 @@
 """Tree building and greedy verification under the names and argument orders of SGLang 0.5.23's CPU call sites."""
 
 import torch
-
-from eagle_plugin.kernels import tree_links
+from eagle_sglang_cpu import tree_links
 
 QLEN_ONLY = 1  # sglang.kernels.ops.speculative.spec_tree.TreeMaskMode, the mode that SGLang uses on a CPU
 

@@ -1,14 +1,13 @@
-// Norm, activation and rotary positions in one pass each. Torch runs them as chains of five to ten operations, which on
-// a small batch cost more than the arithmetic. Roundings follow the chains: what they round between two operations is
-// rounded here too, so bf16 results differ from them only where the order of a sum does.
-#include <eagle/ffi_checks.h>
-#include <eagle/simd.h>
+// Norm, activation and rotary positions in one pass each. Torch runs each of them as a chain of five to ten operations,
+// whose overhead on a small batch is larger than the arithmetic. Roundings follow the chain: a value that it rounds
+// between two operations is rounded here too, so a bf16 result differs only where the order of a sum differs.
+#include <bindings/checks.h>
+#include <cpu/parallel.h>
+#include <cpu/simd.h>
 
 #include <cmath>
 #include <type_traits>
 #include <vector>
-
-#include "parallel.h"
 
 namespace eagle {
 namespace {
@@ -17,7 +16,7 @@ using simd::BFloat16;
 using simd::Floats;
 using simd::kLanes;
 
-constexpr int64_t kWorthThreads = 1 << 16;  // elements below which waking other threads costs more than it saves
+constexpr int64_t kMinParallelElements = 1 << 16;  // below, waking other threads costs more than it saves
 
 template <class T>
 Floats rounded(Floats v) {
@@ -82,7 +81,7 @@ void rms_norm(TensorView x, TensorView weight, TensorView residual, TensorView o
   check_lanes(n, "the size of a row of x");
   with_type(x, "x", [&](auto type) {
     using T = decltype(type);
-    parallel_for(rows, rows * n > kWorthThreads, [&](int64_t i) {
+    parallel_for(rows, rows * n > kMinParallelElements, [&](int64_t i) {
       thread_local std::vector<float> row;
       row.resize(n);
       norm_row(ptr<T>(x) + i * n, ptr<T>(weight), add ? ptr<T>(residual) + i * n : nullptr, ptr<T>(out) + i * n,
@@ -99,7 +98,7 @@ void silu_and_mul(TensorView x, TensorView out) {
   check_lanes(n, "the size of a row of out");
   with_type(x, "x", [&](auto type) {
     using T = decltype(type);
-    parallel_for(rows, rows * n > kWorthThreads, [&](int64_t i) {
+    parallel_for(rows, rows * n > kMinParallelElements, [&](int64_t i) {
       const T* gate = ptr<T>(x) + i * 2 * n;
       T* to = ptr<T>(out) + i * n;
       for (int64_t j = 0; j < n; j += kLanes) {
@@ -133,7 +132,7 @@ void rotary(TensorView positions, TensorView q, TensorView k, TensorView cos_sin
     using T = decltype(type);
     with_type(cos_sin, "cos_sin", [&](auto table_type) {
       using C = decltype(table_type);
-      parallel_for(rows, rows * (q_step + k_step) > kWorthThreads, [&](int64_t i) {
+      parallel_for(rows, rows * (q_step + k_step) > kMinParallelElements, [&](int64_t i) {
         const C* cos = ptr<C>(cos_sin) + ptr<int64_t>(positions)[i] * dim;
         for (int64_t h = 0; h < q.size(1); ++h) rotate_head(ptr<T>(q) + i * q_step + h * size, cos, cos + half, half);
         for (int64_t h = 0; h < k.size(1); ++h) rotate_head(ptr<T>(k) + i * k_step + h * size, cos, cos + half, half);

@@ -1,4 +1,4 @@
-// Checks at the door: every tensor that a kernel receives is compared with the dtype and the shape it must have.
+// Argument checks: every tensor that a kernel receives is compared with the dtype, shape and device it must have.
 #pragma once
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/error.h>
@@ -15,13 +15,13 @@ constexpr DLDataType kI32{kDLInt, 32, 1}, kI64{kDLInt, 64, 1}, kF32{kDLFloat, 32
     kBool{kDLBool, 8, 1}, kF16{kDLFloat, 16, 1}, kBF16{kDLBfloat, 16, 1};
 constexpr int64_t kAny = -1;  // a size that is not checked
 #if defined(__CUDACC__)
-constexpr DLDeviceType kDevice = kDLCUDA;  // where this library's tensors live
+constexpr DLDeviceType kDevice = kDLCUDA;  // of the tensors that this library takes
 constexpr char kMove[] = "a CUDA device: move it with .cuda()";
 #else
 constexpr DLDeviceType kDevice = kDLCPU;
 constexpr char kMove[] = "the CPU: move it with .cpu()";
 #endif
-constexpr bool kChecksValues = kDevice == kDLCPU;  // elsewhere the host would have to wait for the device
+constexpr bool kChecksValues = kDevice == kDLCPU;  // on a GPU the host would have to wait
 
 template <class T>
 T* ptr(const TensorView& t) {
@@ -95,10 +95,10 @@ inline int64_t check_rows(const TensorView& t, const char* name, DLDataType dtyp
 }
 
 inline void check(const TensorView& t, const char* name, DLDataType dtype, std::initializer_list<int64_t> shape) {
-  const int64_t stride = check_rows(t, name, dtype, shape);
+  const int64_t row_stride = check_rows(t, name, dtype, shape);
   int64_t inner = 1;
   for (int axis = 1; axis < t.ndim(); ++axis) inner *= t.size(axis);
-  if (stride != inner && inner > 0) {
+  if (row_stride != inner && inner > 0) {
     TVM_FFI_THROW(ValueError) << name << " has gaps between its rows, wanted a contiguous tensor: call .contiguous()";
   }
 }

@@ -1,14 +1,11 @@
-"""Norm, activation and rotary positions of small batches in one C++ call each; None where torch must do it.
-
-These are no part of speculation: engines without CPU kernels of their own use them (compat/sglang-cpu).
-"""
+"""Norm, activation and rotary positions of small batches in one C++ call each; None where torch must do it."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from eagle_plugin.kernels.loader import function
+from eagle_sglang_cpu.native import function
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _NONE = torch.empty(0, 0)

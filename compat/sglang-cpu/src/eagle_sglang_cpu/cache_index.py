@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.kernels.checks import ANY, check
-from eagle_plugin.kernels.loader import function
+from eagle_sglang_cpu.native import function
 
 __all__ = ["branch_slot_table", "copy_rows", "gather_accepted_slots", "read_slots", "rotate_ids", "write_slots"]
 
@@ -45,8 +45,8 @@ def read_slots(slot_table: Tensor, rows: Tensor, start: Tensor, end: Tensor, slo
 def branch_slot_table(slot_table: Tensor, rows: Tensor, seq_lens: Tensor, *, topk: int, steps: int) -> Tensor:
     """Return [b*topk, S'] int32: for each beam slot of each request the prefix and that beam slot's own draft slots.
 
-    The `steps` draft slots of beam slot k stand at positions L + k*steps .. L + (k+1)*steps of the request's row and
-    come out at L .. L+steps. S' = max(L) + steps; entries behind a row's L + steps are undefined. slot_table [P, S]
+    The `steps` draft slots of beam slot k are at positions L + k*steps .. L + (k+1)*steps of the request's row and go
+    to L .. L+steps. S' = max(L) + steps; entries of a row after L + steps are undefined. slot_table [P, S]
     int32; rows, seq_lens [b] int64.
     """
     longest = int(seq_lens.max()) if seq_lens.numel() else 0
@@ -96,7 +96,7 @@ def gather_accepted_slots(index: Tensor, slots: Tensor, out: Tensor) -> None:
 def rotate_ids(ids: Tensor, start: Tensor, lens: Tensor, last: Tensor, at: Tensor) -> None:
     """Shift each request's ids left by one, then set ids[at[i]] to its new token.
 
-    ids [T] int64, in place; start, lens, last, at [b] int64. A request of length 0 is left alone.
+    ids [T] int64, in place; start, lens, last, at [b] int64. A request of length 0 is not changed.
     """
     native = function("rotate_ids")
     if native is not None:
@@ -123,7 +123,7 @@ def copy_rows(data_ptrs: Tensor, row_bytes: Tensor, to: Tensor, source: Tensor) 
     """Copy row source[j] to row to[j] in each of n CPU caches given by address; all sources are read before any store.
 
     data_ptrs [n] int64 (base addresses, uint64 bits) and row_bytes [n] int64 describe the caches; to, source [m] int64.
-    The caller answers for the addresses and the slots.
+    The addresses and slots are not checked: the caller must pass valid ones.
     """
     native = function("copy_rows")
     if native is not None:

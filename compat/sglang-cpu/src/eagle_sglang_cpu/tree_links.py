@@ -1,6 +1,6 @@
-"""Draft trees in the engines' first-child / next-sibling form: building the links, and the greedy walk along them.
+"""Draft trees as first-child / next-sibling links, as SGLang's EAGLE worker has them; C++ or torch, CPU only.
 
-sibling_links serves our own trees on any device; link_tree and walk_links are CPU twins of the engines' GPU kernels.
+`link_tree` builds the links and `walk_links` is the greedy walk along them: CPU versions of the engine's GPU kernels.
 """
 
 from __future__ import annotations
@@ -8,25 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eagle_plugin.core import links as oracle
 from eagle_plugin.kernels.checks import ANY, check
-from eagle_plugin.kernels.loader import function
+from eagle_sglang_cpu.native import function
 
-__all__ = ["link_tree", "sibling_links", "walk_links"]
-
-
-def sibling_links(parents: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first child and the next sibling of every node, [b, W] int64; see `core.links.sibling_links`.
-
-    TypeError and ValueError name a wrong input.
-    """
-    native = function("sibling_links", parents.device.type)
-    if native is None:
-        check(parents, "parents", torch.int32, (ANY, ANY))
-        return oracle.sibling_links(parents)
-    first_child, next_sibling = (torch.empty_like(parents, dtype=torch.int64) for _ in range(2))
-    native(parents, first_child, next_sibling)
-    return first_child, next_sibling
+__all__ = ["link_tree", "walk_links"]
 
 
 def link_tree(

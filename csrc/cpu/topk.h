@@ -1,6 +1,6 @@
-// topk_log_softmax with vectors: a row is cut into segments, of which each keeps a list of its best.
-#include <eagle/simd.h>
-#include <eagle/topk_door.h>
+// topk_log_softmax for the host, with vectors: a row is cut into segments, and each segment keeps a list of its best.
+#pragma once
+#include <eagle/topk.h>
 
 #include <algorithm>
 #include <functional>
@@ -8,17 +8,17 @@
 #include <vector>
 
 #include "parallel.h"
+#include "simd.h"
 
-namespace eagle {
-namespace {
+namespace eagle::cpu {
 
-constexpr int64_t kSegment = 8192;        // a vocabulary is cut so that one row keeps several threads busy
-constexpr int64_t kWorthThreads = 16384;  // logits below which waking other threads costs more than it saves
+constexpr int64_t kSegment = 8192;             // a vocabulary is cut so that one row keeps several threads busy
+constexpr int64_t kMinParallelLogits = 16384;  // below, waking other threads costs more than it saves
 constexpr int kStep = 8 * simd::kLanes;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-struct Segment {                  // the best of one stretch of a row
-  uint64_t keys[4 * kMaxListed];  // with candidates that have not been sorted out yet
+struct Segment {                // the best of one part of a row
+  uint64_t keys[4 * kMaxTopM];  // the best and candidates that may still be dropped
   int length;
   double total;  // sum of exp(x - the best score)
 };
@@ -37,7 +37,7 @@ inline simd::Floats load_row(
   return (simd::Floats)(value | ((bits & 0x8000) << 16));
 }
 
-// NaN counts as impossible.
+// A NaN logit counts as impossible.
 inline simd::Floats without_nan(simd::Floats x) { return x == x ? x : simd::broadcast(-kInfinity); }
 
 template <class T>
@@ -50,16 +50,16 @@ simd::Floats load_some(const T* p, int64_t count) {  // lanes from `count` on ar
   return x;
 }
 
-// Keeps the k best keys of a list, in any order, the k-th best at their end.
-void keep_best(Segment& list, int k) {
+// Keeps the k best keys of a list, in any order except that the k-th best is the last.
+inline void keep_best(Segment& list, int k) {
   std::nth_element(list.keys, list.keys + k - 1, list.keys + list.length, std::greater<>());
   list.length = k;
 }
 
 template <class T>
 void scan(const T* row, int64_t begin, int64_t end, int k, Segment& out) {
-  // Candidates are collected and sorted out now and then. Once k are known only a better score can enter: items come by
-  // ascending index, and of equals the first is the better.
+  // Candidates are collected, and cut back to the k best when the list is full. From then on only a better score can
+  // enter: items come by ascending index, and of equal scores the first is the better.
   const int room = 4 * k;
   float floor = -kInfinity;
   bool full = false;
@@ -99,8 +99,8 @@ void scan(const T* row, int64_t begin, int64_t end, int k, Segment& out) {
   out.total = simd::sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
-void merge(const Segment* segments, int64_t count, int k, float* logp, int64_t* index) {
-  uint64_t best[kMaxListed];
+inline void merge(const Segment* segments, int64_t count, int k, float* logp, int64_t* index) {
+  uint64_t best[kMaxTopM];
   thread_local std::vector<int> next;  // of each segment; grows to the longest row, and stays
   next.assign(std::max(next.size(), static_cast<size_t>(count)), 0);
   int length = 0;
@@ -125,28 +125,21 @@ void merge(const Segment* segments, int64_t count, int k, float* logp, int64_t* 
   }
 }
 
+// logits [rows, vocabulary], rows `row_stride` elements apart; logp and index [rows, k].
 template <class T>
-void run_rows(const TopkCall& call) {
-  const int64_t pieces = (call.vocabulary + kSegment - 1) / kSegment;
+void topk_rows(const T* logits, int64_t row_stride, int64_t rows, int64_t vocabulary, int k, float* logp,
+               int64_t* index) {
+  const int64_t pieces = (vocabulary + kSegment - 1) / kSegment;
   thread_local std::vector<Segment> kept;  // grows to the largest call of a thread, and stays
-  kept.resize(std::max(kept.size(), static_cast<size_t>(call.rows * pieces)));
+  kept.resize(std::max(kept.size(), static_cast<size_t>(rows * pieces)));
   Segment* segments = kept.data();
-  parallel_for(call.rows * pieces, call.rows * call.vocabulary > kWorthThreads, [&](int64_t task) {
+  parallel_for(rows * pieces, rows * vocabulary > kMinParallelLogits, [&](int64_t task) {
     const int64_t row = task / pieces, begin = task % pieces * kSegment;
-    scan(static_cast<const T*>(call.logits) + row * call.stride, begin,
-         std::min<int64_t>(call.vocabulary, begin + kSegment), call.k, segments[task]);
+    scan(logits + row * row_stride, begin, std::min<int64_t>(vocabulary, begin + kSegment), k, segments[task]);
   });
-  for (int64_t row = 0; row < call.rows; ++row) {
-    merge(segments + row * pieces, pieces, call.k, call.logp + row * call.k, call.index + row * call.k);
+  for (int64_t row = 0; row < rows; ++row) {
+    merge(segments + row * pieces, pieces, k, logp + row * k, index + row * k);
   }
 }
 
-}  // namespace
-
-void run(const TopkCall& call) {
-  if (same(call.dtype, kF32)) run_rows<float>(call);
-  if (same(call.dtype, kBF16)) run_rows<simd::BFloat16>(call);
-  if (same(call.dtype, kF16)) run_rows<simd::Float16>(call);
-}
-
-}  // namespace eagle
+}  // namespace eagle::cpu

@@ -1,5 +1,5 @@
-// Draft trees as first-child / next-sibling links, the form of SGLang's EAGLE worker; see kernels/tree_links.py.
-#include <eagle/ffi_checks.h>
+// Draft trees as first-child / next-sibling links, the form of SGLang's EAGLE worker; see ../tree_links.py.
+#include <bindings/checks.h>
 
 #include <algorithm>
 #include <vector>

@@ -1,5 +1,5 @@
-// Reads and writes of the slot table of a paged cache, and row copies between its slots; see kernels/cache_index.py.
-#include <eagle/ffi_checks.h>
+// Reads and writes of the slot table of a paged cache, and row copies between its slots; see ../cache_index.py.
+#include <bindings/checks.h>
 
 #include <algorithm>
 #include <cstring>

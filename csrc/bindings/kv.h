@@ -1,8 +1,9 @@
-// The doors of compact_kv and store_kv: both libraries check the same tensors and export the same functions. Each
-// defines `run` for the calls below.
+// Bindings of compact_kv and store_kv: the argument checks and the exported functions, the same in the CPU and the CUDA
+// library. Each library defines `run` for the calls below and includes this header in one source file.
 #pragma once
-#include "ffi_checks.h"
-#include "portable.h"
+#include <eagle/portable.h>
+
+#include "checks.h"
 
 namespace eagle {
 
@@ -10,11 +11,11 @@ struct CompactCall {
   const int64_t *data_ptrs, *row_bytes;  // of each cache
   const int64_t* window;
   const int32_t *index, *lengths;
-  int64_t caches, b, width, stride;
-  int64_t slots;  // of the smallest cache, 0 when it is not known
+  int64_t caches, b, width, max_accept_length;
+  int64_t slots;  // rows of the smallest cache, 0 when it is not known
   DLDevice device;
 
-  EAGLE_HD int64_t longest() const { return width < stride ? width : stride; }
+  EAGLE_HD int64_t longest() const { return width < max_accept_length ? width : max_accept_length; }
   EAGLE_HD bool has_slot(int64_t slot) const { return slot >= 0 && (slots <= 0 || slot < slots); }
 };
 
@@ -23,15 +24,17 @@ struct StoreCall {
   const int64_t* loc;
   const char *k, *v;
   int64_t n, slots;
-  int64_t k_row, v_row, k_step, v_step;  // bytes: of a row, from one new row to the next
+  int64_t k_row, v_row, k_step, v_step;  // bytes of a row, and from one new row to the next
   DLDevice device;
 };
 
 void run(const CompactCall& call);
 void run(const StoreCall& call);
 
-inline void compact_kv_door(TensorView data_ptrs, TensorView row_bytes, TensorView window, TensorView index,
-                            TensorView lengths, int64_t slots) {
+namespace bindings {
+
+inline void compact_kv(TensorView data_ptrs, TensorView row_bytes, TensorView window, TensorView index,
+                       TensorView lengths, int64_t slots) {
   check(data_ptrs, "data_ptrs", kI64, {kAny});
   const int64_t caches = data_ptrs.size(0);
   check(row_bytes, "row_bytes", kI64, {caches});
@@ -44,7 +47,7 @@ inline void compact_kv_door(TensorView data_ptrs, TensorView row_bytes, TensorVi
                   ptr<int32_t>(lengths), caches, b, width, index.size(1), slots, window.device()});
 }
 
-inline void store_kv_door(TensorView k_cache, TensorView v_cache, TensorView loc, TensorView k, TensorView v) {
+inline void store_kv(TensorView k_cache, TensorView v_cache, TensorView loc, TensorView k, TensorView v) {
   const DLDataType dtype = k_cache.dtype();
   check(k_cache, "k_cache", dtype, {kAny, kAny, kAny});
   const int64_t slots = k_cache.size(0), heads = k_cache.size(1);
@@ -59,7 +62,8 @@ inline void store_kv_door(TensorView k_cache, TensorView v_cache, TensorView loc
                 v_row, k_step, v_step, loc.device()});
 }
 
+}  // namespace bindings
 }  // namespace eagle
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(compact_kv, eagle::compact_kv_door);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(store_kv, eagle::store_kv_door);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(compact_kv, eagle::bindings::compact_kv);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(store_kv, eagle::bindings::store_kv);

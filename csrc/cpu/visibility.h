@@ -1,5 +1,5 @@
-// Which keys a query sees. Every rule (causal limit, sliding window, tree word, byte mask) is turned into one 64-bit
-// word for each block of 64 keys, so that the attention body knows one kind of mask.
+// Which keys a query sees. Every rule (causal limit, sliding window, ancestor bitmask, byte mask) is turned into
+// one 64-bit mask per block of 64 keys, so that the attention body has one kind of mask.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -8,7 +8,7 @@ namespace eagle {
 
 constexpr int kBlock = 64;  // keys per block
 
-// Bits [low, high) of a word, both clamped to 0..64.
+// A mask of the bits [low, high), both clamped to 0..64.
 inline uint64_t bit_range(int64_t low, int64_t high) {
   low = std::max<int64_t>(low, 0);
   high = std::min<int64_t>(high, 64);
@@ -20,9 +20,9 @@ inline uint64_t bit_range(int64_t low, int64_t high) {
 struct Query {
   int64_t low;           // keys [low, high) are visible ...
   int64_t high;          //
-  int64_t tail;          // ... and of the keys from here on those that the word or the bytes name
+  int64_t tail;          // ... and of the keys from here on those that `ancestors` or `bytes` name
   int64_t end;           // no key at or after this position
-  uint64_t word;         // bit t: key tail + t
+  uint64_t ancestors;    // bit t: key tail + t
   const uint8_t* bytes;  // byte t: key tail + t; null without a byte mask
 
   uint64_t block(int64_t start) const {
@@ -33,8 +33,8 @@ struct Query {
       for (int64_t key = std::max(start, tail); key < to; ++key) {
         seen |= static_cast<uint64_t>(bytes[key - tail] != 0) << (key - start);
       }
-    } else if (word && shift > -64 && shift < 64) {
-      seen |= shift >= 0 ? word << shift : word >> -shift;
+    } else if (ancestors && shift > -64 && shift < 64) {
+      seen |= shift >= 0 ? ancestors << shift : ancestors >> -shift;
     }
     return seen & bit_range(0, end - start);
   }

@@ -1,17 +1,20 @@
-// The doors of uniforms, propose and verify_tree: both libraries check the same tensors and export the same functions.
-// Each defines `run` for the calls below. Values are checked on the CPU only: elsewhere that would wait for the device.
+// Bindings of uniforms, propose and verify_tree: the argument checks and the exported functions, the same in the CPU
+// and the CUDA library. Each library defines `run` for the calls below and includes this header in one source file.
+// Values are checked on the CPU only: on a GPU the host would have to wait for the device.
 #pragma once
+#include <eagle/philox.h>
+#include <eagle/propose.h>
+#include <eagle/verify_tree.h>
+#include <tvm/ffi/container/array.h>
 #include <tvm/ffi/optional.h>
 
-#include "ffi_checks.h"
-#include "philox.h"
-#include "propose.h"
-#include "verify_tree.h"
+#include "checks.h"
 
 namespace eagle {
+using tvm::ffi::Array;
 using tvm::ffi::Optional;
 
-struct ParamsCall {  // how each row samples
+struct ParamsCall {  // the sampling parameters of each row
   const float *temperatures, *top_ps, *min_ps;
   const int32_t* top_ks;
 
@@ -39,13 +42,14 @@ struct ProposeCall {
   const int64_t* draft_to_target;  // or null
   ChildrenRow out;                 // of row 0
   int64_t rows, first_row, rows_per_request;
-  int32_t listed, k;
+  int32_t top_m, k;
+  SlotWeights slot_weights;
   DLDevice device;
 
   EAGLE_HD void row(int64_t i) const {
-    const int64_t list = i * listed, children = i * (k + kSampled);
+    const int64_t list = i * top_m, children = i * (k + slot_weights.count);
     propose(
-        logp + list, index + list, listed, params.row(i), uniforms + i * kSampled, k,
+        logp + list, index + list, top_m, params.row(i), uniforms + i * slot_weights.count, k, slot_weights,
         static_cast<int32_t>(first_row + i % rows_per_request), draft_to_target,
         {out.logp + children, out.tokens + children, out.draws + children, out.q_tokens + list, out.q_weights + list});
   }
@@ -63,18 +67,18 @@ struct VerifyTreeCall {
   int32_t *index, *lengths;
   int64_t* out;
   int64_t b;
-  int32_t width, vocabulary, rows, size, numbers, stride;
+  int32_t width, vocabulary, rows, top_m, num_uniforms, max_accept_length;
   bool chained;  // each filter looks at what the one before it left
   DLDevice device;
 
   template <class Team>
   EAGLE_HD void walk(Team& team, Histogram& histogram, int64_t i) const {
-    const int64_t node = i * width, proposal = i * rows * size, to = i * stride;
+    const int64_t node = i * width, proposal = i * rows * top_m, to = i * max_accept_length;
     const DraftRow tree{tokens + node, parents + node, draws + node, width};
-    const ProposalTable proposals{q_tokens + proposal, q_weights + proposal, rows, size};
+    const ProposalTable proposals{q_tokens + proposal, q_weights + proposal, rows, top_m};
     const int32_t length =
         verify_tree(team, histogram, tree, logits + node * step, step, vocabulary, params.row(i), chained, proposals,
-                    uniforms + numbers * to, numbers, stride, index + to, out + to);
+                    uniforms + num_uniforms * to, num_uniforms, max_accept_length, index + to, out + to);
     if (team.rank() == 0) lengths[i] = length;
   }
 };
@@ -82,6 +86,8 @@ struct VerifyTreeCall {
 void run(const UniformsCall& call);
 void run(const ProposeCall& call);
 void run(const VerifyTreeCall& call);
+
+namespace bindings {
 
 inline ParamsCall check_params(const TensorView& temperatures, const TensorView& top_ks, const TensorView& top_ps,
                                const TensorView& min_ps, int64_t rows) {
@@ -103,7 +109,7 @@ inline ParamsCall check_params(const TensorView& temperatures, const TensorView&
   return {ptr<float>(temperatures), ptr<float>(top_ps), ptr<float>(min_ps), ptr<int32_t>(top_ks)};
 }
 
-inline void uniforms_door(TensorView keys, TensorView counters, int64_t stream, TensorView out) {
+inline void uniforms(TensorView keys, TensorView counters, int64_t stream, TensorView out) {
   check(keys, "keys", kI64, {kAny});
   const int64_t b = keys.size(0);
   check(counters, "counters", kI64, {b});
@@ -114,33 +120,39 @@ inline void uniforms_door(TensorView keys, TensorView counters, int64_t stream, 
                    keys.device()});
 }
 
-inline void propose_door(TensorView logp, TensorView index, TensorView temperatures, TensorView top_ks,
-                         TensorView top_ps, TensorView min_ps, TensorView uniforms, int64_t first_row,
-                         int64_t rows_per_request, Optional<TensorView> draft_to_target, TensorView out_logp,
-                         TensorView out_tokens, TensorView out_draws, TensorView q_tokens, TensorView q_weights) {
+inline void propose(TensorView logp, TensorView index, TensorView temperatures, TensorView top_ks, TensorView top_ps,
+                    TensorView min_ps, TensorView uniforms, int64_t first_row, int64_t rows_per_request,
+                    Optional<TensorView> draft_to_target, Array<double> slot_weights, TensorView out_logp,
+                    TensorView out_tokens, TensorView out_draws, TensorView q_tokens, TensorView q_weights) {
   check(logp, "logp", kF32, {kAny, kAny});
-  const int64_t rows = logp.size(0), listed = logp.size(1);
-  check(index, "index", kI64, {rows, listed});
+  const int64_t rows = logp.size(0), top_m = logp.size(1);
+  const int64_t num_sampled = static_cast<int64_t>(slot_weights.size());
+  check(index, "index", kI64, {rows, top_m});
   const ParamsCall params = check_params(temperatures, top_ks, top_ps, min_ps, rows);
-  check(uniforms, "uniforms", kF64, {rows, kSampled});
+  if (num_sampled > kMaxSampled) {
+    TVM_FFI_THROW(ValueError) << "slot_weights has " << num_sampled << " weights, wanted at most " << kMaxSampled
+                              << ": one per sampled child of a node";
+  }
+  check(uniforms, "uniforms", kF64, {rows, num_sampled});
   check(out_logp, "out_logp", kF32, {rows, kAny});
-  const int64_t k = out_logp.size(1) - kSampled;  // the last are the slots of the sampled children
-  check(out_tokens, "out_tokens", kI64, {rows, k + kSampled});
-  check(out_draws, "out_draws", kI32, {rows, k + kSampled});
-  check(q_tokens, "q_tokens", kI64, {rows, listed});
-  check(q_weights, "q_weights", kF32, {rows, listed});
-  if (k < 1 || k > listed || listed > kMaxListed) {
-    TVM_FFI_THROW(ValueError) << "k is " << k << " of a list of " << listed
-                              << ", wanted 1 <= k <= M <= 128: list more tokens";
+  const int64_t k = out_logp.size(1) - num_sampled;  // the last are the slots of the sampled children
+  check(out_tokens, "out_tokens", kI64, {rows, k + num_sampled});
+  check(out_draws, "out_draws", kI32, {rows, k + num_sampled});
+  check(q_tokens, "q_tokens", kI64, {rows, top_m});
+  check(q_weights, "q_weights", kF32, {rows, top_m});
+  if (k < 1 || k > top_m || top_m > kMaxTopM) {
+    TVM_FFI_THROW(ValueError) << "k is " << k << " of a list of " << top_m << ", wanted 1 <= k <= M <= " << kMaxTopM
+                              << ": change k or the number of candidates";
   }
   if (rows_per_request < 1) {
-    TVM_FFI_THROW(ValueError) << "rows_per_request is " << rows_per_request << ", wanted at least 1";
+    TVM_FFI_THROW(ValueError) << "rows_per_request is " << rows_per_request
+                              << ", wanted at least 1: it is the batch's rows over b";
   }
   const int64_t* map = nullptr;
   if (draft_to_target.has_value()) {
     check(draft_to_target.value(), "draft_to_target", kI64, {kAny});
     map = ptr<int64_t>(draft_to_target.value());
-    for (int64_t i = 0; kChecksValues && i < rows * listed; ++i) {
+    for (int64_t i = 0; kChecksValues && i < rows * top_m; ++i) {
       const int64_t token = ptr<int64_t>(index)[i], size = draft_to_target.value().size(0);
       if (token < 0 || token >= size) {
         TVM_FFI_THROW(ValueError) << "index names draft token " << token << ", wanted 0 to " << size - 1
@@ -149,6 +161,8 @@ inline void propose_door(TensorView logp, TensorView index, TensorView temperatu
     }
   }
   if (rows == 0) return;
+  SlotWeights weights{};
+  for (const double weight : slot_weights) weights.values[weights.count++] = weight;
   run(ProposeCall{ptr<float>(logp),
                   ptr<int64_t>(index),
                   params,
@@ -159,15 +173,16 @@ inline void propose_door(TensorView logp, TensorView index, TensorView temperatu
                   rows,
                   first_row,
                   rows_per_request,
-                  static_cast<int32_t>(listed),
+                  static_cast<int32_t>(top_m),
                   static_cast<int32_t>(k),
+                  weights,
                   logp.device()});
 }
 
-inline void verify_tree_door(TensorView tokens, TensorView parents, TensorView draws, TensorView logits,
-                             TensorView temperatures, TensorView top_ks, TensorView top_ps, TensorView min_ps,
-                             TensorView q_tokens, TensorView q_weights, TensorView uniforms, bool chained,
-                             TensorView index, TensorView lengths, TensorView out) {
+inline void verify_tree(TensorView tokens, TensorView parents, TensorView draws, TensorView logits,
+                        TensorView temperatures, TensorView top_ks, TensorView top_ps, TensorView min_ps,
+                        TensorView q_tokens, TensorView q_weights, TensorView uniforms, bool chained, TensorView index,
+                        TensorView lengths, TensorView out) {
   check(tokens, "tokens", kI64, {kAny, kAny});
   const int64_t b = tokens.size(0), width = tokens.size(1);
   check(parents, "parents", kI32, {b, width});
@@ -176,22 +191,25 @@ inline void verify_tree_door(TensorView tokens, TensorView parents, TensorView d
   const int64_t vocabulary = logits.size(1);
   const ParamsCall params = check_params(temperatures, top_ks, top_ps, min_ps, b);
   check(q_tokens, "proposals.tokens", kI64, {b, kAny, kAny});
-  const int64_t rows = q_tokens.size(1), size = q_tokens.size(2);
-  check(q_weights, "proposals.weights", kF32, {b, rows, size});
+  const int64_t rows = q_tokens.size(1), top_m = q_tokens.size(2);
+  check(q_weights, "proposals.weights", kF32, {b, rows, top_m});
   check(index, "index", kI32, {b, kAny});
-  const int64_t stride = index.size(1);
-  check(uniforms, "uniforms", kF64, {b, stride, kAny});
-  const int64_t numbers = uniforms.size(2);
+  const int64_t max_accept_length = index.size(1);
+  check(uniforms, "uniforms", kF64, {b, max_accept_length, kAny});
+  const int64_t num_uniforms = uniforms.size(2);  // per node
   check(lengths, "lengths", kI32, {b});
-  check(out, "out", kI64, {b, stride});
+  check(out, "out", kI64, {b, max_accept_length});
   if (width < 1) TVM_FFI_THROW(ValueError) << "tokens has 0 nodes per request, wanted at least the root: add node 0";
-  if (stride < 1) TVM_FFI_THROW(ValueError) << "stride is 0, wanted at least 1: the bonus token needs a place";
-  if (numbers < 1 || numbers > kMaxTests + 1) {
-    TVM_FFI_THROW(ValueError) << "uniforms has " << numbers << " numbers a node, wanted 1 to " << kMaxTests + 1
-                              << ": one a sampled child to test and one to draw with";
+  if (max_accept_length < 1) {
+    TVM_FFI_THROW(ValueError) << "max_accept_length is 0, wanted at least 1: the bonus token needs a place";
+  }
+  if (num_uniforms < 1 || num_uniforms > kMaxSampled + 1) {
+    TVM_FFI_THROW(ValueError) << "uniforms has " << num_uniforms << " numbers per node, wanted 1 to " << kMaxSampled + 1
+                              << ": one for each sampled child to test and one to draw with";
   }
   if (vocabulary < 1 || vocabulary > INT32_MAX) {
-    TVM_FFI_THROW(ValueError) << "logits has a vocabulary of " << vocabulary << ", wanted 1 to 2^31 - 1";
+    TVM_FFI_THROW(ValueError) << "logits has a vocabulary of " << vocabulary
+                              << ", wanted 1 to 2^31 - 1: pass the target's logits";
   }
   for (int64_t i = 0; kChecksValues && i < b * width; ++i) {
     const int32_t row = ptr<int32_t>(draws)[i];
@@ -217,15 +235,16 @@ inline void verify_tree_door(TensorView tokens, TensorView parents, TensorView d
                      static_cast<int32_t>(width),
                      static_cast<int32_t>(vocabulary),
                      static_cast<int32_t>(rows),
-                     static_cast<int32_t>(size),
-                     static_cast<int32_t>(numbers),
-                     static_cast<int32_t>(stride),
+                     static_cast<int32_t>(top_m),
+                     static_cast<int32_t>(num_uniforms),
+                     static_cast<int32_t>(max_accept_length),
                      chained,
                      tokens.device()});
 }
 
+}  // namespace bindings
 }  // namespace eagle
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(uniforms, eagle::uniforms_door);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(propose, eagle::propose_door);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(verify_tree, eagle::verify_tree_door);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(uniforms, eagle::bindings::uniforms);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(propose, eagle::bindings::propose);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(verify_tree, eagle::bindings::verify_tree);

@@ -1,13 +1,27 @@
-// The doors of grow_level and select_tree: both libraries check the same tensors and export the same functions. Each
-// defines `run` for the calls below.
+// Bindings of topk_log_softmax, grow_level, select_tree and sibling_links: the argument checks and the exported
+// functions, the same in the CPU and the CUDA library. Each library defines `run` for the calls below and includes this
+// header in one source file.
 #pragma once
+#include <eagle/links.h>
+#include <eagle/topk.h>
+#include <eagle/tree.h>
 #include <tvm/ffi/optional.h>
 
-#include "ffi_checks.h"
-#include "tree.h"
+#include "checks.h"
 
 namespace eagle {
 using tvm::ffi::Optional;
+
+struct TopkCall {
+  const void* logits;
+  DLDataType dtype;    // float32, bfloat16 or float16
+  int64_t row_stride;  // elements from one row to the next
+  float* logp;
+  int64_t* index;
+  int64_t rows;
+  int32_t vocabulary, k;
+  DLDevice device;
+};
 
 struct TableCall {  // the candidate tables of a batch
   float* scores;
@@ -69,8 +83,50 @@ struct SelectCall {
   }
 };
 
+struct LinksCall {
+  const int32_t* parents;
+  int64_t *first_child, *next_sibling;
+  int64_t b;
+  int32_t width;
+  DLDevice device;
+
+  template <class Team>
+  EAGLE_HD void link(const Team& team, int64_t i) const {
+    const int64_t at = i * width;
+    sibling_links(team, parents + at, width, first_child + at, next_sibling + at);
+  }
+};
+
+void run(const TopkCall& call);
 void run(const GrowCall& call);
 void run(const SelectCall& call);
+void run(const LinksCall& call);
+
+namespace bindings {
+
+inline void topk_log_softmax(TensorView logits, TensorView logp, TensorView index) {
+  const DLDataType dtype = logits.dtype();
+  const int64_t row_stride = check_rows(logits, "logits", dtype, {kAny, kAny});
+  const int64_t rows = logits.size(0), vocabulary = logits.size(1);
+  check(logp, "logp", kF32, {rows, kAny});
+  const int64_t k = logp.size(1);
+  check(index, "index", kI64, {rows, k});
+  if (k < 1 || k > vocabulary || k > kMaxTopM) {
+    TVM_FFI_THROW(ValueError) << "k is " << k << " for logits of shape " << shape_of(logits)
+                              << ", wanted [R, V] and 1 <= k <= min(V, 128): change k";
+  }
+  if (vocabulary > INT32_MAX) {
+    TVM_FFI_THROW(ValueError) << "logits has " << vocabulary
+                              << " columns, wanted at most 2^31 - 1: pass the logits of one vocabulary";
+  }
+  if (!same(dtype, kF32) && !same(dtype, kBF16) && !same(dtype, kF16)) {
+    TVM_FFI_THROW(TypeError) << "logits is " << name_of(dtype)
+                             << ", wanted float32, bfloat16 or float16: convert it with .to()";
+  }
+  if (rows == 0) return;
+  run(TopkCall{logits.data_ptr(), dtype, row_stride, ptr<float>(logp), ptr<int64_t>(index), rows,
+               static_cast<int32_t>(vocabulary), static_cast<int32_t>(k), logits.device()});
+}
 
 inline TableCall check_table(const TensorView& scores, const TensorView& tokens, const TensorView& parents,
                              const TensorView& draws, int64_t b) {
@@ -84,12 +140,12 @@ inline TableCall check_table(const TensorView& scores, const TensorView& tokens,
 }
 
 // previous_* are all given or all absent (level 1).
-inline void grow_level_door(TensorView table_scores, TensorView table_tokens, TensorView table_parents,
-                            TensorView table_draws, int64_t offset, int64_t level, TensorView logp, TensorView tokens,
-                            Optional<TensorView> draws, Optional<TensorView> previous_candidates,
-                            Optional<TensorView> previous_scores, Optional<TensorView> previous_ancestors, int64_t beam,
-                            TensorView candidates, TensorView scores, TensorView out_tokens, TensorView parent_rows,
-                            TensorView ancestors) {
+inline void grow_level(TensorView table_scores, TensorView table_tokens, TensorView table_parents,
+                       TensorView table_draws, int64_t offset, int64_t level, TensorView logp, TensorView tokens,
+                       Optional<TensorView> draws, Optional<TensorView> previous_candidates,
+                       Optional<TensorView> previous_scores, Optional<TensorView> previous_ancestors, int64_t beam,
+                       TensorView candidates, TensorView scores, TensorView out_tokens, TensorView parent_rows,
+                       TensorView ancestors) {
   check(logp, "logp", kF32, {kAny, kAny, kAny});
   const int64_t b = logp.size(0), rows = logp.size(1), k = logp.size(2);
   check(tokens, "tokens", kI64, {b, rows, k});
@@ -137,16 +193,16 @@ inline void grow_level_door(TensorView table_scores, TensorView table_tokens, Te
   if (b > 0) run(call);
 }
 
-inline void select_tree_door(TensorView table_scores, TensorView table_tokens, TensorView table_parents,
-                             TensorView table_draws, TensorView root_tokens, TensorView tokens, TensorView parents,
-                             TensorView depths, TensorView ancestors, TensorView draws) {
+inline void select_tree(TensorView table_scores, TensorView table_tokens, TensorView table_parents,
+                        TensorView table_draws, TensorView root_tokens, TensorView tokens, TensorView parents,
+                        TensorView depths, TensorView ancestors, TensorView draws) {
   check(root_tokens, "root_tokens", kI64, {kAny});
   const int64_t b = root_tokens.size(0);
   const TableCall table = check_table(table_scores, table_tokens, table_parents, table_draws, b);
   check(tokens, "tokens", kI64, {b, kAny});
   const int64_t width = tokens.size(1);
   if (width < 1 || width > kMaxWidth) {
-    TVM_FFI_THROW(ValueError) << "width is " << width << ", wanted 1 to 64: ancestors are one 64-bit word per node";
+    TVM_FFI_THROW(ValueError) << "width is " << width << ", wanted 1 to 64: ancestors are one 64-bit bitmask per node";
   }
   check(parents, "parents", kI32, {b, width});
   check(depths, "depths", kI32, {b, width});
@@ -157,7 +213,20 @@ inline void select_tree_door(TensorView table_scores, TensorView table_tokens, T
                  ptr<uint64_t>(ancestors), ptr<int32_t>(draws), static_cast<int32_t>(width), b, tokens.device()});
 }
 
+inline void sibling_links(TensorView parents, TensorView first_child, TensorView next_sibling) {
+  check(parents, "parents", kI32, {kAny, kAny});
+  const int64_t b = parents.size(0), width = parents.size(1);
+  check(first_child, "first_child", kI64, {b, width});
+  check(next_sibling, "next_sibling", kI64, {b, width});
+  if (b == 0) return;
+  run(LinksCall{ptr<int32_t>(parents), ptr<int64_t>(first_child), ptr<int64_t>(next_sibling), b,
+                static_cast<int32_t>(width), parents.device()});
+}
+
+}  // namespace bindings
 }  // namespace eagle
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(grow_level, eagle::grow_level_door);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(select_tree, eagle::select_tree_door);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(topk_log_softmax, eagle::bindings::topk_log_softmax);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(grow_level, eagle::bindings::grow_level);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(select_tree, eagle::bindings::select_tree);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(sibling_links, eagle::bindings::sibling_links);
