@@ -81,7 +81,7 @@ serve: $(ENGINE_ENV) ## leave a server with the plugin up on 127.0.0.1 until Ctr
 # Tests run side by side in WORKERS processes, grouped by the servers that they ask, the longest groups first
 # (tests/support/schedule.py); WORKERS=0 runs them in one process and in the order of the files.
 WORKERS ?= 2
-PYTEST = $(CALM) $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+PYTEST = $(CALM) $(BIN)/python -m pytest -n $(WORKERS)
 
 test: lint env-vllm ## lint, then the tests with real engines: at least one case of everything (25 minutes on two cores)
 	$(PYTEST) -m 'not matrix' $(ARGS)

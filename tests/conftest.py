@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import schedule
@@ -23,10 +24,24 @@ else:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):  # a worker of pytest-xdist
-        schedule.arrange(items)
+        schedule.longest_first(items)
+
+
+@pytest.hookimpl(optionalhook=True)  # the vLLM environment has no pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return schedule.make_scheduler(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Where --durations is given: the seconds of the longest groups, for schedule.SECONDS."""
+    if terminalreporter.config.option.durations is None:
+        return
+    reports = [r for found in terminalreporter.stats.values() for r in found if isinstance(r, pytest.TestReport)]
+    for group, seconds in schedule.seconds_by_group(reports):
+        if seconds >= 10:
+            terminalreporter.write_line(f"group {seconds:6.0f} s  {group}")
 
 
 @pytest.fixture(scope="session")

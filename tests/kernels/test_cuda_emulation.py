@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 
 # order in which the threads of a block take turns; threads of a block, empty for the launcher's own number
 RUNS = [("forward", ""), ("reverse", "64"), ("random", "32")]
+CASES = [RUNS[0], pytest.param(*RUNS[1], marks=pytest.mark.matrix), RUNS[2]]
 KERNEL_TESTS = [f"test_{name}_kernels.py" for name in ("tree", "kv")]  # sampling: see below
 # the barrier of which the negative controls are deprived
 BARRIER = """    scratch.picked[place] = candidate;
@@ -69,7 +70,7 @@ def run_kernel_tests(library: Path, order: str, block: str, *selection: str) -> 
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
 
 
-@pytest.mark.parametrize(("order", "block"), RUNS)
+@pytest.mark.parametrize(("order", "block"), CASES)
 def test_the_kernel_tests_pass(emulated: Path, order: str, block: str) -> None:
     done = run_kernel_tests(emulated, order, block)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
@@ -161,7 +162,7 @@ def test_a_library_is_tried_before_it_serves(emulated: Path) -> None:
     loader.probe(tvm_ffi.load_module(str(emulated)), "cpu")
 
 
-@pytest.mark.parametrize(("order", "block"), RUNS)
+@pytest.mark.parametrize(("order", "block"), CASES)
 def test_sampling_equals_the_cpus(emulated: Path, monkeypatch: pytest.MonkeyPatch, order: str, block: str) -> None:
     """Random numbers, proposals and walks bit for bit, whatever the size of the block.
 

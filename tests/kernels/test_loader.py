@@ -119,6 +119,7 @@ print(get("max_threads")())
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+@pytest.mark.matrix  # a build of everything
 def test_the_avx2_library_compiles_and_agrees(tmp_path: Path) -> None:
     """The library for CPUs without AVX-512 has 8 lanes instead of 16: the attention tests run on it too."""
     csrc = loader.source_folder()

@@ -12,8 +12,15 @@ import pytest
 pytest.importorskip("triton")
 
 
-def test_the_triton_tests_pass_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+@pytest.mark.parametrize(
+    "selection",
+    [
+        pytest.param(["-k", "float32 or not test_tree_attention"], id="float32"),
+        pytest.param([], id="every dtype", marks=pytest.mark.matrix),
+    ],
+)
+def test_the_triton_tests_pass_in_the_interpreter(selection: list[str]) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *selection]
     done = subprocess.run(
         [*command, str(Path(__file__).with_name("test_triton_attention.py"))],
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},

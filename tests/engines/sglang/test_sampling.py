@@ -27,15 +27,15 @@ PENALISED = {
     "repetition_penalty": 1.2,
     "logit_bias": {"87": 2.5},  # a token that is said often, and so penalised often
 }
-REQUESTS = 2000  # a setting
+REQUESTS = 1000  # per setting
 VIEWS = 6
 LEAST_P = 1e-4 / (VIEWS * (len(SAMPLED) + 1))  # a right verifier fails one of these tests once in 10,000 runs
 
 
 @pytest.fixture(scope="module")
 def drawn(plugin):
-    """Sequences [REQUESTS, 4] of the plugin, for each setting."""
-    return draw(plugin, [*SAMPLED, PENALISED], REQUESTS)
+    """Sequences [REQUESTS, 4] of the plugin, for each setting of SAMPLED."""
+    return draw(plugin, SAMPLED, REQUESTS)
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +51,12 @@ def test_sampled_text_has_the_distribution_of_plain_decoding(number, drawn, expe
     assert min(found.values()) > LEAST_P, (SAMPLED[number], found)
 
 
-def test_penalised_text_has_the_targets_distribution(drawn, bigram_target):
-    found = p_values(drawn[-1], sample(bigram_target, PROMPT, PENALISED, 2 * REQUESTS, 4, seed=1).numpy())
+def test_penalised_text_has_the_targets_distribution(plugin, bigram_target):
+    (drawn,) = draw(plugin, [PENALISED], 2 * REQUESTS)
+    found = p_values(drawn, sample(bigram_target, PROMPT, PENALISED, 4 * REQUESTS, 4, seed=1).numpy())
     assert min(found.values()) > LEAST_P, found
     forgotten = {name: value for name, value in PENALISED.items() if "penalty" not in name}
-    control = p_values(drawn[-1], sample(bigram_target, PROMPT, forgotten, 2 * REQUESTS, 4, seed=2).numpy())
+    control = p_values(drawn, sample(bigram_target, PROMPT, forgotten, 4 * REQUESTS, 4, seed=2).numpy())
     assert min(control.values()) < LEAST_P**2
 
 
@@ -80,20 +81,21 @@ def faulty(tmp_path_factory, bigram_target, bigram_eagle3):
 @pytest.mark.parametrize(
     "fault, number, count",
     [  # the mildest faults need the most requests
-        ("temperature one", 1, 1000),
-        ("no filters", 2, 1000),
-        pytest.param("no filters", 3, 1000, marks=pytest.mark.matrix),
-        ("every draw accepted", 0, 1000),
-        pytest.param("every draw accepted", 1, 1000, marks=pytest.mark.matrix),
+        ("temperature one", 1, REQUESTS),
+        ("no filters", 2, REQUESTS),
+        pytest.param("no filters", 3, 1500, marks=pytest.mark.matrix),
+        ("every draw accepted", 0, REQUESTS),
+        pytest.param("every draw accepted", 1, 1500, marks=pytest.mark.matrix),
         pytest.param("one number for both", 0, 2500, marks=pytest.mark.matrix),
         pytest.param("whole p after rejection", 0, 2500, marks=pytest.mark.matrix),
     ],
 )
-def test_a_broken_verifier_is_found_out(fault, number, count, faulty, expected):
+def test_a_broken_verifier_is_found_out(fault, number, count, faulty, plain, expected):
     server, folder = faulty
+    wanted = expected[number] if count == REQUESTS else draw(plain, [SAMPLED[number]], 4 * REQUESTS)[0]
     broken_verifier.choose(folder, fault)
     try:
-        found = p_values(draw(server, [SAMPLED[number]], count)[0], expected[number])
+        found = p_values(draw(server, [SAMPLED[number]], count)[0], wanted)
     finally:
         broken_verifier.choose(folder, "none")
     assert min(found.values()) < LEAST_P**2, found
