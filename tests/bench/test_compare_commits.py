@@ -1,4 +1,4 @@
-"""Two checkouts compared in one run: each server process imports the plugin of its own checkout, or nothing is said."""
+"""Two checkouts compared in one run: each server process must import the plugin of its own checkout."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_ratio_is_measured_and_written(compare_commits, arguments, checkouts
     document = json.loads((tmp_path / "out/compare-sglang.json").read_text())
     assert document["new_over_base"]["median"] == pytest.approx(2.0, rel=0.3)
     assert document["repeats"] == len(document["ratios"]) == 3
-    assert document["same_texts"] == document["compared_texts"] == 9
+    assert document["same_responses"] == document["compared_responses"] == 9
     assert document["base"]["commit"] == "unknown" and document["new"]["commit"].endswith("-dirty")
     assert f"new / base: {document['new_over_base']['median']:.3f} [" in capsys.readouterr().out
 
@@ -83,9 +83,9 @@ def test_a_plugin_from_elsewhere_is_refused(compare_commits, arguments, checkout
 
     monkeypatch.setattr(compare_commits, "side_spec", wrong)
     assert compare_commits.main(arguments) == 1
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
-        f"sglang-plugin-bf16-new: the plugin was imported from {checkouts['base']}, wanted {checkouts['new']}" in said
+        f"sglang-plugin-bf16-new: the plugin was imported from {checkouts['base']}, wanted {checkouts['new']}" in output
     )
     assert not (tmp_path / "out/compare-sglang.json").exists()
 

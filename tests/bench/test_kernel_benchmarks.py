@@ -1,4 +1,4 @@
-"""The benchmarks of single kernels run, or refuse cleanly; what they measure is asserted nowhere."""
+"""The benchmarks of single kernels run, or refuse with a message; their measurements are not checked."""
 
 from __future__ import annotations
 
