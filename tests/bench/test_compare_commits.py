@@ -43,10 +43,10 @@ def checkouts(tmp_path: Path) -> dict[str, Path]:
 
 @pytest.fixture
 def arguments(checkouts, tmp_path, monkeypatch) -> list[str]:
-    """Options of a comparison whose servers are peers that import the plugin; the new one answers twice as fast."""
+    """Options of a comparison whose servers are peers that import the plugin; the new one waits a third of the time per token."""
 
     def command(spec: ServerSpec, port: int) -> list[str]:
-        gap = "0.02" if spec.name == "base" else "0.01"
+        gap = "0.06" if spec.name == "base" else "0.02"
         return [str(spec.python), str(PEER), str(port), "--gap", gap, "--import", "eagle_plugin.probe"]
 
     monkeypatch.setitem(ENGINES, "sglang", replace(ENGINES["sglang"], command=command))
@@ -66,7 +66,7 @@ def test_the_ratio_is_measured_and_written(compare_commits, arguments, checkouts
     (checkouts["new"] / "eagle_plugin/probe.py").write_text("changed = True\n")
     assert compare_commits.main(arguments) == 0
     document = json.loads((tmp_path / "out/compare-sglang.json").read_text())
-    assert document["new_over_base"]["median"] == pytest.approx(2.0, rel=0.3)
+    assert 1.5 < document["new_over_base"]["median"] < 3.2
     assert document["repeats"] == len(document["ratios"]) == 3
     assert document["same_responses"] == document["compared_responses"] == 9
     assert document["base"]["commit"] == "unknown" and document["new"]["commit"].endswith("-dirty")
