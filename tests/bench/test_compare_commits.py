@@ -43,7 +43,7 @@ def checkouts(tmp_path: Path) -> dict[str, Path]:
 
 @pytest.fixture
 def arguments(checkouts, tmp_path, monkeypatch) -> list[str]:
-    """Options of a comparison whose servers are peers that import the plugin; the new one waits a third of the time per token."""
+    """Options of a comparison whose servers are peers that import the plugin; the new one has a third of the pauses."""
 
     def command(spec: ServerSpec, port: int) -> list[str]:
         gap = "0.06" if spec.name == "base" else "0.02"
