@@ -1,4 +1,4 @@
-"""The benchmarks of single kernels run, or refuse with a message; their measurements are not checked."""
+"""The benchmarks of single kernels run, or refuse cleanly; what they measure is asserted nowhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 
@@ -48,24 +47,7 @@ def test_cpu_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert list(dict.fromkeys(row["kernel"] for row in found["rows"])) == kernels
     assert {row["case"] for row in found["rows"][:2]} == {"context 40, 1 nodes", "context 40, 64 nodes"}
     assert all(row[name] > 0 for row in found["rows"] for name in ("ours_us", "floor_us", "other_us"))
-    table = capsys.readouterr().out
-    assert f"{found['date']}, {found['cpu']}, 1 thread" in table
-    for row in found["rows"]:
-        numbers = [f"{row['ours_us']:.1f}", f"{row['floor_us']:.1f}", f"{row['other_us'] / row['ours_us']:.1f}x"]
-        lines = [line for line in table.splitlines() if row["case"] in line]
-        assert any(all(number in line for number in numbers) for line in lines), row
-
-
-def test_the_time_of_a_call_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # so that other processes do not count
-
-    def busy(seconds: float) -> None:
-        end = time.thread_time() + seconds
-        while time.thread_time() < end:
-            pass
-
-    short, long = load(BENCHMARKS / "kernels.py").shortest([lambda: busy(0.002), lambda: busy(0.006)], 0.1)
-    assert 0.002 <= short < 0.003 and 0.006 <= long < 0.008
+    assert f"{found['date']}, {found['cpu']}, 1 thread" in capsys.readouterr().out
 
 
 def test_gpu_kernels_refuse_without_a_gpu() -> None:
