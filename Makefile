@@ -72,10 +72,10 @@ $(VLLM)/.stamps/kernels: $(NATIVE) eagle_plugin/kernels/build.py $(VLLM)/.stamps
 	@$(VLLM)/bin/python -c 'from eagle_plugin.kernels import loader; print("env-vllm: kernels:", loader.backend())' >&2
 	@touch $@
 
-demo: $(ENGINE_ENV) ## serve a real model three ways (plain, the engine's EAGLE-3, ours) and print one table
+demo: $(ENGINE_ENV) ## compare plain decoding, the engine's EAGLE-3 and the plugin on a real model: table and picture
 	.venv-$(ENGINE)/bin/eagle-plugin demo --engine $(ENGINE) $(ARGS)
 
-serve: $(ENGINE_ENV) ## leave a server with the plugin up on 127.0.0.1 until Ctrl-C
+serve: $(ENGINE_ENV) ## run a server with the plugin on 127.0.0.1 until Ctrl-C
 	.venv-$(ENGINE)/bin/eagle-plugin serve --engine $(ENGINE) $(ARGS)
 
 # Tests run side by side in WORKERS processes, grouped by the servers that they ask, the longest groups first
@@ -106,7 +106,7 @@ format: env ## let ruff and clang-format rewrite the files
 	$(BIN)/ruff format $(CODE)
 	$(if $(CXX_CODE),$(BIN)/clang-format -i $(CXX_CODE))
 
-bench: $(ENGINE_ENV) ## find the best tree shape on this machine, over HTTP; see ARGS='--help'
+bench: $(ENGINE_ENV) ## find the best tree shape on this machine; see ARGS='--help'
 	.venv-$(ENGINE)/bin/eagle-plugin bench --engine $(ENGINE) $(ARGS)
 
 acceptance: env ## accept length of the sampling rules with the shipped head, to out/acceptance.json

@@ -81,8 +81,8 @@ class CommitComparison(BaseModel):
     new_over_base: Quartiles = Field(description="ratio of tokens per second, per repeat")
     ratios: list[float]
     repeats: int
-    same_texts: int = Field(description="measured answers with the same text on both sides")
-    compared_texts: int
+    same_responses: int = Field(description="measured answers with the same text on both sides")
+    compared_responses: int
     max_tokens: int
     threads: int
     quick: bool
@@ -206,8 +206,8 @@ def report_of(
         new_over_base=quartiles(ratio_spread(new.tokens_per_s, base.tokens_per_s)),
         ratios=[round(a / b, 4) for a, b in zip(new.tokens_per_s, base.tokens_per_s, strict=True)],
         repeats=len(new.repeats),
-        same_texts=sum(a == b for a, b in zip(new.texts, base.texts, strict=True)),
-        compared_texts=len(new.texts),
+        same_responses=sum(a == b for a, b in zip(new.responses, base.responses, strict=True)),
+        compared_responses=len(new.responses),
         max_tokens=options.max_tokens,
         threads=options.threads,
         quick=options.quick,
@@ -223,7 +223,7 @@ def comparison_table(report: CommitComparison) -> Table:
     title = f"{report.target}, {report.engine}, eagle-plugin {report.shape}, bf16, {report.repeats} interleaved repeats"
     caption = (
         f"new / base: {ratio.median:.3f} \\[{ratio.q1:.3f}-{ratio.q3:.3f}]; "
-        f"{report.same_texts} of {report.compared_texts} texts are the same"
+        f"{report.same_responses} of {report.compared_responses} texts are the same"
     )
     table = Table("", "commit", r"tokens/s \[quartiles]", "accept length", title=title, caption=caption)
     for side in (report.base, report.new):

@@ -129,7 +129,7 @@ def build_report(
     over_plain = ratio_spread(rates["plugin"], rates["plain"])
     over_builtin = ratio_spread(rates["plugin"], rates["builtin"])
     same = {
-        mode: sum(a == b for a, b in zip(series["plain"].texts, series[mode].texts, strict=True))
+        mode: sum(a == b for a, b in zip(series["plain"].responses, series[mode].responses, strict=True))
         for mode in ("builtin", "plugin")
     }
     plugin = specs["plugin"]
@@ -153,7 +153,7 @@ def build_report(
             different=different,
             bf16_builtin_equal=same["builtin"],
             bf16_plugin_equal=same["plugin"],
-            bf16_compared=len(series["plain"].texts),
+            bf16_compared=len(series["plain"].responses),
         ),
         spread=SpreadDetail(
             plain_tokens_per_s=quartiles(spread(rates["plain"])),
@@ -168,7 +168,7 @@ def build_report(
             repeats=len(series["plain"].repeats),
             max_repeats=max_repeats,
             stop_reason=speed.stop_reason,
-            prompts_measured=len(series["plain"].texts),
+            prompts_measured=len(series["plain"].responses),
             threads=options.threads,
             algorithm=plugin.algorithm,
             plugin_shape=str(plugin.shape),

@@ -95,7 +95,7 @@ class RepeatSeries:
         return accept_length(completion for repeat in self.repeats for completion in repeat.completions)
 
     @property
-    def texts(self) -> list[str]:
+    def responses(self) -> list[str]:
         """Every answer, in the order of the questions."""
         return [completion.text for repeat in self.repeats for completion in repeat.completions]
 

@@ -91,7 +91,7 @@ class Server:
                 waited = time.monotonic() - self._began
                 if waited > timeout_s:
                     raise ServerError(self._failure(f"was not ready after {timeout_s:.0f} s"))
-                progress(f"{self.label}: starting, {waited:3.0f} s")
+                progress(f"{self.label}, {waited:.0f} s")
                 with contextlib.suppress(httpx.TransportError):  # not listening yet
                     if client.get("/health").status_code == 200:
                         return time.monotonic() - self._began

@@ -32,10 +32,10 @@ def wait_all(servers: Mapping[Name, Server], specs: Mapping[Name, ServerSpec], s
     """
     with steps.step("starting " + " and ".join(server.label for server in servers.values())) as step:
         for name, server in servers.items():
-            seconds = server.wait_ready(progress=step.update)
+            server.wait_ready(progress=step.update)
             line = check_worker(server, specs[name].mode)
             server.pause()
-            steps.log(f"[green]{server.label} is ready[/] after {seconds:.0f} s  [dim]{escape(line)}[/]")
+            steps.log(f"[green]{server.label} is ready[/]  [dim]{escape(line)}[/]")
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from eagle_plugin.bench.measure import RepeatSeries, Spread, ratio_spread, sprea
 from eagle_plugin.bench.report import DemoReport
 from eagle_plugin.bench.spec import Mode
 
-BAR_WIDTH = 40  # characters of the longest bar
+BAR_WIDTH = 30  # characters of the longest bar; a line fits 80 characters
 
 
 def demo_table(report: DemoReport) -> Table:

@@ -1,4 +1,4 @@
-"""The models that `eagle-plugin models get` knows: where each comes from and what it must hash to."""
+"""The models that `eagle-plugin models get` knows: the source of each and its sha256."""
 
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ CATALOG = {
 
 
 def find(name: str) -> PackageFile:
-    """The catalogue's entry of that name; ModelError names the known ones."""
+    """The entry of that name in the catalogue; a ModelError for another name lists the known ones."""
     if name not in CATALOG:
         raise ModelError(f"unknown model '{name}'; known: {', '.join(CATALOG)}")
     return CATALOG[name]

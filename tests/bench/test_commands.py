@@ -1,4 +1,4 @@
-"""The commands' options and what they say when something is missing."""
+"""The options of the commands, and their messages when something is missing."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""Two checkouts compared in one run: each server process imports the plugin of its own checkout, or nothing is said."""
+"""Two checkouts compared in one run: each server process must import the plugin of its own checkout."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def checkouts(tmp_path: Path) -> dict[str, Path]:
 
 @pytest.fixture
 def arguments(checkouts, tmp_path, monkeypatch) -> list[str]:
-    """Options of a comparison whose servers are peers that import the plugin; the new one answers twice as fast."""
+    """Options of a comparison whose servers are peers that import the plugin; the new one has a third of the pauses."""
 
     def command(spec: ServerSpec, port: int) -> list[str]:
-        gap = "0.02" if spec.name == "base" else "0.01"
+        gap = "0.06" if spec.name == "base" else "0.02"
         return [str(spec.python), str(PEER), str(port), "--gap", gap, "--import", "eagle_plugin.probe"]
 
     monkeypatch.setitem(ENGINES, "sglang", replace(ENGINES["sglang"], command=command))
@@ -66,9 +66,9 @@ def test_the_ratio_is_measured_and_written(compare_commits, arguments, checkouts
     (checkouts["new"] / "eagle_plugin/probe.py").write_text("changed = True\n")
     assert compare_commits.main(arguments) == 0
     document = json.loads((tmp_path / "out/compare-sglang.json").read_text())
-    assert document["new_over_base"]["median"] == pytest.approx(2.0, rel=0.3)
+    assert 1.5 < document["new_over_base"]["median"] < 3.2
     assert document["repeats"] == len(document["ratios"]) == 3
-    assert document["same_texts"] == document["compared_texts"] == 9
+    assert document["same_responses"] == document["compared_responses"] == 9
     assert document["base"]["commit"] == "unknown" and document["new"]["commit"].endswith("-dirty")
     assert f"new / base: {document['new_over_base']['median']:.3f} [" in capsys.readouterr().out
 
@@ -83,9 +83,9 @@ def test_a_plugin_from_elsewhere_is_refused(compare_commits, arguments, checkout
 
     monkeypatch.setattr(compare_commits, "side_spec", wrong)
     assert compare_commits.main(arguments) == 1
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
-        f"sglang-plugin-bf16-new: the plugin was imported from {checkouts['base']}, wanted {checkouts['new']}" in said
+        f"sglang-plugin-bf16-new: the plugin was imported from {checkouts['base']}, wanted {checkouts['new']}" in output
     )
     assert not (tmp_path / "out/compare-sglang.json").exists()
 

@@ -18,7 +18,7 @@ from eagle_plugin.bench.measure import EarlyStop
 from eagle_plugin.bench.spec import ServerSpec
 
 PEER = Path(__file__).parents[1] / "support/peer.py"
-GAPS = {"plain": 0.02, "builtin": 0.015, "plugin": 0.01}  # seconds per token
+GAPS = {"plain": 0.03, "builtin": 0.02, "plugin": 0.01}  # seconds per token
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ def test_a_demo_ends_early_and_writes_table_report_and_picture(arguments, tmp_pa
     assert 3 <= settings["repeats"] < settings["max_repeats"] == 5
     assert re.fullmatch(r"the quartiles of plugin over plain are \d+\.\d% of its median apart", settings["stop_reason"])
     assert f"{settings['repeats']} of at most 5 repeats: {settings['stop_reason']}; --thorough makes all" in text
-    assert document["speedup_vs_plain"] == pytest.approx(2.0, rel=0.3)
-    assert document["speedup_vs_builtin"] == pytest.approx(1.5, rel=0.3)
+    # 3 and 2 by the pauses alone; the rest of a token's time, the same for all, makes the ratios smaller.
+    assert 1.1 < document["speedup_vs_builtin"] < document["speedup_vs_plain"] < 3.2
     assert document["equality"]["compared"] == document["prompts"] == 8
     assert document["equality"]["different"] == ["q5"] and not document["greedy_equal"]
     assert "texts differ in fp32: q5" in text

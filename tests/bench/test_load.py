@@ -1,4 +1,4 @@
-"""The streaming client against a real local HTTP peer: what it reads, what it times, how it fails."""
+"""The streaming client against a real local HTTP peer: what it reads, which times it measures, how it fails."""
 
 import httpx
 import pytest
@@ -39,7 +39,7 @@ def test_times_are_those_of_the_wire(peer, pace):
     first_s, gap_s = pace
     (answer,) = ask_all(peer.endpoint, [question("hello")], Sampling(max_tokens=7))
     assert len(answer.gaps_s) == 6
-    # The peer sleeps at least this long; the role chunk without text, sent before that, must not count as a token.
+    # The peer sleeps at least this long. Before that it sends a chunk with a role and no text, which is not a token.
     assert answer.ttft_s >= first_s
     assert answer.total_s - answer.ttft_s >= 6 * gap_s * 0.9
     assert answer.tpot_s == pytest.approx((answer.total_s - answer.ttft_s) / 6)

@@ -1,4 +1,4 @@
-"""The demo's document: its fields, its strictness, its atomic writing, and the table."""
+"""The document of the demo: its fields, what it refuses, that it is written atomically; and the table."""
 
 import io
 import json
@@ -54,7 +54,7 @@ def test_an_unknown_field_or_an_impossible_accept_length_is_refused(report):
         )
 
 
-def test_speculative_figures_need_verify_rounds():
+def test_speculative_stats_need_verify_rounds():
     with pytest.raises(ValueError, match="builtin: the engine reported no verify round"):
         speculative_stats(series(1.0, None), "builtin")
 
@@ -74,10 +74,10 @@ def test_a_failed_write_leaves_the_old_document(report, tmp_path, monkeypatch):
     assert [entry.name for entry in tmp_path.iterdir()] == ["demo.json"]
 
 
-def test_the_table_shows_every_figure_in_80_columns(report):
+def test_the_table_shows_every_result_in_80_columns(report):
     sink = io.StringIO()
     Console(width=80, file=sink).print(demo_table(report))
     text = sink.getvalue()
-    figures = ["32.5 [", "34.2 [", "52.0 [", "1.60x [", "1.05x [", "1.52x [", "3/3", "2/3", "1/3", "2.00", "1.60"]
-    for figure in [*figures, "2/4/8", "2/1/3", "against engine", "[quartiles]"]:
-        assert figure in text, figure
+    numbers = ["32.5 [", "34.2 [", "52.0 [", "1.60x [", "1.05x [", "1.52x [", "3/3", "2/3", "1/3", "2.00", "1.60"]
+    for number in [*numbers, "2/4/8", "2/1/3", "against engine", "[quartiles]"]:
+        assert number in text, number

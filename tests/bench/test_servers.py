@@ -1,4 +1,4 @@
-"""Server processes: command lines, start failures, pausing, and groups that always end."""
+"""Server processes: command lines, start failures, pauses, and process groups that always end."""
 
 import os
 import signal
@@ -44,7 +44,7 @@ def test_builtin_and_plugin_differ_by_the_environment_alone():
     assert value_of(command, "--speculative-num-steps") == "3"
     assert value_of(command, "--speculative-eagle-topk") == "2"
     assert value_of(command, "--speculative-num-draft-tokens") == "6"
-    # A shell that has it switched off must not make us measure the engine under our name.
+    # If the shell switches the plugin off, the engine alone would be measured under the plugin's name.
     assert child_environment(plugin, {"EAGLE_PLUGIN": "0"})["EAGLE_PLUGIN"] == "1"
     assert child_environment(builtin, {})["EAGLE_PLUGIN"] == "0"
 
@@ -91,7 +91,7 @@ def test_the_whole_group_ends_even_when_it_ignores_sigterm(tmp_path):
         time.sleep(0.05)
     grandchild = int(server.log_text())
     assert grandchild in server.members()
-    time.sleep(0.5)  # let the grandchild, too, arrive at ignoring the signal
+    time.sleep(0.5)  # until the grandchild ignores the signal too
     server.pause()
     server.stop(grace_s=0.5)
     assert not psutil.pid_exists(grandchild) or psutil.Process(grandchild).status() == psutil.STATUS_ZOMBIE

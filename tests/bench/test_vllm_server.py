@@ -1,4 +1,4 @@
-"""vLLM as the bench's server: its command line, and what a really started one answers."""
+"""vLLM as the server of the bench: its command line, and the answers of a real one."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_an_answer_is_read_and_its_rounds_are_the_engines_own(servers):
     drafts, accepted = (counter(builtin, name) - before for name, before in zip(names, (drafts, accepted), strict=True))
     assert [answer.completion_tokens for answer in answers] == [48, 48]
     assert sum(answer.verify_rounds for answer in answers) == drafts > 0
-    # What the counters say differs by the tokens that `max_tokens` cut off, at most a chain for each answer.
+    # The counters include the tokens after `max_tokens`, at most one chain per answer.
     delivered = 2 * (48 - 1)
     assert 0 <= drafts + accepted - delivered <= 2 * CHAIN.steps
     assert accept_length(answers) == delivered / drafts

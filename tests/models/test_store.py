@@ -1,4 +1,4 @@
-"""The model cache: complete or absent, damaged folders made again, one maker at a time. No network."""
+"""The model cache: complete or absent, damaged folders are made again, by one process at a time. No network."""
 
 import base64
 import errno
@@ -22,7 +22,7 @@ TINY = CATALOG["smollm2-135m-instruct"]._replace(
 
 @pytest.fixture(autouse=True)
 def tiny_catalogue(monkeypatch, tmp_path):
-    """A model whose download and conversion take no time; what is kept and what is thrown away is the real code's."""
+    """A model whose download and conversion take no time; the rest of the cache is the real code."""
     monkeypatch.setenv("EAGLE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setitem(CATALOG, NAME, TINY)
     monkeypatch.setattr(fetch, "fetch_member", write_gguf)
@@ -90,7 +90,7 @@ def test_changed_bytes_of_the_same_size_are_made_again():
     weights = get_model(NAME) / "model.safetensors"
     good = weights.read_bytes()
     weights.write_bytes(bytes(len(good)))
-    assert installed(NAME) and not installed(NAME, hashes=True)  # the quick look sees sizes only
+    assert installed(NAME) and not installed(NAME, hashes=True)  # without hashes only the sizes are compared
     get_model(NAME)
     assert weights.read_bytes() == good
 
