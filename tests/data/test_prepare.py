@@ -1,4 +1,4 @@
-"""The whole command: files in, one file out, every record accounted for, nothing private told."""
+"""`eagle-plugin data prepare`: every record is written or counted with a reason, and no private value is printed."""
 
 from __future__ import annotations
 
