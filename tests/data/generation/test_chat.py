@@ -236,7 +236,7 @@ def test_the_command_renders_recorded_answers(target, tokenizer, tmp_path, capsy
     assert [(row.id, row.split, row.finish) for row in rows] == [(f"p#{n}", "val", "recorded") for n in range(3)]
     printed = capsys.readouterr()
     assert "no recorded answer" in printed.out and "Be terse." in printed.err
-    # All of a row as response: nothing is written, and what was there stays.
+    # All of a row as response: nothing is written, and the old file is not changed.
     before = out.read_bytes()
     prompts.write_text(json.dumps({"id": "x", "source": "test", "prompt_ids": [], "response": {"token_ids": [3, 4]}}))
     with pytest.raises(DataError, match="trains on 2 of its 2"):

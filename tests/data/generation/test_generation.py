@@ -221,7 +221,7 @@ def test_kill_minus_nine_loses_only_what_is_in_flight(tmp_path, out):
         killed.set()
         before = len(list(read_rows(out)))
         assert 20 <= before < 120
-        with out.open("ab") as file:  # and a line was torn
+        with out.open("ab") as file:  # and the last line is incomplete
             file.write(b'{"id":"p59#1","sour')
         asked = len(server.requests)
         main([*command, "--out", str(out)])

@@ -1,4 +1,4 @@
-"""What is found and what is not, by type; placeholders; no value that was found stays in the text or is logged."""
+"""What is found and what is not, by type; placeholders; no value that was found is left in the text or logged."""
 
 from __future__ import annotations
 
@@ -165,6 +165,6 @@ def test_without_the_packages_the_error_says_what_to_install():
         "try: Scanner()\n"
         "except Exception as error: print(type(error).__name__, error)"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert told.startswith("DataError the privacy filter needs the Python package presidio_analyzer")
-    assert "pip install 'eagle-plugin[privacy]'" in told
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.startswith("DataError the privacy filter needs the Python package presidio_analyzer")
+    assert "pip install 'eagle-plugin[privacy]'" in printed

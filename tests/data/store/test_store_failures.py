@@ -116,7 +116,7 @@ def test_ranks_share_a_store_and_two_of_one_rank_are_refused(tmp_path: Path) -> 
     with pytest.raises(DataError, match="--rank"):
         second.close()
     assert {entry.id for entry in FeatureStore(tmp_path).entries} == {"row-0", "row-2"}
-    assert FeatureWriter(tmp_path, MANIFEST, rank=5).done == {"row-0", "row-2"}  # whoever wrote them
+    assert FeatureWriter(tmp_path, MANIFEST, rank=5).done == {"row-0", "row-2"}  # of all ranks
 
 
 def test_documents_that_do_not_fit_are_refused(tmp_path: Path) -> None:
