@@ -1,8 +1,8 @@
-"""How much the privacy filter finds, what it flags wrongly, and how fast it reads: tables on stdout.
+"""Measures the privacy filter: what it finds, what it flags wrongly, and its speed; prints tables.
 
 python benchmarks/privacy.py            the labelled texts of benchmarks/privacy_texts.py
-python benchmarks/privacy.py --misses   name what was missed and what was flagged wrongly
-python benchmarks/privacy.py --speed prompts.jsonl   also read this file's prompts, on one core
+python benchmarks/privacy.py --misses   print each text that was missed or flagged wrongly
+python benchmarks/privacy.py --speed prompts.jsonl   also scan the prompts of this file, on one core
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from eagle_plugin.data.sources.prompts import format_prompt, read_prompts
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--misses", action="store_true", help="name what was missed and what was flagged wrongly")
-    parser.add_argument("--speed", metavar="PROMPTS", help="a file of `eagle-plugin data prepare` to time")
+    parser.add_argument("--misses", action="store_true", help="print each text that was missed or flagged wrongly")
+    parser.add_argument("--speed", metavar="PROMPTS", help="a file of `eagle-plugin data prepare` whose scan is timed")
     arguments = parser.parse_args()
     scanner, console = Scanner(), Console(width=100)
 
-    table = Table("type", "found", "labelled", title="recall: values wholly covered by findings")
+    table = Table("type", "found", "labelled", title="recall: values that findings cover completely")
     missed = [case for case in POSITIVES if not _covers(scanner, case)]
     for kind in dict.fromkeys(case.type for case in POSITIVES):
         total = sum(case.type == kind for case in POSITIVES)
@@ -53,17 +53,17 @@ def _covers(scanner: Scanner, case: Labelled) -> bool:
 
 
 def _time_file(scanner: Scanner, path: str, console: Console) -> None:
-    texts = list(_texts(path))
-    size = sum(len(text.encode()) for text in texts) / 1e6
+    prompts = list(_prompt_texts(path))
+    size = sum(len(text.encode()) for text in prompts) / 1e6
     start = time.process_time()
-    rows = sum(scanner.scan(text) for text in texts)
+    rows = sum(scanner.scan(text) for text in prompts)
     seconds = time.process_time() - start
     console.print(
-        f"speed: {size / seconds:.2f} MB/s of one core ({size:.1f} MB); {rows} of {len(texts)} prompts flagged"
+        f"speed: {size / seconds:.2f} MB/s on one core ({size:.1f} MB); {rows} of {len(prompts)} prompts flagged"
     )
 
 
-def _texts(path: str) -> Iterator[str]:
+def _prompt_texts(path: str) -> Iterator[str]:
     for prompt in read_prompts(path):
         turns = prompt.messages or []
         yield "\n".join(str(turn.get("content") or "") for turn in turns) or prompt.prompt or format_prompt(prompt)

@@ -1,6 +1,6 @@
-"""The labelled texts of the privacy benchmark: every person, number and key is invented, and made at run time.
+"""The labelled texts of the privacy benchmark. Every person, number and key in them is invented.
 
-Key-like strings are put together from parts, so that secret scanners do not take this file for a leak.
+Strings that look like keys are made from parts at run time, so that secret scanners do not report this file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Labelled:
-    """A text and the private value in it."""
+    """A text and the private value that it contains."""
 
     type: str
     text: str
@@ -22,13 +22,13 @@ class Labelled:
 
 
 def _noise(seed: str, length: int, alphabet: str = string.ascii_letters + string.digits) -> str:
-    """Letters that look random and are the same in every run."""
+    """Characters that look random and are the same in every run."""
     stream = hashlib.shake_256(seed.encode()).digest(length)
     return "".join(alphabet[byte % len(alphabet)] for byte in stream)
 
 
 def _card(start: str, length: int, step: int = 0) -> str:
-    """A card number with a right check digit (Luhn), in groups of `step`."""
+    """A card number with a correct check digit (Luhn), in groups of `step` digits."""
     digits = start + _noise(start, length - 1 - len(start), string.digits)
     total = sum(sum(divmod(int(d) * (2 if i % 2 == 0 else 1), 10)) for i, d in enumerate(reversed(digits)))
     digits += str(-total % 10)
@@ -36,7 +36,7 @@ def _card(start: str, length: int, step: int = 0) -> str:
 
 
 def _iban(country: str, account: str, spaced: bool = False) -> str:
-    """An account number with right check digits (mod 97)."""
+    """An account number with correct check digits (mod 97)."""
     check = 98 - int("".join(str(int(c, 36)) for c in account + country + "00")) % 97
     iban = f"{country}{check:02d}{account}"
     return " ".join(iban[i : i + 4] for i in range(0, len(iban), 4)) if spaced else iban
@@ -58,7 +58,7 @@ UPPER = string.ascii_uppercase + string.digits
 HEX = "0123456789abcdef"
 URLSAFE = string.ascii_letters + string.digits + "-_"
 
-# "{}" is where the value goes.
+# (text, value): the value replaces "{}" in the text.
 _EMAIL = [
     ("Please write to {} before Friday.", "marta.lindqvist@nordhaven-labs.se"),
     ("cc: {}; the invoice is attached", "o.adeyemi+billing@gmail.com"),
@@ -230,7 +230,7 @@ POSITIVES = [
     for text, value in cases
 ]
 
-# What prompts of programmers, students and operators look like, with nothing private in it.
+# Texts as programmers, students and operators write them, without private data.
 NEGATIVES = [
     "pip install torch==2.13.0 numpy==1.26.4",
     "sglang 0.5.23 and vllm 0.32.0 on Python 3.11.7",

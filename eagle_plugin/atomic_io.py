@@ -1,8 +1,8 @@
 """Files that are written whole or not at all, and flushed so that they survive a power cut.
 
 Every function writes a temporary file beside the final path (`.NAME.partial-HOST-PID-THREAD`) and gives it the final
-name in one step. Readers see the old file or the complete new one. An error removes the temporary file; after a kill it
-stays, under a name that contains `PARTIAL`.
+name in one step. Readers see the old file or the complete new one. An error removes the temporary file. After a kill it
+is left, under a name that contains `PARTIAL`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files appear whole or not at all: after an error, on a full disk, after a kill at any moment."""
+"""Files are written whole or not at all: after an error, on a full disk, and after a kill at any moment."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_a_killed_writer_leaves_the_old_or_the_new_file(moment: str, tmp_path: P
     assert path.read_text() == ("new" if done else "old")
     left = [name for name in names(tmp_path) if name != "file.txt"]
     assert len(left) == (0 if done else 1) and all(name.startswith(f".file.txt{PARTIAL}") for name in left)
-    replace_with(path, "next")  # what a killed writer left is in nobody's way
+    replace_with(path, "next")  # the temporary file of a killed writer changes nothing
     assert path.read_text() == "next"
 
 

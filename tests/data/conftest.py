@@ -1,4 +1,4 @@
-"""What the data tests share: a writer of files, and one scanner, since its recognisers take seconds to import."""
+"""Fixtures of the data tests: a writer of files, and one scanner, because its recognisers take seconds to import."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def scanner() -> Scanner:
 
 @pytest.fixture
 def write_lines(tmp_path: Path) -> Callable[..., str]:
-    """Writes objects as JSON lines and gives the file's name."""
+    """A function that writes objects as JSON lines and returns the name of the file."""
 
     def write(*objects: Any, name: str = "prompts.jsonl") -> str:
         path = tmp_path / name

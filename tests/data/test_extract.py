@@ -1,4 +1,4 @@
-"""`eagle-plugin data features`: every row once, exactly the target's states, resumable, split over processes."""
+"""`eagle-plugin data features`: each row once, with the target's states; resumable; split over processes."""
 
 from __future__ import annotations
 

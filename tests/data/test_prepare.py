@@ -1,4 +1,4 @@
-"""The whole command: files in, one file out, every record accounted for, nothing private told."""
+"""`eagle-plugin data prepare`: every record is written or counted with a reason, and no private value is printed."""
 
 from __future__ import annotations
 
@@ -105,10 +105,10 @@ def test_the_report_names_types_never_values(
 ):
     file = write_lines(*RECORDS, chat(user(f"token {KEY}")))
     assert main([file, "--out", str(tmp_path / "o.jsonl"), "--privacy", mode, "--workers", "1"]) == 0
-    told = "".join(capfd.readouterr())
-    assert "EMAIL found" in told and "GITHUB_TOKEN found" in told and "multimodal content" in told
+    printed = "".join(capfd.readouterr())
+    assert "EMAIL found" in printed and "GITHUB_TOKEN found" in printed and "multimodal content" in printed
     for value in (MAIL, KEY, "vT9#kLq2!x", "Write to"):
-        assert value not in told
+        assert value not in printed
 
 
 def test_what_was_served_is_kept_token_for_token(scanner: Scanner, write_lines: Callable[..., str], tmp_path: Path):
@@ -144,8 +144,8 @@ def test_a_cut_file_is_read_up_to_the_cut_with_a_warning(
     file = tmp_path / "cut.json"
     file.write_text(json.dumps(RECORDS, indent=1)[:-9])
     assert main([str(file), "--out", str(tmp_path / "o.jsonl"), "--privacy", "off"]) == 0
-    told = " ".join(capfd.readouterr().err.split())
-    assert "warning: " in told and CUT in told
+    printed = " ".join(capfd.readouterr().err.split())
+    assert "warning: " in printed and CUT in printed
     assert len(list(read_prompts(tmp_path / "o.jsonl"))) == 203
 
 

@@ -11,7 +11,7 @@ import pytest
 
 @contextmanager
 def s3_bucket() -> Iterator[str]:
-    """The URL of an empty bucket; obstore finds the server through the environment while the context lasts."""
+    """The URL of an empty bucket. Inside the context, environment variables tell obstore where the server is."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

@@ -1,4 +1,4 @@
-"""A small real HTTP server that answers like SGLang or like vLLM: the same prompt always gets the same tokens."""
+"""A small HTTP server that answers like SGLang or vLLM; equal prompts get equal tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def token_ids(text: str, length: int = 12) -> list[int]:
 def answer_body(
     style: str, path: str, asked: str, ids: list[int], message: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The body of an answer as SGLang or vLLM gives it."""
+    """The body of a response in the form of SGLang or vLLM."""
     choice: dict[str, Any] = {"index": 0, "finish_reason": "stop" if ids[-1:] == [EOS] else "length"}
     prompt_ids = [1, *token_ids(asked, 6)]
     text = f"answer {ids[0] if ids else ''}"
@@ -39,8 +39,9 @@ def answer_body(
 class TokenEndpoint:
     """`with TokenEndpoint("sglang") as server:` serves on 127.0.0.1 until the block ends.
 
-    behaviour: called with the route and the body; returns a status and body, or response ids, or None for the usual.
-    requests: the bodies that came in, in order.
+    behaviour: called with the route and the body of a request; returns (status, body), or response ids, or None for the
+        default answer.
+    requests: the bodies of the requests, in order.
     """
 
     def __init__(self, style: str = "sglang", behaviour: Behaviour | None = None, delay_s: float = 0.0) -> None:
@@ -75,7 +76,7 @@ class TokenEndpoint:
             request_queue_size = 128
 
             def handle_error(self, request: Any, client_address: Any) -> None:
-                pass  # a client that was killed
+                pass  # the client was killed
 
         self._server = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"

@@ -35,7 +35,7 @@ class GeneratedAnswer:
     prompt_ids: list[int]  # as the server tokenised the request
     response_ids: list[int]  # with the stop token
     finish: str  # "stop" or "length"
-    message: dict[str, Any]  # goes into the history of the next request
+    message: dict[str, Any]  # for the history of the next request
 
     @property
     def text(self) -> str:
@@ -100,7 +100,7 @@ class TargetEndpoint:
             if attempt:
                 await asyncio.sleep(pause)
                 pause *= 2
-            if self.dead:  # another request found that meanwhile
+            if self.dead:  # set by another request during this one
                 raise EndpointDead(self.dead)
             try:
                 response = await self.client.post(f"{self._base}/v1/{route}", json=body)

@@ -196,5 +196,5 @@ def _check_manifest(folder: Folder, manifest: Manifest) -> None:
     if differences := found.differences(manifest):
         raise DataError(
             f"{folder.url} holds features with {'; '.join(differences)}; "
-            "give the same target and settings to go on with it, or another --store"
+            "give the same target and settings to continue it, or another --store"
         )

@@ -128,7 +128,7 @@ def _read_file(path: Path, start: int, stop: int | None) -> bytearray:
         view, done = memoryview(data), 0
         while done < len(data):
             got = os.preadv(descriptor, [view[done:]], start + done)
-            if got == 0:  # the file became shorter meanwhile
+            if got == 0:  # the file became shorter while it was read
                 return data[:done]
             done += got
         return data

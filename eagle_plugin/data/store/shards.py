@@ -151,7 +151,7 @@ def write_shard(folder: Folder, name: str, documents: list[tuple[Entry, bytes]],
         folder.create(name, b"".join([struct.pack("<Q", len(text)), text, *(data for _, data in documents)]))
     except ObjectExists as error:
         raise DataError(
-            f"{folder.url}/{name} was written by another process meanwhile; give every process its own --rank"
+            f"{folder.url}/{name} was written by another process at the same time; give every process its own --rank"
         ) from error
 
 

@@ -13,7 +13,7 @@ from eagle_plugin.data.sources.prompts import Prompt, format_prompt
 from eagle_plugin.data.target_files import load_tokenizer, stop_token_ids
 from eagle_plugin.models import get_model
 
-# A template with tools, and with thoughts that history loses and that the prompt for an answer opens.
+# A template with tools and thoughts: earlier turns lose their thoughts, and the prompt for an answer begins one.
 THINKING = """\
 {% if tools %}<|im_start|>system
 {{ tools | tojson }}<|im_end|>
@@ -33,9 +33,9 @@ NO_SYSTEM = """\
 {{ m.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-# Counts the turns at the top, so that every answer changes what stands before it.
+# Counts the turns at the top, so that every answer changes the text before it.
 REWRITING = "turns: {{ messages | length }}\n" + NO_SYSTEM
-# The count stands only above conversations that open with a 2: the tags can be compared with others.
+# Only conversations that begin with a 2 have the count: the probe has none, so that its marks can be checked.
 TAGGED = REWRITING.replace("turns", "{% if messages[0].content[0] == '2' %}turns").replace(
     "length }}\n", "length }}{% endif %}"
 )
@@ -68,7 +68,7 @@ def loaded(target):
 
 @pytest.fixture
 def tokenizer(loaded, monkeypatch):
-    monkeypatch.setattr(loaded, "chat_template", loaded.chat_template)  # given back after tests that change it
+    monkeypatch.setattr(loaded, "chat_template", loaded.chat_template)  # restored after tests that change it
     return loaded
 
 
@@ -79,7 +79,7 @@ def render(tokenizer, messages, template=None, tools=None, **options):
 
 
 def check_row(tokenizer, turn: RenderedTurn, text: str, stop="<|im_end|>"):
-    """What must hold for every row: some ids are trained on and not all, and they read as the answer and its stop."""
+    """True for every row: some ids are trained on and not all, and they decode to the answer and its stop token."""
     assert turn.prompt_ids and turn.response_ids
     assert tokenizer.decode(turn.response_ids) == text + stop
 
@@ -92,7 +92,7 @@ def test_every_turn_is_a_row_of_the_answer_and_its_stop_token(tokenizer):
         check_row(tokenizer, turn, text)
     encoded = [tokenizer(text, add_special_tokens=False).input_ids for text in answers]
     assert sum(len(turn.response_ids) for turn in turns) == sum(map(len, encoded)) + 3
-    # The prompt is what the server would read, although the second answer stands word for word in the first question.
+    # The prompt is what the server would read, although the second answer is also a part of the first question.
     for place, turn in zip((2, 4, 6), turns, strict=True):
         served = tokenizer.apply_chat_template(TURNS[:place], tokenize=False, add_generation_prompt=True)
         assert turn.prompt_ids == tokenizer(served, add_special_tokens=False).input_ids
@@ -131,7 +131,7 @@ def test_tool_calls_are_answers_and_their_results_are_not(tokenizer):
     call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}
     messages = [
         {"role": "user", "content": "weather?"},
-        {"role": "assistant", "tool_calls": [call]},  # without content, as recorders leave it
+        {"role": "assistant", "tool_calls": [call]},  # without content, as it is recorded
         {"role": "tool", "content": "sunny", "name": "weather"},
         {"role": "assistant", "content": "It is sunny."},
     ]
@@ -236,7 +236,7 @@ def test_the_command_renders_recorded_answers(target, tokenizer, tmp_path, capsy
     assert [(row.id, row.split, row.finish) for row in rows] == [(f"p#{n}", "val", "recorded") for n in range(3)]
     printed = capsys.readouterr()
     assert "no recorded answer" in printed.out and "Be terse." in printed.err
-    # All of a row as response: nothing is written, and what was there stays.
+    # All of a row as response: nothing is written, and the old file is not changed.
     before = out.read_bytes()
     prompts.write_text(json.dumps({"id": "x", "source": "test", "prompt_ids": [], "response": {"token_ids": [3, 4]}}))
     with pytest.raises(DataError, match="trains on 2 of its 2"):

@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def test_a_tool_call_goes_on_only_with_a_recorded_result_of_that_tool(recorded_t
         assert server.requests[-1]["messages"][-1]["tool_call_id"] == "new"
 
 
-def test_temperatures_are_dealt_and_asked_in_blocks(tmp_path, out):
+def test_temperatures_are_assigned_and_asked_in_blocks(tmp_path, out):
     shaped = {"temperature": 0.5, "chat_template_kwargs": {"enable_thinking": False}, "top_k": 3}
     prompts = [chat(n) for n in range(20)] + [chat(99, sampling=shaped)]
     with TokenEndpoint() as server:
@@ -113,13 +114,13 @@ def test_temperatures_are_dealt_and_asked_in_blocks(tmp_path, out):
 
 
 def test_loops_are_found_and_random_text_is_not():
-    draw = random.Random(0)
+    rng = random.Random(0)
     for _ in range(200):
-        period, start = draw.randint(1, 32), draw.randint(0, 100)
-        cycle = [draw.randrange(1000) for _ in range(period)]
-        text = [draw.randrange(1000) for _ in range(start)] + cycle * (400 // period + 2)
+        period, start = rng.randint(1, 32), rng.randint(0, 100)
+        cycle = [rng.randrange(1000) for _ in range(period)]
+        text = [rng.randrange(1000) for _ in range(start)] + cycle * (400 // period + 2)
         assert is_looping(text)
-        assert not is_looping([draw.randrange(1000) for _ in range(start + 300)])
+        assert not is_looping([rng.randrange(1000) for _ in range(start + 300)])
     assert not is_looping([7] * 100)  # the last half has fewer than 64 tokens
     assert is_looping([7] * 128)
 
@@ -203,7 +204,13 @@ def test_a_server_without_token_ids_is_refused_before_any_row(tmp_path, out):
 
 def test_kill_minus_nine_loses_only_what_is_in_flight(tmp_path, out):
     prompts = write(tmp_path / "p", *[chat(n, "a", f"b{n}") for n in range(60)])
-    with TokenEndpoint(delay_s=0.02) as server:
+    killed = threading.Event()
+
+    def hang_after_60(path, body):
+        if len(server.requests) > 60:
+            killed.wait(60)  # the child cannot finish before it is killed, however slow this process is
+
+    with TokenEndpoint(behaviour=hang_after_60, delay_s=0.02) as server:
         command = [str(prompts), "--endpoint", server.url, "--concurrency", "3", "--temperature", "0"]
         script = "import sys; from eagle_plugin.data.generate import main; main(sys.argv[1:])"
         child = subprocess.Popen([sys.executable, "-c", script, *command, "--out", str(out)], stderr=subprocess.DEVNULL)
@@ -211,9 +218,10 @@ def test_kill_minus_nine_loses_only_what_is_in_flight(tmp_path, out):
             time.sleep(0.01)
         os.kill(child.pid, signal.SIGKILL)
         assert child.wait() == -signal.SIGKILL  # it was killed, not finished
+        killed.set()
         before = len(list(read_rows(out)))
         assert 20 <= before < 120
-        with out.open("ab") as file:  # and a line was torn
+        with out.open("ab") as file:  # and the last line is incomplete
             file.write(b'{"id":"p59#1","sour')
         asked = len(server.requests)
         main([*command, "--out", str(out)])
@@ -223,7 +231,7 @@ def test_kill_minus_nine_loses_only_what_is_in_flight(tmp_path, out):
     assert len(resumed) == 120 and sorted(resumed) == sorted(whole)
 
 
-def test_a_conversation_cut_between_two_lines_is_played_again(tmp_path, out):
+def test_a_conversation_cut_between_two_lines_is_generated_again(tmp_path, out):
     prompts = write(tmp_path / "p", chat(0), chat(1, "a", "b", "c"))
     with TokenEndpoint() as server:
         whole, *_ = run(prompts, out, server, temperatures=[0.0], concurrency=1)

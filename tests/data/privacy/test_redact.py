@@ -1,4 +1,4 @@
-"""What is found and what is not, by type; placeholders; nothing that was found is left, and nothing is told."""
+"""What is found and what is not, by type; placeholders; no value that was found is left in the text or logged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from eagle_plugin.data.privacy.patterns import Finding
 from eagle_plugin.data.privacy.redact import Scanner, load_user_recogniser, redact
 from eagle_plugin.data.rows import DataError
 
-# Put together here, so that no scanner takes this file for a leak.
+# Joined here from parts, so that secret scanners do not report this file.
 GITHUB = "gh" + "p_" + "aB3dE6gH9" * 4
 JWT = "eyJ" + "hbGciOiJIUzI1NiJ9." + "eyJ" + "zdWIiOiJ4In0." + "c2lnbmF0dXJlLW9mLXg"
 PEM = "-----BEGIN " + "PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG\n" * 3 + "-----END " + "PRIVATE KEY-----"
@@ -73,7 +73,7 @@ def test_private_data_is_found_whole(type: str, text: str, value: str, scanner: 
 
 
 @pytest.mark.parametrize("text", NOT_FOUND)
-def test_what_only_looks_private_is_left_alone(text: str, scanner: Scanner):
+def test_what_only_looks_private_is_not_found(text: str, scanner: Scanner):
     assert scanner.find(text) == []
 
 
@@ -126,7 +126,7 @@ def test_redaction_never_leaves_what_was_flagged(rows: list[list[tuple[str, str,
 
 
 def find_names(text: str) -> list[tuple[str, int, int]]:
-    """A user's recogniser, which the tests load by its path."""
+    """A recogniser of a user; the tests load it by its path."""
     return [("person name", match.start(), match.end()) for match in re.finditer(r"Ingrid \w+", text)] + [("BAD", 5, 2)]
 
 
@@ -165,6 +165,6 @@ def test_without_the_packages_the_error_says_what_to_install():
         "try: Scanner()\n"
         "except Exception as error: print(type(error).__name__, error)"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert told.startswith("DataError the privacy filter needs the Python package presidio_analyzer")
-    assert "pip install 'eagle-plugin[privacy]'" in told
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.startswith("DataError the privacy filter needs the Python package presidio_analyzer")
+    assert "pip install 'eagle-plugin[privacy]'" in printed

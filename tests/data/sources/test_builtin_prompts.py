@@ -32,12 +32,12 @@ def test_openings_are_read_up_to_the_cut_of_a_truncated_file(tmp_path):
     assert found == sorted(kept, key=lambda opening: hashlib.sha256(opening.encode()).hexdigest())
 
 
-def test_prompts_are_dealt_three_to_one_to_one_with_temperatures_in_blocks():
+def test_sources_are_combined_three_to_one_to_one_with_temperatures_in_blocks():
     prompts = list(builtin_prompts([f"opening {n}" for n in range(1500)], ["def f(): ..."]))
     assert [prompt.id for prompt in prompts[:6]] == [
         "sharegpt-1", "sharegpt-2", "code-3", "maths-4", "sharegpt-5", "sharegpt-6",
     ]  # fmt: skip
-    assert sum(prompt.source == "code" for prompt in prompts) == 1  # used up: its places stay empty
+    assert sum(prompt.source == "code" for prompt in prompts) == 1  # used up: its numbers are left out
     assert "code-8" not in {prompt.id for prompt in prompts}
     for prompt in prompts:
         number = int(prompt.id.rpartition("-")[2])

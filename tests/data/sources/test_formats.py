@@ -1,4 +1,4 @@
-"""Every format from a line of its own, in every kind of file; broken, cut and mixed files named by their line."""
+"""One record of every format, in every kind of file; errors name the line of broken, cut and mixed files."""
 
 from __future__ import annotations
 

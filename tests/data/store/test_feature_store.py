@@ -1,4 +1,4 @@
-"""The feature store: what was written comes back, damage and strangers are refused, and a kill costs one shard."""
+"""The feature store: what was written is read back, other targets and settings are refused, the cache is bounded."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_cache_serves_what_fits_and_heals_what_is_damaged(tmp_path: Path, monk
         return read(self, name, start, stop)
 
     monkeypatch.setattr(LocalFolder, "read", count)
-    for again in (False, True):  # a second process finds the first one's cache
+    for again in (False, True):  # a second process uses the cache of the first
         store = FeatureStore(tmp_path / "store", tmp_path / "cache", limit)
         remote.clear()
         for number, entry in enumerate(store.entries):

@@ -1,4 +1,4 @@
-"""Hidden states that the hooks take, against what transformers itself hands out, for many architectures."""
+"""The hidden states of the hooks are those that transformers itself returns, for many architectures."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_padding_and_neighbours_change_nothing(architecture: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["gemma2", "gemma3_text", "qwen3_next"])
-def test_last_is_behind_a_norm_that_means_one_plus_weight(architecture: str) -> None:
+def test_last_is_after_a_norm_that_scales_by_one_plus_weight(architecture: str) -> None:
     model, ids = tiny_target(architecture), random_ids(1, 9)
     with Taps(model, ()) as taps:
         aux, last = taps.run(ids, [9])
@@ -105,7 +105,7 @@ def test_a_readout_that_is_not_the_models_is_refused(wrong: dict[str, Any], monk
     monkeypatch.setattr(Readout, "of", lambda _: dataclasses.replace(right, **wrong))
     with pytest.raises(DataError, match="computes its logits in another way"):
         Taps(model, AUX)
-    assert not any(layer._forward_pre_hooks for layer in model.model.layers)  # nothing stays behind
+    assert not any(layer._forward_pre_hooks for layer in model.model.layers)  # no hook is left
     monkeypatch.setattr(Readout, "of", lambda _: right)
     Taps(model, AUX).close()
 

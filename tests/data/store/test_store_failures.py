@@ -37,7 +37,7 @@ def test_after_kill_9_the_next_run_makes_the_same_store(tmp_path: Path, before: 
     url = str(tmp_path / "killed")
     code = KILLED_WRITER.format(paths=sys.path, before=before, url=url)
     assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
-    assert any(".partial-" in path.name for path in Path(url).iterdir())  # the kill did hit half-way
+    assert any(".partial-" in path.name for path in Path(url).iterdir())  # the kill was inside a write
     left = FeatureStore(url)  # readable at once
     assert 0 < len(left.entries) < 40
     write_store(url, range(40))
@@ -83,7 +83,7 @@ def test_a_flipped_byte_is_found_and_named(tmp_path: Path, part: str) -> None:
     store = FeatureStore(tmp_path)
     with pytest.raises(DataError, match=f"'{victim.id}'.*{victim.shard}.*damaged"):
         store.read(victim)
-    assert_same(store.read(store.entries[3]), make_document(3))  # its neighbours are whole
+    assert_same(store.read(store.entries[3]), make_document(3))  # the other documents are not damaged
 
 
 def test_cut_lost_and_foreign_shards_are_refused(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_ranks_share_a_store_and_two_of_one_rank_are_refused(tmp_path: Path) -> 
     with pytest.raises(DataError, match="--rank"):
         second.close()
     assert {entry.id for entry in FeatureStore(tmp_path).entries} == {"row-0", "row-2"}
-    assert FeatureWriter(tmp_path, MANIFEST, rank=5).done == {"row-0", "row-2"}  # whoever wrote them
+    assert FeatureWriter(tmp_path, MANIFEST, rank=5).done == {"row-0", "row-2"}  # of all ranks
 
 
 def test_documents_that_do_not_fit_are_refused(tmp_path: Path) -> None:
