@@ -14,9 +14,7 @@ from eagle_plugin.heads.files import HeadError
 
 MANIFEST = "eagle_plugin.json"
 FORMAT = 1
-DIGEST_OF_NOTHING = hashlib.sha256(
-    b""
-).hexdigest()  # tokenizer or template may be in another folder
+DIGEST_OF_NOTHING = hashlib.sha256(b"").hexdigest()  # tokenizer or template may be in another folder
 
 
 def describe_target(folder: str | Path) -> dict[str, str]:
