@@ -96,8 +96,8 @@ def random_readout(seed: int = 0, hidden: int = 16, vocab: int = 40) -> Readout:
 class MarkovTarget:
     """A target whose next token depends on the last one alone: the best possible loss of every head is known.
 
-    With transition matrix P and its stationary distribution pi, no head can have a lower loss at any draft step than the
-    entropy sum_i pi_i H(P[i]); a head that does not know the d tokens drafted before, no lower one than that of
+    With transition matrix P and its stationary distribution pi, no head can have a lower loss at any draft step than
+    the entropy sum_i pi_i H(P[i]); a head that does not know the d tokens drafted before, no lower one than that of
     P^(d+1).
     """
 
