@@ -1,11 +1,11 @@
-"""How many tokens a round yields under each rule of sampled verification: the head of examples/heads on real text.
+"""Tokens per round under each rule of sampled verification: the head of examples/heads on real text.
 
     python benchmarks/acceptance.py [--json out/acceptance.json]
 
-The target (SmolLM2-135M-Instruct, bf16) writes responses at each temperature. At every other token of them each rule drafts
-trees, and the probability that the walk reaches a node is computed from the target's own distribution; only the draft's
-draws are sampled. So all rules are compared at the same contexts, and every context counts once. (A server starts its
-rounds where the last one ended, which is another average of the same thing.)
+The target (SmolLM2-135M-Instruct, bf16) generates responses at each temperature. At every other token of them each rule
+drafts trees, and the probability that the walk reaches a node is computed from the target's own distribution; only the
+draft's draws are sampled. So all rules are compared at the same contexts, and every context counts once. (A server
+starts its rounds where the last one ended, which is another average of the same values.)
 
 per_node: probability that one of four children of the root is accepted. accept_length: with the bonus token; 8 nodes
 are drafted in 2 steps, 16 in 4, topk 4. gain: accept length above the deterministic rule's. The standard errors are
@@ -45,7 +45,7 @@ TOPK = CHILDREN = 4
 
 
 class Response(NamedTuple):
-    """What the target wrote after a prompt, with what the head made of it."""
+    """The target's response to a prompt, with the head's states of it."""
 
     prompt: str
     tokens: list[int]
@@ -59,8 +59,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--target", default=TARGET, help=f"a model folder, or a name of the catalogue ({TARGET})")
     parser.add_argument("--head", type=Path, default=HEAD, help=f"an EAGLE-3 head's folder ({HEAD})")
     parser.add_argument("--prompts", type=int, default=24, help="questions of examples/prompts, dealt from every group")
-    parser.add_argument("--tokens", type=int, default=48, help="tokens of each text")
-    parser.add_argument("--draws", type=int, default=3, help="trees a context of a rule that draws")
+    parser.add_argument("--tokens", type=int, default=48, help="tokens of each response")
+    parser.add_argument("--draws", type=int, default=3, help="trees per context of a rule that draws")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])
     parser.add_argument("--slot-weights", type=float, nargs=2, default=SLOT_WEIGHTS, help="of core/policy.py")
     parser.add_argument("--seed", type=int, default=0)
@@ -70,12 +70,14 @@ def parse() -> argparse.Namespace:
         if getattr(options, name) < 1:
             parser.error(f"--{name} is {getattr(options, name)}, wanted at least 1")
     if options.tokens < 2:
-        parser.error(f"--tokens is {options.tokens}, wanted at least 2: a tree's root is a token that was written")
+        parser.error(f"--tokens is {options.tokens}, wanted at least 2: a tree's root is a generated token")
     return options
 
 
-def write_text(model: Any, ids: list[int], n: int, temperature: float, end: int, gen: torch.Generator) -> list[int]:
-    """Let the target write at most n tokens after ids, the end-of-text token included."""
+def generate_response(
+    model: Any, ids: list[int], n: int, temperature: float, end: int, gen: torch.Generator
+) -> list[int]:
+    """The target's tokens after ids, at most n, the end-of-text token included."""
     tokens, cache, unread = list(ids), None, torch.tensor([ids])
     while len(tokens) < len(ids) + n and tokens[-1] != end:
         output = model(unread, past_key_values=cache, use_cache=True, logits_to_keep=1)
@@ -88,7 +90,7 @@ def write_text(model: Any, ids: list[int], n: int, temperature: float, end: int,
     return tokens
 
 
-def responses(
+def generate_responses(
     model: Any,
     head: DraftHead,
     tokenizer: Any,
@@ -100,7 +102,7 @@ def responses(
     for prompt in prompts:
         chat = [{"role": "user", "content": prompt.prompt}]
         ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-        tokens = write_text(model, ids, options.tokens, temperature, tokenizer.eos_token_id, gen)
+        tokens = generate_response(model, ids, options.tokens, temperature, tokenizer.eos_token_id, gen)
         roots = torch.arange(len(ids), len(tokens) - 1, 2)
         if len(roots):
             p = distribution(model(torch.tensor([tokens])).logits[0, roots, None], temperature)
@@ -116,27 +118,27 @@ def distribution(logits: Tensor, temperature: float) -> Tensor:
 
 
 def score(
-    model: Any, head: DraftHead, text: Response, rule: Rule, nodes: int, temperature: float, gen: torch.Generator
+    model: Any, head: DraftHead, response: Response, rule: Rule, nodes: int, temperature: float, gen: torch.Generator
 ) -> Tensor:
     """The accept length [contexts] of one tree of that size at every context."""
-    params = sampling_params(temperature, len(head.embedding), len(text.roots))
+    params = sampling_params(temperature, len(head.embedding), len(response.roots))
     trees, proposals = draft_trees(
-        head, text.tokens, text.prefill, text.roots, rule, params, gen,
+        head, response.tokens, response.prefill, response.roots, rule, params, gen,
         Shape(STEPS[nodes], TOPK, nodes),
     )  # fmt: skip
-    p = distribution(tree_logits(model, text.tokens, text.roots, trees), temperature)
+    p = distribution(tree_logits(model, response.tokens, response.roots, trees), temperature)
     return expected_accept_length(trees, p, proposals)
 
 
-def score_node(head: DraftHead, text: Response, rule: Rule, temperature: float, gen: torch.Generator) -> Tensor:
+def score_node(head: DraftHead, response: Response, rule: Rule, temperature: float, gen: torch.Generator) -> Tensor:
     """The probability [contexts] that one of CHILDREN children of the root is accepted, whatever its score."""
-    params = sampling_params(temperature, len(head.embedding), len(text.roots))
+    params = sampling_params(temperature, len(head.embedding), len(response.roots))
     sampled = rule.children(TOPK) - TOPK if temperature else 0  # children that come on top of topk
     trees, proposals = draft_trees(
-        head, text.tokens, text.prefill, text.roots, rule, params, gen,
+        head, response.tokens, response.prefill, response.roots, rule, params, gen,
         Shape(1, CHILDREN - sampled, CHILDREN + 1),
     )  # fmt: skip
-    p = torch.nn.functional.pad(text.p, (0, 0, 0, CHILDREN))  # the children are leaves: nothing is asked of them
+    p = torch.nn.functional.pad(response.p, (0, 0, 0, CHILDREN))  # nothing is accepted after the children: leaves
     return expected_accept_length(trees, p, proposals) - 1
 
 
@@ -160,20 +162,20 @@ def measure(
     }
     for temperature in options.temperatures:
         task = bar.add_task(f"temperature {temperature:g}", total=len(prompts))
-        # at temperature 0 nothing is drawn: the three rules are one
+        # at temperature 0 nothing is drawn, so the three rules are the same
         rules = list(NAMES) if temperature else ["deterministic"]
         lengths: dict[tuple[str, int], list[Tensor]] = {(rule, nodes): [] for nodes in STEPS for rule in rules}
         singles: dict[str, list[Tensor]] = {rule: [] for rule in rules}
         names: list[str] = []
         gen = torch.Generator().manual_seed(options.seed)
-        for text in responses(model, head, tokenizer, prompts, options, temperature):
-            names += [text.prompt] * len(text.roots)
+        for response in generate_responses(model, head, tokenizer, prompts, options, temperature):
+            names += [response.prompt] * len(response.roots)
             for rule in rules:
                 draws = range(options.draws if rule != "deterministic" else 1)
-                nodes_of = [score_node(head, text, known[rule], temperature, gen) for _ in draws]
+                nodes_of = [score_node(head, response, known[rule], temperature, gen) for _ in draws]
                 singles[rule].append(torch.stack(nodes_of).mean(0))
                 for nodes in STEPS:
-                    trees_of = [score(model, head, text, known[rule], nodes, temperature, gen) for _ in draws]
+                    trees_of = [score(model, head, response, known[rule], nodes, temperature, gen) for _ in draws]
                     lengths[rule, nodes].append(torch.stack(trees_of).mean(0))
             bar.advance(task)
         bar.update(task, completed=len(prompts))

@@ -1,4 +1,4 @@
-"""How fast a head trains here: tokens a second of one optimiser step, by draft steps, on random features.
+"""The speed of training a head: tokens per second of one optimiser step, by draft steps, on random features.
 
     python benchmarks/training.py                        # the SmolLM2-135M head, 1, 3 and 4 steps
     python benchmarks/training.py --kind peagle --steps 8
@@ -89,7 +89,7 @@ def make_batch(tokens: int, length: int) -> Batch:
     )
 
 
-class Trainer:
+class TimedTrainer:
     """A module, its optimiser and a batch."""
 
     def __init__(self, name: str, module: nn.Module, batch: Batch) -> None:
@@ -113,7 +113,7 @@ class Trainer:
         self.busy.append(time.process_time() - busy)
 
 
-class Ours(Trainer):
+class Ours(TimedTrainer):
     """This package's objective."""
 
     def __init__(self, options: argparse.Namespace, steps: int) -> None:
@@ -131,8 +131,8 @@ class Ours(Trainer):
         return self.objective(self.batch, plan, plan.totals).loss
 
 
-class Speculators(Trainer):
-    """The module of speculators, called as its trainer does, with the attention that a CPU can differentiate."""
+class Speculators(TimedTrainer):
+    """The module of speculators, called as its trainer does, with the attention that has a backward on a CPU."""
 
     def __init__(self, options: argparse.Namespace, steps: int) -> None:
         from speculators.losses import resolve_loss_config
@@ -198,7 +198,7 @@ def main() -> int:
             parser.error("--peer wants --kind eagle3 and the package speculators; install it, or leave --peer out")
         options.teacher = "draft"
 
-    trainers: list[Trainer] = []
+    trainers: list[TimedTrainer] = []
     for steps in options.steps:
         trainers += [Ours(options, steps)] + ([Speculators(options, steps)] if options.peer else [])
     for trainer in trainers:

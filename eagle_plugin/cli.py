@@ -25,11 +25,11 @@ examples:
   eagle-plugin check TARGET HEAD                     does this draft head fit this target?
   eagle-plugin optimize RECIPE.yaml --out out/head   prompts in, trained head and its measured gain out
   eagle-plugin demo                                  plain, built-in and plugin decoding in one table
-  eagle-plugin serve --help                          leave a server up
+  eagle-plugin serve --help                          start a server and keep it running
   eagle-plugin bench --mode plugin                   the best tree shape on this machine
   eagle-plugin version                               what is installed, which kernels serve
 
-EAGLE_PLUGIN=0 gives the engine back untouched.
+EAGLE_PLUGIN=0 switches the plugin off: the engine runs unchanged.
 """
 # Sub-commands with a parser of their own: module and one line of help.
 DATA_COMMANDS = {
@@ -46,7 +46,7 @@ OWN_PARSERS = {
     "eval": ("eagle_plugin.evaluate.eval_command", "measure the acceptance of draft heads"),
     "export": ("eagle_plugin.heads.export_command", "rewrite any head as one that both engines load"),
     "demo": ("eagle_plugin.bench.demo", "serve a real model three ways and print one table"),
-    "serve": ("eagle_plugin.bench.serve", "leave a server with the plugin up on 127.0.0.1"),
+    "serve": ("eagle_plugin.bench.serve", "start a server with the plugin on 127.0.0.1 and keep it running"),
     "bench": ("eagle_plugin.bench.sweep", "find the best tree shape of a worker on this machine"),
 }
 NOT_INSTALLED = "not installed"
@@ -65,15 +65,15 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code: 0, 2 for anything refused, 130 after Ctrl-C."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    args = list(sys.argv[1:] if argv is None else argv)
     try:
-        if words and words[0] in OWN_PARSERS:
-            return _own_main(OWN_PARSERS[words[0]][0])(words[1:]) or 0
-        if len(words) > 1 and words[0] == "data" and words[1] in DATA_COMMANDS:
-            return _own_main(DATA_COMMANDS[words[1]][0])(words[2:]) or 0
-        if not words:
-            words = ["--help"]
-        arguments = _parser().parse_args(words)
+        if args and args[0] in OWN_PARSERS:
+            return _own_main(OWN_PARSERS[args[0]][0])(args[1:]) or 0
+        if len(args) > 1 and args[0] == "data" and args[1] in DATA_COMMANDS:
+            return _own_main(DATA_COMMANDS[args[1]][0])(args[2:]) or 0
+        if not args:
+            args = ["--help"]
+        arguments = _parser().parse_args(args)
         return arguments.run(arguments) or 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -99,10 +99,10 @@ def _parser() -> argparse.ArgumentParser:
 
     check = commands.add_parser(
         "check",
-        help="does a draft head fit its target, and are its drafts what they should be?",
-        description="Compare names, shapes, aux layers, vocabulary tables and digests, then draft a few answers of the "
-        "target: a head of the right shape that was trained for another target, or is read with the wrong aux layers, "
-        "is refused with the reason. Runs without an engine.",
+        help="does a draft head fit its target, and are its drafts accepted?",
+        description="Compare names, shapes, aux layers, vocabulary tables and digests, then draft a few responses of "
+        "the target. A head with tensors of the right shape is refused with the reason if it was trained for another "
+        "target or its aux layers are wrong. Runs without an engine.",
     )
     check.add_argument("target", metavar="TARGET", help="folder of the target, or a name of `models list`")
     check.add_argument("head", metavar="HEAD", help="folder of the draft head")
@@ -112,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the engine's --speculative-algorithm (default: the head's own)",
     )
     check.add_argument(
-        "--files-only", action="store_true", help="do not run the target and the head on a few questions"
+        "--files-only", action="store_true", help="check the files only; do not run the target and the head"
     )
     check.set_defaults(run=_check)
 
@@ -171,7 +171,7 @@ def _ready_folder(name: str) -> Path:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, float], None]]:
-    """One bar on stderr that appears with the first report."""
+    """One bar on stderr, shown from the first report on."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 

@@ -1,4 +1,4 @@
-"""The error that the command line prints as one line."""
+"""The base of all errors that the command line prints as one line."""
 
 
 class UserError(Exception):

@@ -1,4 +1,4 @@
-"""`eagle-plugin optimize`: one recipe from prompts to a trained head with its measured gain, resumable at any point."""
+"""`eagle-plugin optimize`: one recipe, from prompts to a trained head with its measured gain; it can be resumed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ examples:
   eagle-plugin optimize RECIPE.yaml --out out/head --until features     stop before training
   eagle-plugin optimize RECIPE.yaml --out out/head                      the same command resumes after a kill
 
-The folder --out holds everything: prompts.jsonl, generated.jsonl, recorded.jsonl, vocabulary.safetensors, features/,
+The folder --out has everything: prompts.jsonl, generated.jsonl, recorded.jsonl, vocabulary.safetensors, features/,
 train/NAME/ for each training run, and eval.json. The trained head is OUT/head.
 """
 JOB_FILE = "job.json"
@@ -37,7 +37,7 @@ Positive = Annotated[int, Field(gt=0)]
 
 
 class JobError(UserError):
-    """A recipe or a stage of a job that cannot go on."""
+    """A recipe is wrong, or a stage of a job failed."""
 
 
 class _Section(BaseModel):
@@ -62,7 +62,7 @@ class GenerateSettings(_Section):
 
 
 class RecordedSettings(_Section):
-    """Recorded dialogues of the built-in prompts, read by the target but not written by it."""
+    """Recorded dialogues of the built-in prompts, which the target reads but did not generate."""
 
     count: Positive
     max_length: Positive = 512
@@ -78,18 +78,18 @@ class JobRecipe(_Section):
     vocabulary: Positive | None = None
     aux_layers: list[Positive] | None = None
     train: dict[str, dict[str, Any]] = Field(min_length=1)  # name -> keys of `eagle-plugin train`, in order
-    evaluate: list[str] = ["mtbench", "humaneval", "gsm8k"]  # held-out sets; [] measures nothing
+    evaluate: list[str] = ["mtbench", "humaneval", "gsm8k"]  # held-out sets; [] skips the evaluation
     compare: Path | None = None  # a head that the trained one is measured against
 
 
 class Stage(NamedTuple):
-    """One sub-command of the job; it is done when `output` exists and nothing up to here has changed since."""
+    """One sub-command of the job; it is done when `output` exists and no stage up to this one has changed since."""
 
     name: str
-    words: list[str]
+    args: list[str]
     output: Path
     needs_server: bool = False
-    recipe: str = ""  # of a training run: what is written into the file that the words name
+    recipe: str = ""  # of a training run: the content of the file that args[1] names
 
 
 def read_job(path: Path) -> JobRecipe:
@@ -101,29 +101,29 @@ def read_job(path: Path) -> JobRecipe:
     return validate(JobRecipe, read_yaml(path, JobError), str(path), JobError)
 
 
-def plan(job: JobRecipe, target: Path, out: Path) -> list[Stage]:
+def list_stages(job: JobRecipe, target: Path, out: Path) -> list[Stage]:
     """The sub-commands of a job in their order."""
     rows = [out / "generated.jsonl"]
     stages = [*_prompt_stages(job, target, out)]
     if job.recorded is not None:
         rows.append(out / "recorded.jsonl")
     if job.vocabulary is not None:
-        words = ["data", "vocabulary", *map(str, rows), "--target", str(target), "--size", str(job.vocabulary)]
+        args = ["data", "vocabulary", *map(str, rows), "--target", str(target), "--size", str(job.vocabulary)]
         stages.append(
-            Stage("vocabulary", [*words, "--out", str(out / "vocabulary.safetensors")], out / "vocabulary.safetensors")
+            Stage("vocabulary", [*args, "--out", str(out / "vocabulary.safetensors")], out / "vocabulary.safetensors")
         )
     for file in rows:
         store = out / "features" / file.stem
-        words = ["data", "features", str(file), "--target", str(target), "--store", str(store)]
+        args = ["data", "features", str(file), "--target", str(target), "--store", str(store)]
         if job.aux_layers is not None:
-            words += ["--aux-layers", ",".join(map(str, job.aux_layers))]
-        stages.append(Stage(f"features of {file.stem} rows", words, store / "manifest.json"))
+            args += ["--aux-layers", ",".join(map(str, job.aux_layers))]
+        stages.append(Stage(f"features of {file.stem} rows", args, store / "manifest.json"))
     head: Path | None = None
     for name, keys in job.train.items():
         folder = out / "train" / name
-        words = ["train", f"{folder}.yaml", "--out", str(folder)]
+        args = ["train", f"{folder}.yaml", "--out", str(folder)]
         recipe = _train_recipe(keys, job, target, out, head)
-        stages.append(Stage(f"train {name}", words, folder / "head", recipe=recipe))
+        stages.append(Stage(f"train {name}", args, folder / "head", recipe=recipe))
         head = folder / "head"
     heads = [str(path) for path in (job.compare, head) if path is not None]
     report = out / "eval.json"
@@ -140,28 +140,28 @@ def _prompt_stages(job: JobRecipe, target: Path, out: Path) -> Iterator[Stage]:
     if bool(settings.files) == (settings.builtin is not None):
         raise JobError("the recipe's prompts name both files and builtin, or neither; give one of them")
     if settings.builtin is not None:
-        words = ["data", "builtin", "--limit", str(settings.builtin), "--out", str(prompts)]
+        args = ["data", "builtin", "--limit", str(settings.builtin), "--out", str(prompts)]
     else:
-        words = ["data", "prepare", *map(str, settings.files), "--privacy", settings.privacy, "--out", str(prompts)]
-    yield Stage("prompts", words, prompts)
+        args = ["data", "prepare", *map(str, settings.files), "--privacy", settings.privacy, "--out", str(prompts)]
+    yield Stage("prompts", args, prompts)
     ask, rows = job.generate, out / "generated.jsonl"
-    words = ["data", "generate", str(prompts), "--out", str(rows), "--max-tokens", str(ask.max_tokens)]
-    words += ["--concurrency", str(ask.concurrency)]
+    args = ["data", "generate", str(prompts), "--out", str(rows), "--max-tokens", str(ask.max_tokens)]
+    args += ["--concurrency", str(ask.concurrency)]
     if ask.temperatures:
-        words += ["--temperature", *map(str, ask.temperatures)]
+        args += ["--temperature", *map(str, ask.temperatures)]
     for url in ask.endpoints:
-        words += ["--endpoint", url]
-    yield Stage("answers of the target", words, rows, needs_server=not ask.endpoints)
+        args += ["--endpoint", url]
+    yield Stage("answers of the target", args, rows, needs_server=not ask.endpoints)
     if job.recorded is not None:
         dialogues, rows = out / "dialogues.jsonl", out / "recorded.jsonl"
-        words = ["data", "builtin", "--recorded", "--limit", str(job.recorded.count), "--out", str(dialogues)]
-        yield Stage("recorded dialogues", words, dialogues)
-        words = ["data", "render", str(dialogues), "--target", str(target), "--out", str(rows)]
-        yield Stage("rendered dialogues", [*words, "--max-length", str(job.recorded.max_length)], rows)
+        args = ["data", "builtin", "--recorded", "--limit", str(job.recorded.count), "--out", str(dialogues)]
+        yield Stage("recorded dialogues", args, dialogues)
+        args = ["data", "render", str(dialogues), "--target", str(target), "--out", str(rows)]
+        yield Stage("rendered dialogues", [*args, "--max-length", str(job.recorded.max_length)], rows)
 
 
 def _train_recipe(keys: dict[str, Any], job: JobRecipe, target: Path, out: Path, head: Path | None) -> str:
-    """The recipe of one training run; the runs of a job go on from each other, with one draft vocabulary."""
+    """The recipe of one training run; all but the first start from the head before them, with its draft vocabulary."""
     shape = dict(keys.get("head", {}))
     if head is not None:
         shape["from"] = str(head)
@@ -173,26 +173,26 @@ def _train_recipe(keys: dict[str, Any], job: JobRecipe, target: Path, out: Path,
 
 
 def run(job: JobRecipe, target: Path, out: Path, until: str | None, console: Console) -> None:
-    """Run the stages that are not done yet; every stage resumes where it was stopped.
+    """Run the stages that are not done yet; a stage that was stopped resumes.
 
     Raises:
-        JobError: a stage failed; what it said is above.
+        JobError: a stage failed; its own message was printed before.
     """
     out.mkdir(parents=True, exist_ok=True)
-    stages = plan(job, target, out)
+    stages = list_stages(job, target, out)
     done = _read_done(out / JOB_FILE)
     digest = ""
     for number, stage in enumerate(stages, 1):
         title = f"{number}/{len(stages)} {stage.name}"
-        digest = hashlib.sha256(json.dumps([digest, stage.words, stage.recipe]).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps([digest, stage.args, stage.recipe]).encode()).hexdigest()
         if done.get(stage.name) == digest and stage.output.exists():
             console.print(f"{title}: done before", highlight=False)
         else:
             console.print(f"[bold]{title}[/]", highlight=False)
             if stage.recipe:
-                write_output(Path(stage.words[1]), [stage.recipe])
+                write_output(Path(stage.args[1]), [stage.recipe])
             with _endpoint(stage, job, target, out, console) as extra:
-                _call([*stage.words, *extra], stage.name)
+                _call([*stage.args, *extra], stage.name)
             done[stage.name] = digest
             write_output(out / JOB_FILE, [json.dumps(done, indent=2), "\n"])
         if until is not None and stage.name.startswith(until):
@@ -202,7 +202,7 @@ def run(job: JobRecipe, target: Path, out: Path, until: str | None, console: Con
 
 @contextlib.contextmanager
 def _endpoint(stage: Stage, job: JobRecipe, target: Path, out: Path, console: Console) -> Iterator[list[str]]:
-    """The words that name an endpoint: none, or those of a stock engine that runs as long as the stage does."""
+    """The arguments that name an endpoint: none, or those of a stock engine that runs as long as the stage does."""
     if not stage.needs_server:
         yield []
         return
@@ -214,9 +214,9 @@ def _endpoint(stage: Stage, job: JobRecipe, target: Path, out: Path, console: Co
         yield ["--endpoint", server.url]
 
 
-def _call(words: Sequence[str], name: str) -> None:
-    """Run one sub-command in a process of its own, which gives its memory back."""
-    code = subprocess.run([sys.executable, "-m", "eagle_plugin.cli", *words], check=False).returncode
+def _call(args: Sequence[str], name: str) -> None:
+    """Run one sub-command in a process of its own, so that its memory is freed."""
+    code = subprocess.run([sys.executable, "-m", "eagle_plugin.cli", *args], check=False).returncode
     if code == 130:
         raise KeyboardInterrupt
     if code != 0:
@@ -249,8 +249,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("recipe", type=Path, metavar="RECIPE", help="a YAML file; see examples/recipes")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of everything the job makes")
-    parser.add_argument("--until", metavar="STAGE", help="stop after the stage whose name begins so")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="folder for everything that the job makes"
+    )
+    parser.add_argument("--until", metavar="STAGE", help="stop after the stage whose name starts with STAGE")
     options = parser.parse_args(argv)
     console = Console(stderr=True)
     job = read_job(options.recipe)

@@ -1,4 +1,4 @@
-"""Recipes: YAML files that are checked against a pydantic model, all faults named at once."""
+"""Recipes: YAML files that are checked against a pydantic model; the error names all faults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_yaml(path: Path, refusal: type[UserError]) -> dict[str, Any]:
-    """The mapping in a YAML file; raises `refusal` where there is none."""
+    """The mapping in a YAML file; raises `refusal` if there is none."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -25,32 +25,32 @@ def write_target(folder: Path, **changes) -> Path:
     return folder
 
 
-def run(capsys, *words) -> tuple[int, str, str]:
+def run(capsys, *args) -> tuple[int, str, str]:
     try:
-        code = cli.main(list(map(str, words)))
+        code = cli.main(list(map(str, args)))
     except SystemExit as stop:  # argparse: --help and errors
         code = stop.code
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
 
-def refused(capsys, *words) -> str:
+def refused(capsys, *args) -> str:
     """The one line that a refused command prints."""
-    code, out, err = run(capsys, *words)
+    code, out, err = run(capsys, *args)
     assert (code, out) == (2, "")
     assert err.startswith("error: ") and err.count("\n") == 1
     return err
 
 
 def test_help_teaches_with_examples(capsys):
-    for words in ([], ["--help"]):
-        code, out, _ = run(capsys, *words)
+    for args in ([], ["--help"]):
+        code, out, _ = run(capsys, *args)
         assert code == 0
         assert "eagle-plugin models get smollm2-135m-instruct" in out and "EAGLE_PLUGIN=0" in out
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("args", "message"),
     [
         (["serv"], "'serv'"),
         (["models"], "ACTION"),
@@ -64,8 +64,8 @@ def test_help_teaches_with_examples(capsys):
         (["version", "--loud"], "--loud"),
     ],
 )
-def test_refused_in_one_line(capsys, words, said):
-    assert said in refused(capsys, *words)
+def test_refused_in_one_line(capsys, args, message):
+    assert message in refused(capsys, *args)
 
 
 def test_check_describes_a_head_that_fits(capsys, tmp_path):
@@ -77,15 +77,15 @@ def test_check_describes_a_head_that_fits(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "options", "said"),
+    ("changes", "options", "message"),
     [
         ({"hidden_size": 960}, [], "576"),
         ({"vocab_size": 32000}, [], "32000"),
         ({}, ["--algorithm", "EAGLE"], "use --speculative-algorithm EAGLE3"),
     ],
 )
-def test_check_refuses_a_head_for_another_target(capsys, tmp_path, changes, options, said):
-    assert said in refused(capsys, "check", write_target(tmp_path / "target", **changes), HEAD, *options)
+def test_check_refuses_a_head_for_another_target(capsys, tmp_path, changes, options, message):
+    assert message in refused(capsys, "check", write_target(tmp_path / "target", **changes), HEAD, *options)
 
 
 def test_check_refuses_folders_that_hold_no_checkpoint(capsys, tmp_path):
@@ -103,17 +103,17 @@ def test_models_list_tells_what_is_to_download(capsys):
 def test_version_names_plugin_engine_and_kernels(capsys, monkeypatch):
     from eagle_plugin.kernels import loader
 
-    for backend, said in (("torch", "torch (no native"), ("native", "native (C++)")):
+    for backend, message in (("torch", "torch (no native"), ("native", "native (C++)")):
         monkeypatch.setattr(loader, "backend", lambda backend=backend: backend)
         code, out, _ = run(capsys, "version")
         rows = dict(line.split("  ", 1) for line in out.splitlines())
         assert code == 0
         assert rows["eagle-plugin"].strip() == __version__
-        assert rows["kernels"].strip().startswith(said)
+        assert rows["kernels"].strip().startswith(message)
         assert {"python", "torch", "sglang", "vllm", "apache-tvm-ffi"} < rows.keys()
 
 
-def test_version_says_when_the_engine_is_left_untouched(capsys, monkeypatch):
+def test_version_names_the_tested_versions_where_the_plugin_does_not_serve(capsys, monkeypatch):
     monkeypatch.setattr(cli, "_installed", {"sglang": "0.4.9"}.get)
     monkeypatch.setattr(cli, "_kernels", lambda: "torch")
     assert "0.4.9 (left untouched: the plugin was tested with 0.5.23)" in run(capsys, "version")[1]

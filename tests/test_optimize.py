@@ -8,7 +8,7 @@ import pytest
 from eagle_plugin.cli import main
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.models import get_model
-from eagle_plugin.optimize import JobError, plan, read_job
+from eagle_plugin.optimize import JobError, list_stages, read_job
 
 RECIPE = """\
 target: smollm2-135m-instruct
@@ -53,24 +53,24 @@ def test_a_job_makes_a_head_that_serves_its_target(recipe, tmp_path, capfd):
     assert (out / "head").resolve() == (out / "train" / "longer" / "head").resolve()
     capfd.readouterr()
     assert main(["optimize", str(recipe), "--out", str(out)]) == 0
-    said = capfd.readouterr().err
-    assert said.count("done before") == 6, said
+    logged = capfd.readouterr().err
+    assert logged.count("done before") == 6, logged
 
 
-def test_the_stages_stand_in_order_and_name_each_others_files(recipe, tmp_path):
-    stages = plan(read_job(recipe), tmp_path / "target", tmp_path)
+def test_the_stages_are_in_order_and_name_each_others_files(recipe, tmp_path):
+    stages = list_stages(read_job(recipe), tmp_path / "target", tmp_path)
     names = [stage.name for stage in stages]
     assert names == [
         "prompts", "answers of the target", "vocabulary", "features of generated rows", "train base", "train longer",
     ]  # fmt: skip
     made = {str(stage.output) for stage in stages}
-    assert str(tmp_path / "prompts.jsonl") in made and str(tmp_path / "prompts.jsonl") in stages[1].words
+    assert str(tmp_path / "prompts.jsonl") in made and str(tmp_path / "prompts.jsonl") in stages[1].args
     assert f"from: {tmp_path / 'train' / 'base' / 'head'}" in stages[-1].recipe
     assert [stage.needs_server for stage in stages] == [False, True, False, False, False, False]
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (("vocabulary: 512", "vocabulary: -1"), "vocabulary: Input should be greater than 0 (got -1)"),
         (("evaluate: []", "evalute: []"), "evalute: Extra inputs are not permitted"),
@@ -78,14 +78,14 @@ def test_the_stages_stand_in_order_and_name_each_others_files(recipe, tmp_path):
         (("prompts: {files", "prompts: {builtin: 5, files"), "prompts name both files and builtin"),
     ],
 )
-def test_a_wrong_recipe_is_refused_by_its_key(recipe, tmp_path, change, words):
+def test_a_wrong_recipe_is_refused_by_its_key(recipe, tmp_path, change, message):
     path = tmp_path / "recipe.yaml"
     path.write_text(recipe.read_text().replace(*change))
     with pytest.raises(JobError) as refusal:
-        plan(read_job(path), tmp_path, tmp_path)
-    assert words in str(refusal.value)
+        list_stages(read_job(path), tmp_path, tmp_path)
+    assert message in str(refusal.value)
 
 
 def test_the_shipped_recipe_is_read(tmp_path):
     job = read_job(Path("examples/recipes/smollm2-135m-instruct.yaml"))
-    assert [stage.name for stage in plan(job, tmp_path, tmp_path)][-1] == "evaluate"
+    assert [stage.name for stage in list_stages(job, tmp_path, tmp_path)][-1] == "evaluate"

@@ -123,7 +123,7 @@ def _check_dimensions(target: dict[str, Any], config: dict[str, Any], folder: Pa
     heads = config["num_attention_heads"]
     if config.get("head_dim") is None and config["hidden_size"] % heads:
         raise HeadError(
-            f"{folder} has hidden_size {config['hidden_size']}, which is not a multiple of its {heads} attention heads, "
+            f"{folder} has hidden_size {config['hidden_size']}, not a multiple of its {heads} attention heads, "
             "and no head_dim; write head_dim into config.json"
         )
     config["head_dim"] = config.get("head_dim") or config["hidden_size"] // heads

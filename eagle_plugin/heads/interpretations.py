@@ -1,4 +1,4 @@
-"""What a checkpoint can mean: on which aux layers a head of unknown origin was trained. torch is not imported."""
+"""The possible meanings of a checkpoint of unknown origin: its aux layers and norm_output. torch is not imported."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_head_far_below_its_training_is_refused(markov_target: Path, tmp_path: P
 
 @pytest.fixture(scope="module")
 def stepping_target(markov_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Markov target with its step in layer 3: before it the stream is the unit vector of v, behind it of f(v)."""
+    """The Markov target with its step in layer 3: before it the stream is the unit vector of v, after it of f(v)."""
     folder = tmp_path_factory.mktemp("stepping") / "target"
     shutil.copytree(markov_target, folder)
     weights = load_file(folder / "model.safetensors")

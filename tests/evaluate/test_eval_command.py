@@ -1,4 +1,4 @@
-"""`eagle-plugin eval` from the words to the table and the files, on a Markov target with heads of known quality."""
+"""`eagle-plugin eval` from its arguments to the table and the files, on a Markov target with heads of known quality."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_two_heads_in_one_table(
     poor = tiny_models.markov_eagle2_head(tmp_path / "poor", markov_target, wrong=0.4)
     good = tiny_models.markov_eagle3_head(tmp_path / "good", markov_target)
     out = tmp_path / "out" / "heads.json"
-    words = [str(markov_target), str(poor), str(good), "--rows", str(rows), "--tokens", "24", "--json", str(out)]
-    assert main(words) == 0
+    args = [str(markov_target), str(poor), str(good), "--rows", str(rows), "--tokens", "24", "--json", str(out)]
+    assert main(args) == 0
     plain = json.loads(out.read_text())
     assert set(plain) == {"chat", "code"}
     for numbers in plain.values():  # of the last head
@@ -46,14 +46,14 @@ def test_two_heads_in_one_table(
     table = capsys.readouterr().out
     assert "gain of the tree" in table and "+" in table and "all" in table
 
-    assert main([*words[:2], "--rows", str(rows), "--tokens", "24", "--temperatures", "0"]) == 0
+    assert main([*args[:2], "--rows", str(rows), "--tokens", "24", "--temperatures", "0"]) == 0
     table = capsys.readouterr().out
     assert "k-th draft accepted" in table and "gain" not in table
 
 
-def test_texts_that_are_too_short(rows: Path, markov_target: Path, markov_eagle3: Path, capsys: object) -> None:
-    words = [str(markov_target), str(markov_eagle3), "--rows", str(rows), "--tokens", "3", "--temperatures", "0"]
-    assert main(words) == 0
+def test_responses_that_are_too_short(rows: Path, markov_target: Path, markov_eagle3: Path, capsys: object) -> None:
+    args = [str(markov_target), str(markov_eagle3), "--rows", str(rows), "--tokens", "3", "--temperatures", "0"]
+    assert main(args) == 0
     assert capsys.readouterr().out.count("responses too short") == 3  # type: ignore[attr-defined]
 
 

@@ -93,7 +93,7 @@ def test_walk_equals_a_speculative_loop(name: str, shape: Shape, cases: dict[str
 
 @torch.no_grad()
 def test_tree_holds_the_chain(cases: dict[str, Case]) -> None:
-    """A chain is the tree with one child a node, and cold sampling draws it; wider trees accept as much or more."""
+    """A chain is the tree with one child per node, and cold sampling draws it; wider trees accept as much or more."""
     case = cases["eagle3"]
     roots, prefill = torch.arange(len(PROMPT), len(case.text) - CHAIN.steps), read(case)
     trees, _ = draft_trees(
@@ -108,7 +108,7 @@ def test_tree_holds_the_chain(cases: dict[str, Case]) -> None:
 
 @torch.no_grad()
 def test_parallel_drafts_are_those_of_one_causal_pass(cases: dict[str, Case]) -> None:
-    """P-EAGLE as an engine runs it: mask tokens behind the text, positions in a row, plain causal attention."""
+    """P-EAGLE as an engine runs it: mask tokens after the text, positions in a row, plain causal attention."""
     case = cases["peagle"]
     head, root = case.head, 20
     text, slots = case.text[: root + 1], CHAIN.steps - 1
@@ -227,7 +227,7 @@ def row(case: Case, temperature: float = 0.0, n: int = 48) -> TokenRow:
     return TokenRow("1", "here", case.text[: len(PROMPT)], case.text[len(PROMPT) :][:n], "length", "val", temperature)
 
 
-def test_evaluation_of_texts(cases: dict[str, Case]) -> None:
+def test_evaluation_of_responses(cases: dict[str, Case]) -> None:
     """Several heads share one prefill of the responses; a text that is too short for a round counts nothing."""
     eagle2, eagle3 = cases["eagle2"], cases["eagle3"]
     layers = sorted({*eagle3.head.aux_layers, 5})

@@ -42,7 +42,7 @@ def test_sampled_answers_depend_on_the_seed_alone(model: Any) -> None:
     before = torch.get_rng_state()
     a, b, c = (generate_responses(model, rows(*PROMPTS), 1.5, 12, seed, [1]) for seed in (0, 0, 1))
     assert a == b != c
-    assert torch.equal(torch.get_rng_state(), before)  # the caller's random numbers are left alone
+    assert torch.equal(torch.get_rng_state(), before)  # the caller's random numbers are unchanged
 
 
 def test_answers_are_written_once(

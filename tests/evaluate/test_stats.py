@@ -1,4 +1,4 @@
-"""Accept lengths as numbers: what they are made of, and what their intervals are worth."""
+"""Accept lengths as numbers: what they are made of, and whether their intervals hold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def count(rounds: int, *accepted: int) -> AcceptCounts:
     return AcceptCounts("chat", rounds, torch.tensor(accepted, dtype=torch.float64))
 
 
-def test_figures_by_hand() -> None:
+def test_stats_by_hand() -> None:
     """Ten rounds in two responses: 6 accept a draft, 3 of these a second one. Rounds count, not responses."""
     stats = summarize([count(8, 6, 3), count(2, 0, 0), count(0, 0, 0)])
     assert stats is not None

@@ -93,7 +93,7 @@ def test_peagle_files(tiny_target: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", HEADS)
 def test_never_copied(name: str, tmp_path: Path, tiny_target: Path) -> None:
-    """Keys of a target that mislead a head's loader stay behind."""
+    """Keys of a target that would mislead a head's loader are not copied."""
     target = tmp_path / "target"
     target.mkdir()
     for file in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):

@@ -101,7 +101,7 @@ def test_equal_to_vllms_classes(case: Case) -> None:
 
 @pytest.mark.parametrize("case", P_EAGLE, indirect=True, scope="module")
 def test_p_eagles_masked_rows(case: Case) -> None:
-    """All drafts of a round in one pass: masked rows behind the verified ones."""
+    """All drafts of a round in one pass: masked rows after the verified ones."""
     head, served, tokens = case.head, case.served, draw_tokens(512)
     assert isinstance(head, PEagleHead)
     mask = served.drafter.parallel_drafting_hidden_state_tensor

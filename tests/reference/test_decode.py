@@ -142,7 +142,7 @@ def test_wrong_verification_is_caught(targets: dict[str, tuple[Path, Any]], tiny
     assert out.tokens != plain_greedy(model, PROMPT, 24)
 
 
-def test_targets_text_is_worth_comparing(targets: dict[str, tuple[Path, Any]]) -> None:
+def test_targets_text_does_not_repeat_itself(targets: dict[str, tuple[Path, Any]]) -> None:
     """An equality test on a text that repeats itself would prove little."""
     tiny, markov = (plain_greedy(targets[k][1], PROMPT, 48) for k in ("tiny", "markov"))
     assert len(set(tiny)) > 12 and len(set(markov)) == 48

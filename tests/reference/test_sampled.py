@@ -67,7 +67,7 @@ def drafted_by(markov: Markov) -> dict[str, Drafted]:
 
 @torch.no_grad()
 def draft_and_verify(markov: Markov, rule: str, seed: int) -> Drafted:
-    """TREES independent trees behind one text. Its last token is one that the head takes for another."""
+    """TREES independent trees after one text. The head is wrong after its last token."""
     gen = torch.Generator().manual_seed(seed)
     tokens = [*PROMPT, *plain_greedy(markov.model, PROMPT, 4)]
     prefill = prefill_head(markov.head, tokens, target_features(markov.model, markov.head, tokens))

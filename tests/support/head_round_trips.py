@@ -32,7 +32,7 @@ def draw_tokens(vocab: int) -> Tensor:
 
 @torch.no_grad()
 def draft(head: DraftHead, tokens: Tensor, hidden: Tensor, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Our own chain: a pass over all rows but the last `steps` - 1 tokens, then one token a pass."""
+    """Our own chain: a pass over all rows but the last `steps` - 1 tokens, then one token per pass."""
     first, past = len(tokens) - steps + 1, None
     for start, end in [(0, first), *((i, i + 1) for i in range(first, len(tokens)))]:
         visible = torch.ones(end, end, dtype=torch.bool).tril()[start:]

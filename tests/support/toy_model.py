@@ -24,8 +24,8 @@ from eagle_plugin.kernels.tree import grow_level, new_table, select_tree
 
 VOCABULARY, LENGTH = 6, 3  # target tokens; tokens that a request generates
 DRAFTABLE = torch.tensor([4, 0, 5, 2, 1])  # draft vocabulary to target ids: token 3 cannot be drafted
-STEPS, LIKELIEST, WIDTH = 3, 1, 9  # of the draft trees; a node has a deterministic child and the sampled ones
-CHILDREN = LIKELIEST + NUM_SAMPLED
+STEPS, TOPK, WIDTH = 3, 1, 9  # of the draft trees; a node has a deterministic child and the sampled ones
+CHILDREN = TOPK + NUM_SAMPLED
 NUMBERS = NUM_SAMPLED + 1  # of a node on a walk
 
 Propose = Callable[..., Children]
@@ -57,12 +57,14 @@ def one_setting(n: int, temperature: float, top_k: int = VOCABULARY, top_p: floa
     )
 
 
-def draft(toy: Toy, contexts: Tensor, params: SamplingParams, keys: Tensor, round: int, propose: Propose):
-    """Draft one tree a context, WIDTH - 1 of all the candidates; drawn ones compete and grow like others."""
+def draft(toy: Toy, contexts: Tensor, params: SamplingParams, keys: Tensor, round_number: int, propose: Propose):
+    """Draft one tree per context, WIDTH - 1 of all the candidates; drawn ones compete and grow like others."""
     n = len(contexts)
     table = new_table(n, CHILDREN + (STEPS - 1) * CHILDREN * CHILDREN)
     places = 1 + (STEPS - 1) * CHILDREN
-    u = sampling.uniforms(keys, torch.full_like(keys, round), 0, places * NUM_SAMPLED).view(n, places, NUM_SAMPLED)
+    u = sampling.uniforms(keys, torch.full_like(keys, round_number), 0, places * NUM_SAMPLED).view(
+        n, places, NUM_SAMPLED
+    )
     frontier, rows, first, at = None, 1, 0, contexts[:, None]
     q_tokens, q_weights = [], []
     for level in range(1, STEPS + 1):
@@ -72,7 +74,7 @@ def draft(toy: Toy, contexts: Tensor, params: SamplingParams, keys: Tensor, roun
             index,
             params.for_rows(rows),
             u[:, first : first + rows].reshape(-1, NUM_SAMPLED).contiguous(),
-            LIKELIEST,
+            TOPK,
             first_row=first,
             rows_per_request=rows,
             draft_to_target=DRAFTABLE,
@@ -110,19 +112,19 @@ def decode(
     gen = torch.Generator().manual_seed(seed)
     contexts, produced = torch.ones(n, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
     first_lengths = 0.0
-    for round in range(LENGTH):  # every round yields a token
+    for round_number in range(LENGTH):  # every round yields a token
         keys = torch.randint(2**62, (n,), generator=gen)
         live = (produced < LENGTH).nonzero()[:, 0]
         if not len(live):
             break
         rows = SamplingParams(*(values[live] for values in params))
-        tree, proposals = draft(toy, contexts[live], rows, keys[live], round, propose)
+        tree, proposals = draft(toy, contexts[live], rows, keys[live], round_number, propose)
         logits = toy.target[node_contexts(tree, contexts[live]).view(-1)]
-        u = sampling.uniforms(keys[live], torch.full_like(live, round), 1, NUMBERS * (STEPS + 1)).view(
+        u = sampling.uniforms(keys[live], torch.full_like(live, round_number), 1, NUMBERS * (STEPS + 1)).view(
             -1, STEPS + 1, NUMBERS
         )
         accepted = verify(tree, logits, rows, proposals, u, STEPS + 1)
-        if round == 0:
+        if round_number == 0:
             first_lengths = accepted.lengths.float().mean().item()
         for j in range(STEPS + 1):
             take = (j < accepted.lengths) & (produced[live] < LENGTH)
@@ -151,7 +153,7 @@ def p_value(tokens: Tensor, joint: Tensor) -> float:
     cells = sum(tokens[:, j] * VOCABULARY ** (LENGTH - 1 - j) for j in range(LENGTH))
     seen, wanted = torch.bincount(cells, minlength=len(joint)).double(), joint * len(tokens)
     if bool((seen[joint == 0] > 0).any()):
-        return 0.0  # a sequence that the target never says
+        return 0.0  # a sequence that the target never emits
     large = wanted >= 5
     seen = torch.cat([seen[large], seen[~large].sum()[None]])
     wanted = torch.cat([wanted[large], wanted[~large].sum()[None]])

@@ -96,14 +96,15 @@ def random_readout(seed: int = 0, hidden: int = 16, vocab: int = 40) -> Readout:
 class MarkovTarget:
     """A target whose next token depends on the last one alone: the best possible loss of every head is known.
 
-    With transition matrix P and its stationary law pi, no head can do better at any draft step than the entropy
-    sum_i pi_i H(P[i]); one that does not know the d tokens drafted before, no better than that of P^(d+1).
+    With transition matrix P and its stationary distribution pi, no head can have a lower loss at any draft step than
+    the entropy sum_i pi_i H(P[i]); a head that does not know the d tokens drafted before, no lower one than that of
+    P^(d+1).
     """
 
     def __init__(self, states: int, hidden: int, seed: int = 1) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         self.transition = torch.softmax(2 * torch.randn(states, states, generator=self.generator), -1)
-        self.law = torch.linalg.matrix_power(self.transition, 200)[0]
+        self.stationary = torch.linalg.matrix_power(self.transition, 200)[0]
         self.features = torch.randn(states, len(AUX_LAYERS) * hidden, generator=self.generator)
         self.vocab = states + 1  # one token more, which never occurs: the mask token of parallel drafting
         self.codes = torch.eye(states, hidden)
@@ -113,13 +114,13 @@ class MarkovTarget:
         self.readout = Readout(weight, None)
 
     def entropy(self, power: int = 1) -> float:
-        """The mean entropy of the law `power` tokens ahead, in nats."""
+        """The mean entropy of the token `power` places ahead, in nats."""
         ahead = torch.linalg.matrix_power(self.transition, power)
-        return -(self.law[:, None] * ahead * ahead.log()).sum().item()
+        return -(self.stationary[:, None] * ahead * ahead.log()).sum().item()
 
     def batch(self, documents: int, length: int, noise: float = 0.0) -> Batch:
         """Sampled documents, all of them response; noise is the standard deviation of the last hidden states'."""
-        ids = torch.multinomial(self.law, documents, True, generator=self.generator)[:, None]
+        ids = torch.multinomial(self.stationary, documents, True, generator=self.generator)[:, None]
         for _ in range(length - 1):
             following = torch.multinomial(self.transition[ids[:, -1]], 1, generator=self.generator)
             ids = torch.cat([ids, following], 1)

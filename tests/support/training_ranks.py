@@ -22,7 +22,7 @@ class LonelyRanks(Ranks):
 
 
 def main(files: list[Path]) -> None:
-    # One group for all: a second one could meet the addresses that the first one left behind.
+    # One group for all: a second one could find addresses of the first one that are still in use.
     with join_ranks("cpu", "ddp") as ranks:
         for file in files:
             settings = read_recipe(file)

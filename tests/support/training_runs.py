@@ -31,10 +31,10 @@ def write_rows(path: Path, count: int, *, seed: int = 0, val_every: int = 6, lon
 
 def extract_features(rows: Path, target: Path, store: Path, **options: str) -> Path:
     """Run the target over the rows into a store."""
-    words = [str(rows), "--target", str(target), "--store", str(store), "--dtype", "float32"]
+    args = [str(rows), "--target", str(target), "--store", str(store), "--dtype", "float32"]
     for key, value in options.items():
-        words += [f"--{key.replace('_', '-')}", value]
-    assert extract.main(words) == 0
+        args += [f"--{key.replace('_', '-')}", value]
+    assert extract.main(args) == 0
     return store
 
 
@@ -68,8 +68,8 @@ def write_recipe(path: Path, values: dict[str, Any]) -> Path:
 def run_training(folder: Path, name: str, values: dict[str, Any], *overrides: str) -> Path:
     """Train by the command in this process; returns the run's folder."""
     file = write_recipe(folder / f"{name}.yaml", values)
-    words = [word for override in overrides for word in ("--set", override)]
-    assert command.main([str(file), "--out", str(folder / name), *words]) == 0
+    args = [word for override in overrides for word in ("--set", override)]
+    assert command.main([str(file), "--out", str(folder / name), *args]) == 0
     return folder / name
 
 

@@ -1,4 +1,4 @@
-"""Flash attention merged with each row's own keys, against the dense form it stands for."""
+"""Flash attention merged with each row's own keys, against the equal dense form."""
 
 from __future__ import annotations
 

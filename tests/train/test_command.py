@@ -60,8 +60,8 @@ def test_what_does_not_go_together_is_refused(change: dict[str, object], message
 
 def test_overrides_reach_every_level(tmp_path: Path) -> None:
     file = write_recipe(tmp_path / "r.yaml", SMALLEST | {"phases": [{"share": 0.5}, {"share": 0.5}]})
-    words = ["optimiser.lr=3e-3", "phases.1.steps=7", "budget={minutes: 5}", "head.from=heads/old", "threads=2"]
-    settings = read_recipe(file, words)
+    args = ["optimiser.lr=3e-3", "phases.1.steps=7", "budget={minutes: 5}", "head.from=heads/old", "threads=2"]
+    settings = read_recipe(file, args)
     assert settings.optimiser.lr == 3e-3 and [phase.steps for phase in settings.phases] == [4, 7]
     assert settings.budget.minutes == 5 and settings.head.start == Path("heads/old") and settings.threads == 2
     for word, message in (

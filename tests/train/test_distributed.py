@@ -19,11 +19,11 @@ UPDATES = 8
 
 
 def launch(recipes: list[Path], processes: int = 2) -> None:
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    args = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     script = Path(training_ranks.__file__)
     paths = os.pathsep.join([str(script.parents[2]), str(script.parent)])
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    done = subprocess.run([*words, str(script), *map(str, recipes)], env=environment, capture_output=True, text=True)
+    done = subprocess.run([*args, str(script), *map(str, recipes)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
 
 
@@ -31,7 +31,7 @@ def launch(recipes: list[Path], processes: int = 2) -> None:
 def runs(features, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The same recipe by one process, by two with DDP and with FSDP2, and by two that do not share their sums."""
     folder = tmp_path_factory.mktemp("ranks")
-    # Few documents an update, so that the two shares have unequal masks, and several forwards each.
+    # Few documents per update, so that the two shares have unequal masks, and several forwards each.
     values = recipe(features.target, features.store, budget={"updates": UPDATES}, batch_tokens=120, micro_tokens=50)
     values |= {"log_every": 1, "eval_every": 4, "checkpoint_every": 4}
     one = run_training(folder, "one", values)
@@ -63,7 +63,7 @@ def distance(first: Path, second: Path) -> float:
 
 def test_checkpoint_goes_on_with_another_number_of_processes(runs: dict[str, Path], features) -> None:
     run = runs["fsdp"]
-    words = [str(run.with_suffix(".yaml")), "--out", str(run)]
+    args = [str(run.with_suffix(".yaml")), "--out", str(run)]
     before = (run / "head" / "model.safetensors").read_bytes()
-    assert command.main(words) == 0  # one process resumes what two had saved, and exports the same head
+    assert command.main(args) == 0  # one process resumes what two had saved, and exports the same head
     assert (run / "head" / "model.safetensors").read_bytes() == before

@@ -16,7 +16,7 @@ DEPTHS = 4
 
 @torch.no_grad()
 def draft_as_engine(head: PEagleHead, ids: Tensor, aux: Tensor, anchor: int) -> Tensor:
-    """The rows up to the anchor and the masked ones behind it, plainly causal -> the last DEPTHS states."""
+    """The rows up to the anchor and the masked ones after it, with causal attention -> the last DEPTHS states."""
     verified, masked = anchor + 1, DEPTHS - 1
     tokens = torch.cat([ids[1 : verified + 1], ids.new_full((masked,), head.mask_token_id)])
     hidden = torch.cat([head.fuse(aux[:verified]), head.mask_state().expand(masked, -1)])

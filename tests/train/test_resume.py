@@ -64,8 +64,8 @@ def test_killed_run_goes_on_to_the_same_weights(features, tmp_path: Path) -> Non
     values = recipe(features.target, features.store, budget={"updates": 80}, eval_tokens=0, checkpoint_every=5)
     file = write_recipe(tmp_path / "killed.yaml", values)
     run = tmp_path / "killed"
-    words = [sys.executable, "-m", "eagle_plugin.train.command", str(file), "--out", str(run)]
-    process = subprocess.Popen(words, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    args = [sys.executable, "-m", "eagle_plugin.train.command", str(file), "--out", str(run)]
+    process = subprocess.Popen(args, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
     try:
         while not list((run / "checkpoints").glob("update-*")):
             assert process.poll() is None, "ended before its first checkpoint"
@@ -85,7 +85,7 @@ def test_killed_run_goes_on_to_the_same_weights(features, tmp_path: Path) -> Non
 def test_sigterm_saves_and_exits_130(features, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = recipe(features.target, features.store, budget={"minutes": 30}, eval_tokens=0, checkpoint_every=10_000)
     file = write_recipe(tmp_path / "stopped.yaml", values)
-    words = [str(file), "--out", str(tmp_path / "stopped")]
+    args = [str(file), "--out", str(tmp_path / "stopped")]
     reports = []
 
     def signal_at_third(self, *numbers):
@@ -94,7 +94,7 @@ def test_sigterm_saves_and_exits_130(features, tmp_path: Path, monkeypatch: pyte
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(Bar, "report", signal_at_third)
-    assert command.main(words) == 130
+    assert command.main(args) == 130
     first = state(tmp_path / "stopped")
     assert first["position"]["update"] in (6, 7) and not (tmp_path / "stopped" / "head").exists()
 
@@ -103,7 +103,7 @@ def test_sigterm_saves_and_exits_130(features, tmp_path: Path, monkeypatch: pyte
     spent = json.loads(newest(tmp_path / "stopped", "state.json").read_text())
     spent["seconds"] = 30 * 60 - 0.2
     newest(tmp_path / "stopped", "state.json").write_text(json.dumps(spent))
-    assert command.main(words) == 0
+    assert command.main(args) == 0
     assert 30 * 60 <= state(tmp_path / "stopped")["seconds"] < 30 * 60 + 60
 
 
@@ -113,16 +113,16 @@ def test_resume_refuses_what_would_be_another_run(features, tmp_path: Path) -> N
     values = recipe(features.target, store)
     run_training(tmp_path, "run", values)
     file = write_recipe(tmp_path / "run.yaml", values)
-    words = [str(file), "--out", str(tmp_path / "run")]
+    args = [str(file), "--out", str(tmp_path / "run")]
     with pytest.raises(TrainError, match=r"loss\.decay \(None -> 0\.5\); optimiser\.lr \(0\.001 -> 0\.002\)") as error:
-        command.main([*words, "--set", "optimiser.lr=2e-3", "--set", "loss.decay=0.5"])
+        command.main([*args, "--set", "optimiser.lr=2e-3", "--set", "loss.decay=0.5"])
     assert "--out" in str(error.value)
     # Keys that move no weight may change.
-    assert command.main([*words, "--set", "log_every=1", "--set", "checkpoint_every=2"]) == 0
+    assert command.main([*args, "--set", "log_every=1", "--set", "checkpoint_every=2"]) == 0
     with pytest.raises(TrainError, match="other documents"):
         more = write_rows(tmp_path / "more.jsonl", 3, seed=7)
         extract_features(more, features.target, store)
-        command.main(words)
+        command.main(args)
 
 
 def test_damaged_checkpoint_is_refused_by_name(features, tmp_path: Path) -> None:

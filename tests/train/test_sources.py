@@ -61,7 +61,7 @@ def test_epochs_and_seeds_have_their_own_order() -> None:
 @given(
     st.lists(st.integers(1, 300), min_size=1, max_size=40), st.integers(1, 9), st.one_of(st.none(), st.integers(1, 400))
 )
-def test_every_document_is_dealt_once_and_ranks_stay_in_step(
+def test_every_document_is_assigned_once_and_ranks_have_as_many_forwards(
     lengths: list[int], world: int, micro_tokens: int | None
 ) -> None:
     documents = [100 + i for i in range(len(lengths))]
