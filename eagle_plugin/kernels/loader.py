@@ -124,7 +124,7 @@ def _digest(library: Library, csrc: Path, compiler: str) -> str:
     """A key of everything that the build depends on."""
     digest = hashlib.sha256()
     sources = {*library.sources.iterdir(), *csrc.rglob("*.h")}
-    for path in sorted(path for path in sources if path.is_file()):
+    for path in sorted(path for path in sources if path.suffix in (".cc", ".cu", ".cuh", ".h")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
     # the processor is part of the key because a home directory may be shared by machines of several kinds
