@@ -77,11 +77,6 @@ def kernel_library(kind: str = "cpu") -> Library:
     )
 
 
-def shipped_library(kind: str = "cpu") -> Path | None:
-    """Return the library for "cpu" or "cuda" tensors that setup.py built, if there is one that runs here."""
-    return kernel_library(kind).shipped()
-
-
 def cache_dir() -> Path:
     """Return the folder of first-use builds."""
     return Path(os.environ.get("EAGLE_CACHE_DIR") or "~/.cache/eagle-plugin").expanduser() / "kernels"
