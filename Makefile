@@ -18,6 +18,7 @@ ENV_OF_vllm := env-vllm
 LOCKS := environments/sglang/requirements.lock environments/dev/requirements.lock
 NATIVE := $(shell find csrc -type f)
 COMPAT := compat/sglang-cpu/pyproject.toml compat/sglang-cpu/setup.py
+COMPAT_NATIVE := $(wildcard compat/sglang-cpu/src/eagle_sglang_cpu/csrc/*.cc)
 
 # Two cores: one thread a process; the OpenMP threads of a waiting process must not spin on the other's core.
 CALM := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
@@ -52,9 +53,10 @@ $(STAMPS)/compat: $(COMPAT) $(STAMPS)/packages
 	@environments/make.sh project $(VENV) compat/sglang-cpu
 	@touch $@
 
-# An editable install builds nothing: this is the first-use build, done now rather than while a server starts.
-$(STAMPS)/kernels: $(NATIVE) eagle_plugin/kernels/build.py $(STAMPS)/plugin
+# An editable install builds nothing: these are the first-use builds, done now rather than while a server starts.
+$(STAMPS)/kernels: $(NATIVE) $(COMPAT_NATIVE) eagle_plugin/kernels/build.py $(STAMPS)/plugin $(STAMPS)/compat
 	@$(BIN)/python -c 'from eagle_plugin.kernels import loader; print("env: kernels:", loader.backend())' >&2
+	@$(BIN)/python -c 'from eagle_sglang_cpu import native; print("env: compat:", native.backend())' >&2
 	@touch $@
 
 env-vllm: $(VLLM)/.stamps/kernels ## make or refresh .venv-vllm (stock vLLM for a CPU, this plugin, pytest)
@@ -93,7 +95,7 @@ test-matrix: lint env-vllm ## every test: make test, and more sizes, settings an
 	$(PYTEST) $(ARGS)
 
 CODE := $(wildcard *.py eagle_plugin compat tests benchmarks)
-CXX_CODE := $(filter %.h %.cc %.cu %.cuh,$(NATIVE) $(wildcard tests/kernels/cuda/*))
+CXX_CODE := $(filter %.h %.cc %.cu %.cuh,$(NATIVE) $(COMPAT_NATIVE) $(wildcard tests/kernels/cuda/*))
 
 lint: env ## ruff, mypy and clang-format, changing nothing
 	$(BIN)/ruff check $(CODE)

@@ -1,7 +1,7 @@
 """Builds the native kernels into eagle_plugin/lib; without torch, through the C ABI of tvm-ffi.
 
-EAGLE_BUILD       auto (default): CPU kernels where there is a C++ compiler, CUDA kernels where there is nvcc; a failure
-                  costs only speed, the package then builds on first use or runs on torch
+EAGLE_BUILD       auto (default): CPU kernels if there is a C++ compiler, CUDA kernels if there is nvcc; after a failed
+                  build the package still works: it builds on first use, or runs the slower torch path
                   cpu | cuda: that one, or fail
                   none: sources only
 EAGLE_CUDA_ARCHS  GPU architectures to build for (default "80 90 100 120"); the first is embedded as PTX too
@@ -57,7 +57,7 @@ class BuildWithKernels(build_py):
         except (OSError, RuntimeError, ImportError) as error:
             if kind == MODE:
                 raise
-            print(f"no {args[1].name}, the package will do without it: {error}", file=sys.stderr, flush=True)
+            print(f"no {args[1].name}, the package is built without it: {error}", file=sys.stderr, flush=True)
 
     def get_outputs(self, include_bytecode=1):
         package = Path(self.build_lib) / "eagle_plugin"
@@ -72,7 +72,7 @@ class PlatformDistribution(Distribution):
 
 class PlatformWheel(bdist_wheel):
     def get_tag(self) -> tuple[str, str, str]:
-        return "py3", "none", super().get_tag()[2]  # the libraries know nothing of Python's ABI
+        return "py3", "none", super().get_tag()[2]  # the libraries do not use Python's ABI
 
 
 setup(distclass=PlatformDistribution, cmdclass={"build_py": BuildWithKernels, "bdist_wheel": PlatformWheel})

@@ -77,11 +77,6 @@ def kernel_library(kind: str = "cpu") -> Library:
     )
 
 
-def shipped_library(kind: str = "cpu") -> Path | None:
-    """Return the library for "cpu" or "cuda" tensors that setup.py built, if there is one that runs here."""
-    return kernel_library(kind).shipped()
-
-
 def cache_dir() -> Path:
     """Return the folder of first-use builds."""
     return Path(os.environ.get("EAGLE_CACHE_DIR") or "~/.cache/eagle-plugin").expanduser() / "kernels"
@@ -124,7 +119,7 @@ def _digest(library: Library, csrc: Path, compiler: str) -> str:
     """A key of everything that the build depends on."""
     digest = hashlib.sha256()
     sources = {*library.sources.iterdir(), *csrc.rglob("*.h")}
-    for path in sorted(path for path in sources if path.is_file()):
+    for path in sorted(path for path in sources if path.suffix in (".cc", ".cu", ".cuh", ".h")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
     # the processor is part of the key because a home directory may be shared by machines of several kinds

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+pytestmark = pytest.mark.usefixtures("path")
 QLEN_ONLY = 1
 
 

@@ -32,7 +32,7 @@ def test_torch_mode_needs_no_library() -> None:
 
 def test_without_a_compiler_auto_falls_back_and_jit_refuses(tmp_path: Path) -> None:
     alone = dict(EAGLE_LIBRARY="", EAGLE_CACHE_DIR=str(tmp_path), CXX="", PATH=str(tmp_path))
-    if loader.shipped_library() is None:
+    if loader.kernel_library().shipped() is None:
         done = run(SAY, EAGLE_KERNELS="auto", **alone)
         assert done.stdout.split("\n")[0] == "torch [[1, -1, -1], [-1, 2, -1]]"
         assert "no C++ compiler found" in done.stderr
@@ -68,7 +68,7 @@ print(loader.backend("cuda"), loader.function("grow_level", "cuda"), loader.func
     nvcc.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho no such GPU >&2\nexit 1\n')
     nvcc.chmod(0o755)
     env = dict(EAGLE_CACHE_DIR=str(tmp_path / "cache"), CUDA_HOME=str(tmp_path))
-    if loader.shipped_library("cuda") is None:
+    if loader.kernel_library("cuda").shipped() is None:
         done = run(code, EAGLE_KERNELS="auto", **env)
         assert done.stdout == "torch None None\n", done.stderr
         assert "no native kernels for cuda tensors, the slower torch path serves" in done.stderr

@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from sanitizers import needs_sanitizers, sanitized_environment
 
-from eagle_plugin.kernels import build, loader
+from eagle_plugin.kernels import loader
 
-FLAGS = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
-
-
-def runtime(name: str) -> str:
-    return subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
-
-
-pytestmark = pytest.mark.skipif(
-    not shutil.which("g++") or not os.path.isabs(runtime("libasan.so")), reason="needs g++ with libasan"
-)
+pytestmark = needs_sanitizers
 
 
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return the environment of a process that runs on the sanitized library."""
-    csrc = loader.source_folder()
-    assert csrc is not None
-    library = tmp_path_factory.mktemp("asan") / "libeagle_cpu_asan.so"
-    build.build_cpu(csrc, library, "native", extra=FLAGS, cxx=shutil.which("g++"))
-    return os.environ | {
-        "EAGLE_LIBRARY": str(library),
-        "EAGLE_KERNELS": "",
-        "EAGLE_TEST_EXAMPLES": "12",
-        "OMP_NUM_THREADS": "1",
-        "LD_PRELOAD": " ".join(map(runtime, ("libasan.so", "libubsan.so"))),
-        "ASAN_OPTIONS": "detect_leaks=0",
-        "UBSAN_OPTIONS": "print_stacktrace=1",
-    }
+    return sanitized_environment(loader.kernel_library(), tmp_path_factory.mktemp("asan"))
 
 
 def test_the_kernel_tests_pass(sanitized: dict[str, str]) -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from kernel_cases import prop, random_parents, words_of
+from kernel_cases import ancestor_bitmasks, prop, random_parents
 
 pytest.importorskip("sglang")
 
@@ -88,7 +88,7 @@ def engine_logits(req: Req, generated: list[int], logits: torch.Tensor) -> torch
 
 
 def make_tree(parents: torch.Tensor, tokens: torch.Tensor) -> DraftTree:
-    words = words_of(parents)
+    words = ancestor_bitmasks(parents)
     bits = torch.arange(parents.shape[1])
     depths = ((words[:, :, None] >> bits) & 1).sum(2) - 1
     return DraftTree(tokens, parents, depths.int(), words, torch.full_like(parents, -1))

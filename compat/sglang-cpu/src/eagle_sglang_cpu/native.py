@@ -25,3 +25,8 @@ def function(name: str) -> Callable[..., Any] | None:
     """Return a C++ function of this distribution, None when the torch path is to run."""
     module = loader.open_library(LIBRARY)
     return None if module is None else module.get_function(name)
+
+
+def backend() -> str:
+    """Return what runs: "native" or "torch"."""
+    return "torch" if loader.open_library(LIBRARY) is None else "native"
