@@ -20,7 +20,7 @@ NATIVE := $(shell find csrc -type f)
 COMPAT := compat/sglang-cpu/pyproject.toml compat/sglang-cpu/setup.py
 COMPAT_NATIVE := $(wildcard compat/sglang-cpu/src/eagle_sglang_cpu/csrc/*.cc)
 
-# Two cores: one thread a process; the OpenMP threads of a waiting process must not spin on the other's core.
+# Two cores: one thread per process; the OpenMP threads of a waiting process must not spin on the other's core.
 CALM := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 ARGS ?=
 
@@ -94,7 +94,7 @@ test-fast: env env-vllm ## the tests that start no engine (5 minutes)
 test-matrix: lint env-vllm ## every test: make test, and more sizes, settings and builds of the same
 	$(PYTEST) $(ARGS)
 
-CODE := $(wildcard *.py eagle_plugin compat tests benchmarks)
+CODE := $(wildcard *.py eagle_plugin compat tests benchmarks tools)
 CXX_CODE := $(filter %.h %.cc %.cu %.cuh,$(NATIVE) $(COMPAT_NATIVE) $(wildcard tests/kernels/cuda/*))
 
 lint: env ## ruff, mypy and clang-format, changing nothing

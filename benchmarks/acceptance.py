@@ -58,7 +58,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default=TARGET, help=f"a model folder, or a name of the catalogue ({TARGET})")
     parser.add_argument("--head", type=Path, default=HEAD, help=f"an EAGLE-3 head's folder ({HEAD})")
-    parser.add_argument("--prompts", type=int, default=24, help="questions of examples/prompts, dealt from every group")
+    parser.add_argument(
+        "--prompts", type=int, default=24, help="questions of examples/prompts, taken from every group in turn"
+    )
     parser.add_argument("--tokens", type=int, default=48, help="tokens of each response")
     parser.add_argument("--draws", type=int, default=3, help="trees per context of a rule that draws")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])

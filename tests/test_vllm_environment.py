@@ -29,7 +29,7 @@ ENGINES = {
     "greedy": ("greedy",),
     "scheduling": ("greedy_scheduling", "windows", "lora"),
     "requests": ("greedy_requests", "metrics"),
-    "sampling": ("sampling_law", "seeds"),
+    "sampling": ("sampling_distribution", "seeds"),
     "parameters": ("grammar", "parameters", "sampling_thinking"),
     "logprobs": ("logprobs",),
     "real model": ("serving",),

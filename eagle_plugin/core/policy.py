@@ -1,4 +1,4 @@
-"""Every default of a decode round: the shape of the trees, and what a sampled child is worth.
+"""Every default of a decode round: the shape of the trees, and the slot weights of sampled children.
 
 The shapes are those that gave the most tokens per second on two CPU cores (docs/performance.md).
 """

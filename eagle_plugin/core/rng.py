@@ -16,7 +16,7 @@ _LOW = 0xFFFFFFFF
 
 
 def uniforms(keys: Tensor, counters: Tensor, stream: int, n: int) -> Tensor:
-    """Return n numbers a row, uniform in [0, 1) with 53 random bits.
+    """Return n numbers per row, uniform in [0, 1) with 53 random bits.
 
     keys [b] int64 (64 random bits, or a seed) and counters [b] int64 (0 or more) -> [b, n] float64. Rows with equal key
     and counter are equal; another stream (0 .. 2^32 - 1) is another, independent sequence.

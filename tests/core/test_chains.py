@@ -26,7 +26,7 @@ def tree_of(parents: list[list[int]]) -> DraftTree:
 
 
 def word(nodes: set[int]) -> int:
-    """The ancestor word of a set of nodes, as a signed number."""
+    """The ancestor bitmask of a set of nodes, as a signed number."""
     bits = sum(1 << j for j in nodes)
     return bits - 2**64 if bits >= 2**63 else bits
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampling_law import chain_filters
+from sampling_distribution import chain_filters
 
 from eagle_plugin.core.sampling import SamplingParams, target_distribution
 from eagle_plugin.core.verify import Accepted, compact_rows, verify_greedy
@@ -19,9 +19,9 @@ def walks(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], int]:
     width = draw(st.integers(1, 64))
     # a random tree with some padding (parent -1) and few distinct tokens, so that deep paths are accepted
     parents = [-1, *(draw(st.integers(-1, i - 1)) for i in range(1, width))]
-    words = draw(st.integers(1, 3))
-    tokens = draw(st.lists(st.integers(0, words - 1), min_size=width, max_size=width))
-    targets = draw(st.lists(st.integers(0, words - 1), min_size=width, max_size=width))
+    vocabulary = draw(st.integers(1, 3))
+    tokens = draw(st.lists(st.integers(0, vocabulary - 1), min_size=width, max_size=width))
+    targets = draw(st.lists(st.integers(0, vocabulary - 1), min_size=width, max_size=width))
     return parents, tokens, targets, draw(st.integers(1, 9))
 
 
@@ -49,8 +49,8 @@ def test_walk(case: tuple[list[int], list[int], list[int], int]) -> None:
     accepted = run(*case)
     assert accepted.index[0].tolist() == path + [-1] * (max_accept_length - len(path))
     assert int(accepted.lengths[0]) == len(path)
-    said = [tokens[n] for n in path[1:]] + [targets[path[-1]]]
-    assert accepted.tokens[0].tolist() == said + [0] * (max_accept_length - len(said))
+    generated = [tokens[n] for n in path[1:]] + [targets[path[-1]]]
+    assert accepted.tokens[0].tolist() == generated + [0] * (max_accept_length - len(generated))
 
 
 def test_the_walk_leaves_the_tree_when_the_target_disagrees() -> None:
@@ -109,11 +109,11 @@ def test_chained_filters(seed: int, vocab: int, fineness: int) -> None:
 @pytest.mark.parametrize(
     ("weights", "setting", "joint", "chained"),
     [
-        ([0.4, 0.3, 0.2, 0.1], {"top_k": 3, "top_p": 0.75}, [0, 1, 2], [0, 1]),  # 0.7 stand before the third, of 0.9
+        ([0.4, 0.3, 0.2, 0.1], {"top_k": 3, "top_p": 0.75}, [0, 1, 2], [0, 1]),  # before the third: 0.7 of 0.9
         ([0.4, 0.3, 0.2, 0.1], {"min_p": 0.4, "top_p": 0.75}, [0, 1, 2], [0, 1]),
         ([0.4, 0.1, 0.1, 0.4], {"top_k": 3}, [0, 1, 3], [0, 1, 2, 3]),  # all that equal the third
         ([0.1, 0.4, 0.4, 0.1], {"top_k": 2}, [1, 2], [1, 2]),
-        ([0.25, 0.25, 0.25, 0.25], {"top_p": 0.5}, [0, 1, 2], [0, 1]),  # exactly half stands before the third
+        ([0.25, 0.25, 0.25, 0.25], {"top_p": 0.5}, [0, 1, 2], [0, 1]),  # exactly half is before the third
         ([0.25, 0.25, 0.25, 0.25], {"top_p": 0.0}, [0], [0]),
         ([0.25, 0.25, 0.25, 0.25], {"top_k": 1}, [0], [0]),
         ([0.25, 0.25, 0.25, 0.25], {"top_k": 2, "top_p": 0.6}, [0, 1], [0, 1, 2]),

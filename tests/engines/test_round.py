@@ -94,7 +94,7 @@ def paths_of(drafts: Drafts, i: int) -> list[Path]:
 
 
 def best_paths(shape: Shape, logits_of: Callable[[Path], Tensor]) -> set[Path]:
-    """The nodes that best-first growth with this beam keeps, over Python's own tuples."""
+    """The nodes that a best-first search with this beam keeps, over Python's own tuples."""
     beam: list[tuple[float, Path]] = [(0.0, ())]
     candidates: list[tuple[float, Path]] = []
     for _ in range(shape.steps):

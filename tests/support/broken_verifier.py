@@ -1,7 +1,7 @@
 """A plugin for the test server: puts a verifier with a fault in the place of `kernels.sampling.verify_tree`.
 
 The fault is named by the file that EAGLE_TEST_FAULT points to, read at every round, so that one server shows them all.
-The tests of the sampling law must find every one of them; "none" is the healthy verifier.
+The tests of the sampled distribution must find every one of them; "none" is the healthy verifier.
 """
 
 from __future__ import annotations

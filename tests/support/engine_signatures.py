@@ -1,7 +1,7 @@
 """What an engine's functions and classes look like: signatures, fields, and what is in their syntax trees.
 
 For the contract tests. `owner` is a function, a class or a module; patterns are Python source. Comments, docstrings and
-line breaks play no part: a pattern is compared with the nodes of the tree.
+line breaks do not matter: a pattern is compared with the nodes of the tree.
 """
 
 from __future__ import annotations

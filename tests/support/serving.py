@@ -93,7 +93,7 @@ def generate_all(
         return list(pool.map(lambda prompt: generate(server, prompt, tokens, **sampling), prompts))
 
 
-def texts(answers: Sequence[dict[str, Any]]) -> list[str]:
+def responses(answers: Sequence[dict[str, Any]]) -> list[str]:
     return [answer["text"] for answer in answers]
 
 

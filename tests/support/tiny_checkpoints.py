@@ -72,8 +72,8 @@ def write_tokenizer(path: Path, vocab: int) -> list[int]:
 def printable_ids(target: Path) -> list[int]:
     """Ids that decode to printable ASCII (special tokens, line breaks and half characters do not)."""
     tokenizer = Tokenizer.from_file(str(Path(target) / "tokenizer.json"))
-    texts = {i: tokenizer.decode([i]) for i in range(len(SPECIAL), tokenizer.get_vocab_size())}
-    return [i for i, text in texts.items() if text and text.isascii() and text.isprintable()]
+    responses = {i: tokenizer.decode([i]) for i in range(len(SPECIAL), tokenizer.get_vocab_size())}
+    return [i for i, text in responses.items() if text and text.isascii() and text.isprintable()]
 
 
 def write_config(path: Path, **values: Any) -> dict[str, Any]:

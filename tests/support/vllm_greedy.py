@@ -107,7 +107,7 @@ class Reference:
         responses = Responses(self._model, rows, loaded.aux_layers, 0.0)
         count = tokens = 0
         for text in responses.items:
-            first = len(text.row.prompt_ids)  # a prefill yields the first token; the last needs no round behind it
+            first = len(text.row.prompt_ids)  # a prefill yields the first token; the last needs no round after it
             roots: Tensor = torch.arange(first, first + n - 1)
             prefill = prefill_head(loaded, text.tokens, responses.features(text, loaded))
             accepted = walk_rounds(greedy_accepted(loaded, text.tokens, prefill, roots, caps).tolist())

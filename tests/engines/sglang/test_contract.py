@@ -115,8 +115,8 @@ def test_the_token_after_a_prefill_is_drawn_where_we_draw_it():
 
 
 def test_the_prefill_lists_as_many_tokens_as_the_drafter_asks_for():
-    (listed,) = calls(EagleDraftWorker._draft_extend_for_prefill, "fast_topk")
-    assert listed == "fast_topk(probs, self.topk, dim=-1)"
+    (top_m,) = calls(EagleDraftWorker._draft_extend_for_prefill, "fast_topk")
+    assert top_m == "fast_topk(probs, self.topk, dim=-1)"
 
 
 def test_the_engines_order_of_transforms_is_ours():

@@ -98,12 +98,12 @@ def test_greedy_json_is_that_of_plain_decoding(plugin, plain):
 def test_regular_expressions_and_ebnf(plugin):
     common = {"temperature": 0.8, "max_new_tokens": 200, "ignore_eos": False}
     settings = [common | {"regex": REGEX}, common | {"ebnf": EBNF}] * 16
-    texts = [answer["text"] for answer in ask(plugin, prompts(32), settings)]
-    for text in texts[::2]:
+    responses = [answer["text"] for answer in ask(plugin, prompts(32), settings)]
+    for text in responses[::2]:
         assert re.fullmatch(REGEX, text), text
-    for text in texts[1::2]:
+    for text in responses[1::2]:
         assert re.fullmatch(r"((yes|no) \d\d?)(,(yes|no) \d\d?)*", text), text
-    assert len(set(texts)) > 16
+    assert len(set(responses)) > 16
 
 
 def test_openai_response_formats(plugin):

@@ -1,10 +1,10 @@
-"""Log probabilities under speculation: of the tokens said, of the best ones, and of those asked for."""
+"""Log probabilities under speculation: of the output tokens, of the best ones, and of those asked for."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from sampling_law import next_logits, prompt_ids
+from sampling_distribution import next_logits, prompt_ids
 from sampling_requests import PROMPT, ask, post
 
 pytest.importorskip("sglang")
@@ -16,7 +16,7 @@ ASKED = {"return_logprob": True, "top_logprobs_num": 3, "token_ids_logprob": [70
 PENALTIES = {"frequency_penalty": 0.5, "repetition_penalty": 1.2}
 
 
-def numbers(rows) -> list[list[float]]:
+def values_of(rows) -> list[list[float]]:
     return [[entry[0] for entry in row] for row in rows]
 
 
@@ -36,10 +36,10 @@ def test_greedy_log_probabilities_are_those_of_plain_decoding(plugin, plain):
     for mine, reference in zip(ours, theirs, strict=True):
         assert mine["spec_verify_ct"] < 23, "no draft was accepted"
         assert tokens([mine["output_token_logprobs"]]) == tokens([reference["output_token_logprobs"]])
-        close(numbers([mine["output_token_logprobs"]]), numbers([reference["output_token_logprobs"]]))
+        close(values_of([mine["output_token_logprobs"]]), values_of([reference["output_token_logprobs"]]))
         for kind in ("output_top_logprobs", "output_token_ids_logprobs"):
             assert tokens(mine[kind]) == tokens(reference[kind])
-            close(numbers(mine[kind]), numbers(reference[kind]))
+            close(values_of(mine[kind]), values_of(reference[kind]))
         assert tokens(mine["output_token_ids_logprobs"])[0] == ASKED["token_ids_logprob"]
 
 
@@ -48,8 +48,8 @@ def test_sampled_log_probabilities_are_those_of_the_same_text_as_a_prompt(plugin
     for answer, prompt in zip(
         ask(plugin, PROMPTS, {"temperature": 1.0, "max_new_tokens": 24}, return_logprob=True), PROMPTS, strict=True
     ):
-        said = answer["meta_info"]["output_token_logprobs"]
-        assert tokens([said]) == [answer["output_ids"]]
+        generated = answer["meta_info"]["output_token_logprobs"]
+        assert tokens([generated]) == [answer["output_ids"]]
         start = answer["meta_info"]["prompt_tokens"]
         again = post(
             plain,
@@ -62,7 +62,7 @@ def test_sampled_log_probabilities_are_those_of_the_same_text_as_a_prompt(plugin
             },
         )["meta_info"]["input_token_logprobs"]
         assert tokens([again[-24:]]) == [answer["output_ids"]]
-        close(numbers([said]), numbers([again[-24:]]))
+        close(values_of([generated]), values_of([again[-24:]]))
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.7, "top_p": 0.9}, {"temperature": 1.4} | PENALTIES])

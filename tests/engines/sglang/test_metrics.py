@@ -24,7 +24,7 @@ PROMPTS = ["tree root leaf", "the quick brown fox", "a", "one two three", "x = y
 
 
 def exported(url: str) -> dict[str, float]:
-    """Our metrics by name, with the label of depth or bucket behind it."""
+    """Our metrics by name, with the label of depth or bucket after it."""
     found = {}
     for line in httpx.get(f"{url}/metrics", trust_env=False).text.splitlines():
         if line.startswith("eagle_plugin:"):

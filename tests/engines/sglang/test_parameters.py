@@ -50,7 +50,7 @@ def test_stops_hold_in_sampled_text(plugin):
 
 @pytest.mark.parametrize("minimum", [1, 2, 3, 5, 8, 13])
 def test_a_minimal_length_is_kept_to_the_token(minimum, plugin):
-    """The end token is all but certain wherever it is allowed, so a text ends right behind its minimal length."""
+    """The end token is almost certain wherever it is allowed, so a text ends right after its minimal length."""
     sampling = {"max_new_tokens": 30, "min_new_tokens": minimum, "ignore_eos": False, "logit_bias": {str(EOS): 100.0}}
     settings = [sampling | {"temperature": temperature} for temperature in (0, 1.0)] * len(PROMPTS)
     for answer in ask(plugin, [p for p in PROMPTS for _ in range(2)], settings):
@@ -70,8 +70,8 @@ def test_the_end_token_is_ignored_on_demand(plugin):
 def test_biases_forbid_and_force_tokens(temperature, plugin):
     common = {"temperature": temperature, "max_new_tokens": 24}
     free = ask(plugin, PROMPTS, common)
-    said = {token for answer in free for token in answer["output_ids"]}
-    forbidden = sorted(said)[::2]
+    generated = {token for answer in free for token in answer["output_ids"]}
+    forbidden = sorted(generated)[::2]
     settings = [common | {"logit_bias": {str(t): -100.0 for t in forbidden}}, common | {"logit_bias": {"88": 100.0}}]
     answers = ask(plugin, [p for p in PROMPTS for _ in range(2)], settings * len(PROMPTS))
     for answer in answers[::2]:
@@ -99,12 +99,12 @@ def test_n_choices(plugin, plain):
 def test_custom_logit_processors_run_one_token_a_round(plugin, plain):
     from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 
-    said = ask(plain, [PROMPT], GREEDY)[0]["output_ids"]
-    sampling = GREEDY | {"custom_params": {"token_ids": sorted(set(said))[::2]}}
+    generated = ask(plain, [PROMPT], GREEDY)[0]["output_ids"]
+    sampling = GREEDY | {"custom_params": {"token_ids": sorted(set(generated))[::2]}}
     processor = {"custom_logit_processor": DisallowedTokensLogitsProcessor.to_str()}
     ours, theirs = (ask(server, [PROMPT] * 2, sampling, **processor) for server in (plugin, plain))
     assert endings(ours) == endings(theirs)
-    assert ours[0]["output_ids"] != said
+    assert ours[0]["output_ids"] != generated
     assert all(a["meta_info"]["spec_verify_ct"] == len(a["output_ids"]) - 1 for a in ours)
 
 

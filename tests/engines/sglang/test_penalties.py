@@ -76,7 +76,7 @@ def engine_info(batch: Batch) -> SamplingBatchInfo:
 
 
 def engine_logits(req: Req, generated: list[int], logits: torch.Tensor) -> torch.Tensor:
-    """Logits [V] after these tokens, by the engine: one call a token, then its own transforms."""
+    """Logits [V] after these tokens, by the engine: one call per token, then its own transforms."""
     batch = Batch([req])
     info = engine_info(batch)
     for token in generated:
@@ -88,10 +88,10 @@ def engine_logits(req: Req, generated: list[int], logits: torch.Tensor) -> torch
 
 
 def make_tree(parents: torch.Tensor, tokens: torch.Tensor) -> DraftTree:
-    words = ancestor_bitmasks(parents)
+    bitmasks = ancestor_bitmasks(parents)
     bits = torch.arange(parents.shape[1])
-    depths = ((words[:, :, None] >> bits) & 1).sum(2) - 1
-    return DraftTree(tokens, parents, depths.int(), words, torch.full_like(parents, -1))
+    depths = ((bitmasks[:, :, None] >> bits) & 1).sum(2) - 1
+    return DraftTree(tokens, parents, depths.int(), bitmasks, torch.full_like(parents, -1))
 
 
 def path_tokens(tree: DraftTree, i: int, node: int) -> list[int] | None:
@@ -149,15 +149,15 @@ def test_rounds_of_several_tokens_are_counted_as_they_come():
     gen = torch.Generator().manual_seed(0)
     reqs = [request([i], **STRENGTHS["all"]) for i in range(3)]
     penalties = NodePenalties()
-    for round in range(6):
-        present = [reqs[0], *reqs[1:][:: -1 if round % 2 else 1]] if round != 3 else [reqs[2]]
+    for number in range(6):
+        present = [reqs[0], *reqs[1:][:: -1 if number % 2 else 1]] if number != 3 else [reqs[2]]
         tokens = torch.randint(0, VOCAB, (len(present), 5), generator=gen)
         tokens[:, 0] = torch.tensor([req.output_ids[-1] for req in present])
         tree = make_tree(random_parents(len(present), 5, gen), tokens)
         check(Batch(present), tree, torch.randn(len(present) * 5, VOCAB, generator=gen), penalties)
         for req in present:
-            req.output_ids.extend(torch.randint(0, VOCAB, (round % 4 + 1,), generator=gen).tolist())
-        if round == 4:
+            req.output_ids.extend(torch.randint(0, VOCAB, (number % 4 + 1,), generator=gen).tolist())
+        if number == 4:
             reqs[1].output_ids = array("q", [5])
     assert len(penalties._times) == 3
     del reqs[0], present, req
@@ -166,7 +166,7 @@ def test_rounds_of_several_tokens_are_counted_as_they_come():
 
 
 def test_a_minimal_length_holds_at_every_depth():
-    """A chain over the length that is still missing: stop tokens are impossible before it, untouched behind it."""
+    """A chain over the length that is still missing: stop tokens are impossible before it, untouched after it."""
     width, missing = 8, 4
     req = request([3, 4], min_new_tokens=2 + missing, stop_token_ids={REQUEST_STOP})
     chain = torch.arange(-1, width - 1, dtype=torch.int32)[None]

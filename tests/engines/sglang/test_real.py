@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from serving import accept_length, generate_all, serving, texts, tiny_spec
+from serving import accept_length, generate_all, responses, serving, tiny_spec
 
 pytest.importorskip("sglang")
 from eagle_plugin.bench.questions import read_questions
@@ -42,7 +42,7 @@ def test_greedy_text_equals_plain_decoding(every, servers):
     assert len(questions) >= 50
     questions = questions[::every]
     prompts = [chat(question) for question in questions]
-    expected = texts(generate_all(plain, prompts, 64, at_once=8))
+    expected = responses(generate_all(plain, prompts, 64, at_once=8))
     answers = generate_all(tree, prompts, 64, at_once=8)
     different = [q for q, text, answer in zip(questions, expected, answers, strict=True) if answer["text"] != text]
     assert not different

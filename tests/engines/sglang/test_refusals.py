@@ -43,7 +43,7 @@ def test_the_usual_flags_are_served():
         ("speculative_adaptive", True),
         ("speculative_accept_threshold_single", 0.5),
         ("speculative_num_draft_tokens", 65),
-        ("speculative_num_steps", 18),  # (18 - 1) * 4 draft slots do not fit a word
+        ("speculative_num_steps", 18),  # (18 - 1) * 4 draft slots do not fit a 64-bit bitmask
     ],
 )
 def test_other_flags_are_left_to_the_engine_with_the_flag_named(flag, value):

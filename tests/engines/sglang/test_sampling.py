@@ -6,14 +6,14 @@ import broken_verifier
 import pytest
 import torch
 from gtest import p_values
-from sampling_law import law, next_logits, prompt_ids, sample
+from sampling_distribution import distribution, next_logits, prompt_ids, sample
 from sampling_requests import PROMPT, SETTINGS, ask, draw
 from serving import accept_length, serving, tiny_spec
 
 pytest.importorskip("sglang")
 pytestmark = pytest.mark.server
 
-SAMPLED = [
+SAMPLING = [
     {"temperature": 1.0},
     {"temperature": 0.7, "top_p": 0.9},
     {"temperature": 1.3, "top_k": 5},
@@ -25,30 +25,30 @@ PENALISED = {
     "top_k": 20,
     "frequency_penalty": 0.5,
     "repetition_penalty": 1.2,
-    "logit_bias": {"87": 2.5},  # a token that is said often, and so penalised often
+    "logit_bias": {"87": 2.5},  # a token that is generated often, and so penalised often
 }
 REQUESTS = 1000  # per setting
 VIEWS = 6
-LEAST_P = 1e-4 / (VIEWS * (len(SAMPLED) + 1))  # a right verifier fails one of these tests once in 10,000 runs
+LEAST_P = 1e-4 / (VIEWS * (len(SAMPLING) + 1))  # a right verifier fails one of these tests once in 10,000 runs
 
 
 @pytest.fixture(scope="module")
 def drawn(plugin):
     """Sequences [REQUESTS, 4] of the plugin, for each setting of SAMPLED."""
-    return draw(plugin, SAMPLED, REQUESTS)
+    return draw(plugin, SAMPLING, REQUESTS)
 
 
 @pytest.fixture(scope="module")
 def expected(plain):
     """Sequences [2 * REQUESTS, 4] of plain decoding; its penalties come a token late, so they are left out."""
-    return draw(plain, SAMPLED, 2 * REQUESTS)
+    return draw(plain, SAMPLING, 2 * REQUESTS)
 
 
-@pytest.mark.parametrize("number", range(len(SAMPLED)))
+@pytest.mark.parametrize("number", range(len(SAMPLING)))
 def test_sampled_text_has_the_distribution_of_plain_decoding(number, drawn, expected):
     found = p_values(drawn[number], expected[number])
     assert len(found) == VIEWS
-    assert min(found.values()) > LEAST_P, (SAMPLED[number], found)
+    assert min(found.values()) > LEAST_P, (SAMPLING[number], found)
 
 
 def test_penalised_text_has_the_targets_distribution(plugin, bigram_target):
@@ -62,7 +62,7 @@ def test_penalised_text_has_the_targets_distribution(plugin, bigram_target):
 
 def test_drafts_are_accepted_at_every_temperature(plugin):
     """Were they not, the tests above would say little about trees."""
-    for setting in (*SAMPLED, PENALISED):
+    for setting in (*SAMPLING, PENALISED):
         answers = ask(plugin, [PROMPT] * 64, setting | {"max_new_tokens": 24})
         assert accept_length(answers) > 1.4, setting
 
@@ -92,10 +92,10 @@ def faulty(tmp_path_factory, bigram_target, bigram_eagle3):
 )
 def test_a_broken_verifier_is_found_out(fault, number, count, faulty, plain, expected):
     server, folder = faulty
-    wanted = expected[number] if count == REQUESTS else draw(plain, [SAMPLED[number]], 4 * REQUESTS)[0]
+    wanted = expected[number] if count == REQUESTS else draw(plain, [SAMPLING[number]], 4 * REQUESTS)[0]
     broken_verifier.choose(folder, fault)
     try:
-        found = p_values(draw(server, [SAMPLED[number]], count)[0], wanted)
+        found = p_values(draw(server, [SAMPLING[number]], count)[0], wanted)
     finally:
         broken_verifier.choose(folder, "none")
     assert min(found.values()) < LEAST_P**2, found
@@ -108,7 +108,7 @@ def greedy(target, prompt: str, length: int, penalties: dict) -> list[int]:
     for _ in range(length):
         logits = next_logits(target, ids)
         times = torch.bincount(ids[0, start:], minlength=logits.shape[1])[None]
-        ids = torch.cat([ids, law(logits, times, penalties | {"temperature": 0}).argmax(-1)[None]], dim=1)
+        ids = torch.cat([ids, distribution(logits, times, penalties | {"temperature": 0}).argmax(-1)[None]], dim=1)
     return ids[0, start:].tolist()
 
 

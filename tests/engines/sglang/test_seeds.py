@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from gtest import p_values
-from sampling_law import sample
+from sampling_distribution import sample
 from sampling_requests import AT_ONCE, PROMPT, ask, post
 
 pytest.importorskip("sglang")
@@ -42,12 +42,12 @@ def test_a_seed_of_the_openai_endpoints(plugin):
         "/v1/completions": {"prompt": PROMPT},
     }
     for path, question in asked.items():
-        said = []
+        generated = []
         for seed in (3, 3, 4, None, None):
             choice = post(plugin, path, shared | question | {"seed": seed})["choices"][0]
-            said.append(choice["text"] if "text" in choice else choice["message"]["content"])
-        assert said[0] == said[1]
-        assert len(set(said)) == 4, "different seeds, or none, gave one text"
+            generated.append(choice["text"] if "text" in choice else choice["message"]["content"])
+        assert generated[0] == generated[1]
+        assert len(set(generated)) == 4, "different seeds, or none, gave one text"
 
 
 def test_n_choices_of_one_seed_are_the_same_and_of_none_are_not(plugin):

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import torch
 from scipy import stats
-from serving import accept_length, generate, generate_all, serving, texts, tiny_spec
+from serving import accept_length, generate, generate_all, responses, serving, tiny_spec
 from tiny_checkpoints import EOS
 from tiny_models import read_markov_map
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -51,11 +51,11 @@ def servers(tmp_path_factory, tiny_target, tiny_eagle3, tiny_eagle3_reduced, tin
 def test_greedy_text_equals_plain_decoding_at_every_width(servers):
     plain, *trees = servers
     prompts = make_prompts(50)
-    expected = texts(generate_all(plain, prompts, 64, at_once=8))
+    expected = responses(generate_all(plain, prompts, 64, at_once=8))
     assert len(set(expected)) > 40, "the target repeats itself: equality would prove little"
     for server in trees:
         for at_once in (8, 3):  # the second pass also meets the prefix cache of the first
-            assert texts(generate_all(server, prompts, 64, at_once)) == expected
+            assert responses(generate_all(server, prompts, 64, at_once)) == expected
 
 
 def test_prompts_longer_than_the_prefill_chunk(servers):
@@ -63,7 +63,7 @@ def test_prompts_longer_than_the_prefill_chunk(servers):
     prompts = [" ".join(random.Random(i).choices(WORDS.split(), k=90)) for i in range(4)]
     answers = generate_all(chunked, prompts, 40, at_once=4)
     assert min(answer["meta_info"]["prompt_tokens"] for answer in answers) > 2 * 64
-    assert texts(answers) == texts(generate_all(plain, prompts, 40, at_once=1))
+    assert responses(answers) == responses(generate_all(plain, prompts, 40, at_once=1))
 
 
 def test_generation_up_to_the_context_length(servers):
@@ -80,7 +80,7 @@ def test_generation_up_to_the_context_length(servers):
         assert answer["output_ids"] == expected[:tokens]
         with pytest.raises(httpx.HTTPStatusError, match="400"):
             generate(server, prompt, tokens + 1)
-        assert texts([generate(server, "tree", 8)]) == texts([generate(plain, "tree", 8)])
+        assert responses([generate(server, "tree", 8)]) == responses([generate(plain, "tree", 8)])
 
 
 def penalised_greedy(target, prompt: str, count: int, frequency=0.0, presence=0.0, repetition=1.0) -> str:
@@ -113,16 +113,16 @@ def test_penalised_text_is_that_of_transformers(servers, tiny_target):
         assert expected != [penalised_greedy(tiny_target, prompt, 32) for prompt in prompts]
         for server in trees:
             answers = generate_all(server, prompts, 32, at_once=4, **sampling)
-            assert texts(answers) == expected, sampling
+            assert responses(answers) == expected, sampling
 
 
 def test_biases_decode_as_without_speculation(servers):
     plain, *trees = servers
     prompts, sampling = make_prompts(8), {"logit_bias": {"70": 4.0, "75": -100.0}}
-    expected = texts(generate_all(plain, prompts, 32, at_once=1, **sampling))
-    assert expected != texts(generate_all(plain, prompts, 32, at_once=1))
+    expected = responses(generate_all(plain, prompts, 32, at_once=1, **sampling))
+    assert expected != responses(generate_all(plain, prompts, 32, at_once=1))
     for server in trees:
-        assert texts(generate_all(server, prompts, 32, at_once=4, **sampling)) == expected
+        assert responses(generate_all(server, prompts, 32, at_once=4, **sampling)) == expected
 
 
 def test_a_minimal_length_decodes_as_without_speculation(servers):
@@ -145,12 +145,12 @@ def test_a_minimal_length_decodes_as_without_speculation(servers):
 def test_stop_strings_and_token_limits_inside_an_accepted_run(servers):
     plain, *trees = servers
     prompts = make_prompts(6)
-    whole = texts(generate_all(plain, prompts, 40, at_once=1))
+    whole = responses(generate_all(plain, prompts, 40, at_once=1))
     for limit in (1, 2, 3, 5, 8):
         for server in trees:
             answers = generate_all(server, prompts, limit, at_once=6)
             assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [limit] * len(prompts)
-            assert texts(answers) == texts(generate_all(plain, prompts, limit, at_once=1))
+            assert responses(answers) == responses(generate_all(plain, prompts, limit, at_once=1))
     for prompt, text in zip(prompts, whole, strict=True):
         stop = text[len(text) // 2 : len(text) // 2 + 2]
         expected = generate(plain, prompt, 40, stop=[stop])
@@ -206,7 +206,7 @@ def test_a_json_schema_is_kept_at_every_node(servers):
         for answer in answers:
             assert answer["meta_info"]["finish_reason"]["type"] == "stop", answer["text"]
             assert json.loads(answer["text"]) in ({"a": True}, {"a": False})
-        assert texts(answers) == texts(expected)
+        assert responses(answers) == responses(expected)
     free = generate_all(trees[-1], make_prompts(8), 60, at_once=4)
     assert not any(answer["text"].startswith("{") for answer in free), "the model writes objects by itself"
 
@@ -245,12 +245,12 @@ def test_no_cache_slot_leaks_over_500_requests_with_aborts(servers):
     plain, _, tree, wide = servers
     dice = random.Random(3)
     prompts = make_prompts(25)
-    expected = texts(generate_all(plain, prompts, 12, at_once=8))
+    expected = responses(generate_all(plain, prompts, 12, at_once=8))
     for server in (tree, wide):
         for number in range(10):
             with ThreadPoolExecutor(1) as hanging_up:  # beside the requests that are checked
                 aborted = hanging_up.submit(_abort_some, server, dice, 8)
-                assert texts(generate_all(server, prompts, 12, at_once=8)) == expected, number
+                assert responses(generate_all(server, prompts, 12, at_once=8)) == expected, number
             aborted.result()
         assert _abort_some(server, dice, 1) > 0, "a request that runs uses no slots: the count says nothing"
         flushed = httpx.post(f"{server.url}/flush_cache", params={"timeout": 30}, timeout=60, trust_env=False)

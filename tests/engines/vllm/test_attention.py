@@ -192,7 +192,7 @@ def test_a_builder_without_trees_is_causal() -> None:
         slot_mapping=slots,
     )
     metadata = builder.build(0, common)
-    assert metadata.slot_table.shape[1] >= 40 + 8  # a whole draft fits behind the longest sequence
+    assert metadata.slot_table.shape[1] >= 40 + 8  # a whole draft fits after the longest sequence
     torch.testing.assert_close(batch.served(metadata), batch.wanted(None, None, None), rtol=1e-4, atol=1e-5)
 
 

@@ -138,12 +138,12 @@ def test_the_batch_and_the_scheduler() -> None:
     assert "sampling_params" in fields(CachedRequestState)
     assert "num_prompt_tokens" in assigned(CachedRequestState)
     assert {"num_draft_tokens"} <= fields(SpecDecodeMetadata)
-    # Trees may be cut, never reordered: nodes behind the last scheduled one are gone.
+    # Trees may be cut, never reordered: nodes after the last scheduled one are gone.
     assert "spec_token_ids[:num_scheduled_spec_tokens]" in assignments(Scheduler.schedule, "spec_token_ids")
 
 
 def test_slots_are_reserved_for_the_levels_of_a_draft() -> None:
-    """options.Shape takes one slot a drafted token behind the committed length."""
+    """A shape needs one slot per drafted token after the committed length."""
     assert any(
         "num_lookahead_tokens=self.num_lookahead_tokens" in c for c in calls(Scheduler.schedule, "allocate_slots")
     )
@@ -185,7 +185,7 @@ def test_layers_and_builders_are_called_as_ours_expect() -> None:
 
 
 def test_blocks_of_the_cache_are_dense() -> None:
-    """cache_rows reads a layer's cache as whole blocks behind each other, whatever order the heads have in them."""
+    """cache_rows reads a layer's cache as whole blocks one after the other, whatever order the heads have in them."""
     (layout,) = TreeAttentionBackend.supported_kv_cache_layouts()
     assert layout is KVCacheLayout.LBNHC
     assert layout.is_layer_compact and layout.is_block_compact

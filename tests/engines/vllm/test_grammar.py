@@ -128,7 +128,7 @@ def test_greedy_text_is_that_of_plain_decoding(
         assert {len(answer.outputs[0].token_ids) for answer in answers} == {MINIMAL[name][1] + 1}
 
 
-def test_sampled_texts_are_valid(plugin: LLM) -> None:
+def test_sampled_responses_are_valid(plugin: LLM) -> None:
     """All constraints in one batch, with a free request after every one, and penalties on some."""
     turns = [*CONSTRAINTS] * 8
     settings = []
@@ -138,11 +138,11 @@ def test_sampled_texts_are_valid(plugin: LLM) -> None:
     acceptance = Acceptance(plugin)
     answers = ask(plugin, [PROMPTS[i % len(PROMPTS)] for i in range(len(settings))], settings)
     assert acceptance.length > 1.1
-    texts = [answer.outputs[0].text for answer in answers[::2]]
-    for name, text, answer in zip(turns, texts, answers[::2], strict=True):
+    responses = [answer.outputs[0].text for answer in answers[::2]]
+    for name, text, answer in zip(turns, responses, answers[::2], strict=True):
         assert answer.outputs[0].finish_reason == "stop", (name, text)
         valid(name, text)
-    assert len(set(texts)) > len(turns) // 3
+    assert len(set(responses)) > len(turns) // 3
 
 
 def test_whole_trees_under_a_grammar_are_noticed(

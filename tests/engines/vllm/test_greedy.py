@@ -48,7 +48,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return Models(target, heads, answers, Reference(target, list(heads.values())))
 
 
-def test_the_texts_are_varied(models: Models) -> None:
+def test_the_responses_vary(models: Models) -> None:
     """Else equality would prove little: a text that repeats itself, or that follows from its last token alone."""
     assert len({tuple(answer) for answer in models.expected}) > 50
     followers: dict[int, set[int]] = {}

@@ -54,7 +54,7 @@ def pair(folder: Path, plain: LLM, request: pytest.FixtureRequest) -> Iterator[P
 
 @pytest.fixture(autouse=True)
 def nothing_is_kept(pair: Pair) -> Iterator[None]:
-    """No test leaves blocks, trees or requests behind."""
+    """After each test no block, tree or request is left over."""
     before = free_blocks(pair.trees)
     yield
     settle(pair.trees)
@@ -157,7 +157,7 @@ def test_max_tokens_inside_a_tree(pair: Pair) -> None:
 
 
 def test_stop_tokens(pair: Pair) -> None:
-    """Tokens that answers say, so at any node of a tree; what is accepted behind them must not come out."""
+    """Tokens that answers say, so at any node of a tree; what is accepted after them must not come out."""
     stops = [answer[7 + i % 9] for i, answer in enumerate(generate(pair.plain, PROMPTS))]
     for stop in sorted(set(stops))[:4]:
         found, expected = (endings(run(llm, PROMPTS, stop_token_ids=[stop])) for llm in (pair.trees, pair.plain))
@@ -167,8 +167,8 @@ def test_stop_tokens(pair: Pair) -> None:
 
 def test_stop_strings(pair: Pair) -> None:
     """Strings over several tokens, which a tree may accept at once."""
-    texts = [choice[1] for choice in endings(run(pair.plain, PROMPTS, detokenize=True))]
-    stops = [text[8 + i % 5 :][:3] for i, text in enumerate(texts)]
+    responses = [choice[1] for choice in endings(run(pair.plain, PROMPTS, detokenize=True))]
+    stops = [text[8 + i % 5 :][:3] for i, text in enumerate(responses)]
     for include in (False, True):
         settings = {"stop": stops[:8], "detokenize": True, "include_stop_str_in_output": include}
         found, expected = (endings(run(llm, PROMPTS, **settings)) for llm in (pair.trees, pair.plain))

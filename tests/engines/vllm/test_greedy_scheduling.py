@@ -32,7 +32,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
 
 @pytest.mark.parametrize("asynchronous", [pytest.param(False, id="sync", marks=MATRIX), pytest.param(True, id="async")])
 def test_chunks_and_cut_trees(models: Models, asynchronous: bool) -> None:
-    """Eight trees want 128 rows a step; what is left of 40 goes to the last tree, or to a part of a prompt."""
+    """Eight trees want 128 rows per step; what is left of 40 goes to the last tree, or to a part of a prompt."""
     plugin = {"async_scheduling": asynchronous}
     with engine(models.target, models.head, **TREES, plugin=plugin, max_num_batched_tokens=40) as llm:
         assert generate(llm, PROMPTS) == models.expected

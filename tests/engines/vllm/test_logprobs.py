@@ -1,4 +1,4 @@
-"""Log probabilities under speculation: of the tokens said, of the best, of those asked for."""
+"""Log probabilities under speculation: of the output tokens, of the best, of those asked for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from sampling_law import chain_filters, next_logits
+from sampling_distribution import chain_filters, next_logits
 from torch import Tensor
 from vllm import LLM, RequestOutput
 from vllm_bigram import ASYNC, OPTIONS, PROMPTS, TREES, Acceptance, ask, tokens, write_models
@@ -37,7 +37,7 @@ Rows = list[dict[int, float]]
 class Expected(NamedTuple):
     """Plain decoding's greedy answers under each setting."""
 
-    said: dict[str, list[list[int]]]
+    generated: dict[str, list[list[int]]]
     rows: dict[str, list[Rows]]
     prompts: dict[str, list[Rows]]
     ranks: dict[str, list[list[int | None]]]
@@ -56,22 +56,22 @@ def greedy(llm: LLM, setting: dict[str, Any]) -> list[RequestOutput]:
     return ask(llm, [LONG, *PROMPTS], [setting] * (1 + len(PROMPTS)), max_tokens=LENGTH)
 
 
-def numbers(found: Any) -> Rows:
+def values_of(found: Any) -> Rows:
     return [{token: entry.logprob for token, entry in row.items()} for row in found if row is not None]
 
 
 def output_rows(answers: list[RequestOutput]) -> list[Rows]:
-    return [numbers(answer.outputs[0].logprobs) for answer in answers]
+    return [values_of(answer.outputs[0].logprobs) for answer in answers]
 
 
 def ranks(answers: list[RequestOutput]) -> list[list[int | None]]:
-    """vLLM's rank of each said token."""
+    """vLLM's rank of each output token."""
     outputs = [answer.outputs[0] for answer in answers]
     return [[row[t].rank for t, row in zip(o.token_ids, o.logprobs or [], strict=True)] for o in outputs]
 
 
 def prompt_rows(answers: list[RequestOutput]) -> list[Rows]:
-    return [numbers(answer.prompt_logprobs or []) for answer in answers]
+    return [values_of(answer.prompt_logprobs or []) for answer in answers]
 
 
 @pytest.fixture(scope="module", params=MODES)
@@ -108,11 +108,11 @@ def close(found: list[Rows], wanted: list[Rows]) -> bool:
 
 
 @pytest.mark.parametrize("name", GREEDY)
-def test_greedy_numbers_are_those_of_plain_decoding(name: str, plugin: LLM, expected: Expected) -> None:
+def test_greedy_values_are_those_of_plain_decoding(name: str, plugin: LLM, expected: Expected) -> None:
     acceptance = Acceptance(plugin)
     answers = greedy(plugin, GREEDY[name])
     assert acceptance.length > 1.2
-    assert tokens(answers) == expected.said[name]
+    assert tokens(answers) == expected.generated[name]
     assert close(output_rows(answers), expected.rows[name])
     assert close(prompt_rows(answers), expected.prompts[name])
     assert all(expected.rows[name])
@@ -122,7 +122,7 @@ def test_greedy_numbers_are_those_of_plain_decoding(name: str, plugin: LLM, expe
 
 
 def test_requests_of_all_kinds_beside_each_other(plugin: LLM, expected: Expected) -> None:
-    """Without the listed tokens: where one request lists some, vLLM reports no best tokens of the others."""
+    """Without the tokens that a request names: where one request names some, vLLM reports no best tokens of the others."""
     names = [name for name in GREEDY if name != "asked for"]
     settings = [GREEDY[name] for name in names] + [{}, {"temperature": 1.0, "logprobs": 5}]
     answers = ask(plugin, PROMPTS[:1] * len(settings), settings, max_tokens=LENGTH)
@@ -132,37 +132,41 @@ def test_requests_of_all_kinds_beside_each_other(plugin: LLM, expected: Expected
     assert {len(row) for row in answers[-1].outputs[0].logprobs} <= {5, 6}
 
 
-def numbers_by_hand(mode: str, target: Path, prompt: list[int], said: list[int], setting: dict[str, Any]) -> Tensor:
-    """The numbers [n, V] of a sampled text by transformers and vLLM's rules, float64."""
-    logits = torch.cat([next_logits(target, torch.tensor([prompt + said[:i]])) for i in range(len(said))]).double()
+def expected_values(
+    mode: str, target: Path, prompt: list[int], generated: list[int], setting: dict[str, Any]
+) -> Tensor:
+    """The values [n, V] of a sampled text by transformers and vLLM's rules, float64."""
+    logits = torch.cat(
+        [next_logits(target, torch.tensor([prompt + generated[:i]])) for i in range(len(generated))]
+    ).double()
     if mode.startswith("raw"):
         return logits if mode == "raw_logits" else logits.log_softmax(-1)
     seen = torch.zeros_like(logits, dtype=torch.bool)
     seen[:, prompt] = True
-    for i, token in enumerate(said[:-1]):
+    for i, token in enumerate(generated[:-1]):
         seen[i + 1 :, token] = True
     times = torch.zeros_like(logits)
-    for i, token in enumerate(said[:-1]):
+    for i, token in enumerate(generated[:-1]):
         times[i + 1 :, token] += 1
     scale = torch.where(seen, setting.get("repetition_penalty", 1.0), 1.0)
     logits = torch.where(logits > 0, logits / scale, logits * scale)
     logits = (logits - setting.get("frequency_penalty", 0.0) * times) / setting["temperature"]
     filters = [torch.tensor([[setting.get(name, off)]]) for name, off in (("top_k", 290), ("top_p", 1), ("min_p", 0))]
-    p = chain_filters(logits.softmax(-1), filters[0].expand(len(said), 1), *filters[1:])
+    p = chain_filters(logits.softmax(-1), filters[0].expand(len(generated), 1), *filters[1:])
     return p.log() if mode == "processed_logprobs" else logits.masked_fill(p == 0, -torch.inf)
 
 
 @pytest.mark.parametrize(
     "setting", [{"temperature": 1.0}, {"temperature": 1.0, "top_k": 1}, FILTERS, FILTERS | PENALTIES]
 )
-def test_sampled_numbers_are_those_of_the_mode(
+def test_sampled_values_are_those_of_the_mode(
     setting: dict[str, Any], mode: str, plugin: LLM, models: tuple[Path, Path]
 ) -> None:
     for answer in ask(plugin, PROMPTS[:4], [setting | {"logprobs": 4}] * 4, max_tokens=LENGTH):
-        said = list(answer.outputs[0].token_ids)
-        wanted = numbers_by_hand(mode, models[0], list(answer.prompt_token_ids), said, setting)
-        rows = numbers(answer.outputs[0].logprobs)
-        for token, row, right in zip(said, rows, wanted, strict=True):
+        generated = list(answer.outputs[0].token_ids)
+        wanted = expected_values(mode, models[0], list(answer.prompt_token_ids), generated, setting)
+        rows = values_of(answer.outputs[0].logprobs)
+        for token, row, right in zip(generated, rows, wanted, strict=True):
             assert row[token] > -torch.inf
             finite = {t: value for t, value in row.items() if value > -torch.inf}
             best = right.topk(4).indices[right.topk(4).values > -torch.inf].tolist()
@@ -185,5 +189,5 @@ def test_rows_of_other_nodes_are_noticed(plugin: LLM, expected: Expected, monkey
 
     monkeypatch.setattr(verifier, "accepted_rows", roots)
     answers = greedy(plugin, GREEDY["best"])
-    assert tokens(answers) == expected.said["best"]
+    assert tokens(answers) == expected.generated["best"]
     assert not close(output_rows(answers), expected.rows["best"])

@@ -29,7 +29,7 @@ def llm(models: tuple[Path, Path]) -> Iterator[LLM]:
 
 
 def ours() -> dict[str, float]:
-    """Our metrics in this process: value by name, with the label of depth or bucket behind it."""
+    """Our metrics in this process: value by name, with the label of depth or bucket after it."""
     found = {}
     for metric in REGISTRY.collect():
         for sample in metric.samples if metric.name.startswith("eagle_plugin:") else ():
@@ -47,14 +47,14 @@ def step_by_step(llm: LLM, steps: int) -> list[int]:
     settings = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
     for number, prompt in enumerate(PROMPTS):
         llm.llm_engine.add_request(str(number), prompt, settings)
-    said: dict[str, int] = {}
+    generated: dict[str, int] = {}
     rounds = []
     for _ in range(steps):
         for output in llm.llm_engine.step():
             total = len(output.outputs[0].token_ids)
-            if output.request_id in said:
-                rounds.append(total - said[output.request_id])
-            said[output.request_id] = total
+            if output.request_id in generated:
+                rounds.append(total - generated[output.request_id])
+            generated[output.request_id] = total
     llm.llm_engine.abort_request([str(number) for number in range(len(PROMPTS))])
     while llm.llm_engine.has_unfinished_requests():
         llm.llm_engine.step()
@@ -85,7 +85,7 @@ def test_counters_are_those_of_the_rounds(llm: LLM) -> None:
 
 
 def test_vllms_positions_are_depths(llm: LLM) -> None:
-    """It has one position a drafted token; those behind the deepest level stay at zero."""
+    """It has one position per drafted token; those after the deepest level stay at zero."""
     generate(llm, PROMPTS)
     (vector,) = [metric for metric in llm.get_metrics() if metric.name.endswith("accepted_tokens_per_pos")]
     found = ours()

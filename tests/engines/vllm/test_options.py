@@ -43,7 +43,7 @@ def test_bad_options(given: Any, message: str) -> None:
 
 @pytest.mark.parametrize("draft_tokens", range(1, MAX_WIDTH))
 def test_every_number_of_draft_tokens_has_a_shape(draft_tokens: int) -> None:
-    """The levels behind the first fit into one slot a drafted token, and the tree uses what it may."""
+    """The levels after the first fit into one slot per drafted token, and the tree uses all that it may."""
     depth, topk, width = Options().shape(draft_tokens)
     assert width == draft_tokens + 1 and depth >= 1 and topk >= 1
     assert (depth - 1) * topk <= draft_tokens
@@ -51,7 +51,7 @@ def test_every_number_of_draft_tokens_has_a_shape(draft_tokens: int) -> None:
     assert most >= draft_tokens or depth == 1 or topk == 4
 
 
-def test_given_numbers_are_taken() -> None:
+def test_given_options_are_taken() -> None:
     assert Options(depth=7, topk=1).shape(7) == (7, 1, 8)
     assert Options(depth=3).shape(6) == (3, 3, 7)  # six tokens leave three slots to each of two levels
     assert Options(topk=3).shape(7) == (2, 3, 8)

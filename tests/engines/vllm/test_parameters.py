@@ -35,18 +35,18 @@ class Expected(NamedTuple):
     """What plain decoding says to each of PROMPTS under each setting."""
 
     settings: dict[str, dict[str, Any]]
-    said: dict[str, list[tuple[Any, ...]]]
+    generated: dict[str, list[tuple[Any, ...]]]
 
 
 def make_settings(target: Path, free: list[list[int]]) -> dict[str, dict[str, Any]]:
     """Settings that must change the free text: they forbid, favour or end at what it says."""
     tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
     pairs = {tuple(text[i : i + 2]) for text in free for i in range(3, LENGTH - 1, 5)}
-    words = [tokenizer.decode(list(pair)) for pair in sorted(pairs)]
-    bad_words = [w for w in words if len(tokenizer.encode(w, add_special_tokens=False).ids) == 2 and w == w.strip()]
+    bad_words = [tokenizer.decode(list(pair)) for pair in sorted(pairs)]
+    bad_words = [w for w in bad_words if len(tokenizer.encode(w, add_special_tokens=False).ids) == 2 and w == w.strip()]
     assert len(bad_words) > 3
     often = sorted({token for text in free for token in text})
-    ending = {EOS: 12.2}  # the end becomes likely, after some tokens the likeliest
+    ending = {EOS: 12.2}  # the end becomes likely, after some tokens the most likely one
     settings: dict[str, dict[str, Any]] = {
         "presence penalty": {"presence_penalty": 0.9},
         "frequency penalty": {"frequency_penalty": 0.5},
@@ -88,11 +88,11 @@ def expected(models: tuple[Path, Path]) -> Expected:
     with engine(models[0], **OPTIONS) as plain:
         free = ask(plain, PROMPTS, [{}] * len(PROMPTS))
         settings = make_settings(models[0], tokens(free))
-        said = {name: endings(ask(plain, PROMPTS, [s] * len(PROMPTS))) for name, s in settings.items()}
+        generated = {name: endings(ask(plain, PROMPTS, [s] * len(PROMPTS))) for name, s in settings.items()}
     for name in NAMES:  # what changes nothing would test nothing
-        changed = [ours != theirs for ours, theirs in zip(said[name], endings(free), strict=True)]
+        changed = [ours != theirs for ours, theirs in zip(generated[name], endings(free), strict=True)]
         assert sum(changed) > len(PROMPTS) // 2, name
-    return Expected(settings, said)
+    return Expected(settings, generated)
 
 
 @pytest.fixture(scope="module", params=["synchronous", "asynchronous"])
@@ -107,7 +107,7 @@ def plugin(request: pytest.FixtureRequest, models: tuple[Path, Path], expected: 
 def test_greedy_text_is_that_of_plain_decoding(name: str, plugin: LLM, expected: Expected) -> None:
     acceptance = Acceptance(plugin)
     answers = ask(plugin, PROMPTS, [expected.settings[name]] * len(PROMPTS))
-    assert endings(answers) == expected.said[name]
+    assert endings(answers) == expected.generated[name]
     assert acceptance.length > 1.2, "hardly a draft was accepted"
 
 
@@ -119,7 +119,7 @@ def test_all_settings_in_one_batch(plugin: LLM, expected: Expected) -> None:
     answers = ask(plugin, [prompt for prompt, _ in turns for _ in range(2)], settings)
     found = endings(answers[::2])
     for i, name in enumerate(NAMES):
-        assert found[i :: len(NAMES)] == expected.said[name], name
+        assert found[i :: len(NAMES)] == expected.generated[name], name
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -137,4 +137,4 @@ def test_histories_without_the_path_are_noticed(
     """Penalties seldom decide over three tokens in a row: tests/engines/vllm/test_sampling_nodes.py has them."""
     monkeypatch.setattr(logits, "_histories", output_only)
     answers = ask(plugin, PROMPTS, [expected.settings["bad words"]] * len(PROMPTS))
-    assert endings(answers) != expected.said["bad words"]
+    assert endings(answers) != expected.generated["bad words"]

@@ -51,7 +51,7 @@ class Request:
 
     def __init__(self, name: str, prompt: list[int], output: list[int]) -> None:
         given = dict(SETTINGS[name])
-        self.words = [BAD_WORDS[word] for word in given.pop("bad_words", [])]
+        self.ancestors = [BAD_WORDS[word] for word in given.pop("bad_words", [])]
         structured = given.pop("structured_outputs", None)
         self.sampling_params = SamplingParams(**given)
         self.sampling_params.structured_outputs = structured  # of which only the presence is looked at
@@ -96,7 +96,7 @@ def metadata_of(requests: list[Request], outputs: list[list[int]]) -> SamplingMe
         repetition_penalties=penalties["repetition_penalty"],
         output_token_ids=outputs,
         allowed_token_ids_mask=forbidden if bool(forbidden.any()) else None,
-        bad_words_token_ids={i: request.words for i, request in enumerate(requests) if request.words},
+        bad_words_token_ids={i: request.ancestors for i, request in enumerate(requests) if request.ancestors},
         logitsprocs=processors,
     )
 
@@ -111,8 +111,8 @@ def random_tree(b: int, width: int, gen: torch.Generator) -> DraftTree:
             if torch.rand((), generator=gen) > 0.125 and (parent == 0 or parents[i, parent] >= 0):
                 parents[i, node], depths[i, node] = parent, depths[i, parent] + 1
     tokens = torch.tensor(TOKENS)[torch.randint(0, len(TOKENS), (b, width), generator=gen)]
-    words = torch.zeros(b, width, dtype=torch.int64)  # attention's matter
-    return DraftTree(tokens, parents, depths, words, torch.full_like(parents, -1))
+    ancestors = torch.zeros(b, width, dtype=torch.int64)  # attention's matter
+    return DraftTree(tokens, parents, depths, ancestors, torch.full_like(parents, -1))
 
 
 def path_to(tree: DraftTree, i: int, node: int) -> list[int]:

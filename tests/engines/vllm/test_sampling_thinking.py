@@ -40,7 +40,7 @@ def expected(models: tuple[Path, Path]) -> list[list[list[int]]]:
         found = [tokens(ask(plain, ASKED, given)) for given in kinds]
         end = plain.get_tokenizer().encode(END, add_special_tokens=False)
     assert len(end) == 3
-    forced, _, free = ([any(t[i : i + 3] == end for i in range(len(t))) for t in texts] for texts in found)
+    forced, _, free = ([any(t[i : i + 3] == end for i in range(len(t))) for t in responses] for responses in found)
     assert sum(forced) >= len(ASKED) // 2
     assert not any(free)
     return found

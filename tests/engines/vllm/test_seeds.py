@@ -44,13 +44,13 @@ def long(plugin: LLM) -> list[list[int]]:
     return alone(plugin, SETTINGS[1], LONG)
 
 
-def texts(llm: LLM, settings: list[dict[str, Any]], prompt: str = PROMPT) -> list[list[int]]:
+def responses(llm: LLM, settings: list[dict[str, Any]], prompt: str = PROMPT) -> list[list[int]]:
     return tokens(ask(llm, [prompt] * len(settings), settings, max_tokens=LENGTH))
 
 
 def alone(llm: LLM, setting: dict[str, Any], prompt: str = PROMPT) -> list[list[int]]:
     """The text of each seed, one request after another."""
-    return [texts(llm, [setting | {"seed": seed}], prompt)[0] for seed in SEEDS]
+    return [responses(llm, [setting | {"seed": seed}], prompt)[0] for seed in SEEDS]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -61,7 +61,7 @@ def test_a_seed_fixes_the_text_alone_and_in_a_batch(setting: dict[str, Any], plu
     assert len({tuple(text) for text in found}) == len(SEEDS)
     others = [{"temperature": 1.0}, {"temperature": 0.0}, {"temperature": 1.0, "seed": 5}]
     batch = [s for seed in SEEDS for s in (setting | {"seed": seed}, *others)]
-    together = texts(plugin, batch)
+    together = responses(plugin, batch)
     assert together[:: len(others) + 1] == found
     unseeded = [tuple(text) for text in together[1 :: len(others) + 1]]
     assert len(set(unseeded)) == len(SEEDS), "requests without a seed share one"
@@ -77,17 +77,17 @@ def test_choices_of_one_request_differ_and_come_again(plugin: LLM) -> None:
     )
     assert first == again
     assert len({tuple(text) for text in first}) == 3
-    assert first == texts(plugin, [{"temperature": 1.0, "seed": seed} for seed in (8, 9, 10)])
+    assert first == responses(plugin, [{"temperature": 1.0, "seed": seed} for seed in (8, 9, 10)])
 
 
 def test_different_seeds_draw_from_the_targets_distribution(plugin: LLM) -> None:
     """Numbers that were not random over seeds, or shared by draft and verification, would show here."""
-    seeded = np.array(texts_of_seeds(plugin, range(DRAWN)), dtype=np.int64)
+    seeded = np.array(responses_to_seeds(plugin, range(DRAWN)), dtype=np.int64)
     found = p_values(seeded, draw(plugin, [SETTINGS[1]], 2 * DRAWN)[0])
     assert min(found.values()) > 1e-4 / len(found), found
 
 
-def texts_of_seeds(llm: LLM, seeds: range) -> list[list[int]]:
+def responses_to_seeds(llm: LLM, seeds: range) -> list[list[int]]:
     settings = [SETTINGS[1] | {"seed": seed} for seed in seeds]
     return tokens(ask(llm, [PROMPT] * len(settings), settings, max_tokens=4))
 

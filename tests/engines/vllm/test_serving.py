@@ -34,6 +34,6 @@ def test_greedy_text_equals_plain_decoding() -> None:
     with engine(target, HEAD, nodes=4, chain=True, **LONG) as llm:
         assert generate(llm, PROMPTS[:8], max_tokens=32) == plain[:8]
         chains = accept_length(llm)
-    # Measured about 2.3 and 1.8 tokens a round (docs/performance.md); with misread drafts next to nothing is accepted.
+    # Measured about 2.3 and 1.8 tokens per round (docs/performance.md); with misread drafts almost nothing is accepted.
     assert trees > 1.8
     assert chains > 1.4

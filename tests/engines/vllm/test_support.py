@@ -46,7 +46,7 @@ class Lines(logging.Handler):
 
 @pytest.fixture(autouse=True)
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What the plugin says; vLLM keeps its loggers from the root, and a line is said once a process."""
+    """What the plugin logs; vLLM keeps its loggers from the root, and a line is logged once per process."""
     monkeypatch.setattr(support, "_logged", set())
     logger, handler = logging.getLogger("vllm.eagle_plugin"), Lines()
     monkeypatch.setattr(logger, "level", logging.INFO)

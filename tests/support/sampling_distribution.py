@@ -28,7 +28,7 @@ def next_logits(target: Path, ids: Tensor) -> Tensor:
     return torch.cat(rows)[where]
 
 
-def law(logits: Tensor, times: Tensor, setting: dict[str, Any]) -> Tensor:
+def distribution(logits: Tensor, times: Tensor, setting: dict[str, Any]) -> Tensor:
     """SGLang's probabilities [n, V] float64 from raw logits [n, V]; times [n, V] counts the generated tokens.
 
     The engine's order: additive penalties, repetition, bias, temperature, then the filters, each of which looks at the
@@ -76,7 +76,7 @@ def sample(target: Path, prompt: str, setting: dict[str, Any], count: int, lengt
     for _ in range(length):
         logits = next_logits(target, ids)
         times = torch.zeros_like(logits) if times is None else times
-        drawn = torch.multinomial(law(logits, times, setting), 1, generator=generator)
+        drawn = torch.multinomial(distribution(logits, times, setting), 1, generator=generator)
         times = times.scatter_add(1, drawn, torch.ones_like(drawn, dtype=times.dtype))
         ids = torch.cat([ids, drawn], dim=1)
     return ids[:, len(start) :]

@@ -19,7 +19,7 @@ from vllm_engines import engine
 
 from eagle_plugin.engines import round as decode_round
 
-SAMPLED: list[dict[str, Any]] = [
+SAMPLING: list[dict[str, Any]] = [
     {"temperature": 1.0},
     {"temperature": 0.7},
     {"temperature": 1.3, "top_k": 5},
@@ -32,13 +32,13 @@ SAMPLED: list[dict[str, Any]] = [
         "top_p": 0.95,
         "frequency_penalty": 0.5,
         "repetition_penalty": 1.2,
-        "logit_bias": {87: 0.8},  # a token that is said often, and so penalised often
+        "logit_bias": {87: 0.8},  # a token that is generated often, and so penalised often
     },
 ]
 GREEDY = {"temperature": 0.0}
 REQUESTS = 800  # a setting
 VIEWS = 6
-LEAST_P = 1e-4 / (VIEWS * 2 * len(SAMPLED))  # right samplers fail one of these tests once in 10,000 runs
+LEAST_P = 1e-4 / (VIEWS * 2 * len(SAMPLING))  # right samplers fail one of these tests once in 10,000 runs
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def models(checkpoints: Path) -> tuple[Path, Path]:
 def expected(models: tuple[Path, Path]) -> list[NDArray[np.int64]]:
     """Sequences [2 * REQUESTS, 4] of plain decoding for each setting, the greedy one last."""
     with engine(models[0], **OPTIONS) as plain:
-        return [*draw(plain, SAMPLED, 2 * REQUESTS), *draw(plain, [GREEDY], 1)]
+        return [*draw(plain, SAMPLING, 2 * REQUESTS), *draw(plain, [GREEDY], 1)]
 
 
 @pytest.fixture(scope="module")
@@ -62,15 +62,15 @@ def plugin(models: tuple[Path, Path], expected: list[NDArray[np.int64]]) -> Iter
 
 def test_sampled_text_has_the_distribution_of_plain_decoding(plugin: LLM, expected: list[NDArray[np.int64]]) -> None:
     """All settings in one batch, greedy requests among them."""
-    drawn = draw(plugin, [*SAMPLED, GREEDY], REQUESTS)
-    for setting, ours, theirs in zip([*SAMPLED, GREEDY], drawn, expected, strict=True):
+    drawn = draw(plugin, [*SAMPLING, GREEDY], REQUESTS)
+    for setting, ours, theirs in zip([*SAMPLING, GREEDY], drawn, expected, strict=True):
         found = p_values(ours, theirs)
         assert len(found) == VIEWS
         assert min(found.values()) > LEAST_P, (setting, found)
     assert (drawn[-1] == expected[-1]).all()
 
 
-@pytest.mark.parametrize("setting", SAMPLED)
+@pytest.mark.parametrize("setting", SAMPLING)
 def test_drafts_are_accepted_under_every_setting(setting: dict[str, Any], plugin: LLM) -> None:
     """Were they not, the test above would say little about trees."""
     acceptance = Acceptance(plugin)
@@ -96,7 +96,7 @@ def test_a_broken_verifier_is_found_out(
     faults = broken_verifier.FAULTS | {"SGLang's filters": healthy}
     monkeypatch.setattr(broken_verifier, "healthy", partial(healthy, filters="chained"))
     monkeypatch.setattr(decode_round, "verify_tree", lambda *arguments, filters: faults[fault](*arguments))
-    found = p_values(draw(plugin, [SAMPLED[number]], REQUESTS)[0], expected[number])
+    found = p_values(draw(plugin, [SAMPLING[number]], REQUESTS)[0], expected[number])
     assert min(found.values()) < LEAST_P**2, found
 
 
@@ -106,7 +106,7 @@ def test_vllms_own_chain_is_found_out(models: tuple[Path, Path], expected: list[
     that the plugin serves."""
     target, head = models
     with engine(target, head, chain=True, nodes=4, **OPTIONS) as chain:
-        drawn = draw(chain, [SAMPLED[0]], REQUESTS)[0]
+        drawn = draw(chain, [SAMPLING[0]], REQUESTS)[0]
         greedy = draw(chain, [GREEDY], 1)[0]
         for refused in ({"min_p": 0.1, "temperature": 1.0}, {"logit_bias": {87: 1.0}}):
             with pytest.raises(VLLMValidationError, match="not yet supported with speculative decoding"):
@@ -119,7 +119,7 @@ def test_vllms_own_chain_is_found_out(models: tuple[Path, Path], expected: list[
 def test_async_scheduling_keeps_the_distribution(models: tuple[Path, Path], expected: list[NDArray[np.int64]]) -> None:
     target, head = models
     with engine(target, head, **TREES, **ASYNC, **OPTIONS) as llm:
-        drawn = draw(llm, [*SAMPLED[::3], GREEDY], REQUESTS // 2)
-    for number, ours in zip((*range(0, len(SAMPLED), 3), -1), drawn, strict=True):
+        drawn = draw(llm, [*SAMPLING[::3], GREEDY], REQUESTS // 2)
+    for number, ours in zip((*range(0, len(SAMPLING), 3), -1), drawn, strict=True):
         found = p_values(ours, expected[number])
         assert min(found.values()) > LEAST_P, (number, found)
