@@ -122,7 +122,7 @@ def test_greedy_values_are_those_of_plain_decoding(name: str, plugin: LLM, expec
 
 
 def test_requests_of_all_kinds_beside_each_other(plugin: LLM, expected: Expected) -> None:
-    """Without the tokens that a request names: where one request names some, vLLM reports no best tokens of the others."""
+    """Without tokens named by a request: where one request names some, vLLM has no best tokens of the others."""
     names = [name for name in GREEDY if name != "asked for"]
     settings = [GREEDY[name] for name in names] + [{}, {"temperature": 1.0, "logprobs": 5}]
     answers = ask(plugin, PROMPTS[:1] * len(settings), settings, max_tokens=LENGTH)
