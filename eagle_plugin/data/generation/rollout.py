@@ -133,7 +133,7 @@ async def run_rollout(
 
 
 def _take_results(calls: Sequence[dict[str, Any]], remaining: deque[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """Take the recorded result of every generated tool call out of `remaining`; None if a call has no result."""
+    """Take the recorded tool results out of `remaining`, one per generated call; None if they do not match."""
     if remaining and remaining[0]["role"] == "assistant":  # the recorded turn that this answer replaces
         remaining.popleft()
     found: list[dict[str, Any]] = []
