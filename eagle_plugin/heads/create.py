@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from eagle_plugin.heads.draft_head import DraftHead, NewHeadOptions, copy_if_alike
+from eagle_plugin.heads.draft_head import DraftHead, NewHeadOptions, copy_if_alike, head_class
 from eagle_plugin.heads.kinds import find_spec
 from eagle_plugin.heads.new_config import Norms, new_head_config
 from eagle_plugin.heads.target_files import TargetFiles
@@ -62,7 +62,7 @@ def new_head(
         head_dim=head_dim,
     )
     aux = None if aux_layers is None else tuple(aux_layers)
-    head = spec.head_class().create(values, target, NewHeadOptions(draft_ids, norms, aux, mask_token_id))
+    head = head_class(spec).create(values, target, NewHeadOptions(draft_ids, norms, aux, mask_token_id))
     _draw(head, torch.Generator().manual_seed(seed))
     if init == "target":
         _start_from_target(head, target)

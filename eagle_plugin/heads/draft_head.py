@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -186,6 +187,13 @@ class DraftHead(nn.Module):
 
 
 Head = TypeVar("Head", bound=DraftHead)
+
+
+def head_class(spec: HeadSpec) -> type[DraftHead]:
+    """The torch module of a kind, imported on first use."""
+    module, _, name = spec.module.partition(":")
+    found: type[DraftHead] = getattr(importlib.import_module(module), name)
+    return found
 
 
 def read_llama_config(folder: str | Path, architecture: str) -> LlamaConfig:

@@ -7,16 +7,12 @@ learns in another way its method (`train.methods`).
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from eagle_plugin.heads.files import Algorithm, HeadError
 from eagle_plugin.heads.formats import Eagle3Format, EagleFormat, PEagleFormat
-
-if TYPE_CHECKING:
-    from eagle_plugin.heads.draft_head import DraftHead
 
 
 @dataclass(frozen=True)
@@ -24,7 +20,7 @@ class HeadSpec:
     """What is known of a kind of heads without loading one."""
 
     kind: str  # its name in recipes, in eagle_plugin.json and in messages
-    module: str  # "module:class", imported on first use, because the check of files must not import torch
+    module: str  # "module:class" for `draft_head.head_class`: importing it here would import torch
     format: EagleFormat  # what the engines read of a checkpoint
     architectures: tuple[str, ...]  # of config.json: SGLang takes the first name that it knows, vLLM the last
     marker: str  # canonical name of a tensor that this kind has and those further down in `HEADS` do not have
@@ -37,12 +33,6 @@ class HeadSpec:
     def algorithm(self) -> Algorithm:
         """SGLang's name in --speculative-algorithm."""
         return self.format.algorithm
-
-    def head_class(self) -> type[DraftHead]:
-        """The torch module."""
-        module, _, name = self.module.partition(":")
-        found: type[DraftHead] = getattr(importlib.import_module(module), name)
-        return found
 
     def vllm_config(self, model: str, tokens: int) -> dict[str, Any]:
         """vLLM's --speculative-config for the head in folder `model` with `tokens` drafted tokens per round."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle_plugin.heads.draft_head import DraftHead, StoredHead
+from eagle_plugin.heads.draft_head import DraftHead, StoredHead, head_class
 from eagle_plugin.heads.files import HeadError, load_weights, read_config
 from eagle_plugin.heads.interpretations import Interpretation, read_interpretations
 from eagle_plugin.heads.kinds import spec_of_tensors
@@ -38,7 +38,7 @@ def load_any_head(
     spec = spec_of_tensors(weights)
     if spec is None or "fc.weight" not in weights:
         raise HeadError(f"{folder} has no fc.weight, so it is no EAGLE head; give the folder of a draft head")
-    kind = spec.head_class()
+    kind = head_class(spec)
     config = _llama_keys(raw, kind)
     target = TargetFiles(target_dir)
     _check_sizes(config, target, folder)

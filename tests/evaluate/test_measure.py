@@ -148,7 +148,7 @@ def test_expectation_equals_monte_carlo(shape: str, cases: dict[str, Case]) -> N
     error = (expected.var(0) / len(expected) + p * (1 - p) / TRIALS).sqrt() + 1e-3
     assert ((p - seen.mean(0)).abs() < SIGMAS * error).all()
     assert 0.1 < float(p[0]) < 0.9  # drafts are accepted, and refused
-    wrong = p[0] * 0.7  # negative control: so many trials show an error of 30 %
+    wrong = p[0] * 0.7  # negative control: this many trials show an error of 30 %
     assert abs(wrong - seen.mean(0)[0]) > SIGMAS * error[0]
 
 
@@ -193,7 +193,7 @@ def test_grafted_chain_is_a_branch_of_its_own(cases: dict[str, Case]) -> None:
 
 @torch.no_grad()
 def test_forced_likelihoods_are_those_of_the_drafts(cases: dict[str, Case]) -> None:
-    """Made to follow its own drafts, a head gives them the probabilities with which it drew them."""
+    """Given its own drafts as the text, a head gives them the probabilities with which it drew them."""
     case = cases["random"]
     root = torch.tensor([20])
     drafts, q = sample_chains(case.head, read(case), root, 1.0, torch.Generator().manual_seed(1), 4)
@@ -228,7 +228,7 @@ def row(case: Case, temperature: float = 0.0, n: int = 48) -> TokenRow:
 
 
 def test_evaluation_of_responses(cases: dict[str, Case]) -> None:
-    """Several heads share one prefill of the responses; a text that is too short for a round counts nothing."""
+    """Several heads share one prefill of the responses; a response that is too short for a round has no counts."""
     eagle2, eagle3 = cases["eagle2"], cases["eagle3"]
     layers = sorted({*eagle3.head.aux_layers, 5})
     responses = Responses(eagle3.model, [row(eagle3), row(eagle3, n=3), row(eagle3, n=0)], layers, 0.0)

@@ -1,4 +1,4 @@
-"""The target's own answers: written in batches as one by one, kept in the cache, cut at stop tokens."""
+"""The target's responses: the same in batches and alone, kept in the cache, cut at stop tokens."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_sampled_answers_depend_on_the_seed_alone(model: Any) -> None:
 def test_answers_are_written_once(
     model: Any, tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row keeps the answer that it has at this temperature; another setting is another file."""
+    """A row keeps the response that it has at this temperature; another setting is another file."""
     monkeypatch.setenv("EAGLE_CACHE_DIR", str(tmp_path))
     recorded = replace(rows(PROMPTS[0])[0], response_ids=[7, 8, 9, 10], temperature=0.0)
     asked = [recorded, *rows(*PROMPTS[1:]), replace(recorded, temperature=0.7), replace(recorded, temperature=None)]

@@ -1,4 +1,4 @@
-"""Accept lengths as numbers: what they are made of, and whether their intervals hold."""
+"""Statistics of accept lengths: their values by hand, and whether their intervals hold."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_interval_covers_the_truth() -> None:
 
 
 def test_gain_is_paired() -> None:
-    """A head that is a little better on every prompt is told apart, though prompts differ by far more."""
+    """A head that is a little better on every prompt is found better, although prompts differ much more."""
     gen = torch.Generator().manual_seed(1)
     old = prompts(40, gen)
     new = [t._replace(accepted=(t.accepted + 1).clamp(max=20)) for t in old]

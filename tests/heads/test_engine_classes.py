@@ -52,7 +52,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 def legacy_variant(source: Path, folder: Path) -> Path:
-    """The same head as SpecForge names it: a model. prefix, one norm per aux state; and normed states handed on."""
+    """The same head in the names of SpecForge: a model. prefix, one norm per aux state, and normed states."""
     shutil.copytree(source, folder)
     config = json.loads((folder / "config.json").read_text()) | {"use_aux_norm": True, "norm_output": True}
     (folder / "config.json").write_text(json.dumps(config))
@@ -64,7 +64,7 @@ def legacy_variant(source: Path, folder: Path) -> Path:
 
 
 class Engine(NamedTuple):
-    """What SGLang's classes computed, by the name of the head, and on what."""
+    """The outputs of SGLang's classes by the name of the head, and their inputs."""
 
     inputs: dict[str, Tensor]
     results: dict[str, dict[str, Tensor]]
@@ -139,6 +139,6 @@ def test_equal_to_the_engines_classes(heads: dict[str, tuple[Path, DraftHead]], 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_file_shows(name: str, heads: dict[str, tuple[Path, DraftHead]], engine: Engine) -> None:
-    """The engine loads these without a word and computes something else."""
+    """The engine loads these without a message and computes something else."""
     with pytest.raises(AssertionError, match="not close"):
         assert_equal(heads[name][1], name, engine)

@@ -68,7 +68,7 @@ def test_eagle2_files(tiny_target: Path, tmp_path: Path) -> None:
 
 def test_eagle3_files(tiny_target: Path, tmp_path: Path) -> None:
     config, weights = exported(tmp_path / "head", "eagle3", tiny_target)
-    # The engines' default layers carry no ids at all, whose numbers would differ between the engines.
+    # The engines' default layers are written without ids, which would differ between the engines.
     assert AUX not in config and AUX not in config["eagle_config"]
     assert config["fc_norm"] and config["norm_output"] and config["draft_vocab_size"] == 128
     assert torch.equal(weights["d2t"] + torch.arange(128), DRAFT_IDS)

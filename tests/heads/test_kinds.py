@@ -12,6 +12,7 @@ from transformers import LlamaConfig
 
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.create import new_head
+from eagle_plugin.heads.draft_head import head_class
 from eagle_plugin.heads.eagle3 import Eagle3Head
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.heads.files import HeadError
@@ -57,7 +58,7 @@ def scaled() -> Iterator[None]:
 
 def test_entries_name_what_exists() -> None:
     for kind, spec in HEADS.items():
-        assert (spec.kind, spec.head_class().kind) == (kind, kind) and spec.objective in METHODS
+        assert (spec.kind, head_class(spec).kind) == (kind, kind) and spec.objective in METHODS
         assert spec.format.loader == spec.architectures[0]
 
 

@@ -45,7 +45,7 @@ def ours(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def official(config: dict[str, Any]) -> dict[str, Any]:
-    """SafeAILab's: LlamaForCausalLM whatever the head is, and no key of the engines."""
+    """SafeAILab's: LlamaForCausalLM for every kind of head, and no key of the engines."""
     kept = """
         hidden_size num_attention_heads num_key_value_heads intermediate_size vocab_size rms_norm_eps num_hidden_layers
         rope_theta draft_vocab_size max_position_embeddings

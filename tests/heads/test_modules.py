@@ -97,7 +97,7 @@ def load(kind: str, folder: Path, target: Path) -> DraftHead:
 @pytest.mark.parametrize("kind", ["EAGLE", "EAGLE3"])
 @torch.no_grad()
 def test_tree_node_equals_its_own_chain(kind: str, tiny_eagle2: Path, tiny_eagle3: Path, tiny_target: Path) -> None:
-    """A node of a tree computes what it would at the end of a sequence made of its own path alone."""
+    """A node of a tree has the result that it has at the end of a sequence of its own path alone."""
     head = load(kind, tiny_eagle2 if kind == "EAGLE" else tiny_eagle3, tiny_target)
     prefix, paths = 6, [[0], [1], [0, 2], [1, 3], [0, 2, 4], [1, 3, 5]]  # two interleaved chains of nodes 0..5
     tokens, hidden = torch.randint(512, (prefix + 6,)), torch.randn(prefix + 6, 64)

@@ -1,4 +1,4 @@
-"""The tables of heads/targets.py say what the sources of both engines say."""
+"""The tables of heads/target_table.py agree with the sources of both engines."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Recorder(SimpleNamespace):
 
 
 def capture(method: ast.FunctionDef, ids: list[int] | None, layers: int) -> tuple[int, ...] | None:
-    """Run the engine's method on `ids`: the layers that it captures, None when it leaves that to an inner model."""
+    """Run the engine's method on `ids`: the layers that it captures, None when an inner model does it."""
     model = Recorder(is_last_rank=True, num_hidden_layers=layers)
     used = {node.id for node in ast.walk(method) if isinstance(node, ast.Name)}
     names: dict[str, Any] = {name: model.outside for name in used if not hasattr(builtins, name)}

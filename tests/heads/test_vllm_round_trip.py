@@ -130,7 +130,7 @@ def change(source: Path, folder: Path, **values: Any) -> Path:
 
 
 def test_shifted_aux_layers_are_noticed(tmp_path: Path) -> None:
-    """SGLang's ids where vLLM reads its own give other layers, and so other drafts; nothing else complains."""
+    """SGLang's ids in the key that vLLM reads give other layers, and so other drafts; vLLM reports no error."""
     target = make_target(tmp_path / "target")
     head, folder = export(tmp_path / "head", target, kind="eagle3", aux_layers=(1, 4, 6))
     shifted = change(folder, tmp_path / "shifted", eagle_aux_hidden_state_layer_ids=[0, 3, 5])
@@ -145,7 +145,7 @@ def test_shifted_aux_layers_are_noticed(tmp_path: Path) -> None:
 
 
 def test_eagle2_needs_both_architectures(tmp_path: Path) -> None:
-    """The name that SGLang wants is none that vLLM knows."""
+    """vLLM does not know the name that SGLang wants."""
     target = make_target(tmp_path / "target")
     head, folder = export(tmp_path / "head", target, kind="eagle2")
     alone = change(folder, tmp_path / "alone", architectures=["LlamaForCausalLMEagle"])

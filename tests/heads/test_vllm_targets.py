@@ -1,4 +1,4 @@
-"""The round trip on targets of other architectures: vLLM's own class of the target captures the layers that we mean."""
+"""The round trip on targets of other architectures: vLLM's own class of the target captures the right layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference decoder: equal to plain decoding for every head and tree, accepting all that the head gets right."""
+"""The reference decoder: equal to plain decoding for every head and tree, and every right draft is accepted."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_tree_is_made_of_chains(
 
 @pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])
 def test_head_that_is_sometimes_wrong(algorithm: str, tmp_path: Path, targets: dict[str, tuple[Path, Any]]) -> None:
-    """After some tokens the right child is the second best: a chain stops there, a tree goes on."""
+    """After some tokens the right child is the second best: a chain stops there, a tree continues."""
     path, model = targets["markov"]
     write = tiny_models.markov_eagle2_head if algorithm == "EAGLE" else tiny_models.markov_eagle3_head
     head = load_head(model, path, write(tmp_path, path, wrong=0.3), algorithm=algorithm)
@@ -143,7 +143,7 @@ def test_wrong_verification_is_caught(targets: dict[str, tuple[Path, Any]], tiny
 
 
 def test_targets_text_does_not_repeat_itself(targets: dict[str, tuple[Path, Any]]) -> None:
-    """An equality test on a text that repeats itself would prove little."""
+    """An equality test on a text that repeats itself would show little."""
     tiny, markov = (plain_greedy(targets[k][1], PROMPT, 48) for k in ("tiny", "markov"))
     assert len(set(tiny)) > 12 and len(set(markov)) == 48
     other = plain_greedy(targets["tiny"][1], [0, 9, 8, 7], 48)

@@ -35,7 +35,7 @@ ALARM, CAUGHT = 1e-4, 1e-9
 
 
 class Markov(NamedTuple):
-    """The target, a head that is wrong after 30 % of the tokens, and what the target says after each token."""
+    """The target, a head that is wrong after 30 % of the tokens, and the target's logits after each token."""
 
     model: Any
     head: DraftHead
@@ -121,13 +121,13 @@ def test_refusal_without_residual_is_caught(markov: Markov, monkeypatch: pytest.
 
 
 def test_expectation_of_another_rule_is_caught(drafted_by: dict[str, Drafted]) -> None:
-    """Negative control: the accept lengths of one rule are not those that the expectation of another says."""
+    """Negative control: the accept lengths of one rule are not those that another rule is expected to have."""
     mixed = drafted_by["sampled_child"]._replace(expected=drafted_by["target_only"].expected)
     assert expectation_p_value(mixed) < CAUGHT
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_decoder_says_the_targets_next_token_as_often_as_the_target(rule: str, markov: Markov) -> None:
+def test_decoder_emits_the_targets_next_token_as_often_as_the_target(rule: str, markov: Markov) -> None:
     """Whether a token is the most likely one after the token before it: independent, with a known probability."""
     params, gen = sampling_params(2.5, len(markov.logits)), torch.Generator().manual_seed(2)
     following = markov.logits.argmax(-1).tolist()
@@ -141,9 +141,9 @@ def test_decoder_says_the_targets_next_token_as_often_as_the_target(rule: str, m
         text = [PROMPT[-1], *out.tokens]
         right += sum(following[a] == b for a, b in zip(text, text[1:], strict=False))
         n, rounds = n + len(out.tokens), rounds + len(out.accept_lengths)
-    assert n == 150 and rounds < 110  # drafts are accepted: this is not plain sampling in disguise
+    assert n == 150 and rounds < 110  # drafts are accepted: this is not plain sampling
     assert scipy.stats.binomtest(right, n, float(p[0])).pvalue > ALARM
-    assert scipy.stats.binomtest(right, n, float(p[0]) - 0.3).pvalue < CAUGHT  # so many tokens would show an error
+    assert scipy.stats.binomtest(right, n, float(p[0]) - 0.3).pvalue < CAUGHT  # this many tokens would show an error
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -53,7 +53,7 @@ def start_engine(target: Path, out: Path) -> None:
 
 
 def run(algorithm: str, folder: Path, target: dict[str, Tensor], inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    torch.manual_seed(int.from_bytes(folder.name.encode()[-6:]))  # what a checkpoint lacks differs between heads
+    torch.manual_seed(int.from_bytes(folder.name.encode()[-6:]))  # tensors that a checkpoint lacks differ between heads
     config = LlamaConfig(**json.loads((folder / "config.json").read_text()))
     model = (LlamaForCausalLMEagle3 if algorithm == "EAGLE3" else LlamaForCausalLMEagle)(config)
     model.load_weights(iter(load_file(folder / "model.safetensors").items()))

@@ -62,7 +62,8 @@ def compare_drafts(head: DraftHead, target: Path, served: Served) -> None:
     features = served.read(tokens)
     assert_same(features, read_with_transformers(target, tokens, head.aux_layers))
 
-    # EAGLE-2 hands on states without a norm: rounding grows tenfold a step. P-EAGLE has no second step.
+    # The next draft step of EAGLE-2 reads a state without a norm: rounding grows tenfold per step. P-EAGLE has no
+    # second step.
     following, steps = tokens.roll(-1), {"eagle2": 2, "eagle3": 3, "peagle": 1}[head.kind]
     with torch.no_grad():
         hidden = head.fuse(features)

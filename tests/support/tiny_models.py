@@ -63,7 +63,8 @@ def tiny_llama(
     for i in range(layers):
         tensors |= decoder_layer(random, f"model.layers.{i}", c, hidden, gain=1.5)
     tensors["model.norm.weight"] = torch.ones(hidden)
-    # Short rows lose every argmax: special tokens, half characters and ids without a token never come out.
+    # Rows of small norm are never the argmax: special tokens, half characters and ids without a token are never
+    # generated.
     rows = torch.full((vocab, 1), 0.02)
     rows[printable] = 1.0
     tensors["lm_head.weight"] = random.projection(vocab, hidden, 3.0) * rows

@@ -1,4 +1,4 @@
-"""A target and a draft head small enough to enumerate, decoded by draft trees, many requests at once.
+"""A target and a draft head small enough to enumerate, decoded with draft trees, many requests at once.
 
 Contexts are the tokens so far, at most LENGTH of them; p and q of every context are fixed random rows. The functions
 that draft and verify are arguments, so that broken ones can take their place.
@@ -157,7 +157,7 @@ def p_value(tokens: Tensor, joint: Tensor) -> float:
     large = wanted >= 5
     seen = torch.cat([seen[large], seen[~large].sum()[None]])
     wanted = torch.cat([wanted[large], wanted[~large].sum()[None]])
-    if wanted[-1] < 5:  # too little for a cell of its own
+    if wanted[-1] < 5:  # too few for a cell of its own
         seen[-2], wanted[-2] = seen[-2] + seen[-1], wanted[-2] + wanted[-1]
         seen, wanted = seen[:-1], wanted[:-1]
     statistic = ((seen - wanted) ** 2 / wanted).sum().item()

@@ -94,7 +94,7 @@ def random_readout(seed: int = 0, hidden: int = 16, vocab: int = 40) -> Readout:
 
 
 class MarkovTarget:
-    """A target whose next token depends on the last one alone: the best possible loss of every head is known.
+    """A target whose next token depends only on the last one, so the lowest possible loss of every head is known.
 
     With transition matrix P and its stationary distribution pi, no head can have a lower loss at any draft step than
     the entropy sum_i pi_i H(P[i]); a head that does not know the d tokens drafted before, no lower one than that of
@@ -106,7 +106,7 @@ class MarkovTarget:
         self.transition = torch.softmax(2 * torch.randn(states, states, generator=self.generator), -1)
         self.stationary = torch.linalg.matrix_power(self.transition, 200)[0]
         self.features = torch.randn(states, len(AUX_LAYERS) * hidden, generator=self.generator)
-        self.vocab = states + 1  # one token more, which never occurs: the mask token of parallel drafting
+        self.vocab = states + 1  # one more token, which never occurs: the mask token of parallel drafting
         self.codes = torch.eye(states, hidden)
         weight = torch.full((self.vocab, hidden), -30.0)
         weight[:states, :states] = self.transition.log().T

@@ -1,4 +1,4 @@
-"""Every head learns a Markov target as well as it can be learnt: the entropy is known."""
+"""Every head learns a Markov target as well as possible: down to the entropy, which is known."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def config(target: MarkovTarget, **values: object) -> LlamaConfig:
 
 
 def fresh(build: Callable[[], DraftHead]) -> DraftHead:
-    """A head as torch initialises it, which learns sooner than one whose every number is large."""
+    """A head as torch initialises it, which learns faster than one with large values everywhere."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         head = build()
@@ -76,12 +76,12 @@ def test_parallel_drafting_reaches_the_entropy_of_what_it_knows(target: MarkovTa
     settings = ObjectiveSettings(steps=STEPS, decay=1.0, dtype=torch.float32, keep_rate=0.9)
     reached = learn(head, target, settings, lambda: target.batch(6, 32), 350)["loss"]
     best = [target.entropy(depth + 1) for depth in range(STEPS)]
-    assert best[0] < 0.8 * best[1] < 0.8 * best[2]  # or depth would not matter
+    assert best[0] < 0.8 * best[1] < 0.8 * best[2]  # otherwise depth would have no effect
     assert reached == pytest.approx(best, rel=0.02)
 
 
 def test_eagle2_reaches_the_noise_of_the_features(target: MarkovTarget) -> None:
-    """The token tells the next feature but for its noise, whose deviation d costs d^2 / 2 in smooth L1."""
+    """The token determines the next feature except for its noise; a standard deviation d costs d^2 / 2 in smooth L1."""
     deviation = 0.1
     head = fresh(lambda: Eagle2Head(config(target)))
     assert isinstance(head, Eagle2Head)

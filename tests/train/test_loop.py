@@ -126,7 +126,7 @@ def test_no_update_leaves_the_head_as_it_was(run: Path, features, tmp_path: Path
     for file in ("model.safetensors", "config.json"):
         ours, theirs = (hashlib.sha256((folder / file).read_bytes()).hexdigest() for folder in (tuned / "head", start))
         assert ours == theirs
-    # Control: a few updates change it, and its loss goes on from where it was.
+    # Control: a few updates change it, and its loss continues from where it was.
     values |= {"budget": {"updates": 6}, "phases": [{"steps": 3}]}
     more = run_training(tmp_path, "more", values)
     assert weights(more) != weights(run)
@@ -160,7 +160,7 @@ def test_other_kinds_train_and_export(features, tmp_path: Path, kind: str) -> No
     rows = read_log(run / "logs" / "val.csv")
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert load_any_head(run / "head", features.target).kind == kind
-    if kind == "eagle2":  # what the target owns stays out of the optimiser
+    if kind == "eagle2":  # the optimiser does not have tensors of the target
         assert not [key for key in load_file(newest(run)) if "lm_head" in key or "fc.bias" in key]
     if kind == "peagle":
         with pytest.raises(TrainError, match="holds token 20, which the head uses as its mask"):

@@ -109,7 +109,7 @@ def test_without_a_draft_vocabulary_and_with_a_frozen_matrix() -> None:
     ours, theirs = (torch.autograd.grad(x, steps[0].inputs)[0] for x in (value, expected))
     torch.testing.assert_close(ours, theirs)
     assert torch.allclose(scores[0].mass, torch.ones(ROWS, dtype=torch.float64))
-    assert scores[0].alpha.isnan().all()  # not asked for
+    assert scores[0].alpha.isnan().all()  # `detail` is not set
 
 
 def test_bfloat16_is_near() -> None:

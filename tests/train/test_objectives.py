@@ -134,7 +134,7 @@ def test_the_spread_of_documents_over_batches_does_not_matter(kind: str) -> None
         [x for x in one[2] if x is not None], [x for x in two[2] if x is not None], atol=1e-4, rtol=1e-4
     )
     alone = [objective(b, p, p.totals).loss for b, p in ((b, objective.plan(b, 0)) for b in halves)]
-    assert abs(sum(alone).item() / 2 - one[0].item()) > 1e-3  # control: the mean of means is something else
+    assert abs(sum(alone).item() / 2 - one[0].item()) > 1e-3  # control: the mean of means is different
 
 
 def split(batch: Batch, first: int, last: int) -> Batch:

@@ -98,7 +98,7 @@ def test_sigterm_saves_and_exits_130(features, tmp_path: Path, monkeypatch: pyte
     first = state(tmp_path / "stopped")
     assert first["position"]["update"] in (6, 7) and not (tmp_path / "stopped" / "head").exists()
 
-    # The time budget goes on from what was spent, and ends when it is over.
+    # The time budget includes the time before the stop.
     monkeypatch.undo()
     spent = json.loads(newest(tmp_path / "stopped", "state.json").read_text())
     spent["seconds"] = 30 * 60 - 0.2
@@ -117,7 +117,7 @@ def test_resume_refuses_what_would_be_another_run(features, tmp_path: Path) -> N
     with pytest.raises(TrainError, match=r"loss\.decay \(None -> 0\.5\); optimiser\.lr \(0\.001 -> 0\.002\)") as error:
         command.main([*args, "--set", "optimiser.lr=2e-3", "--set", "loss.decay=0.5"])
     assert "--out" in str(error.value)
-    # Keys that move no weight may change.
+    # Keys that do not change the weights may change.
     assert command.main([*args, "--set", "log_every=1", "--set", "checkpoint_every=2"]) == 0
     with pytest.raises(TrainError, match="other documents"):
         more = write_rows(tmp_path / "more.jsonl", 3, seed=7)

@@ -1,4 +1,4 @@
-"""The order of documents, who computes what, and where documents come from."""
+"""The order of documents, their assignment to ranks, and their sources."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_target_gives_the_features_of_the_store(features) -> None:
     live = TargetSource(features.target, DataSettings.model_validate({"rows": str(features.rows)}), torch.float32, CPU)
     by_id = {item.id.removeprefix("0/"): i for i, item in enumerate(stored.items)}
     wanted = range(0, len(live.items), 5)
-    for document in live.read(list(wanted)):  # of unequal lengths: padding must reach nothing
+    for document in live.read(list(wanted)):  # of unequal lengths: padding must not change anything
         twin = stored.read([by_id[document.id]])[0]
         assert document.ids.equal(twin.ids) and document.mask.equal(twin.mask) and document.split == twin.split
         torch.testing.assert_close(document.aux, twin.aux, rtol=2e-2, atol=1e-3)

@@ -34,7 +34,7 @@ TARGETS = [
     ("gemma3_text", "auto"),
     ("gemma4_text", "auto"),
 ]
-AUTO = {"qwen3_next": "eagle2", "gemma3_text": "eagle2"}  # what is not EAGLE-3
+AUTO = {"qwen3_next": "eagle2", "gemma3_text": "eagle2"}  # those that are not EAGLE-3
 ROWS = 9
 
 
@@ -89,7 +89,7 @@ def test_training(model_type: str, kind: str, runs: Runs) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed")
 def test_equal_to_sglangs_classes(runs: Runs) -> None:
-    """SGLang's class of the head, on the weights of each target, drafts what ours does."""
+    """SGLang's class of the head, on the weights of each target, drafts the same as our module."""
     folders = [runs.train(model_type, kind) for model_type, kind in TARGETS]
     heads = [load_any_head(folder / "head", folder / "target", torch.float32) for folder in folders]
     torch.manual_seed(0)
@@ -115,7 +115,7 @@ def test_equal_to_sglangs_classes(runs: Runs) -> None:
 
 
 def test_a_loss_that_stays_is_noticed(runs: Runs) -> None:
-    """Control: with next to no learning rate the loss does not fall."""
+    """Control: with almost no learning rate the loss does not fall."""
     folder = runs.train("llama", "eagle3")
     runs.fit(folder, folder / "still", "eagle3", lr=1e-9)
     assert loss_ratio(folder / "still") > 0.97

@@ -1,4 +1,4 @@
-"""Training-time test equals drafting for real: from every row, by the head's own inference forward."""
+"""Training-time test equals drafting from every row with the head's inference forward."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def batch() -> Batch:
 
 @torch.no_grad()
 def draft(head: DraftHead, ids: Tensor, features: Tensor, anchor: int) -> list[Tensor]:
-    """Decode like an engine: the verified rows in one call, then one row a draft over a growing cache."""
+    """Decode like an engine: the verified rows in one call, then one row per draft over a growing cache."""
     prefix = anchor + 1
     states, past = head(
         head.embed(ids[1 : prefix + 1]),
@@ -87,7 +87,7 @@ def test_equals_a_real_draft_from_every_row(name: str, batch: Batch) -> None:
 
 @pytest.mark.parametrize("name", ["eagle3-3.0", "eagle2"])
 class TestControls:
-    """What a wrong unroll would look like: the comparison must see it."""
+    """Wrong ways to unroll, which the comparison must find."""
 
     def test_without_the_drafted_keys(self, name: str, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
         attend = module.attend
