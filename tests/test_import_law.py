@@ -22,7 +22,7 @@ LAW: dict[str, set[str]] = {
     "models": set(),
     "heads": {"core"},
     "data": {"models"},
-    "bench": {"core.shape", "models"},
+    "bench": {"core.shape", "core.policy", "models"},
     "kernels": {"core"},
     "reference": {"core", "heads"},
     "evaluate": {"core", "heads", "data", "models", "reference"},
