@@ -47,7 +47,7 @@ def batch() -> Batch:
 
 @torch.no_grad()
 def draft(head: DraftHead, ids: Tensor, features: Tensor, anchor: int) -> list[Tensor]:
-    """Decode like an engine: the verified rows in one call, then one row a draft over a growing cache."""
+    """Decode like an engine: the verified rows in one call, then one row per draft over a growing cache."""
     prefix = anchor + 1
     states, past = head(
         head.embed(ids[1 : prefix + 1]),
