@@ -80,10 +80,10 @@ NAMES = [
 ]
 
 _UNIT = (
-    "answer|batch|bin|block|call|candidate|cell|child|column|conversation|core|cpu|device|document|domain|draw|element|engine|"
-    "epoch|file|gpu|group|head|job|kernel|key|layer|level|line|machine|message|minute|model|multiprocessor|node|operation|pass|"
-    "path|place|position|process|prompt|question|rank|record|repeat|request|round|row|run|sample|second|sequence|server|setting|"
-    "set(?! of)|shape|slot|step|task|team|test|thread|token|turn|update|value|warp|worker"
+    "answer|batch|bin|block|call|candidate|cell|child|column|conversation|core|cpu|device|document|domain|draft|draw|element|"
+    "engine|epoch|file|gpu|group|head|job|kernel|key|layer|level|line|machine|message|minute|model|multiprocessor|node|operation|"
+    "pass|path|place|position|process|prompt|query|question|rank|record|repeat|request|round|row|run|sample|second|sequence|server|"
+    "set(?! of)|setting|shape|slot|step|task|team|test|thread|token|turn|update|value|verification|warp|worker"
 )
 _MEASURE = (
     "bits|bytes|candidates|children|chunks|documents|entries|forwards|heads|keys|layers|lengths|levels|means|nodes|numbers|"

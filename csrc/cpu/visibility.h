@@ -1,4 +1,4 @@
-// Which keys a query sees. Every rule (causal limit, sliding window, ancestor bitmask, byte mask) is turned into
+// The keys of a query. Every rule (causal limit, sliding window, ancestor bitmask, byte mask) is turned into
 // one 64-bit mask per block of 64 keys, so that the attention body has one kind of mask.
 #pragma once
 #include <algorithm>

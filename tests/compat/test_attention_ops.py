@@ -1,4 +1,4 @@
-"""torch.ops.sgl_kernel attention over the paged cache, against one softmax a query in plain Python loops."""
+"""torch.ops.sgl_kernel attention over the paged cache, against one softmax per query in plain Python loops."""
 
 import math
 

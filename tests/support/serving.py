@@ -98,6 +98,6 @@ def responses(answers: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def accept_length(answers: Sequence[dict[str, Any]]) -> float:
-    """Generated tokens a verification, over all answers (each answer's first token comes from its prefill)."""
+    """Generated tokens per verification, over all answers (each answer's first token comes from its prefill)."""
     tokens = sum(answer["meta_info"]["completion_tokens"] - 1 for answer in answers)
     return tokens / sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)

@@ -57,7 +57,7 @@ def draw(llm: LLM, settings: Sequence[dict[str, Any]], count: int, length: int =
 
 
 class Acceptance:
-    """Counts the tokens a verification yields from its making on; `length` is their mean, the bonus token included."""
+    """Counts the tokens of all verifications; `length` is the mean per verification, the bonus token included."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm, self._before = llm, counters(llm)

@@ -122,6 +122,6 @@ def rounds(llm: LLM, before: Rounds = Rounds(0, 0)) -> Rounds:  # noqa: B008
 
 
 def accept_length(llm: LLM) -> float:
-    """Tokens a verification yields, the bonus token included, over all requests since the engine was made."""
+    """Tokens per verification, the bonus token included, over all requests since the engine was made."""
     count, tokens = rounds(llm)
     return tokens / count
