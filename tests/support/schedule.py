@@ -48,7 +48,7 @@ SECONDS = {
     "kernels/test_loader.py": 30,
     "heads/test_target_table.py": 20,
     "core/test_rule.py": 20,
-    "data/test_chat.py": 15,
+    "data/generation/test_chat.py": 15,
     "data/test_prepare.py": 15,
     "test_schedule.py": 10,
 }
