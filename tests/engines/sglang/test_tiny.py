@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -255,9 +257,16 @@ def test_no_cache_slot_leaks_over_500_requests_with_aborts(servers):
         assert _abort_some(server, dice, 1) > 0, "a request that runs uses no slots: the count says nothing"
         flushed = httpx.post(f"{server.url}/flush_cache", params={"timeout": 30}, timeout=60, trust_env=False)
         assert flushed.status_code == 200
-        assert _used_tokens(server) == 0
+        assert any(_used_tokens(server) == 0 for _ in _tries(10))  # the engine counts anew when it is idle
         _fill_the_cache(server)
         server.check_alive()
+
+
+def _tries(seconds: float) -> Iterator[None]:
+    """Yield five times per second."""
+    for _ in range(int(5 * seconds)):
+        yield
+        time.sleep(0.2)
 
 
 def _used_tokens(server) -> int:
