@@ -43,6 +43,7 @@ SECONDS = {
     "engines/sglang/test_refusals.py": 50,
     "reference/test_decode.py": 50,
     "reference/test_sampled.py": 50,
+    "engines/sglang/test_perfect_head.py": 40,
     "heads/test_engine_classes.py": 30,
     "kernels/test_triton_interpreter.py": 30,
     "kernels/test_loader.py": 30,
