@@ -22,7 +22,7 @@ LAW: dict[str, set[str]] = {
     "models": set(),
     "heads": {"core"},
     "data": {"models"},
-    "bench": {"core.shape", "core.policy", "models"},
+    "bench": {"core.shape", "core.policy", "models"},  # what trees it asks the servers for
     "kernels": {"core"},
     "reference": {"core", "heads"},
     "evaluate": {"core", "heads", "data", "models", "reference"},

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 import torch
 from scipy import stats
-from serving import accept_length, generate, generate_all, responses, serving, tiny_spec
+from serving import generate, generate_all, responses, serving, tiny_spec
 from tiny_checkpoints import EOS
-from tiny_models import read_markov_map
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytest.importorskip("sglang")
@@ -255,9 +256,16 @@ def test_no_cache_slot_leaks_over_500_requests_with_aborts(servers):
         assert _abort_some(server, dice, 1) > 0, "a request that runs uses no slots: the count says nothing"
         flushed = httpx.post(f"{server.url}/flush_cache", params={"timeout": 30}, timeout=60, trust_env=False)
         assert flushed.status_code == 200
-        assert _used_tokens(server) == 0
+        assert any(_used_tokens(server) == 0 for _ in _tries(10))  # the engine counts anew when it is idle
         _fill_the_cache(server)
         server.check_alive()
+
+
+def _tries(seconds: float) -> Iterator[None]:
+    """Yield five times per second."""
+    for _ in range(int(5 * seconds)):
+        yield
+        time.sleep(0.2)
 
 
 def _used_tokens(server) -> int:
@@ -283,24 +291,3 @@ def _fill_the_cache(server) -> None:
     """Eight requests that together need nearly the whole cache: lost slots would make them retract or starve."""
     answers = generate_all(server, [WORDS[i:] for i in range(8)], 380, at_once=8)
     assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [380] * 8
-
-
-@pytest.fixture(scope="module")
-def markov(tmp_path_factory, markov_target, markov_eagle3_reduced, markov_eagle2):
-    """A target whose next token depends on the current one alone, and heads that know it."""
-    specs = [
-        tiny_spec(markov_target, markov_eagle3_reduced, (4, 2, 8)),
-        tiny_spec(markov_target, markov_eagle2, (5, 1, 6), algorithm="EAGLE"),
-    ]
-    with serving(specs, tmp_path_factory.mktemp("markov")) as running:
-        yield running
-
-
-def test_a_perfect_head_reaches_the_greatest_accept_length(markov, markov_target):
-    successor = read_markov_map(markov_target)
-    for server, steps in zip(markov, (4, 5), strict=True):
-        count = 1 + 6 * (steps + 1)  # the prefill's token and six full rounds
-        answer = generate(server, "root", count)
-        ids = answer["output_ids"]
-        assert ids[1:] == [int(successor[token]) for token in ids[:-1]]
-        assert accept_length([answer]) == steps + 1
