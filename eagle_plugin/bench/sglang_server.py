@@ -1,4 +1,4 @@
-"""SGLang 0.5.23 as the bench's server."""
+"""SGLang as the bench's server."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How heads are stored for the engines: the tensors and keys of config.json that each engine class for heads reads.
 
-The rules are those of the loaders `LlamaForCausalLMEagle` and `LlamaForCausalLMEagle3` of SGLang 0.5.23. torch is not
+The rules are those of the loaders `LlamaForCausalLMEagle` and `LlamaForCausalLMEagle3` of SGLang. torch is not
 imported.
 """
 

@@ -1,6 +1,6 @@
 """Which targets give the inputs of middle layers to an EAGLE-3 head, and with which ids each engine names them.
 
-Facts about SGLang 0.5.23 and vLLM 0.32.0, kept as tables so that neither engine has to be installed; a test compares
+Facts about SGLang and vLLM, kept as tables so that neither engine has to be installed; a test compares
 them with both engines' sources. "aux layers" are layers whose INPUT is captured: id i is `hidden_states[i]` of
 transformers. vLLM writes the same number; SGLang has its own, by the rules below. torch is not imported.
 """

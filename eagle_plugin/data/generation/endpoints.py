@@ -138,8 +138,8 @@ class TargetEndpoint:
         response_ids = choice.get("response_token_ids", choice.get("token_ids"))
         if not _are_ids(prompt_ids) or not _are_ids(response_ids):
             raise DataError(
-                f"{self.url} answers without token ids (return_token_ids is true in every request); wanted SGLang "
-                "0.5.23 or vLLM 0.32.0 or later, because text tokenised again is not what the target generated"
+                f"{self.url} answers without token ids (return_token_ids is true in every request); wanted a "
+                "current SGLang or vLLM, because text tokenised again is not what the target generated"
             )
         if finish not in ("stop", "length", "tool_calls", "function_call"):
             raise RequestRefused(f"the answer ended with {finish!r}", final=False)

@@ -1,4 +1,4 @@
-"""Entry point that lets stock SGLang 0.5.23 serve on a CPU without AMX, with no extra flag."""
+"""Entry point that lets stock SGLang serve on a CPU without AMX, with no extra flag."""
 
 import os
 import sys

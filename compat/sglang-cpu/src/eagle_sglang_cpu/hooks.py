@@ -1,4 +1,4 @@
-"""The places where stock SGLang 0.5.23 needs help on a CPU without AMX.
+"""The places where stock SGLang needs help on a CPU without AMX.
 
 Attention: on a CPU the engine chooses the backend `intel_amx` and, where AMX is missing, replaces it by `torch_native`,
 which cannot verify draft trees. `intel_amx` is plain Python over torch.ops.sgl_kernel.{decode,extend}_attention_cpu,

@@ -1,4 +1,4 @@
-"""The part of `sgl_kernel` that stock SGLang 0.5.23 needs to serve decoder models on a CPU without AMX.
+"""The part of `sgl_kernel` that stock SGLang needs to serve decoder models on a CPU without AMX.
 
 `convert_weight_packed` is absent on purpose: SGLang takes its presence as a sign of AMX kernels and would then call
 dozens of operations that only the real package has.

@@ -1,4 +1,4 @@
-"""Tree building and greedy verification under the names and argument orders of SGLang 0.5.23's CPU call sites."""
+"""Tree building and greedy verification under the names and argument orders of SGLang's CPU call sites."""
 
 import torch
 from eagle_sglang_cpu import tree_links
