@@ -22,18 +22,18 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from eagle_plugin.bench.choices import HEAD, add_model_options, parse_shape, resolve_head, resolve_target
 from eagle_plugin.bench.engines import ENGINES
-from eagle_plugin.bench.load import LoadError, Sampling
+from eagle_plugin.bench.load import Sampling
 from eagle_plugin.bench.machine import Machine, busy_percent, describe_machine, usable_cores
 from eagle_plugin.bench.measure import Repeat, RepeatSeries, measure_interleaved, ratio_spread, spread
+from eagle_plugin.bench.outcome import exit_status
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.questions import assign_rounds, read_questions
 from eagle_plugin.bench.report import Quartiles, quartiles, write_json
-from eagle_plugin.bench.servers import Server, ServerError, sigterm_as_exit
+from eagle_plugin.bench.servers import Server, ServerError
 from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.bench.startup import serving, warm_up_all
 
@@ -236,22 +236,17 @@ def comparison_table(report: CommitComparison) -> Table:
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare, print the table and write the report; 1 after a failure, whose message is printed."""
     options = parse(argv)
-    console = Console()
-    steps = Steps(console)
-    with sigterm_as_exit():
-        try:
-            report = compare(options, steps)
-        except (ServerError, LoadError, ValueError) as error:
-            console.print(f"[bold red]comparison failed:[/] {escape(str(error))}", soft_wrap=True)
-            return 1
-        except KeyboardInterrupt:
-            console.print("\nstopped; all servers are down")
-            return 130
-    path = options.out / f"compare-{options.engine}.json"
-    write_json(report, path)
-    console.print(comparison_table(report))
-    steps.log(f"written to {path}")
-    return 0
+    steps = Steps(Console())
+
+    def command() -> int:
+        report = compare(options, steps)
+        path = options.out / f"compare-{options.engine}.json"
+        write_json(report, path)
+        steps.console.print(comparison_table(report))
+        steps.log(f"written to {path}")
+        return 0
+
+    return exit_status("comparison", steps.console, command)
 
 
 if __name__ == "__main__":

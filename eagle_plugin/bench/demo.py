@@ -16,9 +16,9 @@ from rich.markup import escape
 from eagle_plugin.bench.choices import add_model_options, parse_shape, resolve_head, resolve_target
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.equality import compare_greedy
-from eagle_plugin.bench.load import LoadError
 from eagle_plugin.bench.machine import describe_machine, usable_cores
 from eagle_plugin.bench.measure import ratio_spread, spread
+from eagle_plugin.bench.outcome import exit_status
 from eagle_plugin.bench.picture import PictureError, draw_demo
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.questions import Question, assign_rounds, read_questions
@@ -32,7 +32,6 @@ from eagle_plugin.bench.report import (
     speculative_stats,
     write_json,
 )
-from eagle_plugin.bench.servers import ServerError, sigterm_as_exit
 from eagle_plugin.bench.spec import Mode, ServerSpec
 from eagle_plugin.bench.speed import SpeedResult, measure_speed
 from eagle_plugin.bench.table import demo_table, print_bars, repeats_sentence
@@ -198,28 +197,23 @@ def installed_versions(names: Sequence[str]) -> dict[str, str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; 0 if the greedy texts were equal, 1 otherwise or after a failure, whose message is printed."""
     options = parse(argv)
-    console = Console()
-    steps = Steps(console)
-    with sigterm_as_exit():
+    steps = Steps(Console())
+
+    def command() -> int:
+        report = run(options, steps)
+        path = options.out / ("demo.json" if options.engine == "sglang" else f"demo-{options.engine}.json")
+        write_json(report, path)
+        steps.console.print(demo_table(report))
         try:
-            report = run(options, steps)
-        except (ServerError, LoadError, ValueError) as error:
-            console.print(f"[bold red]demo failed:[/] {escape(str(error))}", soft_wrap=True)
-            return 1
-        except KeyboardInterrupt:
-            console.print("\nstopped; all servers are down")
-            return 130
-    path = options.out / ("demo.json" if options.engine == "sglang" else f"demo-{options.engine}.json")
-    write_json(report, path)
-    console.print(demo_table(report))
-    try:
-        draw_demo(report, path.with_suffix(".png"))
-        steps.log(f"written to {path} and {path.with_suffix('.png')}")
-    except PictureError as error:
-        steps.log(f"written to {path}; {escape(str(error))}")
-    if not report.greedy_equal:
-        console.print(f"[bold red]texts differ in fp32:[/] {', '.join(report.equality.different)}")
-    return 0 if report.greedy_equal else 1
+            draw_demo(report, path.with_suffix(".png"))
+            steps.log(f"written to {path} and {path.with_suffix('.png')}")
+        except PictureError as error:
+            steps.log(f"written to {path}; {escape(str(error))}")
+        if not report.greedy_equal:
+            steps.console.print(f"[bold red]texts differ in fp32:[/] {', '.join(report.equality.different)}")
+        return 0 if report.greedy_equal else 1
+
+    return exit_status("demo", steps.console, command)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ from rich.table import Table
 
 from eagle_plugin.bench.choices import add_model_options, parse_shape, resolve_head, resolve_target
 from eagle_plugin.bench.engines import ENGINES
-from eagle_plugin.bench.load import LoadError, Sampling
+from eagle_plugin.bench.load import Sampling
 from eagle_plugin.bench.machine import usable_cores
 from eagle_plugin.bench.measure import Spread, measure_interleaved, ratio_spread, spread
+from eagle_plugin.bench.outcome import exit_status
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.questions import Question, assign_rounds, read_questions
-from eagle_plugin.bench.servers import ServerError, sigterm_as_exit
 from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.bench.startup import serving, warm_up_all
 from eagle_plugin.core.shape import Shape
@@ -93,27 +93,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, help="OpenMP threads of every server")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of logs/ (default: out)")
     options = parser.parse_args(argv)
-    console = Console()
-    steps = Steps(console)
-    with sigterm_as_exit():
-        try:
-            target = resolve_target(options.target, console)
-            threads = options.threads or ENGINES[options.engine].default_threads(usable_cores())
-            plain = ServerSpec(target=target, mode="plain", engine=options.engine, threads=threads)
-            candidate = replace(plain, mode=options.mode, head=resolve_head(options.head))
-            repeats = assign_rounds(read_questions(sorted(Path("examples/prompts").glob("*.jsonl"))))[: options.rounds]
-            sampling = Sampling(max_tokens=options.max_tokens)
-            shapes = options.shapes or ENGINES[options.engine].sweep_shapes[options.mode]
-            results = []
-            for result in sweep(plain, candidate, shapes, repeats, sampling, options.out / "logs", steps):
-                results.append(result)
-                rate, gain = result.tokens_per_s.median, result.speedup.median
-                steps.log(f"{result.shape}: {rate:.1f} tokens/s, {gain:.2f}x")
-        except (ServerError, LoadError, ValueError) as error:
-            console.print(f"[bold red]sweep failed:[/] {escape(str(error))}", soft_wrap=True)
-            return 1
-        except KeyboardInterrupt:
-            console.print("\nstopped; all servers are down")
-            return 130
-    console.print(sweep_table(results, f"{options.mode} worker, bf16, one request at a time, {len(repeats)} repeats"))
-    return 0
+    steps = Steps(Console())
+
+    def command() -> int:
+        target = resolve_target(options.target, steps.console)
+        threads = options.threads or ENGINES[options.engine].default_threads(usable_cores())
+        plain = ServerSpec(target=target, mode="plain", engine=options.engine, threads=threads)
+        candidate = replace(plain, mode=options.mode, head=resolve_head(options.head))
+        repeats = assign_rounds(read_questions(sorted(Path("examples/prompts").glob("*.jsonl"))))[: options.rounds]
+        sampling = Sampling(max_tokens=options.max_tokens)
+        shapes = options.shapes or ENGINES[options.engine].sweep_shapes[options.mode]
+        results = []
+        for result in sweep(plain, candidate, shapes, repeats, sampling, options.out / "logs", steps):
+            results.append(result)
+            rate, gain = result.tokens_per_s.median, result.speedup.median
+            steps.log(f"{result.shape}: {rate:.1f} tokens/s, {gain:.2f}x")
+        title = f"{options.mode} worker, bf16, one request at a time, {len(repeats)} repeats"
+        steps.console.print(sweep_table(results, title))
+        return 0
+
+    return exit_status("sweep", steps.console, command)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import statistics
 import subprocess
 import sys
 from dataclasses import replace
@@ -66,7 +67,9 @@ def test_the_ratio_is_measured_and_written(compare_commits, arguments, checkouts
     (checkouts["new"] / "eagle_plugin/probe.py").write_text("changed = True\n")
     assert compare_commits.main(arguments) == 0
     document = json.loads((tmp_path / "out/compare-sglang.json").read_text())
-    assert 1.5 < document["new_over_base"]["median"] < 3.2
+    # Which side is the faster one, not by how much: a busy machine stretches the pauses.
+    assert document["new_over_base"]["median"] > 1
+    assert document["new_over_base"]["median"] == pytest.approx(statistics.median(document["ratios"]), abs=1e-3)
     assert document["repeats"] == len(document["ratios"]) == 3
     assert document["same_responses"] == document["compared_responses"] == 9
     assert document["base"]["commit"] == "unknown" and document["new"]["commit"].endswith("-dirty")
