@@ -98,7 +98,7 @@ FAULTS: dict[str, Verify] = {
 def register() -> None:
     """Entry point ``sglang.srt.plugins``: to be called before the worker's modules are imported."""
     switch = Path(os.environ["EAGLE_TEST_FAULT"])
-    sampling.verify_tree = lambda *arguments: FAULTS[switch.read_text()](*arguments)
+    sampling.verify_tree = lambda *arguments, filters: FAULTS[switch.read_text()](*arguments)  # "joint" is the default
 
 
 def install(folder: Path) -> dict[str, str]:
