@@ -61,7 +61,7 @@ def attend(cc: int, dtype: str, rows: int, dim: int, *, extras: bool, tile=None)
     """The kernel of `rows` query rows per key head, split; `extras`: with window, cap and sinks, not split."""
     tile = tile or triton_attention.tile_for(rows, dim, SIZES[dtype])
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), f"*{dtype}")
-    types |= dict.fromkeys(("rows_ptr", "prefix_ptr", "words_ptr"), "*i64") | {"table_ptr": "*i32"}
+    types |= dict.fromkeys(("rows_ptr", "prefix_ptr", "ancestors_ptr"), "*i64") | {"table_ptr": "*i32"}
     types |= {"sinks_ptr": "*fp32", "lse_ptr": "*fp32", "inner": "fp32", "outer": "fp32"}
     types["out_ptr"] = f"*{dtype}" if extras else "*fp32"
     block = triton.next_power_of_2(dim)
@@ -110,7 +110,7 @@ def test_too_large_a_tile_is_seen() -> None:
 @pytest.mark.parametrize("cc", [80, 90, 100])
 def test_the_merge_fits(cc: int) -> None:
     types = {"part_ptr": "*fp32", "lse_ptr": "*fp32", "out_ptr": "*bf16"}
-    constants = dict(DIM_V=256, BLOCK_DV=256, SPLITS=triton_attention.MOST_SPLITS)
+    constants = dict(DIM_V=256, BLOCK_DV=256, SPLITS=triton_attention.MAX_SPLITS)
     found = compile_for(cc, triton_attention._merge, types, constants)
     assert found.shared <= SHARED
     assert found.stack <= STACK
