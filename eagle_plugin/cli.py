@@ -254,7 +254,7 @@ def _sglang() -> str:
     version = _installed("sglang")
     if version in (NOT_INSTALLED, *TESTED):
         return version
-    return f"{version} (left untouched: the plugin was tested with {', '.join(TESTED)})"
+    return f"{version} (the plugin is not active: it was tested with {', '.join(TESTED)})"
 
 
 def _kernels() -> str:

@@ -116,7 +116,7 @@ def test_version_names_plugin_engine_and_kernels(capsys, monkeypatch):
 def test_version_names_the_tested_versions_where_the_plugin_does_not_serve(capsys, monkeypatch):
     monkeypatch.setattr(cli, "_installed", {"sglang": "0.4.9"}.get)
     monkeypatch.setattr(cli, "_kernels", lambda: "torch")
-    assert "0.4.9 (left untouched: the plugin was tested with 0.5.23)" in run(capsys, "version")[1]
+    assert "0.4.9 (the plugin is not active: it was tested with 0.5.23)" in run(capsys, "version")[1]
 
 
 def test_starts_without_heavy_imports():

@@ -37,11 +37,6 @@ class Completion:
     gaps_s: tuple[float, ...]
     verify_rounds: int | None  # speculative rounds of this request; None if the engine reports none
 
-    @property
-    def tpot_s(self) -> float:
-        """Time per output token after the first: (end - first chunk) / (tokens - 1), 0 for one token."""
-        return (self.total_s - self.ttft_s) / (self.completion_tokens - 1) if self.completion_tokens > 1 else 0.0
-
 
 @dataclass(frozen=True)
 class Sampling:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from eagle_plugin.atomic_io import replace_file
 from eagle_plugin.bench.report import DemoReport, Quartiles
 
 COLOURS = ("#9aa5b1", "#5b7fa6", "#d9662b")
@@ -70,7 +71,5 @@ def draw_demo(report: DemoReport, path: Path) -> None:
         fontsize=8.5,
         color="#444444",
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    figure.savefig(partial, format="png")
-    partial.replace(path)
+    with replace_file(path) as partial:
+        figure.savefig(partial, format="png")

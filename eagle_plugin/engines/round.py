@@ -64,6 +64,11 @@ class TopM(NamedTuple):
     logp: Tensor  # [R, M] float32
     tokens: Tensor  # [R, M] int64
 
+    @classmethod
+    def of(cls, logits: Tensor, m: int) -> TopM:
+        """The m most likely tokens of each row of logits [R, V], or all of a smaller vocabulary."""
+        return cls(*topk_log_softmax(logits, min(m, logits.shape[1])))
+
 
 class HeadState(NamedTuple):
     """What the head leaves after the last accepted token of each request, for the next round."""
@@ -150,7 +155,7 @@ class RecurrentLevels:
             )
         )
         self._hidden = hidden.view(b, count, -1)
-        return TopM(*topk_log_softmax(logits, min(self._top_m, logits.shape[1])))
+        return TopM.of(logits, self._top_m)
 
 
 def top_m_of(shape: Shape, greedy: bool) -> int:

@@ -42,8 +42,6 @@ def test_times_are_those_of_the_wire(peer, pace):
     # The peer sleeps at least this long. Before that it sends a chunk with a role and no text, which is not a token.
     assert answer.ttft_s >= first_s
     assert answer.total_s - answer.ttft_s >= 6 * gap_s * 0.9
-    assert answer.tpot_s == pytest.approx((answer.total_s - answer.ttft_s) / 6)
-    assert answer.tpot_s == pytest.approx(gap_s, rel=0.8)
 
 
 def test_concurrency_is_bounded_and_order_kept(peer):
@@ -60,7 +58,7 @@ def test_one_at_a_time_really_is(peer):
 
 def test_an_answer_without_text_is_an_answer(peer, pace):
     (answer,) = ask_all(peer.endpoint, [question("quiet")], Sampling(max_tokens=1))
-    assert answer.text == "" and answer.tpot_s == 0.0 and answer.ttft_s >= pace[0]
+    assert answer.text == "" and answer.ttft_s >= pace[0]
 
 
 @pytest.mark.parametrize(("text", "message"), [("error", "no room"), ("cut", "ended without")])

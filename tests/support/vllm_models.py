@@ -22,6 +22,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from eagle_plugin.heads.draft_head import DraftHead
+from eagle_plugin.heads.kinds import find_spec
 
 CPU = torch.device("cpu")
 
@@ -112,5 +113,5 @@ class Served:
 
 
 def load(target: Path, folder: Path, head: DraftHead) -> Served:
-    method = "eagle" if head.kind == "eagle2" else "eagle3"
-    return Served(make_config(target, folder, method, parallel=head.kind == "peagle"))
+    spec = find_spec(head.kind)
+    return Served(make_config(target, folder, spec.method, parallel=spec.levels == "parallel"))

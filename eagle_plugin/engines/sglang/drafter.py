@@ -19,7 +19,6 @@ from eagle_plugin.engines.round import Drafts, HeadState, LevelRows, RecurrentLe
 from eagle_plugin.engines.sglang.attention import TreeAttention
 from eagle_plugin.engines.sglang.batch import RoundBatch
 from eagle_plugin.engines.sglang.draft_weights import use_int8_weights
-from eagle_plugin.kernels.tree import topk_log_softmax
 
 
 class TreeDrafter(EagleDraftWorker):
@@ -109,7 +108,7 @@ class TreeDrafter(EagleDraftWorker):
         )
         # Greedy requests need no list to draw from; the columns stay, because SGLang concatenates batches.
         top_m = self._most_children if batch.is_greedy else self.topk
-        logp, index = topk_log_softmax(output.next_token_logits, top_m)
+        logp, index = TopM.of(output.next_token_logits, top_m)
         return EagleDraftInput(
             topk_p=pad(logp, (0, self.topk - top_m), value=-torch.inf),
             topk_index=pad(index, (0, self.topk - top_m)),

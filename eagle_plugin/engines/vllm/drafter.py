@@ -18,7 +18,6 @@ from eagle_plugin.engines.round import Drafts, HeadState, LevelRows, RecurrentLe
 from eagle_plugin.engines.vllm.attention import ExtendRows, Rows, TreeMetadata
 from eagle_plugin.engines.vllm.batch import RoundBatch
 from eagle_plugin.kernels.sampling import SamplingParams
-from eagle_plugin.kernels.tree import topk_log_softmax
 
 
 class ExtendBatch(NamedTuple):
@@ -122,7 +121,7 @@ class TreeProposer(EagleProposer):
         metadata = TreeMetadata(Rows(batch.rows, None), slot_table, slots)
         normed, hidden = self._forward(batch.tokens, batch.positions, hidden, metadata)
         logits = self._logits(normed[batch.last])
-        top = TopM(*topk_log_softmax(logits, min(top_m_of(shape, greedy), logits.shape[1])))
+        top = TopM.of(logits, top_m_of(shape, greedy))
         return HeadState(top, hidden[batch.last])
 
     def draft_tree(self, batch: DraftBatch, roots: Tensor, state: HeadState) -> Drafts:

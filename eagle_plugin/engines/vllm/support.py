@@ -1,6 +1,6 @@
-"""What the plugin's worker supports: whether it or vLLM's own drafter serves a configuration, with the reasons.
+"""What the plugin's worker supports: whether it or vLLM's own worker serves a configuration, with the reasons.
 
-With a flag that ours does not support vLLM's own drafter serves: the user loses speed, never the server.
+With a flag that ours does not support vLLM's own worker serves: the user loses speed, never the server.
 """
 
 from __future__ import annotations
