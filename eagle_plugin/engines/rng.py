@@ -19,12 +19,38 @@ from eagle_plugin.kernels.sampling import uniforms
 DRAFT, VERIFY, PREFILL = range(3)
 
 
-def request_keys(b: int, seeds: Mapping[int, int], device: torch.device | str = "cpu") -> Tensor:
+def request_keys(
+    b: int,
+    seeds: Mapping[int, int],
+    device: torch.device | str = "cpu",
+    generator: torch.Generator | None = None,
+) -> Tensor:
     """One key per request, [b] int64: its seed (modulo 2^64) where `seeds` has one, else 64 new random bits."""
-    keys = torch.randint(-(2**63), 2**63 - 1, (b,), device=device)
+    keys = torch.randint(-(2**63), 2**63 - 1, (b,), device=device, generator=generator)
     for i, seed in seeds.items():
         keys[i] = (seed + 2**63) % 2**64 - 2**63
     return keys
+
+
+class KeyTable:
+    """The keys of all requests of one worker, on its device: a decode round reads them without the host.
+
+    A request keeps its key from its prefill to its end, so that its rounds need no new random bits: the counter, its
+    committed length, is another one in each.
+    """
+
+    def __init__(self, rows: int, device: torch.device | str, seed: int) -> None:
+        """rows: of the engine's request table. Workers with the same `seed` draw the same keys."""
+        self._keys = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._random = torch.Generator().manual_seed(seed)
+
+    def draw(self, rows: Tensor, seeds: Mapping[int, int]) -> None:
+        """Give new keys to the requests in these rows [b] int64; request i of them has the seed seeds[i], if any."""
+        self._keys[rows] = request_keys(len(rows), seeds, generator=self._random).to(rows.device)
+
+    def of(self, rows: Tensor) -> Tensor:
+        """The keys of the requests in these rows, [b] int64."""
+        return self._keys[rows]
 
 
 def draft_uniforms(keys: Tensor, lengths: Tensor, shape: Shape) -> Tensor:

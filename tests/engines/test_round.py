@@ -248,6 +248,20 @@ def test_keys_of_requests() -> None:
     assert len({int(rng.request_keys(1, {})[0]) for _ in range(20)}) == 20
 
 
+def test_the_key_table_keeps_a_key_per_request() -> None:
+    one, other, third = (rng.KeyTable(6, "cpu", seed) for seed in (5, 5, 6))
+    for table in (one, other, third):
+        table.draw(torch.tensor([4, 1]), {1: 42})
+    rows = torch.tensor([1, 4])
+    assert one.of(rows)[0] == 42 and torch.equal(one.of(rows), other.of(rows))
+    assert one.of(rows)[1] != third.of(rows)[1]
+    kept = one.of(rows)
+    one.draw(torch.tensor([2]), {})
+    assert torch.equal(one.of(rows), kept)  # other requests keep theirs
+    one.draw(torch.tensor([4]), {})
+    assert one.of(rows)[1] not in (kept[1], one.of(torch.tensor([2]))[0])  # the row's next request gets a new one
+
+
 def test_streams_never_share_a_number() -> None:
     keys, lengths, shape = torch.tensor([3]), torch.tensor([17]), Shape(4, 4, 16)
     streams = (rng.draft_uniforms(keys, lengths, shape), rng.verify_uniforms(keys, lengths, 5))

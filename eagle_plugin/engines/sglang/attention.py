@@ -11,37 +11,32 @@ from eagle_plugin.kernels.attention import tree_attention
 from eagle_plugin.kernels.kv import store_kv
 
 
+def tree_rows_of(forward_batch: Any) -> TreeRows | None:
+    """The rows of a forward over draft trees, None for any other SGLang ``ForwardBatch``."""
+    return getattr(forward_batch.spec_info, "tree_rows", None)
+
+
 class TreeAttention:
     """Proxy of an SGLang attention backend that serves forwards over draft trees itself.
 
-    Everything that is not a tree forward, and every attribute that the engine reads or sets, goes to the wrapped
-    backend. It is a proxy and no ``AttentionBackend`` subclass because that class has a default for almost every
-    member, so a subclass would silently answer for the wrapped backend.
+    A forward batch says itself what it is: one over trees has ``tree_rows`` in its ``spec_info``. Nothing is remembered
+    between forwards. Everything that is not a tree forward, and every attribute that the engine reads or sets, goes to
+    the wrapped backend. It is a proxy and no ``AttentionBackend`` subclass because that class has a default for almost
+    every member, so a subclass would silently answer for the wrapped backend.
     """
-
-    _OWN = frozenset({"_base", "_rows"})
 
     def __init__(self, base: Any) -> None:
         object.__setattr__(self, "_base", base)
-        object.__setattr__(self, "_rows", None)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._base, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self._OWN:
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self._base, name, value)
-
-    def set_rows(self, rows: TreeRows | None) -> None:
-        """Serve the next forwards as forwards over these tree rows (None: as the wrapped backend does)."""
-        self._rows = rows
+        setattr(self._base, name, value)
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """Take the tree rows from a verify batch of ours; anything else is planned by the wrapped backend."""
-        self._rows = getattr(forward_batch.spec_info, "tree_rows", None)
-        if self._rows is None:
+        """Plan a forward; one over trees needs no plan."""
+        if tree_rows_of(forward_batch) is None:
             self._base.init_forward_metadata(forward_batch)
 
     def forward(
@@ -56,7 +51,7 @@ class TreeAttention:
         **unknown: Any,
     ) -> torch.Tensor:
         """Attention of one layer; q [N, Hq * D], k and v [N, Hkv, D] -> [N, Hq * D]."""
-        rows = self._rows
+        rows = tree_rows_of(forward_batch)
         if rows is None:
             if sinks is not None:
                 unknown["sinks"] = sinks

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import torch
 
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.engines.rng import KeyTable
 from eagle_plugin.engines.round import TreeRows
-from eagle_plugin.engines.sglang.sampling import request_keys, sampling_params
+from eagle_plugin.engines.sglang.sampling import sampling_params
 from eagle_plugin.kernels.sampling import SamplingParams
 
 
@@ -24,14 +25,13 @@ class RoundBatch(NamedTuple):
     keys: torch.Tensor  # [b] int64: of the requests' random numbers
 
     @classmethod
-    def read(cls, shape: Shape, batch: Any, req_to_token: torch.Tensor) -> RoundBatch:
+    def read(cls, shape: Shape, batch: Any, req_to_token: torch.Tensor, keys: KeyTable) -> RoundBatch:
         """Read an SGLang ``ScheduleBatch`` whose decode slots are allocated."""
         prefix_lens, requests = batch.seq_lens.long(), batch.req_pool_indices.long()
-        positions = prefix_lens[:, None] + torch.arange(shape.reach)
+        positions = prefix_lens[:, None] + torch.arange(shape.reach, device=prefix_lens.device)
         slots = req_to_token[requests[:, None], positions].long()
         info = batch.sampling_info
-        keys = request_keys(batch.reqs)
-        return cls(shape, prefix_lens, requests, slots, sampling_params(info), info.is_all_greedy, keys)
+        return cls(shape, prefix_lens, requests, slots, sampling_params(info), info.is_all_greedy, keys.of(requests))
 
     def window(self, first: int, count: int) -> torch.Tensor:
         """The slots of `count` positions from L + first on, contiguous [b, count]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,12 +14,27 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from torch.nn.functional import pad
 
 from eagle_plugin.core.policy import MAX_TOP_M
+from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.rng import draft_uniforms
-from eagle_plugin.engines.round import Drafts, HeadState, LevelRows, RecurrentLevels, TopM, draft, top_m_of
+from eagle_plugin.engines.round import Drafts, HeadState, LevelRows, RecurrentLevels, TopM, TreeRows, draft, top_m_of
 from eagle_plugin.engines.sglang.attention import TreeAttention
 from eagle_plugin.engines.sglang.batch import RoundBatch
 from eagle_plugin.engines.sglang.draft_weights import use_int8_weights
+
+
+@dataclass
+class TreeDraftInput(EagleDraftInput):
+    """The engine's draft input of a forward over nodes of draft trees, for `TreeAttention`."""
+
+    tree_rows: TreeRows | None = None
+
+
+@dataclass
+class TreeExtendInput(EagleDraftExtendInput):
+    """The engine's input of the forward that reads the accepted paths, for `TreeAttention`."""
+
+    tree_rows: TreeRows | None = None
 
 
 class TreeDrafter(EagleDraftWorker):
@@ -31,9 +47,9 @@ class TreeDrafter(EagleDraftWorker):
         self.draft_attn_backend = self.tree_attention
         self.draft_extend_attn_backend = self.tree_attention
         self.draft_runner.draft_attn_backend = self.tree_attention
-        self._chains: dict[int, torch.Tensor] = {}
         # The engine's prefill pass lists so many tokens after the prompt: sampled children are drawn from the list.
         self.topk = min(MAX_TOP_M, self._draft_vocabulary())
+        self._chain = chain_ancestors(MAX_WIDTH, self.draft_runner.device)
         self._most_children: int = get_spec().speculative_eagle_topk
         use_int8_weights(self.draft_runner.model, self.target_worker.model_runner.model)
 
@@ -61,12 +77,11 @@ class TreeDrafter(EagleDraftWorker):
                 tokens=rows.tokens,
                 positions=rows.positions,
                 slots=batch.window(rows.first_slot, rows.nodes).view(-1),
-                ancestors=rows.ancestors,
-                tail=rows.tail,
-                info=EagleDraftInput(
+                info=TreeDraftInput(
                     hidden_states=rows.hidden,
                     num_tokens_per_req=rows.nodes,
                     num_tokens_for_logprob_per_req=rows.nodes,
+                    tree_rows=batch.tree_rows(rows.ancestors, rows.tail),
                 ),
             )
             return output.next_token_logits, output.hidden_states
@@ -88,22 +103,22 @@ class TreeDrafter(EagleDraftWorker):
         """
         b, longest = accepted.tokens.shape
         last = accepted.lengths.long() - 1
-        info = EagleDraftExtendInput(
+        places = torch.arange(longest, device=last.device)
+        info = TreeExtendInput(
             hidden_states=hidden,
             num_correct_drafts=last,
             num_accept_tokens=accepted.lengths,
             num_tokens_per_req=longest,
             num_tokens_for_logprob_per_req=longest,
-            select_index=torch.arange(0, b * longest, longest) + last,
+            select_index=torch.arange(0, b * longest, longest, device=last.device) + last,
+            tree_rows=batch.tree_rows(self._chain[:longest].expand(b, longest).contiguous(), longest),
         )
         output = self._forward(
             batch,
             mode=ForwardMode.DRAFT_EXTEND_V2,
             tokens=accepted.tokens.reshape(-1),
-            positions=(batch.prefix_lens[:, None] + torch.arange(longest)).reshape(-1),
+            positions=(batch.prefix_lens[:, None] + places).reshape(-1),
             slots=batch.window(0, longest).view(-1),
-            ancestors=self._chain_ancestors(longest).expand(b, longest).contiguous(),
-            tail=longest,
             info=info,
         )
         # Greedy requests need no list to draw from; the columns stay, because SGLang concatenates batches.
@@ -118,13 +133,6 @@ class TreeDrafter(EagleDraftWorker):
             num_tokens_for_logprob_per_req=1,
         )
 
-    def _chain_ancestors(self, length: int) -> torch.Tensor:
-        """Ancestor bitmasks [1, length] of a chain: row i has the bits 0 .. i."""
-        if length not in self._chains:
-            bitmasks = [(1 << (i + 1)) - 1 for i in range(length)]
-            self._chains[length] = torch.tensor([bitmasks], dtype=torch.int64)
-        return self._chains[length]
-
     def _forward(
         self,
         batch: RoundBatch,
@@ -133,9 +141,7 @@ class TreeDrafter(EagleDraftWorker):
         tokens: torch.Tensor,
         positions: torch.Tensor,
         slots: torch.Tensor,
-        ancestors: torch.Tensor,
-        tail: int,
-        info: EagleDraftInput | EagleDraftExtendInput,
+        info: TreeDraftInput | TreeExtendInput,
     ) -> Any:
         """One forward of the head over tree rows, past the engine's per-forward planning, which knows no trees."""
         forward_batch = ForwardBatch(
@@ -151,8 +157,12 @@ class TreeDrafter(EagleDraftWorker):
             spec_algorithm=self.speculative_algorithm,
             capture_hidden_mode=CaptureHiddenMode.LAST,
         )
-        self.tree_attention.set_rows(batch.tree_rows(ancestors, tail))
         with forward_context(ForwardContext(attn_backend=self.tree_attention), forward_batch=forward_batch):
-            output = self.draft_runner.model.forward(tokens, positions, forward_batch)
-        self.tree_attention.set_rows(None)
-        return output
+            return self.draft_runner.model.forward(tokens, positions, forward_batch)
+
+
+def chain_ancestors(length: int, device: torch.device | str) -> torch.Tensor:
+    """Ancestor bitmasks [length] int64 holding uint64 bits of a chain: row i has the bits 0 .. i; length <= 64."""
+    bits = torch.arange(length, device=device)
+    # In two steps: the last row may have all 64 bits, and 1 << 64 is not defined.
+    return ((torch.ones_like(bits) << bits) - 1) * 2 + 1

@@ -17,12 +17,8 @@ def sampling_params(info: Any) -> SamplingParams:
     return SamplingParams(info.temperatures.view(-1), info.top_ks, info.top_ps, info.min_ps)
 
 
-def request_keys(reqs: list[Any]) -> torch.Tensor:
-    """One key per SGLang ``Req`` [b] int64; see `rng.request_keys`."""
-    return rng.request_keys(len(reqs), _seeds(reqs))
-
-
-def _seeds(reqs: list[Any]) -> dict[int, int]:
+def request_seeds(reqs: list[Any]) -> dict[int, int]:
+    """The seeds of SGLang ``Req`` objects, by their place; requests without one are not in it."""
     seeds = {i: req.sampling_params.sampling_seed for i, req in enumerate(reqs)}
     return {i: seed for i, seed in seeds.items() if seed is not None}
 
@@ -35,9 +31,9 @@ class SeededSampler(Sampler):
 
     _keys: torch.Tensor | None = None
 
-    def seed(self, reqs: list[Any]) -> None:
-        """Draw the next tokens for these requests, in this order; requests without a seed draw anew."""
-        self._keys = request_keys(reqs) if _seeds(reqs) else None
+    def use_keys(self, keys: torch.Tensor | None) -> None:
+        """Draw the next tokens by these keys [b] int64, one per request; None: as the engine does."""
+        self._keys = keys
 
     def _sample_from_probs(
         self, probs: torch.Tensor, sampling_info: Any, positions: torch.Tensor, simple_sampling_case: bool
@@ -55,5 +51,5 @@ class SeededSampler(Sampler):
 
 def draw_tokens(logits: torch.Tensor, params: SamplingParams, u: torch.Tensor) -> torch.Tensor:
     """One token per row [b] int64 from logits [b, V] float32; u [b, 1] float64."""
-    roots = DraftTree.padding(torch.zeros(len(u), dtype=torch.int64), 1)
-    return verify_tree(roots, logits, params, Proposals.none(len(u)), u[:, None], 1).tokens[:, 0]
+    roots = DraftTree.padding(torch.zeros(len(u), dtype=torch.int64, device=u.device), 1)
+    return verify_tree(roots, logits, params, Proposals.none(len(u), u.device), u[:, None], 1).tokens[:, 0]

@@ -116,5 +116,6 @@ class TreeVerifier:
 def _next_tokens(accepted: Accepted, width: int) -> torch.Tensor:
     """The token that follows each node of the accepted paths, [b * W] int64; of other nodes 0."""
     node = accepted.index.long()
-    tokens = torch.zeros(len(node), width + 1, dtype=torch.int64)  # places without a node go to the last column
+    # Places without a node go to the last column.
+    tokens = torch.zeros(len(node), width + 1, dtype=torch.int64, device=node.device)
     return tokens.scatter_(1, node.where(node >= 0, width), accepted.tokens)[:, :width].reshape(-1)

@@ -16,12 +16,13 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.engines.rng import KeyTable
 from eagle_plugin.engines.round import Drafts
 from eagle_plugin.engines.sglang.attention import TreeAttention
 from eagle_plugin.engines.sglang.batch import RoundBatch
 from eagle_plugin.engines.sglang.drafter import TreeDrafter
 from eagle_plugin.engines.sglang.logits import needs_plain_round
-from eagle_plugin.engines.sglang.sampling import SeededSampler
+from eagle_plugin.engines.sglang.sampling import SeededSampler, request_seeds
 from eagle_plugin.engines.sglang.verifier import TreeVerifier
 
 
@@ -67,6 +68,8 @@ class TreeWorker(EAGLEWorkerV2):
                 )
         runner.attn_backend = TreeAttention(runner.attn_backend)
         self._sampler = runner.sampler = SeededSampler()
+        rows = len(self.req_to_token_pool.req_to_token)
+        self._keys = KeyTable(rows, self.device, self._target_worker.random_seed)  # the seed of all ranks
         self._verifier = TreeVerifier(self._target_worker, self.req_to_token_pool, self.token_to_kv_pool_allocator)
 
     def forward_batch_generation(
@@ -74,7 +77,7 @@ class TreeWorker(EAGLEWorkerV2):
     ) -> Any:
         """One scheduler step over a ``ScheduleBatch``: a prefill as the engine does it, or one decode round of ours."""
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
-            self._sampler.seed(batch.reqs)
+            self._draw_keys(batch)
             self._verifier.penalties.apply_after_prefill(batch)
             result = self._forward_prefill_batch(batch, on_publish, pp_proxy_tensors)
             state = result.next_draft_input
@@ -82,7 +85,7 @@ class TreeWorker(EAGLEWorkerV2):
             return result
         state = batch.spec_info
         shape = PLAIN if needs_plain_round(batch) else self.shape
-        inputs = RoundBatch.read(shape, batch, self.req_to_token_pool.req_to_token)
+        inputs = RoundBatch.read(shape, batch, self.req_to_token_pool.req_to_token, self._keys)
         with self._draft_contexts():
             if shape == PLAIN:
                 drafts = Drafts.plain(state.bonus_tokens)
@@ -95,6 +98,12 @@ class TreeWorker(EAGLEWorkerV2):
             hidden = result.logits_output.hidden_states
             result.next_draft_input = self._draft_worker.extend(inputs, accepted, hidden)
         return result
+
+    def _draw_keys(self, batch: Any) -> None:
+        """New keys for the requests of a prefill, whose next tokens are drawn by them if any of these has a seed."""
+        rows, seeds = batch.req_pool_indices.long(), request_seeds(batch.reqs)
+        self._keys.draw(rows, seeds)
+        self._sampler.use_keys(self._keys.of(rows) if seeds else None)
 
     @contextlib.contextmanager
     def _draft_contexts(self) -> Iterator[None]:

@@ -15,6 +15,7 @@ from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.logits_processor import LogitsMetadata
 from sglang.srt.layers.sampler import Sampler, apply_custom_logit_processor
 from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
@@ -112,6 +113,12 @@ def test_the_token_after_a_prefill_is_drawn_where_we_draw_it():
     assert parameters(Sampler) == []
     (drawn,) = assignments(ModelRunner.sample, "next_token_ids")
     assert drawn.startswith("self.sampler(logits_output, forward_batch.sampling_info, ")
+
+
+def test_all_ranks_draw_keys_from_one_seed():
+    """Our keys come from TpModelWorker.random_seed, which the engine makes equal on all ranks."""
+    seeds = assignments(TpModelWorker.__init__, "self.random_seed")
+    assert any(seed.startswith("broadcast_pyobj([get_device().random_seed]") for seed in seeds)
 
 
 def test_the_prefill_lists_as_many_tokens_as_the_drafter_asks_for():

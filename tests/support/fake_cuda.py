@@ -1,0 +1,87 @@
+"""Code of a decode round on fake CUDA tensors, on a machine without a GPU.
+
+torch's FakeTensorMode computes devices, dtypes and shapes, no values. An operation that mixes CPU and CUDA tensors,
+that reads a value on the host, or whose result has a shape that depends on values, raises. The native kernels are
+replaced by functions that compute nothing and refuse what the CUDA library refuses: tensors elsewhere, or with gaps.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from eagle_plugin.kernels import attention, loader
+
+CUDA = torch.device("cuda")
+# Arguments whose rows may have gaps, by kernel and place (`check_rows` in csrc/bindings).
+MAY_HAVE_GAPS = {"topk_log_softmax": {0}, "verify_tree": {3}, "store_kv": {3, 4}}
+
+
+def build_guard(folder: Path) -> Path:
+    """Compile device_guard.cc, which a torch without CUDA needs once per process, by `torch.ops.load_library`."""
+    from torch.utils.cpp_extension import include_paths, library_paths
+
+    source = Path(__file__).parents[1] / "kernels/cuda/device_guard.cc"
+    library = folder / "device_guard.so"
+    compiler = shutil.which("c++") or shutil.which("g++")
+    assert compiler, "no C++ compiler: install g++"
+    flags = ["-std=c++20", "-shared", "-fPIC", "-O1", *(f"-I{path}" for path in include_paths())]
+    link = [option for path in library_paths() for option in (f"-L{path}", f"-Wl,-rpath,{path}")]
+    subprocess.run([compiler, *flags, str(source), *link, "-lc10", "-o", str(library)], check=True)
+    return library
+
+
+class FakeLibrary:
+    """The native CUDA library as the Python functions see it; `launched` has the name of every launch."""
+
+    def __init__(self) -> None:
+        self.launched: list[str] = []
+
+    def get_function(self, name: str) -> Callable[..., None]:
+        """A kernel that checks the tensors that it is given."""
+
+        def launch(*arguments: Any) -> None:
+            for place, tensor in enumerate(arguments):
+                if isinstance(tensor, torch.Tensor):
+                    require_cuda(f"{name}, argument {place}", tensor)
+                    if place not in MAY_HAVE_GAPS.get(name, ()) and not tensor.is_contiguous():
+                        raise ValueError(f"{name}, argument {place}: strides {tensor.stride()}, wanted contiguous")
+            self.launched.append(name)
+
+        return launch
+
+
+def require_cuda(name: str, tensor: torch.Tensor) -> None:
+    """TypeError for a tensor that is not on the GPU."""
+    if tensor.device.type != "cuda":
+        raise TypeError(f"{name} {list(tensor.shape)} is on {tensor.device}, wanted a CUDA device")
+
+
+@contextmanager
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLibrary]:
+    """Inside the block new tensors are fake, and kernels for CUDA tensors are those of the yielded library."""
+    library = FakeLibrary()
+    with monkeypatch.context() as patch:
+        patch.setattr(loader, "load", lambda kind="cpu": library)
+        patch.setattr(attention, "_triton", lambda: _tree_attention(library))
+        loader.function.cache_clear()
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=False):
+                yield library
+        finally:
+            loader.function.cache_clear()
+
+
+def _tree_attention(library: FakeLibrary) -> Callable[..., None]:
+    def launch(*tensors: torch.Tensor, **options: Any) -> None:
+        library.get_function("tree_attention (Triton)")(*tensors)
+
+    return launch
