@@ -12,6 +12,7 @@ import tiny_models
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from store_documents import RUN, write_shards
 from training_runs import extract_features, recipe, run_training, write_rows
 
 from eagle_plugin.data.rows import DataError
@@ -148,11 +149,11 @@ def resident_bytes() -> int:
 def test_store_may_be_larger_than_what_is_kept_in_memory(features, tmp_path: Path) -> None:
     written = Manifest.from_json((features.store / MANIFEST).read_bytes(), "store")
     manifest = replace(written, hidden_size=2048)
-    with FeatureWriter(tmp_path / "large", manifest, shard_bytes=8 << 20) as writer:
+    with FeatureWriter(tmp_path / "large", manifest, RUN) as writer:
         ids, mask = torch.arange(100), torch.arange(100) >= 10
         aux, last = torch.ones(100, 3 * 2048, dtype=torch.bfloat16), torch.ones(100, 2048, dtype=torch.bfloat16)
-        for i in range(160):
-            writer.add(Document(str(i), "test", "train", ids, mask, aux, last))
+        documents = [Document(str(i), "test", "train", ids, mask, aux, last) for i in range(160)]
+        write_shards(writer, [documents[i : i + 5] for i in range(0, 160, 5)])
     size = sum(path.stat().st_size for path in (tmp_path / "large").iterdir())
     assert size > 250e6
     values = recipe(features.target, tmp_path / "large", eval_tokens=0, batch_tokens=400, budget={"epochs": 2})
