@@ -17,7 +17,7 @@ class _Wanted(NamedTuple):
     sha256: str
 
 
-def hash_file(path: Path, report: Callable[[int], None] | None = None) -> str:
+def hash_file(path: Path, report: Callable[[float], None] | None = None) -> str:
     """sha256 of a file; `report` gets the number of bytes after every block.
 
     Raises:
@@ -50,7 +50,7 @@ def recorded_bytes(folder: Path) -> int:
         return 0
 
 
-def find_damage(folder: Path, report: Callable[[int], None] | None = None) -> list[str]:
+def find_damage(folder: Path, report: Callable[[float], None] | None = None) -> list[str]:
     """What is wrong with the files that digests.json names, "NAME has ..." each; they are read in full.
 
     report: gets the number of bytes after every block.
@@ -71,7 +71,7 @@ def _read(folder: Path) -> dict[str, _Wanted]:
         raise ValueError(f"it does not list files with bytes and sha256: {error}") from error
 
 
-def _compare(path: Path, wanted: _Wanted, report: Callable[[int], None] | None) -> str | None:
+def _compare(path: Path, wanted: _Wanted, report: Callable[[float], None] | None) -> str | None:
     try:
         found = path.stat().st_size
         if found != wanted.size:
