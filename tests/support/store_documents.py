@@ -54,10 +54,12 @@ def assert_same(found: Document, wanted: Document) -> None:
         assert torch.equal(a, b) and a.dtype == b.dtype if isinstance(b, torch.Tensor) else a == b
 
 
-def write_store(url: str | Path, numbers: range, shard_bytes: int = 2000, rank: int = 0, world: int = 1) -> None:
-    """Write the documents of these numbers; calls with the same numbers are the same run."""
-    run = Run.of(str(numbers), rank, world, shard_bytes=shard_bytes)
-    with FeatureWriter(url, MANIFEST, run) as writer:
+def write_store(
+    url: str | Path, numbers: range, shard_bytes: int = 2000, rank: int = 0, world: int = 1, run: str = ""
+) -> None:
+    """Write the documents of these numbers; calls with the same `run`, by default the numbers, are the same run."""
+    place = Run.of(run or str(numbers), rank, world, shard_bytes=shard_bytes)
+    with FeatureWriter(url, MANIFEST, place) as writer:
         write_documents(writer, (n for n in numbers if f"row-{n}" not in writer.earlier), shard_bytes)
 
 

@@ -13,6 +13,7 @@ import torch
 from training_runs import newest, recipe, run_training, weights
 
 from eagle_plugin.train import command, loop
+from eagle_plugin.train.checkpoint import load_newest
 from eagle_plugin.train.distributed import Ranks
 from eagle_plugin.train.recipe import TrainError
 
@@ -47,31 +48,40 @@ def flip(path: Path, place: int) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.parametrize("file", ["parameters.safetensors", "optimiser.safetensors"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(
+    trained: Path, run: Path, train: Callable[..., str], file: str
+) -> None:
+    shutil.rmtree(run / "head")
+    flip(newest(run, file), -5)
+    shown = train()
+    assert f"warning: {run}/checkpoints/update-00000006 is damaged ({file} does not have its sha256)" in shown
+    assert "continuing after update 3" in shown and "up to update 6 were written and are gone or damaged" in shown
+    assert weights(run) == weights(trained)  # the updates after it were made again
+    for name in ("parameters.safetensors", "optimiser.safetensors"):
+        assert newest(run, name).read_bytes() == newest(trained, name).read_bytes()
+    assert (left := load_newest(run / "checkpoints")) is not None and left.damaged == []
+
+
 @pytest.mark.parametrize(
-    ("file", "harm", "said"),
+    ("file", "harm", "wanted"),
     [
-        ("parameters.safetensors", lambda path: flip(path, -5), "parameters.safetensors does not have its sha256"),
-        ("optimiser.safetensors", lambda path: flip(path, -5), "optimiser.safetensors does not have its sha256"),
         ("state.json", lambda path: flip(path, path.read_text().index('"done": ') + 8), "state.json does not have"),
         ("digests.json", lambda path: flip(path, path.read_text().index('"sha256": "') + 12), "not have its sha256"),
         ("digests.json", lambda path: path.write_text("{"), "digests.json cannot be read"),
+        ("digests.json", lambda path: path.write_text('{"state.json": 1}'), "digests.json cannot be read"),
         ("digests.json", Path.unlink, "digests.json is missing"),
         ("optimiser.safetensors", lambda path: path.write_bytes(path.read_bytes()[:-1]), "optimiser.safetensors has"),
         ("parameters.safetensors", Path.unlink, "parameters.safetensors cannot be read"),
     ],
 )
-def test_a_damaged_checkpoint_is_named_and_the_one_before_used(
-    trained: Path, run: Path, train: Callable[..., str], file: str, harm: Callable[[Path], None], said: str
-) -> None:
-    shutil.rmtree(run / "head")
+def test_every_file_of_a_checkpoint_is_checked(run: Path, file: str, harm: Callable[[Path], None], wanted: str) -> None:
+    whole = load_newest(run / "checkpoints")
+    assert whole is not None and whole.damaged == [] and whole.state.position.update == 6
     harm(newest(run, file))
-    shown = train()
-    assert f"warning: {run}/checkpoints/update-00000006 is damaged (" in shown and said in shown
-    assert "continuing after update 3" in shown and "up to update 6 were written and are gone or damaged" in shown
-    assert weights(run) == weights(trained)  # the updates after it were made again
-    for name in ("parameters.safetensors", "optimiser.safetensors"):
-        assert newest(run, name).read_bytes() == newest(trained, name).read_bytes()
-    assert "warning" not in train()
+    found = load_newest(run / "checkpoints")
+    assert found is not None and found.state.position.update == 3
+    assert len(found.damaged) == 1 and "update-00000006 is damaged (" in found.damaged[0] and wanted in found.damaged[0]
 
 
 def test_a_damaged_checkpoint_is_removed_by_the_next_save_and_never_kept_instead_of_a_good_one(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from eagle_plugin.data.rows import DataError
 from eagle_plugin.data.store.manifest import MANIFEST, Manifest
 from eagle_plugin.data.store.objects import Folder
-from eagle_plugin.data.store.plan import Content, Plan, newest_plans, plan_name
+from eagle_plugin.data.store.plan import Content, Plan, Run, newest_plans, plan_name
 from eagle_plugin.data.store.shards import Entry, Shard, ShardDamage, read_shard
 
 SHARD_NAME = re.compile(r"shard-(\d{3,})-(\d{6,})\.safetensors")
@@ -89,6 +89,19 @@ def _compare(plan: Plan, manifest: Manifest, shards: dict[str, Shard], found: It
             documents = f"{there.documents:,} documents, wanted {content.documents:,}"
             problems[content.name] = f"has other documents than were written to it ({documents})"
     return problems
+
+
+def plans_of_run(found: Contents, run: Run) -> tuple[int, dict[int, Plan]]:
+    """The number of the plans of a run, and those that are there by rank: the newest ones, or none and the next number.
+
+    A run has new plans if other rows or options came after it, if its own plan is damaged, or if a shard of an earlier
+    run is gone, whose documents are then planned again.
+    """
+    plans = {rank: plan for rank, plan in found.plans.items() if plan.run == run.digest}
+    older = any(plan.number != found.number for plan in plans.values())
+    damaged = run.rank not in plans and plan_name(found.number, run.rank) in found.names
+    lost = any(content.name not in found.shards for plan in plans.values() for content in plan.earlier)
+    return (found.number + 1, {}) if not plans or older or damaged or lost else (found.number, plans)
 
 
 def check_contents(contents: Contents, url: str) -> None:

@@ -18,10 +18,10 @@ from pathlib import Path
 from types import TracebackType
 
 from eagle_plugin.data.rows import DataError
-from eagle_plugin.data.store.contents import REPAIR, SHARD_NAME, Contents, check_contents, read_contents
+from eagle_plugin.data.store.contents import REPAIR, SHARD_NAME, Contents, check_contents, plans_of_run, read_contents
 from eagle_plugin.data.store.manifest import MANIFEST, Manifest
 from eagle_plugin.data.store.objects import Folder, LocalFolder, ObjectExists, open_folder
-from eagle_plugin.data.store.plan import Content, Plan, Run, create_plan, plan_name
+from eagle_plugin.data.store.plan import Content, Plan, Run, create_plan
 from eagle_plugin.data.store.shards import (
     Document,
     Entry,
@@ -60,19 +60,13 @@ class FeatureWriter:
         if isinstance(self._folder, LocalFolder):
             self._folder.remove_partial(f"shard-{run.rank:03d}-")
         found = self._contents = read_contents(self._folder)
-        same = {rank: plan for rank, plan in found.plans.items() if plan.run == run.digest}
-        # Documents of an earlier run that are gone are planned as new ones.
-        lost = any(content.name not in found.shards for plan in same.values() for content in plan.earlier)
-        own = plan_name(found.number, run.rank)
-        joins = bool(same) and not lost and (run.rank in same or own not in found.names)
-        joins = joins and all(plan.number == found.number for plan in same.values())
-        self._number = found.number if joins else found.number + 1
-        self._own = same.get(run.rank) if joins else None
-        current = {content.name for plan in same.values() for content in plan.shards} if joins else set()
+        self._number, same = plans_of_run(found, run)
+        self._own = same.get(run.rank)
+        current = {content.name for plan in same.values() for content in plan.shards}
         _refuse_damage(self._folder, found, current)
         others = [Content.found(found.shards[name]) for name in sorted(found.shards.keys() - current)]
         self._earlier = self._own.earlier if self._own else others
-        self.earlier = {e.id for content in self._earlier for e in found.shards[content.name].entries}
+        self.earlier = {entry.id for content in self._earlier for entry in found.shards[content.name].entries}
         self.missing: set[str] = set()
         self.damaged: dict[str, str] = {}
         self._planned: dict[str, Content] = {}

@@ -202,3 +202,24 @@ def test_old_stores_open_and_go_on(store: Path) -> None:
     (store / SECOND).unlink()  # from now on it is known to belong to the store
     with pytest.raises(DataError, match=f"{SECOND} is missing"):
         FeatureStore(store)
+
+
+def test_every_process_repairs_its_own_shards(tmp_path: Path) -> None:
+    for rank in range(2):
+        write_store(tmp_path, range(20 * rank, 20 * rank + 20), rank=rank, world=2, run="both")
+    whole = files(tmp_path)
+    lost = "shard-001-000001.safetensors"
+    (tmp_path / lost).unlink()
+    write_store(tmp_path, range(20), rank=0, world=2, run="both")
+    assert files(tmp_path) == {name: data for name, data in whole.items() if name != lost}
+    with pytest.raises(DataError, match=f"{lost} is missing"):
+        FeatureStore(tmp_path)
+    write_store(tmp_path, range(20, 40), rank=1, world=2, run="both")
+    assert files(tmp_path) == whole
+    # More rows, then a shard of the first run is lost: both processes plan again, and no document is there twice.
+    for _ in range(2):
+        for rank in range(2):
+            write_store(tmp_path, range(30 * rank, 30 * rank + 30), rank=rank, world=2, run="more")
+        ids = [entry.id for shard in read_contents(open_folder(tmp_path)).shards.values() for entry in shard.entries]
+        assert sorted(ids) == sorted(set(ids)) and len(FeatureStore(tmp_path).entries) == len(ids)
+        (tmp_path / lost).unlink(missing_ok=True)
