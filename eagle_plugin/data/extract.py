@@ -112,7 +112,7 @@ def _verify(writer: FeatureWriter, bar: Progress, quickly: bool) -> None:
         bar.update(task, completed=done, total=total)
     for name, reason in sorted(writer.damaged.items()):
         bar.console.print(f"{name} {reason}; it is extracted again", highlight=False, soft_wrap=True)
-    if there:
+    if there and not bar.disable:
         left = f"{len(writer.missing):,} of {len(writer.names):,} shards are left to extract"
         bar.console.print(f"continuing: {left}", highlight=False)
 

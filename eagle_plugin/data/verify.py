@@ -108,13 +108,17 @@ def _store_job(url: str) -> Job:
 
 def _read_store(folder: Folder, found: Contents, report: Report) -> list[str]:
     def read(shard: Shard) -> str | None:
+        left = shard.size
         try:
             for size in read_in_full(folder, shard, found.manifest):
                 report(size)
+                left -= size
         except ShardDamage as damage:
             return str(damage)
         except FileNotFoundError:
             return "is missing"
+        finally:
+            report(left)
         return None
 
     with ThreadPoolExecutor(READERS) as pool:

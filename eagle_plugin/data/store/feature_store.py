@@ -111,8 +111,9 @@ class FeatureWriter:
         Yields (bytes read, bytes of all these shards) after every request.
         """
         shards = [self._contents.shards[name] for name in self._planned if name not in self.missing]
-        done, total = 0, sum(shard.size for shard in shards)
+        before, total = 0, sum(shard.size for shard in shards)
         for shard in shards:
+            done = before
             try:
                 for size in read_in_full(self._folder, shard, self.manifest):
                     done += size
@@ -120,6 +121,8 @@ class FeatureWriter:
             except ShardDamage as damage:
                 self.missing.add(shard.name)
                 self.damaged[shard.name] = str(damage)
+            before += shard.size
+            yield before, total
 
     def add(self, document: Document) -> None:
         """Add a document to the shard that is written next."""
