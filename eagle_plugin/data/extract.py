@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             task = bar.add_task("features", total=tokens, rate="")
             stats = ExtractionStats()
             shards = _shards(arguments, manifest, run, writer.earlier, stats)
-            for _ in extract(taps, zip(writer.names, shards, strict=False), writer, stats):
+            for _ in extract(taps, shards, writer, stats):
                 bar.update(task, completed=stats.tokens + stats.skipped_tokens, rate=f"{stats.rate:,.0f} tokens/s")
     _report(arguments, stats, total, rank, world)
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_documents import RUN, write_shards
-from training_runs import extract_features, recipe, run_training, write_rows
+from training_runs import extract_features, recipe, run_training, write_recipe, write_rows
 
+from eagle_plugin import cli
 from eagle_plugin.data.rows import DataError
 from eagle_plugin.data.store.feature_store import Document, FeatureWriter
 from eagle_plugin.data.store.manifest import MANIFEST, Manifest
@@ -95,6 +97,26 @@ def test_store_of_another_target_is_refused(features, tmp_path: Path) -> None:
     other = tiny_models.tiny_llama(tmp_path / "other", seed=5)
     with pytest.raises(DataError, match="another target"):
         StoreSource(other, DataSettings.model_validate({"store": str(features.store)}))
+
+
+def test_store_that_is_not_whole_is_refused_before_training(
+    features, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Path(shutil.copytree(features.store, tmp_path / "store"))
+    shard = store / "shard-000-000000.safetensors"
+    file = write_recipe(tmp_path / "r.yaml", recipe(features.target, store))
+    for harm, wanted in (
+        (lambda: shard.write_bytes(shard.read_bytes()[:-1000]), f"{shard.name} has"),
+        (shard.unlink, f"{shard.name} is missing"),
+    ):
+        harm()
+        assert cli.main(["train", str(file), "--out", str(tmp_path / "run")]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and f"error: {store} is not whole: {wanted}" in error
+        assert "run the same `eagle-plugin data features` command again" in error
+    assert not (tmp_path / "run" / "logs").exists()
+    extract_features(features.rows, features.target, store)
+    assert shard.read_bytes() == (features.store / shard.name).read_bytes()
 
 
 def test_head_of_other_layers_is_refused(features, tmp_path: Path) -> None:

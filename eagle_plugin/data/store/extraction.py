@@ -6,6 +6,7 @@ the same bytes whether or not the run was interrupted before it.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from eagle_plugin.data.masks import MaskReport
 from eagle_plugin.data.rows import DataError, TokenRow, read_rows
-from eagle_plugin.data.store.feature_store import Document, FeatureWriter
+from eagle_plugin.data.store.feature_store import ROWS_CHANGED, Document, FeatureWriter
 from eagle_plugin.data.store.features import Taps
 from eagle_plugin.data.store.manifest import Manifest
 from eagle_plugin.data.store.shards import Layout
@@ -82,18 +83,17 @@ def form_shards(
 
 
 def extract(
-    taps: Taps,
-    shards: Iterable[tuple[str, list[list[TokenRow]]]],
-    writer: FeatureWriter,
-    stats: ExtractionStats,
+    taps: Taps, shards: Iterable[list[list[TokenRow]]], writer: FeatureWriter, stats: ExtractionStats
 ) -> Iterator[None]:
-    """Write those of the named shards that are missing; `stats` is updated before the yield after every batch.
+    """Write those of the planned shards that are missing; `stats` is updated before the yield after every batch.
 
     Raises:
         DataError: a token id is beyond the target's vocabulary, or the rows are not those that were planned.
     """
     started = time.perf_counter()
-    for name, batches in shards:
+    for batches, name in itertools.zip_longest(shards, writer.names):
+        if batches is None or name is None:
+            raise DataError(ROWS_CHANGED)
         if name not in writer.missing:
             stats.kept += sum(map(len, batches))
             stats.skipped_tokens += sum(_length(row) for batch in batches for row in batch)

@@ -33,9 +33,10 @@ from eagle_plugin.data.store.shards import (
     write_shard,
 )
 
-__all__ = ["SHARD_BYTES", "Document", "Entry", "FeatureStore", "FeatureWriter"]
+__all__ = ["ROWS_CHANGED", "SHARD_BYTES", "Document", "Entry", "FeatureStore", "FeatureWriter"]
 
 SHARD_BYTES = 256 << 20
+ROWS_CHANGED = "the row file changed during the extraction; run again when nothing writes to it any more"
 
 
 class FeatureWriter:
@@ -139,9 +140,7 @@ class FeatureWriter:
         self._wait()
         documents, self._documents = self._documents, []
         if Content.of(name, [entry.id for entry, _ in documents]) != self._planned[name]:
-            raise DataError(
-                f"the rows changed while {name} was extracted; run again when nothing writes to the row file any more"
-            )
+            raise DataError(ROWS_CHANGED)
         replaces = name in self._contents.names
         self._pending = self._pool.submit(
             write_shard, self._folder, name, documents, self.manifest, self._number, replaces

@@ -162,5 +162,5 @@ def test_rows_that_change_during_the_extraction_are_found(tmp_path: Path) -> Non
     with FeatureWriter(tmp_path, MANIFEST, RUN) as writer:
         writer.plan([["row-0", "row-1"]])
         writer.add(make_document(0))
-        with pytest.raises(DataError, match="the rows changed while shard-000-000000"):
+        with pytest.raises(DataError, match="the row file changed"):
             writer.finish(writer.names[0])
