@@ -39,6 +39,7 @@ DATA_COMMANDS = {
     "render": ("eagle_plugin.data.render", "recorded answers as token rows"),
     "vocabulary": ("eagle_plugin.data.vocabulary", "choose the draft vocabulary"),
     "features": ("eagle_plugin.data.extract", "store the target's hidden states"),
+    "verify": ("eagle_plugin.data.verify", "read a feature store or a training run in full and check every digest"),
 }
 OWN_PARSERS = {
     "optimize": ("eagle_plugin.optimize", "from prompts to a trained head with its measured gain: one recipe"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,22 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from eagle_plugin.allocator import reuse_memory
-from eagle_plugin.data.rows import DataError, read_rows
-from eagle_plugin.data.store.extraction import MIN_RESPONSE, ExtractionStats, extract, survey_rows
+from eagle_plugin.data.rows import DataError, TokenRow, read_rows
+from eagle_plugin.data.store.extraction import (
+    MIN_RESPONSE,
+    ExtractionStats,
+    extract,
+    form_shards,
+    select_rows,
+    survey_rows,
+)
 from eagle_plugin.data.store.feature_store import SHARD_BYTES, FeatureWriter
 from eagle_plugin.data.store.features import Taps, check_aux_layers, default_aux_layers, load_target
 from eagle_plugin.data.store.manifest import Manifest, target_digests
+from eagle_plugin.data.store.plan import Run
+from eagle_plugin.file_digests import hash_file
 
+MIB = 1 << 20
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 EXAMPLES = """\
 examples:
@@ -31,7 +41,8 @@ examples:
   eagle-plugin data features rows.jsonl --target models/llama --store s3://bucket/features --aux-layers 2,16,29
   torchrun --nproc-per-node 8 -m eagle_plugin.data.extract rows.jsonl --target models/llama --store /nvme/features
 
-After an interruption, run the same command again: documents that are in the store are not extracted again.
+After an interruption, or if a shard is lost or damaged, run the same command again: it reads the shards that are
+there, and extracts exactly the others. The result has the same bytes as that of a run without interruption.
 Object stores take their settings from the environment: AWS_ENDPOINT, AWS_REGION, AWS_ACCESS_KEY_ID, ...
 """
 
@@ -61,17 +72,49 @@ def main(argv: Sequence[str] | None = None) -> int:
             logit_factor=taps.readout.factor,
             softcap=taps.readout.softcap,
         )
-        rows = (row for k, row in enumerate(read_rows(arguments.rows)) if k % world == rank)
-        with (
-            FeatureWriter(arguments.store, manifest, rank, arguments.shard_mib << 20) as writer,
-            _bar(console, shown=rank == 0) as bar,
-        ):
+        run = Run.of(
+            hash_file(Path(arguments.rows)),
+            rank,
+            world,
+            max_length=arguments.max_length,
+            batch_tokens=arguments.batch_tokens,
+            shard_mib=arguments.shard_mib,
+        )
+        with FeatureWriter(arguments.store, manifest, run) as writer, _bar(console, shown=rank == 0) as bar:
+            writer.plan(
+                [row.id for batch in shard for row in batch]
+                for shard in _shards(arguments, manifest, run, writer.earlier, ExtractionStats())
+            )
+            _verify(writer, bar, quickly=arguments.no_verify)
             task = bar.add_task("features", total=tokens, rate="")
             stats = ExtractionStats()
-            for _ in extract(taps, rows, writer, stats, arguments.max_length, arguments.batch_tokens):
+            shards = _shards(arguments, manifest, run, writer.earlier, stats)
+            for _ in extract(taps, shards, writer, stats):
                 bar.update(task, completed=stats.tokens + stats.skipped_tokens, rate=f"{stats.rate:,.0f} tokens/s")
     _report(arguments, stats, total, rank, world)
     return 0
+
+
+def _shards(
+    arguments: argparse.Namespace, manifest: Manifest, run: Run, earlier: set[str], stats: ExtractionStats
+) -> Iterator[list[list[TokenRow]]]:
+    """The batches of every shard of this process."""
+    own = (row for k, row in enumerate(read_rows(arguments.rows)) if k % run.world == run.rank)
+    rows = select_rows(own, earlier, arguments.max_length, stats)
+    return form_shards(rows, manifest, arguments.batch_tokens, arguments.shard_mib * MIB)
+
+
+def _verify(writer: FeatureWriter, bar: Progress, quickly: bool) -> None:
+    """Read the shards that are there, and name those that are damaged and extracted again."""
+    there = len(writer.names) - len(writer.missing - writer.damaged.keys())
+    task = bar.add_task("checking the store", visible=there > 0 and not quickly, rate="")
+    for done, total in () if quickly else writer.verify():
+        bar.update(task, completed=done, total=total)
+    for name, reason in sorted(writer.damaged.items()):
+        bar.console.print(f"{name} {reason}; it is extracted again", highlight=False, soft_wrap=True)
+    if there and not bar.disable:
+        left = f"{len(writer.missing):,} of {len(writer.names):,} shards are left to extract"
+        bar.console.print(f"continuing: {left}", highlight=False)
 
 
 def _aux_layers(text: str | None, num_layers: int) -> tuple[int, ...]:
@@ -155,7 +198,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--batch-tokens", type=_positive, default=4096, metavar="N", help="tokens per batch, with padding (4096)"
     )
     parser.add_argument(
-        "--shard-mib", type=_positive, default=SHARD_BYTES >> 20, metavar="N", help="MiB per shard (256)"
+        "--shard-mib", type=_positive, default=SHARD_BYTES // MIB, metavar="N", help="MiB per shard (256)"
     )
     parser.add_argument(
         "--rank", type=int, metavar="R", help="this process takes row R, R + W, ... (default: torchrun's)"
@@ -163,6 +206,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--world", type=int, metavar="W", help="number of processes (default: torchrun's, or 1)")
     parser.add_argument(
         "--allow-odd-masks", action="store_true", help="accept rows that are nearly all response, or have none"
+    )
+    parser.add_argument(
+        "--no-verify",
+        action="store_true",
+        help="when continuing, check only sizes and headers of the shards that are there, do not read them",
     )
     parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
     return parser.parse_args(argv)

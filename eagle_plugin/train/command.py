@@ -19,6 +19,7 @@ from eagle_plugin.allocator import reuse_memory
 from eagle_plugin.errors import UserError
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.export import save_head
+from eagle_plugin.train.checkpoint import remove_run, saved_update
 from eagle_plugin.train.curve import draw_curve
 from eagle_plugin.train.distributed import Ranks, join_ranks
 from eagle_plugin.train.loop import RunResult, Trainer
@@ -53,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     torch.set_num_threads(settings.threads or max(1, len(os.sched_getaffinity(0)) // processes))
     with join_ranks(settings.device, settings.parallel) as ranks, _hold(out, ranks):
+        if arguments.restart:
+            _restart(out, ranks)
         source = open_source(settings.target, settings.data, DTYPES[settings.dtype], ranks.device)
         try:
             return train(settings, out, ranks, source)
@@ -73,7 +76,9 @@ def train(settings: TrainRecipe, out: Path, ranks: Ranks, source: Source) -> int
     with Bar(console, ranks.writes) as bar:
         trainer = Trainer(settings, out, ranks, source, objective, bar)
         if trainer.resume():
-            bar.print(f"continuing after update {trainer.position.update:,} of {out}")
+            bar.print(f"continuing after update {trainer.position.update:,} of {out}{_lost_updates(trainer, out)}")
+        elif (out / "logs" / "train.csv").is_file():
+            bar.print(f"the run in {out} was stopped before its first checkpoint; training starts from zero")
         outcome = trainer.run()
         if not outcome.finished:
             bar.print(f"stopped after update {outcome.position.update:,}; the same command continues from there")
@@ -88,6 +93,20 @@ def train(settings: TrainRecipe, out: Path, ranks: Ranks, source: Source) -> int
         Console().print(_summary(settings, out, whole, outcome))
     ranks.wait()
     return 0
+
+
+def _restart(out: Path, ranks: Ranks) -> None:
+    """Empty the folder, so that this is a new run."""
+    if ranks.writes:
+        remove_run(out)
+    ranks.wait()
+
+
+def _lost_updates(trainer: Trainer, out: Path) -> str:
+    """A remark if newer checkpoints than the one that is used were written."""
+    saved = saved_update(out)
+    lost = saved is not None and saved > trainer.position.update
+    return f": checkpoints up to update {saved:,} were written and are gone or damaged" if lost else ""
 
 
 @contextmanager
@@ -163,6 +182,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("recipe", type=Path, metavar="RECIPE.yaml", help="what to train, on what, for how long")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the run (default: out/RECIPE)")
+    parser.add_argument(
+        "--restart",
+        action="store_true",
+        help="train from zero: the checkpoints and logs in DIR are removed, its head is replaced at the end",
+    )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the recipe")
     return parser.parse_args(argv)
 

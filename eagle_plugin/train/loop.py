@@ -16,7 +16,14 @@ import torch
 from torch import nn
 
 from eagle_plugin.train.batches import Batch
-from eagle_plugin.train.checkpoint import Checkpoint, RunState, check_same_run, load_newest, save_checkpoint
+from eagle_plugin.train.checkpoint import (
+    Checkpoint,
+    RunState,
+    check_not_lost,
+    check_same_run,
+    load_newest,
+    save_checkpoint,
+)
 from eagle_plugin.train.distributed import Ranks, hold_gradients
 from eagle_plugin.train.document_order import Position
 from eagle_plugin.train.feed import Feed, PlannedUpdate
@@ -70,18 +77,27 @@ class Trainer:
         self._told = self._stop = False  # this process got a signal; all processes have agreed to stop
 
     def resume(self) -> bool:
-        """Continue from the newest checkpoint in the folder; False when there is none.
+        """Continue from the newest checkpoint in the folder that is not damaged; False if the run is a new one.
 
         Raises:
-            TrainError: it is of another recipe or of other documents, or damaged.
+            TrainError: it is of another recipe or of other documents, all are damaged, or they are gone.
         """
         found = load_newest(self.out / "checkpoints")
         if found is None:
-            return False
-        check_same_run(found.state, self._recipe, self._documents, self.out)
-        self.parameters.restore(found.parameters, found.optimiser)
-        self.position, self._spent = found.state.position, found.state.seconds
-        return True
+            check_not_lost(self.out)
+        else:
+            check_same_run(found.state, self._recipe, self._documents, self.out)
+            self.parameters.restore(found.parameters, found.optimiser)
+            self.position, self._spent = found.state.position, found.state.seconds
+            for problem in found.damaged:
+                self.bar.print(f"warning: {problem}; an older checkpoint is used")
+        update = self.position.update
+        if int(self.ranks.add_up(torch.tensor(update, device=self.ranks.device))) != update * self.ranks.world:
+            raise TrainError(
+                f"the processes found different checkpoints in {self.out}, this one that of update {update:,}; "
+                "give all machines the same --out"
+            )
+        return found is not None
 
     def run(self) -> RunResult:
         """Train until the budget is spent, or until SIGINT or SIGTERM; the last update is always in a checkpoint.

@@ -47,7 +47,7 @@ class Bar:
     def print(self, text: str) -> None:
         """Print a line that stays above the bar."""
         if self._shown:
-            self._progress.console.print(text, highlight=False)
+            self._progress.console.print(text, highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Bar:
         self._progress.start()

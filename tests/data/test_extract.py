@@ -72,7 +72,8 @@ def test_the_store_holds_the_targets_states_of_every_row(whole: Path, tiny_targe
 
 def test_two_processes_share_the_rows(rows: Path, whole: Path, tiny_target: Path, tmp_path: Path) -> None:
     run(rows, tiny_target, tmp_path, "--rank", "0", "--world", "2")
-    assert len(FeatureStore(tmp_path).entries) == 12
+    with pytest.raises(DataError, match="process 1 of 2 has not begun"):
+        FeatureStore(tmp_path)
     run(rows, tiny_target, tmp_path, "--rank", "1", "--world", "2")
     wanted = {entry.id: entry for entry in FeatureStore(whole).entries}
     found = {entry.id: entry for entry in FeatureStore(tmp_path).entries}
@@ -93,8 +94,25 @@ def test_a_second_run_does_only_what_is_missing(
     shown = capsys.readouterr().out
     assert "14 documents" in shown and "in the store before  10" in shown
     assert len(FeatureStore(tmp_path / "store").entries) == 24
+    run(some, tiny_target, tmp_path / "store")  # all rows are there, from other row files
+    assert "in the store before  10" in capsys.readouterr().out
+    run(rows, tiny_target, tmp_path / "store")
+    assert "in the store before  24" in capsys.readouterr().out
     with pytest.raises(DataError, match=r"aux_layers \(2, 3, 4\), not \(1, 2, 6\)"):
         run(rows, tiny_target, tmp_path / "store", "--aux-layers", "1,2,6")
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_a_row_file_that_changes_meanwhile_is_found(
+    tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    path = write_rows(tmp_path / "r.jsonl", [make_row(number) for number in range(20)])
+    monkeypatch.setattr(extract, "MIB", 1 << 12)
+    monkeypatch.setattr(
+        extract, "_verify", lambda *_, **__: write_rows(path, [make_row(number) for number in range(count)])
+    )
+    with pytest.raises(DataError, match="the row file changed"):
+        run(path, tiny_target, tmp_path / "store")
 
 
 def test_long_rows_are_cut_and_rows_without_a_response_dropped(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_documents import write_store
+from store_documents import make_store_old, write_store
 from token_endpoint import TokenEndpoint
 
 from eagle_plugin.data import generate, prepare
@@ -98,6 +98,10 @@ def test_generated_rows(tmp_path: Path):
 
 def test_feature_stores(tmp_path: Path):
     write_store(tmp_path, range(40))
-    assert (
-        digest(*(part for p in sorted(tmp_path.iterdir()) for part in (p.name, p.read_bytes()))) == "07d5b2d72d09d588"
-    )
+    assert digest_of_folder(tmp_path) == "4780bfd8b6ebd4eb"
+    make_store_old(tmp_path)
+    assert digest_of_folder(tmp_path) == "07d5b2d72d09d588"  # what version 0.1.0 wrote before there were plans
+
+
+def digest_of_folder(folder: Path) -> str:
+    return digest(*(part for path in sorted(folder.iterdir()) for part in (path.name, path.read_bytes())))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
 
+from eagle_plugin.data.store.contents import read_contents
 from eagle_plugin.data.store.feature_store import Document, FeatureWriter
 from eagle_plugin.data.store.manifest import Manifest
+from eagle_plugin.data.store.objects import open_folder
+from eagle_plugin.data.store.plan import Run
+from eagle_plugin.data.store.shards import Layout, _header
 
 MANIFEST = Manifest(
     target="tiny",
@@ -23,6 +28,9 @@ MANIFEST = Manifest(
     dtype="float32",
     max_length=64,
 )
+
+
+RUN = Run("rows and options")
 
 
 def make_document(number: int, manifest: Manifest = MANIFEST) -> Document:
@@ -46,8 +54,46 @@ def assert_same(found: Document, wanted: Document) -> None:
         assert torch.equal(a, b) and a.dtype == b.dtype if isinstance(b, torch.Tensor) else a == b
 
 
-def write_store(url: str | Path, numbers: range, shard_bytes: int = 2000, rank: int = 0) -> None:
-    with FeatureWriter(url, MANIFEST, rank, shard_bytes) as writer:
-        for number in numbers:
-            if f"row-{number}" not in writer.done:
-                writer.add(make_document(number))
+def write_store(
+    url: str | Path, numbers: range, shard_bytes: int = 2000, rank: int = 0, world: int = 1, run: str = ""
+) -> None:
+    """Write the documents of these numbers; calls with the same `run`, by default the numbers, are the same run."""
+    place = Run.of(run or str(numbers), rank, world, shard_bytes=shard_bytes)
+    with FeatureWriter(url, MANIFEST, place) as writer:
+        write_documents(writer, (n for n in numbers if f"row-{n}" not in writer.earlier), shard_bytes)
+
+
+def write_documents(writer: FeatureWriter, numbers: Iterable[int], shard_bytes: int = 2000) -> None:
+    """Plan documents and write those of missing shards."""
+    shards: list[list[Document]] = []
+    size = shard_bytes
+    for document in (make_document(number, writer.manifest) for number in numbers):
+        if size >= shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(document)
+        size += Layout.of(writer.manifest, len(document.ids)).size
+    write_shards(writer, shards)
+
+
+def write_shards(writer: FeatureWriter, shards: Sequence[Sequence[Document]]) -> None:
+    writer.plan([document.id for document in shard] for shard in shards)
+    for _ in writer.verify():
+        pass
+    for name, shard in zip(writer.names, shards, strict=True):
+        if name in writer.missing:
+            for document in shard:
+                writer.add(document)
+            writer.finish(name)
+
+
+def make_store_old(folder: Path) -> None:
+    """Rewrite a local store as it was written before there were plans."""
+    store = open_folder(folder)
+    for name, shard in read_contents(store).shards.items():
+        data = store.read(name)
+        start = shard.entries[0].offset
+        relative = [dataclasses.replace(entry, offset=entry.offset - start) for entry in shard.entries]
+        (folder / name).write_bytes(_header(relative, MANIFEST, None) + data[start:])
+    for path in folder.glob("plan-*"):
+        path.unlink()

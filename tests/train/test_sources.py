@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,10 @@ import tiny_models
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training_runs import extract_features, recipe, run_training, write_rows
+from store_documents import RUN, write_shards
+from training_runs import extract_features, recipe, run_training, write_recipe, write_rows
 
+from eagle_plugin import cli
 from eagle_plugin.data.rows import DataError
 from eagle_plugin.data.store.feature_store import Document, FeatureWriter
 from eagle_plugin.data.store.manifest import MANIFEST, Manifest
@@ -96,6 +99,26 @@ def test_store_of_another_target_is_refused(features, tmp_path: Path) -> None:
         StoreSource(other, DataSettings.model_validate({"store": str(features.store)}))
 
 
+def test_store_that_is_not_whole_is_refused_before_training(
+    features, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Path(shutil.copytree(features.store, tmp_path / "store"))
+    shard = store / "shard-000-000000.safetensors"
+    file = write_recipe(tmp_path / "r.yaml", recipe(features.target, store))
+    for harm, wanted in (
+        (lambda: shard.write_bytes(shard.read_bytes()[:-1000]), f"{shard.name} has"),
+        (shard.unlink, f"{shard.name} is missing"),
+    ):
+        harm()
+        assert cli.main(["train", str(file), "--out", str(tmp_path / "run")]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and f"error: {store} is not whole: {wanted}" in error
+        assert "run the same `eagle-plugin data features` command again" in error
+    assert not (tmp_path / "run" / "logs").exists()
+    extract_features(features.rows, features.target, store)
+    assert shard.read_bytes() == (features.store / shard.name).read_bytes()
+
+
 def test_head_of_other_layers_is_refused(features, tmp_path: Path) -> None:
     start = run_training(tmp_path, "start", recipe(features.target, features.store, budget={"updates": 0}))
     other = extract_features(features.rows, features.target, tmp_path / "other", aux_layers="1,3,5")
@@ -148,11 +171,11 @@ def resident_bytes() -> int:
 def test_store_may_be_larger_than_what_is_kept_in_memory(features, tmp_path: Path) -> None:
     written = Manifest.from_json((features.store / MANIFEST).read_bytes(), "store")
     manifest = replace(written, hidden_size=2048)
-    with FeatureWriter(tmp_path / "large", manifest, shard_bytes=8 << 20) as writer:
+    with FeatureWriter(tmp_path / "large", manifest, RUN) as writer:
         ids, mask = torch.arange(100), torch.arange(100) >= 10
         aux, last = torch.ones(100, 3 * 2048, dtype=torch.bfloat16), torch.ones(100, 2048, dtype=torch.bfloat16)
-        for i in range(160):
-            writer.add(Document(str(i), "test", "train", ids, mask, aux, last))
+        documents = [Document(str(i), "test", "train", ids, mask, aux, last) for i in range(160)]
+        write_shards(writer, [documents[i : i + 5] for i in range(0, 160, 5)])
     size = sum(path.stat().st_size for path in (tmp_path / "large").iterdir())
     assert size > 250e6
     values = recipe(features.target, tmp_path / "large", eval_tokens=0, batch_tokens=400, budget={"epochs": 2})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,10 @@ class Manifest:
             for field in fields(self)
             if field.name != "target" and getattr(self, field.name) != getattr(other, field.name)
         ]
+
+    def digest(self) -> str:
+        """sha256 of all fields but the name of the target."""
+        return _sha256(json.dumps(asdict(replace(self, target="")), sort_keys=True).encode())
 
     def check_target(self, folder: str | Path) -> None:
         """Raise DataError unless the target in `folder` is the one whose features these are."""

@@ -35,6 +35,10 @@ class Folder(Protocol):
         """The names of all objects directly below the URL, sorted; empty before the first write."""
         ...
 
+    def sizes(self) -> dict[str, int | None]:
+        """Name -> bytes of the same objects; None where the file system does not tell."""
+        ...
+
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | bytearray:
         """Bytes [start, stop) of an object, in one request; fewer if the object ends earlier.
 
@@ -50,6 +54,10 @@ class Folder(Protocol):
             ObjectExists: the name is taken; the existing object is not changed.
             DataError: the disk is full; nothing is left of the object.
         """
+        ...
+
+    def remove(self, name: str) -> None:
+        """Remove an object."""
         ...
 
 
@@ -77,13 +85,16 @@ class LocalFolder:
         self.url = str(path)
 
     def names(self) -> list[str]:
+        return list(self.sizes())
+
+    def sizes(self) -> dict[str, int | None]:
         if not self.path.is_dir():
             if self.path.exists():
                 raise DataError(f"{self.path} is a file, wanted a folder; give another path")
-            return []
+            return {}
         with _reading(self.path):
-            entries = list(os.scandir(self.path))
-        return sorted(entry.name for entry in entries if entry.is_file() and PARTIAL not in entry.name)
+            entries = sorted(os.scandir(self.path), key=lambda entry: entry.name)
+            return {entry.name: entry.stat().st_size for entry in entries if _is_object(entry)}
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytearray:
         with _reading(self.path / name):
@@ -104,6 +115,14 @@ class LocalFolder:
                 "what was finished before is kept"
             ) from error
 
+    def remove(self, name: str) -> None:
+        try:
+            (self.path / name).unlink()
+        except OSError as error:
+            raise DataError(
+                f"cannot remove {self.path / name} ({error.strerror}); make {self.path} writable"
+            ) from error
+
     def remove_partial(self, prefix: str) -> None:
         """Remove the temporary files of a killed writer of names with this prefix; that writer must not be running."""
         for path in self.path.glob(f".{prefix}*{PARTIAL}*"):
@@ -118,6 +137,10 @@ def _reading(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise DataError(f"cannot read {path} ({error.strerror}); check its rights and its disk") from error
+
+
+def _is_object(entry: os.DirEntry[str]) -> bool:
+    return entry.is_file() and PARTIAL not in entry.name
 
 
 def _read_file(path: Path, start: int, stop: int | None) -> bytearray:
@@ -154,9 +177,12 @@ class ObjectStoreFolder:
             ) from error
 
     def names(self) -> list[str]:
+        return list(self.sizes())
+
+    def sizes(self) -> dict[str, int | None]:
         with self._errors("list"):
             listing = self._store.list_with_delimiter()
-            return sorted(item["path"].rsplit("/", 1)[-1] for item in listing["objects"])
+            return dict(sorted((item["path"].rsplit("/", 1)[-1], item["size"]) for item in listing["objects"]))
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         with self._errors("read", name):
@@ -169,6 +195,10 @@ class ObjectStoreFolder:
         with self._errors("write", name):
             # In one request: a multipart upload cannot be refused if the object exists.
             self._store.put(name, bytes(data), mode="create", use_multipart=False)
+
+    def remove(self, name: str) -> None:
+        with self._errors("remove", name):
+            self._store.delete(name)
 
     @contextlib.contextmanager
     def _errors(self, verb: str, name: str = "") -> Iterator[None]:
@@ -202,10 +232,14 @@ class FsspecFolder:
             ) from error
 
     def names(self) -> list[str]:
+        return list(self.sizes())
+
+    def sizes(self) -> dict[str, int | None]:
         self._files.invalidate_cache()
         if not self._files.exists(self._path):
-            return []
-        return sorted(info["name"].rsplit("/", 1)[-1] for info in self._files.ls(self._path) if info["type"] == "file")
+            return {}
+        found = (info for info in self._files.ls(self._path) if info["type"] == "file")
+        return dict(sorted((info["name"].rsplit("/", 1)[-1], info.get("size")) for info in found))
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         return self._files.cat_file(f"{self._path}/{name}", start=start, end=stop)
@@ -218,6 +252,9 @@ class FsspecFolder:
         partial = f"{path}{PARTIAL}{socket.gethostname()}-{os.getpid()}"
         self._files.pipe_file(partial, bytes(data))
         self._files.mv(partial, path)
+
+    def remove(self, name: str) -> None:
+        self._files.rm_file(f"{self._path}/{name}")
 
 
 def _first_line(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -23,6 +23,7 @@ from eagle_plugin.data.store.manifest import Manifest
 from eagle_plugin.data.store.objects import Folder, ObjectExists
 
 HEADER_GUESS = 64 << 10  # bytes of the first request, which include most headers completely
+READ_BYTES = 16 << 20  # of one request when a shard is read in full
 
 
 @dataclass(frozen=True)
@@ -130,56 +131,119 @@ def decode(entry: Entry, data: bytes | bytearray, manifest: Manifest) -> Documen
     )
 
 
-def write_shard(folder: Folder, name: str, documents: list[tuple[Entry, bytes]], manifest: Manifest) -> None:
+@dataclass(frozen=True)
+class Shard:
+    """What the header of a shard says."""
+
+    name: str
+    entries: list[Entry]
+    size: int  # bytes of the whole object
+    plan: int | None  # number of the plan that it was written by; None: written before there were plans
+
+
+class ShardDamage(DataError):
+    """A shard whose bytes are not those that were written; the message says what is wrong, without the shard's name."""
+
+
+def write_shard(
+    folder: Folder,
+    name: str,
+    documents: list[tuple[Entry, bytes]],
+    manifest: Manifest,
+    plan: int,
+    replaces: bool = False,
+) -> None:
     """Write one shard whole; shard, offset and sha256 of the entries are filled in.
+
+    replaces: a damaged shard of this name is removed first.
 
     Raises:
         DataError: the shard exists already, or it cannot be written.
     """
-    header: dict[str, object] = {}
     entries, start = [], 0
-    for k, (entry, data) in enumerate(documents):
+    for entry, data in documents:
         # in the header, offsets count from the first tensor
-        entries.append(asdict(replace(entry, shard=name, offset=start, sha256=hashlib.sha256(data).hexdigest())))
-        for part, dtype, shape, size in Layout.of(manifest, entry.length).parts:
-            header[f"{k}.{part}"] = {"dtype": dtype, "shape": shape, "data_offsets": [start, start + size]}
-            start += size
-    header["__metadata__"] = {"documents": json.dumps(entries, separators=(",", ":"))}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+        entries.append(replace(entry, shard=name, offset=start, sha256=hashlib.sha256(data).hexdigest()))
+        start += len(data)
+    if replaces:
+        folder.remove(name)
     try:
-        folder.create(name, b"".join([struct.pack("<Q", len(text)), text, *(data for _, data in documents)]))
+        folder.create(name, b"".join([_header(entries, manifest, plan), *(data for _, data in documents)]))
     except ObjectExists as error:
         raise DataError(
             f"{folder.url}/{name} was written by another process at the same time; give every process its own --rank"
         ) from error
 
 
-def read_entries(folder: Folder) -> list[Entry]:
-    """The entries of all shards, by rank and in the order of writing; of two entries with one id, the first.
+def _header(entries: Sequence[Entry], manifest: Manifest, plan: int | None) -> bytes:
+    """The bytes before the first tensor; `read_in_full` makes them again to compare, so older forms must not change."""
+    header: dict[str, object] = {}
+    start = 0
+    for k, entry in enumerate(entries):
+        for part, dtype, shape, size in Layout.of(manifest, entry.length).parts:
+            header[f"{k}.{part}"] = {"dtype": dtype, "shape": shape, "data_offsets": [start, start + size]}
+            start += size
+    text = json.dumps([asdict(entry) for entry in entries], separators=(",", ":"))
+    marks = {} if plan is None else {"plan": str(plan), "sha256": _digest(text, plan)}
+    header["__metadata__"] = {"documents": text, **marks}
+    data = json.dumps(header, separators=(",", ":")).encode()
+    data += b" " * (-len(data) % 8)
+    return struct.pack("<Q", len(data)) + data
+
+
+def _digest(documents: str, plan: int) -> str:
+    return hashlib.sha256(f"{plan}\n{documents}".encode()).hexdigest()
+
+
+def read_shard(folder: Folder, name: str, size: int | None, manifest: Manifest) -> Shard:
+    """Read and check the header of a shard; `size` is that of the object, if it is known.
 
     Raises:
-        DataError: a file has the name of a shard and is not one.
+        ShardDamage: the header is not as it was written, or the object is too short or too long.
     """
-    names = [name for name in folder.names() if name.startswith("shard-") and name.endswith(".safetensors")]
-    entries: dict[str, Entry] = {}
-    with ThreadPoolExecutor(16) as pool:  # a remote store needs one round trip per header
-        for found in pool.map(lambda name: _read_header(folder, name), names):
-            for entry in found:
-                entries.setdefault(entry.id, entry)
-    return list(entries.values())
-
-
-def _read_header(folder: Folder, name: str) -> list[Entry]:
     try:
         data = folder.read(name, 0, HEADER_GUESS)
         stop = 8 + struct.unpack("<Q", data[:8])[0]
         if stop > len(data):
             data = folder.read(name, 0, stop)
-        found = json.loads(json.loads(data[8:stop])["__metadata__"]["documents"])
-        return [Entry(**{**values, "shard": name, "offset": stop + values["offset"]}) for values in found]
-    except (ValueError, KeyError, TypeError, struct.error) as error:
-        raise DataError(
-            f"{folder.url}/{name} is not a shard of a feature store ({error}); "
-            "copy it again, or delete it and extract again"
-        ) from error
+        marks = json.loads(data[8:stop])["__metadata__"]
+        plan = int(marks["plan"]) if "sha256" in marks else None
+        if plan is not None and marks["sha256"] != _digest(marks["documents"], plan):
+            raise ShardDamage("is damaged: its list of documents does not have its sha256")
+        found = json.loads(marks["documents"])
+        entries = [Entry(**{**values, "shard": name, "offset": stop + values["offset"]}) for values in found]
+        wanted = stop + sum(Layout.of(manifest, entry.length).size for entry in entries)
+    except FileNotFoundError as error:
+        raise ShardDamage("is missing") from error
+    except (ValueError, KeyError, TypeError, OverflowError, struct.error) as error:
+        raise ShardDamage(f"is damaged: its header is not that of a shard ({error})") from error
+    if size not in (None, wanted):
+        raise ShardDamage(f"has {size:,} bytes, wanted {wanted:,}")
+    return Shard(name, entries, wanted, plan)
+
+
+def read_in_full(folder: Folder, shard: Shard, manifest: Manifest) -> Iterator[int]:
+    """Compare every byte of a shard with the digests in its header; yields the bytes read by each request.
+
+    Raises:
+        ShardDamage: some byte is not as it was written.
+    """
+    start = shard.entries[0].offset if shard.entries else shard.size
+    relative = [replace(entry, offset=entry.offset - start) for entry in shard.entries]
+    yield start
+    if bytes(folder.read(shard.name, 0, start)) != _header(relative, manifest, shard.plan):
+        raise ShardDamage("is damaged: its header is not as it was written")
+    sizes = [Layout.of(manifest, entry.length).size for entry in shard.entries]
+    first = 0
+    while first < len(sizes):
+        last, total = first, 0
+        while last < len(sizes) and (last == first or total + sizes[last] <= READ_BYTES):
+            total += sizes[last]
+            last += 1
+        begin = shard.entries[first].offset
+        data = memoryview(folder.read(shard.name, begin, begin + total))
+        for entry, size in zip(shard.entries[first:last], sizes[first:last], strict=True):
+            if hashlib.sha256(data[entry.offset - begin :][:size]).hexdigest() != entry.sha256:
+                raise ShardDamage(f"is damaged: document {entry.id!r} does not have its sha256")
+        yield total
+        first = last

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from object_server import s3_bucket
 from safetensors import safe_open
-from store_documents import MANIFEST, assert_same, make_document, write_store
+from store_documents import MANIFEST, RUN, assert_same, make_document, write_documents, write_store
 
 from eagle_plugin.data.rows import DataError
 from eagle_plugin.data.store.feature_store import Entry, FeatureStore, FeatureWriter
@@ -40,9 +40,8 @@ def s3() -> Iterator[str]:
 def test_what_was_written_comes_back(numbers: list[int], shard_bytes: int, hidden: int, aux: int) -> None:
     manifest = dataclasses.replace(MANIFEST, hidden_size=hidden, aux_layers=tuple(range(aux)))
     url = f"memory://{uuid.uuid4()}"
-    with FeatureWriter(url, manifest, shard_bytes=shard_bytes) as writer:
-        for number in numbers:
-            writer.add(make_document(number, manifest))
+    with FeatureWriter(url, manifest, RUN) as writer:
+        write_documents(writer, numbers, shard_bytes)
     store = FeatureStore(url)
     assert store.manifest == manifest
     assert [entry.id for entry in store.entries] == [f"row-{number}" for number in numbers]
@@ -100,8 +99,8 @@ def test_another_target_or_setting_is_refused_by_name(tmp_path: Path, change: di
     write_store(tmp_path, range(2))
     other = dataclasses.replace(MANIFEST, **change)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=f"{next(iter(change))} .* not .*--store"):
-        FeatureWriter(tmp_path, other)
-    FeatureWriter(tmp_path, dataclasses.replace(MANIFEST, target="renamed")).close()
+        FeatureWriter(tmp_path, other, RUN)
+    FeatureWriter(tmp_path, dataclasses.replace(MANIFEST, target="renamed"), RUN).close()
 
 
 def test_a_manifest_of_another_version_or_shape_is_refused(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from store_documents import MANIFEST, assert_same, make_document, write_store
+from store_documents import MANIFEST, RUN, assert_same, make_document, write_documents, write_store
 
 from eagle_plugin.data.rows import DataError
 from eagle_plugin.data.store.feature_store import FeatureStore, FeatureWriter
+from eagle_plugin.data.store.plan import Run
 
 KILLED_WRITER = """
 import os, signal, sys
@@ -38,14 +39,19 @@ def test_after_kill_9_the_next_run_makes_the_same_store(tmp_path: Path, before: 
     code = KILLED_WRITER.format(paths=sys.path, before=before, url=url)
     assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
     assert any(".partial-" in path.name for path in Path(url).iterdir())  # the kill was inside a write
-    left = FeatureStore(url)  # readable at once
-    assert 0 < len(left.entries) < 40
+    with pytest.raises(DataError, match=r"shard-000-\d+.safetensors is missing, and \d+ more; run the same"):
+        FeatureStore(url)
+    assert len(list(Path(url).glob("shard-*"))) == (2 if before else 3)
     write_store(url, range(40))
-    assert sorted(path.name for path in Path(url).iterdir()) == sorted(p.name for p in (tmp_path / "whole").iterdir())
+    assert files(Path(url)) == files(tmp_path / "whole")
     store = FeatureStore(url)
     assert [entry.id for entry in store.entries] == [f"row-{number}" for number in range(40)]
     for number, entry in enumerate(store.entries):
         assert_same(store.read(entry), make_document(number))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 FULL_DISK = """
@@ -65,7 +71,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing_half_written(tmp_path: P
     code = FULL_DISK.format(paths=sys.path, url=str(tmp_path / "s"), shard=8000)
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "is full" in found.stdout and "run again" in found.stdout
-    assert [path.name for path in (tmp_path / "s").iterdir()] == ["manifest.json"]
+    assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["manifest.json", "plan-000-000.json"]
     write_store(tmp_path / "s", range(40))
     assert len(FeatureStore(tmp_path / "s").entries) == 40
 
@@ -94,46 +100,67 @@ def test_cut_lost_and_foreign_shards_are_refused(tmp_path: Path) -> None:
     path.write_bytes(whole[:-40])
     with pytest.raises(DataError, match="damaged"):
         store.read(store.entries[-1])
+    with pytest.raises(DataError, match=rf"{path.name} has {len(whole) - 40:,} bytes, wanted {len(whole):,}; run"):
+        FeatureStore(tmp_path)
     path.unlink()
     with pytest.raises(DataError, match="has lost"):
         store.read(store.entries[0])
-    for bad in (b"", whole[:50], b"\x02" + bytes(7) + b"{}"):
+    with pytest.raises(DataError, match=f"{path.name} is missing; run"):
+        FeatureStore(tmp_path)
+    for bad in (b"", whole[:50], b"\x02" + bytes(7) + b"{}", b"\xff" * 7 + whole[7:], whole.replace(b"chat", b"chap")):
         path.write_bytes(bad)
-        with pytest.raises(DataError, match="not a shard"):
+        with pytest.raises(DataError, match=f"{path.name} is damaged: its (header is not that of a shard|list of doc)"):
             FeatureStore(tmp_path)
     with pytest.raises(DataError, match="not a feature store"):
         FeatureStore(tmp_path / "elsewhere")
 
 
 def test_ranks_share_a_store_and_two_of_one_rank_are_refused(tmp_path: Path) -> None:
-    first = FeatureWriter(tmp_path, MANIFEST, rank=0)
-    second = FeatureWriter(tmp_path, MANIFEST, rank=0)
-    with FeatureWriter(tmp_path, MANIFEST, rank=1) as other:
-        other.add(make_document(2))
-    first.add(make_document(0))
+    first, second = (FeatureWriter(tmp_path, MANIFEST, Run("x", 0, 2)) for _ in range(2))
+    with FeatureWriter(tmp_path, MANIFEST, Run("x", 1, 2)) as other:
+        write_documents(other, [2])
+    with pytest.raises(DataError, match=r"plan-000-000.json is missing: process 0 of 2 has not begun"):
+        FeatureStore(tmp_path)
+    write_documents(first, [0])
     first.close()
-    second.add(make_document(1))
     with pytest.raises(DataError, match="--rank"):
-        second.close()
-    assert {entry.id for entry in FeatureStore(tmp_path).entries} == {"row-0", "row-2"}
-    assert FeatureWriter(tmp_path, MANIFEST, rank=5).done == {"row-0", "row-2"}  # of all ranks
+        write_documents(second, [0])
+    second.close()
+    third = FeatureWriter(tmp_path, MANIFEST, Run("y"))
+    third.plan([["row-1"]])
+    fourth = FeatureWriter(tmp_path, MANIFEST, Run("y"))
+    write_documents(third, [1])
+    third.close()
+    write_documents(fourth, [1])
+    with pytest.raises(DataError, match="--rank"):
+        fourth.close()
+    assert {entry.id for entry in FeatureStore(tmp_path).entries} == {"row-0", "row-1", "row-2"}
+    assert FeatureWriter(tmp_path, MANIFEST, Run("z", 5, 6)).earlier == {"row-0", "row-1", "row-2"}  # of all ranks
 
 
 def test_documents_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     good = make_document(3)
-    with FeatureWriter(tmp_path, MANIFEST) as writer:
-        writer.add(good)
-        with pytest.raises(DataError, match="already"):
-            writer.add(good)
+    with FeatureWriter(tmp_path, MANIFEST, RUN) as writer:
         for wrong in ({"aux": None}, {"last": good.last[:-1]}, {"mask": good.mask[1:]}, {"aux": good.last}):
             with pytest.raises(DataError, match=next(iter(wrong))):
                 writer.add(dataclasses.replace(good, id="other", **wrong))
 
 
-def test_an_error_writes_nothing_and_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
-    for kind, kept in ((ValueError, 0), (KeyboardInterrupt, 2)):
-        with pytest.raises(kind), FeatureWriter(tmp_path / kind.__name__, MANIFEST) as writer:
-            writer.add(make_document(0))
-            writer.add(make_document(1))
-            raise kind
-        assert len(FeatureStore(tmp_path / kind.__name__).entries) == kept
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+def test_an_error_and_ctrl_c_keep_finished_shards_and_write_no_part_of_one(tmp_path: Path, kind: type) -> None:
+    with pytest.raises(kind), FeatureWriter(tmp_path, MANIFEST, RUN) as writer:
+        writer.plan([["row-0", "row-1"], ["row-2", "row-3"]])
+        for number in range(3):
+            writer.add(make_document(number))
+            if number == 1:
+                writer.finish(writer.names[0])
+        raise kind
+    assert [path.name for path in tmp_path.glob("shard-*")] == [writer.names[0]]
+
+
+def test_rows_that_change_during_the_extraction_are_found(tmp_path: Path) -> None:
+    with FeatureWriter(tmp_path, MANIFEST, RUN) as writer:
+        writer.plan([["row-0", "row-1"]])
+        writer.add(make_document(0))
+        with pytest.raises(DataError, match="the row file changed"):
+            writer.finish(writer.names[0])
