@@ -178,8 +178,14 @@ def run(job: JobRecipe, target: Path, out: Path, until: str | None, console: Con
     Raises:
         JobError: a stage failed; its own message was printed before.
     """
-    out.mkdir(parents=True, exist_ok=True)
     stages = list_stages(job, target, out)
+    if until is not None and not any(stage.name.startswith(until) for stage in stages):
+        names = ", ".join(stage.name for stage in stages)
+        raise JobError(f"--until {until} is no stage of this recipe, wanted the beginning of one of: {names}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise JobError(f"cannot make the folder {out} ({error.strerror}); name another one with --out") from error
     done = _read_done(out / JOB_FILE)
     digest = ""
     for number, stage in enumerate(stages, 1):

@@ -23,6 +23,7 @@ from eagle_plugin.data.store.extraction import MIN_RESPONSE, ExtractionStats, ex
 from eagle_plugin.data.store.feature_store import SHARD_BYTES, FeatureWriter
 from eagle_plugin.data.store.features import Taps, check_aux_layers, default_aux_layers, load_target
 from eagle_plugin.data.store.manifest import Manifest, target_digests
+from eagle_plugin.devices import check_device
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 EXAMPLES = """\
@@ -98,7 +99,7 @@ def _find_place(arguments: argparse.Namespace) -> tuple[int, int, str]:
     if device is None:
         local = int(os.environ.get("LOCAL_RANK", "0"))
         device = f"cuda:{local % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
-    return rank, world, device
+    return rank, world, check_device(device)
 
 
 def _bar(console: Console, shown: bool) -> Progress:

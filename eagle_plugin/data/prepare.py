@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -91,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         workers=workers,
         val_share=arguments.val_share,
         keep_responses=arguments.keep_responses,
+        skip_broken=arguments.skip_broken,
         source=arguments.source,
         console=console,
     )
@@ -106,6 +108,7 @@ def prepare(
     workers: int = 1,
     val_share: float = 0.02,
     keep_responses: bool = False,
+    skip_broken: bool = False,
     source: str | None = None,
     console: Console | None = None,
 ) -> PreparationStats:
@@ -116,9 +119,10 @@ def prepare(
     """
     stats = PreparationStats()
     seen: set[bytes] = set()
+    read = partial(read_records, skip_broken=skip_broken)
 
     def lines(filter_prompts: FilterPrompts, advance: Callable[[int], None]) -> Iterator[str]:
-        for filtered in filter_prompts(_raw_prompts(files, keep_responses, source, stats, advance)):
+        for filtered in filter_prompts(_raw_prompts(files, read, keep_responses, source, stats, advance)):
             for prompt in _count(filtered, seen, stats):
                 final = assign_id_and_split(prompt, val_share)
                 stats.kept[final.split] += 1
@@ -135,6 +139,7 @@ def prepare(
 
 def _raw_prompts(
     files: Sequence[str],
+    read: Callable[[str, Callable[[int], None]], Iterator[Record | SkippedRecord]],
     keep_responses: bool,
     source: str | None,
     stats: PreparationStats,
@@ -143,7 +148,7 @@ def _raw_prompts(
     """The records of all files in normal form, without duplicates."""
     seen: set[bytes] = set()
     for name in files:
-        for item in read_records(name, advance):
+        for item in read(name, advance):
             stats.read += not (isinstance(item, SkippedRecord) and item.reason == CUT)
             if isinstance(item, SkippedRecord):
                 stats.skip(item.where, item.reason)
@@ -237,6 +242,9 @@ def _parser() -> argparse.ArgumentParser:
         "--val-share", type=float, default=0.02, metavar="SHARE", help="share of the prompts held out (default: 0.02)"
     )
     parser.add_argument("--keep-responses", action="store_true", help="keep the recorded answers")
+    parser.add_argument(
+        "--skip-broken", action="store_true", help="leave out and count broken lines (default: refuse the file)"
+    )
     parser.add_argument("--source", metavar="NAME", help="name of these prompts in evaluation (default: their format)")
     return parser
 

@@ -22,6 +22,7 @@ from eagle_plugin.data.rows import DataError, TokenRow
 from eagle_plugin.data.sources.sets import SETS
 from eagle_plugin.data.store.features import load_target
 from eagle_plugin.data.target_files import load_tokenizer
+from eagle_plugin.devices import check_device
 from eagle_plugin.evaluate.measure import SHAPES, Responses, check_tree_reading, evaluate
 from eagle_plugin.evaluate.responses import held_out_rows, responses_at, set_rows
 from eagle_plugin.evaluate.stats import AcceptCounts, gain, summarize
@@ -94,6 +95,7 @@ def _temperature(text: str) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate the heads and print one table; returns 0, raises UserError for anything refused."""
     options = parse(argv)
+    check_device(options.device)
     reuse_memory()
     with _bars(Console(stderr=True)) as bar:
         target_dir = target_folder(options.target, bar)

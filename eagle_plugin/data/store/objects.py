@@ -195,29 +195,49 @@ class FsspecFolder:
         try:
             import fsspec
 
+        except ModuleNotFoundError as error:
+            raise DataError(f"{url} needs the Python package {error.name}; pip install 'eagle-plugin[data]'") from error
+        # Each file system raises errors of its own: ftplib's and those of HTTP clients have no common base.
+        try:
             self._files, self._path = fsspec.url_to_fs(self.url)
-        except (ImportError, ValueError) as error:
+        except Exception as error:
             raise DataError(
-                f"{url} cannot be opened ({error}); use a path, s3:// or gs://, or install its library"
+                f"{url} cannot be opened ({_first_line(error)}); use a path, s3:// or gs://, or install its library"
             ) from error
 
     def names(self) -> list[str]:
-        self._files.invalidate_cache()
-        if not self._files.exists(self._path):
-            return []
-        return sorted(info["name"].rsplit("/", 1)[-1] for info in self._files.ls(self._path) if info["type"] == "file")
+        with self._errors("list"):
+            self._files.invalidate_cache()
+            if not self._files.exists(self._path):
+                return []
+            found = self._files.ls(self._path)
+            return sorted(info["name"].rsplit("/", 1)[-1] for info in found if info["type"] == "file")
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        return self._files.cat_file(f"{self._path}/{name}", start=start, end=stop)
+        with self._errors("read", name):
+            return self._files.cat_file(f"{self._path}/{name}", start=start, end=stop)
 
     def create(self, name: str, data: bytes | bytearray | memoryview) -> None:
         path = f"{self._path}/{name}"
-        if self._files.exists(path):
-            raise ObjectExists(f"{self.url}/{name} exists already; it was not changed")
-        self._files.makedirs(self._path, exist_ok=True)
-        partial = f"{path}{PARTIAL}{socket.gethostname()}-{os.getpid()}"
-        self._files.pipe_file(partial, bytes(data))
-        self._files.mv(partial, path)
+        with self._errors("write", name):
+            if self._files.exists(path):
+                raise ObjectExists(f"{self.url}/{name} exists already; it was not changed")
+            self._files.makedirs(self._path, exist_ok=True)
+            partial = f"{path}{PARTIAL}{socket.gethostname()}-{os.getpid()}"
+            self._files.pipe_file(partial, bytes(data))
+            self._files.mv(partial, path)
+
+    @contextlib.contextmanager
+    def _errors(self, verb: str, name: str = "") -> Iterator[None]:
+        try:
+            yield
+        except (DataError, FileNotFoundError):
+            raise
+        except Exception as error:  # see __init__
+            where = f"{self.url}/{name}".rstrip("/")
+            raise DataError(
+                f"cannot {verb} {where} ({_first_line(error)}); check the URL, the access rights and the network"
+            ) from error
 
 
 def _first_line(error: BaseException) -> str:
