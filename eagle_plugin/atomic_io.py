@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PARTIAL = ".partial-"
+ANOTHER_FILE = "name another file with --out"
 
 
 class WriteError(UserError):
@@ -55,8 +56,8 @@ def replace_file(path: Path, *, flush: bool = True) -> Iterator[Path]:
 
 
 @contextmanager
-def replace_output(path: Path) -> Iterator[Path]:
-    """`replace_file` for a file that the user named with --out.
+def replace_output(path: Path, fix: str = ANOTHER_FILE) -> Iterator[Path]:
+    """`replace_file` for a file that the user named; `fix` is what the error advises.
 
     Of a symbolic link, the file that it names is replaced, and the link stays.
 
@@ -69,16 +70,16 @@ def replace_output(path: Path) -> Iterator[Path]:
         with replace_file(final) as temporary:
             yield temporary
     except OSError as error:
-        raise WriteError(f"cannot write {path} ({error.strerror or error}); name another file with --out") from error
+        raise WriteError(f"cannot write {path} ({error.strerror or error}); {fix}") from error
 
 
-def write_output(path: Path, lines: Iterable[str]) -> None:
+def write_output(path: Path, lines: Iterable[str], fix: str = ANOTHER_FILE) -> None:
     """Write lines, which include their newlines, as UTF-8; an error that the iteration raises leaves `path` as it was.
 
     Raises:
         WriteError: the file cannot be written.
     """
-    with replace_output(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+    with replace_output(path, fix) as temporary, temporary.open("w", encoding="utf-8") as file:
         file.writelines(lines)
 
 

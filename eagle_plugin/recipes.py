@@ -75,7 +75,7 @@ def validate(model: type[Model], values: dict[str, Any], where: str, refusal: ty
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """", did you mean X?" if a known name is similar, else an empty text."""
+    """ ", did you mean X?" if a known name is similar, else an empty text."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f", did you mean {close[0]}?" if close else ""
 

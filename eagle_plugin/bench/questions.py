@@ -25,7 +25,11 @@ def read_questions(paths: Iterable[Path]) -> list[Question]:
     questions: list[Question] = []
     places: dict[str, str] = {}
     for path in paths:
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} cannot be read ({error}); give JSON lines with one question per line") from error
+        for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             place = f"{path}:{number}"

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from eagle_plugin.errors import UserError
+from eagle_plugin.errors import UserError, json_fault
 
 Split = Literal["train", "val"]
 # Bytes of a line; a longer one is not read into memory. A prompt of this length would have about 16 million tokens.
@@ -102,7 +102,9 @@ def long_line(where: str) -> DataError:
 def _parse(line: bytes, where: str) -> TokenRow:
     try:
         row = TokenRow(**json.loads(line))
-    except (ValueError, TypeError, RecursionError) as error:
+    except RecursionError as error:
+        raise DataError(f"{where} {json_fault(error)} to be a token row; remove that line") from error
+    except (ValueError, TypeError) as error:
         raise DataError(
             f"{where} is not a token row ({error}); wanted {', '.join(TokenRow.__annotations__)}"
         ) from error

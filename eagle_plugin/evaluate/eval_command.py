@@ -51,6 +51,7 @@ over the prompts; the gain is over the first head, on the same prompts.
 FILE-details.json in the same folder has those of all heads with their intervals and the acceptance of each position.
 """
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+ANOTHER_FILE = "name another file with --json"
 POOLED = "all"
 WIDTH = 110  # of the table in a file
 Results = dict[str, dict[str, list[AcceptCounts]]]  # head -> name such as tree16_t0 -> one entry per prompt
@@ -230,8 +231,8 @@ def _write(path: Path, document: dict[str, dict[str, dict[str, Any]]]) -> None:
         for domain, stats in last.items()
         if domain != POOLED
     }
-    write_output(path, [json.dumps(plain, indent=1), "\n"])
-    write_output(path.with_name(f"{path.stem}-details.json"), [json.dumps(document, indent=1), "\n"])
+    write_output(path, [json.dumps(plain, indent=1), "\n"], ANOTHER_FILE)
+    write_output(path.with_name(f"{path.stem}-details.json"), [json.dumps(document, indent=1), "\n"], ANOTHER_FILE)
 
 
 @contextmanager

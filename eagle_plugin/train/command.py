@@ -56,6 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         source = open_source(settings.target, settings.data, DTYPES[settings.dtype], ranks.device)
         try:
             return train(settings, out, ranks, source)
+        except OSError as error:
+            if error.filename and not Path(error.filename).is_relative_to(out):
+                raise
+            raise TrainError(
+                f"cannot write {out} ({error.strerror or error}); free space or correct the permissions, then run the "
+                "same command again"
+            ) from error
         finally:
             source.close()
 

@@ -14,6 +14,7 @@ from typing import Any
 from eagle_plugin.data.rows import DataError, Split, open_lines, read_lines
 from eagle_plugin.data.sources.conversation import Unusable, normalise_messages
 from eagle_plugin.data.sources.formats import Record
+from eagle_plugin.errors import json_fault
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,10 @@ def parse_prompt(line: bytes, where: str) -> Prompt:
     """
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{where} is not JSON ({error}); write the file again with `eagle-plugin data prepare`"
+            f"{where} {json_fault(error)}; write the file again with `eagle-plugin data prepare`"
         ) from error
-    except RecursionError as error:
-        raise DataError(f"{where} is nested too deeply to be a prompt; remove that line") from error
     advice = "bring the file to the prompt form with `eagle-plugin data prepare`"
     if not isinstance(value, dict) or not {"id", "source"} <= value.keys() <= _FIELDS:
         found = ", ".join(value) if isinstance(value, dict) else type(value).__name__
