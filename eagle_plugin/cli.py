@@ -267,9 +267,9 @@ def _sglang() -> str:
 
 
 def _kernels() -> str:
-    if importlib.util.find_spec("torch") is None:
-        return "none (they need torch, which comes with the engine)"
     with importing():
+        if importlib.util.find_spec("torch") is None:
+            return "none (they need torch, which comes with the engine)"
         from eagle_plugin.kernels import loader
 
     try:

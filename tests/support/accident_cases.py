@@ -37,8 +37,8 @@ class Case(NamedTuple):
     """A call that works if nothing is wrong with its places.
 
     args: the arguments after the sub-command; {name} is the path of a place, or of a good input that stays good.
-    places: name -> kind: "file" and "folder" are read, of "config" only config.json of a folder is read, "new file" and "new folder" are written, "cache" is the user's
-        cache, "stdout" the standard output.
+    places: name -> kind: "file" and "folder" are read, of a "config" folder only config.json; "new file" and
+        "new folder" are written; "cache" is the user's cache, "stdout" the standard output.
     """
 
     args: str
@@ -46,7 +46,7 @@ class Case(NamedTuple):
 
 
 MODEL = "--target {target} --head {head} --out {out}"
-SERVES = {"target": "folder", "head": "folder", "out": "new folder"}
+SERVES = {"target": "config", "head": "config", "out": "new folder"}  # the engine reads the rest
 # `data verify` and others that come later: give a call that works and the places that it reads and writes.
 CASES = {
     "models list": Case("", {"stdout": "stdout"}),
