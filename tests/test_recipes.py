@@ -20,7 +20,7 @@ GOOD = {"target": "t", "data": {"store": "s"}, "budget": {"updates": 1}}
         ("- a\n- b\n", "holds a list, wanted a mapping"),
         ("", "is empty, wanted a mapping"),
         ("a: [1\n", "is not YAML"),
-        ("[" * 5000, "nested too deeply"),
+        ("[" * 2000, "nested too deeply"),
     ],
 )
 def test_a_file_that_is_no_recipe_is_one_sentence(text: str, message: str, tmp_path: Path) -> None:

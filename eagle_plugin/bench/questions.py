@@ -24,6 +24,7 @@ def read_questions(paths: Iterable[Path]) -> list[Question]:
     """Read every question of the given `.jsonl` files, in order; a ValueError names the file and line of a bad one."""
     questions: list[Question] = []
     places: dict[str, str] = {}
+    paths = list(paths)
     for path in paths:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
@@ -48,7 +49,8 @@ def read_questions(paths: Iterable[Path]) -> list[Question]:
             places[question.id] = place
             questions.append(question)
     if not questions:
-        raise ValueError("no prompts found; give at least one .jsonl file with one question per line")
+        found = f" in {', '.join(map(str, paths))}" if paths else ""
+        raise ValueError(f"no prompts found{found}; give at least one .jsonl file with one question per line")
     return questions
 
 

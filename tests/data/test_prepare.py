@@ -167,6 +167,17 @@ def test_the_output_is_written_whole_or_not_at_all(write_lines: Callable[..., st
         prepare([write_lines({"messages": [{"role": "system", "content": "x"}]})], out, PrivacySettings("off"))
 
 
+def test_broken_lines_are_refused_or_counted(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    file, out = tmp_path / "capture.jsonl", str(tmp_path / "o.jsonl")
+    file.write_text("".join(json.dumps(chat(user(f"question {i}"))) + "\n{broken\n" for i in range(30)))
+    command = [str(file), "--privacy", "off", "--out", out]
+    with pytest.raises(DataError, match="capture.jsonl:2 is not JSON .* leave such records out with --skip-broken"):
+        main(command)
+    assert main([*command, "--skip-broken"]) == 0
+    assert "left out: line that is not JSON │      30 │ capture.jsonl:2" in capfd.readouterr().err
+    assert len(list(read_prompts(out))) == 30
+
+
 def test_stdin_and_a_name_for_the_source(write_lines: Callable[..., str], tmp_path: Path):
     command = [sys.executable, "-m", "eagle_plugin.data.prepare", "-", "--privacy", "off", "--out", "o.jsonl"]
     with open(write_lines(*RECORDS)) as file:

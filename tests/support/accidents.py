@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
-from accident_cases import CASES, make_inputs, stand_ins, sub_commands  # noqa: E402
+from accident_cases import CASES, Case, make_inputs, stand_ins, sub_commands  # noqa: E402
 from accident_kinds import ACCIDENTS, Accident  # noqa: E402
 from token_endpoint import TokenEndpoint  # noqa: E402
 
