@@ -83,7 +83,7 @@ def test_the_stages_are_in_order_and_name_each_others_files(recipe, tmp_path):
         (("evaluate: []", "compare: nosuch"), "compare is nosuch, which holds no config.json"),
         (("    phases: [{steps: 1}]", "    batch_token: 5"), "train.base has 1 wrong key(s): batch_token: Extra inputs "
                                                              "are not permitted (got 5), did you mean batch_tokens?"),
-        (("    phases: [{steps: 1}]", "    data: {store: recorded}"), "data.store names 'recorded', wanted of generated"),
+        (("    phases: [{steps: 1}]", "    data: {store: recorded}"), "store names 'recorded', wanted of generated"),
         (("    phases: [{steps: 1}]", "    data: generated"), "train.base.data is 'generated', wanted a mapping"),
     ],
 )  # fmt: skip

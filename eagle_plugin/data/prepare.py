@@ -38,6 +38,7 @@ formats (detected from the first 20 records, which must agree; JSON lines, .gz, 
   ShareGPT            {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
   OpenAI chat         {"messages": [{"role": "user", "content": "Hi"}]}
   OpenAI batch        {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": ...}}
+                      {"custom_id": "1", "method": "POST", "url": "/v1/responses", "body": {"input": "Hi"}}
   OpenAI completions  {"prompt": "Once upon a time"}
   SageMaker capture   {"captureData": {"endpointInput": {"data": "...", "encoding": "BASE64"}, ...}, ...}
   plugin capture      {"v": 1, "id": "...", "request": {"messages": ...}, "response": {...}}
@@ -45,6 +46,7 @@ formats (detected from the first 20 records, which must agree; JSON lines, .gz, 
 examples:
   eagle-plugin data prepare chats.json --out prompts.jsonl
   eagle-plugin data prepare capture/*.jsonl.gz --privacy redact --keep-responses --out prompts.jsonl
+  eagle-plugin data prepare capture/*.jsonl.gz --skip-broken --out prompts.jsonl
   zcat big.gz | eagle-plugin data prepare - --privacy off --out prompts.jsonl
   PYTHONPATH=. eagle-plugin data prepare chats.json --recogniser my_names:find --out prompts.jsonl
 

@@ -57,15 +57,17 @@ def open_folder(url: str | Path) -> Folder:
     """The folder of a path or URL; nothing is created before the first write.
 
     Raises:
-        DataError: the scheme is unknown or its library is not installed.
+        DataError: the scheme is unknown, its library is not installed, or nothing follows the scheme.
     """
     text = str(url)
-    scheme, separator, _ = text.partition("://")
+    scheme, separator, place = text.partition("://")
     if not separator:
         return LocalFolder(Path(text).expanduser())
     scheme = scheme.lower()
     if scheme == "file":
         return LocalFolder(Path(unquote(urlsplit(text).path)))
+    if not place.strip("/"):
+        raise DataError(f"{text} names no place; write for example s3://bucket/folder")
     return ObjectStoreFolder(text) if scheme in OBJECT_STORES else FsspecFolder(text)
 
 
