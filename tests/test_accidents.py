@@ -99,8 +99,8 @@ LATE = [(command, module) for module, commands in (("eagle_plugin.", CASES), ("t
     ("command", "module"), [*QUICK, *(pytest.param(*late, marks=pytest.mark.matrix) for late in LATE)]
 )
 def test_ctrl_c_while_modules_load(command: str, module: str, tmp_path: Path) -> None:
-    words = CASES[command].args.replace("{url}", "http://127.0.0.1:9").format_map(_Anywhere(tmp_path)).split()
-    code = INTERRUPTED.format(module=module, args=[*command.split(), *words])
+    filled = CASES[command].args.replace("{url}", "http://127.0.0.1:9").format_map(_Anywhere(tmp_path)).split()
+    code = INTERRUPTED.format(module=module, args=[*command.split(), *filled])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped by Ctrl-C\n")
 

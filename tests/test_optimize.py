@@ -100,8 +100,10 @@ def test_a_stage_that_is_not_there_is_refused_before_anything_runs(recipe, tmp_p
     (tmp_path / "recipe.yaml").write_text(recipe)
     out = tmp_path / "out"
     assert main(["optimize", str(tmp_path / "recipe.yaml"), "--out", str(out), "--until", "nostage"]) == 2
-    said = capsys.readouterr().err
-    assert "--until nostage is no stage of this recipe" in said and "features of generated rows, train base" in said
+    printed = capsys.readouterr().err
+    assert (
+        "--until nostage is no stage of this recipe" in printed and "features of generated rows, train base" in printed
+    )
     assert not out.exists()
 
 

@@ -181,7 +181,7 @@ if __name__ == "__main__":
         for chosen in sys.argv[1:] or sub_commands():
             for outcome in workshop.run(chosen):
                 code = "TRACEBACK" if outcome.code is None else outcome.code
-                said = (outcome.sentences or [""])[-1].replace(str(workshop.folder), "...")
-                print(f"{chosen:<16} {outcome.place:<9} {outcome.accident:<13} {code:<3} {said}", flush=True)
+                printed = (outcome.sentences or [""])[-1].replace(str(workshop.folder), "...")
+                print(f"{chosen:<16} {outcome.place:<9} {outcome.accident:<13} {code:<3} {printed}", flush=True)
                 if outcome.code is None:
                     print(outcome.output)
