@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from eagle_plugin.allocator import reuse_memory
+from eagle_plugin.command_end import end_of
 from eagle_plugin.data.rows import DataError, read_rows
 from eagle_plugin.data.store.extraction import MIN_RESPONSE, ExtractionStats, extract, survey_rows
 from eagle_plugin.data.store.feature_store import SHARD_BYTES, FeatureWriter
@@ -177,7 +178,4 @@ def _positive(text: str) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except DataError as refusal:
-        sys.exit(f"error: {refusal}")
+    sys.exit(end_of(main, owns_process=True))

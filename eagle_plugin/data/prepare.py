@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from eagle_plugin.atomic_io import write_output
+from eagle_plugin.command_end import end_of
 from eagle_plugin.data.privacy.filter import (
     PRIVATE,
     FilteredPrompt,
@@ -252,4 +253,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(end_of(main, owns_process=True))

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_plugin.allocator import reuse_memory
-from eagle_plugin.errors import UserError
+from eagle_plugin.command_end import end_of
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.train.curve import draw_curve
@@ -175,8 +175,4 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(end_of(main, owns_process=True))

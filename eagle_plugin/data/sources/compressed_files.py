@@ -22,23 +22,28 @@ def open_raw(path: str) -> IO[bytes]:
     """
     try:
         if path == "-":
-            return open(sys.__stdin__.fileno() if sys.__stdin__ else 0, "rb", buffering=0, closefd=False)
+            if sys.__stdin__ is None:  # closed; its number may be that of another file by now
+                raise DataError("the standard input is closed; give files of prompts")
+            return open(sys.__stdin__.fileno(), "rb", buffering=0, closefd=False)
         return open(path, "rb", buffering=0)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); give files of prompts, or - for stdin") from error
 
 
 class Counted(io.RawIOBase):
-    """A raw file that reports how many bytes are read from it."""
+    """A raw file that reports how many bytes are read from it, and whose errors name the file."""
 
-    def __init__(self, raw: Any, on_bytes: Callable[[int], None]) -> None:
-        self.raw, self.on_bytes = raw, on_bytes
+    def __init__(self, raw: Any, name: str, on_bytes: Callable[[int], None]) -> None:
+        self.raw, self.name, self.on_bytes = raw, name, on_bytes
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        count = self.raw.readinto(buffer) or 0
+        try:
+            count = self.raw.readinto(buffer) or 0
+        except OSError as error:
+            raise DataError(f"{self.name} cannot be read ({error.strerror or error}); copy the file again") from error
         self.on_bytes(count)
         return count
 

@@ -66,7 +66,7 @@ def read_objects(
     """
     name = "<stdin>" if path == "-" else path
     with open_raw(path) as raw:
-        file = io.BufferedReader(Counted(raw, on_bytes or (lambda count: None)), CHUNK)
+        file = io.BufferedReader(Counted(raw, name, on_bytes or (lambda count: None)), CHUNK)
         if file.peek(4).startswith(PARQUET):
             yield from _read_parquet(path, name, on_bytes or (lambda count: None))
             return
@@ -77,8 +77,6 @@ def read_objects(
             yield from read(stream, name, skip_broken)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise DataError(f"{name} is a broken gzip file ({error}); copy it again") from error
-        except OSError as error:
-            raise DataError(f"{name} cannot be read ({error.strerror or error}); copy the file again") from error
 
 
 def _first_character(stream: io.BufferedReader) -> bytes:
@@ -246,7 +244,7 @@ def _read_parquet(path: str, name: str, on_bytes: Callable[[int], None]) -> Iter
                 yield LocatedObject(
                     f"{name}:row {number}", {key: value for key, value in row.items() if value is not None}
                 )
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{name} is a broken Parquet file after row {number} ({error}); copy it again") from error
     on_bytes(Path(path).stat().st_size)
 
