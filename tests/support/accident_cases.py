@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -119,7 +120,9 @@ def make_inputs(folder: Path) -> dict[str, Path]:
         made[name] = _write(folder / name / "lines.jsonl", "".join(json.dumps(value) + "\n" for value in values))
     made["store"] = folder / "store" / "features"
     args = ["data", "features", str(made["rows"]), "--target", str(target), "--store", str(made["store"])]
-    if cli.main(args):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        code = cli.main(args)
+    if code:
         raise RuntimeError("the feature store for the accidents was not made")
     made["recipe"] = _write(folder / "recipe" / "recipe.yaml", TRAIN.format(**made))
     made["job"] = _write(folder / "job" / "job.yaml", JOB.format(**made))
