@@ -7,17 +7,25 @@ is left, under a name that contains `PARTIAL`.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import re
 import socket
+import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from eagle_plugin.errors import UserError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 PARTIAL = ".partial-"
+ANOTHER_FILE = "name another file with --out"
 
 
 class WriteError(UserError):
@@ -44,30 +52,34 @@ def replace_file(path: Path, *, flush: bool = True) -> Iterator[Path]:
             flush_to_disk(temporary)
         temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        _remove(temporary)
 
 
 @contextmanager
-def replace_output(path: Path) -> Iterator[Path]:
-    """`replace_file` for a file that the user named with --out.
+def replace_output(path: Path, fix: str = ANOTHER_FILE) -> Iterator[Path]:
+    """`replace_file` for a file that the user named; `fix` is what the error advises.
+
+    Of a symbolic link, the file that it names is replaced, and the link stays.
 
     Raises:
         WriteError: the file cannot be written; `path` is as it was before.
     """
     try:
-        with replace_file(path) as temporary:
+        final = Path(os.path.realpath(path)) if path.is_symlink() else path
+        _check_regular(final)
+        with replace_file(final) as temporary:
             yield temporary
     except OSError as error:
-        raise WriteError(f"cannot write {path} ({error.strerror or error}); name another file with --out") from error
+        raise WriteError(f"cannot write {path} ({error.strerror or error}); {fix}") from error
 
 
-def write_output(path: Path, lines: Iterable[str]) -> None:
+def write_output(path: Path, lines: Iterable[str], fix: str = ANOTHER_FILE) -> None:
     """Write lines, which include their newlines, as UTF-8; an error that the iteration raises leaves `path` as it was.
 
     Raises:
         WriteError: the file cannot be written.
     """
-    with replace_output(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+    with replace_output(path, fix) as temporary, temporary.open("w", encoding="utf-8") as file:
         file.writelines(lines)
 
 
@@ -87,8 +99,25 @@ def create_file(path: Path, data: bytes | bytearray | memoryview) -> None:
             os.fsync(file.fileno())
         _name_new_file(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        _remove(temporary)
     flush_to_disk(path.parent)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file.
+
+    Raises:
+        OSError: it cannot be written. The library's own error has the number of the system's error only in its text.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(dict(tensors), path, metadata=metadata)
+    except SafetensorError as error:
+        if (found := re.search(r"os error (\d+)", str(error))) is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
 
 
 def flush_to_disk(path: Path) -> None:
@@ -101,6 +130,20 @@ def flush_to_disk(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def _remove(temporary: Path) -> None:
+    # Where nothing can be written, nothing can be removed either; this error would hide the one that the user must see.
+    with contextlib.suppress(OSError):
+        temporary.unlink()
+
+
+def _check_regular(path: Path) -> None:
+    """Raise OSError for a device, pipe or socket: a rename would put a file in its place."""
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a folder is refused by the rename
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def _temporary_path(path: Path) -> Path:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from eagle_plugin import __version__
+from eagle_plugin.command_end import end_of, importing
 from eagle_plugin.errors import UserError
 
 DESCRIPTION = """\
@@ -65,27 +67,27 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code: 0, 2 for anything refused, 130 after Ctrl-C."""
+    """Run one command and return the exit code: 0, 2 for anything refused, 130 after Ctrl-C.
+
+    1 is the code of a command that ran and whose result is bad, such as different texts in the demo.
+    """
     args = list(sys.argv[1:] if argv is None else argv)
-    try:
-        if args and args[0] in OWN_PARSERS:
-            return _own_main(OWN_PARSERS[args[0]][0])(args[1:]) or 0
-        if len(args) > 1 and args[0] == "data" and args[1] in DATA_COMMANDS:
-            return _own_main(DATA_COMMANDS[args[1]][0])(args[2:]) or 0
-        if not args:
-            args = ["--help"]
-        arguments = _parser().parse_args(args)
-        return arguments.run(arguments) or 0
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return end_of(lambda: _run(args), owns_process=argv is None)
+
+
+def _run(args: list[str]) -> int:
+    if args and args[0] in OWN_PARSERS:
+        return _own_main(OWN_PARSERS[args[0]][0])(args[1:]) or 0
+    if len(args) > 1 and args[0] == "data" and args[1] in DATA_COMMANDS:
+        return _own_main(DATA_COMMANDS[args[1]][0])(args[2:]) or 0
+    arguments = _parser().parse_args(args or ["--help"])
+    return arguments.run(arguments) or 0
 
 
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog="eagle-plugin", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=raw)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
 
     models = commands.add_parser("models", help="small real models for the demo and the tests")
@@ -128,7 +130,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _own_main(module: str) -> Callable[[list[str]], int | None]:
     try:
-        return importlib.import_module(module).main
+        with importing():
+            return importlib.import_module(module).main
     except ModuleNotFoundError as error:
         raise CommandError(
             f"this command needs the Python package {error.name}, which is not installed here; "
@@ -137,7 +140,8 @@ def _own_main(module: str) -> Callable[[list[str]], int | None]:
 
 
 def _models_list(arguments: argparse.Namespace) -> None:
-    from eagle_plugin.models import CATALOG, installed
+    with importing():
+        from eagle_plugin.models import CATALOG, installed
 
     for model in CATALOG.values():
         state = "ready" if installed(model.name) else f"{model.download_mb} MB to download"
@@ -145,7 +149,8 @@ def _models_list(arguments: argparse.Namespace) -> None:
 
 
 def _models_get(arguments: argparse.Namespace) -> None:
-    from eagle_plugin.models import ModelError, get_model
+    with importing():
+        from eagle_plugin.models import ModelError, get_model
 
     try:
         with _progress() as report:
@@ -160,7 +165,8 @@ def _models_path(arguments: argparse.Namespace) -> None:
 
 
 def _ready_folder(name: str) -> Path:
-    from eagle_plugin.models import ModelError, installed, model_folder
+    with importing():
+        from eagle_plugin.models import ModelError, installed, model_folder
 
     try:
         if not installed(name):
@@ -192,10 +198,11 @@ def _progress() -> Iterator[Callable[[str, float], None]]:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    from eagle_plugin.heads.checkpoint import check_head
-    from eagle_plugin.heads.files import read_config
-    from eagle_plugin.heads.kinds import stored_algorithm
-    from eagle_plugin.models import CATALOG
+    with importing():
+        from eagle_plugin.heads.checkpoint import check_head
+        from eagle_plugin.heads.files import read_config
+        from eagle_plugin.heads.kinds import stored_algorithm
+        from eagle_plugin.models import CATALOG
 
     target, head = Path(arguments.target), Path(arguments.head)
     if arguments.target in CATALOG and not target.is_dir():
@@ -205,7 +212,8 @@ def _check(arguments: argparse.Namespace) -> None:
         info = check_head(target, head, algorithm=algorithm or stored_algorithm(read_config(head)))
         warnings, drafts = list(info.warnings), "not measured (--files-only)"
     else:
-        from eagle_plugin.evaluate.check import PROMPTS, check
+        with importing():
+            from eagle_plugin.evaluate.check import PROMPTS, check
 
         with _progress() as progress:
             report = check(
@@ -250,7 +258,8 @@ def _installed(distribution: str) -> str:
 
 
 def _sglang() -> str:
-    from eagle_plugin.engines.sglang.version import TESTED
+    with importing():
+        from eagle_plugin.engines.sglang.version import TESTED
 
     version = _installed("sglang")
     if version in (NOT_INSTALLED, *TESTED):
@@ -259,9 +268,10 @@ def _sglang() -> str:
 
 
 def _kernels() -> str:
-    if importlib.util.find_spec("torch") is None:
-        return "none (they need torch, which comes with the engine)"
-    from eagle_plugin.kernels import loader
+    with importing():
+        if importlib.util.find_spec("torch") is None:
+            return "none (they need torch, which comes with the engine)"
+        from eagle_plugin.kernels import loader
 
     try:
         backend = loader.backend()

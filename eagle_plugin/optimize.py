@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -20,8 +20,10 @@ from rich.console import Console
 from eagle_plugin.atomic_io import write_output
 from eagle_plugin.bench.choices import resolve_target
 from eagle_plugin.bench.servers import Server, ServerError, ServerSpec, sigterm_as_exit
+from eagle_plugin.data.sources.sets import SETS
 from eagle_plugin.errors import UserError
-from eagle_plugin.recipes import read_yaml, validate
+from eagle_plugin.recipes import did_you_mean, read_yaml, validate
+from eagle_plugin.train.recipe import parse_recipe
 
 EPILOG = """\
 examples:
@@ -102,7 +104,11 @@ def read_job(path: Path) -> JobRecipe:
 
 
 def list_stages(job: JobRecipe, target: Path, out: Path) -> list[Stage]:
-    """The sub-commands of a job in their order."""
+    """The sub-commands of a job in their order.
+
+    Raises:
+        JobError, TrainError: a later stage would fail, perhaps after hours: its part of the recipe is wrong.
+    """
     rows = [out / "generated.jsonl"]
     stages = [*_prompt_stages(job, target, out)]
     if job.recorded is not None:
@@ -118,11 +124,15 @@ def list_stages(job: JobRecipe, target: Path, out: Path) -> list[Stage]:
         if job.aux_layers is not None:
             args += ["--aux-layers", ",".join(map(str, job.aux_layers))]
         stages.append(Stage(f"features of {file.stem} rows", args, store / "manifest.json"))
+    for name in job.evaluate:
+        _check_known("evaluate", name, SETS)
+    if job.compare is not None and not (job.compare / "config.json").is_file():
+        raise JobError(f"the recipe's compare is {job.compare}, which holds no config.json; give the folder of a head")
     head: Path | None = None
     for name, keys in job.train.items():
         folder = out / "train" / name
         args = ["train", f"{folder}.yaml", "--out", str(folder)]
-        recipe = _train_recipe(keys, job, target, out, head)
+        recipe = _train_recipe(name, keys, job, target, out, head)
         stages.append(Stage(f"train {name}", args, folder / "head", recipe=recipe))
         head = folder / "head"
     heads = [str(path) for path in (job.compare, head) if path is not None]
@@ -160,16 +170,30 @@ def _prompt_stages(job: JobRecipe, target: Path, out: Path) -> Iterator[Stage]:
         yield Stage("rendered dialogues", [*args, "--max-length", str(job.recorded.max_length)], rows)
 
 
-def _train_recipe(keys: dict[str, Any], job: JobRecipe, target: Path, out: Path, head: Path | None) -> str:
+def _check_known(key: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        hint = did_you_mean(str(name), known)
+        raise JobError(f"the recipe's {key} names {name!r}, wanted of {', '.join(known)}{hint}; correct it")
+
+
+def _train_recipe(name: str, keys: dict[str, Any], job: JobRecipe, target: Path, out: Path, head: Path | None) -> str:
     """The recipe of one training run; all but the first start from the head before them, with its draft vocabulary."""
+    for part in ("head", "data"):
+        if not isinstance(keys.get(part, {}), dict):
+            raise JobError(f"the recipe's train.{name}.{part} is {keys[part]!r}, wanted a mapping of keys; correct it")
     shape = dict(keys.get("head", {}))
     if head is not None:
         shape["from"] = str(head)
     elif job.vocabulary is not None:
         shape["vocabulary"] = str(out / "vocabulary.safetensors")
     stores = keys.get("data", {}).get("store", ["generated"])
+    stores = stores if isinstance(stores, list) else [stores]
+    for store in stores:
+        _check_known(f"train.{name}.data.store", store, ["generated"] + ["recorded"] * (job.recorded is not None))
     data = {"store": [str(out / "features" / store) for store in stores]}
-    return yaml.safe_dump({**keys, "target": str(target), "head": shape, "data": data}, sort_keys=False)
+    values = {**keys, "target": str(target), "head": shape, "data": data}
+    parse_recipe(values, f"the recipe's train.{name}")
+    return yaml.safe_dump(values, sort_keys=False)
 
 
 def run(job: JobRecipe, target: Path, out: Path, until: str | None, console: Console) -> None:
@@ -178,8 +202,14 @@ def run(job: JobRecipe, target: Path, out: Path, until: str | None, console: Con
     Raises:
         JobError: a stage failed; its own message was printed before.
     """
-    out.mkdir(parents=True, exist_ok=True)
     stages = list_stages(job, target, out)
+    if until is not None and not any(stage.name.startswith(until) for stage in stages):
+        names = ", ".join(stage.name for stage in stages)
+        raise JobError(f"--until {until} is no stage of this recipe, wanted the beginning of one of: {names}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise JobError(f"cannot make the folder {out} ({error.strerror}); name another one with --out") from error
     done = _read_done(out / JOB_FILE)
     digest = ""
     for number, stage in enumerate(stages, 1):

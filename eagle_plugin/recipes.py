@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Hashable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -13,14 +15,43 @@ from eagle_plugin.errors import UserError
 Model = TypeVar("Model", bound=BaseModel)
 
 
+class _DuplicateKey(yaml.YAMLError):
+    """A mapping has a key twice: YAML forbids it, and PyYAML would take the last value."""
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader, which also refuses a key that a mapping has twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: dict[Any, int] = {}
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            line = key_node.start_mark.line + 1
+            if key_node.value in seen:
+                raise _DuplicateKey(
+                    f"the key {key_node.value!r} on line {line} is on line {seen[key_node.value]} already; "
+                    "keep one of them"
+                )
+            seen[key_node.value] = line
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path, refusal: type[UserError]) -> dict[str, Any]:
-    """The mapping in a YAML file; raises `refusal` if there is none."""
+    """The mapping in a YAML file; raises `refusal` if there is none, or if a key is there twice."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        # A subclass of the safe loader, which makes plain values only.
+        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506
     except OSError as error:
         raise refusal(f"{path} cannot be read ({error.strerror}); give the recipe's YAML file") from error
-    except yaml.YAMLError as error:
+    except _DuplicateKey as error:
+        raise refusal(f"{path}: {error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise refusal(f"{path} is not YAML ({' '.join(str(error).split())}); correct the file") from error
+    except RecursionError as error:
+        raise refusal(f"{path} is nested too deeply to be a recipe; give the recipe's YAML file") from error
+    if values is None:
+        raise refusal(f"{path} is empty, wanted a mapping of keys; see docs/training.md")
     if not isinstance(values, dict):
         raise refusal(f"{path} holds a {type(values).__name__}, wanted a mapping of keys; see docs/training.md")
     return values
@@ -36,5 +67,37 @@ def validate(model: type[Model], values: dict[str, Any], where: str, refusal: ty
             key = ".".join(map(str, fault["loc"])) or "recipe"
             message = fault["msg"].removeprefix("Value error, ")
             found = "" if isinstance(fault["input"], dict) else f" (got {fault['input']!r})"
-            faults.append(f"{key}: {message}{found}")
+            hint = ""
+            if fault["type"] == "extra_forbidden":
+                hint = did_you_mean(str(fault["loc"][-1]), _keys_at(model, fault["loc"][:-1]))
+            faults.append(f"{key}: {message}{found}{hint}")
         raise refusal(f"{where} has {len(faults)} wrong key(s): {'; '.join(faults)}; correct them") from error
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """ ", did you mean X?" if a known name is similar, else an empty text."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f", did you mean {close[0]}?" if close else ""
+
+
+def _keys_at(model: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
+    """The keys that the section at `place`, such as ("phases", 0), of a recipe may have."""
+    sections = [model]
+    for part in place:
+        if isinstance(part, str):
+            fields = [
+                field
+                for section in sections
+                for name, field in section.model_fields.items()
+                if part in (name, field.alias)
+            ]
+            sections = [section for field in fields for section in _models_in(field.annotation)] or sections
+    return [field.alias or name for section in sections for name, field in section.model_fields.items()]
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Every pydantic model in a type such as `list[Model] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)

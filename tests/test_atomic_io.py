@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
@@ -11,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from accident_kinds import full_disk
 
 from eagle_plugin.atomic_io import (
     PARTIAL,
@@ -20,6 +23,7 @@ from eagle_plugin.atomic_io import (
     replace_file,
     replace_output,
     write_output,
+    write_tensors,
 )
 
 
@@ -204,3 +208,35 @@ def test_a_folder_that_cannot_be_flushed_is_passed_over_and_a_file_is_not(
     flush_to_disk(tmp_path)
     with pytest.raises(OSError, match="Invalid argument"):
         flush_to_disk(tmp_path / "file")
+
+
+def test_where_nothing_can_be_written_the_error_names_the_reason(tmp_path: Path) -> None:
+    """The temporary file cannot be removed either; that error must not take the place of the first one."""
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(WriteError, match=r"cannot write .*/file/a/out.txt \(Not a directory\)"):
+        write_output(tmp_path / "file" / "a" / "out.txt", ["new"])
+    with pytest.raises(OSError, match="File exists|Not a directory"):
+        create_with(tmp_path / "file" / "a" / "new", "new")
+    with pytest.raises(WriteError, match=r"\(File name too long\)"):
+        write_output(tmp_path / ("n" * 250), ["new"])
+
+
+def test_a_pipe_is_not_replaced_and_a_link_stays(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(WriteError, match="not a regular file"):
+        write_output(tmp_path / "pipe", ["new"])
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to("file")
+    write_output(tmp_path / "link", ["new"])
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "new"
+    (tmp_path / "device").symlink_to("/dev/full")
+    with pytest.raises(WriteError, match="not a regular file"):
+        write_output(tmp_path / "device", ["new"])
+
+
+def test_tensors_on_a_full_disk_are_an_error_of_the_system(tmp_path: Path) -> None:
+    with full_disk(), pytest.raises(OSError, match="File too large") as full:
+        write_tensors(tmp_path / "t.safetensors", {"a": torch.zeros(9)})
+    assert full.value.errno == errno.EFBIG
+    write_tensors(tmp_path / "t.safetensors", {"a": torch.zeros(9)})  # control

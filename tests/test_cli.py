@@ -113,6 +113,19 @@ def test_version_names_plugin_engine_and_kernels(capsys, monkeypatch):
         assert {"python", "torch", "sglang", "vllm", "apache-tvm-ffi"} < rows.keys()
 
 
+def test_the_version_is_an_option_too(capsys):
+    assert run(capsys, "--version") == (0, f"eagle-plugin {__version__}\n", "")
+
+
+@pytest.mark.parametrize(("output", "code"), [("/dev/full", 2), ("| true", 141)])
+def test_an_output_that_cannot_be_printed(output, code, tmp_path):
+    redirect = output if output.startswith("|") else f"> {output}"
+    shell = f"{sys.executable} -m eagle_plugin.cli models list {redirect}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
+    assert done.returncode == code and done.stderr.count("\n") == (code == 2)
+    assert "No space left on device" in done.stderr or code == 141
+
+
 def test_version_names_the_tested_versions_where_the_plugin_does_not_serve(capsys, monkeypatch):
     monkeypatch.setattr(cli, "_installed", {"sglang": "0.4.9"}.get)
     monkeypatch.setattr(cli, "_kernels", lambda: "torch")

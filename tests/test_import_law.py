@@ -30,7 +30,7 @@ LAW: dict[str, set[str]] = {
     "engines.sglang": {"core", "heads", "kernels", "engines"},
     "engines.vllm": {"core", "heads", "kernels", "engines"},
     "train": {"core", "heads", "data"},
-    "optimize": {"data", "bench"},  # the sub-commands run in processes of their own
+    "optimize": {"data", "bench", "train.recipe"},  # the sub-commands run in processes of their own
     "cli": {"models", "heads", "kernels", "evaluate", "engines", "engines.sglang", "engines.vllm"},
 }
 COMPAT_MAY_IMPORT = {"core", "kernels"}

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from eagle_plugin.cli import main
+from eagle_plugin.errors import UserError
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.models import get_model
-from eagle_plugin.optimize import JobError, list_stages, read_job
+from eagle_plugin.optimize import list_stages, read_job
 
 RECIPE = """\
 target: smollm2-135m-instruct
@@ -76,14 +77,34 @@ def test_the_stages_are_in_order_and_name_each_others_files(recipe, tmp_path):
         (("evaluate: []", "evalute: []"), "evalute: Extra inputs are not permitted"),
         (("target: smollm2-135m-instruct\n", ""), "target: Field required"),
         (("prompts: {files", "prompts: {builtin: 5, files"), "prompts name both files and builtin"),
+        (("evaluate: []", "evalute: []"), "did you mean evaluate?"),
+        (("evaluate: []", "evaluate: [gsm9k]"), "evaluate names 'gsm9k', wanted of mtbench, humaneval, gsm8k, did you "
+                                                "mean gsm8k?"),
+        (("evaluate: []", "compare: nosuch"), "compare is nosuch, which holds no config.json"),
+        (("    phases: [{steps: 1}]", "    batch_token: 5"), "train.base has 1 wrong key(s): batch_token: Extra inputs "
+                                                             "are not permitted (got 5), did you mean batch_tokens?"),
+        (("    phases: [{steps: 1}]", "    data: {store: recorded}"), "store names 'recorded', wanted of generated"),
+        (("    phases: [{steps: 1}]", "    data: generated"), "train.base.data is 'generated', wanted a mapping"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_recipe_is_refused_by_its_key(recipe, tmp_path, change, message):
     path = tmp_path / "recipe.yaml"
     path.write_text(recipe.read_text().replace(*change))
-    with pytest.raises(JobError) as refusal:
+    with pytest.raises(UserError) as refusal:
         list_stages(read_job(path), tmp_path, tmp_path)
     assert message in str(refusal.value)
+
+
+def test_a_stage_that_is_not_there_is_refused_before_anything_runs(recipe, tmp_path, tiny_target, capsys):
+    recipe = Path(recipe).read_text().replace("smollm2-135m-instruct", str(tiny_target))
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    out = tmp_path / "out"
+    assert main(["optimize", str(tmp_path / "recipe.yaml"), "--out", str(out), "--until", "nostage"]) == 2
+    printed = capsys.readouterr().err
+    assert (
+        "--until nostage is no stage of this recipe" in printed and "features of generated rows, train base" in printed
+    )
+    assert not out.exists()
 
 
 def test_the_shipped_recipe_is_read(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.servers import ServerError
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.errors import json_fault
 from eagle_plugin.models import ModelError, get_model
 
 TARGET = "smollm2-135m-instruct"
@@ -57,4 +59,12 @@ def resolve_head(folder: Path) -> Path:
 def _model_folder(folder: Path, flag: str) -> Path:
     if not (folder / "config.json").is_file():
         raise ServerError(f"{flag} {folder}: no config.json there; give the folder of a Hugging Face style checkpoint")
+    try:  # now, not in the last lines of an engine's log
+        json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ServerError(
+            f"{flag} {folder}: config.json cannot be read ({error.strerror}); correct its rights"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise ServerError(f"{flag} {folder}: config.json {json_fault(error)}; copy the checkpoint again") from error
     return folder

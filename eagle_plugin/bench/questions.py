@@ -24,8 +24,13 @@ def read_questions(paths: Iterable[Path]) -> list[Question]:
     """Read every question of the given `.jsonl` files, in order; a ValueError names the file and line of a bad one."""
     questions: list[Question] = []
     places: dict[str, str] = {}
+    paths = list(paths)
     for path in paths:
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} cannot be read ({error}); give JSON lines with one question per line") from error
+        for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             place = f"{path}:{number}"
@@ -44,7 +49,8 @@ def read_questions(paths: Iterable[Path]) -> list[Question]:
             places[question.id] = place
             questions.append(question)
     if not questions:
-        raise ValueError("no prompts found; give at least one .jsonl file with one question per line")
+        found = f" in {', '.join(map(str, paths))}" if paths else ""
+        raise ValueError(f"no prompts found{found}; give at least one .jsonl file with one question per line")
     return questions
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,8 +48,12 @@ def curl_example(url: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until Ctrl-C (returns 0) or until the server ends by itself (returns 1 and prints its last log lines)."""
+    """Serve until Ctrl-C (returns 0; 130 before it serves) or until the server ends by itself (returns 1).
+
+    The last log lines of a server that ends by itself are printed.
+    """
     options = parse(argv)
+    stopped = 128 + signal.SIGINT
     console = Console()
     with sigterm_as_exit():
         try:
@@ -69,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 console.print(f"[bold green]serving[/] {spec.target.name} at {server.url}/v1   (log: {server.log})")
                 console.print(curl_example(server.url), markup=False, highlight=False, soft_wrap=True)
                 console.print("Ctrl-C stops it")
+                stopped = 0
                 while True:
                     time.sleep(1.0)
                     server.check_alive("while it was serving")
@@ -77,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
         except KeyboardInterrupt:
             console.print("\nstopped")
-            return 0
+            return stopped
 
 
 if __name__ == "__main__":

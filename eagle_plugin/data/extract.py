@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from eagle_plugin.allocator import reuse_memory
+from eagle_plugin.command_end import end_of
 from eagle_plugin.data.rows import DataError, TokenRow, read_rows
 from eagle_plugin.data.store.extraction import (
     MIN_RESPONSE,
@@ -31,6 +32,7 @@ from eagle_plugin.data.store.feature_store import SHARD_BYTES, FeatureWriter
 from eagle_plugin.data.store.features import Taps, check_aux_layers, default_aux_layers, load_target
 from eagle_plugin.data.store.manifest import Manifest, target_digests
 from eagle_plugin.data.store.plan import Run
+from eagle_plugin.devices import check_device
 from eagle_plugin.file_digests import hash_file
 
 MIB = 1 << 20
@@ -141,7 +143,7 @@ def _find_place(arguments: argparse.Namespace) -> tuple[int, int, str]:
     if device is None:
         local = int(os.environ.get("LOCAL_RANK", "0"))
         device = f"cuda:{local % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
-    return rank, world, device
+    return rank, world, check_device(device)
 
 
 def _bar(console: Console, shown: bool) -> Progress:
@@ -224,7 +226,4 @@ def _positive(text: str) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except DataError as refusal:
-        sys.exit(f"error: {refusal}")
+    sys.exit(end_of(main, owns_process=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -79,8 +80,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for name in ("max_tokens", "concurrency", "timeout"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}, wanted at least 1")
-    if any(temperature < 0 for temperature in options.temperature or ()):
-        parser.error(f"--temperature is {min(options.temperature)}, wanted at least 0")
+    for temperature in options.temperature or ():
+        if not 0 <= temperature < math.inf:
+            parser.error(f"--temperature is {temperature}, wanted a number of at least 0")
     return options
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -16,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from eagle_plugin.atomic_io import write_output
+from eagle_plugin.command_end import end_of
 from eagle_plugin.data.privacy.filter import (
     PRIVATE,
     FilteredPrompt,
@@ -37,6 +39,7 @@ formats (detected from the first 20 records, which must agree; JSON lines, .gz, 
   ShareGPT            {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
   OpenAI chat         {"messages": [{"role": "user", "content": "Hi"}]}
   OpenAI batch        {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": ...}}
+                      {"custom_id": "1", "method": "POST", "url": "/v1/responses", "body": {"input": "Hi"}}
   OpenAI completions  {"prompt": "Once upon a time"}
   SageMaker capture   {"captureData": {"endpointInput": {"data": "...", "encoding": "BASE64"}, ...}, ...}
   plugin capture      {"v": 1, "id": "...", "request": {"messages": ...}, "response": {...}}
@@ -44,6 +47,7 @@ formats (detected from the first 20 records, which must agree; JSON lines, .gz, 
 examples:
   eagle-plugin data prepare chats.json --out prompts.jsonl
   eagle-plugin data prepare capture/*.jsonl.gz --privacy redact --keep-responses --out prompts.jsonl
+  eagle-plugin data prepare capture/*.jsonl.gz --skip-broken --out prompts.jsonl
   zcat big.gz | eagle-plugin data prepare - --privacy off --out prompts.jsonl
   PYTHONPATH=. eagle-plugin data prepare chats.json --recogniser my_names:find --out prompts.jsonl
 
@@ -91,6 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         workers=workers,
         val_share=arguments.val_share,
         keep_responses=arguments.keep_responses,
+        skip_broken=arguments.skip_broken,
         source=arguments.source,
         console=console,
     )
@@ -106,6 +111,7 @@ def prepare(
     workers: int = 1,
     val_share: float = 0.02,
     keep_responses: bool = False,
+    skip_broken: bool = False,
     source: str | None = None,
     console: Console | None = None,
 ) -> PreparationStats:
@@ -116,9 +122,10 @@ def prepare(
     """
     stats = PreparationStats()
     seen: set[bytes] = set()
+    read = partial(read_records, skip_broken=skip_broken)
 
     def lines(filter_prompts: FilterPrompts, advance: Callable[[int], None]) -> Iterator[str]:
-        for filtered in filter_prompts(_raw_prompts(files, keep_responses, source, stats, advance)):
+        for filtered in filter_prompts(_raw_prompts(files, read, keep_responses, source, stats, advance)):
             for prompt in _count(filtered, seen, stats):
                 final = assign_id_and_split(prompt, val_share)
                 stats.kept[final.split] += 1
@@ -135,6 +142,7 @@ def prepare(
 
 def _raw_prompts(
     files: Sequence[str],
+    read: Callable[[str, Callable[[int], None]], Iterator[Record | SkippedRecord]],
     keep_responses: bool,
     source: str | None,
     stats: PreparationStats,
@@ -143,7 +151,7 @@ def _raw_prompts(
     """The records of all files in normal form, without duplicates."""
     seen: set[bytes] = set()
     for name in files:
-        for item in read_records(name, advance):
+        for item in read(name, advance):
             stats.read += not (isinstance(item, SkippedRecord) and item.reason == CUT)
             if isinstance(item, SkippedRecord):
                 stats.skip(item.where, item.reason)
@@ -237,9 +245,12 @@ def _parser() -> argparse.ArgumentParser:
         "--val-share", type=float, default=0.02, metavar="SHARE", help="share of the prompts held out (default: 0.02)"
     )
     parser.add_argument("--keep-responses", action="store_true", help="keep the recorded answers")
+    parser.add_argument(
+        "--skip-broken", action="store_true", help="leave out and count broken lines (default: refuse the file)"
+    )
     parser.add_argument("--source", metavar="NAME", help="name of these prompts in evaluation (default: their format)")
     return parser
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(end_of(main, owns_process=True))

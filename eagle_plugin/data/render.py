@@ -14,7 +14,7 @@ from rich.table import Table
 from eagle_plugin.atomic_io import write_output
 from eagle_plugin.data.generation.chat import ChatRenderer, RenderedTurn, UntrainableTurn
 from eagle_plugin.data.masks import MaskReport, show_masks
-from eagle_plugin.data.rows import TokenRow, format_row, turn_id
+from eagle_plugin.data.rows import DataError, TokenRow, format_row, turn_id
 from eagle_plugin.data.sources.prompts import Prompt, read_prompts
 from eagle_plugin.data.target_files import load_tokenizer, stop_token_ids
 
@@ -98,6 +98,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 report.add(result, allow=options.allow_odd_masks)
                 counts["stopped"] += result.response_ids[-1] in renderer.stop_ids
                 yield format_row(result)
+        if not report.rows:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in (+skipped).most_common()) or "no prompt"
+            raise DataError(
+                f"{options.prompts} gives no row: {reasons}; prepare it with --keep-responses, or let the target "
+                "answer with `eagle-plugin data generate`"
+            )
         report.check_mean(allow=options.allow_odd_masks)
 
     write_output(options.out, lines())

@@ -6,11 +6,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
-from eagle_plugin.errors import UserError
+from eagle_plugin.errors import UserError, json_fault
 
 Split = Literal["train", "val"]
+# Bytes of a line; a longer one is not read into memory. A prompt of this length would have about 16 million tokens.
+LONGEST_LINE = 64 << 20
 
 
 class DataError(UserError):
@@ -53,19 +55,55 @@ def read_rows(path: str | Path) -> Iterator[TokenRow]:
         DataError: naming file, line and field.
     """
     path = Path(path)
-    if not path.is_file():
-        raise DataError(f"{path} is not a file; give the rows that `eagle-plugin data generate` or `render` wrote")
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+    with open_lines(path, "the rows that `eagle-plugin data generate` or `render` wrote") as file:
+        for number, line in read_lines(file, str(path)):
             if not line.endswith(b"\n"):
                 return
             if line.strip():
                 yield _parse(line, f"{path}:{number}")
 
 
+def open_lines(path: Path, wanted: str) -> IO[bytes]:
+    """The file, open for reading.
+
+    Raises:
+        DataError: it is missing, not a regular file, or not readable; `wanted` says what to give.
+    """
+    try:
+        if path.is_file():
+            return path.open("rb")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); give {wanted}") from error
+    raise DataError(f"{path} is not a file; give {wanted}")
+
+
+def read_lines(stream: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
+    """The numbered lines of a file; memory holds one line of at most `LONGEST_LINE` bytes.
+
+    Raises:
+        DataError: a line is longer, or the file cannot be read on.
+    """
+    number = 1
+    try:
+        while line := stream.readline(LONGEST_LINE + 1):
+            if len(line) > LONGEST_LINE:
+                raise long_line(f"{name}:{number}")
+            yield number, line
+            number += 1
+    except OSError as error:
+        raise DataError(f"{name}:{number} cannot be read ({error.strerror or error}); copy the file again") from error
+
+
+def long_line(where: str) -> DataError:
+    """The refusal of a line that is longer than `LONGEST_LINE`."""
+    return DataError(f"{where} is longer than {LONGEST_LINE >> 20} MiB, wanted one record per line; split that line")
+
+
 def _parse(line: bytes, where: str) -> TokenRow:
     try:
         row = TokenRow(**json.loads(line))
+    except RecursionError as error:
+        raise DataError(f"{where} {json_fault(error)} to be a token row; remove that line") from error
     except (ValueError, TypeError) as error:
         raise DataError(
             f"{where} is not a token row ({error}); wanted {', '.join(TokenRow.__annotations__)}"

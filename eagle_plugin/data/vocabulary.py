@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from eagle_plugin.atomic_io import replace_output
+from eagle_plugin.atomic_io import replace_output, write_tensors
 from eagle_plugin.data.rows import DataError, TokenRow, read_rows
 from eagle_plugin.data.target_files import read_vocab_size, stop_token_ids
 
@@ -72,10 +72,8 @@ def coverage(counts: Tensor, draft_ids: Tensor) -> float:
 
 def save_draft_vocabulary(path: Path, draft_ids: Tensor, counts: Tensor) -> None:
     """Write `draft_ids` int64 [D], ascending target ids, and `counts` int64 [V], whole or not at all."""
-    from safetensors.torch import save_file
-
     with replace_output(path) as temporary:
-        save_file({"draft_ids": draft_ids.contiguous(), "counts": counts.contiguous()}, temporary)
+        write_tensors(temporary, {"draft_ids": draft_ids.contiguous(), "counts": counts.contiguous()})
 
 
 def load_draft_vocabulary(path: str | Path) -> tuple[Tensor, Tensor]:

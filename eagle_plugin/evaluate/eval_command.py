@@ -22,6 +22,7 @@ from eagle_plugin.data.rows import DataError, TokenRow
 from eagle_plugin.data.sources.sets import SETS
 from eagle_plugin.data.store.features import load_target
 from eagle_plugin.data.target_files import load_tokenizer
+from eagle_plugin.devices import check_device
 from eagle_plugin.evaluate.measure import SHAPES, Responses, check_tree_reading, evaluate
 from eagle_plugin.evaluate.responses import held_out_rows, responses_at, set_rows
 from eagle_plugin.evaluate.stats import AcceptCounts, gain, summarize
@@ -50,6 +51,7 @@ over the prompts; the gain is over the first head, on the same prompts.
 FILE-details.json in the same folder has those of all heads with their intervals and the acceptance of each position.
 """
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+ANOTHER_FILE = "name another file with --json"
 POOLED = "all"
 WIDTH = 110  # of the table in a file
 Results = dict[str, dict[str, list[AcceptCounts]]]  # head -> name such as tree16_t0 -> one entry per prompt
@@ -94,6 +96,7 @@ def _temperature(text: str) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate the heads and print one table; returns 0, raises UserError for anything refused."""
     options = parse(argv)
+    check_device(options.device)
     reuse_memory()
     with _bars(Console(stderr=True)) as bar:
         target_dir = target_folder(options.target, bar)
@@ -228,8 +231,8 @@ def _write(path: Path, document: dict[str, dict[str, dict[str, Any]]]) -> None:
         for domain, stats in last.items()
         if domain != POOLED
     }
-    write_output(path, [json.dumps(plain, indent=1), "\n"])
-    write_output(path.with_name(f"{path.stem}-details.json"), [json.dumps(document, indent=1), "\n"])
+    write_output(path, [json.dumps(plain, indent=1), "\n"], ANOTHER_FILE)
+    write_output(path.with_name(f"{path.stem}-details.json"), [json.dumps(document, indent=1), "\n"], ANOTHER_FILE)
 
 
 @contextmanager

@@ -82,7 +82,7 @@ def responses_at(
             written = generate_responses(
                 model(), prompts, temperature, tokens, seed, stop_token_ids(target_dir), report
             )
-            write_output(path, map(format_row, written))
+            write_output(path, map(format_row, written), "name another folder in EAGLE_CACHE_DIR")
         ready |= zip(missing, read_rows(path), strict=True)
     report(len(rows))
     return [ready[i] for i in range(len(rows))]

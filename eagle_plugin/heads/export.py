@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
-from eagle_plugin.atomic_io import flush_to_disk
+from eagle_plugin.atomic_io import flush_to_disk, write_tensors
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.files import HeadError, read_config, text_config
 from eagle_plugin.heads.manifest import FORMAT, MANIFEST, describe_target
@@ -49,7 +48,8 @@ def save_head(
     aux layers and the digests of the target; "target_name" is the target's name for readers.
 
     Raises:
-        HeadError: the folder holds other files, the engines do not load the dtype, or a weight is not finite.
+        HeadError: the folder holds other files or cannot be written, the engines do not load the dtype, or a weight is
+            not finite.
     """
     folder = Path(folder).absolute()
     if dtype not in DTYPE_NAMES:
@@ -62,16 +62,24 @@ def save_head(
     target = describe_target(target_dir)
     target["name"] = notes.pop("target_name", target["name"])
     about = {"format": FORMAT, "kind": head.kind, "aux_layers": list(head.aux_layers), "target": target}
-    _check_replaceable(folder)
+    documents = {"config.json": head_config(head, target_dir, dtype), MANIFEST: {**about, **notes, **about}}
+    try:
+        _check_replaceable(folder)
+        _write_folder(folder, tensors, documents)
+    except OSError as error:
+        raise HeadError(
+            f"cannot write {folder} ({error.strerror or error}); free space or make it writable, or name another folder"
+        ) from error
+
+
+def _write_folder(folder: Path, tensors: Mapping[str, torch.Tensor], documents: Mapping[str, Any]) -> None:
+    """Write the weights and JSON documents (by file name) of a head, all or nothing."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         temporary.chmod(0o755)
-        save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
-        for name, values in (
-            ("config.json", head_config(head, target_dir, dtype)),
-            (MANIFEST, {**about, **notes, **about}),
-        ):
+        write_tensors(temporary / WEIGHTS, tensors, metadata={"format": "pt"})
+        for name, values in documents.items():
             (temporary / name).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
         for path in temporary.iterdir():
             path.chmod(0o644)

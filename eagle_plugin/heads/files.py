@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
-from eagle_plugin.errors import UserError
+from eagle_plugin.errors import UserError, json_fault
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,13 +50,24 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         raise HeadError(f"{folder} is not a folder; give the folder that holds config.json and model.safetensors")
     if not path.is_file():
         raise HeadError(f"{folder} has no config.json; give the checkpoint folder itself, as the exporter wrote it")
+    return read_json(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file of a checkpoint folder.
+
+    Raises:
+        HeadError: it cannot be read, or is something else.
+    """
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise HeadError(f"{path} is not JSON ({error}); copy the checkpoint again") from error
-    if not isinstance(config, dict):
-        raise HeadError(f"{path} holds a JSON {type(config).__name__}, wanted an object; copy the checkpoint again")
-    return config
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise HeadError(f"{path} cannot be read ({error.strerror}); give a checkpoint that you may read") from error
+    except (ValueError, RecursionError) as error:
+        raise HeadError(f"{path} {json_fault(error)}; copy the checkpoint again") from error
+    if not isinstance(values, dict):
+        raise HeadError(f"{path} holds a JSON {type(values).__name__}, wanted an object; copy the checkpoint again")
+    return values
 
 
 def read_size(config: dict[str, Any], key: str, where: Path | str) -> int:

@@ -34,7 +34,8 @@ def load_any_head(
         HeadError: the checkpoint is ambiguous, incomplete, of another target, or of a form that no class here computes.
     """
     folder = Path(folder)
-    weights, raw = load_weights(folder), read_config(folder)
+    raw = read_config(folder)  # first: its errors are about the folder
+    weights = load_weights(folder)
     spec = spec_of_tensors(weights)
     if spec is None or "fc.weight" not in weights:
         raise HeadError(f"{folder} has no fc.weight, so it is no EAGLE head; give the folder of a draft head")

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from eagle_plugin.heads.files import HeadError
+from eagle_plugin.heads.files import HeadError, read_json
 
 MANIFEST = "eagle_plugin.json"
 FORMAT = 1
@@ -27,7 +27,7 @@ def describe_target(folder: str | Path) -> dict[str, str]:
     own, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     template = own.read_bytes() if own.is_file() else b""
     if not template and settings.is_file():
-        template = str(json.loads(settings.read_text(encoding="utf-8")).get("chat_template") or "").encode()
+        template = str(read_json(settings).get("chat_template") or "").encode()
     config = folder / "config.json"
     return {
         "name": folder.resolve().name,
@@ -42,7 +42,7 @@ def _vocabulary(folder: Path) -> bytes:
     if not path.is_file():
         other = next((p for name in ("tokenizer.model", "vocab.json") if (p := folder / name).is_file()), None)
         return other.read_bytes() if other else b""
-    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    tokenizer = read_json(path)
     vocabulary = (tokenizer.get("model") or {}).get("vocab") or {}
     ids = dict(vocabulary) if isinstance(vocabulary, dict) else {token: i for i, (token, _) in enumerate(vocabulary)}
     ids |= {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or []}
@@ -63,7 +63,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
         if values["format"] != FORMAT:
             raise HeadError(f"{path} has format {values['format']!r}, wanted {FORMAT}; update eagle-plugin")
         values["aux_layers"] = tuple(int(i) for i in values["aux_layers"])

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from eagle_plugin.heads.files import HeadError, read_config, text_config
+from eagle_plugin.heads.files import HeadError, read_config, read_json, text_config
 
 RESERVED = re.compile(r"reserved|unused|extra_|placeholder|dummy|<SPECIAL_\d+>", re.IGNORECASE)
 
@@ -28,7 +28,7 @@ def mask_token_candidates(target_dir: str | Path) -> list[int]:
         raise HeadError(
             f"{folder} has no tokenizer.json to search for an unused token; name the mask token's id yourself"
         )
-    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    tokenizer = read_json(path)
     added: list[dict[str, Any]] = tokenizer.get("added_tokens") or []
     vocabulary = (tokenizer.get("model") or {}).get("vocab") or {}
     # Unigram models list [token, score] pairs whose index is the id.
@@ -69,7 +69,7 @@ def _named_ids(folder: Path) -> set[int]:
     for name in ("config.json", "generation_config.json"):
         if not (folder / name).is_file():
             continue
-        values = text_config(json.loads((folder / name).read_text(encoding="utf-8")))
+        values = text_config(read_json(folder / name))
         for key, value in values.items():
             if key.endswith("_token_id") or key.endswith("_token_ids"):
                 found |= {i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)}
@@ -81,7 +81,7 @@ def _template(folder: Path) -> str:
     own, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     text = own.read_text(encoding="utf-8") if own.is_file() else ""
     if settings.is_file():
-        values = json.loads(settings.read_text(encoding="utf-8"))
+        values = read_json(settings)
         roles = {k: v for k, v in values.items() if k == "chat_template" or (k.endswith("_token") and "mask" not in k)}
         text += json.dumps(roles, ensure_ascii=False)
     return text

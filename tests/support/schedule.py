@@ -44,6 +44,7 @@ SECONDS = {
     "reference/test_decode.py": 50,
     "reference/test_sampled.py": 50,
     "engines/sglang/test_perfect_head.py": 40,
+    "test_accidents.py": 40,
     "heads/test_engine_classes.py": 30,
     "kernels/test_triton_interpreter.py": 30,
     "kernels/test_loader.py": 30,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from eagle_plugin.data.rows import DataError, TokenRow, format_row, prompt_id_of, read_rows
 
@@ -32,7 +34,7 @@ class Journal:
             self._rows = out.open("a+b")
             self._skips = self.skipped.open("a+b")
         except OSError as error:
-            raise DataError(f"cannot write {out} ({error.strerror}); name another file with --out") from error
+            raise DataError(f"cannot write {out} ({error.strerror or error}); name another file with --out") from error
         try:
             fcntl.flock(self._rows, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -53,21 +55,31 @@ class Journal:
     def append(self, rows: Sequence[TokenRow]) -> None:
         """Append the rows of one complete conversation."""
         # In reverse order: if the file was cut inside a conversation, its last id does not end in #0.
-        self._rows.write("".join(map(format_row, reversed(rows))).encode())
-        self._rows.flush()
+        self._write(self._rows, "".join(map(format_row, reversed(rows))))
 
     def skip(self, prompt_id: str, turn: int, reason: str) -> None:
         """Record why a turn gave no row; later runs do not ask this prompt again."""
-        self._skips.write((json.dumps({"prompt": prompt_id, "turn": turn, "reason": reason}) + "\n").encode())
-        self._skips.flush()
+        self._write(self._skips, json.dumps({"prompt": prompt_id, "turn": turn, "reason": reason}) + "\n")
+
+    def _write(self, file: IO[bytes], text: str) -> None:
+        try:
+            file.write(text.encode())
+            file.flush()
+        except OSError as error:
+            raise DataError(
+                f"cannot write {file.name} ({error.strerror}); free some space and run the same command again, "
+                "what was written before is kept"
+            ) from error
 
     def __enter__(self) -> Journal:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for file in (self._rows, self._skips):
-            os.fsync(file.fileno())
-            file.close()
+        # After an error of `_write` a file still holds what it could not write, and would raise again.
+        with contextlib.suppress(OSError) if isinstance(error[1], DataError) else contextlib.nullcontext():
+            for file in (self._rows, self._skips):
+                os.fsync(file.fileno())
+                file.close()
 
 
 def _cut_unfinished(path: str) -> None:

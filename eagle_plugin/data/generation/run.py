@@ -79,6 +79,8 @@ class PromptQueue:
                 raise DataError(f"{path} has two prompts with the id {prompt.id!r}; wanted one: give each its own id")
             ids.add(prompt.id)
             assigned.add(assign_temperature(prompt, temperatures))
+        if not ids:
+            raise DataError(f"{path} has no prompts; give the file that `eagle-plugin data prepare` wrote")
         self.total, self.left = len(ids), len(ids - done)
         self._returned: list[tuple[Prompt, float]] = []
         self._fresh = self._read(sorted(assigned))

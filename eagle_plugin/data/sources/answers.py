@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,8 +26,10 @@ def read_answers(body: Any) -> dict[int, RecordedAnswer]:
     """
     if isinstance(body, str):
         return _join_stream(body)
-    if isinstance(body, list):  # TGI and LMI put their single answer in a list
-        return read_answers(body[0]) if body else {}
+    if isinstance(body, list):  # TGI and LMI: one entry per input, itself in a list in some versions
+        parts = [part[0] if isinstance(part, list) and part else part for part in body]
+        found = {index: read_answers(part) for index, part in enumerate(parts) if isinstance(part, dict)}
+        return {index: answers[0] for index, answers in found.items() if 0 in answers}
     if not isinstance(body, dict):
         return {}
     if isinstance(body.get("generated_text"), str):
@@ -61,6 +64,9 @@ def _finish(holder: Any) -> str | None:
     return reason if isinstance(reason, str) else None
 
 
+_SPECIAL = re.compile(r"<[^<>\s]+>")  # </s>, <|im_end|>, <end_of_turn>
+
+
 @dataclass
 class _Stream:
     """One choice of a streamed answer, collected from its chunks."""
@@ -83,6 +89,18 @@ class _Stream:
                 for key in ("name", "arguments"):
                     call["function"][key] += _text(function.get(key))
 
+    def add_token(self, event: dict[str, Any], token: dict[str, Any]) -> None:
+        """An event of TGI or LMI. Its last one has the whole text too, without special tokens, in `generated_text`."""
+        finish = _finish(event.get("details"))
+        self.finish = finish or self.finish
+        text = _text(token.get("text"))
+        # "special" is TGI's mark, "special_token" LMI's; not all versions write one.
+        special = token.get("special") is True or token.get("special_token") is True
+        if not (special or (finish == "eos_token" and _SPECIAL.fullmatch(text))):
+            self.content.append(text)
+        if isinstance(event.get("generated_text"), str):
+            self.content = [event["generated_text"]]
+
     def to_answer(self) -> RecordedAnswer:
         text = "".join(self.content)
         if not self.chat:
@@ -101,9 +119,7 @@ def _join_stream(text: str) -> dict[int, RecordedAnswer]:
     for line in text.splitlines():
         chunk = _decode_event(line)
         if isinstance(chunk.get("token"), dict):  # TGI and LMI
-            stream = streams.setdefault(0, _Stream())
-            stream.content.append(_text(chunk["token"].get("text")))
-            stream.finish = _finish(chunk.get("details")) or stream.finish
+            streams.setdefault(0, _Stream()).add_token(chunk, chunk["token"])
         for choice in _dicts(chunk.get("choices")):
             stream = streams.setdefault(_index(choice, 0), _Stream())
             if isinstance(choice.get("delta"), dict):

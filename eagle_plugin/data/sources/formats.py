@@ -6,6 +6,7 @@ import base64
 import binascii
 import itertools
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from eagle_plugin.data.rows import DataError
 from eagle_plugin.data.sources.answers import RecordedAnswer, read_answers
 from eagle_plugin.data.sources.conversation import Unusable
 from eagle_plugin.data.sources.record_files import LocatedObject, SkippedRecord, read_objects
+from eagle_plugin.data.sources.responses_api import responses_messages, responses_tools
 
 FORMATS = {
     "sharegpt": "ShareGPT",
@@ -32,7 +34,8 @@ NUMERIC_SAMPLING = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
 SAMPLING = (*NUMERIC_SAMPLING, "stop", "chat_template_kwargs", "reasoning_effort", "tool_choice", "response_format")
-RENAMED = {"max_completion_tokens": "max_tokens", "max_new_tokens": "max_tokens"}
+RENAMED = {name: "max_tokens" for name in ("max_completion_tokens", "max_new_tokens", "max_output_tokens")}
+UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
@@ -66,32 +69,40 @@ def name_format(value: dict[str, Any]) -> str | None:
                 return "sharegpt"
             if "role" in turns[0]:
                 return "chat"
-    return "completions" if "prompt" in value else "unknown"
+    return "completions" if "prompt" in value else UNKNOWN
 
 
-def read_records(path: str, on_bytes: Callable[[int], None] | None = None) -> Iterator[Record | SkippedRecord]:
+def read_records(
+    path: str, on_bytes: Callable[[int], None] | None = None, skip_broken: bool = False
+) -> Iterator[Record | SkippedRecord]:
     """Yield the records of one file; the format is detected from its first 20 records, which must agree.
 
     Args:
         path: JSON lines (plain, gzip or zstandard), a JSON array, Parquet, or "-" for stdin.
         on_bytes: see `read_objects`.
+        skip_broken: leave out what `read_objects` would refuse, and records of unknown format, each counted.
 
     Raises:
         DataError: naming file and line, for broken files, unknown formats and files of several formats.
     """
-    objects = read_objects(path, on_bytes)
+    objects = read_objects(path, on_bytes, skip_broken)
     first: list[LocatedObject | SkippedRecord] = []
     votes: Counter[str] = Counter()
     while votes.total() < DETECTION_RECORDS and (item := next(objects, None)) is not None:
         first.append(item)
         name = name_format(item.value) if isinstance(item, LocatedObject) else None
         votes.update([name] if name else [])
+    if skip_broken and len(votes) > 1:
+        del votes[UNKNOWN]
     known = _agreed_format(votes, "<stdin>" if path == "-" else path)
     for item in itertools.chain(first, objects):
         if isinstance(item, SkippedRecord):
             yield item
             continue
         name = name_format(item.value)
+        if skip_broken and name == UNKNOWN:
+            yield SkippedRecord(item.where, "unknown format")
+            continue
         if name not in (known, None):
             raise DataError(
                 f"{item.where} is {_title(name)}, but the file began as {_title(known)}; split it by format"
@@ -106,7 +117,7 @@ def read_records(path: str, on_bytes: Callable[[int], None] | None = None) -> It
 
 
 def _agreed_format(votes: Counter[str], name: str) -> str:
-    if len(votes) == 1 and "unknown" not in votes:
+    if len(votes) == 1 and UNKNOWN not in votes:
         return next(iter(votes))
     counts = ", ".join(f"{count} {_title(found)}" for found, count in votes.most_common()) or "no record"
     raise DataError(
@@ -127,6 +138,8 @@ def parse_record(value: dict[str, Any], known: str, where: str) -> list[Record]:
     """
     if known == "sharegpt" or (known == "chat" and "conversations" in value):
         records = [_parse_sharegpt(value, where)]
+    elif known == "batch" and str(value.get("url")).endswith("/responses"):
+        records = [_parse_responses(value["body"], where)]
     elif known == "batch":
         records = _parse_request(value["body"], where)
     elif known == "sagemaker":
@@ -166,7 +179,24 @@ def _parse_request(body: Any, where: str) -> list[Record]:
     prompts = given if isinstance(given, list) and not _is_ids(given) else [given]
     if not prompts or not all(isinstance(prompt, str) or _is_ids(prompt) for prompt in prompts):
         raise Unusable("no prompt in the request")
-    return [replace(base, prompt=prompt, answer=answers.get(i)) for i, prompt in enumerate(prompts)]
+    return _with_answers([replace(base, prompt=prompt) for prompt in prompts], answers, body)
+
+
+def _with_answers(records: list[Record], answers: dict[int, RecordedAnswer], body: dict[str, Any]) -> list[Record]:
+    """The records with the first answer to each: a request for n answers per prompt has n choices per prompt."""
+    n = body.get("n")
+    n = n if type(n) is int and n > 0 else 1
+    return [replace(record, answer=answers.get(i * n, record.answer)) for i, record in enumerate(records)]
+
+
+def _parse_responses(body: Any, where: str) -> Record:
+    """The body of a request to /v1/responses."""
+    if not isinstance(body, dict):
+        raise Unusable("malformed request")
+    effort = body["reasoning"].get("effort") if isinstance(body.get("reasoning"), dict) else None
+    sampling = _sampling({**body, "reasoning_effort": effort, "tool_choice": None})  # of another form than in chats
+    tools = responses_tools(_tools(body.get("tools")))
+    return Record(where, "", messages=responses_messages(body), tools=tools, sampling=sampling)
 
 
 def _parse_sagemaker(capture: Any, where: str) -> list[Record]:
@@ -178,7 +208,7 @@ def _parse_sagemaker(capture: Any, where: str) -> list[Record]:
         raise Unusable("captured request is not JSON")
     records = _parse_request(body, where)
     answers = read_answers(_captured_body(answered))
-    return [replace(record, answer=answers.get(i, record.answer)) for i, record in enumerate(records)]
+    return _with_answers(records, answers, body)
 
 
 def _captured_body(side: Any) -> Any:
@@ -202,7 +232,9 @@ def _parse_capture(value: dict[str, Any], where: str) -> list[Record]:
         raise DataError(f"{where} is a capture of version {value['v']!r}, wanted {CAPTURE_VERSION}; capture it again")
     records = _parse_request(value["request"], where)
     response = value.get("response")
-    if len(records) > 1 or not isinstance(response, dict):
+    if len(records) > 1:
+        return _with_answers(records, read_answers(response), value["request"])
+    if not isinstance(response, dict):
         return records
     text, ids = response.get("text"), response.get("token_ids")
     answer = RecordedAnswer(
@@ -225,7 +257,11 @@ def _sampling(body: Any) -> dict[str, Any]:
     renamed = {RENAMED.get(key, key): value for key, value in body.items()}
     kept = {key: renamed[key] for key in SAMPLING if renamed.get(key) is not None}
     # A server refuses a temperature such as "hot"; the prompt of that request can still be used.
-    return {key: value for key, value in kept.items() if key not in NUMERIC_SAMPLING or type(value) in (int, float)}
+    return {key: value for key, value in kept.items() if key not in NUMERIC_SAMPLING or _is_number(value)}
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int or (type(value) is float and math.isfinite(value))
 
 
 def _tools(tools: Any) -> list[Any] | None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from eagle_plugin.data.rows import DataError, Split
+from eagle_plugin.data.rows import DataError, Split, open_lines, read_lines
 from eagle_plugin.data.sources.conversation import Unusable, normalise_messages
 from eagle_plugin.data.sources.formats import Record
+from eagle_plugin.errors import json_fault
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Prompt:
 
 _FIELDS = {item.name for item in fields(Prompt)}
 _CONTENT = ("messages", "prompt", "prompt_ids")
+# Levels of lists and objects in a prompt. Far above what tools and messages have, far below what Python can write.
+DEEPEST = 100
 
 
 def read_prompts(path: str | Path) -> Iterator[Prompt]:
@@ -46,10 +50,8 @@ def read_prompts(path: str | Path) -> Iterator[Prompt]:
         DataError: naming file, line and field.
     """
     path = Path(path)
-    if not path.is_file():
-        raise DataError(f"{path} is not a file; give the prompts that `eagle-plugin data prepare` wrote")
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+    with open_lines(path, "the prompts that `eagle-plugin data prepare` wrote") as file:
+        for number, line in read_lines(file, str(path)):
             if line.strip():
                 yield parse_prompt(line, f"{path}:{number}")
 
@@ -62,9 +64,9 @@ def parse_prompt(line: bytes, where: str) -> Prompt:
     """
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{where} is not JSON ({error}); write the file again with `eagle-plugin data prepare`"
+            f"{where} {json_fault(error)}; write the file again with `eagle-plugin data prepare`"
         ) from error
     advice = "bring the file to the prompt form with `eagle-plugin data prepare`"
     if not isinstance(value, dict) or not {"id", "source"} <= value.keys() <= _FIELDS:
@@ -96,7 +98,28 @@ def _wrong_field(value: dict[str, Any]) -> str | None:
             return f"{name} of type {type(value[name]).__name__}, wanted {kind.__name__}"
     if value.get("split", "train") not in ("train", "val"):
         return f"split {value['split']!r}, wanted train or val"
-    return None
+    return _unstorable(value)
+
+
+def _unstorable(value: Any) -> str | None:
+    """Why a value cannot be written as JSON, or None: Python also reads NaN, and Parquet has times and bytes."""
+    level = [value]
+    for _ in range(DEEPEST):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below += item.values()
+            elif isinstance(item, list):
+                below += item
+            elif isinstance(item, float):
+                if not math.isfinite(item):
+                    return f"the number {item}, which is not JSON"
+            elif not isinstance(item, str | int | None):
+                return f"a {type(item).__name__}, which is not JSON"
+        if not below:
+            return None
+        level = below
+    return f"more than {DEEPEST} levels of nesting"
 
 
 def format_prompt(prompt: Prompt) -> str:
@@ -116,6 +139,14 @@ def normalise(record: Record, keep_responses: bool) -> Prompt:
     Raises:
         Unusable: with the reason to count.
     """
+    prompt = _normal_form(record, keep_responses)
+    content = [prompt.messages, prompt.prompt_ids, prompt.tools, prompt.sampling, prompt.response]
+    if reason := _unstorable(content):
+        raise Unusable(reason)
+    return prompt
+
+
+def _normal_form(record: Record, keep_responses: bool) -> Prompt:
     answer = record.answer if keep_responses else None
     prompt = Prompt("", record.source, tools=record.tools, sampling=record.sampling)
     if record.messages is not None:

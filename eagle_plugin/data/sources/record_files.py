@@ -5,30 +5,29 @@ from __future__ import annotations
 import codecs
 import gzip
 import io
+import itertools
 import json
 import re
-import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from eagle_plugin.data.rows import DataError
+from eagle_plugin.data.rows import LONGEST_LINE, DataError, long_line
+from eagle_plugin.data.sources.compressed_files import CHUNK, Counted, decompress, open_raw
 
-GZIP, ZSTD, PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
-CHUNK = 1 << 20
-# An array is decoded from a window that is extended until a record is complete. If a record has more characters than
-# this, the file is taken for broken.
-LARGEST_RECORD = 1 << 28
+PARQUET = b"PAR1"
 CUT = "the file is cut off here"
+TOO_DEEP = "nested too deeply"
+OR_SKIP = "or leave such records out with --skip-broken"
 
 
 @dataclass(frozen=True)
 class LocatedObject:
     """One JSON object and its place in a file."""
 
-    where: str  # `file:line`
+    where: str  # `file:line`; in an array, which may be one long line, also the number of the record
     value: dict[str, Any]
 
 
@@ -40,7 +39,17 @@ class SkippedRecord:
     reason: str
 
 
-def read_objects(path: str, on_bytes: Callable[[int], None] | None = None) -> Iterator[LocatedObject | SkippedRecord]:
+class BrokenRecord(DataError):
+    """One record that cannot be read, in a file whose next record can be found; `reason` is what is counted."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def read_objects(
+    path: str, on_bytes: Callable[[int], None] | None = None, skip_broken: bool = False
+) -> Iterator[LocatedObject | SkippedRecord]:
     """Yield the JSON objects of a file in constant memory; the kind of file is detected from its first bytes.
 
     If a file ends inside its last record, the records before it are read, and a `SkippedRecord` with reason `CUT`
@@ -49,77 +58,25 @@ def read_objects(path: str, on_bytes: Callable[[int], None] | None = None) -> It
     Args:
         path: a file, or "-" for the standard input.
         on_bytes: called with the number of bytes taken from the file (before decompression), for a progress bar.
+        skip_broken: a broken line, or an entry of an array that is no object, is a `SkippedRecord` and not an error.
+            JSON that is broken inside an array is always an error: nothing tells where the next record begins.
 
     Raises:
         DataError: naming file and line, the file is not made of JSON objects, or the package that reads it is missing.
     """
     name = "<stdin>" if path == "-" else path
-    with _open(path) as raw:
-        file = io.BufferedReader(_Counted(raw, on_bytes or (lambda count: None)), CHUNK)
+    with open_raw(path) as raw:
+        file = io.BufferedReader(Counted(raw, name, on_bytes or (lambda count: None)), CHUNK)
         if file.peek(4).startswith(PARQUET):
             yield from _read_parquet(path, name, on_bytes or (lambda count: None))
             return
-        stream = _decompress(file, name)
+        stream = decompress(file, name)
         try:
             first = _first_character(stream)
-            yield from _read_array(stream, name) if first == b"[" else _read_lines(stream, name)
+            read = _read_array if first == b"[" else _read_lines
+            yield from read(stream, name, skip_broken)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise DataError(f"{name} is a broken gzip file ({error}); copy it again") from error
-
-
-def _open(path: str) -> IO[bytes]:
-    if path == "-":
-        return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
-    try:
-        return open(path, "rb", buffering=0)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); give files of prompts, or - for stdin") from error
-
-
-class _Counted(io.RawIOBase):
-    """A raw file that reports how many bytes are read from it."""
-
-    def __init__(self, raw: Any, on_bytes: Callable[[int], None]) -> None:
-        self.raw, self.on_bytes = raw, on_bytes
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count = self.raw.readinto(buffer) or 0
-        self.on_bytes(count)
-        return count
-
-
-def _decompress(file: io.BufferedReader[Any], name: str) -> io.BufferedReader[Any]:
-    start = file.peek(4)
-    if start.startswith(GZIP):
-        return io.BufferedReader(gzip.GzipFile(fileobj=file), CHUNK)
-    if start.startswith(ZSTD):
-        try:
-            import zstandard
-        except ImportError as error:
-            raise DataError(f"{name} is zstandard-compressed; to read it: pip install zstandard") from error
-        return io.BufferedReader(_Zstd(zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True), name))
-    return file
-
-
-class _Zstd(io.RawIOBase):
-    """A zstandard stream whose errors name the file. (At a cut, the library ends the stream without an error.)"""
-
-    def __init__(self, stream: Any, name: str) -> None:
-        self.stream, self.name = stream, name
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        import zstandard
-
-        try:
-            return self.stream.readinto(buffer)
-        except zstandard.ZstdError as error:
-            raise DataError(f"{self.name} is a broken zstandard file ({error}); copy it again") from error
 
 
 def _first_character(stream: io.BufferedReader) -> bytes:
@@ -130,37 +87,58 @@ def _first_character(stream: io.BufferedReader) -> bytes:
     return start.lstrip()[:1]
 
 
-def _read_lines(stream: io.BufferedReader, name: str) -> Iterator[LocatedObject | SkippedRecord]:
-    for number, line in enumerate(stream, 1):
+def _read_lines(stream: io.BufferedReader, name: str, skip_broken: bool) -> Iterator[LocatedObject | SkippedRecord]:
+    for number in itertools.count(1):
         where = f"{name}:{number}"
+        line = stream.readline(LONGEST_LINE + 1)
+        if not line:
+            return
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            if not line.endswith(b"\n") and number > 1:
+            value = _parse_line(line, where)
+        except BrokenRecord as error:
+            at_end = not line.endswith(b"\n") and len(line) <= LONGEST_LINE
+            if at_end and number > 1:
                 yield SkippedRecord(where, CUT)
-                return
-            raise DataError(
-                f"{where} is not JSON ({error}); wanted one JSON object per line, or one JSON array"
-            ) from error
-        yield LocatedObject(where, _require_object(value, where))
+            elif skip_broken:
+                yield SkippedRecord(where, error.reason)
+                while line and not line.endswith(b"\n"):
+                    line = stream.readline(CHUNK)
+            else:
+                raise
+        else:
+            yield value
 
 
-def _read_array(stream: io.BufferedReader, name: str) -> Iterator[LocatedObject | SkippedRecord]:
+def _parse_line(line: bytes, where: str) -> LocatedObject | SkippedRecord:
+    if len(line) > LONGEST_LINE:
+        raise BrokenRecord(str(long_line(where)), "line that is too long")
+    try:
+        value = json.loads(line)
+    except RecursionError:
+        return SkippedRecord(where, TOO_DEEP)
+    except ValueError as error:
+        message = f"{where} is not JSON ({error}); wanted one JSON object per line, or one JSON array; {OR_SKIP}"
+        raise BrokenRecord(message, "line that is not JSON") from error
+    return _require_object(value, where)
+
+
+def _read_array(stream: io.BufferedReader, name: str, skip_broken: bool) -> Iterator[LocatedObject | SkippedRecord]:
     """Decode an array record by record, from a window of text that moves through the file."""
     decode = json.JSONDecoder().raw_decode
     window = _Window(stream, name)
     window.skip_space()
     window.move(1)  # the bracket
-    first = True
+    number = 0
     while window.skip_space() != "]":
-        if not first and window.skip_space() == ",":
+        if number and window.skip_space() == ",":
             window.move(1)
             window.skip_space()
-        elif not first and not window.ended:
-            raise DataError(f"{name}:{window.line} has no comma between two records; repair the array there")
-        where = f"{name}:{window.line}"
+        elif number and not window.ended:
+            raise DataError(f"{name}:{window.line} has no comma after record {number}; repair the array there")
+        number += 1
+        where = f"{name}:{window.line}, record {number}"
         while True:
             if window.ended:
                 yield SkippedRecord(where, CUT)
@@ -171,21 +149,37 @@ def _read_array(stream: io.BufferedReader, name: str) -> Iterator[LocatedObject 
             except json.JSONDecodeError as error:
                 if not _may_be_cut(error, window):
                     line = window.line + window.text.count("\n", window.at, error.pos)
-                    raise DataError(f"{name}:{line} is not JSON ({error.msg}); repair the array there") from error
+                    raise DataError(
+                        f"{name}:{line} is not JSON ({error.msg} in record {number}); repair the array there"
+                    ) from error
+                if len(window.text) - window.at > LONGEST_LINE:
+                    raise DataError(
+                        f"{where} is longer than {LONGEST_LINE >> 20} Mi characters, wanted an array of prompts; "
+                        "split that record"
+                    ) from error
                 if not window.extend():
                     yield SkippedRecord(where, CUT)
                     return
+            except ValueError as error:  # a number of thousands of digits
+                raise DataError(f"{where} is not JSON ({error}); repair the array there") from error
             except RecursionError as error:
                 raise DataError(f"{where} is nested too deeply to be a prompt; remove that record") from error
         window.move(stop - window.at)
-        first = False
-        yield LocatedObject(where, _require_object(value, where))
+        try:
+            yield _require_object(value, where)
+        except BrokenRecord as error:
+            if not skip_broken:
+                raise
+            yield SkippedRecord(where, error.reason)
+    window.move(1)
+    if window.skip_space():
+        raise DataError(f"{name}:{window.line} goes on after the array's end; wanted one array, or JSON lines")
 
 
 def _may_be_cut(error: json.JSONDecodeError, window: _Window) -> bool:
     """Whether the error can be due to text that is not in the window yet: an open string, or an error at its end."""
     at_end = error.pos >= len(window.text) - 16
-    return (at_end or error.msg.startswith("Unterminated string")) and len(window.text) < LARGEST_RECORD
+    return at_end or error.msg.startswith("Unterminated string")
 
 
 class _Window:
@@ -250,14 +244,14 @@ def _read_parquet(path: str, name: str, on_bytes: Callable[[int], None]) -> Iter
                 yield LocatedObject(
                     f"{name}:row {number}", {key: value for key, value in row.items() if value is not None}
                 )
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{name} is a broken Parquet file after row {number} ({error}); copy it again") from error
     on_bytes(Path(path).stat().st_size)
 
 
-def _require_object(value: Any, where: str) -> dict[str, Any]:
+def _require_object(value: Any, where: str) -> LocatedObject:
     if not isinstance(value, dict):
-        raise DataError(
-            f"{where} holds a JSON {type(value).__name__}, wanted an object; see `eagle-plugin data prepare --help`"
-        )
-    return value
+        kind = type(value).__name__
+        message = f"{where} holds a JSON {kind}, wanted an object; see `eagle-plugin data prepare --help`; {OR_SKIP}"
+        raise BrokenRecord(message, f"JSON {kind} in place of an object")
+    return LocatedObject(where, value)

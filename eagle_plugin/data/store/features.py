@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from eagle_plugin.data.rows import DataError
+from eagle_plugin.data.target_files import read_target_json
 
 PROBE_TOKENS = 8
 # Largest difference from the model's own logits, relative to the largest logit. Sums in another order differ this much.
@@ -29,16 +30,15 @@ def load_target(folder: str | Path, dtype: torch.dtype = torch.bfloat16, device:
 
     logging.disable_progress_bar()  # the commands draw their own
     folder = Path(folder)
-    if not (folder / "config.json").is_file():
-        raise DataError(f"{folder} has no config.json; give the target's own folder")
+    read_target_json(folder / "config.json")  # its errors name the file, those of transformers guess
     if not any(folder.glob("*.safetensors")):
         raise DataError(f"{folder} has no *.safetensors; convert the weights first (pickled files are never loaded)")
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, trust_remote_code=False, use_safetensors=True, local_files_only=True
         )
-    except (ValueError, KeyError, ImportError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # safetensors and tokenizers have errors of their own
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(
             f"{folder} cannot be loaded by transformers ({reason}); give a causal language model"
         ) from error

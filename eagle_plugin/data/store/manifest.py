@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from eagle_plugin.data.rows import DataError
+from eagle_plugin.data.target_files import read_target_json
+from eagle_plugin.errors import json_fault
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -49,6 +51,8 @@ class Manifest:
                     f"{where} has version {version!r}, wanted {VERSION}; extract the features again into a new store"
                 )
             return cls(**{**values, "aux_layers": tuple(values["aux_layers"])})
+        except RecursionError as error:
+            raise DataError(f"{where} {json_fault(error)} to be a manifest; give the store's URL") from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(f"{where} is not a manifest of a feature store ({error}); give the store's URL") from error
 
@@ -105,7 +109,7 @@ def _chat_template(folder: Path) -> bytes:
     if own.is_file():
         return own.read_bytes()
     if settings.is_file():
-        return json.dumps(json.loads(settings.read_text(encoding="utf-8")).get("chat_template") or "").encode()
+        return json.dumps(read_target_json(settings).get("chat_template") or "").encode()
     return b""
 
 

@@ -65,15 +65,17 @@ def open_folder(url: str | Path) -> Folder:
     """The folder of a path or URL; nothing is created before the first write.
 
     Raises:
-        DataError: the scheme is unknown or its library is not installed.
+        DataError: the scheme is unknown, its library is not installed, or nothing follows the scheme.
     """
     text = str(url)
-    scheme, separator, _ = text.partition("://")
+    scheme, separator, place = text.partition("://")
     if not separator:
         return LocalFolder(Path(text).expanduser())
     scheme = scheme.lower()
     if scheme == "file":
         return LocalFolder(Path(unquote(urlsplit(text).path)))
+    if not place.strip("/"):
+        raise DataError(f"{text} names no place; write for example s3://bucket/folder")
     return ObjectStoreFolder(text) if scheme in OBJECT_STORES else FsspecFolder(text)
 
 
@@ -225,36 +227,56 @@ class FsspecFolder:
         try:
             import fsspec
 
+        except ModuleNotFoundError as error:
+            raise DataError(f"{url} needs the Python package {error.name}; pip install 'eagle-plugin[data]'") from error
+        # Each file system raises errors of its own: ftplib's and those of HTTP clients have no common base.
+        try:
             self._files, self._path = fsspec.url_to_fs(self.url)
-        except (ImportError, ValueError) as error:
+        except Exception as error:
             raise DataError(
-                f"{url} cannot be opened ({error}); use a path, s3:// or gs://, or install its library"
+                f"{url} cannot be opened ({_first_line(error)}); use a path, s3:// or gs://, or install its library"
             ) from error
 
     def names(self) -> list[str]:
         return list(self.sizes())
 
     def sizes(self) -> dict[str, int | None]:
-        self._files.invalidate_cache()
-        if not self._files.exists(self._path):
-            return {}
-        found = (info for info in self._files.ls(self._path) if info["type"] == "file")
-        return dict(sorted((info["name"].rsplit("/", 1)[-1], info.get("size")) for info in found))
+        with self._errors("list"):
+            self._files.invalidate_cache()
+            if not self._files.exists(self._path):
+                return {}
+            found = (info for info in self._files.ls(self._path) if info["type"] == "file")
+            return dict(sorted((info["name"].rsplit("/", 1)[-1], info.get("size")) for info in found))
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        return self._files.cat_file(f"{self._path}/{name}", start=start, end=stop)
+        with self._errors("read", name):
+            return self._files.cat_file(f"{self._path}/{name}", start=start, end=stop)
 
     def create(self, name: str, data: bytes | bytearray | memoryview) -> None:
         path = f"{self._path}/{name}"
-        if self._files.exists(path):
-            raise ObjectExists(f"{self.url}/{name} exists already; it was not changed")
-        self._files.makedirs(self._path, exist_ok=True)
-        partial = f"{path}{PARTIAL}{socket.gethostname()}-{os.getpid()}"
-        self._files.pipe_file(partial, bytes(data))
-        self._files.mv(partial, path)
+        with self._errors("write", name):
+            if self._files.exists(path):
+                raise ObjectExists(f"{self.url}/{name} exists already; it was not changed")
+            self._files.makedirs(self._path, exist_ok=True)
+            partial = f"{path}{PARTIAL}{socket.gethostname()}-{os.getpid()}"
+            self._files.pipe_file(partial, bytes(data))
+            self._files.mv(partial, path)
 
     def remove(self, name: str) -> None:
-        self._files.rm_file(f"{self._path}/{name}")
+        with self._errors("remove", name):
+            self._files.rm_file(f"{self._path}/{name}")
+
+    @contextlib.contextmanager
+    def _errors(self, verb: str, name: str = "") -> Iterator[None]:
+        try:
+            yield
+        except (DataError, FileNotFoundError):
+            raise
+        except Exception as error:  # see __init__
+            where = f"{self.url}/{name}".rstrip("/")
+            raise DataError(
+                f"cannot {verb} {where} ({_first_line(error)}); check the URL, the access rights and the network"
+            ) from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from accident_kinds import full_disk
 from rich.console import Console
 from token_endpoint import EOS, TokenEndpoint, answer_body, token_ids
 
@@ -240,6 +241,25 @@ def test_a_conversation_cut_between_two_lines_is_generated_again(tmp_path, out):
         out.write_text("".join(lines[:-1]))
         again, *_ = run(prompts, out, server, temperatures=[0.0])
     assert again == whole and len(out.read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+def test_a_temperature_that_no_server_takes_is_refused(value, out, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["prompts", "--endpoint", "http://127.0.0.1:9", "--out", str(out), "--temperature", value])
+    assert f"--temperature is {float(value)}, wanted a number of at least 0" in capsys.readouterr().err
+
+
+def test_rows_before_a_full_disk_are_kept(tmp_path, out):
+    prompts = write(tmp_path / "prompts.jsonl", chat(1), chat(2))
+    with TokenEndpoint("sglang") as server:
+        with (
+            full_disk(),
+            pytest.raises(DataError, match=r"cannot write .*rows.jsonl \(File too large\); free some space"),
+        ):
+            run(prompts, out, server)
+        rows, _, _ = run(prompts, out, server)
+    assert len(rows) == 2
 
 
 def test_two_processes_do_not_write_one_file(out):

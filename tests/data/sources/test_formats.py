@@ -8,6 +8,7 @@ import copy
 import gzip
 import itertools
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +113,121 @@ def test_text_generation_and_lists_of_prompts(write_lines: Callable[..., str]):
     assert [r.prompt for r in read(write_lines({"prompt": [[1], [2, 3]]}))] == [[1], [2, 3]]
 
 
+def answers(path: str) -> list[tuple[Any, str | None]]:
+    return [(record.prompt, record.answer.text if record.answer else None) for record in read(path)]
+
+
+def tgi_stream(*pieces: tuple[str, dict[str, Any]], **last: Any) -> str:
+    """The events of a streamed answer of TGI or LMI; `last` is added to the last one."""
+    events = [{"index": i, "token": {"id": i, "text": text, **more}} for i, (text, more) in enumerate(pieces)]
+    events[-1] |= last
+    return "".join(f"data:{json.dumps(event)}\n\n" for event in events)
+
+
+END = {"details": {"finish_reason": "eos_token"}}
+
+
+@pytest.mark.parametrize(
+    ("stream", "text"),
+    [
+        (tgi_stream(("up", {"special": False}), ("on", {"special": False}), ("</s>", {"special": True}),
+                    generated_text="upon", **END), "upon"),
+        (tgi_stream(("up", {"special": False}), ("</s>", {"special": True})), "up"),  # cut before the last event
+        (tgi_stream(("up", {}), ("on", {}), ("<|im_end|>", {"special_token": True}), **END), "upon"),
+        (tgi_stream(("up", {}), ("on", {}), ("</s>", {}), **END), "upon"),
+        (tgi_stream(("a", {}), ("<b>", {}), details={"finish_reason": "length"}), "a<b>"),
+        (tgi_stream(("a", {}), (" b", {}), **END), "a b"),
+    ],
+)  # fmt: skip
+def test_the_stop_token_is_no_part_of_a_streamed_answer(stream: str, text: str, write_lines: Callable[..., str]):
+    assert answers(write_lines(capture(TGI, stream))) == [("Once", text)]
+
+
+@pytest.mark.parametrize(
+    ("body", "answer", "texts"),
+    [
+        ({"inputs": ["a", "b"]}, [{"generated_text": "A"}, {"generated_text": "B"}], ["A", "B"]),
+        ({"inputs": ["a", "b"]}, [[{"generated_text": "A"}], [{"generated_text": "B"}]], ["A", "B"]),
+        ({"inputs": ["a", "b"]}, [{"error": "?"}, {"generated_text": "B"}], [None, "B"]),
+        ({"prompt": ["a", "b"], "n": 2}, {"choices": [{"index": i, "text": text} for i, text in enumerate("AaBb")]},
+         ["A", "B"]),
+    ],
+)  # fmt: skip
+def test_each_of_several_inputs_has_its_own_answer(
+    body: Any, answer: Any, texts: list[str | None], write_lines: Callable[..., str]
+):
+    assert answers(write_lines(capture(body, json.dumps(answer)))) == list(zip("ab", texts, strict=True))
+
+
+def test_a_capture_of_this_plugin_with_several_prompts(write_lines: Callable[..., str]):
+    response = {"choices": [{"index": 0, "text": "A"}, {"index": 1, "text": "B"}]}
+    value = {"v": 1, "id": "1", "request": {"prompt": ["a", "b"]}, "response": response}
+    assert answers(write_lines(value)) == [("a", "A"), ("b", "B")]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_a_number_that_is_not_json_is_never_written(number: str):
+    chat = json.loads(json.dumps({**CHAT, "temperature": 0}).replace("0", number))
+    (record,) = parse_record(chat, "chat", "f:1")
+    assert record.sampling == {}
+    line = format_prompt(assign_id_and_split(normalise(record, keep_responses=False), 0.5))
+    json.loads(line, parse_constant=lambda name: pytest.fail(name))
+    (record,) = parse_record({**CHAT, "tools": [{"default": float(number)}]}, "chat", "f:1")
+    with pytest.raises(Unusable, match="which is not JSON"):
+        normalise(record, keep_responses=False)
+    with pytest.raises(DataError, match="f:1 has the number .*, which is not JSON"):
+        parse_prompt(
+            json.dumps({"id": "1", "source": "s", **CHAT, "sampling": {"temperature": float(number)}}).encode(), "f:1"
+        )
+
+
+def responses(body: dict[str, Any]) -> dict[str, Any]:
+    return {"custom_id": "1", "method": "POST", "url": "/v1/responses", "body": {"model": "m", **body}}
+
+
+def test_batches_for_the_responses_api_are_prompts(write_lines: Callable[..., str]):
+    function = {"name": "f", "description": "d", "parameters": {"type": "object"}}
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Add 1 and 2"}]},
+        {"type": "reasoning", "id": "r", "summary": []},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": 1}'},
+        {"type": "function_call_output", "call_id": "c", "output": "3"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "3"}]},
+        {"role": "user", "content": "Thanks"},
+    ]
+    short = responses({"input": "Hi", "instructions": "Be kind", "max_output_tokens": 9, "temperature": 0.5})
+    long = responses({"input": items, "tools": [{"type": "function", **function}], "reasoning": {"effort": "low"}})
+    first, second = (normalise(record, keep_responses=False) for record in read(write_lines(short, long)))
+    assert first.messages == [{"role": "system", "content": "Be kind"}, {"role": "user", "content": "Hi"}]
+    assert first.sampling == {"temperature": 0.5, "max_tokens": 9} and first.source == "batch"
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    assert second.messages == [
+        {"role": "user", "content": "Add 1 and 2"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "content": "3", "tool_call_id": "c", "name": "f"},
+        {"role": "assistant", "content": "3"},
+        {"role": "user", "content": "Thanks"},
+    ]
+    assert second.tools == [{"type": "function", "function": function}]
+    assert second.sampling == {"reasoning_effort": "low"}
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"input": "Hi", "previous_response_id": "r"}, "continues what is stored on a server"),
+        ({"input": [{"type": "item_reference", "id": "i"}]}, "item of type item_reference"),
+        ({"input": "Hi", "tools": [{"type": "web_search"}]}, "tool that the server runs"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "multimodal content"),
+        ({"input": None}, "no prompt in the request"),
+    ],
+)
+def test_what_a_responses_request_lacks_is_counted(body: dict[str, Any], reason: str):
+    with pytest.raises(Unusable, match=reason):
+        for record in parse_record(responses(body), "batch", "f:1"):
+            normalise(record, keep_responses=False)
+
+
 def test_files_of_several_formats_are_refused_with_counts(write_lines: Callable[..., str]):
     with pytest.raises(DataError, match=r"prompts.jsonl begins with 2 OpenAI chat, 1 ShareGPT; wanted one format"):
         read(write_lines(CHAT, LINES["sharegpt"][1], CHAT))
@@ -142,6 +258,111 @@ def test_broken_lines_are_named(tmp_path: Path):
     path.write_text(json.dumps(CHAT) + "\n" + json.dumps(CHAT)[:-5])
     *_, last = read_records(str(path))
     assert last == SkippedRecord(f"{path}:2", CUT)
+
+
+BROKEN = ("{broken}", "[1]", '"text"', '{"question": "?"}', "\xff", "x" * 3000)
+
+
+def test_broken_lines_are_left_out_and_counted_if_that_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(record_files, "LONGEST_LINE", 2000)
+    path = tmp_path / "a.jsonl"
+    good = json.dumps(CHAT)
+    for place in (0, 3, 30):  # among the records that tell the format, first and later, and after them
+        lines = [good] * place + list(BROKEN) + [good] * 5
+        path.write_text("\n".join(lines) + "\n", encoding="latin-1")
+        with pytest.raises(DataError):
+            list(read_records(str(path)))
+        items = list(read_records(str(path), skip_broken=True))
+        skipped = [(item.where, item.reason) for item in items if isinstance(item, SkippedRecord)]
+        reasons = ["line that is not JSON", "JSON list in place of an object", "JSON str in place of an object",
+                   "unknown format", "line that is not JSON", "line that is too long"]  # fmt: skip
+        assert skipped == [(f"{path}:{place + i}", reason) for i, reason in enumerate(reasons, 1)]
+        assert len(items) == len(lines)
+    path.write_text("{broken}\n" * 3)
+    with pytest.raises(DataError, match="begins with no record"):
+        list(read_records(str(path), skip_broken=True))
+    path.write_text('{"question": 1}\n' * 3)
+    with pytest.raises(DataError, match="begins with 3 of unknown format"):
+        list(read_records(str(path), skip_broken=True))
+
+
+def test_in_an_array_only_whole_records_can_be_left_out(tmp_path: Path):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([CHAT, 5, CHAT]))
+    with pytest.raises(DataError, match="a.json:1, record 2 holds a JSON int, wanted an object"):
+        list(read_records(str(path)))
+    _, second, third = read_records(str(path), skip_broken=True)
+    assert second == SkippedRecord(f"{path}:1, record 2", "JSON int in place of an object")
+    assert isinstance(third, Record)
+    path.write_text("[{broken}, " + json.dumps([CHAT, CHAT])[1:])
+    with pytest.raises(DataError, match="a.json:1 is not JSON .* in record 1"):
+        list(read_records(str(path), skip_broken=True))
+    path.write_text(json.dumps([CHAT]) + "\n" + json.dumps([CHAT]))
+    with pytest.raises(DataError, match="a.json:2 goes on after the array's end"):
+        list(read_records(str(path)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(indent=st.sampled_from([None, 0, 1, 4]), chunk=st.integers(8, 60), before=st.text("\n\r\t ", max_size=5))
+def test_records_of_an_array_have_their_line_and_number(tmp_path_factory, indent: int | None, chunk: int, before: str):
+    objects = [{"prompt": f"{i}\n", "more": [{}] * (i % 3)} for i in range(7)]
+    text = before + json.dumps(objects, indent=indent)
+    path = tmp_path_factory.mktemp("lines") / "a.json"
+    path.write_bytes(text.encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record_files, "CHUNK", chunk)
+        found = [item.where for item in read_objects(str(path))]
+    starts = [text.index(f'"prompt": "{i}') for i in range(7)]
+    starts = [text.rindex("{", 0, start) for start in starts]
+    assert found == [f"{path}:{text.count(chr(10), 0, at) + 1}, record {i}" for i, at in enumerate(starts, 1)]
+
+
+def test_5000_levels_are_not_called_broken_json(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    deep = '{"messages": ' + "[" * 5000 + "]" * 5000 + "}"
+    path.write_text(json.dumps(CHAT) + "\n" + deep + "\n" + json.dumps(CHAT) + "\n")
+    _, second, _ = read_records(str(path))
+    assert second == SkippedRecord(f"{path}:2", "nested too deeply")
+    path.write_text(f"[{deep}]")
+    with pytest.raises(DataError, match="a.jsonl:1, record 1 is nested too deeply"):
+        list(read_records(str(path)))
+    for tools in ([[]], {"a": []}):
+        for _ in range(150):  # Python reads these, and cannot write all of them
+            tools = [tools]
+        (record,) = parse_record({**CHAT, "tools": tools}, "chat", "f:1")
+        with pytest.raises(Unusable, match="more than 100 levels of nesting"):
+            normalise(record, keep_responses=False)
+
+
+LONG = """
+import gzip, resource, sys
+from eagle_plugin.data.rows import DataError, read_rows
+from eagle_plugin.data.sources.formats import read_records
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for read in (read_records, lambda path: read_records(path, skip_broken=True)):
+    try:
+        print(*(item.reason for item in read({path!r})))
+    except DataError as error:
+        print(error)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+
+
+@pytest.mark.parametrize("start", ['{"prompt": "', pytest.param('[{"prompt": "', marks=pytest.mark.matrix)])
+def test_a_line_of_200_mb_is_refused_by_its_size_in_bounded_memory(start: str, tmp_path: Path):
+    path = tmp_path / "long.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(start.encode())
+        for _ in range(200):
+            file.write(b"x" * 1_000_000)
+        file.write(b'"}\n')
+    code = LONG.format(path=str(path))
+    first, second, grown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert f"{path}:1" in first and "is longer than 64 Mi" in first
+    assert "begins with no record" in second or "is longer than 64 Mi" in second
+    assert int(grown) < 400, f"{grown} MiB"
 
 
 @pytest.mark.parametrize("kind", ["plain", "gz", "zst", "array", "array.gz", "bom"])

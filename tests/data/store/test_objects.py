@@ -63,6 +63,12 @@ def test_a_missing_bucket_and_a_closed_port_are_one_sentence(s3: str, monkeypatc
         open_folder(s3).names()
 
 
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1:9/features", "http://127.0.0.1:9/features", "ftp://", "sftp://a/b"])
+def test_a_file_system_that_cannot_be_reached_is_one_sentence(url: str) -> None:
+    with pytest.raises(DataError, match=r"^[^\n]+; [^\n]+$"):
+        open_folder(url).create("a", b"1")
+
+
 def test_an_unknown_scheme_and_a_file_in_the_way_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="use a path"):
         open_folder("nosuch://a/b")
