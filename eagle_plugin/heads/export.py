@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import save_file
 
 from eagle_plugin.atomic_io import flush_to_disk
+from eagle_plugin.heads.contents import record
 from eagle_plugin.heads.draft_head import DraftHead
-from eagle_plugin.heads.files import HeadError, read_config, text_config
+from eagle_plugin.heads.files import HeadError, read_config, read_tensors, text_config
 from eagle_plugin.heads.manifest import FORMAT, MANIFEST, describe_target
 
 WEIGHTS = "model.safetensors"
@@ -46,7 +47,8 @@ def save_head(
 
     The folder is complete or it is not there; an existing one is replaced if it has only the files of a head.
     manifest: what is known of the training ("training", "acceptance", ...), written beside the kind of the head, its
-    aux layers and the digests of the target; "target_name" is the target's name for readers.
+    aux layers, the digests of the target and the record of config.json and the weights (`heads.contents`);
+    "target_name" is the target's name for readers.
 
     Raises:
         HeadError: the folder holds other files, the engines do not load the dtype, or a weight is not finite.
@@ -68,11 +70,9 @@ def save_head(
     try:
         temporary.chmod(0o755)
         save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
-        for name, values in (
-            ("config.json", head_config(head, target_dir, dtype)),
-            (MANIFEST, {**about, **notes, **about}),
-        ):
-            (temporary / name).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        _write_json(temporary / "config.json", head_config(head, target_dir, dtype))
+        about |= record(read_tensors(temporary), read_config(temporary))
+        _write_json(temporary / MANIFEST, {**about, **notes, **about})
         for path in temporary.iterdir():
             path.chmod(0o644)
             flush_to_disk(path)
@@ -81,6 +81,10 @@ def save_head(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     flush_to_disk(folder.parent)
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
 def head_config(head: DraftHead, target_dir: str | Path, dtype: torch.dtype) -> dict[str, Any]:
