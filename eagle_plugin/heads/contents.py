@@ -88,7 +88,7 @@ def _scan_tensor(tensor: StoredTensor, data: np.ndarray, digest: bool) -> str:
                 "training, or copy the file again"
             )
         if digest:
-            total.update(memoryview(chunk))
+            total.update(chunk.data)
     return total.hexdigest()
 
 
