@@ -90,7 +90,7 @@ def test_rounds_are_read_where_they_are_watched() -> None:
     assert all(f"{name}=" in call for name in names)
     assert assignments(Scheduler.update_from_output, "num_accepted")
     assert {"vllm_config", "requests"} <= assigned(Scheduler.__init__)
-    assert "thinking_token_budget" in fields(SamplingParams)
+    assert "thinking_token_budget" in SamplingParams.__struct_fields__
     assert "attention_chunk_size" in assigned(ModelConfig.__post_init__)
 
 
