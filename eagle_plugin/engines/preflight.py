@@ -7,9 +7,12 @@ from pathlib import Path
 from eagle_plugin.heads.checkpoint import HeadError, check_head, check_stored, read_config
 
 
-def are_folders(target: str, head: str) -> bool:
-    """Whether both can be checked: names on a model hub are loaded, and then checked by their shapes, by the engine."""
-    return Path(target).is_dir() and Path(head).is_dir()
+def can_check(target: str, head: str) -> bool:
+    """Whether both are folders of this disk, the target's with a config.json.
+
+    Names on a model hub and targets of other formats are loaded, and then checked by their shapes, by the engine.
+    """
+    return (Path(target) / "config.json").is_file() and Path(head).is_dir()
 
 
 def head_architecture(head: str) -> str:
@@ -38,7 +41,7 @@ def foreign_head_warnings(target: str, head: str) -> list[str]:
 
 def refuse_targets_config(target: str, head: str) -> None:
     """Raise HeadError where the head's folder has the target's config.json, whatever class it names."""
-    if read_config(head) == read_config(target):
+    if (Path(head) / "config.json").is_file() and read_config(head) == read_config(target):
         raise HeadError(
             f"{head} has the config.json of the target {target}, wanted the draft head's own; give the head's folder, "
             "and copy its config.json again"

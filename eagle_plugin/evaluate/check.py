@@ -22,6 +22,7 @@ from eagle_plugin.evaluate.measure import CHAIN, Responses, evaluate
 from eagle_plugin.evaluate.responses import chat_ids, responses_at
 from eagle_plugin.evaluate.stats import AcceptStats, paired_difference, summarize
 from eagle_plugin.heads.checkpoint import HeadInfo, check_head
+from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.files import HeadError, read_config
 from eagle_plugin.heads.interpretations import Interpretation, likely_mistakes, read_interpretations
 from eagle_plugin.heads.kinds import HEADS, stored_algorithm
@@ -103,7 +104,9 @@ def check(
     measured = [_measure(read, target_dir, head_dir, one) for one in (served, *possible)]
     # Most are no better by likelihood, which is a fraction of the work of a whole measurement.
     better = [
-        one for one in mistakes if _is_better(_likelihood(read, target_dir, head_dir, one), measured[0].likelihood)
+        one
+        for one in mistakes
+        if _is_better(_likelihood(_load(head_dir, target_dir, one), read), measured[0].likelihood)
     ]
     _refuse_better([*measured, *(_measure(read, target_dir, head_dir, one) for one in better)], target_dir, head_dir)
     warnings = [*info.warnings, *_name_ambiguous(measured, head_dir)]
@@ -117,21 +120,22 @@ def check(
 def _measure(
     responses: Responses, target_dir: str | Path, head_dir: str | Path, interpretation: Interpretation
 ) -> Measurement:
-    head = load_any_head(head_dir, target_dir, torch.bfloat16, interpretation)
+    head = _load(head_dir, target_dir, interpretation)
     stats = summarize(evaluate(head, responses)["chain4_everywhere"])
     if stats is None:
         raise HeadError(
             f"{target_dir} answers {len(responses.items)} prompts with almost no tokens; test the target alone first"
         )
-    return Measurement(interpretation, stats, _likelihood(responses, target_dir, head_dir, interpretation))
+    return Measurement(interpretation, stats, _likelihood(head, responses))
+
+
+def _load(head_dir: str | Path, target_dir: str | Path, interpretation: Interpretation) -> DraftHead:
+    return load_any_head(head_dir, target_dir, torch.bfloat16, interpretation)
 
 
 @torch.no_grad()
-def _likelihood(
-    responses: Responses, target_dir: str | Path, head_dir: str | Path, interpretation: Interpretation
-) -> Tensor:
+def _likelihood(head: DraftHead, responses: Responses) -> Tensor:
     """As `Measurement.likelihood`."""
-    head = load_any_head(head_dir, target_dir, torch.bfloat16, interpretation)
     likelihoods = []
     for response in responses.items:
         first, last = len(response.row.prompt_ids), len(response.tokens) - CHAIN.steps

@@ -130,11 +130,13 @@ def check_stored(target_dir: str | Path, head_dir: str | Path) -> list[str]:
             f"{folder} has num_hidden_layers {found} in config.json and the weights of {wanted} layer(s); copy the "
             "config.json of the draft head, not the target's"
         )
-    if config.get("vocab_size") != target.get("vocab_size"):
-        raise HeadError(
-            f"{folder} has vocab_size {config.get('vocab_size')}, but the target has {target.get('vocab_size')}; "
-            "use the head that was trained for this target"
-        )
+    key = "target_hidden_size" if config.get("target_hidden_size") else "hidden_size"
+    for own, of_target in (("vocab_size", "vocab_size"), (key, "hidden_size")):
+        if config.get(own) is not None and config[own] != target.get(of_target):
+            raise HeadError(
+                f"{folder} has {own} {config[own]}, but the target's {of_target} is {target.get(of_target)}; "
+                "use the head that was trained for this target"
+            )
     manifest = read_manifest(folder)
     digests = scan(stored.values(), digests=has_digests(manifest))
     if manifest is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from eagle_plugin.core.policy import CPU_SHAPE
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.engines.preflight import are_folders, head_architecture, head_warnings
+from eagle_plugin.engines.preflight import can_check, head_architecture, head_warnings
 from eagle_plugin.engines.sglang.support import has_own_draft_class, unsupported_flags
 from eagle_plugin.heads.checkpoint import HeadError
 
@@ -38,7 +38,7 @@ def check_launch(server_args: Any) -> None:
             f"eagle-plugin: --speculative-draft-model-path {head} is not a folder; "
             "give the folder that holds the head's config.json and model.safetensors"
         )
-    if not are_folders(target, head):
+    if not can_check(target, head):
         return
     try:
         if has_own_draft_class(head_architecture(head)):

@@ -9,7 +9,7 @@ import logging
 from typing import Any
 
 from eagle_plugin.engines.preflight import (
-    are_folders,
+    can_check,
     foreign_head_warnings,
     head_architecture,
     head_warnings,
@@ -41,7 +41,7 @@ def choose_worker(vllm_config: Any) -> None:
         vllm_config.scheduler_config.async_scheduling = options.async_scheduling
         return
     target, head = vllm_config.model_config.model, speculative.model
-    if are_folders(target, head):
+    if can_check(target, head):
         refuse_targets_config(target, head)  # vLLM's own drafter cannot serve it either
     if reasons := unsupported_reasons(vllm_config):
         _log_once(logging.WARNING, engine_serves(speculative.method, "vLLM", reasons))
@@ -59,7 +59,7 @@ def choose_worker(vllm_config: Any) -> None:
 
 def _check_head(target: str, head: str, method: str) -> list[str]:
     """Warnings about a head that our worker will serve; empty where it is not in a folder. Raises HeadError."""
-    if not are_folders(target, head):
+    if not can_check(target, head):
         return []
     if head_architecture(head) in OUR_ARCHITECTURES:
         return head_warnings(target, head, method.upper())
@@ -73,7 +73,7 @@ def explain_refusal(arguments: Any) -> UserError | None:
     """
     given = arguments.speculative_config or {}
     target, head, method = arguments.model, given.get("model"), given.get("method")
-    if method not in METHODS or not isinstance(head, str) or not are_folders(target, head):
+    if method not in METHODS or not isinstance(head, str) or not can_check(target, head):
         return None
     try:
         refuse_targets_config(target, head)

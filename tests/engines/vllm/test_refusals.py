@@ -56,7 +56,10 @@ def test_an_official_head_is_served_and_checked(target: Path, head: Path) -> Non
     config(num_hidden_layers=7)(head)
     with pytest.raises(StartRefused, match=r"num_hidden_layers 7 in config\.json and the weights of 1 layer"):
         configure(target, head)
-    config(num_hidden_layers=1)(head)
+    config(num_hidden_layers=1, hidden_size=128, target_hidden_size=...)(head)
+    with pytest.raises(StartRefused, match="hidden_size 128, but the target's hidden_size is 64"):
+        configure(target, head)
+    config(hidden_size=64)(head)
     tensors(lambda t: t["norm.weight"].fill_(float("nan")))(head)
     with pytest.raises(StartRefused, match="not finite"):
         configure(target, head)
