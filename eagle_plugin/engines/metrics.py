@@ -1,11 +1,15 @@
-"""The plugin's Prometheus metrics: one set of names in every engine (docs/metrics.md)."""
+"""What the rounds of a server yield: the Prometheus metrics, one set of names in every engine (docs/metrics.md), and a
+warning where the target rejects every draft."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 PREFIX = "eagle_plugin:"
+# With a head that is right for one draft in ten, so many rounds in a row are rejected once in 10^9 rounds.
+REJECTED_ROUNDS = 200
 _registered: list[Any] = []
 
 
@@ -26,7 +30,7 @@ class RoundMetrics:
     def __init__(self, label_names: Sequence[str], depth: int) -> None:
         """Register the metrics with the labels of the engine's own; depth is that of the deepest path of drafts."""
         # Not before: the client looks for PROMETHEUS_MULTIPROC_DIR, which engines set, when it is imported.
-        from prometheus_client import Counter, Histogram
+        from prometheus_client import Counter, Gauge, Histogram
 
         forget()
 
@@ -46,6 +50,13 @@ class RoundMetrics:
             buckets=range(1, depth + 2),
         )
         _registered.append(self._lengths)
+        self._rejected = Gauge(
+            PREFIX + "rejected_rounds",
+            "Rounds in a row, up to the latest, that kept no drafted token.",
+            label_names,
+            multiprocess_mode="mostrecent",
+        )
+        _registered.append(self._rejected)
 
     def labelled(self, *values: str) -> Recorder:
         """The metrics under these values of the labels."""
@@ -55,15 +66,19 @@ class RoundMetrics:
             self._accepted.labels(*values),
             self._lengths.labels(*values),
             [self._at_depth.labels(*values, str(depth)) for depth in range(1, self._depth + 1)],
+            self._rejected.labels(*values),
         )
 
 
 class Recorder:
     """One engine's metrics."""
 
-    def __init__(self, rounds: Any, drafted: Any, accepted: Any, lengths: Any, at_depth: list[Any]) -> None:
+    def __init__(
+        self, rounds: Any, drafted: Any, accepted: Any, lengths: Any, at_depth: list[Any], rejected: Any
+    ) -> None:
         self._rounds, self._drafted, self._accepted = rounds, drafted, accepted
-        self._lengths, self._at_depth = lengths, at_depth
+        self._lengths, self._at_depth, self._rejected = lengths, at_depth, rejected
+        self._in_a_row = 0
 
     def record(self, kept: Sequence[int], drafted: int) -> None:
         """Count rounds; kept has the accepted draft tokens of each, drafted is the number of draft tokens of all."""
@@ -74,3 +89,45 @@ class Recorder:
             self._lengths.observe(tokens + 1)
         for depth, counter in enumerate(self._at_depth, start=1):
             counter.inc(sum(tokens >= depth for tokens in kept))
+        self._in_a_row = rejected_in_a_row(self._in_a_row, kept)
+        self._rejected.set(self._in_a_row)
+
+
+def rejected_in_a_row(before: int, kept: Sequence[int]) -> int:
+    """Rounds in a row that kept no drafted token, after `before` of them and one step of the engine.
+
+    kept has the accepted draft tokens of each round of the step. Its rounds have no order: where some kept a token, the
+    count starts again after them.
+    """
+    return 0 if any(kept) else before + len(kept)
+
+
+class RejectionWatch:
+    """Warns once per server that every draft is rejected: it runs, but slower than without drafts.
+
+    A head may be damaged, or of another target, and have passed every check of names and shapes: a server decodes
+    rightly with any drafts.
+    """
+
+    def __init__(self, target: str, head: str, logger: logging.Logger) -> None:
+        """target and head as the user named them."""
+        self._target, self._head, self._logger = target, head, logger
+        self._in_a_row = 0
+        self._warned = False
+
+    def record(self, kept: Sequence[int]) -> None:
+        """Count the rounds of one step; kept has the accepted draft tokens of each, on the host."""
+        if self._warned:
+            return
+        self._in_a_row = rejected_in_a_row(self._in_a_row, kept)
+        if self._in_a_row >= REJECTED_ROUNDS:
+            self._warned = True
+            self._logger.warning(
+                "eagle-plugin: the target rejected every draft of %d rounds in a row, so that drafting only costs "
+                "time: the head %s is damaged or was trained for another target than %s; run: eagle-plugin check %s %s",
+                self._in_a_row,
+                self._head,
+                self._target,
+                self._target,
+                self._head,
+            )

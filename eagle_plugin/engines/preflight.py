@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from eagle_plugin.heads.checkpoint import check_head, read_config
+from eagle_plugin.heads.checkpoint import HeadError, check_head, check_stored, read_config
 
 
-def head_warnings(target: str, head: str, algorithm: str, architectures: Sequence[str]) -> list[str]:
-    """Check a head against its target; returns warnings for the log.
+def can_check(target: str, head: str) -> bool:
+    """Whether both are folders of this disk, the target's with a config.json.
 
-    Only folders are checked, and only heads of these architectures: names on a model hub and other formats are loaded,
-    and then checked by their shapes, by the engine.
+    Names on a model hub and targets of other formats are loaded, and then checked by their shapes, by the engine.
+    """
+    return (Path(target) / "config.json").is_file() and Path(head).is_dir()
+
+
+def head_architecture(head: str) -> str:
+    """The class that config.json of a head's folder names, "" where it names none.
 
     Raises:
-        HeadError: the head does not fit the target.
+        HeadError: the folder has no config.json that can be read.
     """
-    if not (Path(target).is_dir() and Path(head).is_dir()):
-        return []
-    if (read_config(head).get("architectures") or ["?"])[0] not in architectures:
-        return []
+    names = read_config(head).get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
+
+
+def head_warnings(target: str, head: str, algorithm: str) -> list[str]:
+    """Check a head's folder, of whatever class, against its target's; returns warnings for the log.
+
+    Raises:
+        HeadError: the head does not fit the target, or is not a head of Llama layers for this algorithm.
+    """
     return list(check_head(target, head, algorithm=algorithm).warnings)
+
+
+def foreign_head_warnings(target: str, head: str) -> list[str]:
+    """As `head_warnings`, for a config.json in words that the engine understands and `check_head` does not."""
+    return check_stored(target, head)
+
+
+def refuse_targets_config(target: str, head: str) -> None:
+    """Raise HeadError where the head's folder has the target's config.json, whatever class it names."""
+    if (Path(head) / "config.json").is_file() and read_config(head) == read_config(target):
+        raise HeadError(
+            f"{head} has the config.json of the target {target}, wanted the draft head's own; give the head's folder, "
+            "and copy its config.json again"
+        )

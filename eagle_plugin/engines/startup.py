@@ -8,6 +8,15 @@ from collections.abc import Sequence
 
 import eagle_plugin
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.errors import UserError
+
+
+class StartRefused(SystemExit, UserError):
+    """The server does not start. Where nobody catches it, Python prints the one sentence without a traceback, and exits
+    with 1; a program that makes an engine itself can catch it like any other error."""
+
+    def __init__(self, error: UserError) -> None:
+        super().__init__(f"eagle-plugin: {error}")
 
 
 def switched_off() -> bool:

@@ -1,15 +1,15 @@
 """The check before serving: does a head load, does it fit its target, and are its drafts what they should be?
 
 A head with tensors of the right shape can still be wrong in ways that no engine reports: it was trained for another
-target, or its aux layers are written in the other engine's convention. In both cases the drafts are not accepted, so
-the head drafts a few responses of the target here.
+target, or its config.json names aux layers that it was not trained on. In both cases few drafts are accepted, so the
+head drafts a few responses of the target here, from other layers too where these are not on record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +22,9 @@ from eagle_plugin.evaluate.measure import CHAIN, Responses, evaluate
 from eagle_plugin.evaluate.responses import chat_ids, responses_at
 from eagle_plugin.evaluate.stats import AcceptStats, paired_difference, summarize
 from eagle_plugin.heads.checkpoint import HeadInfo, check_head
+from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.files import HeadError, read_config
-from eagle_plugin.heads.interpretations import Interpretation, read_interpretations
+from eagle_plugin.heads.interpretations import Interpretation, likely_mistakes, read_interpretations
 from eagle_plugin.heads.kinds import HEADS, stored_algorithm
 from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.heads.manifest import read_manifest
@@ -84,19 +85,31 @@ def check(
 
     Raises:
         HeadError: the files do not fit (`heads.checkpoint.check_head`), the drafts are hardly ever right, far worse
-            than in training, or better with another interpretation of the aux layers than the engine's.
+            than in training, or better with other aux layers than those that the engine captures.
     """
     config = read_config(head_dir)
     info = check_head(target_dir, head_dir, algorithm=algorithm or stored_algorithm(config))
     served = Interpretation(info.aux_layer_ids, bool(config.get("norm_output")), "as the engine reads it")
     found = read_interpretations(head_dir, target_dir) if HEADS[info.kind].format.reads_aux_layers else []
-    interpretations = [served, *(other for other in found if other[:2] != served[:2])]
+    possible = [other for other in found if other[:2] != served[:2]]
+    known = [served[:2], *(other[:2] for other in possible)]
+    mistakes = [other for other in likely_mistakes(served, head_dir, target_dir) if other[:2] not in known]
 
     model, tokenizer = load_target(target_dir), load_tokenizer(target_dir)
     rows = [TokenRow(f"check-{i}", "check", chat_ids(tokenizer, p), [], "", "val") for i, p in enumerate(prompts)]
     responses = responses_at(lambda: model, target_dir, rows, temperature=0.0, tokens=TOKENS, report=report)
-    measured = [_measure(model, responses, target_dir, head_dir, one) for one in interpretations]
-    warnings = [*info.warnings, *_compare_interpretations(measured, target_dir, head_dir)]
+    layers = sorted({layer for one in (served, *possible, *mistakes) for layer in one.aux_layers})
+    with torch.no_grad():
+        read = Responses(model, responses, layers, 0.0)
+    measured = [_measure(read, target_dir, head_dir, one) for one in (served, *possible)]
+    # Most are no better by likelihood, which is a fraction of the work of a whole measurement.
+    better = [
+        one
+        for one in mistakes
+        if _is_better(_likelihood(_load(head_dir, target_dir, one), read), measured[0].likelihood)
+    ]
+    _refuse_better([*measured, *(_measure(read, target_dir, head_dir, one) for one in better)], target_dir, head_dir)
+    warnings = [*info.warnings, *_name_ambiguous(measured, head_dir)]
     manifest = read_manifest(head_dir) or {}
     trained = next(iter(manifest.get("acceptance") or []), None)
     _check_acceptance(measured[0].stats, trained, target_dir, head_dir)
@@ -105,13 +118,24 @@ def check(
 
 @torch.no_grad()
 def _measure(
-    model: Any, rows: Sequence[TokenRow], target_dir: str | Path, head_dir: str | Path, interpretation: Interpretation
+    responses: Responses, target_dir: str | Path, head_dir: str | Path, interpretation: Interpretation
 ) -> Measurement:
-    head = load_any_head(head_dir, target_dir, torch.bfloat16, interpretation)
-    responses = Responses(model, rows, head.aux_layers, 0.0)
+    head = _load(head_dir, target_dir, interpretation)
     stats = summarize(evaluate(head, responses)["chain4_everywhere"])
     if stats is None:
-        raise HeadError(f"{target_dir} answers {len(rows)} prompts with almost no tokens; test the target alone first")
+        raise HeadError(
+            f"{target_dir} answers {len(responses.items)} prompts with almost no tokens; test the target alone first"
+        )
+    return Measurement(interpretation, stats, _likelihood(head, responses))
+
+
+def _load(head_dir: str | Path, target_dir: str | Path, interpretation: Interpretation) -> DraftHead:
+    return load_any_head(head_dir, target_dir, torch.bfloat16, interpretation)
+
+
+@torch.no_grad()
+def _likelihood(head: DraftHead, responses: Responses) -> Tensor:
+    """As `Measurement.likelihood`."""
     likelihoods = []
     for response in responses.items:
         first, last = len(response.row.prompt_ids), len(response.tokens) - CHAIN.steps
@@ -120,28 +144,41 @@ def _measure(
             prefill = prefill_head(head, response.tokens, responses.features(response, head))
             logq = forced_likelihoods(head, response.tokens, prefill, roots, CHAIN.steps)
             likelihoods.append(logq.double().nanmean())
-    return Measurement(interpretation, stats, torch.stack(likelihoods))
+    return torch.stack(likelihoods)
 
 
-def _compare_interpretations(
-    measured: list[Measurement], target_dir: str | Path, head_dir: str | Path
-) -> Iterator[str]:
-    """Refuse a head that is better in another interpretation than the engine's; warn where no difference is seen.
+def _is_better(likelihood: Tensor, than: Tensor) -> bool:
+    """Whether the difference of likelihoods per response is above zero with all of its interval."""
+    return paired_difference(likelihood, than)[1] > 0
+
+
+def _refuse_better(measured: list[Measurement], target_dir: str | Path, head_dir: str | Path) -> None:
+    """Refuse a head that is better in another interpretation than the engine's, and name the best one.
 
     They are compared by likelihood, which needs fewer tokens for a decision than acceptance does.
     """
     served = measured[0]
+    better = [
+        other
+        for other in measured[1:]
+        if _is_better(other.likelihood, served.likelihood) and other.stats.cumulative[0] >= MIN_ACCEPTANCE
+    ]
+    if better:
+        best = max(better, key=lambda other: float(other.likelihood.mean()))
+        layers = ",".join(map(str, best.interpretation.aux_layers))
+        norm = "yes" if best.interpretation.norm_output else "no"
+        raise HeadError(
+            f"{head_dir} was trained on {_describe(best)}, but the engine would give it {_describe(served)}; "
+            f"write it again: eagle-plugin export {head_dir} NEW --target {target_dir} "
+            f"--aux-layers {layers} --norm-output {norm}"
+        )
+
+
+def _name_ambiguous(measured: list[Measurement], head_dir: str | Path) -> Iterator[str]:
+    """Warn of meanings of config.json between which no difference is seen."""
+    served = measured[0]
     for other in measured[1:]:
-        _, low, high = paired_difference(other.likelihood, served.likelihood)
-        if low > 0 and other.stats.cumulative[0] >= MIN_ACCEPTANCE:
-            layers = ",".join(map(str, other.interpretation.aux_layers))
-            norm = "yes" if other.interpretation.norm_output else "no"
-            raise HeadError(
-                f"{head_dir} was trained on {_describe(other)}, but the engine would give it {_describe(served)}; "
-                f"write it again: eagle-plugin export {head_dir} NEW --target {target_dir} "
-                f"--aux-layers {layers} --norm-output {norm}"
-            )
-        if high >= 0:
+        if paired_difference(other.likelihood, served.likelihood)[2] >= 0:
             yield (
                 f"{head_dir} can mean {_describe(served)} or {_describe(other)}, and {len(served.likelihood)} "
                 "responses do not decide which; ask who trained it, or check it with more prompts"
@@ -149,12 +186,13 @@ def _compare_interpretations(
 
 
 def _describe(measurement: Measurement) -> str:
-    """For example: the inputs of layers 2, 15, 27 (vLLM's ids; accept length 1.48, log q -3.66)."""
-    meaning, logq = measurement.interpretation, float(measurement.likelihood.mean())
+    """For example: the inputs of layers 2, 15, 27 (vLLM's ids; first draft right for 38.1%, accept length 1.48)."""
+    meaning, stats = measurement.interpretation, measurement.stats
     layers = ", ".join(map(str, meaning.aux_layers))
     state = " with the normed state" if meaning.norm_output else ""
-    length = measurement.stats.accept_length
-    return f"the inputs of layers {layers}{state} ({meaning.origin}; accept length {length:.2f}, log q {logq:.2f})"
+    right, length = stats.cumulative[0], stats.accept_length
+    found = f"first draft right for {right:.1%}, accept length {length:.2f}"
+    return f"the inputs of layers {layers}{state} ({meaning.origin}; {found})"
 
 
 def _check_acceptance(stats: AcceptStats, trained: float | None, target_dir: str | Path, head_dir: str | Path) -> None:

@@ -1,8 +1,9 @@
 """Checking a draft head against its target before any weight is loaded.
 
 The engine's loaders ignore tensors that they do not know and leave parameters that they do not find at random values,
-both without a message. So every tensor is compared by name and shape here (`heads.formats`). Only JSON files, the
-safetensors headers and d2t are read; torch is not imported.
+both without a message. So every tensor is compared by name and shape here (`heads.formats`), its values are looked
+through for Inf and NaN, and where the head has a record of its export everything is compared with it
+(`heads.contents`). torch is not imported.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from eagle_plugin.heads.contents import compare_record, has_digests, scan
 from eagle_plugin.heads.files import (
     DTYPES,
     Algorithm,
     HeadError,
     StoredTensor,
+    canonical_name,
     read_config,
     read_size,
     read_tensors,
@@ -51,8 +54,8 @@ class HeadInfo:
 def check_head(target_dir: str | Path, head_dir: str | Path, *, algorithm: str) -> HeadInfo:
     """Check that stock SGLang can load the head in `head_dir` for the target in `target_dir` and that it fits.
 
-    algorithm is SGLang's name: "EAGLE" (EAGLE-1 and EAGLE-2 heads) or "EAGLE3". Takes a few milliseconds, and with
-    eagle_plugin.json beside the head as long as reading the target's tokenizer.json.
+    algorithm is SGLang's name: "EAGLE" (EAGLE-1 and EAGLE-2 heads) or "EAGLE3". Takes a few milliseconds and the time
+    of `contents.scan`, and with eagle_plugin.json beside the head as long as reading the target's tokenizer.json.
 
     Raises:
         HeadError: for the first thing that does not fit.
@@ -62,19 +65,25 @@ def check_head(target_dir: str | Path, head_dir: str | Path, *, algorithm: str) 
             f"speculative algorithm is {algorithm}, wanted {' or '.join(ALGORITHMS)}; choose the one of the head"
         )
     folder = Path(head_dir)
-    raw, config = read_config(target_dir), read_config(folder)
-    target = text_config(raw)
+    raw, written = read_config(target_dir), read_config(folder)
+    target, config = text_config(raw), dict(written)
     spec = _find_spec(config, folder, algorithm)
     _check_dimensions(target, config, folder, spec.format)
     aux = spec.format.find_aux_layers(raw, config, folder)
 
-    tensors = {spec.format.canonical_name(name): tensor for name, tensor in read_tensors(folder).items()}
+    stored = read_tensors(folder)
+    tensors = {spec.format.canonical_name(name): tensor for name, tensor in stored.items()}
     spec = spec_of_tensors(tensors, spec.format.loader) or spec
     draft_vocab = spec.format.check_vocabulary(target, config, folder, tensors)
     wanted = dict(spec.format.wanted_tensors(config, draft_vocab, len(aux)))
     _check_shapes(wanted, tensors, folder)
     spec.format.check_tensors(config, tensors, folder)
     used = [tensors[name] for name in wanted]
+    manifest = read_manifest(folder)
+    digests = scan(stored.values(), digests=has_digests(manifest))
+    if manifest is not None:
+        _compare_layers(manifest, aux, folder)
+        compare_record(manifest, digests, written, folder)
     return HeadInfo(
         architecture=spec.format.loader,
         algorithm=spec.algorithm,
@@ -90,9 +99,50 @@ def check_head(target_dir: str | Path, head_dir: str | Path, *, algorithm: str) 
         warnings=(
             *_compare_lengths(target, config, folder),
             *spec.format.warn(folder),
-            *_compare_manifest(aux, folder, target_dir),
+            *_name_unknown(tensors, {*wanted, *spec.format.known_tensors(config)}, spec, folder),
+            *(compare_target(manifest, target_dir, folder) if manifest is not None else ()),
         ),
     )
+
+
+def check_stored(target_dir: str | Path, head_dir: str | Path) -> list[str]:
+    """Check what every engine wants of a head, in whatever words its config.json is written; returns warnings.
+
+    For official EAGLE heads and those of speculators in vLLM, which has its own rules for names and aux layers: the
+    folder holds an EAGLE head with the layers that its config.json says, for a target of this vocabulary, and its
+    values are finite and those of its export.
+
+    Raises:
+        HeadError: for the first thing that does not fit.
+    """
+    folder = Path(head_dir)
+    written, target = read_config(folder), text_config(read_config(target_dir))
+    inner = written.get("transformer_layer_config")  # speculators
+    config = {**written, **inner} if isinstance(inner, dict) else written
+    stored = read_tensors(folder)
+    names = {canonical_name(name) for name in stored}
+    if spec_of_tensors(names) is None:
+        raise HeadError(f"{folder} has no fc.weight, so it is no EAGLE head; give the folder of a draft head")
+    layers = {name.split(".")[1] for name in names if name.startswith("layers.")}
+    found, wanted = config.get("num_hidden_layers"), len(layers)
+    if found != wanted:
+        raise HeadError(
+            f"{folder} has num_hidden_layers {found} in config.json and the weights of {wanted} layer(s); copy the "
+            "config.json of the draft head, not the target's"
+        )
+    key = "target_hidden_size" if config.get("target_hidden_size") else "hidden_size"
+    for own, of_target in (("vocab_size", "vocab_size"), (key, "hidden_size")):
+        if config.get(own) is not None and config[own] != target.get(of_target):
+            raise HeadError(
+                f"{folder} has {own} {config[own]}, but the target's {of_target} is {target.get(of_target)}; "
+                "use the head that was trained for this target"
+            )
+    manifest = read_manifest(folder)
+    digests = scan(stored.values(), digests=has_digests(manifest))
+    if manifest is None:
+        return []
+    compare_record(manifest, digests, written, folder)
+    return compare_target(manifest, target_dir, folder)
 
 
 def _find_spec(config: dict[str, Any], folder: Path, algorithm: str) -> HeadSpec:
@@ -193,13 +243,20 @@ def _compare_lengths(target: dict[str, Any], config: dict[str, Any], folder: Pat
     ]
 
 
-def _compare_manifest(aux: tuple[int, ...], folder: Path, target_dir: str | Path) -> list[str]:
-    manifest = read_manifest(folder)
-    if manifest is None:
+def _name_unknown(tensors: dict[str, StoredTensor], known: set[str], spec: HeadSpec, folder: Path) -> list[str]:
+    unknown = [t.name for name, t in tensors.items() if name not in known and not name.endswith(".inv_freq")]
+    if not unknown:
         return []
+    more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+    return [
+        f"{folder} has tensors that an {spec.kind} head does not have and the engine drops: "
+        f"{', '.join(unknown[:3])}{more}; if the head was trained with them, its drafts are poor without them"
+    ]
+
+
+def _compare_layers(manifest: dict[str, Any], aux: tuple[int, ...], folder: Path) -> None:
     if manifest["aux_layers"] != aux:
         raise HeadError(
             f"{folder} was trained on the inputs of target layers {list(manifest['aux_layers'])}, but the engine would "
             f"capture {list(aux)} by its config.json; export the head again"
         )
-    return compare_target(manifest, target_dir, folder)

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from eagle_plugin.atomic_io import flush_to_disk, write_tensors
+from eagle_plugin.heads.contents import record
 from eagle_plugin.heads.draft_head import DraftHead
-from eagle_plugin.heads.files import HeadError, read_config, text_config
+from eagle_plugin.heads.files import HeadError, read_config, read_tensors, text_config
 from eagle_plugin.heads.manifest import FORMAT, MANIFEST, describe_target
 
 WEIGHTS = "model.safetensors"
@@ -45,7 +46,8 @@ def save_head(
 
     The folder is complete or it is not there; an existing one is replaced if it has only the files of a head.
     manifest: what is known of the training ("training", "acceptance", ...), written beside the kind of the head, its
-    aux layers and the digests of the target; "target_name" is the target's name for readers.
+    aux layers, the digests of the target and the record of config.json and the weights (`heads.contents`);
+    "target_name" is the target's name for readers.
 
     Raises:
         HeadError: the folder holds other files or cannot be written, the engines do not load the dtype, or a weight is
@@ -62,25 +64,32 @@ def save_head(
     target = describe_target(target_dir)
     target["name"] = notes.pop("target_name", target["name"])
     about = {"format": FORMAT, "kind": head.kind, "aux_layers": list(head.aux_layers), "target": target}
-    documents = {"config.json": head_config(head, target_dir, dtype), MANIFEST: {**about, **notes, **about}}
+    config = head_config(head, target_dir, dtype)
     try:
         _check_replaceable(folder)
-        _write_folder(folder, tensors, documents)
+        _write_folder(folder, tensors, config, about, notes)
     except OSError as error:
         raise HeadError(
             f"cannot write {folder} ({error.strerror or error}); free space or make it writable, or name another folder"
         ) from error
 
 
-def _write_folder(folder: Path, tensors: Mapping[str, torch.Tensor], documents: Mapping[str, Any]) -> None:
-    """Write the weights and JSON documents (by file name) of a head, all or nothing."""
+def _write_folder(
+    folder: Path,
+    tensors: Mapping[str, torch.Tensor],
+    config: Mapping[str, Any],
+    about: dict[str, Any],
+    notes: Mapping[str, Any],
+) -> None:
+    """Write the three files of a head, all or nothing; its manifest is `about`, the record of the other two, `notes`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         temporary.chmod(0o755)
         write_tensors(temporary / WEIGHTS, tensors, metadata={"format": "pt"})
-        for name, values in documents.items():
-            (temporary / name).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        _write_json(temporary / "config.json", config)
+        about = about | record(read_tensors(temporary), read_config(temporary))
+        _write_json(temporary / MANIFEST, {**about, **notes, **about})
         for path in temporary.iterdir():
             path.chmod(0o644)
             flush_to_disk(path)
@@ -89,6 +98,10 @@ def _write_folder(folder: Path, tensors: Mapping[str, torch.Tensor], documents: 
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     flush_to_disk(folder.parent)
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
 def head_config(head: DraftHead, target_dir: str | Path, dtype: torch.dtype) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from eagle_plugin.heads.checkpoint import HeadInfo, check_head
 from eagle_plugin.heads.export import save_head
-from eagle_plugin.heads.files import HeadError
-from eagle_plugin.heads.interpretations import Interpretation, read_interpretations
+from eagle_plugin.heads.files import HeadError, read_config, text_config
+from eagle_plugin.heads.interpretations import Interpretation, are_layers, read_interpretations
 from eagle_plugin.heads.kinds import HEADS
 from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.heads.manifest import compare_target, read_manifest
@@ -49,7 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     manifest = read_manifest(head) or {}
     for warning in compare_target(manifest, target, head) if manifest else []:
         print(f"warning: {warning}", file=sys.stderr)
-    interpretation = _choose(read_interpretations(head, target), arguments.aux_layers, arguments.norm_output, head)
+    aux, norm = arguments.aux_layers, arguments.norm_output
+    found = read_interpretations(head, target)
+    if aux is not None and not manifest and found[0].aux_layers:
+        found = _with_layers(found, aux, head, target)
+    interpretation = _choose(found, aux, norm, head)
     loaded = load_any_head(head, target, interpretation=interpretation)
     notes = {k: v for k, v in manifest.items() if k not in ("format", "kind", "aux_layers", "target")}
     if "name" in manifest.get("target", {}):
@@ -81,7 +85,8 @@ def _parser() -> argparse.ArgumentParser:
         "--aux-layers",
         type=_layers,
         metavar="I,J,K",
-        help="the target layers whose INPUT the head was trained on, where its config.json does not decide it",
+        help="the target layers whose INPUT the head was trained on, where its config.json does not decide it or is "
+        "wrong",
     )
     parser.add_argument(
         "--norm-output",
@@ -94,6 +99,20 @@ def _parser() -> argparse.ArgumentParser:
 
 def _layers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
+
+
+def _with_layers(found: list[Interpretation], aux: tuple[int, ...], head: Path, target: Path) -> list[Interpretation]:
+    """The interpretations, and these layers where no config.json says them: a head of another project may be wrong."""
+    layers = text_config(read_config(target))["num_hidden_layers"]
+    if any(one.aux_layers == aux for one in found):
+        return found
+    if not are_layers(aux, layers):
+        raise HeadError(
+            f"--aux-layers is {','.join(map(str, aux))}, wanted rising ids from 1 to {layers - 1} for a target with "
+            f"{layers} layers; `eagle-plugin check` measures which layers {head} was trained on"
+        )
+    norms = dict.fromkeys(one.norm_output for one in found)
+    return [*found, *(Interpretation(aux, norm, "--aux-layers") for norm in norms)]
 
 
 def _choose(

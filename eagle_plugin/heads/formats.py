@@ -72,6 +72,11 @@ class EagleFormat:
         for i in range(config["num_hidden_layers"]):
             yield from _layer_tensors(config, i, hidden, biased, ("input_layernorm",) if i else ())
 
+    def known_tensors(self, config: dict[str, Any]) -> Iterator[str]:
+        """Yield the names that a head may have beyond `wanted_tensors` and that are rightly not loaded from it."""
+        yield "embed_tokens.weight"  # both are the target's
+        yield "lm_head.weight"
+
     def check_tensors(self, config: dict[str, Any], tensors: dict[str, StoredTensor], folder: Path) -> None:
         """Raise HeadError for what the head stores beyond `wanted_tensors` and the engine would ignore."""
 
@@ -129,6 +134,11 @@ class Eagle3Format(EagleFormat):
         if target_hidden != hidden:  # otherwise the target's is shared
             yield "embed_tokens.weight", (config["vocab_size"], hidden)
 
+    def known_tensors(self, config: dict[str, Any]) -> Iterator[str]:
+        yield from ("embed_tokens.weight", "d2t", "t2d")
+        for i in range(1, config["num_hidden_layers"]):
+            yield f"layers.{i}.input_layernorm.weight"  # vLLM's name of hidden_norm
+
     def check_tensors(self, config: dict[str, Any], tensors: dict[str, StoredTensor], folder: Path) -> None:
         dropped = [name for name in tensors if name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias"))]
         if dropped:
@@ -140,6 +150,10 @@ class Eagle3Format(EagleFormat):
 
 class PEagleFormat(Eagle3Format):
     """What P-EAGLE adds to EAGLE-3: the features and the token of a masked row."""
+
+    def known_tensors(self, config: dict[str, Any]) -> Iterator[str]:
+        yield from super().known_tensors(config)
+        yield "mask_hidden"
 
     def check_tensors(self, config: dict[str, Any], tensors: dict[str, StoredTensor], folder: Path) -> None:
         super().check_tensors(config, tensors, folder)

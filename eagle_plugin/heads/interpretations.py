@@ -1,4 +1,8 @@
-"""The possible meanings of a checkpoint of unknown origin: its aux layers and norm_output. torch is not imported."""
+"""The possible meanings of a checkpoint of unknown origin: its aux layers and norm_output. torch is not imported.
+
+What config.json can mean is one question (`read_interpretations`); that its ids are wrong is another
+(`likely_mistakes`).
+"""
 
 from __future__ import annotations
 
@@ -69,3 +73,31 @@ def read_interpretations(folder: str | Path, target_dir: str | Path) -> list[Int
     if norm and plain and not speculators:
         meanings += [m._replace(norm_output=False, origin=f"{m.origin}, norm_output as in SpecForge") for m in meanings]
     return meanings
+
+
+def likely_mistakes(served: Interpretation, folder: str | Path, target_dir: str | Path) -> list[Interpretation]:
+    """The aux layers that a head was trained on if its config.json names wrong ones, the most likely first.
+
+    They are as many as those of `served`: the engines' default, and both with every id one too high or one too low (an
+    id can count hidden states or layers). There are none for a head of ours, which has its layers on record, and none
+    for a head without aux layers.
+    """
+    if not served.aux_layers or read_manifest(folder) is not None:
+        return []
+    layers = text_config(read_config(target_dir))["num_hidden_layers"]
+    default = (2, layers // 2, layers - 3)
+    found: dict[tuple[int, ...], str] = {default: "the engines' default"}
+    for shift, how in ((1, "higher"), (-1, "lower")):
+        for aux, whose in ((served.aux_layers, "its ids"), (default, "the engines' default")):
+            found.setdefault(tuple(i + shift for i in aux), f"{whose}, one layer {how}")
+    return [
+        Interpretation(aux, served.norm_output, origin)
+        for aux, origin in found.items()
+        if aux != served.aux_layers and len(aux) == len(served.aux_layers) and are_layers(aux, layers)
+    ]
+
+
+def are_layers(aux: tuple[int, ...], layers: int) -> bool:
+    """Whether both engines can capture the inputs of these layers of a target with so many: rising, from 1 on."""
+    rising = all(a < b for a, b in zip(aux, aux[1:], strict=False))
+    return bool(aux) and rising and aux[0] >= 1 and aux[-1] < layers

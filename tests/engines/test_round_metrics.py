@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from prometheus_client import REGISTRY, generate_latest
 
-from eagle_plugin.engines.metrics import RoundMetrics, forget
+from eagle_plugin.engines.metrics import REJECTED_ROUNDS, RejectionWatch, RoundMetrics, forget
 
 LABELS = ("model_name", "engine")
 
@@ -64,3 +66,27 @@ def test_processes_share_their_counts(tmp_path: Path) -> None:
     shown = subprocess.run([sys.executable, "-c", show], env=environment, check=True, capture_output=True, text=True)
     assert 'eagle_plugin:verify_rounds_total{model_name="m"} 3.0' in shown.stdout
     assert 'eagle_plugin:accept_length_bucket{le="2.0",model_name="m"} 2.0' in shown.stdout
+    assert 'eagle_plugin:rejected_rounds{model_name="m"} 1.0' in shown.stdout  # of the process that set it last
+
+
+def test_rounds_without_a_kept_token_in_a_row() -> None:
+    recorder = RoundMetrics(LABELS, 3).labelled("m", "0")
+    for kept, in_a_row in (([0, 0], 2), ([0], 3), ([0, 1, 0], 0), ([0], 1), ([], 1)):
+        recorder.record(kept, 7 * len(kept))
+        assert value("rejected_rounds") == in_a_row
+    forget()
+
+
+def test_a_head_whose_drafts_are_all_rejected_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    watch = RejectionWatch("TARGET", "HEAD", logging.getLogger("eagle_plugin"))
+    for _ in range(3):  # a draft is kept before the count is full
+        watch.record([0] * (REJECTED_ROUNDS - 1))
+        watch.record([0, 1])
+    assert not caplog.records
+    for _ in range(REJECTED_ROUNDS // 2 - 1):
+        watch.record([0, 0])
+    assert not caplog.records
+    for _ in range(2 * REJECTED_ROUNDS):
+        watch.record([0])
+    (line,) = caplog.messages
+    assert f"every draft of {REJECTED_ROUNDS} rounds" in line and "run: eagle-plugin check TARGET HEAD" in line

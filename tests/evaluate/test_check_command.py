@@ -11,6 +11,7 @@ import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
 
+from eagle_plugin.cli import main
 from eagle_plugin.evaluate.check import check
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.heads.files import HeadError
@@ -28,6 +29,7 @@ def test_good_head_passes(markov_target: Path, markov_eagle2: Path, markov_eagle
     for head, algorithm in ((markov_eagle2, "EAGLE"), (markov_eagle3_reduced, "EAGLE3")):
         report = check(markov_target, head, prompts=PROMPTS)
         assert report.info.algorithm == algorithm and report.others == [] and report.trained is None
+        assert report.warnings == []
         assert report.served.stats.cumulative == pytest.approx([1.0] * 4)
 
 
@@ -96,3 +98,20 @@ def test_shifted_aux_layers_are_found(stepping_target: Path, markov_target: Path
         check(stepping_target, wrong, prompts=PROMPTS)
     assert "was trained on the inputs of layers 1, 2, 3 (vLLM's ids" in str(refused.value)
     assert "--aux-layers 1,2,3" in str(refused.value)
+
+
+def test_layers_that_no_key_names_are_found(stepping_target: Path, markov_target: Path, tmp_path: Path) -> None:
+    """The same wrong layers in both conventions: nothing in config.json says what the head was trained on."""
+    wrong = stepping_head(tmp_path / "wrong", markov_target, [3, 4, 5])
+    config = json.loads((wrong / "config.json").read_text())
+    (wrong / "config.json").write_text(json.dumps(config | {"eagle_aux_hidden_state_layer_ids": [4, 5, 6]}))
+    with pytest.raises(HeadError) as refused:
+        check(stepping_target, wrong, prompts=PROMPTS)
+    message = str(refused.value)
+    assert (
+        "trained on the inputs of layers 1, 2, 3 (the engines' default, one layer lower; first draft right" in message
+    )
+    assert "would give it the inputs of layers 4, 5, 6" in message and "--aux-layers 1,2,3 --norm-output no" in message
+    command = ["export", str(wrong), str(tmp_path / "new"), "--target", str(stepping_target)]
+    assert main([*command, "--aux-layers", "1,2,3", "--norm-output", "no"]) == 0  # the command of the message
+    assert check(stepping_target, tmp_path / "new", prompts=PROMPTS).served.stats.accept_length > 4.9

@@ -41,17 +41,37 @@ def test_ambiguous_ids(head: Path, tiny_target: Path, tmp_path: Path, capsys: py
     command = ["export", str(foreign), str(tmp_path / "out"), "--target", str(tiny_target)]
     assert main(command) == 2
     assert "1,3,5 (SGLang's ids" in capsys.readouterr().err and not (tmp_path / "out").exists()
-    assert main([*command, "--aux-layers", "2,3,4"]) == 2
-    assert "cannot mean" in capsys.readouterr().err
     assert main([*command, "--aux-layers", "0,2,4"]) == 2  # what vLLM makes of the ids, which SGLang cannot serve
+    assert main([*command, "--aux-layers", "2,4"]) == 2
+    assert "wanted 64 for each of its 2 aux layers" in capsys.readouterr().err
     assert main([*command, "--aux-layers", "1,3,5"]) == 0
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config[AUX] == [1, 3, 5] and config["eagle_config"][AUX] == [0, 2, 4]
 
 
+def test_layers_that_the_ids_cannot_mean(
+    head: Path, tiny_target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The user's word counts for a head of another project, whose ids may be wrong; ours has its layers on record."""
+    foreign = rewrite(head, tmp_path / "foreign")
+    command = ["--target", str(tiny_target), "--aux-layers", "2,4,6"]
+    assert main(["export", str(foreign), str(tmp_path / "out"), *command]) == 0
+    assert check_head(tiny_target, tmp_path / "out", algorithm="EAGLE3").aux_layer_ids == (2, 4, 6)
+    assert (
+        main(["export", str(foreign), str(tmp_path / "out"), "--target", str(tiny_target), "--aux-layers", "2,9,8"])
+        == 2
+    )
+    assert "rising ids from 1 to 6" in capsys.readouterr().err
+    assert main(["export", str(head), str(tmp_path / "ours"), *command]) == 2
+    assert "cannot mean what --aux-layers" in capsys.readouterr().err
+
+
 def test_our_own_head_keeps_its_manifest(head: Path, tiny_target: Path, tmp_path: Path) -> None:
     assert main(["export", str(head), str(tmp_path / "out"), "--target", str(tiny_target), "--dtype", "float32"]) == 0
-    assert read_manifest(tmp_path / "out") == read_manifest(head)
+    before, after = read_manifest(head), read_manifest(tmp_path / "out")
+    assert before is not None and after is not None
+    assert before.pop("tensors_sha256") != after.pop("tensors_sha256")  # in another type
+    assert after == before
     assert check_head(tiny_target, tmp_path / "out", algorithm="EAGLE3").dtype == "float32"
 
 

@@ -1,4 +1,5 @@
-"""Our metrics beside SGLang's, in the scheduler of a server with ``--enable-metrics``."""
+"""Counts the rounds of a scheduler: for our metrics beside SGLang's with ``--enable-metrics``, and in any case for the
+warning about rejected drafts."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.engines.metrics import Recorder, RoundMetrics
+from eagle_plugin.engines.metrics import Recorder, RejectionWatch, RoundMetrics
 
 READ_ROUND = (
     "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
@@ -15,14 +16,14 @@ READ_ROUND = (
 )
 
 
-def export(shape: Shape) -> None:
+def count_rounds(shape: Shape, watch: RejectionWatch) -> None:
     """Count the rounds of this process, whose trees have these caps.
 
     To be called when the worker serves: a hook at start-up would import the scheduler into the launcher, and with it
     the Prometheus client, before SGLang has set the folder in which its processes share their values.
     """
     source = HookSource("eagle_plugin", "eagle-plugin")
-    HookRegistry.register(READ_ROUND, RoundCounter(shape), HookType.AROUND, source=source)
+    HookRegistry.register(READ_ROUND, RoundCounter(shape, watch), HookType.AROUND, source=source)
     HookRegistry.apply_hooks()
 
 
@@ -32,8 +33,8 @@ class RoundCounter:
     A request that has ended is verified once more under overlap scheduling; that round is not counted.
     """
 
-    def __init__(self, shape: Shape) -> None:
-        self._shape = shape
+    def __init__(self, shape: Shape, watch: RejectionWatch) -> None:
+        self._shape, self._watch = shape, watch
         self._recorder: Recorder | None = None
 
     def __call__(self, original: Any, processor: Any, result: Any, batch: Any) -> Any:
@@ -41,8 +42,11 @@ class RoundCounter:
         live = [not (request.is_retracted or request.finished()) for request in batch.reqs]
         tokens = original(processor, result, batch)
         drafted = result.speculative_num_draft_tokens - 1
-        if drafted and processor.metrics_reporter.current_scheduler_metrics_enabled:
-            kept = [n for n, counts in zip(result.num_correct_drafts_per_req_cpu, live, strict=True) if counts]
+        if not drafted:
+            return tokens
+        kept = [n for n, counts in zip(result.num_correct_drafts_per_req_cpu, live, strict=True) if counts]
+        self._watch.record(kept)
+        if processor.metrics_reporter.current_scheduler_metrics_enabled:
             self._metrics(processor.metrics_reporter.metrics_collector).record(kept, drafted * len(kept))
         return tokens
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from eagle_plugin.core.policy import CPU_SHAPE
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.engines.preflight import head_warnings
-from eagle_plugin.engines.sglang.support import HEAD_ARCHITECTURES, unsupported_flags
+from eagle_plugin.engines.preflight import can_check, head_architecture, head_warnings
+from eagle_plugin.engines.sglang.support import has_own_draft_class, unsupported_flags
 from eagle_plugin.heads.checkpoint import HeadError
 
 logger = logging.getLogger("eagle_plugin")
@@ -18,7 +18,8 @@ logger = logging.getLogger("eagle_plugin")
 def check_launch(server_args: Any) -> None:
     """Refuse a draft head that does not fit its target.
 
-    Only folders on this disk are checked, and only when our worker will serve them.
+    Only folders on this disk are checked, and not those that SGLang loads with another class for draft heads. A folder
+    whose config.json names a plain model, such as the target's, is checked, and refused.
 
     Raises:
         SystemExit: with one sentence that names what was found, what was wanted and the fix.
@@ -37,8 +38,12 @@ def check_launch(server_args: Any) -> None:
             f"eagle-plugin: --speculative-draft-model-path {head} is not a folder; "
             "give the folder that holds the head's config.json and model.safetensors"
         )
+    if not can_check(target, head):
+        return
     try:
-        for warning in head_warnings(target, head, algorithm, HEAD_ARCHITECTURES):
+        if has_own_draft_class(head_architecture(head)):
+            return
+        for warning in head_warnings(target, head, algorithm):
             logger.warning("eagle-plugin: %s", warning)
     except HeadError as error:
         raise SystemExit(f"eagle-plugin: {error}") from error

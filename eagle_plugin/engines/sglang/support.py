@@ -6,16 +6,42 @@ With a target or flag that ours does not support the engine's own worker serves:
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
 from eagle_plugin.core.shape import MAX_WIDTH
+from eagle_plugin.engines.metrics import RejectionWatch
 from eagle_plugin.engines.startup import engine_serves, plugin_serves
 from eagle_plugin.kernels import loader
 
 logger = logging.getLogger("eagle_plugin")
 
 HEAD_ARCHITECTURES = ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3")
+# Heads that SGLang loads with classes of its own. It makes the name of such a class from that of a target which brings
+# its draft layers along (`ModelConfig._config_draft_model`); a head's folder may then be the target's.
+_DRAFT_CLASS = re.compile(r"Eagle|NextN|MTP|Assistant|DSpark|Draft")
+_TARGETS_WITH_DRAFTS = """
+    BailingMoeForCausalLM BailingMoeV2ForCausalLM BailingMoeV2_5ForCausalLM BailingMoeV3ForCausalLM
+    DeepseekV32ForCausalLM DeepseekV3ForCausalLM DeepseekV4ForCausalLM Ernie4_5_MoeForCausalLM ExaoneMoEForCausalLM
+    ExaoneMoeForCausalLM GigaChat35ForCausalLM Glm4MoeForCausalLM Glm4MoeLiteForCausalLM
+    Glm5NextForConditionalGeneration GlmMoeDsaForCausalLM GlmOcrForConditionalGeneration HYV3ForCausalLM HYV4ForCausalLM
+    InklingForConditionalGeneration InternS2MobiusForConditionalGeneration InternS2PreviewForConditionalGeneration
+    LongcatFlashForCausalLM MiMoForCausalLM MiMoV2FlashForCausalLM MiMoV2ForCausalLM NemotronHForCausalLM
+    NemotronHPuzzleForCausalLM NemotronH_Omni_Reasoning_V3 Qwen3MoeForCausalLM Qwen3NextForCausalLM Qwen3_5ForCausalLM
+    Qwen3_5ForConditionalGeneration Qwen3_5MoeForCausalLM Qwen3_5MoeForConditionalGeneration
+    Qwen4ExpForConditionalGeneration Step3p5ForCausalLM Step3p7ForConditionalGeneration
+    """
+TARGETS_WITH_DRAFTS = frozenset(_TARGETS_WITH_DRAFTS.split())
+
+
+def has_own_draft_class(architecture: str) -> bool:
+    """Whether SGLang serves a head whose config.json names this class with a class other than ours."""
+    if architecture in HEAD_ARCHITECTURES:
+        return False
+    dots3 = architecture.startswith("Dots3")  # known to the engine by its configuration's class
+    return dots3 or architecture in TARGETS_WITH_DRAFTS or bool(_DRAFT_CLASS.search(architecture))
+
 
 # Flags: the values that we serve, and why the engine's own worker serves another one.
 _FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
@@ -123,8 +149,8 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
         from eagle_plugin.engines.sglang.worker import TreeWorker
 
         worker = TreeWorker(**arguments)
-        if server_args.enable_metrics:
-            metrics.export(worker.shape)
+        head = server_args.speculative_draft_model_path
+        metrics.count_rounds(worker.shape, RejectionWatch(server_args.model_path, head, logger))
         logger.info(plugin_serves(algorithm, worker.shape, loader.backend()))
         return worker
 

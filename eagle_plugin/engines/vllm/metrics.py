@@ -1,18 +1,23 @@
 """Our metrics beside vLLM's: our class replaces the one that counts drafts in its Prometheus logger, and counts both.
 
 vLLM's entry point for loggers is not used: it switches statistics on that a user has switched off, and engines without
-a server do not have it.
+a server do not have it. The warning about rejected drafts does not depend on statistics: its rounds are counted where
+the scheduler reads their tokens.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.spec_decode.metrics import SpecDecodingProm, SpecDecodingStats
 
 from eagle_plugin.engines import metrics
-from eagle_plugin.engines.vllm.served import served_shape
+from eagle_plugin.engines.vllm.served import is_served, served_shape
+
+logger = logging.getLogger("vllm.eagle_plugin")
+_WATCH = "_eagle_plugin_watch"  # of a scheduler
 
 
 def export() -> None:
@@ -50,3 +55,21 @@ def kept_tokens(stats: SpecDecodingStats) -> list[int]:
     """The accepted draft tokens of each round of a step, fewest first; vLLM tells how many rounds reached a depth."""
     reached = [stats.num_drafts, *stats.num_accepted_tokens_per_pos, 0]
     return [depth for depth in range(len(reached) - 1) for _ in range(reached[depth] - reached[depth + 1])]
+
+
+def watch_rounds(original: Any, scheduler: Any, *given: Any, **named: Any) -> Any:
+    """AROUND ``Scheduler.make_spec_decoding_stats``, which is called with the counts of every verified round.
+
+    A request with a thinking budget is not counted: it gets one token per round, whatever is drafted.
+    """
+    speculative = scheduler.vllm_config.speculative_config
+    if named["num_draft_tokens"] and is_served(speculative):
+        request = scheduler.requests.get(named["request_id"])
+        sampling = None if request is None else request.sampling_params
+        if sampling is not None and sampling.thinking_token_budget is None:
+            watch = getattr(scheduler, _WATCH, None)
+            if watch is None:
+                watch = metrics.RejectionWatch(scheduler.vllm_config.model_config.model, speculative.model, logger)
+                setattr(scheduler, _WATCH, watch)
+            watch.record([named["num_accepted_tokens"]])
+    return original(scheduler, *given, **named)

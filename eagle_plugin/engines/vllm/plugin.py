@@ -7,10 +7,12 @@ launcher has the whole configuration; the other processes get the decision with 
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any
 
-from eagle_plugin.engines.startup import may_serve, switched_off
+from eagle_plugin.engines.startup import StartRefused, may_serve, switched_off
 from eagle_plugin.engines.vllm import version
+from eagle_plugin.errors import UserError
 
 logger = logging.getLogger("vllm.eagle_plugin")  # below vLLM's logger, so that its handlers print our lines
 
@@ -21,11 +23,16 @@ def register() -> None:
     """Hook into vLLM's configuration, unless ``EAGLE_PLUGIN=0`` or the vLLM version is not a tested one."""
     if not may_serve("vLLM", version.installed(), version.TESTED, logger):
         return
+    from vllm.config import SchedulerConfig
     from vllm.platforms import current_platform
     from vllm.sampling_params import SamplingParams
 
     _wrap(type(current_platform), "check_and_update_config", _after_platform)
     _wrap(SamplingParams, "_validate_spec_decode", _validate)
+    _wrap(SchedulerConfig, "get_scheduler_cls", _with_scheduler)
+    # Who makes a configuration from flags has this module, and calls us; other processes need not import it.
+    if arguments := sys.modules.get("vllm.engine.arg_utils"):
+        _wrap(arguments.EngineArgs, "create_speculative_config", _explain)
 
 
 def _wrap(owner: type, name: str, hook: Any) -> None:
@@ -49,7 +56,34 @@ def _after_platform(original: Any, platform: type, vllm_config: Any) -> None:
         return
     from eagle_plugin.engines.vllm.support import choose_worker
 
-    choose_worker(vllm_config)
+    try:
+        choose_worker(vllm_config)
+    except UserError as error:
+        raise StartRefused(error) from None
+
+
+def _explain(original: Any, arguments: Any, *given: Any, **named: Any) -> Any:
+    """AROUND the speculative configuration, which reads the head's config.json: our sentence for a head's folder that
+    vLLM cannot read, instead of its traceback."""
+    try:
+        return original(arguments, *given, **named)
+    except Exception:
+        from eagle_plugin.engines.vllm.support import explain_refusal
+
+        if not switched_off() and (error := explain_refusal(arguments)):
+            raise StartRefused(error) from None
+        raise
+
+
+def _with_scheduler(original: Any, scheduler_config: Any) -> Any:
+    """AROUND the choice of the scheduler's class, in the process that runs it: rounds are counted there."""
+    chosen = original(scheduler_config)
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from eagle_plugin.engines.vllm.metrics import watch_rounds
+
+    _wrap(Scheduler, "make_spec_decoding_stats", watch_rounds)
+    return chosen
 
 
 def _validate(original: Any, params: Any, speculative_config: Any) -> None:

@@ -8,10 +8,17 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from eagle_plugin.engines.preflight import head_warnings
+from eagle_plugin.engines.preflight import (
+    can_check,
+    foreign_head_warnings,
+    head_architecture,
+    head_warnings,
+    refuse_targets_config,
+)
 from eagle_plugin.engines.startup import engine_serves
 from eagle_plugin.engines.vllm.options import Options
 from eagle_plugin.engines.vllm.served import mark_served
+from eagle_plugin.errors import UserError
 
 logger = logging.getLogger("vllm.eagle_plugin")
 
@@ -19,7 +26,8 @@ METHODS = ("eagle", "eagle3")
 ENGINE_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
 WORKER = "eagle_plugin.engines.vllm.worker.TreeCPUWorker"
 HEAD_ARCHITECTURES = ("EagleLlamaForCausalLM", "Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3")
-CHECKED_ARCHITECTURES = ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3")  # as config.json names them
+# As config.json names them. vLLM also takes other words (official EAGLE heads, speculators), with rules of its own.
+OUR_ARCHITECTURES = ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3")
 _logged: set[str] = set()
 
 
@@ -32,12 +40,14 @@ def choose_worker(vllm_config: Any) -> None:
     if parallel.worker_cls == WORKER:  # vLLM completes this configuration again; the platform has just reset the flag
         vllm_config.scheduler_config.async_scheduling = options.async_scheduling
         return
+    target, head = vllm_config.model_config.model, speculative.model
+    if can_check(target, head):
+        refuse_targets_config(target, head)  # vLLM's own drafter cannot serve it either
     if reasons := unsupported_reasons(vllm_config):
         _log_once(logging.WARNING, engine_serves(speculative.method, "vLLM", reasons))
         return
     shape = options.shape(speculative.num_speculative_tokens)
-    target, head, algorithm = vllm_config.model_config.model, speculative.model, speculative.method.upper()
-    for warning in head_warnings(target, head, algorithm, CHECKED_ARCHITECTURES):
+    for warning in _check_head(target, head, speculative.method):
         _log_once(logging.WARNING, f"eagle-plugin: {warning}")
     parallel.worker_cls = WORKER
     vllm_config.scheduler_config.async_scheduling = options.async_scheduling
@@ -47,6 +57,32 @@ def choose_worker(vllm_config: Any) -> None:
     export()
 
 
+def _check_head(target: str, head: str, method: str) -> list[str]:
+    """Warnings about a head that our worker will serve; empty where it is not in a folder. Raises HeadError."""
+    if not can_check(target, head):
+        return []
+    if head_architecture(head) in OUR_ARCHITECTURES:
+        return head_warnings(target, head, method.upper())
+    return foreign_head_warnings(target, head)
+
+
+def explain_refusal(arguments: Any) -> UserError | None:
+    """What is wrong with the head of vLLM's ``EngineArgs`` whose speculative configuration vLLM has refused.
+
+    None where the flags name no head that we would serve, or its files are not the reason.
+    """
+    given = arguments.speculative_config or {}
+    target, head, method = arguments.model, given.get("model"), given.get("method")
+    if method not in METHODS or not isinstance(head, str) or not can_check(target, head):
+        return None
+    try:
+        refuse_targets_config(target, head)
+        _check_head(target, head, method)
+    except UserError as error:
+        return error
+    return None
+
+
 def unsupported_reasons(vllm_config: Any) -> list[str]:
     """Why our worker does not support this ``VllmConfig``; empty when it does."""
     if vllm_config.device_config.device_type != "cpu":
@@ -54,6 +90,7 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
     speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     model, draft = vllm_config.model_config, speculative.draft_model_config
     name = model.architectures[0]
+    chunk = model.attention_chunk_size  # vLLM cuts longer requests into parts, our rows describe whole ones
     checks: tuple[tuple[bool, str], ...] = (
         (parallel.worker_cls != ENGINE_WORKER, f"--worker-cls {parallel.worker_cls}: it is not vLLM's own"),
         (vllm_config.use_v2_model_runner, "VLLM_USE_V2_MODEL_RUNNER: the V2 model runner is not served yet"),
@@ -74,6 +111,10 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
         (vllm_config.cache_config.cache_dtype != "auto", "--kv-cache-dtype: only the model's own dtype is served"),
         (model.use_mla, f"target {name}: latent (MLA) attention is not served yet"),
         (model.is_hybrid or model.is_attention_free, f"target {name}: state-space layers are not served yet"),
+        (
+            chunk is not None and chunk < model.max_model_len,
+            f"target {name}: chunked attention (attention_chunk_size {chunk}) is served up to --max-model-len {chunk}",
+        ),
         (model.is_encoder_decoder, f"target {name}: encoder-decoder models are not served"),
         (model.uses_mrope or model.is_multimodal_model, f"target {name}: multimodal targets are not served yet"),
         (

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 import pkgutil
+import re
+import textwrap
 
 import pytest
 from engine_signatures import assigned, assignments, calls, fields, holds, in_order, parameters
@@ -230,3 +233,22 @@ def test_every_flag_that_support_reads_is_a_server_argument():
     names = set(ServerArgs.__struct_fields__)
     assert {name for name, _, _ in support._FLAGS} <= names
     assert {"lora_paths", "model_path", "speculative_draft_model_path", "speculative_algorithm"} <= names
+
+
+def test_targets_that_bring_their_draft_layers_along():
+    """support.py: the names that the engine turns into the class of a draft head, so that we leave them to it."""
+    from sglang.srt.configs import model_config
+
+    rewriting = inspect.getsource(model_config.ModelConfig._config_draft_model)
+    names = {
+        node.value
+        for node in ast.walk(ast.parse(textwrap.dedent(rewriting)))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[A-Z]\w+_?\w+", node.value)
+    } | set(model_config.MIMO_V2_MODEL_ARCHS)
+    left = {name for name in names if not support._DRAFT_CLASS.search(name)}
+    assert "Qwen3NextForCausalLM" in left and left - {"DSPARK"} == support.TARGETS_WITH_DRAFTS
+    assert not support.has_own_draft_class("LlamaForCausalLM")
+    for name in ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3", "", "Qwen2ForCausalLM", "MistralForCausalLM"):
+        assert not support.has_own_draft_class(name)
+    for name in ("Qwen2ForCausalLMEagle", "DeepseekV3ForCausalLMNextN", "Dots3NoteForCausalLM", "MiMoMTP"):
+        assert support.has_own_draft_class(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from sglang.srt.managers.utils import GenerationBatchResult
 
 from eagle_plugin.bench.servers import Server
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.engines.metrics import forget
+from eagle_plugin.engines.metrics import REJECTED_ROUNDS, RejectionWatch, forget
 from eagle_plugin.engines.sglang.metrics import RoundCounter
 
 STEPS, _, NODES = SHAPE  # of the server `plugin`
@@ -55,7 +56,12 @@ def test_metrics_are_those_of_the_rounds(plugin: Server) -> None:
 
 
 def read_round(
-    counter: RoundCounter, kept: list[int], nodes: int, ended: tuple[int, ...] = (), retracted: tuple[int, ...] = ()
+    counter: RoundCounter,
+    kept: list[int],
+    nodes: int,
+    ended: tuple[int, ...] = (),
+    retracted: tuple[int, ...] = (),
+    metrics: bool = True,
 ) -> None:
     """What the scheduler's result processor does with the round of a batch; `ended` and `retracted` are requests."""
 
@@ -69,7 +75,8 @@ def read_round(
     for request in requests:
         request.finished = lambda request=request: request.over
     reporter = SimpleNamespace(
-        current_scheduler_metrics_enabled=True, metrics_collector=SimpleNamespace(labels={"model_name": "m", "rank": 0})
+        current_scheduler_metrics_enabled=metrics,
+        metrics_collector=SimpleNamespace(labels={"model_name": "m", "rank": 0}),
     )
     result = GenerationBatchResult(speculative_num_draft_tokens=nodes)
     processor, batch = SimpleNamespace(metrics_reporter=reporter), SimpleNamespace(reqs=requests)
@@ -78,7 +85,7 @@ def read_round(
 
 def test_which_rounds_count() -> None:
     """Not those of requests that had ended before (overlap scheduling runs one more), and not plain ones."""
-    counter = RoundCounter(Shape(steps=3, topk=2, width=8))
+    counter = RoundCounter(Shape(steps=3, topk=2, width=8), RejectionWatch("target", "head", logging.getLogger()))
 
     def value(name: str) -> float | None:
         return REGISTRY.get_sample_value(f"eagle_plugin:{name}", {"model_name": "m", "rank": "0"})
@@ -89,3 +96,18 @@ def test_which_rounds_count() -> None:
     read_round(counter, [1], nodes=8)
     assert (value("verify_rounds_total"), value("accepted_tokens_total"), value("drafted_tokens_total")) == (3, 3, 21)
     forget()
+
+
+def test_rejected_drafts_are_told_without_metrics(caplog: pytest.LogCaptureFixture) -> None:
+    """A server without --enable-metrics has the warning too; rounds that do not count are not counted here either."""
+    counter = RoundCounter(Shape(steps=3, topk=2, width=8), RejectionWatch("TARGET", "HEAD", logging.getLogger()))
+    for _ in range(REJECTED_ROUNDS):
+        read_round(counter, [0], nodes=1, metrics=False)
+        read_round(counter, [0], nodes=8, ended=(0,), metrics=False)
+    for _ in range(REJECTED_ROUNDS - 1):
+        read_round(counter, [0], nodes=8, metrics=False)
+    assert not caplog.records
+    read_round(counter, [0, 2], nodes=8, ended=(1,), metrics=False)
+    read_round(counter, [0], nodes=8, metrics=False)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] and "check TARGET HEAD" in caplog.text
+    assert REGISTRY.get_sample_value("eagle_plugin:verify_rounds_total", {"model_name": "m", "rank": "0"}) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from head_edits import tensors
 from serving import generate, serving, tiny_spec
 from tiny_models import tiny_eagle3_head, tiny_llama
 
@@ -84,6 +86,44 @@ def launch(target: Path, head: Path, algorithm: str = "EAGLE3") -> subprocess.Co
     return subprocess.run(
         command(spec, 1), env=child_environment(spec, os.environ), capture_output=True, text=True, timeout=300
     )
+
+
+@pytest.fixture
+def check_launch(monkeypatch):
+    """check_launch with the flags of a plain server for a target and a head's folder."""
+    from sglang.srt.arg_groups import model_override_base
+
+    from eagle_plugin.engines.sglang import preflight
+
+    monkeypatch.setattr(model_override_base, "resolved_view", lambda arguments: arguments)
+
+    def check(target: Path, head: Path, algorithm: str = "EAGLE3") -> None:
+        folders = {"model_path": str(target), "speculative_draft_model_path": str(head)}
+        preflight.check_launch(SimpleNamespace(**SERVED, **folders, speculative_algorithm=algorithm))
+
+    return check
+
+
+def test_a_head_folder_with_another_models_config_is_checked(check_launch, tiny_target, tiny_eagle3, tmp_path):
+    """Whatever class it names, unless the engine has a class of its own for such draft heads."""
+    check_launch(tiny_target, tiny_eagle3)
+    for name in ("LlamaForCausalLM", "Qwen2ForCausalLM", None):
+        head = tmp_path / str(name)
+        shutil.copytree(tiny_eagle3, head)
+        written = json.loads((tiny_target / "config.json").read_text()) | {"architectures": name and [name]}
+        (head / "config.json").write_text(json.dumps(written))
+        with pytest.raises(SystemExit, match="eagle-plugin: .* is not a Llama draft head"):
+            check_launch(tiny_target, head)
+    (head / "config.json").write_text(json.dumps(written | {"architectures": ["DeepseekV3ForCausalLM"]}))
+    check_launch(tiny_target, head)
+
+
+def test_a_head_with_nan_is_refused(check_launch, tiny_target, tiny_eagle3, tmp_path):
+    head = tmp_path / "head"
+    shutil.copytree(tiny_eagle3, head)
+    tensors(lambda t: t["norm.weight"].fill_(float("nan")))(head)
+    with pytest.raises(SystemExit, match=r"eagle-plugin: .* norm\.weight with 64 values that are not finite"):
+        check_launch(tiny_target, head)
 
 
 @pytest.mark.server

@@ -8,6 +8,7 @@ from functools import cached_property
 import pytest
 from engine_signatures import assigned, assignments, calls, fields, holds, parameters, returned
 from vllm.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
+from vllm.engine.arg_utils import EngineArgs
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention import attention as attention_layer
 from vllm.platforms.cpu import CpuPlatform
@@ -44,6 +45,11 @@ def test_hooked_methods() -> None:
     assert parameters(getattr(original, plugin._MARK, original)) == ["cls", "vllm_config"]
     check = SamplingParams._validate_spec_decode
     assert parameters(getattr(check, plugin._MARK, check)) == ["self", "speculative_config"]
+    chosen = SchedulerConfig.get_scheduler_cls
+    assert parameters(getattr(chosen, plugin._MARK, chosen)) == ["self"]
+    made = EngineArgs.create_speculative_config
+    assert parameters(getattr(made, plugin._MARK, made))[0] == "self"
+    assert EngineArgs.__module__ == "vllm.engine.arg_utils"
     # The platform has the last word on the worker; what is decided there holds for the whole engine.
     assert calls(VllmConfig.__post_init__, "check_and_update_config") == [
         "current_platform.check_and_update_config(self)"
@@ -73,6 +79,19 @@ def test_configurations_have_the_fields_that_support_reads() -> None:
     assert isinstance(VllmConfig.use_v2_model_runner, property)
     defaults = {field.name: field.default for field in dataclasses.fields(SpeculativeConfig)}
     assert defaults["rejection_sample_method"] == "standard"
+
+
+def test_rounds_are_read_where_they_are_watched() -> None:
+    """metrics.py: the scheduler hands the counts of every verified round over by name, statistics or not."""
+    counted = Scheduler.make_spec_decoding_stats
+    names = {"num_draft_tokens", "num_accepted_tokens", "request_id"}
+    assert names < set(parameters(getattr(counted, plugin._MARK, counted)))
+    (call,) = calls(Scheduler.update_from_output, "make_spec_decoding_stats")
+    assert all(f"{name}=" in call for name in names)
+    assert assignments(Scheduler.update_from_output, "num_accepted")
+    assert {"vllm_config", "requests"} <= assigned(Scheduler.__init__)
+    assert "thinking_token_budget" in SamplingParams.__struct_fields__
+    assert "attention_chunk_size" in assigned(ModelConfig.__post_init__)
 
 
 def test_the_worker_makes_the_runner_by_its_modules_name() -> None:

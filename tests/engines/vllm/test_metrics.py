@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from head_edits import tensors
 from prometheus_client import REGISTRY
 from vllm import LLM, SamplingParams
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 from vllm_bigram import PROMPTS, write_models
 from vllm_engines import counters, engine, generate
 
-from eagle_plugin.engines.vllm.metrics import kept_tokens
+from eagle_plugin.core.shape import Shape
+from eagle_plugin.engines.vllm.metrics import kept_tokens, watch_rounds
+from eagle_plugin.engines.vllm.served import mark_served
 
 DEPTH, NODES = 3, 8
 
@@ -109,3 +117,52 @@ def test_without_our_worker_there_is_nothing_of_ours(models: tuple[Path, Path], 
         with engine(models[0], **options) as other:
             generate(other, PROMPTS[:2], max_tokens=8)
             assert not ours()
+
+
+def test_rejected_drafts_are_told_once(
+    models: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A head that drafts only what the target never says, in an engine without statistics too."""
+    target, head = models
+    shutil.copytree(head, tmp_path / "head")
+    # The first ids of the vocabulary, which are no letters.
+    tensors(lambda t: t.update(d2t=torch.zeros_like(t["d2t"])))(tmp_path / "head")
+
+    def told() -> list[str]:
+        return [line for line in caplog.messages if "rejected every draft" in line]
+
+    logger = logging.getLogger("vllm.eagle_plugin")
+    logger.addHandler(caplog.handler)  # vLLM keeps its loggers from the root
+    try:
+        with engine(target, tmp_path / "head", depth=DEPTH, topk=2, nodes=NODES, disable_log_stats=True) as made:
+            generate(made, PROMPTS[:2], max_tokens=95)
+            assert told() == []  # 2 * 94 rounds
+            generate(made, PROMPTS[:2], max_tokens=20)
+            generate(made, PROMPTS[:2], max_tokens=120)
+    finally:
+        logger.removeHandler(caplog.handler)
+    (line,) = told()
+    assert "of 200 rounds in a row" in line and f"run: eagle-plugin check {target} {tmp_path / 'head'}" in line
+
+
+def test_which_rounds_are_watched() -> None:
+    """Not those of requests that get one token per round by design, nor those of vLLM's own drafter."""
+
+    def reject(rounds: int, budget: int | None, speculative: Any, drafted: int = 7) -> Any:
+        request = SimpleNamespace(sampling_params=SimpleNamespace(thinking_token_budget=budget))
+        scheduler = SimpleNamespace(
+            vllm_config=SimpleNamespace(speculative_config=speculative, model_config=SimpleNamespace(model="target")),
+            requests={"a": request},
+        )
+        for _ in range(rounds):
+            counts = {"num_draft_tokens": drafted, "num_accepted_tokens": 0, "request_id": "a"}
+            assert watch_rounds(lambda self, stats, **named: (stats, named), scheduler, "stats", **counts) == (
+                "stats",
+                counts,
+            )
+        return getattr(scheduler, "_eagle_plugin_watch", None)
+
+    ours = SimpleNamespace(model="head")
+    mark_served(ours, Shape(3, 2, 8))
+    assert reject(3, None, ours) is not None
+    assert reject(3, 10, ours) is reject(3, None, ours, drafted=0) is reject(3, None, SimpleNamespace()) is None

@@ -15,14 +15,11 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.platforms.cpu import CpuPlatform
 from vllm.sampling_params import SamplingParams
+from vllm_configs import DEFAULTS, configure
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.vllm import plugin, served, support
-from eagle_plugin.engines.vllm.options import OptionError
-from eagle_plugin.heads.checkpoint import HeadError
 from eagle_plugin.heads.export import save_head
-
-DEFAULTS: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "max_num_seqs": 2, "enforce_eager": True}
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +50,6 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     logger.addHandler(handler)
     yield handler.logged
     logger.removeHandler(handler)
-
-
-def configure(target: Path, head: Path, method: str = "eagle3", **options: Any) -> VllmConfig:
-    """What vLLM makes of the flags; `speculative` adds to its speculative configuration."""
-    speculative = {"method": method, "model": str(head), "num_speculative_tokens": 7}
-    speculative |= options.pop("speculative", {})
-    return EngineArgs(model=str(target), speculative_config=speculative, **DEFAULTS | options).create_engine_config()
 
 
 def untouched(config: VllmConfig) -> bool:
@@ -182,23 +172,16 @@ def test_kinds_of_targets(name: str, named: str, target: Path, head: Path, monke
     assert reason.startswith("target LlamaForCausalLM: ") and named in reason
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Refused
-
-
-def test_bad_options_stop_the_start(target: Path, head: Path) -> None:
-    with pytest.raises(OptionError, match="unknown width; known are"):
-        configure(target, head, additional_config={"eagle_plugin": {"width": 3}})
-    with pytest.raises(OptionError, match="depth 5 and topk 4 need 16 drafted tokens"):
-        configure(target, head, additional_config={"eagle_plugin": {"depth": 5, "topk": 4}})
-
-
-def test_a_head_of_another_target_is_refused(target: Path, tmp_path: Path) -> None:
-    other = tiny_models.tiny_llama(tmp_path / "other", hidden=96, heads=6, kv_heads=2)
-    wrong = tiny_models.tiny_eagle3_head(tmp_path / "head", other)
-    with pytest.raises(HeadError) as caught:
-        configure(target, wrong)
-    assert "96" in str(caught.value) and "64" in str(caught.value)
+def test_chunked_attention(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM splits a Llama 4 request that is longer than a chunk; up to there a chunk is like full attention."""
+    monkeypatch.setenv("EAGLE_PLUGIN", "0")
+    config = configure(target, head)
+    for chunk, reasons in ((127, 1), (128, 0), (8192, 0), (None, 0)):
+        config.model_config.attention_chunk_size = chunk
+        assert len(support.unsupported_reasons(config)) == reasons
+    config.model_config.attention_chunk_size = 64
+    (reason,) = support.unsupported_reasons(config)
+    assert "attention_chunk_size 64" in reason and "--max-model-len 64" in reason
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -224,7 +207,7 @@ def test_another_version_is_left_untouched(version: str, monkeypatch: pytest.Mon
     assert version in lines[0] and plugin.version.TESTED[0] in lines[0]
 
 
-@pytest.mark.parametrize(("value", "hooks"), [("0", 0), ("1", 2)])
+@pytest.mark.parametrize(("value", "hooks"), [("0", 0), ("1", 4)])
 def test_the_environment_variable(value: str, hooks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     wrapped: list[Any] = []
     monkeypatch.setattr(plugin, "_wrap", lambda *hook: wrapped.append(hook))

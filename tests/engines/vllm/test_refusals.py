@@ -1,0 +1,91 @@
+"""What stops the start of vLLM with one sentence: wrong options, and a head's folder that does not fit its target."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny_models
+from head_edits import config, tensors
+from vllm_configs import configure
+
+from eagle_plugin.engines.startup import StartRefused
+from eagle_plugin.engines.vllm import served
+from eagle_plugin.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.tiny_llama(tmp_path_factory.mktemp("target"), head_dim=32)
+
+
+@pytest.fixture
+def head(tmp_path: Path, target: Path) -> Path:
+    return tiny_models.tiny_eagle3_head(tmp_path / "head", target)
+
+
+def test_bad_options_stop_the_start(target: Path, head: Path) -> None:
+    with pytest.raises(StartRefused, match=r"^eagle-plugin: .* unknown width; known are"):
+        configure(target, head, additional_config={"eagle_plugin": {"width": 3}})
+    with pytest.raises(UserError, match="depth 5 and topk 4 need 16 drafted tokens"):  # a program can catch it
+        configure(target, head, additional_config={"eagle_plugin": {"depth": 5, "topk": 4}})
+
+
+def test_a_head_of_another_target_is_refused(target: Path, tmp_path: Path) -> None:
+    other = tiny_models.tiny_llama(tmp_path / "other", hidden=96, heads=6, kv_heads=2)
+    wrong = tiny_models.tiny_eagle3_head(tmp_path / "wrong", other)
+    with pytest.raises(StartRefused) as caught:
+        configure(target, wrong)
+    assert "96" in str(caught.value) and "64" in str(caught.value)
+
+
+def test_a_head_with_nan_is_refused(target: Path, head: Path) -> None:
+    tensors(lambda t: t["norm.weight"].fill_(float("nan")))(head)
+    with pytest.raises(StartRefused, match=r"norm\.weight with 64 values that are not finite"):
+        configure(target, head)
+
+
+def test_an_official_head_is_served_and_checked(target: Path, head: Path) -> None:
+    """Its config.json names the class of a whole model, as the target's does; vLLM knows what is meant."""
+    config(architectures=["LlamaForCausalLM"])(head)
+    assert served.is_served(configure(target, head).speculative_config)
+    config(num_hidden_layers=7)(head)
+    with pytest.raises(StartRefused, match=r"num_hidden_layers 7 in config\.json and the weights of 1 layer"):
+        configure(target, head)
+    config(num_hidden_layers=1, hidden_size=128, target_hidden_size=...)(head)
+    with pytest.raises(StartRefused, match="hidden_size 128, but the target's hidden_size is 64"):
+        configure(target, head)
+    config(hidden_size=64)(head)
+    tensors(lambda t: t["norm.weight"].fill_(float("nan")))(head)
+    with pytest.raises(StartRefused, match="not finite"):
+        configure(target, head)
+    shutil.copy(target / "config.json", head / "config.json")
+    with pytest.raises(StartRefused, match=r"has the config\.json of the target"):
+        configure(target, head)
+
+
+def test_what_vllm_refuses_itself_gets_our_sentence(target: Path, head: Path) -> None:
+    """vLLM reads the head's config.json before the platform is asked."""
+    with pytest.raises(Exception, match="num_speculative_tokens") as caught:  # vLLM's words: the files are right
+        configure(target, head, speculative={"num_speculative_tokens": -1})
+    assert not isinstance(caught.value, StartRefused)
+    (head / "config.json").unlink()
+    with pytest.raises(StartRefused, match=r"has no config\.json"):
+        configure(target, head)
+
+
+@pytest.mark.server
+def test_the_sentence_is_printed_without_a_traceback(target: Path, head: Path) -> None:
+    """By the command that users start."""
+    tensors(lambda t: t["norm.weight"].fill_(float("nan")))(head)
+    speculative = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 3}
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(target), "--dtype", "float32"]
+    ran = subprocess.run(
+        [*command, "--speculative-config", json.dumps(speculative)], capture_output=True, text=True, timeout=300
+    )
+    assert ran.returncode == 1 and "Traceback" not in ran.stderr + ran.stdout
+    assert ran.stderr.strip().splitlines()[-1].startswith(f"eagle-plugin: {head} has norm.weight with 64 values")
