@@ -15,6 +15,7 @@ import privacy_frames as frames
 from faker import Faker
 from privacy_harmless import HARMLESS
 from privacy_texts import Labelled
+from stdnum import verhoeff
 from stdnum.de import idnr
 from stdnum.fr import nir
 from stdnum.in_ import aadhaar
@@ -94,7 +95,8 @@ def _codes(language: str, split: str, fake: Faker, rng: random.Random) -> Iterat
     numbers = _faker("en_US", rng)
     makers: dict[str, Callable[[], str]] = {
         "CREDIT_CARD": lambda: numbers.credit_card_number(rng.choice(["visa16", "mastercard", "amex", "discover"])),
-        "IBAN": fake.iban,
+        # Where a locale has no form of its own, Faker makes British IBANs of a wrong length.
+        "IBAN": (_faker("en_GB", rng) if language == "en" else fake).iban,
         "IP_ADDRESS": lambda: rng.choice([numbers.ipv4_public, numbers.ipv6])(),
         "US_SSN": numbers.ssn,
         "URL_CREDENTIALS": lambda: f"{fake.user_name()}:{numbers.password(special_chars=False)}",
@@ -119,8 +121,8 @@ def _identity_numbers(fake: Faker, locale: str, rng: random.Random) -> list[tupl
         return one
 
     made: dict[str, list[tuple[list[str], Callable[[], str]]]] = {
-        "en_GB": [(["NINO", "National Insurance number"], lambda: either(fake.ssn)().strip())],
-        "en_IN": [(["Aadhaar", "UID"], either(lambda: fake.aadhaar_id(), aadhaar.format))],
+        "en_GB": [(["NINO", "National Insurance number"], either(lambda: _nino(rng)))],
+        "en_IN": [(["Aadhaar", "UID"], either(lambda: _aadhaar(rng), aadhaar.format))],
         "pt_BR": [(["CPF"], either(lambda: fake.cpf())), (["CNPJ"], either(lambda: fake.cnpj()))],
         "es_ES": [(["NIF", "DNI"], either(lambda: fake.nif())), (["NIE"], either(lambda: fake.nie()))],
         "fr_FR": [(["NIR", "numéro de sécurité sociale"], either(fake.ssn, nir.format))],
@@ -141,6 +143,18 @@ def _steuer_id(rng: random.Random) -> str:
         return _steuer_id(rng)
     number = "".join(digits)
     return number + mod_11_10.calc_check_digit(number)
+
+
+def _nino(rng: random.Random) -> str:
+    """A National Insurance number. Those of Faker begin with ZZ, which is never given to a person."""
+    digits = " ".join(f"{rng.randrange(100):02d}" for _ in range(3))
+    return f"{rng.choice('ABCEGHJKLMNPRSTWXYZ')}{rng.choice('ABCEHJLMPRSWXY')} {digits} {rng.choice('ABCD')}"
+
+
+def _aadhaar(rng: random.Random) -> str:
+    """A number of Aadhaar. Most of Faker's have a wrong check digit."""
+    number = f"{rng.randrange(2, 10)}{rng.randrange(10**10):010d}"
+    return number + verhoeff.calc_check_digit(number)
 
 
 def _phone(fake: Faker, region: str) -> str:
