@@ -46,7 +46,7 @@ ADDRESS = {
 }
 # Forms in which anything can be the value, a phrase of several words too.
 QUOTED_PASSWORD = {
-    "en": ['"password": "{}"', "password = '{}'", "db_password: \"{}\"", "'admin_passwd' => '{}'"],
+    "en": ['"password": "{}"', "password = '{}'", 'db_password: "{}"', "'admin_passwd' => '{}'"],
     "pt": ['"senha": "{}"', "senha = '{}'"],
     "es": ['"contraseña": "{}"', "contraseña = '{}'"],
     "fr": ['"mot de passe": "{}"', '"mot_de_passe": "{}"'],
@@ -55,7 +55,12 @@ QUOTED_PASSWORD = {
     "pl": ['"hasło": "{}"', 'hasło: "{}"'],
 }
 PLAIN_PASSWORD = {
-    "en": ["MYSQL_ROOT_PASSWORD={}", "password: {}", "export PGPASSWORD={}", "Username: jo\nPassword: {}\nURL: intranet"],
+    "en": [
+        "MYSQL_ROOT_PASSWORD={}",
+        "password: {}",
+        "export PGPASSWORD={}",
+        "Username: jo\nPassword: {}\nURL: intranet",
+    ],
     "pt": ["senha: {}", "usuário jo, senha: {}", "Senha do wifi: {}", "login: jo\nsenha: {}"],
     "es": ["contraseña: {}", "usuario jo, contraseña: {}", "Contraseña del wifi: {}", "usuario: jo\nclave: {}"],
     "fr": ["mot de passe : {}", "identifiant jo, mot de passe : {}", "Mot de passe wifi : {}", "login : jo\nmdp : {}"],
@@ -88,5 +93,10 @@ CODES = {
     "IBAN": ["transfer it to {}", "IBAN: {}", "compte {} svp", '{{"iban": "{}"}}'],
     "IP_ADDRESS": ["login from {}", "client {} was blocked", "{} - - GET /index.html", "ssh deploy@{}"],
     "US_SSN": ["my SSN is {}", "SSN: {}", "social security number {}", "ssn={}"],
-    "URL_CREDENTIALS": ["postgres://{}@{h}/app", "redis://{}@{h}:6379/0", "DATABASE_URL=mysql://{}@{h}/x", "https://{}@{h}/"],
+    "URL_CREDENTIALS": [
+        "postgres://{}@{h}/app",
+        "redis://{}@{h}:6379/0",
+        "DATABASE_URL=mysql://{}@{h}/x",
+        "https://{}@{h}/",
+    ],
 }

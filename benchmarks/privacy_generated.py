@@ -104,9 +104,7 @@ def _codes(language: str, split: str, fake: Faker, rng: random.Random) -> Iterat
     for type, sentences in frames.CODES.items():
         for sentence in _half(sentences, split):
             value = makers[type]()
-            yield GeneratedText(
-                language, Labelled(type, _fill(sentence.replace("{h}", fake.hostname()), value), value)
-            )
+            yield GeneratedText(language, Labelled(type, _fill(sentence.replace("{h}", fake.hostname()), value), value))
 
 
 def _identity_numbers(fake: Faker, locale: str, rng: random.Random) -> list[tuple[list[str], Callable[[], str]]]:

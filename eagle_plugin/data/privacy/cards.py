@@ -1,4 +1,4 @@
-"""Numbers of payment cards: the prefix and length of an issuer, the groups that are printed, and the checksum (Luhn)."""
+"""Numbers of payment cards: prefix and length of an issuer, the groups that are printed, and the checksum (Luhn)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _ISSUERS = re.compile(
     r"6(?:011|4[4-9]\d|5\d\d)\d{12}|35(?:2[89]|[3-8]\d)\d{12}|62\d{14,17}"
 )
 _MAESTRO = re.compile(r"(?:5018|5020|5038|5[678]\d\d|6304|6759|676[1-3]|0604|6390)\d{8,15}")
-_CARD = re.compile(r"card|visa|mastercard|amex|maestro|karte|tarjeta|cart[aãeõ]o?|carta|kart[aą]|カード|\bpan\b|\bcc\b", re.IGNORECASE)
+_CARD = re.compile(
+    r"card|visa|mastercard|amex|maestro|karte|tarjeta|cart[aãeõ]o?|carta|kart[aą]|カード|\bpan\b|\bcc\b", re.IGNORECASE
+)
 _BEFORE = 40
 
 

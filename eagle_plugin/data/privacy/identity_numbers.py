@@ -1,7 +1,7 @@
 """National identity and tax numbers: their forms are in one table, and python-stdnum checks their check digits.
 
-To add a number, add one line to `IDENTITY_NUMBERS`: its type, the module of python-stdnum that checks it, its form, what
-it is called, and the form (if there is one) that is so particular that it needs no name nearby.
+To add a number, add one line to `IDENTITY_NUMBERS`: its type, the module of python-stdnum that checks it, its form,
+what it is called, and the form (if there is one) that is so particular that it needs no name nearby.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def _number(type: str, module: str, form: str, names: str, particular: str | Non
 
 _CURP = r"[A-Z]{4}\d{6}[HMX][A-Z]{5}[0-9A-Z]\d"
 _FISCAL = r"[A-Z]{6}[\dLMNP-V]{2}[A-EHLMPRST][\dLMNP-V]{2}[A-Z][\dLMNP-V]{3}[A-Z]"
-_NINO = r"(?!BG|GB|KN|NK|NT|TN|ZZ)[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z]( ?)\d\d\1\d\d\1\d\d\1[A-D]"  # NIM39110 of HMRC
+_NINO = (
+    r"(?:QQ|(?!BG|GB|KN|NK|NT|TN|ZZ)[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z])( ?)\d\d\1\d\d\1\d\d\1[A-D]"  # NIM39110 of HMRC
+)
 _NIR = r"[12] ?\d\d ?\d\d ?(?:\d\d|2[AB]) ?\d{3} ?\d{3} ?\d\d"
 # Three groups of four digits can be three years; a number of four groups can be a card.
 _AADHAAR = r"(?!(?:(?:19|20)\d\d ){2})[2-9]\d{3} \d{4} \d{4}"
@@ -81,7 +83,7 @@ IDENTITY_NUMBERS = (
         "de.idnr",
         r"[1-9]\d ?\d{3} ?\d{3} ?\d{3}",
         "steuer-?id(?:nr|entifikationsnummer)?|idnr|tin",
-        r"[\d ]+",
+        r"\d\d \d{3} \d{3} \d{3}",
     ),
     _number("DK_CPR", "dk.cpr", r"\d{6}-?\d{4}", "cpr|cpr-?(?:nr|nummer)"),
     _number("ES_NIE", "es.nie", r"[XYZ][ -]?\d{7}[ -]?[A-Z]", "nie", r"[XYZ]-?\d{7}-?[A-Z]"),
@@ -93,9 +95,11 @@ IDENTITY_NUMBERS = (
     _number("HR_OIB", "hr.oib", r"\d{11}", "oib"),
     _number("ID_NIK", "id.nik", r"\d{16}", "nik|ktp"),
     _number("IE_PPS", "ie.pps", r"\d{7}[A-W][A-IW]?", "ppsn?|pps n(?:umber|o)", r"\d{7}[A-W][A-IW]"),
-    _number("IL_ID", "il.idnr", r"\d{9}", "תעודת זהות|ת\"ז|teudat zehut"),
+    _number("IL_ID", "il.idnr", r"\d{9}", 'תעודת זהות|ת"ז|teudat zehut'),
     _number("IN_AADHAAR", "in_.aadhaar", r"[2-9]\d{3}([ -]?)\d{4}\1\d{4}", "aadh?aa?r|uid(?:ai)?|आधार", _AADHAAR),
-    _number("IN_PAN", "in_.pan", r"[A-Z]{5}\d{4}[A-Z]", "pan|permanent account n(?:umber|o)", r"[A-Z]{3}P[A-Z]\d{4}[A-Z]"),
+    _number(
+        "IN_PAN", "in_.pan", r"[A-Z]{5}\d{4}[A-Z]", "pan|permanent account n(?:umber|o)", r"[A-Z]{3}P[A-Z]\d{4}[A-Z]"
+    ),
     _number("IT_FISCAL_CODE", "it.codicefiscale", _FISCAL, "codice fiscale|c\\.?f\\.?", _FISCAL),
     _number("IT_VAT", "it.iva", r"\d{11}", r"partita iva|p\.? ?iva"),
     _number("JP_MY_NUMBER", "jp.in_", r"\d{4}([ -]?)\d{4}\1\d{4}", "マイナンバー|個人番号|my ?number"),
@@ -110,14 +114,17 @@ IDENTITY_NUMBERS = (
     _number("PT_NIF", "pt.nif", r"[1-35689]\d\d ?\d{3} ?\d{3}", "nif|contribuinte"),
     _number("RO_CNP", "ro.cnp", r"[1-9]\d{12}", "cnp|cod numeric personal"),
     _number("SE_PERSONNUMMER", "se.personnummer", r"(?:\d\d)?\d{6}[-+]?\d{4}", "personnummer|personnr"),
-    _number("TH_PIN", "th.pin", r"\d-?\d{4}-?\d{5}-?\d\d-?\d", "เลขประจำตัวประชาชน|บัตรประชาชน", r"\d-\d{4}-\d{5}-\d\d-\d"),
+    _number(
+        "TH_PIN", "th.pin", r"\d-?\d{4}-?\d{5}-?\d\d-?\d", "เลขประจำตัวประชาชน|บัตรประชาชน", r"\d-\d{4}-\d{5}-\d\d-\d"
+    ),
     _number("TR_TCKN", "tr.tckimlik", r"\d{11}", r"tckn|t\.?c\.? ?(?:kimlik|no).*|kimlik no"),
     _number("UK_NHS", "gb.nhs", r"\d{3}([ -]?)\d{3}\1\d{4}", "nhs|nhs n(?:umber|o)"),
     _number("UK_NINO", "", r"[A-Z]{2}( ?)\d\d ?\d\d ?\d\d\1[A-Z]", "nino|national insurance|ni n(?:umber|o)", _NINO),
     _number("US_ITIN", "us.itin", r"9\d\d-?\d\d-?\d{4}", "itin", r"9\d\d-\d\d-\d{4}"),
     _number("ZA_ID", "za.idnr", r"\d{6} ?\d{4} ?\d{3}", "said|(?:sa |south african )?id(?:entity)? n(?:umber|o)"),
 )
-_TRIGGER = re.compile(rf"\d(?:[ ./-]?\d){{5}}|{_FISCAL}", re.IGNORECASE)
+# Six digits, or the end of an Italian fiscal code. Both begin with a digit, so that the search is fast.
+_TRIGGER = re.compile(r"\d(?:[ ./-]?\d){5}|\d\d[A-Za-z]\d\d[A-Za-z]\d{3}[A-Za-z]")
 
 
 def load_checks() -> dict[str, Callable[[str], bool]]:

@@ -1,7 +1,7 @@
-"""Passwords, keys and tokens that are assigned to a name, as in `DB_PASSWORD=...`, `"senha": "..."`, `the password is ...`.
+"""Passwords, keys and tokens that are assigned to a name: `DB_PASSWORD=...`, `"senha": "..."`, `the password is ...`.
 
-After the name of a password, nearly any value is one. What is not: stand-ins from manuals, code that reads a password from
-elsewhere, types, and sentences about passwords.
+After the name of a password, nearly any value is one. What is not: stand-ins from manuals, code that reads a password
+from elsewhere, types, and sentences about passwords.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _NAME = (
 )
 _NAMES = re.compile(_NAME, re.IGNORECASE)
 _NEEDLES = (
-    "password passwd passphrase passcode passwort pwd senha contrase clave passe mdp kennwort parola hasło haslo wachtwoord "
-    "lösenord losenord пароль 密码 密碼 パスワード 비밀번호 _pass pass= pass: pass\" pass'"
+    "password passwd passphrase passcode passwort pwd senha contrase clave passe mdp kennwort parola hasło haslo "
+    "wachtwoord lösenord losenord пароль 密码 密碼 パスワード 비밀번호 _pass pass= pass: pass\" pass'"
 )
 _SUFFIX = r"(?:[_-](?:base|value|prod|dev|test|live|id))?"
 _ASSIGN = r"(?:=>|:=|==?|:|：)"
@@ -39,33 +39,40 @@ _STAND_IN = re.compile(
     re.IGNORECASE,
 )
 _VARIABLE = re.compile(r"\$(?:[A-Z_][A-Z0-9_]*|[a-z_]+\d?|[a-z]+(?:[A-Z][a-z]+)*)[;,)]*")
-_NO_VALUE = frozenset(
-    # types and fields of code
-    """string str text char varchar bool boolean integer number object bytes optional any null none true false undefined
-    required nullable hidden hash hashed bcrypt encrypted plaintext default secret token field input value variable name
-    username email login user key data self this form request body config settings options admin root test guest
-    postgres mysql secret123 env environ getenv process.env qwerty123456
-    """.split()
-    # sentences about passwords
-    + """invalid incorrect wrong missing expired accepted rejected forgotten weak strong correct needed unknown unset empty
-    inválida invalida incorreta errada obrigatória obrigatorio fraca incorrecta inválido obligatoria obligatorio requerida
-    vacía olvidada invalide incorrect incorrecte requis obligatoire refusé oublié faible ungültig falsch erforderlich
-    vergessen pflichtfeld errata sbagliata obbligatoria obbligatorio dimenticata scaduta odrzucone nieprawidłowe wymagane
-    błędne ongeldig verplicht""".split()
+_TYPES = (
+    "string str text char varchar bool boolean integer number object bytes optional any null none true false "
+    "undefined required nullable hidden hash hashed bcrypt encrypted plaintext default secret token field input "
+    "value variable name username email login user key data self this form request body config settings options "
+    "admin root test guest postgres mysql env environ getenv process.env"
 )
+_JUDGEMENTS = (
+    "invalid incorrect wrong missing expired accepted rejected forgotten weak strong correct needed unknown unset "
+    "empty inválida invalida incorreta errada obrigatória obrigatorio fraca incorrecta inválido obligatoria "
+    "obligatorio vacía requerida olvidada invalide incorrecte requis obligatoire refusé oublié faible ungültig "
+    "falsch erforderlich errata vergessen pflichtfeld sbagliata obbligatoria obbligatorio dimenticata scaduta "
+    "odrzucone nieprawidłowe wymagane błędne ongeldig verplicht"
+)
+_NO_VALUE = frozenset(f"{_TYPES} {_JUDGEMENTS}".split())
 _FUNCTION_WORDS = re.compile(
     r"\b(?:is|are|was|not|must|too|the|your|be|least|and|or|should|does|with|has|have|please|enter|need|will|can|"
     r"não|deve|pas|est|doit|muss|nicht|ist|non|è|nie|jest|musi)\b",
     re.IGNORECASE,
 )
-_ABOUT = re.compile(r"sha-?\d|md5|base64|bcrypt|utf-?8|\baes|rsa|oauth|^\d+-\w+$|^\d+[–-]\d+$|required\||min:|max:", re.I)
-_CODE = re.compile(r"[A-Za-z_$][\w$]*(?:(?:\.|->|::|\?\.)[A-Za-z_$][\w$]*)+[,;)\]}]*|[A-Za-z_.]{3,}[(\[].*|\w+=.*|[A-Za-z_]+_\w+[,;)]*")
+_ABOUT = re.compile(
+    r"sha-?\d|md5|base64|bcrypt|utf-?8|\baes|rsa|oauth|^\d+-\w+$|^\d+[–-]\d+$|required\||min:|max:", re.I
+)
+_CODE = re.compile(
+    r"[A-Za-z_$][\w$]*(?:(?:\.|->|::|\?\.)[A-Za-z_$][\w$]*)+[,;)\]}]*|[A-Za-z_.]{3,}[(\[].*|"
+    r"\w+=.*|(?:[a-z]*_[a-z_]+|[A-Z]*_[A-Z_]+)\d?[,;)]*"
+)
 _LOWER_WORD = re.compile(r"[^\W\d_]{6,}")
 
 
 def _is_password(match: re.Match[str]) -> bool:
     """Whether the value of an assignment is a password, by how strongly its form says so."""
-    value = match["value"]
+    value, sign = match["value"], match["sign"]
+    if sign is None:
+        return _is_stated_password(value)
     if not _may_be_password(value):
         return False
     letters, digits = any(c.isalpha() for c in value), any(c.isdigit() for c in value)
@@ -76,10 +83,11 @@ def _is_password(match: re.Match[str]) -> bool:
         return letters or digits
     if _CODE.fullmatch(value) or not (letters or digits):
         return False
-    sign, name = match["sign"], match["name"]
     if sign.strip().startswith(("=", ":=")):
-        if sign == "=" and name.isupper():  # of a shell or an environment file
+        if sign == "=" and match["name"].isupper():  # of a shell or an environment file
             return True
+        if sign == "=" and _is_whole_line(match, r"[\w.-]*"):  # of a file of settings
+            return bool(_LOWER_WORD.fullmatch(value)) or digits
         return digits and len(value) >= 6 and not value.isdigit() and not value.endswith((",", ")", "("))
     if digits:
         return len(value) >= 6 or letters
@@ -87,14 +95,21 @@ def _is_password(match: re.Match[str]) -> bool:
     if special or match["gap"]:
         return special > 0 and letters and not match["gap"] and not re.fullmatch(r"[\w-]+[,;.)]*", value)
     # A word: only as the whole value of a label at the start of its line.
-    before = match.string[: match.start()].rpartition("\n")[2]
-    after = match.string[match.end() : match.end() + 40].partition("\n")[0]
-    return not before.strip(" \t-*•>#") and not after.strip() and bool(_LOWER_WORD.fullmatch(value))
+    return _is_whole_line(match, r"[\s*•>#-]*") and bool(_LOWER_WORD.fullmatch(value))
 
 
-def _is_stated_password(match: re.Match[str]) -> bool:
+def _is_whole_line(match: re.Match[str], before: str) -> bool:
+    """Whether a line has only the match, and before it what the expression allows."""
+    text, (start, end) = match.string, match.span()
+    start = max(text.rfind("\n", 0, start) + 1, start - 80)
+    return (
+        bool(re.fullmatch(before, text[start : match.start()])) and not text[end : end + 40].partition("\n")[0].strip()
+    )
+
+
+def _is_stated_password(value: str) -> bool:
     """The value of "the password is ...": letters with digits or with signs, because a sentence may go on here."""
-    value = match["value"].rstrip(".,;:!?)")
+    value = value.rstrip(".,;:!?)")
     mixed = any(c.isalpha() for c in value) and (
         any(c.isdigit() for c in value) or re.search(r"[^\W_][^\w\s.'’/-]", value) is not None
     )
@@ -139,16 +154,10 @@ PASSWORDS = (
     pattern(
         "SECRET",
         _NEEDLES,
-        rf"(?P<name>{_NAME}){_SUFFIX}"
-        rf"""\\?["'`*]{{0,3}}{_GAP}(?P<sign>[ \t]*{_ASSIGN}[ \t]*)(?:\*\*[ \t]+)?{_VALUE}""",
+        rf"""(?P<name>{_NAME}){_SUFFIX}\\?["'`*]{{0,3}}{_GAP}"""
+        rf"(?:(?P<sign>[ \t]*{_ASSIGN}[ \t]*)(?:\*\*[ \t]+)?|[ \t]+(?:is|was|ist|lautet|est|es|é|è|to|"
+        rf"jest)[ \t:]+){_VALUE}",
         _is_password,
-        re.IGNORECASE,
-    ),
-    pattern(
-        "SECRET",
-        _NEEDLES,
-        rf"(?:{_NAME}){_GAP}[ \t]+(?:is|was|ist|lautet|est|es|é|è|to|jest)[ \t:]+{_VALUE}",
-        _is_stated_password,
         re.IGNORECASE,
     ),
     pattern(

@@ -37,24 +37,37 @@ def pattern(
     return Pattern(type, tuple(needles.split()), re.compile(regex, flags), accept)
 
 
-def find_patterns(patterns: Sequence[Pattern], text: str) -> Iterator[Finding]:
-    """Yield the findings of the patterns, not ordered by position; they may overlap."""
-    lower = text.lower()
+def find_patterns(patterns: Sequence[Pattern], text: str, start: int = 0, stop: int | None = None) -> Iterator[Finding]:
+    """Yield the findings of the patterns in text[start:stop], not ordered by position; they may overlap."""
+    stop = len(text) if stop is None else stop
+    lower = text[start:stop].lower()
     for one in patterns:
         if any(needle in lower for needle in one.needles):
             group: str | int = "value" if "value" in one.regex.groupindex else 0
-            for match in one.regex.finditer(text):
+            for match in one.regex.finditer(text, start, stop):
                 if match[group] and one.accept(match):
                     yield Finding(one.type, *match.span(group))
 
 
-def find_windows(trigger: re.Pattern[str], text: str, margin: int) -> Iterator[tuple[int, int]]:
-    """The text around each match of the trigger, as (start, stop); cut at line ends, and merged if they overlap."""
+def find_windows(
+    trigger: re.Pattern[str],
+    text: str,
+    margin: int,
+    *,
+    lines: bool = True,
+    wanted: Callable[[re.Match[str]], bool] = bool,
+) -> Iterator[tuple[int, int]]:
+    """The text around each wanted match of the trigger, as (start, stop); merged if they overlap.
+
+    They are cut at the ends of lines, unless `lines` is False.
+    """
     low, high = -1, -1
-    for match in trigger.finditer(text):
-        start = max(text.rfind("\n", 0, match.start()) + 1, match.start() - margin)
-        stop = text.find("\n", match.end(), match.end() + margin)
-        stop = min(len(text), match.end() + margin) if stop < 0 else stop
+    for match in filter(wanted, trigger.finditer(text)):
+        start, stop = max(0, match.start() - margin), min(len(text), match.end() + margin)
+        if lines:
+            start = max(start, text.rfind("\n", start, match.start()) + 1)
+            end = text.find("\n", match.end(), stop)
+            stop = stop if end < 0 else end
         if start <= high:
             high = max(high, stop)
             continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import re
 from collections import Counter
@@ -16,11 +15,11 @@ from eagle_plugin.data.privacy.patterns import Finding, find_patterns
 from eagle_plugin.data.privacy.phones import PHONE_REGIONS, PhoneFinder
 from eagle_plugin.data.privacy.recognisers import load_recognisers, run_recogniser
 from eagle_plugin.data.privacy.spelled_emails import SPELLED_EMAILS
-from eagle_plugin.data.privacy.street_addresses import STREET_ADDRESSES
+from eagle_plugin.data.privacy.street_addresses import find_street_addresses
 from eagle_plugin.data.rows import DataError
 
 MODES = ("drop", "redact", "report", "off")
-_PATTERNS = (*KEYS, *PASSWORDS, *SPELLED_EMAILS, *STREET_ADDRESSES)
+_PATTERNS = (*KEYS, *PASSWORDS, *SPELLED_EMAILS)
 UserRecogniser = Callable[[str], Iterable[tuple[str, int, int]]]
 
 
@@ -70,6 +69,7 @@ class Scanner:
 
     def _find_all(self, text: str) -> Iterator[Finding]:
         yield from find_patterns(_PATTERNS, text)
+        yield from find_street_addresses(text)
         yield from find_identity_numbers(self._checks, text)
         yield from find_cards(text)
         yield from self._phones.find(text)
@@ -96,16 +96,6 @@ def load_user_recogniser(path: str) -> UserRecogniser:
     if not callable(function):
         raise DataError(f"--recogniser {path} is a {type(function).__name__}, wanted a function from text to findings")
     return function
-
-
-@functools.cache
-def _shared_scanner() -> Scanner:
-    return Scanner()
-
-
-def scan(text: str) -> bool:
-    """Whether the text has private data. The first call makes the scanner, which takes seconds."""
-    return _shared_scanner().scan(text)
 
 
 def redact(texts: Sequence[str], scanner: Scanner) -> tuple[list[str], Counter[str]]:

@@ -9,15 +9,22 @@ from eagle_plugin.data.privacy.patterns import pattern
 _AT = r"at|ät|arroba|arobase|chiocciola|małpa|@"
 _DOT = r"dot|punkt|ponto|punto|point|kropka"
 _LABEL = r"[^\W_](?:[\w-]{0,62})"
-_LOCAL = r"[\w+-]+(?:(?:\.|[ \t]+(?:dot|ponto|punto|point|punkt|kropka)[ \t]+|[ \t]*[\[({][ \t]*(?:dot|\.)[ \t]*[\])}][ \t]*)[\w+-]+)*"
-_BRACKETED_DOT = rf"[ \t]*[\[({{<][ \t]*(?:{_DOT}|\.)[ \t]*[\])}}>][ \t]*"
-_WEBMAIL = "gmail|googlemail|yahoo|hotmail|outlook|icloud|proton(?:mail)?|gmx|web|live|aol|yandex|wp|onet|libero|orange|uol"
-_COMMON = frozenset("com net org edu gov mil int info biz name dev app online cloud email xyz shop site tech".split())
-# What is in place of a name in "have a look at example dot com".
-_NO_LOCAL = frozenset(
-    """look looks looked looking available hosted found website site page me us it them is are was be work works worked based
-    live lives sold visit here there online that this one contact not and or email mail reach us out""".split()
+_NAME_PART = r"[\w+-]{1,64}"
+_LOCAL = (
+    rf"{_NAME_PART}(?:(?:\.|[ \t]+(?:dot|ponto|punto|point|punkt|kropka)[ \t]+|"
+    rf"[ \t]*[\[({{][ \t]*(?:dot|\.)[ \t]*[\])}}][ \t]*){_NAME_PART}){{0,4}}"
 )
+_BRACKETED_DOT = rf"[ \t]*[\[({{<][ \t]*(?:{_DOT}|\.)[ \t]*[\])}}>][ \t]*"
+_WEBMAIL = (
+    "gmail|googlemail|yahoo|hotmail|outlook|icloud|proton(?:mail)?|gmx|web|live|aol|yandex|wp|onet|libero|orange|uol"
+)
+_TOP_LEVEL = "com net org edu gov mil int info biz name dev app online cloud email xyz shop site tech"
+# What is in place of a name in "have a look at example dot com".
+_NO_NAMES = (
+    "look looks looked looking available hosted found website site page me us it them is are was be work works worked "
+    "based live lives sold visit here there online that this one contact not and or email mail reach us out"
+)
+_COMMON, _NO_LOCAL = frozenset(_TOP_LEVEL.split()), frozenset(_NO_NAMES.split())
 
 
 def _is_address(match: re.Match[str]) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
-from eagle_plugin.data.privacy.patterns import pattern
+from eagle_plugin.data.privacy.patterns import Finding, find_patterns, find_windows, pattern
 
 _WORD = r"[A-Z][\w'.-]*"
 _CITY = rf"(?:,[ \t]*{_WORD}(?: {_WORD})?)"
@@ -26,31 +27,37 @@ _RARE_STREET = (
     "Stream|Streets?|Summit|Throughway|Trace|Track|Trafficway|Trail|Tunnel|Turnpike|Underpass|Unions?|Valleys?|Via|Viaduct|"
     "Views?|Villages?|Ville|Vista|Walks?|Wall|Ways?|Wells?|Wharf|Zila"
 )
+_PLACE = (
+    rf"(?P<tail>{_UNIT}?(?:(?:,[ \t]*|\n){_WORD}(?:[ \t]{_WORD}){{0,2}},?[ \t]+"
+    r"(?:[A-Z]{2}[ \t]+\d{5}(?:-\d{4})?|[A-Z]{1,2}\d[A-Z\d]?[ \t]\d[A-Z]{2}))?)"
+)
 _DE_PLACE = r"(?:,?\s*\d{5}\s+[A-ZÄÖÜ]\w+)"
 _DE_NUMBER = r"\d{1,4}\s?[a-z]?(?:\s?[/-]\s?\d{1,3})?\b"
 _CAP = r"[A-ZÀ-ÖØ-Þ][\w'’.-]*"
 _LINK = r"(?:d[aeio]s?|del|de[ \t]l[aeo]s?|della?|dei|degli|delle|l[aeo]s?|e|y|[Ss]ão|San|du)"
 _NAME = rf"(?:{_LINK}[ \t]+|[dl]['’][ \t]?)*{_CAP}(?:[ \t]+(?:{_LINK}[ \t]+|[dl]['’])*{_CAP}){{0,4}}"
-_NUMBER = r"\d{1,5}(?:[ \t]?[A-Za-z]\b)?(?:[/-]\d{1,4})?(?![\w%€$]|[.,]\d)"
+_NUMBER = r"\d{1,5}(?:[ \t]?[A-Za-z]\b(?!\.C))?(?:[/-]\d{1,4})?(?![\w%€$]|[.,]\d|[ \t]?[ad]\.?[ \t]?C\b)"
 _COMMA = r"(?:[ \t]*,[ \t]*(?:[nN][º°ªo.]{1,2}[ \t]*)?|[ \t]+[nN](?:[º°ª.]|o\.?)[ \t]*)"
 _ROOM = (
-    r"(?:[ \t]*,?[ \t]*(?:[Pp]iso|[Pp]uerta|[Pp]ta\.?|[Aa]pto?\.?|[Aa]partamento|[Aa]ppartamento|[Pp]iano|[Ii]nt(?:erno|erior)?\.?|"
+    r"(?:[ \t]*,?[ \t]*(?:[Pp]iso|[Pp]uerta|[Pp]ta\.?|[Aa]pto?\.?|[Aa]partamento|[Aa]ppartamento|[Pp]iano|"
+    r"[Ii]nt(?:erno|erior)?\.?|"
     r"[Ee]sc\.?|[Bb]loco|[Ss]ala|[Ee]dif[ií]cio|[Cc]asa|[Pp]lanta)[ \t]*\w+)?"
 )
 # Words that begin an address in Spanish, Portuguese or Italian and little else.
 _ROAD = (
-    "Rua|R\\.|Avenida|Avinguda|Av\\.?|Avda\\.?|Travessa|Tv\\.|Alameda|Praça|Pça\\.|Pr\\.|Rodovia|Rod\\.|Ladeira|Viela|Calle|Cl\\.|"
-    "C/|C\\.|Callej[óo]n|Carrer|Paseo|Passeig|Pº|P\\.º|Plaza|Pl\\.|Pza\\.|Cuesta|Glorieta|Pasaje|Pasadizo|Rambla|Traves[íi]a|"
-    "Via|Viale|V\\.le|Piazza|P\\.za|Piazzale|Vicolo|Largo|Lungotevere|Urbanizaci[óo]n|Cañada|Sendero|Camino|Ronda"
+    "rua|avenida|calle|plaza|via|viale|piazza|Rua|R\\.|Avenida|Avinguda|Av\\.?|Avda\\.?|Travessa|Tv\\.|Alameda|Praça|Pça\\.|"
+    "Pr\\.|Rodovia|Rod\\.|Ladeira|Viela|Calle|Cl\\.|C/|C\\.|Callej[óo]n|Carrer|Paseo|Passeig|Pº|P\\.º|Plaza|Pl\\.|Pza\\.|Cuesta|Glorieta|Pasaje|Pasadizo|Rambla|Traves[íi]a|"
+    "Via|Viale|V\\.le|Piazza|P\\.za|Piazzale|Vicolo|Largo|Lungotevere|Urbanizaci[óo]n|Cañada|Sendero|Vial|Camino|Ronda"
 )
 # Words that are often something else; the number has to follow a comma or "nº".
 _WEAK_ROAD = (
     "Aeroporto|Área|Campo|Chácara|Colônia|Condomínio|Conjunto|Distrito|Esplanada|Estação|Estrada|Favela|Fazenda|Feira|Jardim|"
     "Lago|Lagoa|Loteamento|Morro|Núcleo|Parque|Passarela|Pátio|Praia|Quadra|Recanto|Residencial|Setor|Sítio|Trecho|Trevo|Vale|"
-    "Vereda|Viaduto|Vila|Acceso|Vial|Corso|Strada|Borgo|Contrada|Rotonda|Incrocio|Stretto|Canale|Carrera|Corredor"
+    "Vereda|Viaduto|Vila|Acceso|Corso|Strada|Borgo|Contrada|Rotonda|Incrocio|Stretto|Canale|Carrera|Corredor"
 )
 _ADDRESS_BEFORE = re.compile(
-    r"(?:address|addr|deliver\w*|ship\w*|send|parcel|mail|lives?|living|liv(?:e|ing) at|reside\w*|located|moved|home|office)"
+    r"(?:address|addr|deliver\w*|ship\w*|send|parcel|mail|lives?|living|liv(?:e|ing) at|reside\w*|located|moved|"
+    r"home|office)"
     r"\b[^.!?\n]{0,24}(?:\n[ \t]*)?$|^\s*$",
     re.IGNORECASE,
 )
@@ -62,68 +69,129 @@ def _is_rare_street(match: re.Match[str]) -> bool:
 
 
 def _has_no_year(match: re.Match[str]) -> bool:
-    """"Via Appia 1998" is about a year; a house number with a comma before it can be 1998."""
-    return bool(match["comma"].strip()) or not re.fullmatch(r"(?:1[5-9]|20)\d\d", match["number"])
+    """ "Via Appia 1998" is about a year; a house number with a comma before it can be 1998."""
+    return _begins_word(match) and (
+        bool(match["comma"].strip()) or not re.fullmatch(r"(?:1[5-9]|20)\d\d", match["number"])
+    )
 
 
-STREET_ADDRESSES = (
+def _is_german_street(match: re.Match[str]) -> bool:
+    """Words in -ring are also English: these need the number of a German place, or an article before them."""
+    if not match["street"].endswith("ring") or match["street"].endswith("-ring") or match["place"]:
+        return True
+    return bool(
+        re.search(r"(?i:(?:\b(?:der|dem|am|im|an|adresse|anschrift|wohne)|:)\s*)$", match.string[: match.start()])
+    )
+
+
+def _begins_word(match: re.Match[str]) -> bool:
+    before = match.string[max(0, match.start() - 1) : match.start()]
+    return not (before.isalnum() or before == "_" or before == ".")
+
+
+# Tried at each number of the text.
+_NUMBER_FIRST = (
     pattern(
         "STREET_ADDRESS",
-        " ".join(_STREET.lower().split("|")),
-        rf"(?<![\w.])\d{{1,5}}[A-Za-z]?(?:/\d{{1,4}})?(?:,?[ \t]+|,?\n)(?:{_WORD}[ \t]+){{1,4}}(?:{_STREET})\b\.?{_TAIL}",
+        "",
+        rf"\d{{1,5}}[A-Za-z]?(?:/\d{{1,4}})?,?[ \t]+(?:{_WORD}[ \t]+){{1,4}}(?:{_STREET})\b\.?{_TAIL}",
     ),
     pattern(
         "STREET_ADDRESS",
-        " ".join(re.sub(r"s\?", "", _RARE_STREET).lower().split("|")),
-        rf"(?<![\w.])(?:\d{{1,5}}[A-Za-z]?,?[ \t]+|\d{{1,4}}(?:/\d{{1,4}})?,?\n|(?:Flat|Studio|Apt|Unit)[ \t]+\d{{1,4}}[A-Za-z]?,?[ \t]*\n?)"
-        rf"(?:{_WORD}[ \t]+){{1,3}}(?:{_RARE_STREET}|{_STREET})\b(?P<tail>{_UNIT}?(?:(?:,[ \t]*|\n){_WORD}(?:[ \t]{_WORD}){{0,2}},?[ \t]+"
-        r"(?:[A-Z]{2}[ \t]+\d{5}(?:-\d{4})?|[A-Z]{1,2}\d[A-Z\d]?[ \t]\d[A-Z]{2}))?)",
+        "",
+        rf"\d{{1,5}}[A-Za-z]?,?[ \t]+(?:{_WORD}[ \t]+){{1,3}}(?:{_RARE_STREET})\b{_PLACE}",
+        _is_rare_street,
+    ),
+    # The number has a line of its own in India.
+    pattern(
+        "STREET_ADDRESS",
+        "",
+        rf"\d{{1,4}}(?:/\d{{1,4}})?,?(?:[ \t]*\n|[ \t]+)(?:{_WORD}[ \t]+){{1,3}}(?:Road|Street|Marg|Nagar|Chowk|"
+        rf"Lane|Path|Circle|"
+        r"Ganj|Zila)\b",
+    ),
+    # Any street, if a postal code of Britain or the United States follows.
+    pattern(
+        "STREET_ADDRESS",
+        "",
+        rf"\d{{1,4}}[A-Za-z]?,?[ \t]+(?:{_WORD},?[ \t\n]+){{2,8}}(?:[A-Z]{{1,2}}\d[A-Z\d]?[ \t]\d[A-Z]{{2}}|"
+        r"[A-Z]{2}[ \t]+\d{5}(?:-\d{4})?)\b",
+    ),
+    pattern(
+        "STREET_ADDRESS",
+        "",
+        r"\d{1,4}(?:\s?(?:bis|ter|[A-D]\b))?,?\s+(?i:rue|avenue|av\.|boulevard|bd\.?|place|chemin|impasse|allées?|quai|cours|route|"
+        r"passage|square|sentier)\s+(?:d[eu]s?\s+|l[ae]s?\s+|[dl]['’])*"
+        r"[A-ZÀ-Ý][\w'’-]*(?:\s[A-ZÀ-Ý][\w'’-]*)*(?:,?\s*\d{5}\s+[A-ZÀ-Ý][\w-]*)?",
+    ),
+)
+# Searched around each number. They begin with letters, not with an assertion: then the search for them is fast.
+_STREET_FIRST = (
+    pattern(
+        "STREET_ADDRESS",
+        "flat studio apt unit",
+        rf"(?:Flat|Studio|Apt|Unit)[ \t]+\d{{1,4}}[A-Za-z]?,?[ \t]*\n?(?:{_WORD}[ \t]+){{1,3}}(?:{_RARE_STREET}|"
+        rf"{_STREET})\b{_PLACE}",
         _is_rare_street,
     ),
     pattern(
         "STREET_ADDRESS",
-        "0 1 2 3 4 5 6 7 8 9",
-        rf"(?<![\w.,])\d{{1,4}}[A-Za-z]?,?[ \t]+(?:{_WORD},?[ \t\n]+){{2,8}}(?:[A-Z]{{1,2}}\d[A-Z\d]?[ \t]\d[A-Z]{{2}}|"
-        rf"[A-Z]{{2}}[ \t]+\d{{5}}(?:-\d{{4}})?)\b",
+        "no",
+        rf"(?:H\.?|House)[ \t]*[Nn]o\.?[ \t]*\d[\w/-]*[, \t\n]+(?:{_WORD}[ \t]*){{1,4}}",
+        _begins_word,
     ),
-    # India: the house number has a name.
-    pattern("STREET_ADDRESS", "no", rf"(?<!\w)(?:H\.?|House)[ \t]*[Nn]o\.?[ \t]*\d[\w/-]*[, \t\n]+(?:{_WORD}[ \t]*){{1,4}}"),
     pattern("STREET_ADDRESS", "box", rf"(?i:\bP\.?\s?O\.?\s?Box)\s+\d{{1,6}}{_TAIL}"),
     pattern(
         "STREET_ADDRESS",
         "straße strasse str. platz allee gasse weg ring damm ufer steig stieg chaussee promenade pfad",
-        r"(?<!\w)(?:[A-ZÄÖÜ][\w.-]*[ \t-]){0,2}(?:[A-ZÄÖÜ][\w-]*?(?:straße|strasse|str\.|platz|allee|gasse|weg|ring|damm|ufer|steig|stieg|"
-        r"chaussee|promenade|pfad)|(?:[A-ZÄÖÜ]\w+[ -])+(?:Straße|Strasse|Str\.|Platz|Allee|Gasse|Weg|Ring|Damm|Ufer|Steig|Chaussee))"
-        rf"[ \t]+(?!(?:19|20)\d\d\b(?!,?\s*\d{{5}})){_DE_NUMBER}{_DE_PLACE}?",
+        r"(?<!\w)(?P<street>(?:[A-ZÄÖÜ][\w.-]*[ \t-]){0,2}(?:[A-ZÄÖÜ][\w-]*?(?:straße|strasse|str\.|platz|allee|"
+        r"gasse|weg|[Rr]ing|damm|"
+        r"ufer|steig|stieg|chaussee|promenade|pfad)|(?:[A-ZÄÖÜ]\w+[ -])+(?:Straße|Strasse|Str\.|Platz|Allee|"
+        r"Gasse|Weg|Damm|Ufer|Steig|"
+        rf"Chaussee)))[ \t]+(?!(?:19|20)\d\d\b(?!,?\s*\d{{5}})){_DE_NUMBER}(?P<place>{_DE_PLACE}?)",
+        _is_german_street,
     ),
     pattern(
         "STREET_ADDRESS",
         "am an auf im in unter zum zur",
-        rf"(?<!\w)(?:Am|An de[rnm]|Auf de[rnm]|Im|In de[rnm]|Unter den|Zum|Zur)(?:[ \t][A-ZÄÖÜ][\w-]+){{1,3}}[ \t]+{_DE_NUMBER}{_DE_PLACE}",
+        rf"(?:Am|An de[rnm]|Auf de[rnm]|Im|In de[rnm]|Unter den|Zum|"
+        rf"Zur)(?:[ \t][A-ZÄÖÜ][\w-]+){{1,3}}[ \t]+{_DE_NUMBER}{_DE_PLACE}",
+        _begins_word,
     ),
     pattern(
         "STREET_ADDRESS",
-        "rue avenue boulevard place chemin impasse allée quai av. bd cours route passage square sentier",
-        r"\b\d{1,4}(?:\s?(?:bis|ter|[A-D]\b))?,?\s+(?i:rue|avenue|av\.|boulevard|bd\.?|place|chemin|impasse|allées?|quai|cours|route|passage|"
-        r"square|sentier)\s+(?:d[eu]s?\s+|l[ae]s?\s+|[dl]['’])*"
-        r"[A-ZÀ-Ý][\w'’-]*(?:\s[A-ZÀ-Ý][\w'’-]*)*(?:,?\s*\d{5}\s+[A-ZÀ-Ý][\w-]*)?",
-    ),
-    pattern(
-        "STREET_ADDRESS",
-        "0 1 2 3 4 5 6 7 8 9",
-        rf"(?<![\w.])(?i:{_ROAD})[ \t]*{_NAME}(?P<comma>{_COMMA}|[ \t]+)(?P<number>{_NUMBER}){_ROOM}",
+        " ".join(re.sub(r"\\\.\?|\[.*|\\", "", road).lower() for road in _ROAD.split("|")),
+        rf"(?:{_ROAD})[ \t]*{_NAME}(?P<comma>{_COMMA}|[ \t]+)(?P<number>{_NUMBER}){_ROOM}",
         _has_no_year,
     ),
     pattern(
         "STREET_ADDRESS",
-        "0 1 2 3 4 5 6 7 8 9",
-        rf"(?<![\w.])(?:{_WEAK_ROAD})[ \t]+{_NAME}{_COMMA}{_NUMBER}{_ROOM}",
+        _WEAK_ROAD.lower().replace("|", " "),
+        rf"(?:{_WEAK_ROAD})[ \t]+{_NAME}{_COMMA}{_NUMBER}{_ROOM}",
+        _begins_word,
     ),
     # Colombia: the street and its cross street are numbers.
     pattern(
         "STREET_ADDRESS",
         "calle carrera cra kra cl. diagonal transversal",
-        r"(?<!\w)(?i:calle|cl\.?|carrera|cra\.?|kra\.?|diagonal|transversal)[ \t]+\d{1,3}[A-Za-z]?(?:[ \t]bis)?[ \t]*(?:#|[nN][o°º.]{1,2})[ \t]*"
+        r"(?<!\w)(?i:calle|cl\.?|carrera|cra\.?|kra\.?|diagonal|"
+        r"transversal)[ \t]+\d{1,3}[A-Za-z]?(?:[ \t]bis)?[ \t]*(?:#|[nN][o°º.]{1,2})[ \t]*"
         r"\d{1,3}[A-Za-z]?[ \t]*-[ \t]*\d{1,3}",
     ),
 )
+_NUMBERS = re.compile(r"\d+")
+_MARGIN = 80  # characters on each side of a number
+
+
+def find_street_addresses(text: str) -> Iterator[Finding]:
+    """Yield the street addresses in the text, each of which has a number."""
+    for number in _NUMBERS.finditer(text):
+        start = number.start()
+        if start and (text[start - 1].isalnum() or text[start - 1] in "._,"):
+            continue
+        for one in _NUMBER_FIRST:
+            match = one.regex.match(text, start)
+            if match and one.accept(match):
+                yield Finding(one.type, *match.span())
+    for start, stop in find_windows(_NUMBERS, text, _MARGIN, lines=False):
+        yield from find_patterns(_STREET_FIRST, text, start, stop)
