@@ -42,7 +42,9 @@ _NO_PHONE = re.compile(
     rf"{_RANGE.pattern}|(\d\d|\d{{4}})-(\d\d|\d{{4}})|\d{{2,7}}-\d\d-\d|\d\d-\d\d-\d{{4}}|(\d{{3,6}})-\d{{3,6}}|"
     r"\d{1,3}(?:([ .,'\u00a0\u202f])\d{3})(?:\4\d{3})*"
 )
-_DECIMALS = re.compile(r"(?:\d+\s+)*\d+\.\d+(?:\s+\d+(?:\.\d+)?)*|.*\d /\s?\d+\.?\d*|\(?\d+\.\d+.* [-/] .*|\(\d+\.\d+")
+_DECIMALS = re.compile(
+    r"(?:\d+\s+)*\d+\.\d+(?:\s+\d+(?:\.\d+)?)*|.*\d /\s?\d+\.?\d*|\(?\d+\.\d+.* [-/] .*|\d+\.\d{3,}-.*|\(\d+\.\d+"
+)
 # A group of one digit that is not the first, a year or a date as a group, more than five pairs of digits, letters.
 _ODD = re.compile(
     rf"{_RANGE.pattern}|.*\d.*?(?<!\d)\d(?!\d).*|.*\. .*|.*(?<!\d)\d\d?/\d\d?|\(?(?:19|20)\d\d\W+(?:19|20)\d\d\)?|"
@@ -50,7 +52,7 @@ _ODD = re.compile(
 )
 _GROUPED = re.compile(r"(?:\d[ .-])?\(?\d{2,5}\)?[ .-]?\d{3,5}[ .-]\d{3,5}")  # of a number that no region has
 # The end of something longer: a fraction, a formula, a path, a version, a name or key with digits.
-_INSIDE = re.compile(r"\d\.$|[\d.]\s*[-+*/=^×]\s*$|(?<!:/)(?<!wa\.me)/$|[A-Za-z0-9]$|[0-9a-f]-$")
+_INSIDE = re.compile(r"\d\.\Z|[\d.]\s*[-+*/=^×]\s*\Z|(?<!:/)(?<!wa\.me)/\Z|[A-Za-z0-9]\Z|[0-9a-f]-\Z")
 _DATE = re.compile(
     r"\d{4}[-./][01]?\d[-./][0-3]?\d.*|(?:19|20)\d\d[01]\d[0-3]\d.*|[0-3]?\d[-./][01]?\d[-./](?:19|20)\d\d.*"
 )
@@ -109,12 +111,12 @@ def is_phone(text: str, start: int, end: int, valid: bool) -> bool:
     only after a word such as "call". A number that no region has (many are reserved for films) is one only with its
     country code and separators, or after such a word.
     """
-    value, before = text[start:end].strip("[]"), text[max(0, start - BEFORE) : start]
+    value, before = text[start:end], text[max(0, start - BEFORE) : start]
     digits = sum(c.isdigit() for c in value)
     if value.startswith("+"):
         return valid or digits >= 10 and bool(re.search(r"\d[ ().-]+\d", value))
     if (
-        digits < 7
+        not 7 <= digits <= 12
         or _ODD.fullmatch(value)
         or _INSIDE.search(before)
         or _DATE.fullmatch(value)
@@ -123,6 +125,6 @@ def is_phone(text: str, start: int, end: int, valid: bool) -> bool:
         return False
     if CALLS.search(before):
         return valid or bool(_GROUPED.fullmatch(value)) and not _NO_PHONE.fullmatch(value)
-    if COUNTED.search(before) or before.endswith((".", "-", "_", "=", "[")):
+    if COUNTED.search(before) or value.startswith("[") or re.search(r"(?:[._=-]|\d[ ,])\Z", before):
         return False
     return valid and not (_NO_PHONE.fullmatch(value) or value.isdigit())

@@ -72,9 +72,10 @@ class Scanner:
         yield from find_street_addresses(text)
         yield from find_identity_numbers(self._checks, text)
         yield from find_cards(text)
-        yield from self._phones.find(text)
         for recogniser in self._recognisers:
             yield from run_recogniser(recogniser, text)
+        # Last: of findings at one place the first gives the type, and phone numbers have few rules.
+        yield from self._phones.find(text)
         for type, start, end in self._user(text) if self._user else ():
             if 0 <= start < end <= len(text):
                 yield Finding(re.sub(r"\W+", "_", type).upper(), start, end)
