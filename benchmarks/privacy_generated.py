@@ -80,7 +80,7 @@ def _private_texts(split: str, rng: random.Random) -> Iterator[GeneratedText]:
                 yield from planted("identity number, not named", frames.UNNAMED, make)
             yield from planted("PHONE", frames.PHONE, lambda f=fake, at=locale[-2:]: _phone(f, at))
             if language != "ja":  # no pattern is meant for streets of Japan
-                yield from planted("STREET_ADDRESS", frames.ADDRESS, lambda f=fake: f.street_address().strip())
+                yield from planted("STREET_ADDRESS", frames.ADDRESS, lambda f=fake: _street(f))
             yield from planted("SECRET, quoted", frames.QUOTED_PASSWORD, lambda f=fake: _password(f, rng, True))
             yield from planted("SECRET, plain", frames.PLAIN_PASSWORD, lambda f=fake: _password(f, rng, False))
             yield from planted("EMAIL", frames.MAIL, lambda f=fake: rng.choice([f.free_email, f.company_email])())
@@ -164,6 +164,14 @@ def _phone(fake: Faker, region: str) -> str:
                 return value
         except phonenumbers.NumberParseException:
             pass
+
+
+def _street(fake: Faker) -> str:
+    """A street with a house number: some of Faker's have none, and then they are the address of nobody."""
+    while True:
+        value = fake.street_address().strip()
+        if any(c.isdigit() for c in value):
+            return value
 
 
 def _password(fake: Faker, rng: random.Random, quoted: bool) -> str:

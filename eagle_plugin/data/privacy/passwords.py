@@ -29,8 +29,9 @@ _ASSIGN = r"(?:=>|:=|==?|:|：)"
 _GAP = r"(?P<gap>(?:[ \t]+(?!=)[\w'’.-]{1,16}){0,3}?)"
 # The quote of a string inside of a JSON string has a backslash.
 _VALUE = (
-    r"""(?P<quote>\\?["'`])?(?P<value>(?(quote)(?:(?!(?P=quote))[^\n]){4,128}|[^\s"'`<>，。、][^\s"'`<>，。、]{3,127}))"""
-    r"(?(quote)(?P=quote)|(?![ \t]*[(\[]))"
+    r"""(?P<quote>\\?["'`])?(?P<value>(?(quote)(?:(?!(?P=quote))[^\n]){4,128}|"""
+    r"""[^\s"'`<>，。、][^\s"'`<>，。、]{2,254}[^\s"'`<>，。、,;.]))"""
+    r"""(?(quote)(?P=quote)|(?=[,;.]*(?:[\s"'`<>，。、]|$))(?![ \t]*[(\[]))"""
 )
 
 _STAND_IN = re.compile(
@@ -59,7 +60,7 @@ _FUNCTION_WORDS = re.compile(
     re.IGNORECASE,
 )
 _ABOUT = re.compile(
-    r"sha-?\d|md5|base64|bcrypt|utf-?8|\baes|rsa|oauth|^\d+-\w+$|^\d+[–-]\d+$|required\||min:|max:", re.I
+    r"sha-?\d|md5|base64|bcrypt|utf-?8|\b(?:aes|rsa|oauth)|^\d+-\w+$|^\d+[–-]\d+$|required\||min:|max:", re.I
 )
 _CODE = re.compile(
     r"[A-Za-z_$][\w$]*(?:(?:\.|->|::|\?\.)[A-Za-z_$][\w$]*)+[,;)\]}]*|[A-Za-z_.]{3,}[(\[].*|"
@@ -88,7 +89,13 @@ def _is_password(match: re.Match[str]) -> bool:
             return True
         if sign == "=" and _is_whole_line(match, r"[\w.-]*"):  # of a file of settings
             return bool(_LOWER_WORD.fullmatch(value)) or digits
-        return digits and len(value) >= 6 and not value.isdigit() and not value.endswith((",", ")", "("))
+        return (
+            digits
+            and len(value) >= 6
+            and not value.isdigit()
+            and value[-1] not in "()"
+            and match.string[match.end() : match.end() + 1] != ","
+        )
     if digits:
         return len(value) >= 6 or letters
     special = sum(not c.isalnum() for c in value.rstrip(".,;:!?)"))

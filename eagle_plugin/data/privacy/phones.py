@@ -17,7 +17,7 @@ MARGIN = 48  # characters on each side of a trigger
 BEFORE = 40  # characters before a number in which a word may say what it is
 _TRIGGER = re.compile(r"\d(?:[\s().\-/\u2010-\u2015]{0,3}\d){6}")
 CALLS = re.compile(
-    r"(?<![^\W_])(?:(?:tele)?(?:phone|fon[eo]?)|tel|call|mobi|cell|fax|whatsapp|contact|sms|dial|hotline|"
+    r"(?<![^\W_])(?:(?:tele)?(?:phone|fon[eo]?)|tel|call|mobi|cell|fax|whatsapp|contact|reach|sms|dial|hotline|"
     r"ligue|me liga|ligar|zap|celular|t[eé]l[eé]f|m[oó]vil|ll[aá]m|t[eé]l|portable|appel|joindre|handy|ruf|"
     r"anruf|durchwahl|rückruf|"
     r"chiam|komórk|zadzwoń|dzwoń|numer tel|nr tel)|電話|携帯|連絡先|ご連絡|тел|手机|电话|전화",
@@ -45,14 +45,16 @@ _NO_PHONE = re.compile(
 _DECIMALS = re.compile(
     r"(?:\d+\s+)*\d+\.\d+(?:\s+\d+(?:\.\d+)?)*|.*\d /\s?\d+\.?\d*|\(?\d+\.\d+.* [-/] .*|\d+\.\d{3,}-.*|\(\d+\.\d+"
 )
-# A group of one digit that is not the first, a year or a date as a group, more than five pairs of digits, letters.
+# A group of one digit that is not the first, years or a date as a group, the form of a CPF, more than five pairs of
+# digits, letters.
 _ODD = re.compile(
-    rf"{_RANGE.pattern}|.*\d.*?(?<!\d)\d(?!\d).*|.*\. .*|.*(?<!\d)\d\d?/\d\d?|\(?(?:19|20)\d\d\W+(?:19|20)\d\d\)?|"
-    r".*\b(?:19|20)\d\d[01]\d[0-3]\d\b.*|(?:\d\d ){5,}\d\d|\d{0,6}[A-Za-z].*|.*\d\.\d+/\d+"
+    rf"{_RANGE.pattern}|.*\d.*?(?<!\d)\d(?!\d).*|.*\. .*|.*(?<!\d)\d\d?/\d\d?|\(?(?:(?:19|20)\d\d\W+)+(?:19|20)\d\d\)?|"
+    r".*\b(?:19|20)\d\d[01]\d[0-3]\d\b.*|\d{3}\.\d{3}\.\d{3}-\d\d|(?:\d\d ){5,}\d\d|\d{0,6}[A-Za-z].*|.*\d\.\d+/\d+"
 )
 _GROUPED = re.compile(r"(?:\d[ .-])?\(?\d{2,5}\)?[ .-]?\d{3,5}[ .-]\d{3,5}")  # of a number that no region has
 # The end of something longer: a fraction, a formula, a path, a version, a name or key with digits.
 _INSIDE = re.compile(r"\d\.\Z|[\d.]\s*[-+*/=^×]\s*\Z|(?<!:/)(?<!wa\.me)/\Z|[A-Za-z0-9]\Z|[0-9a-f]-\Z")
+_IN_COLUMN = re.compile(r"(?:[._=-]|\d[ ,])\Z")  # or after a sign that is no separator of numbers
 _DATE = re.compile(
     r"\d{4}[-./][01]?\d[-./][0-3]?\d.*|(?:19|20)\d\d[01]\d[0-3]\d.*|[0-3]?\d[-./][01]?\d[-./](?:19|20)\d\d.*"
 )
@@ -99,9 +101,13 @@ def _may_be_phone(digits: re.Match[str]) -> bool:
     """Whether `is_phone` can accept digits like these. The matcher is slow, and most digits are counts and"""
     """fractions."""
     text, start = digits.string, digits.start()
-    if re.search(r"[^\d.]|\..*\.", digits[0]) or text[max(0, start - 1) : start] == "+":
+    before = text[max(0, start - 2) : start]
+    if before.endswith("+"):
         return True
-    return bool(CALLS.search(text, max(0, start - BEFORE), start))
+    if _INSIDE.search(before):
+        return False
+    formed = re.search(r"[^\d.]|\..*\.", digits[0]) and not _IN_COLUMN.search(before)
+    return bool(formed or CALLS.search(text, max(0, start - BEFORE), start))
 
 
 def is_phone(text: str, start: int, end: int, valid: bool) -> bool:
@@ -125,6 +131,6 @@ def is_phone(text: str, start: int, end: int, valid: bool) -> bool:
         return False
     if CALLS.search(before):
         return valid or bool(_GROUPED.fullmatch(value)) and not _NO_PHONE.fullmatch(value)
-    if COUNTED.search(before) or value.startswith("[") or re.search(r"(?:[._=-]|\d[ ,])\Z", before):
+    if COUNTED.search(before) or value.startswith("[") or _IN_COLUMN.search(before):
         return False
     return valid and not (_NO_PHONE.fullmatch(value) or value.isdigit())
