@@ -1,8 +1,9 @@
 """Measures the privacy filter: what it finds, what it flags wrongly, and its speed; prints tables.
 
-python benchmarks/privacy.py            the labelled texts of benchmarks/privacy_texts.py
-python benchmarks/privacy.py --misses   print each text that was missed or flagged wrongly
-python benchmarks/privacy.py --speed prompts.jsonl   also scan the prompts of this file, on one core
+python benchmarks/privacy.py            the written texts, and the reported split of the generated ones (needs Faker)
+python benchmarks/privacy.py --misses   the written texts and the development split, with each text that was missed or
+                                        flagged wrongly; those of the reported split are not shown
+python benchmarks/privacy.py --speed prompts.jsonl   only scan the prompts of this file, on one core
 """
 
 from __future__ import annotations
@@ -25,28 +26,61 @@ def main() -> None:
     parser.add_argument("--misses", action="store_true", help="print each text that was missed or flagged wrongly")
     parser.add_argument("--speed", metavar="PROMPTS", help="a file of `eagle-plugin data prepare` whose scan is timed")
     arguments = parser.parse_args()
-    scanner, console = Scanner(), Console(width=100)
-
-    table = Table("type", "found", "labelled", title="recall: values that findings cover completely")
-    missed = [case for case in POSITIVES if not _covers(scanner, case)]
-    for kind in dict.fromkeys(case.type for case in POSITIVES):
-        total = sum(case.type == kind for case in POSITIVES)
-        table.add_row(kind, str(total - sum(case.type == kind for case in missed)), str(total))
-    table.add_row("all", str(len(POSITIVES) - len(missed)), str(len(POSITIVES)))
-    console.print(table)
-
-    flagged = {text: found for text in NEGATIVES if (found := scanner.find(text))}
-    console.print(f"false alarms: {len(flagged)} of {len(NEGATIVES)} texts with nothing private")
-    if arguments.misses:
-        for case in missed:
-            console.print(f"missed {case.type}: {case.text}", markup=False)
-        for text, found in flagged.items():
-            console.print(f"false alarm {', '.join(hit.type for hit in found)}: {text}", markup=False)
+    scanner, console = Scanner(), Console(width=120)
     if arguments.speed:
         _time_file(scanner, arguments.speed, console)
+        return
+    written = [("written", case) for case in POSITIVES]
+    _measure(scanner, console, "written texts", written, [("written", text) for text in NEGATIVES], arguments.misses)
+
+    from privacy_generated import harmless_texts, private_texts
+
+    split = "development" if arguments.misses else "reported"
+    private = [(text.language, text.case) for text in private_texts(split)]
+    _measure(scanner, console, f"generated texts, {split}", private, harmless_texts(split), arguments.misses)
 
 
-def _covers(scanner: Scanner, case: Labelled) -> bool:
+def _measure(
+    scanner: Scanner,
+    console: Console,
+    title: str,
+    private: list[tuple[str, Labelled]],
+    harmless: list[tuple[str, str]],
+    show: bool,
+) -> None:
+    """Print how many values are covered by findings, and how many harmless texts have findings, by language."""
+    languages = list(dict.fromkeys([language for language, _ in private] + [language for language, _ in harmless]))
+    table = Table("type", *languages, "all", "%", title=f"{title}: values that findings cover completely")
+    found = [(case.type, language, covers(scanner, case)) for language, case in private]
+    types = list(dict.fromkeys(type for type, *_ in found))
+    for wanted in (*types, None):
+        rows = [(language, hit) for type, language, hit in found if wanted in (type, None)]
+        table.add_row(wanted or "all", *_cells(rows, languages))
+    flagged = [(language, bool(scanner.find(text))) for language, text in harmless]
+    table.add_section()
+    table.add_row("false alarms", *_cells(flagged, languages))
+    console.print(table)
+    if show:
+        for (_, case), (*_, hit) in zip(private, found, strict=True):
+            if not hit:
+                console.print(f"missed {case.type}: {case.text!r}", markup=False, soft_wrap=True)
+        for (_, text), (_, hit) in zip(harmless, flagged, strict=True):
+            if hit:
+                types_found = ", ".join(f"{hit.type} {text[hit.start : hit.end]!r}" for hit in scanner.find(text))
+                console.print(f"false alarm {types_found}: {text!r}", markup=False, soft_wrap=True)
+
+
+def _cells(rows: list[tuple[str, bool]], languages: list[str]) -> list[str]:
+    by_language = [[hit for language, hit in rows if language == one] for one in languages]
+    hits = [hit for _, hit in rows]
+    return [
+        *(f"{sum(some)}/{len(some)}" if some else "" for some in (*by_language, hits)),
+        f"{100 * sum(hits) / len(hits):.1f}",
+    ]
+
+
+def covers(scanner: Scanner, case: Labelled) -> bool:
+    """Whether a finding covers the private value of a text completely."""
     start = case.text.index(case.value)
     found = scanner.find(case.text)
     return any(hit.start <= start and start + len(case.value) <= hit.end for hit in found)

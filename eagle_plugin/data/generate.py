@@ -15,6 +15,8 @@ from rich.table import Table
 from eagle_plugin.data.generation.endpoints import TargetEndpoint
 from eagle_plugin.data.generation.journal import Journal
 from eagle_plugin.data.generation.run import GenerationSettings, GenerationStats, generate
+from eagle_plugin.data.privacy.phones import PHONE_REGIONS, PHONE_REGIONS_HELP, parse_regions
+from eagle_plugin.data.privacy.redact import Scanner
 
 EXAMPLES = """\
 examples:
@@ -76,6 +78,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=64, help="requests in flight per endpoint (%(default)s)")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds per request (default: %(default)s)")
     parser.add_argument("--privacy-scan", action="store_true", help="drop answers that contain private data")
+    parser.add_argument("--phone-regions", default=",".join(PHONE_REGIONS), metavar="CODES", help=PHONE_REGIONS_HELP)
     options = parser.parse_args(argv)
     for name in ("max_tokens", "concurrency", "timeout"):
         if getattr(options, name) < 1:
@@ -96,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         concurrency=options.concurrency,
         timeout_s=options.timeout,
         model=options.model,
-        is_private=_load_scan() if options.privacy_scan else None,
+        is_private=_load_scan(parse_regions(options.phone_regions)) if options.privacy_scan else None,
     )
     with Journal(options.out) as journal:
         stats, endpoints = asyncio.run(generate(options.prompts, options.endpoint, journal, settings, console))
@@ -106,8 +109,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if stats.postponed else 0
 
 
-def _load_scan() -> Callable[[str], bool]:
-    from eagle_plugin.data.privacy.redact import scan  # its packages are an optional extra
-
-    scan("")  # loads the recognisers: a missing package is an error now, not at the first answer
-    return scan
+def _load_scan(phone_regions: tuple[str, ...]) -> Callable[[str], bool]:
+    # Loaded now: a missing package or an unknown region is an error at the start, not at the first answer.
+    return Scanner(phone_regions=phone_regions).scan

@@ -26,6 +26,7 @@ from eagle_plugin.data.privacy.filter import (
     RawPrompt,
     open_filter,
 )
+from eagle_plugin.data.privacy.phones import PHONE_REGIONS, PHONE_REGIONS_HELP, parse_regions
 from eagle_plugin.data.privacy.redact import MODES
 from eagle_plugin.data.rows import DataError
 from eagle_plugin.data.sources.conversation import Unusable
@@ -87,7 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     workers = len(os.sched_getaffinity(0)) if arguments.workers is None else arguments.workers
     if workers < 1:
         raise DataError(f"--workers is {workers}, wanted 1 or more")
-    settings = PrivacySettings(arguments.privacy, arguments.recogniser, arguments.tokenizer)
+    settings = PrivacySettings(
+        arguments.privacy, arguments.recogniser, parse_regions(arguments.phone_regions), arguments.tokenizer
+    )
     stats = prepare(
         arguments.files,
         out,
@@ -239,6 +242,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--recogniser", metavar="MODULE:FUNCTION", help="a function of yours that finds more types, such as names"
     )
+    parser.add_argument("--phone-regions", default=",".join(PHONE_REGIONS), metavar="CODES", help=PHONE_REGIONS_HELP)
     parser.add_argument("--tokenizer", metavar="DIR", help="folder of the target, to decode prompts of token ids")
     parser.add_argument("--workers", type=int, metavar="N", help="processes of the filter (default: one per core)")
     parser.add_argument(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+from eagle_plugin.data.privacy.phones import PHONE_REGIONS
 from eagle_plugin.data.privacy.redact import Scanner, redact
 from eagle_plugin.data.rows import DataError
 from eagle_plugin.data.sources.prompts import Prompt
@@ -53,6 +54,7 @@ class PrivacySettings:
 
     mode: str  # one of `redact.MODES`
     recogniser: str | None = None  # "module:function" of the user, see `redact.Scanner`
+    phone_regions: tuple[str, ...] = PHONE_REGIONS  # whose phone numbers are found without a country code
     tokenizer: str | None = None  # folder of the tokenizer that decodes prompts of token ids
 
 
@@ -65,7 +67,7 @@ class PrivacyFilter:
 
     def __init__(self, settings: PrivacySettings) -> None:
         self._mode = settings.mode
-        self._scanner = Scanner(settings.recogniser) if settings.mode != "off" else None
+        self._scanner = Scanner(settings.recogniser, settings.phone_regions) if settings.mode != "off" else None
         self._tokenizer: Any = _load_tokenizer(settings.tokenizer) if settings.tokenizer else None
 
     def apply(self, raw: RawPrompt) -> FilteredPrompt:

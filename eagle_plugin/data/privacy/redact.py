@@ -2,33 +2,50 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from eagle_plugin.data.privacy.cards import find_cards
+from eagle_plugin.data.privacy.identity_numbers import find_identity_numbers, load_checks
+from eagle_plugin.data.privacy.keys import KEYS
+from eagle_plugin.data.privacy.passwords import PASSWORDS
 from eagle_plugin.data.privacy.patterns import Finding, find_patterns
+from eagle_plugin.data.privacy.phones import PHONE_REGIONS, PhoneFinder
 from eagle_plugin.data.privacy.recognisers import load_recognisers, run_recogniser
+from eagle_plugin.data.privacy.spelled_emails import SPELLED_EMAILS
+from eagle_plugin.data.privacy.street_addresses import find_street_addresses
 from eagle_plugin.data.rows import DataError
 
 MODES = ("drop", "redact", "report", "off")
+_PATTERNS = (*KEYS, *PASSWORDS, *SPELLED_EMAILS)
 UserRecogniser = Callable[[str], Iterable[tuple[str, int, int]]]
 
 
 class Scanner:
-    """Finds e-mail addresses, phone, card, bank and social-security numbers, IP and street addresses, and keys.
+    """Finds e-mail, IP and street addresses, phone, card, bank and national identity numbers, passwords and keys.
+
+    Phone numbers without a country code are found for the given regions (codes of ISO 3166).
 
     Names of persons need a model: give one as `recogniser`, the dotted path "module:function" of a function that takes
     a text and returns (type, start, end) triples.
 
     Raises:
-        DataError: the recognisers are not installed, or the path is not that of a function.
+        DataError: the recognisers are not installed, the path is not that of a function, or a region is unknown.
     """
 
-    def __init__(self, recogniser: str | None = None) -> None:
+    def __init__(self, recogniser: str | None = None, phone_regions: Sequence[str] = PHONE_REGIONS) -> None:
         self._user = load_user_recogniser(recogniser) if recogniser else None
-        self._recognisers = load_recognisers()
+        try:
+            self._recognisers = load_recognisers()
+            self._checks = load_checks()
+            self._phones = PhoneFinder(phone_regions)
+        except ImportError as error:
+            raise DataError(
+                f"the privacy filter needs the Python package {error.name}, which is not installed here; "
+                "run: pip install 'eagle-plugin[privacy]', or switch the filter off with --privacy off"
+            ) from error
 
     def find(self, text: str) -> list[Finding]:
         """The private data in the text, by position. Overlapping findings become one, with the type of the longest."""
@@ -51,9 +68,14 @@ class Scanner:
         return next(self._find_all(text), None) is not None
 
     def _find_all(self, text: str) -> Iterator[Finding]:
-        yield from find_patterns(text)
+        yield from find_patterns(_PATTERNS, text)
+        yield from find_street_addresses(text)
+        yield from find_identity_numbers(self._checks, text)
+        yield from find_cards(text)
         for recogniser in self._recognisers:
             yield from run_recogniser(recogniser, text)
+        # Last: of findings at one place the first gives the type, and phone numbers have few rules.
+        yield from self._phones.find(text)
         for type, start, end in self._user(text) if self._user else ():
             if 0 <= start < end <= len(text):
                 yield Finding(re.sub(r"\W+", "_", type).upper(), start, end)
@@ -75,16 +97,6 @@ def load_user_recogniser(path: str) -> UserRecogniser:
     if not callable(function):
         raise DataError(f"--recogniser {path} is a {type(function).__name__}, wanted a function from text to findings")
     return function
-
-
-@functools.cache
-def _shared_scanner() -> Scanner:
-    return Scanner()
-
-
-def scan(text: str) -> bool:
-    """Whether the text has private data. The first call makes the scanner, which takes seconds."""
-    return _shared_scanner().scan(text)
 
 
 def redact(texts: Sequence[str], scanner: Scanner) -> tuple[list[str], Counter[str]]:
