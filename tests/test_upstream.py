@@ -1,4 +1,4 @@
-"""docs/upstream.md: every fault has a section, a command and source lines, and all of them are as the engines have it."""
+"""docs/upstream.md: every fault has a section, a command and source lines; the installed engines still have them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def mentioned(text: str) -> list[str]:
 def test_the_document_has_every_fault_and_no_other() -> None:
     assert list(sections(DOCUMENT)) == [fault.name for fault in FAULTS]
     assert {fault.engine for fault in FAULTS} == set(ENGINES)
-    assert sorted(set(re.findall(r"tests/support/upstream\.py ([a-z0-9-]+)", DOCUMENT)) - set(BY_NAME)) == []
+    assert sorted(set(re.findall(r"tests/support/upstream\.py ([a-z][a-z0-9-]+)", DOCUMENT)) - set(BY_NAME)) == []
 
 
 @faults

@@ -141,9 +141,9 @@ def greedy_cpu(folder: Path) -> bool:
     for name, drafts in (("plain", None), ("drafts", head)):
         with stock(folder, target, drafts) as server:
             answers = generate_all(server, ["tree"] * 24, 12, 8, temperature=1.0)
-        texts = {tuple(answer["output_ids"]) for answer in answers}
-        found[name] = len(texts), len({text[0] for text in texts})
-        say(f"{name}, 24 answers at temperature 1", f"{found[name][0]} texts, {found[name][1]} first tokens")
+        distinct = {tuple(answer["output_ids"]) for answer in answers}
+        found[name] = len(distinct), len({answer[0] for answer in distinct})
+        say(f"{name}, 24 answers at temperature 1", f"{found[name][0]} different, {found[name][1]} first tokens")
     (free, first), (drafted, drafted_first) = found.values()
     return free > first and drafted == drafted_first
 
