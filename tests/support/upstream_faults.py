@@ -98,6 +98,11 @@ FAULTS = (
         (Line("sglang/srt/speculative/eagle_utils.py", 500, "return is_all_greedy or is_cpu or is_xpu"),),
     ),
     Fault(
+        "sglang-logit-processor",
+        "with drafts a custom logit processor sees the first token only",
+        (Line("sglang/srt/speculative/eagle_utils.py", 521, "def eagle_sample("),),
+    ),
+    Fault(
         "sglang-lora-pinning",
         "a server with LoRA does not start on a machine without an accelerator",
         (

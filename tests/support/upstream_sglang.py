@@ -148,6 +148,35 @@ def greedy_cpu(folder: Path) -> bool:
     return free > first and drafted == drafted_first
 
 
+def logit_processor(folder: Path) -> bool:
+    """A processor of SGLang's own that forbids every other token of the greedy answer."""
+    from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
+
+    target = bigram_models.bigram_target(folder / "target")
+    head = bigram_models.bigram_eagle3_head(folder / "head", target)
+    broken, forbidden = {}, list[int]()
+    for name, drafts in (("plain", None), ("drafts", head)):
+        with stock(folder, target, drafts, "--enable-custom-logit-processor") as server:
+            if not forbidden:
+                forbidden = sorted(set(generate_all(server, ["tree"], 24, 1)[0]["output_ids"]))[::2]
+            request = {
+                "text": "tree",
+                "sampling_params": {
+                    "temperature": 0,
+                    "max_new_tokens": 24,
+                    "ignore_eos": True,
+                    "custom_params": {"token_ids": forbidden},
+                },
+                "custom_logit_processor": DisallowedTokensLogitsProcessor.to_str(),
+            }
+            answer = httpx.post(f"{server.url}/generate", json=request, timeout=60, trust_env=False).json()[
+                "output_ids"
+            ]
+        broken[name] = sum(token in forbidden for token in answer)
+        say(f"{name}: forbidden tokens among {len(answer)}", broken[name])
+    return broken["plain"] == 0 < broken["drafts"]
+
+
 def lora_pinning(folder: Path) -> bool:
     """A server with one adapter, and a request to it."""
     target = tiny_models.tiny_llama(folder / "target")
@@ -191,6 +220,7 @@ REPRODUCTIONS: dict[str, Reproduction] = {
     "sglang-penalties-late": penalties_late,
     "sglang-penalties-drafts": penalties_drafts,
     "sglang-greedy-cpu": greedy_cpu,
+    "sglang-logit-processor": logit_processor,
     "sglang-lora-pinning": lora_pinning,
     "sglang-llama4-cpu": llama4_cpu,
 }
