@@ -23,7 +23,7 @@ from serving import generate_all, serving, tiny_spec
 from tiny_adapters import write_adapter
 from upstream_run import Reproduction, run, say
 
-from eagle_plugin.bench.servers import Server, ServerError
+from eagle_plugin.bench.servers import Server, ServerError, sigterm_as_exit
 from eagle_plugin.engines.sglang.version import installed
 
 PROMPTS = ["tree root leaf", "the quick brown fox", "tree", "one two three four", "x = y", "hello", "write", "10 20 30"]
@@ -226,4 +226,5 @@ REPRODUCTIONS: dict[str, Reproduction] = {
 }
 
 if __name__ == "__main__":
-    sys.exit(run(REPRODUCTIONS, f"stock SGLang {installed()}"))
+    with sigterm_as_exit():  # stops the server
+        sys.exit(run(REPRODUCTIONS, f"stock SGLang {installed()}"))
