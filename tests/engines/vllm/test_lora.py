@@ -5,13 +5,10 @@ vLLM's CPU kernels give the adapter of a batch to its requests without one too, 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
-from tiny_checkpoints import read_config
+from tiny_adapters import write_adapter
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 from vllm.lora.request import LoRARequest
@@ -19,27 +16,6 @@ from vllm_engines import accept_length, engine
 from vllm_greedy import make_prompts, write_heads, write_target
 
 PROMPTS = make_prompts(12)
-RANK = 4
-
-
-def write_adapter(folder: Path, target: Path) -> Path:
-    """An adapter of every layer's query and value projections, strong enough to change the text."""
-    folder.mkdir()
-    config = read_config(target)
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    dim = config.get("head_dim") or hidden // heads
-    sizes = {"q_proj": heads * dim, "v_proj": config["num_key_value_heads"] * dim}
-    generator = torch.Generator().manual_seed(3)
-    tensors = {}
-    for layer in range(config["num_hidden_layers"]):
-        for name, size in sizes.items():
-            prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            tensors[f"{prefix}.lora_A.weight"] = torch.randn(RANK, hidden, generator=generator)
-            tensors[f"{prefix}.lora_B.weight"] = torch.randn(size, RANK, generator=generator)
-    save_file(tensors, folder / "adapter_model.safetensors")
-    settings = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": sorted(sizes)}
-    (folder / "adapter_config.json").write_text(json.dumps(settings))
-    return folder
 
 
 def answers(llm: LLM, adapter: LoRARequest | None) -> list[list[int]]:

@@ -1,0 +1,142 @@
+"""The faults of the stock engines that docs/upstream.md describes: their names, and the source lines that hold them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from engine_sources import find_package
+
+ENGINES = ("vllm", "sglang")
+
+
+class Line(NamedTuple):
+    """A line of an engine's source: its file below site-packages, its number from 1, and a text that it contains."""
+
+    file: str
+    number: int
+    text: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.number}"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault; its name begins with that of the engine, and the command that shows it takes the name."""
+
+    name: str
+    summary: str
+    lines: tuple[Line, ...]
+
+    @property
+    def engine(self) -> str:
+        return self.name.partition("-")[0]
+
+    @property
+    def command(self) -> str:
+        return f"python tests/support/upstream.py {self.name}"
+
+
+FAULTS = (
+    Fault(
+        "vllm-sampler",
+        "drafts above temperature 0 on a CPU are sampled with uninitialised temperatures",
+        (Line("vllm/utils/cpu_triton_utils.py", 399, "_ensure_int64(output),"),),
+    ),
+    Fault(
+        "vllm-seed-chunks",
+        "a seeded request whose prompt is read in parts ends the engine on a CPU",
+        (Line("vllm/v1/worker/gpu_model_runner.py", 3502, "gen.set_offset(gen.get_offset() - 4)"),),
+    ),
+    Fault(
+        "vllm-min-tokens",
+        "stop tokens are allowed before min_tokens with drafts and asynchronous scheduling",
+        (
+            Line("vllm/v1/sample/logits_processor/builtin.py", 217, "if len(out_tok_ids) >= min_toks"),
+            Line("vllm/v1/worker/gpu_model_runner.py", 1360, "extend([-1] * optimistic_num_accepted)"),
+            Line("vllm/platforms/cpu.py", 331, "scheduler_config.async_scheduling = False"),
+        ),
+    ),
+    Fault(
+        "vllm-thinking-budget",
+        "a request without a thinking budget inherits that of a finished request",
+        (Line("vllm/v1/sample/thinking_budget_state.py", 110, "state = self._state.pop(i1, None)"),),
+    ),
+    Fault(
+        "vllm-lora-mixed",
+        "requests without an adapter get the adapter of their batch on a CPU",
+        (
+            Line("vllm/lora/ops/torch_ops/lora_ops.py", 31, "lora_b_weights[lora_indices_tensor]"),
+            Line("vllm/lora/ops/torch_ops/lora_ops.py", 74, "lora_b_weights[lora_indices_tensor]"),
+            Line("vllm/lora/ops/torch_ops/lora_ops.py", 119, "lora_b_weights[lora_indices_tensor]"),
+        ),
+    ),
+    Fault(
+        "sglang-token-id",
+        "a token id outside of the vocabulary ends the server",
+        (
+            Line("sglang/srt/layers/vocab_parallel_embedding.py", 481, "self.quant_method.embedding(self, input_"),
+            Line("sglang/srt/utils/async_probe.py", 190, "if not envs.SGLANG_ENABLE_ASYNC_ASSERT.get():"),
+        ),
+    ),
+    Fault(
+        "sglang-penalties-late",
+        "plain decoding counts a token for penalties one round late, and the last token of the prompt once",
+        (Line("sglang/srt/managers/schedule_batch.py", 3721, "else req.origin_input_ids[-1]"),),
+    ),
+    Fault(
+        "sglang-penalties-drafts",
+        "with drafts one token per round is counted for penalties",
+        (Line("sglang/srt/speculative/eagle_utils.py", 861, "relaxed version of penalties"),),
+    ),
+    Fault(
+        "sglang-greedy-cpu",
+        "drafts on a CPU are verified greedily at every temperature",
+        (Line("sglang/srt/speculative/eagle_utils.py", 500, "return is_all_greedy or is_cpu or is_xpu"),),
+    ),
+    Fault(
+        "sglang-logit-processor",
+        "with drafts a custom logit processor sees the first token only",
+        (Line("sglang/srt/speculative/eagle_utils.py", 521, "def eagle_sample("),),
+    ),
+    Fault(
+        "sglang-lora-pinning",
+        "a server with LoRA does not start on a machine without an accelerator",
+        (
+            Line("sglang/srt/lora/layers.py", 479, "pin_memory=True"),
+            Line("sglang/srt/lora/backend/torch_backend.py", 237, "pin_memory=True"),
+        ),
+    ),
+    Fault(
+        "sglang-llama4-cpu",
+        "Llama 4 does not run on a CPU without AMX",
+        (
+            Line("sglang/srt/models/llama4.py", 334, "q_out_unused, k_out_unused = self.rotary_emb("),
+            Line("sglang/srt/models/llama4.py", 356, ".bfloat16()"),
+            Line("sglang/srt/layers/moe/fused_moe_native.py", 68, "if moe_runner_config.apply_router_weight_on_input"),
+        ),
+    ),
+)
+BY_NAME = {fault.name: fault for fault in FAULTS}
+
+
+def drift(line: Line, site_packages: Path) -> str | None:
+    """Why a line of the installed engine is not the one that the document names; None where it is."""
+    path = site_packages / line.file
+    source = path.read_text(encoding="utf-8").splitlines() if path.is_file() else None
+    if source is None:
+        return f"{line.place}: the file is gone; run the command of the fault again, then correct docs/upstream.md"
+    if line.number <= len(source) and line.text in source[line.number - 1]:
+        return None
+    found = [number for number, text in enumerate(source, 1) if line.text in text]
+    where = f"it is in line {', '.join(map(str, found))}" if found else "it is gone"
+    return f"{line.place}: {line.text!r} is not there, {where}; run the command of the fault again, then correct it"
+
+
+def site_packages(engine: str) -> Path | None:
+    """The folder that holds the installed engine, in this environment or the checkout's; None without one."""
+    package = find_package(engine)
+    return package and package.parent

@@ -1,0 +1,152 @@
+"""The faults of stock vLLM that docs/upstream.md describes, each shown by requests to an engine in this process.
+
+Run by tests/support/upstream.py, which switches the plugin off. Every function gets an empty folder for its models and
+returns whether the fault is there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bigram_models import spoken
+from tiny_adapters import write_adapter
+from upstream_run import Reproduction, run, say
+from vllm import LLM, SamplingParams
+from vllm.lora.request import LoRARequest
+from vllm.platforms.cpu import CpuPlatform
+from vllm_bigram import PROMPTS, ask, tokens, write_models
+from vllm_engines import engine
+from vllm_greedy import make_prompts, write_target
+
+from eagle_plugin.engines.vllm.version import installed
+
+DRAFTED = {"nodes": 5}  # a chain of four drafted tokens
+
+
+@contextmanager
+def stock(target: Path, head: Path | None = None, **options: Any) -> Iterator[LLM]:
+    """vLLM's own engine: plain, or with its own chain of drafts."""
+    with engine(target, head, chain=True, **DRAFTED, **options) as llm:
+        yield llm
+
+
+def sampler(folder: Path) -> bool:
+    """At temperature 0.01 plain decoding gives the greedy text, and drafts must too."""
+    target, head = write_models(folder)
+    cold = [{"temperature": 0.01}] * len(PROMPTS)
+    with stock(target) as llm:
+        greedy, plain = tokens(ask(llm, PROMPTS, [{}] * len(PROMPTS))), tokens(ask(llm, PROMPTS, cold))
+    with stock(target, head) as llm:
+        drafted, at_zero = tokens(ask(llm, PROMPTS, cold)), tokens(ask(llm, PROMPTS, [{}] * len(PROMPTS)))
+    for what, found in (
+        ("plain, temperature 0.01: greedy text in", plain),
+        ("with drafts, temperature 0: greedy text in", at_zero),
+        ("with drafts, temperature 0.01: greedy text in", drafted),
+    ):
+        say(what, f"{sum(a == b for a, b in zip(found, greedy, strict=True))} of {len(greedy)} answers")
+    return plain == greedy == at_zero and drafted != greedy
+
+
+def seed_chunks(folder: Path) -> bool:
+    """A seed, and a prompt of more tokens than one step reads; the same prompt without a seed is served."""
+    target, _ = write_models(folder)
+    prompt, setting = " ".join(PROMPTS * 2), {"temperature": 1.0, "max_tokens": 4}
+    with stock(target, max_num_batched_tokens=64, max_num_seqs=4) as llm:
+        answer = ask(llm, [prompt], [setting])[0]
+        say("tokens of the prompt; a step reads at most", f"{len(answer.prompt_token_ids)}; 64")
+        say("without a seed", f"{len(answer.outputs[0].token_ids)} tokens")
+        errors = []
+        for what, seed in (("with seed=1", {"seed": 1}), ("without a seed, after it", {})):
+            try:
+                ask(llm, [prompt], [setting | seed])
+                say(what, "served")
+            except RuntimeError as error:
+                errors.append(str(error))
+                say(what, f"RuntimeError: {error}")
+    return any("offset" in error for error in errors)
+
+
+def min_tokens(folder: Path) -> bool:
+    """Stop tokens must not come before min_tokens: looks for them at the front of greedy answers.
+
+    On a CPU vLLM switches asynchronous scheduling off after it has read its flags; it is switched on again here, which
+    is what a GPU has by default.
+    """
+    target, head = write_models(folder)
+    complete = CpuPlatform.check_and_update_config
+
+    def complete_asynchronously(config: Any) -> None:
+        complete(config)
+        config.scheduler_config.async_scheduling = True
+
+    wanted, found = 12, {}
+    stops = spoken(target)[::2]
+    setting = {"min_tokens": wanted, "stop_token_ids": stops, "max_tokens": 24}
+    for asynchronous in (False, True):
+        if asynchronous:
+            CpuPlatform.check_and_update_config = staticmethod(complete_asynchronously)
+        with stock(target, head) as llm:
+            assert llm.llm_engine.vllm_config.scheduler_config.async_scheduling == asynchronous
+            answers = tokens(ask(llm, PROMPTS, [setting] * len(PROMPTS)))
+        early = [sum(token in stops for token in answer[:wanted]) for answer in answers]
+        found[asynchronous] = sum(early)
+        kind = "asynchronous" if asynchronous else "synchronous"
+        say(f"{kind}: stop tokens in the first {wanted}", f"{early} in {len(answers)} answers")
+    return found[True] > found[False] == 0
+
+
+def thinking_budget(folder: Path) -> bool:
+    """Of two requests the first has a budget and ends early, and the second, which has none, takes its place."""
+    start, end = "`!", "so."
+    target, _ = write_models(folder)
+    config = {"reasoning_config": {"reasoning_start_str": start, "reasoning_end_str": end}}
+    prompt = start + PROMPTS[0]
+    with stock(target, **config) as llm:
+        alone = tokens(ask(llm, [prompt], [{}]))[0]
+        beside = tokens(ask(llm, [prompt] * 2, [{"thinking_token_budget": 30, "max_tokens": 4}, {}]))[1]
+        ids = llm.get_tokenizer().encode(end, add_special_tokens=False)
+
+    def ended(text: list[int]) -> int | None:
+        """Where the thinking was ended."""
+        return next((i for i in range(len(text)) if text[i : i + len(ids)] == ids), None)
+
+    say("no budget, alone: thinking is ended at token", ended(alone))
+    say("no budget, beside one with 30: at token", ended(beside))
+    return ended(alone) is None and ended(beside) is not None
+
+
+def lora_mixed(folder: Path) -> bool:
+    """Requests without an adapter, alone and in one batch with requests that have one."""
+    target = write_target(folder)
+    adapter = LoRARequest("twist", 1, str(write_adapter(folder / "adapter", target)))
+    prompts = [{"prompt_token_ids": prompt} for prompt in make_prompts(8)]
+    with stock(target, enable_lora=True, max_lora_rank=8, max_loras=1, max_num_seqs=16) as llm:
+
+        def answer(asked: list[Any], adapters: list[LoRARequest | None]) -> list[list[int]]:
+            settings = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, detokenize=False)
+            return tokens(llm.generate(asked, settings, lora_request=adapters, use_tqdm=False))
+
+        alone, adapted = (answer(prompts, [one] * len(prompts)) for one in (None, adapter))
+        doubled = answer(prompts * 2, [None] * 2 * len(prompts))[: len(prompts)]
+        mixed = answer(prompts * 2, [None] * len(prompts) + [adapter] * len(prompts))[: len(prompts)]
+    say("with the adapter: another text in", f"{sum(a != b for a, b in zip(adapted, alone, strict=True))} of 8 answers")
+    say("without it, in a larger batch without it", "the same text" if doubled == alone else "another text")
+    changed = sum(a != b for a, b in zip(mixed, alone, strict=True))
+    say("without it, in a batch with it: another text in", f"{changed} of 8 answers")
+    return doubled == alone and changed > 0
+
+
+REPRODUCTIONS: dict[str, Reproduction] = {
+    "vllm-sampler": sampler,
+    "vllm-seed-chunks": seed_chunks,
+    "vllm-min-tokens": min_tokens,
+    "vllm-thinking-budget": thinking_budget,
+    "vllm-lora-mixed": lora_mixed,
+}
+
+if __name__ == "__main__":
+    sys.exit(run(REPRODUCTIONS, f"stock vLLM {installed()}"))

@@ -1,0 +1,97 @@
+"""docs/upstream.md: every fault has a section, a command and source lines; the installed engines still have them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from upstream import interpreter
+from upstream_faults import BY_NAME, ENGINES, FAULTS, Fault, Line, drift, site_packages
+
+from eagle_plugin.engines.sglang.version import TESTED as SGLANG
+from eagle_plugin.engines.vllm.version import TESTED as VLLM
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENT = (ROOT / "docs/upstream.md").read_text("utf-8")
+VERSIONS = {"vllm": f"vLLM {VLLM[-1]}", "sglang": f"SGLang {SGLANG[-1]}"}
+SECONDS = 600  # of one reproduction on a busy machine; alone it takes less than a minute
+faults = pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name) for fault in FAULTS])
+
+
+def sections(text: str) -> dict[str, str]:
+    """The sections of a document by the name in code marks at the beginning of their headings."""
+    parts = re.split(r"^### `([a-z0-9-]+)`", text, flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], (re.split(r"^## ", part, flags=re.MULTILINE)[0] for part in parts[1::2]), strict=True))
+
+
+def mentioned(text: str) -> list[str]:
+    """The source lines that a section names."""
+    return re.findall(r"`((?:vllm|sglang)/[\w/]+\.py:\d+)`", text)
+
+
+def test_the_document_has_every_fault_and_no_other() -> None:
+    assert list(sections(DOCUMENT)) == [fault.name for fault in FAULTS]
+    assert {fault.engine for fault in FAULTS} == set(ENGINES)
+    assert sorted(set(re.findall(r"tests/support/upstream\.py ([a-z][a-z0-9-]+)", DOCUMENT)) - set(BY_NAME)) == []
+
+
+@faults
+def test_a_section_has_its_command_version_and_lines(fault: Fault) -> None:
+    section = sections(DOCUMENT)[fault.name]
+    assert fault.command in section
+    assert VERSIONS[fault.engine] in section
+    assert sorted(set(mentioned(section))) == sorted(line.place for line in fault.lines)
+    for part in ("**What a user sees.**", "**Where.**", "**What the plugin does.**", "**Reported.**"):
+        assert part in section
+
+
+@faults
+def test_the_engine_has_the_lines_that_the_document_names(fault: Fault) -> None:
+    """Fails after a change of the engine's version: the message names what to look at again."""
+    folder = site_packages(fault.engine)
+    if folder is None:
+        pytest.skip(f"{fault.engine} is not installed")
+    assert [found for line in fault.lines if (found := drift(line, folder))] == []
+
+
+def test_a_moved_line_and_a_lost_one_are_noticed(tmp_path: Path) -> None:
+    (tmp_path / "engine.py").write_text("one\ntwo\n")
+    line = Line("engine.py", 2, "two")
+    assert drift(line, tmp_path) is None
+    assert "it is in line 2;" in str(drift(line._replace(number=1), tmp_path))
+    assert "it is gone;" in str(drift(line._replace(text="three"), tmp_path))
+    assert "the file is gone;" in str(drift(line._replace(file="other.py"), tmp_path))
+
+
+def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "tests/support/upstream.py", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+
+
+def test_the_list_names_every_fault_with_a_reproduction() -> None:
+    listed = ask("--list")
+    assert listed.returncode == 0
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == list(BY_NAME)
+    for fault in FAULTS:
+        source = (ROOT / f"tests/support/upstream_{fault.engine}.py").read_text("utf-8")
+        assert f'    "{fault.name}": ' in source
+
+
+def test_wrong_names_are_refused() -> None:
+    for arguments in ((), ("vllm-nothing",)):
+        refused = ask(*arguments)
+        assert refused.returncode == 2 and "Traceback" not in refused.stderr
+
+
+@pytest.mark.matrix
+@pytest.mark.server
+@faults
+def test_the_fault_is_there(fault: Fault) -> None:
+    if interpreter(fault.engine) is None:
+        pytest.skip(f"{fault.engine} is not installed")
+    shown = ask(fault.name)
+    assert shown.returncode == 0, shown.stdout + shown.stderr[-2000:]
+    assert f"{fault.name}: the fault is there" in shown.stdout
