@@ -18,14 +18,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Console
 
 from eagle_plugin.atomic_io import write_output
-from eagle_plugin.bench.choices import resolve_target
+from eagle_plugin.bench.choices import default_engine, resolve_target
 from eagle_plugin.bench.servers import Server, ServerError, ServerSpec, sigterm_as_exit
 from eagle_plugin.errors import UserError
+from eagle_plugin.models.shipped import recipe_file
 from eagle_plugin.recipes import read_yaml, validate
 
 EPILOG = """\
 examples:
-  eagle-plugin optimize examples/recipes/smollm2-135m-instruct.yaml --out out/head
+  eagle-plugin optimize smollm2-135m-instruct --out out/head            the recipe that comes with eagle-plugin
   eagle-plugin optimize RECIPE.yaml --out out/head --until features     stop before training
   eagle-plugin optimize RECIPE.yaml --out out/head                      the same command resumes after a kill
 
@@ -79,7 +80,7 @@ class JobRecipe(_Section):
     aux_layers: list[Positive] | None = None
     train: dict[str, dict[str, Any]] = Field(min_length=1)  # name -> keys of `eagle-plugin train`, in order
     evaluate: list[str] = ["mtbench", "humaneval", "gsm8k"]  # held-out sets; [] skips the evaluation
-    compare: Path | None = None  # a head that the trained one is measured against
+    compare: str | None = None  # the folder or name of a head that the trained one is measured against
 
 
 class Stage(NamedTuple):
@@ -125,7 +126,7 @@ def list_stages(job: JobRecipe, target: Path, out: Path) -> list[Stage]:
         recipe = _train_recipe(keys, job, target, out, head)
         stages.append(Stage(f"train {name}", args, folder / "head", recipe=recipe))
         head = folder / "head"
-    heads = [str(path) for path in (job.compare, head) if path is not None]
+    heads = [str(one) for one in (job.compare, head) if one is not None]
     report = out / "eval.json"
     if not job.evaluate:
         return stages
@@ -206,8 +207,7 @@ def _endpoint(stage: Stage, job: JobRecipe, target: Path, out: Path, console: Co
     if not stage.needs_server:
         yield []
         return
-    rows = job.generate.concurrency
-    spec = ServerSpec(target=target, mode="plain", max_running_requests=rows, max_total_tokens=max(16384, rows * 640))
+    spec = ServerSpec(target=target, mode="plain", engine=default_engine()).for_concurrency(job.generate.concurrency)
     with sigterm_as_exit(), Server.of(spec, out / "logs") as server:
         console.print("starting the engine", highlight=False)
         server.wait_ready()
@@ -248,14 +248,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("recipe", type=Path, metavar="RECIPE", help="a YAML file; see examples/recipes")
+    parser.add_argument(
+        "recipe", metavar="RECIPE", help="a YAML file, or the shipped recipe's name: smollm2-135m-instruct"
+    )
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="folder for everything that the job makes"
     )
     parser.add_argument("--until", metavar="STAGE", help="stop after the stage whose name starts with STAGE")
     options = parser.parse_args(argv)
     console = Console(stderr=True)
-    job = read_job(options.recipe)
+    job = read_job(recipe_file(options.recipe))
     try:
         run(job, resolve_target(job.target, console), options.out, options.until, console)
     except ServerError as error:

@@ -23,6 +23,8 @@ from eagle_plugin.data.store.extraction import MIN_RESPONSE, ExtractionStats, ex
 from eagle_plugin.data.store.feature_store import SHARD_BYTES, FeatureWriter
 from eagle_plugin.data.store.features import Taps, check_aux_layers, default_aux_layers, load_target
 from eagle_plugin.data.store.manifest import Manifest, target_digests
+from eagle_plugin.errors import UserError
+from eagle_plugin.models import target_folder
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 EXAMPLES = """\
@@ -39,6 +41,7 @@ Object stores take their settings from the environment: AWS_ENDPOINT, AWS_REGION
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns 0 when every row of this rank is in the store."""
     arguments = _parse(argv)
+    arguments.target = target_folder(arguments.target)
     reuse_memory()
     rank, world, device = _find_place(arguments)
     total, tokens = survey_rows(arguments.rows, arguments.max_length, rank, world, arguments.allow_odd_masks)
@@ -140,7 +143,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("rows", metavar="ROWS", help="token rows (JSON lines) of `data generate` or `data render`")
-    parser.add_argument("--target", required=True, metavar="DIR", help="folder of the target")
+    parser.add_argument(
+        "--target", required=True, metavar="DIR", help="folder of the target, or a name of `models list`"
+    )
     parser.add_argument("--store", required=True, metavar="URL", help="folder, s3://, gs:// or az:// URL to write to")
     parser.add_argument(
         "--aux-layers",
@@ -178,5 +183,5 @@ def _positive(text: str) -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except DataError as refusal:
+    except UserError as refusal:
         sys.exit(f"error: {refusal}")
