@@ -89,7 +89,7 @@ wheels() { # wheels OUT FOLDER...: one wheel per folder; the wheels of former bu
     local out=$1 uv folder; shift
     uv=$(find_uv)
     [ -n "$uv" ] || [ -x "$TOOLS/bin/pip" ] || make_venv "$TOOLS"
-    rm -f "$out"/eagle_plugin*.whl
+    rm -f "$out"/*.whl
     for folder in "$@"; do
         say "building the wheel of $folder"
         if [ -n "$uv" ]; then
