@@ -5,7 +5,8 @@ import importlib
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from eagle_plugin.errors import UserError
@@ -66,28 +67,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code: 0, 2 for anything refused, 130 after Ctrl-C."""
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        if args and args[0] in OWN_PARSERS:
-            return importlib.import_module(OWN_PARSERS[args[0]][0]).main(args[1:]) or 0
-        if len(args) > 1 and args[0] == "data" and args[1] in DATA_COMMANDS:
-            return importlib.import_module(DATA_COMMANDS[args[1]][0]).main(args[2:]) or 0
-        if not args:
-            args = ["--help"]
-        arguments = _parser().parse_args(args)
-        return arguments.run(arguments) or 0
+        with _naming_packages():
+            return _run(args)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(args: list[str]) -> int:
+    if args and args[0] in OWN_PARSERS:
+        return _own_main(OWN_PARSERS[args[0]][0])(args[1:]) or 0
+    if len(args) > 1 and args[0] == "data" and args[1] in DATA_COMMANDS:
+        return _own_main(DATA_COMMANDS[args[1]][0])(args[2:]) or 0
+    arguments = _parser().parse_args(args or ["--help"])
+    return arguments.run(arguments) or 0
+
+
+@contextmanager
+def _naming_packages() -> Iterator[None]:
+    """Within this block a package that is not installed is one sentence for the user; our own modules are a defect."""
+    try:
+        yield
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "eagle_plugin":
             raise
-        print(
-            f"error: this command needs the Python package {error.name}, which is not installed here; use the "
-            "environment of SGLang or vLLM, or run: pip install 'eagle-plugin[bench,data,train,privacy]'",
-            file=sys.stderr,
-        )
-        return 2
-    except KeyboardInterrupt:
-        return 130
+        raise CommandError(
+            f"this command needs the Python package {error.name}, which is not installed here; use the environment of "
+            "SGLang or vLLM, or run: pip install 'eagle-plugin[bench,data,train,privacy]'"
+        ) from error
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -131,6 +140,10 @@ def _parser() -> argparse.ArgumentParser:
             parsers.add_parser(name, help=text, add_help=False)
     commands.add_parser("version", help="versions, and which kernels serve").set_defaults(run=_version)
     return parser
+
+
+def _own_main(module: str) -> Callable[[list[str]], int | None]:
+    return importlib.import_module(module).main
 
 
 def _models_list(arguments: argparse.Namespace) -> None:

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from rich.console import Console
 
 from eagle_plugin.atomic_io import write_output
 from eagle_plugin.bench.choices import default_engine, resolve_target
 from eagle_plugin.bench.servers import Server, ServerError, ServerSpec, sigterm_as_exit
 from eagle_plugin.errors import UserError
-from eagle_plugin.models.shipped import recipe_file
+from eagle_plugin.models.shipped import head_folder, recipe_file
 from eagle_plugin.recipes import read_yaml, validate
 
 EPILOG = """\
@@ -80,7 +80,9 @@ class JobRecipe(_Section):
     aux_layers: list[Positive] | None = None
     train: dict[str, dict[str, Any]] = Field(min_length=1)  # name -> keys of `eagle-plugin train`, in order
     evaluate: list[str] = ["mtbench", "humaneval", "gsm8k"]  # held-out sets; [] skips the evaluation
-    compare: str | None = None  # the folder or name of a head that the trained one is measured against
+    compare: Annotated[Path, AfterValidator(head_folder)] | None = (
+        None  # a head that the trained one is measured against
+    )
 
 
 class Stage(NamedTuple):
@@ -126,7 +128,7 @@ def list_stages(job: JobRecipe, target: Path, out: Path) -> list[Stage]:
         recipe = _train_recipe(keys, job, target, out, head)
         stages.append(Stage(f"train {name}", args, folder / "head", recipe=recipe))
         head = folder / "head"
-    heads = [str(one) for one in (job.compare, head) if one is not None]
+    heads = [str(path) for path in (job.compare, head) if path is not None]
     report = out / "eval.json"
     if not job.evaluate:
         return stages
