@@ -24,7 +24,7 @@ COMPAT_NATIVE := $(wildcard compat/sglang-cpu/src/eagle_sglang_cpu/csrc/*.cc)
 CALM := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 ARGS ?=
 
-.PHONY: help env env-vllm demo serve test test-fast test-matrix lint format bench acceptance head head-eval lock clean distclean
+.PHONY: help env env-vllm wheel demo serve test test-fast test-matrix lint format bench acceptance head head-eval lock clean distclean
 
 help: ## this text
 	@echo 'eagle-plugin: EAGLE speculative decoding for stock inference engines'
@@ -74,6 +74,9 @@ $(VLLM)/.stamps/kernels: $(NATIVE) eagle_plugin/kernels/build.py $(VLLM)/.stamps
 	@$(VLLM)/bin/python -c 'from eagle_plugin.kernels import loader; print("env-vllm: kernels:", loader.backend())' >&2
 	@touch $@
 
+wheel: ## build dist/*.whl: the plugin for both engines, and compat/sglang-cpu
+	@environments/make.sh wheels dist . compat/sglang-cpu
+
 demo: $(ENGINE_ENV) ## compare plain decoding, the engine's EAGLE-3 and the plugin on a real model: table and picture
 	.venv-$(ENGINE)/bin/eagle-plugin demo --engine $(ENGINE) $(ARGS)
 
@@ -114,8 +117,8 @@ bench: $(ENGINE_ENV) ## find the best tree shape on this machine; see ARGS='--he
 acceptance: env ## accept length of the sampling rules with the shipped head, to out/acceptance.json
 	$(CALM) $(BIN)/python benchmarks/acceptance.py --json out/acceptance.json $(ARGS)
 
-HEAD := examples/heads/smollm2-135m-instruct-eagle3
-RECIPE ?= examples/recipes/smollm2-135m-instruct.yaml
+HEAD := smollm2-135m-instruct-eagle3
+RECIPE ?= smollm2-135m-instruct
 
 head: env ## train a head by RECIPE (hours; resumes after an interruption), to out/head/head
 	OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 $(BIN)/eagle-plugin optimize $(RECIPE) --out out/head $(ARGS)

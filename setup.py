@@ -1,5 +1,8 @@
 """Builds the native kernels into eagle_plugin/lib; without torch, through the C ABI of tvm-ffi.
 
+csrc/ and examples/ are copied into the package: kernels are built from csrc/ at first use where no library fits, and
+`eagle-plugin serve` and `demo` use the head and the questions of examples/.
+
 EAGLE_BUILD       auto (default): CPU kernels if there is a C++ compiler, CUDA kernels if there is nvcc; after a failed
                   build the package still works: it builds on first use, or runs the slower torch path
                   cpu | cuda: that one, or fail
@@ -25,6 +28,7 @@ except ImportError:  # setuptools before 70.1
 
 ROOT = Path(__file__).parent
 CSRC = ROOT / "csrc"
+COPIED = ("csrc", "examples")  # beside the package in a checkout, inside it in a wheel
 MODES = ("auto", "cpu", "cuda", "none")
 MODE = os.environ.get("EAGLE_BUILD") or "auto"
 if MODE not in MODES:
@@ -39,7 +43,8 @@ class BuildWithKernels(build_py):
         super().run()
         if self.editable_mode:  # a checkout has csrc/ beside the package and builds on first use
             return
-        shutil.copytree(CSRC, package / "csrc", dirs_exist_ok=True)
+        for folder in COPIED:
+            shutil.copytree(ROOT / folder, package / folder, dirs_exist_ok=True)
         libraries = package / "lib"
         libraries.mkdir(parents=True, exist_ok=True)
         if MODE in ("auto", "cpu") and platform.machine() in ("x86_64", "AMD64"):
@@ -61,7 +66,7 @@ class BuildWithKernels(build_py):
 
     def get_outputs(self, include_bytecode=1):
         package = Path(self.build_lib) / "eagle_plugin"
-        extra = [str(p) for folder in ("csrc", "lib") for p in (package / folder).rglob("*") if p.is_file()]
+        extra = [str(p) for folder in (*COPIED, "lib") for p in (package / folder).rglob("*") if p.is_file()]
         return super().get_outputs(include_bytecode) + extra
 
 

@@ -28,12 +28,13 @@ from rich.table import Table
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from eagle_plugin.bench.choices import HEAD, TARGET, resolve_target
+from eagle_plugin.bench.choices import TARGET, resolve_target
 from eagle_plugin.bench.questions import Question, assign_rounds, read_questions
 from eagle_plugin.core.policy import SLOT_WEIGHTS
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.evaluate.acceptance import expected_accept_length
 from eagle_plugin.heads.draft_head import DraftHead
+from eagle_plugin.models.shipped import HEAD, head_folder, question_files
 from eagle_plugin.reference.decode import load_head, sampling_params
 from eagle_plugin.reference.draft import HeadPrefill, draft_trees, prefill_head
 from eagle_plugin.reference.rules import RULES, Rule, sampled_child
@@ -57,7 +58,7 @@ class Response(NamedTuple):
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default=TARGET, help=f"a model folder, or a name of the catalogue ({TARGET})")
-    parser.add_argument("--head", type=Path, default=HEAD, help=f"an EAGLE-3 head's folder ({HEAD})")
+    parser.add_argument("--head", default=HEAD, help=f"an EAGLE-3 head's folder or name ({HEAD})")
     parser.add_argument(
         "--prompts", type=int, default=24, help="questions of examples/prompts, taken from every group in turn"
     )
@@ -217,8 +218,8 @@ def main() -> None:
     options, console = parse(), Console()
     folder = resolve_target(options.target, console)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
-    head = load_head(model, folder, options.head, algorithm="EAGLE3")
-    questions = read_questions(sorted(Path("examples/prompts").glob("*.jsonl")))
+    head = load_head(model, folder, head_folder(options.head), algorithm="EAGLE3")
+    questions = read_questions(question_files())
     prompts = list(chain.from_iterable(assign_rounds(questions)))[: options.prompts]
     with Progress(console=console) as bar:
         rows = measure(model, head, AutoTokenizer.from_pretrained(folder), prompts, options, bar)

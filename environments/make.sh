@@ -2,6 +2,7 @@
 # Makes one engine's environment from its lock. Called by the Makefile, step by step:
 #   environments/make.sh packages .venv-sglang environments/sglang/requirements.lock environments/dev/requirements.lock
 #   environments/make.sh project  .venv-sglang compat/sglang-cpu
+#   environments/make.sh wheels   dist . compat/sglang-cpu
 #   environments/make.sh lock sglang            (or vllm)
 # PYTHON names the interpreter; PIP_FIND_LINKS or UV_FIND_LINKS a folder of wheels; EAGLE_NO_UV=1 uses plain pip.
 set -euo pipefail
@@ -84,6 +85,25 @@ project() { # project ENV FOLDER: editable, with the environment's own build too
     fi
 }
 
+wheels() { # wheels OUT FOLDER...: one wheel per folder; the wheels of former builds in OUT are removed
+    local out=$1 uv folder; shift
+    uv=$(find_uv)
+    [ -n "$uv" ] || [ -x "$TOOLS/bin/pip" ] || make_venv "$TOOLS"
+    rm -f "$out"/*.whl
+    for folder in "$@"; do
+        say "building the wheel of $folder"
+        if [ -n "$uv" ]; then
+            "$uv" build -q --wheel --python "$PYTHON" --out-dir "$out" "$folder"
+        else
+            "$TOOLS/bin/pip" wheel -q --no-deps --wheel-dir "$out" "$folder"
+        fi
+    done
+    for folder in "$out"/eagle_plugin*.whl; do
+        say "$folder, $(du -m "$folder" | cut -f1) MB, compiled:" \
+            "$("$PYTHON" -m zipfile -l "$folder" | grep -o 'lib[a-z0-9_]*\.so' | sort -u | xargs || true)"
+    done
+}
+
 lock() { # lock ENGINE: rewrites the engine's lock (SGLang: the tools' too); no hosts, no paths, no local version tags
     local uv here=environments/$1
     uv=$(find_uv)
@@ -97,6 +117,6 @@ lock() { # lock ENGINE: rewrites the engine's lock (SGLang: the tools' too); no 
 }
 
 case "${1:-}" in
-    packages | project | lock) "$@" ;;
-    *) fail "unknown step '${1:-}'; known: packages, project, lock" ;;
+    packages | project | wheels | lock) "$@" ;;
+    *) fail "unknown step '${1:-}'; known: packages, project, wheels, lock" ;;
 esac

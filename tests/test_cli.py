@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from eagle_plugin import __version__, cli
+from eagle_plugin.models import ModelError, head_folder, target
+from eagle_plugin.models.shipped import recipe_file
 
-HEAD = Path(__file__).parent.parent / "examples" / "heads" / "smollm2-135m-instruct-eagle3"
+HEAD = "smollm2-135m-instruct-eagle3"  # comes with the package
+NAME = "smollm2-135m-instruct"
 # What check_head reads of SmolLM2-135M-Instruct.
 TARGET = {"architectures": ["LlamaForCausalLM"], "hidden_size": 576, "num_hidden_layers": 30, "vocab_size": 49152}
 
@@ -91,13 +94,63 @@ def test_check_refuses_a_head_for_another_target(capsys, tmp_path, changes, opti
 def test_check_refuses_folders_that_hold_no_checkpoint(capsys, tmp_path):
     target = write_target(tmp_path / "target")
     assert "config.json" in refused(capsys, "check", target, tmp_path / "nowhere")
-    assert "models get" in refused(capsys, "check", "smollm2-135m-instruct", HEAD)  # known, but not in the cache
+    assert "hf download" in refused(capsys, "check", tmp_path / "nowhere", HEAD)
+
+
+def test_a_name_of_the_catalogue_is_a_target_of_every_command(capsys, monkeypatch, tmp_path):
+    """The model is asked for by its name; here it cannot be prepared, which each command says in one line."""
+
+    def get_model(name, report):
+        raise ModelError(f"asked for {name}")
+
+    monkeypatch.setattr(target, "get_model", get_model)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"target: {NAME}\ndata: {{store: features}}\nbudget: {{updates: 1}}\n")
+    job = tmp_path / "job.yaml"
+    job.write_text(f"target: {NAME}\nprompts: {{builtin: 1}}\ntrain: {{head: {{}}}}\n")
+    rows, out = str(tmp_path / "rows.jsonl"), str(tmp_path / "out")
+    for args in (
+        ["check", NAME, HEAD],
+        ["eval", NAME, HEAD],
+        ["export", HEAD, out, "--target", NAME],
+        ["data", "prepare", rows, "--out", out, "--tokenizer", NAME],
+        ["data", "render", rows, "--target", NAME, "--out", out],
+        ["data", "vocabulary", rows, "--target", NAME, "--out", out],
+        ["data", "features", rows, "--target", NAME, "--store", out],
+        ["train", str(recipe), "--out", out],
+        ["optimize", str(job), "--out", out],
+    ):
+        code, printed, err = run(capsys, *args)
+        assert code == 2 and err.count("error: ") == 1 and f"asked for {NAME}" in err, (args, printed, err)
+
+
+def test_the_shipped_head_and_recipe_have_names(capsys):
+    assert (head_folder(HEAD) / "model.safetensors").is_file() and head_folder("other") == Path("other")
+    code, out, _ = run(capsys, "models", "path", HEAD)
+    assert code == 0 and Path(out.strip()) == head_folder(HEAD)
+    assert recipe_file(NAME).is_file() and recipe_file("mine.yaml") == Path("mine.yaml")
+
+
+def test_a_folder_goes_before_a_name(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in (NAME, HEAD):
+        Path(name).mkdir()
+    assert (target.target_folder(NAME), head_folder(HEAD)) == (Path(NAME), Path(HEAD))
+
+
+def test_a_missing_package_is_one_line(capsys, monkeypatch):
+    """Installed alone, without an engine."""
+    for name in ("torch", "httpx"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "eagle_plugin.bench.serve", raising=False)
+    monkeypatch.delitem(sys.modules, "eagle_plugin.bench.servers", raising=False)
+    assert "needs the Python package httpx" in refused(capsys, "serve")
 
 
 def test_models_list_tells_what_is_to_download(capsys):
     code, out, _ = run(capsys, "models", "list")
     assert code == 0
-    assert "smollm2-135m-instruct" in out and "93 MB to download" in out and "Apache-2.0" in out
+    assert NAME in out and "93 MB to download" in out and "Apache-2.0" in out and HEAD in out
 
 
 def test_version_names_plugin_engine_and_kernels(capsys, monkeypatch):
@@ -127,9 +180,11 @@ def test_an_output_that_cannot_be_printed(output, code, tmp_path):
 
 
 def test_version_names_the_tested_versions_where_the_plugin_does_not_serve(capsys, monkeypatch):
-    monkeypatch.setattr(cli, "_installed", {"sglang": "0.4.9"}.get)
+    monkeypatch.setattr(cli, "_installed", lambda name, *others: {"sglang": "0.4.9", "vllm": "0.32.0+cpu"}.get(name))
     monkeypatch.setattr(cli, "_kernels", lambda: "torch")
-    assert "0.4.9 (the plugin is not active: it was tested with 0.5.23)" in run(capsys, "version")[1]
+    printed = run(capsys, "version")[1]
+    assert "0.4.9 (the plugin is not active: it was tested with 0.5.23)" in printed
+    assert "0.32.0+cpu\n" in printed
 
 
 def test_starts_without_heavy_imports():

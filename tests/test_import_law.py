@@ -20,7 +20,7 @@ COMPAT = ROOT / "compat/sglang-cpu/src"
 LAW: dict[str, set[str]] = {
     "core": set(),
     "models": set(),
-    "heads": {"core"},
+    "heads": {"core", "models"},
     "data": {"models"},
     "bench": {"core.shape", "core.policy", "models"},  # what trees it asks the servers for
     "kernels": {"core"},
@@ -29,8 +29,8 @@ LAW: dict[str, set[str]] = {
     "engines": {"core", "heads", "kernels"},
     "engines.sglang": {"core", "heads", "kernels", "engines"},
     "engines.vllm": {"core", "heads", "kernels", "engines"},
-    "train": {"core", "heads", "data"},
-    "optimize": {"data", "bench", "train.recipe"},  # the sub-commands run in processes of their own
+    "train": {"core", "heads", "data", "models"},
+    "optimize": {"data", "bench", "models", "train.recipe"},  # the sub-commands run in processes of their own
     "cli": {"models", "heads", "kernels", "evaluate", "engines", "engines.sglang", "engines.vllm"},
 }
 COMPAT_MAY_IMPORT = {"core", "kernels"}

@@ -110,3 +110,4 @@ def test_a_stage_that_is_not_there_is_refused_before_anything_runs(recipe, tmp_p
 def test_the_shipped_recipe_is_read(tmp_path):
     job = read_job(Path("examples/recipes/smollm2-135m-instruct.yaml"))
     assert [stage.name for stage in list_stages(job, tmp_path, tmp_path)][-1] == "evaluate"
+    assert job.compare is not None and (job.compare / "model.safetensors").is_file()  # by its name

@@ -1,31 +1,66 @@
-"""The target and head options of every command that starts a server."""
+"""The engine, target and head options of every command that starts a server."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.metadata
+import importlib.util
 import json
+import sys
 from pathlib import Path
 
 from rich.console import Console
 
+from eagle_plugin.bench.engine import Engine
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.servers import ServerError
+from eagle_plugin.bench.spec import EngineName
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.errors import json_fault
-from eagle_plugin.models import ModelError, get_model
+from eagle_plugin.models import ModelError, head_folder, target_folder
+from eagle_plugin.models.shipped import HEAD
 
 TARGET = "smollm2-135m-instruct"
-HEAD = Path("examples/heads/smollm2-135m-instruct-eagle3")
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Add `--engine`, `--target` and `--head`."""
-    parser.add_argument("--engine", choices=sorted(ENGINES), default="sglang", help="default: sglang")
+    engine = default_engine()
+    parser.add_argument("--engine", choices=sorted(ENGINES), default=engine, help=f"default: {engine}")
     parser.add_argument(
         "--target", default=TARGET, help=f"a model folder, or a name of `eagle-plugin models list` (default: {TARGET})"
     )
-    parser.add_argument("--head", type=Path, default=HEAD, help=f"the draft head's folder (default: {HEAD})")
+    parser.add_argument("--head", help=f"the draft head: a folder, or a name of `models list` (for {TARGET}: {HEAD})")
+
+
+def default_engine() -> EngineName:
+    """The engine of this environment; with both or neither, sglang."""
+    vllm_only = _is_installed(ENGINES["vllm"]) and not _is_installed(ENGINES["sglang"])
+    return "vllm" if vllm_only else "sglang"
+
+
+def check_engine(name: str) -> None:
+    """ServerError if this environment cannot start that engine on a CPU, with what to install."""
+    engine = ENGINES[name]
+    if not _is_installed(engine):
+        others = [f"--engine {other}" for other in ENGINES if other != name and _is_installed(ENGINES[other])]
+        raise ServerError(
+            f"--engine {name}: {' or '.join(engine.distributions)} is not installed in the environment of "
+            f"{sys.executable}; {f'use {others[0]}, or ' if others else ''}install eagle-plugin beside the engine"
+        )
+    for module, advice in engine.cpu_modules.items():
+        if importlib.util.find_spec(module) is None:
+            raise ServerError(f"--engine {name}: the engine needs the module {module} on a CPU, found none; {advice}")
+
+
+def _is_installed(engine: Engine) -> bool:
+    for distribution in engine.distributions:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            importlib.metadata.version(distribution)
+            return True
+    return False
 
 
 def parse_shape(text: str) -> Shape:
@@ -41,19 +76,28 @@ def parse_shape(text: str) -> Shape:
 
 def resolve_target(name: str, console: Console) -> Path:
     """The folder itself, or the folder of the catalogue's model of that name, which is prepared if it is absent."""
-    folder = Path(name)
-    if folder.is_dir():
-        return _model_folder(folder, "--target").resolve()
+    if Path(name).is_dir():
+        return _model_folder(Path(name), "--target").resolve()
     try:
         with Steps(console).step(f"preparing {name}") as step:
-            return get_model(name, step.update)
+            return target_folder(name, step.update)
     except ModelError as error:
-        raise ServerError(f"--target {name}: {error}") from error
+        raise ServerError(f"--target: {error}") from error
 
 
-def resolve_head(folder: Path) -> Path:
-    """The head's folder; ServerError if it holds no checkpoint."""
-    return _model_folder(folder, "--head").resolve()
+def resolve_head(name: str | Path | None, target: Path) -> Path:
+    """The head's folder; without a name the shipped head, if the target is the one that it was trained for.
+
+    ServerError if there is no checkpoint, or if another target has no --head.
+    """
+    if name is None:
+        if target.name.lower() != TARGET:
+            raise ServerError(
+                f"--target {target} needs a --head that was trained for it, found none: the head that comes with "
+                f"eagle-plugin is for {TARGET} (`eagle-plugin check TARGET HEAD` tells whether a head fits)"
+            )
+        name = HEAD
+    return _model_folder(head_folder(name), "--head").resolve()
 
 
 def _model_folder(folder: Path, flag: str) -> Path:

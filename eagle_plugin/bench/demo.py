@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from eagle_plugin.bench.choices import add_model_options, parse_shape, resolve_head, resolve_target
+from eagle_plugin.bench.choices import add_model_options, check_engine, parse_shape, resolve_head, resolve_target
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.equality import compare_greedy
 from eagle_plugin.bench.machine import describe_machine, usable_cores
@@ -36,6 +36,7 @@ from eagle_plugin.bench.spec import Mode, ServerSpec
 from eagle_plugin.bench.speed import SpeedResult, measure_speed
 from eagle_plugin.bench.table import demo_table, print_bars, repeats_sentence
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.models.shipped import question_files
 
 EQUALITY_QUESTIONS = 8  # compared in fp32 unless --thorough, spread over all groups
 EQUALITY_TOKENS = 64
@@ -46,7 +47,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The demo's options."""
     parser = argparse.ArgumentParser(prog="eagle-plugin demo", description=__doc__)
     add_model_options(parser)
-    parser.add_argument("--prompts", type=Path, nargs="+", help="JSON-lines files (default: examples/prompts/*.jsonl)")
+    parser.add_argument("--prompts", type=Path, nargs="+", help="JSON-lines files (default: our questions)")
     parser.add_argument("--steps", type=int, help="plugin: depth of the draft tree")
     parser.add_argument("--topk", type=int, help="plugin: children per node")
     parser.add_argument("--draft-tokens", type=int, help="plugin: nodes that the target verifies, the root included")
@@ -93,9 +94,10 @@ def server_specs(options: argparse.Namespace, target: Path, head: Path) -> dict[
 
 def run(options: argparse.Namespace, steps: Steps) -> DemoReport:
     """Prepare the target, measure, compare, and return the report. Raises ServerError, LoadError or ValueError."""
+    check_engine(options.engine)
     target = resolve_target(options.target, steps.console)
-    specs = server_specs(options, target, resolve_head(options.head))
-    questions = read_questions(options.prompts or sorted(Path("examples/prompts").glob("*.jsonl")))
+    specs = server_specs(options, target, resolve_head(options.head, target))
+    questions = read_questions(options.prompts or question_files())
     repeats, compared, tokens = assign_rounds(questions) * options.passes, len(questions), EQUALITY_TOKENS
     if options.quick:
         repeats, compared, tokens = repeats[:QUICK_REPEATS], QUICK_QUESTIONS, QUICK_TOKENS

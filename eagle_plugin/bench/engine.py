@@ -19,6 +19,7 @@ class Engine:
     name: EngineName
     distributions: tuple[str, ...]  # the Python distributions whose versions a report gives
     plugin_list: str  # the environment variable with which users choose the engine's plugins
+    cpu_modules: Mapping[str, str]  # what the engine imports on a CPU beside its own: module -> how to install it
     reserved_cores: int  # cores left to the engine's processes that do not compute, if there is more than one core
     plugin_shape: Shape  # the plugin's tree, if the user gives none
     builtin_shape: Shape  # the tree or chain of the engine's own speculation, if the user gives none

@@ -1,4 +1,4 @@
-"""`eagle-plugin serve`: one server with the plugin, in the foreground until Ctrl-C."""
+"""`eagle-plugin serve`: one server, with the plugin or plain, in the foreground until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,28 +12,67 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from eagle_plugin.bench.choices import add_model_options, parse_shape, resolve_head, resolve_target
+from eagle_plugin.bench.choices import add_model_options, check_engine, parse_shape, resolve_head, resolve_target
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.servers import Server, ServerError, check_worker, sigterm_as_exit
 from eagle_plugin.bench.spec import ServerSpec
+
+DESCRIPTION = """\
+Start a stock engine's OpenAI server on 127.0.0.1, with the plugin or (--plain) without drafts, and keep it running
+until Ctrl-C. Without options it serves a small model with the draft head that comes with eagle-plugin.
+"""
+EXAMPLES = """\
+examples:
+  eagle-plugin serve                                     prints the address and a curl command
+  eagle-plugin serve --target TARGET --head HEAD -- --chunked-prefill-size 2048
+  eagle-plugin serve --plain --target TARGET --port 30000 --concurrency 64       a target for `data generate`
+
+Flags after -- are passed to the engine and override ours. A server of your own needs none of this: the plugin serves
+whatever is started with the engine's speculative flags (README.md).
+"""
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options; what follows `--` is passed to the engine unchanged."""
     parser = argparse.ArgumentParser(
         prog="eagle-plugin serve",
-        description=__doc__,
-        epilog="Flags after -- are passed to the engine and override ours.",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_model_options(parser)
+    parser.add_argument("--plain", action="store_true", help="the engine alone, without drafts: for `data generate`")
     parser.add_argument("--port", type=int, default=None, help="default: a free port")
     parser.add_argument("--shape", type=parse_shape, metavar="S/K/N", help="steps/topk/nodes of the draft tree")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="default: bfloat16")
     parser.add_argument("--threads", type=int, default=None, help="OpenMP threads (default: the engine's choice)")
+    parser.add_argument(
+        "--concurrency", type=int, default=8, help="requests served at a time; others wait (default: 8)"
+    )
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of logs/ (default: out)")
     parser.add_argument("engine_flags", nargs="*", metavar="-- ENGINE FLAGS", help="passed on unchanged")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    for flag in ("head", "shape"):
+        if options.plain and getattr(options, flag) is not None:
+            parser.error(f"--plain serves without drafts and has no --{flag}; leave one of them out")
+    if options.concurrency < 1:
+        parser.error(f"--concurrency is {options.concurrency}, wanted at least 1")
+    return options
+
+
+def server_spec(options: argparse.Namespace, target: Path) -> ServerSpec:
+    """The server that the options ask for; ServerError if there is no head for this target."""
+    return ServerSpec(
+        target=target,
+        mode="plain" if options.plain else "plugin",
+        head=None if options.plain else resolve_head(options.head, target),
+        engine=options.engine,
+        shape=options.shape or ENGINES[options.engine].plugin_shape,
+        dtype=options.dtype,
+        threads=options.threads,
+        extra_flags=tuple(options.engine_flags),
+    ).for_concurrency(options.concurrency)
 
 
 def curl_example(url: str) -> str:
@@ -57,21 +96,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console()
     with sigterm_as_exit():
         try:
-            spec = ServerSpec(
-                target=resolve_target(options.target, console),
-                head=resolve_head(options.head),
-                mode="plugin",
-                engine=options.engine,
-                shape=options.shape or ENGINES[options.engine].plugin_shape,
-                dtype=options.dtype,
-                threads=options.threads,
-                extra_flags=tuple(options.engine_flags),
-            )
+            check_engine(options.engine)
+            spec = server_spec(options, resolve_target(options.target, console))
             with Server.of(spec, options.out / "logs", options.port) as server:
                 with Steps(console).step("starting") as step:
                     server.wait_ready(progress=step.update)
-                console.print(f"[dim]{escape(check_worker(server, 'plugin'))}[/]")
-                console.print(f"[bold green]serving[/] {spec.target.name} at {server.url}/v1   (log: {server.log})")
+                line = check_worker(server, spec.mode) or "plain decoding: the engine alone, without drafts"
+                console.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
+                console.print(
+                    f"[bold green]serving[/] {spec.target.name} at {server.url}/v1   (log: {server.log})",
+                    soft_wrap=True,
+                )
                 console.print(curl_example(server.url), markup=False, highlight=False, soft_wrap=True)
                 console.print("Ctrl-C stops it")
                 stopped = 0

@@ -66,6 +66,7 @@ ENGINE = Engine(
     name="sglang",
     distributions=("sglang",),
     plugin_list="SGLANG_PLUGINS",
+    cpu_modules={"sgl_kernel": "install eagle-plugin-sglang-cpu: pip install ./compat/sglang-cpu, or its wheel"},
     reserved_cores=0,
     plugin_shape=CPU_SHAPE,
     builtin_shape=CPU_SHAPE,  # the fastest on the demo's machine: `python benchmarks/builtin_best.py`

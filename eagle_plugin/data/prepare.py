@@ -33,6 +33,7 @@ from eagle_plugin.data.sources.conversation import Unusable
 from eagle_plugin.data.sources.formats import Record, read_records
 from eagle_plugin.data.sources.prompts import Prompt, assign_id_and_split, digest, format_prompt, normalise
 from eagle_plugin.data.sources.record_files import CUT, SkippedRecord
+from eagle_plugin.models import target_folder
 
 DUPLICATE = "duplicate"
 EXAMPLES = """\
@@ -88,9 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     workers = len(os.sched_getaffinity(0)) if arguments.workers is None else arguments.workers
     if workers < 1:
         raise DataError(f"--workers is {workers}, wanted 1 or more")
-    settings = PrivacySettings(
-        arguments.privacy, arguments.recogniser, parse_regions(arguments.phone_regions), arguments.tokenizer
-    )
+    tokenizer = str(target_folder(arguments.tokenizer)) if arguments.tokenizer else None
+    regions = parse_regions(arguments.phone_regions)
+    settings = PrivacySettings(arguments.privacy, arguments.recogniser, regions, tokenizer)
     stats = prepare(
         arguments.files,
         out,
@@ -243,7 +244,7 @@ def _parser() -> argparse.ArgumentParser:
         "--recogniser", metavar="MODULE:FUNCTION", help="a function of yours that finds more types, such as names"
     )
     parser.add_argument("--phone-regions", default=",".join(PHONE_REGIONS), metavar="CODES", help=PHONE_REGIONS_HELP)
-    parser.add_argument("--tokenizer", metavar="DIR", help="folder of the target, to decode prompts of token ids")
+    parser.add_argument("--tokenizer", metavar="TARGET", help="folder or name of the target: decodes token ids")
     parser.add_argument("--workers", type=int, metavar="N", help="processes of the filter (default: one per core)")
     parser.add_argument(
         "--val-share", type=float, default=0.02, metavar="SHARE", help="share of the prompts held out (default: 0.02)"

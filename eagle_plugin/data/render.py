@@ -17,6 +17,7 @@ from eagle_plugin.data.masks import MaskReport, show_masks
 from eagle_plugin.data.rows import DataError, TokenRow, format_row, turn_id
 from eagle_plugin.data.sources.prompts import Prompt, read_prompts
 from eagle_plugin.data.target_files import load_tokenizer, stop_token_ids
+from eagle_plugin.models import target_folder
 
 EXAMPLES = """\
 examples:
@@ -63,7 +64,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("prompts", type=Path, help="JSON lines of `eagle-plugin data prepare --keep-responses`")
-    parser.add_argument("--target", type=Path, required=True, help="folder of the target, for tokenizer and template")
+    parser.add_argument(
+        "--target", required=True, help="folder of the target, or a name of `models list`: for tokenizer and template"
+    )
     parser.add_argument("--out", type=Path, required=True, help="file of rows, written whole or not at all")
     parser.add_argument("--max-length", type=int, default=4096, help="tokens per row (default: %(default)s)")
     parser.add_argument(
@@ -79,8 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Render the recorded answers; show one row in colour and a table of the counts."""
     options = parse(argv)
     console = Console(stderr=True)
-    tokenizer = load_tokenizer(options.target)
-    renderer = ChatRenderer(tokenizer, stop_token_ids(options.target), options.max_length)
+    target = target_folder(options.target)
+    tokenizer = load_tokenizer(target)
+    renderer = ChatRenderer(tokenizer, stop_token_ids(target), options.max_length)
     report, counts, skipped = MaskReport(), Counter[str](), Counter[str]()
 
     def lines() -> Iterator[str]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from eagle_plugin.atomic_io import replace_output, write_tensors
 from eagle_plugin.data.rows import DataError, TokenRow, read_rows
 from eagle_plugin.data.target_files import read_vocab_size, stop_token_ids
+from eagle_plugin.models import target_folder
 
 LOW_COVERAGE = 0.98
 WRITE_AGAIN = "write it with `eagle-plugin data vocabulary`"
@@ -105,7 +106,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("rows", type=Path, nargs="+", help="rows of `eagle-plugin data generate` or `render`")
-    parser.add_argument("--target", type=Path, required=True, help="folder of the target, for its stop tokens")
+    parser.add_argument(
+        "--target", required=True, help="folder of the target, or a name of `models list`: for its stop tokens"
+    )
     parser.add_argument("--size", type=int, default=8192, help="tokens of the draft vocabulary (default: %(default)s)")
     parser.add_argument("--out", type=Path, required=True, help="safetensors file")
     return parser.parse_args(argv)
@@ -114,8 +117,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Count the responses of training rows, choose and write the vocabulary, print which share it covers."""
     options = parse(argv)
-    always = stop_token_ids(options.target)
-    vocab_size = read_vocab_size(options.target)
+    target = target_folder(options.target)
+    always = stop_token_ids(target)
+    vocab_size = read_vocab_size(target)
     if options.size > vocab_size:
         raise DataError(f"--size is {options.size}, wanted at most the target's vocabulary of {vocab_size}")
     held_out: list[TokenRow] = []

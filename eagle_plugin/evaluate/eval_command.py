@@ -18,7 +18,7 @@ from rich.table import Table
 
 from eagle_plugin.allocator import reuse_memory
 from eagle_plugin.atomic_io import write_output
-from eagle_plugin.data.rows import DataError, TokenRow
+from eagle_plugin.data.rows import TokenRow
 from eagle_plugin.data.sources.sets import SETS
 from eagle_plugin.data.store.features import load_target
 from eagle_plugin.data.target_files import load_tokenizer
@@ -28,7 +28,7 @@ from eagle_plugin.evaluate.responses import held_out_rows, responses_at, set_row
 from eagle_plugin.evaluate.stats import AcceptCounts, gain, summarize
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.load import load_any_head
-from eagle_plugin.models import CATALOG, ModelError, get_model
+from eagle_plugin.models import head_folder, target_folder
 
 DESCRIPTION = """\
 Measure the accept length of draft heads (tokens per round, the bonus token
@@ -66,7 +66,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("target", metavar="TARGET", help="folder of the target, or a name of `models list`")
-    parser.add_argument("heads", metavar="HEAD", nargs="+", type=Path, help="folders of draft heads")
+    parser.add_argument("heads", metavar="HEAD", nargs="+", help="folders of draft heads, or names of `models list`")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS), help="held-out sets (all)")
     source.add_argument("--rows", type=Path, metavar="FILE", help="token rows of `eagle-plugin data generate`")
@@ -98,11 +98,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     check_device(options.device)
     reuse_memory()
+    target_dir = target_folder(options.target)
+    paths = [head_folder(name) for name in options.heads]
     with _bars(Console(stderr=True)) as bar:
-        target_dir = target_folder(options.target, bar)
         heads = {
-            _name(path, options.heads): load_any_head(path, target_dir, DTYPES[options.dtype]).to(options.device)
-            for path in options.heads
+            _name(path, paths): load_any_head(path, target_dir, DTYPES[options.dtype]).to(options.device)
+            for path in paths
         }
         rows = _rows(options, target_dir)
         results = measure(target_dir, heads, rows, options, bar)
@@ -111,23 +112,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         _write(options.json, document)
     return 0
-
-
-def target_folder(name: str, bar: Callable[[str, int], Callable[[int], None]]) -> Path:
-    """The folder itself, or that of a model of the catalogue, which is prepared first if it is missing.
-
-    Raises:
-        DataError: there is neither.
-    """
-    if Path(name).is_dir():
-        return Path(name)
-    if name not in CATALOG:
-        raise DataError(f"target {name} is neither a folder nor one of {', '.join(CATALOG)}; give the target's folder")
-    report = bar(f"preparing {name}", 100)
-    try:
-        return get_model(name, lambda what, share: report(int(100 * share)))
-    except ModelError as error:
-        raise DataError(f"target {name}: {error}") from error
 
 
 def measure(

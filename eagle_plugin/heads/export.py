@@ -81,7 +81,7 @@ def _write_folder(
     about: dict[str, Any],
     notes: Mapping[str, Any],
 ) -> None:
-    """Write the three files of a head, all or nothing; its manifest is `about`, the record of the other two, `notes`."""
+    """Write the three files of a head, all or nothing; the manifest has `about`, a record of the other two, `notes`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:

@@ -19,6 +19,7 @@ from eagle_plugin.heads.interpretations import Interpretation, are_layers, read_
 from eagle_plugin.heads.kinds import HEADS
 from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.heads.manifest import compare_target, read_manifest
+from eagle_plugin.models import head_folder, target_folder
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 DESCRIPTION = """\
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         HeadError: the head cannot be read, or does not fit the target.
     """
     arguments = _parser().parse_args(argv)
-    head, target = Path(arguments.head), Path(arguments.target)
+    head, target = head_folder(arguments.head), target_folder(arguments.target)
     if Path(arguments.out).resolve() == head.resolve():
         raise HeadError(f"{arguments.out} is the head itself; give another folder for the rewritten head")
     manifest = read_manifest(head) or {}
@@ -80,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("head", metavar="HEAD", help="folder of the head: config.json and *.safetensors")
     parser.add_argument("out", metavar="OUT", help="folder to write; an exported head there is replaced")
-    parser.add_argument("--target", required=True, help="folder of the target that the head was trained for")
+    parser.add_argument("--target", required=True, help="the head's target: a folder, or a name of `models list`")
     parser.add_argument(
         "--aux-layers",
         type=_layers,

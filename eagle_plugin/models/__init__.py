@@ -1,6 +1,11 @@
-"""Real small models for demos and tests, prepared once into the user's cache."""
+"""Small real models, made once in the user's cache, and the head and questions that come with the package."""
 
 from eagle_plugin.models.catalog import CATALOG, ModelError, PackageFile, find
+from eagle_plugin.models.shipped import head_folder, shipped_heads
 from eagle_plugin.models.store import get_model, installed, model_folder
+from eagle_plugin.models.target import target_folder
 
-__all__ = ["CATALOG", "PackageFile", "ModelError", "find", "get_model", "installed", "model_folder"]
+__all__ = [
+    "CATALOG", "PackageFile", "ModelError", "find", "get_model", "head_folder", "installed", "model_folder",
+    "shipped_heads", "target_folder",
+]  # fmt: skip

@@ -2,8 +2,10 @@
 
 from typing import NamedTuple
 
+from eagle_plugin.errors import UserError
 
-class ModelError(Exception):
+
+class ModelError(UserError):
     """A model could not be prepared; the message is one sentence with the cause and the fix."""
 
 

@@ -19,6 +19,7 @@ from eagle_plugin.allocator import reuse_memory
 from eagle_plugin.command_end import end_of
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.export import save_head
+from eagle_plugin.models import head_folder, target_folder
 from eagle_plugin.train.checkpoint import remove_run, saved_update
 from eagle_plugin.train.curve import draw_curve
 from eagle_plugin.train.distributed import Ranks, join_ranks
@@ -48,7 +49,7 @@ OUT/checkpoints the last two checkpoints. All keys of a recipe: docs/training.md
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 0 when the budget is spent, 130 when it was stopped with its state saved."""
     arguments = _parse(argv)
-    settings = read_recipe(arguments.recipe, arguments.set)
+    settings = _find_folders(read_recipe(arguments.recipe, arguments.set))
     out: Path = arguments.out if arguments.out is not None else Path("out") / arguments.recipe.stem
     reuse_memory()
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -114,6 +115,14 @@ def _lost_updates(trainer: Trainer, out: Path) -> str:
     saved = saved_update(out)
     lost = saved is not None and saved > trainer.position.update
     return f": checkpoints up to update {saved:,} were written and are gone or damaged" if lost else ""
+
+
+def _find_folders(settings: TrainRecipe) -> TrainRecipe:
+    """The recipe with folders in place of the catalogue's names."""
+    head = settings.head
+    if head.start is not None:
+        head = head.model_copy(update={"start": head_folder(head.start)})
+    return settings.model_copy(update={"target": target_folder(settings.target), "head": head})
 
 
 @contextmanager

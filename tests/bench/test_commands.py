@@ -1,13 +1,17 @@
 """The options of the commands, and their messages when something is missing."""
 
 import argparse
+from pathlib import Path
 
 import pytest
 
-from eagle_plugin.bench import demo, serve
+from eagle_plugin.bench import choices, demo, serve
 from eagle_plugin.bench.choices import parse_shape
 from eagle_plugin.bench.engines import ENGINES
+from eagle_plugin.bench.questions import read_questions
+from eagle_plugin.bench.servers import ServerError
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.models.shipped import HEAD, question_files
 
 
 def test_shapes_are_read_and_refused():
@@ -24,6 +28,58 @@ def test_flags_after_the_dashes_go_to_the_engine():
 
 def test_curl_example_is_one_command():
     assert serve.curl_example("http://127.0.0.1:1").startswith("curl -N http://127.0.0.1:1/v1/chat/completions ")
+
+
+def test_plain_serves_without_a_head():
+    options = serve.parse(["--plain", "--concurrency", "64"])
+    spec = serve.server_spec(options, Path("any-target"))
+    assert (spec.mode, spec.head, spec.max_running_requests, spec.max_total_tokens) == ("plain", None, 64, 64 * 640)
+    assert not [flag for flag in ENGINES["sglang"].command(spec, 1) if "speculative" in flag]
+    assert serve.server_spec(serve.parse(["--plain"]), Path("any-target")).max_total_tokens == 16384
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--plain", "--head", "x"], "has no --head"),
+        (["--plain", "--shape", "2/4/8"], "has no --shape"),
+        (["--concurrency", "0"], "--concurrency is 0, wanted at least 1"),
+    ],
+)
+def test_serve_refuses_flags_that_contradict(flags, message, capsys):
+    with pytest.raises(SystemExit):
+        serve.parse(flags)
+    assert message in capsys.readouterr().err
+
+
+def test_the_shipped_head_is_for_its_own_target_only(tmp_path):
+    """By the folder's name, as the hub writes it too; any other target needs a head of its own."""
+    assert choices.resolve_head(None, Path("models/SmolLM2-135M-Instruct")).name == HEAD
+    with pytest.raises(ServerError, match="needs a --head that was trained for it"):
+        choices.resolve_head(None, tmp_path)
+    assert choices.resolve_head(HEAD, tmp_path).name == HEAD
+    with pytest.raises(ServerError, match="no config.json there"):
+        choices.resolve_head("nowhere", tmp_path)
+
+
+def test_the_default_engine_is_the_installed_one(monkeypatch):
+    def only(name):
+        monkeypatch.setattr(choices, "_is_installed", lambda engine: engine.name == name)
+
+    only("vllm")
+    assert serve.parse([]).engine == "vllm"
+    with pytest.raises(ServerError, match="--engine sglang: sglang is not installed .*; use --engine vllm, or install"):
+        choices.check_engine("sglang")
+    only("sglang")
+    assert serve.parse([]).engine == "sglang"
+    monkeypatch.setattr(choices.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ServerError, match="needs the module sgl_kernel on a CPU, found none; install eagle-plugin-sgl"):
+        choices.check_engine("sglang")
+
+
+def test_questions_are_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert {question.group for question in read_questions(question_files())} == {"chat", "code", "maths"}
 
 
 @pytest.mark.parametrize("main", [demo.main, serve.main])

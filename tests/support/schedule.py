@@ -39,6 +39,7 @@ SECONDS = {
     "evaluate/test_measure.py": 60,
     "kernels/test_cuda_build.py": 60,
     "test_group[adapter]": 60,
+    "test_wheel.py": 60,
     "compat/test_stock_server.py": 50,
     "engines/sglang/test_refusals.py": 50,
     "reference/test_decode.py": 50,

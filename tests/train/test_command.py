@@ -23,6 +23,13 @@ def test_smallest_recipe_of_the_help_is_whole(capsys: pytest.CaptureFixture[str]
     assert end.value.code == 0 and "torchrun --nproc-per-node 8" in text and "budget: {epochs: 3}" in text
 
 
+def test_names_become_folders(tmp_path: Path) -> None:
+    values = SMALLEST | {"target": str(tmp_path), "head": {"from": "smollm2-135m-instruct-eagle3"}}
+    settings = command._find_folders(parse_recipe(values, "recipe"))
+    assert settings.target == tmp_path and settings.head.start is not None
+    assert (settings.head.start / "model.safetensors").is_file()
+
+
 def test_every_wrong_key_is_named_at_once(tmp_path: Path) -> None:
     values = SMALLEST | {"optimiser": {"lr": -1, "betas": [0.9, 2]}, "phases": [{"steps": 99}], "bogus": 3}
     with pytest.raises(TrainError) as error:

@@ -1,0 +1,28 @@
+# Stock vLLM for a CPU with eagle-plugin. In the repository's folder:
+#   docker build -f docker/vllm.Dockerfile -t eagle-plugin-vllm .
+# docker/README.md says how to run it.
+FROM python:3.11-slim-bookworm AS base
+# libnuma1 is for vLLM, the compiler for torch.compile, which vLLM uses without --enforce-eager. Any version that Debian
+# has will do.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends g++ libnuma1 \
+    && rm -rf /var/lib/apt/lists/*
+
+FROM base AS build
+WORKDIR /source
+COPY . .
+# The lock has every package of the engine; the wheel comes last and changes none of them.
+RUN EAGLE_BUILD=cpu environments/make.sh wheels /wheels . environments/vllm/shim \
+    && environments/make.sh packages /opt/engine environments/vllm/requirements.lock \
+    && .venv-tools/bin/uv pip install --python /opt/engine/bin/python --no-deps /wheels/*.whl
+
+FROM base
+COPY --from=build /opt/engine /opt/engine
+RUN useradd --create-home --uid 1000 eagle
+USER 1000
+WORKDIR /home/eagle
+ENV PATH=/opt/engine/bin:$PATH VLLM_NO_USAGE_STATS=1
+EXPOSE 8000
+# A container has an address of its own, so the server listens on all of them; publish the port on 127.0.0.1.
+ENTRYPOINT ["vllm", "serve", "--host", "0.0.0.0", "--port", "8000"]

@@ -1,0 +1,29 @@
+"""A command's TARGET or --target: a folder, or a name of the catalogue."""
+
+from pathlib import Path
+
+from eagle_plugin.models.catalog import CATALOG, ModelError
+from eagle_plugin.models.progress import progress_bar
+from eagle_plugin.models.store import Stage, get_model, installed, model_folder
+
+
+def target_folder(name: str | Path, report: Stage | None = None) -> Path:
+    """The folder itself, or that of the catalogue's model of this name, which is prepared first if it is absent.
+
+    report: called as in `get_model`; without it a bar on stderr shows the progress.
+    ModelError: there is neither, or the model cannot be prepared.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if str(name) not in CATALOG:
+        raise ModelError(
+            f"target {name} is neither a folder nor a model of `eagle-plugin models list` ({', '.join(CATALOG)}); "
+            "give the folder of a checkpoint (from the Hugging Face hub: hf download NAME --local-dir FOLDER)"
+        )
+    if report is not None:
+        return get_model(str(name), report)
+    if installed(str(name)):  # the bar, and reading the whole model for its sha256, are for a model that is new
+        return model_folder(str(name))
+    with progress_bar() as bar:
+        return get_model(str(name), bar)
