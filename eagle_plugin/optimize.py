@@ -82,9 +82,7 @@ class JobRecipe(_Section):
     aux_layers: list[Positive] | None = None
     train: dict[str, dict[str, Any]] = Field(min_length=1)  # name -> keys of `eagle-plugin train`, in order
     evaluate: list[str] = ["mtbench", "humaneval", "gsm8k"]  # held-out sets; [] skips the evaluation
-    compare: Annotated[Path, AfterValidator(head_folder)] | None = (
-        None  # a head that the trained one is measured against
-    )
+    compare: Annotated[Path, AfterValidator(head_folder)] | None = None  # the trained head is measured against this one
 
 
 class Stage(NamedTuple):
@@ -139,12 +137,10 @@ def list_stages(job: JobRecipe, target: Path, out: Path) -> list[Stage]:
         stages.append(Stage(f"train {name}", args, folder / "head", recipe=recipe))
         head = folder / "head"
     heads = [str(path) for path in (job.compare, head) if path is not None]
-    report = out / "eval.json"
-    if not job.evaluate:
-        return stages
-    stages.append(
-        Stage("evaluate", ["eval", str(target), *heads, "--sets", *job.evaluate, "--json", str(report)], report)
-    )
+    if job.evaluate:
+        report = out / "eval.json"
+        args = ["eval", str(target), *heads, "--sets", *job.evaluate, "--json", str(report)]
+        stages.append(Stage("evaluate", args, report))
     return stages
 
 
