@@ -67,7 +67,7 @@ def _read(folder: Path) -> dict[str, _Wanted]:
     try:
         record = json.loads((folder / DIGESTS).read_text(encoding="utf-8"))
         return {name: _Wanted(int(wanted["bytes"]), str(wanted["sha256"])) for name, wanted in record.items()}
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"it does not list files with bytes and sha256: {error}") from error
 
 

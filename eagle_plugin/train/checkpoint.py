@@ -125,7 +125,7 @@ def _load(path: Path) -> Checkpoint:
         state = RunState(**values | {"position": Position(**values["position"])})
         parameters = load_file(path / "parameters.safetensors")
         optimiser = load_file(path / "optimiser.safetensors")
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise _Damage(str(error)) from error
     return Checkpoint(state, parameters, optimiser)
 
@@ -134,7 +134,7 @@ def saved_update(out: Path) -> int | None:
     """The newest update of the run in `out` that was in a checkpoint; None without a readable progress.json."""
     try:
         return int(json.loads((out / PROGRESS).read_text(encoding="utf-8"))["update"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

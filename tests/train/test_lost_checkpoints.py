@@ -69,6 +69,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(
         ("state.json", lambda path: flip(path, path.read_text().index('"done": ') + 8), "state.json does not have"),
         ("digests.json", lambda path: flip(path, path.read_text().index('"sha256": "') + 12), "not have its sha256"),
         ("digests.json", lambda path: path.write_text("{"), "digests.json cannot be read"),
+        ("digests.json", lambda path: path.write_text("[" * 60_000), "digests.json cannot be read"),
         ("digests.json", lambda path: path.write_text('{"state.json": 1}'), "digests.json cannot be read"),
         ("digests.json", Path.unlink, "digests.json is missing"),
         ("optimiser.safetensors", lambda path: path.write_bytes(path.read_bytes()[:-1]), "optimiser.safetensors has"),

@@ -94,7 +94,7 @@ class Plan:
             values: dict[str, Any] = json.loads(data)
             contents = {key: [Content(**content) for content in values[key]] for key in ("earlier", "shards")}
             plan = cls(**{**values, **contents})
-        except (TypeError, KeyError, AttributeError) as error:
+        except (TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"{error} is wrong or missing") from error
         if plan.sha256 != plan._digest():
             raise ValueError("it does not have its sha256")

@@ -215,7 +215,7 @@ def read_shard(folder: Folder, name: str, size: int | None, manifest: Manifest) 
         wanted = stop + sum(Layout.of(manifest, entry.length).size for entry in entries)
     except FileNotFoundError as error:
         raise ShardDamage("is missing") from error
-    except (ValueError, KeyError, TypeError, OverflowError, struct.error) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error) as error:
         raise ShardDamage(f"is damaged: its header is not that of a shard ({error})") from error
     if size not in (None, wanted):
         raise ShardDamage(f"has {size:,} bytes, wanted {wanted:,}")

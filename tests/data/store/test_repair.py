@@ -153,12 +153,14 @@ def test_an_interrupted_run_then_more_rows(tmp_path: Path) -> None:
     assert [entry.id for entry in FeatureStore(tmp_path).entries] == [f"row-{number}" for number in range(6)]
 
 
-@pytest.mark.parametrize("harm", ["lost", "damaged"])
+@pytest.mark.parametrize("harm", ["lost", "damaged", "deep"])
 def test_a_plan_that_is_gone_is_noticed_and_made_again(store: Path, harm: str) -> None:
     if harm == "lost":
         (store / "plan-000-000.json").unlink()
-    else:
+    elif harm == "damaged":
         flip(store / "plan-000-000.json", 200)
+    else:
+        (store / "plan-000-000.json").write_text("[" * 60_000)
     with pytest.raises(DataError, match="plan-000-000.json is (missing|damaged)"):
         FeatureStore(store)
     write_store(store, range(40))

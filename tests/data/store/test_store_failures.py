@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,9 @@ def test_after_kill_9_the_next_run_makes_the_same_store(tmp_path: Path, before: 
 
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+DEEP = struct.pack("<Q", 60_000) + b"[" * 60_000  # deeper than Python's JSON parser goes
 
 
 FULL_DISK = """
@@ -107,7 +111,14 @@ def test_cut_lost_and_foreign_shards_are_refused(tmp_path: Path) -> None:
         store.read(store.entries[0])
     with pytest.raises(DataError, match=f"{path.name} is missing; run"):
         FeatureStore(tmp_path)
-    for bad in (b"", whole[:50], b"\x02" + bytes(7) + b"{}", b"\xff" * 7 + whole[7:], whole.replace(b"chat", b"chap")):
+    for bad in (
+        b"",
+        whole[:50],
+        b"\x02" + bytes(7) + b"{}",
+        b"\xff" * 7 + whole[7:],
+        DEEP,
+        whole.replace(b"chat", b"chap"),
+    ):
         path.write_bytes(bad)
         with pytest.raises(DataError, match=f"{path.name} is damaged: its (header is not that of a shard|list of doc)"):
             FeatureStore(tmp_path)
