@@ -227,8 +227,9 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _version(arguments: argparse.Namespace) -> None:
-    from eagle_plugin.engines.sglang import version as sglang
-    from eagle_plugin.engines.vllm import version as vllm
+    with importing():
+        from eagle_plugin.engines.sglang import version as sglang
+        from eagle_plugin.engines.vllm import version as vllm
 
     _table(
         ("eagle-plugin", _installed("eagle-plugin")),

@@ -89,8 +89,8 @@ from eagle_plugin.cli import main
 sys.meta_path.insert(0, Finder())
 sys.exit(main())
 """
-LOAD_TORCH = ("check", "data vocabulary", "data features", "train", "eval", "export", "version")  # before anything else
-QUICK = [("data prepare", "eagle_plugin."), ("version", "eagle_plugin."), ("train", "torch"), ("check", "torch")]
+LOAD_TORCH = ("data vocabulary", "data features", "train", "eval", "export", "version")  # before anything else
+QUICK = [("data prepare", "eagle_plugin."), ("version", "eagle_plugin."), ("train", "torch"), ("eval", "torch")]
 LATE = [(command, module) for module, commands in (("eagle_plugin.", CASES), ("torch", LOAD_TORCH))
         for command in commands if (command, module) not in QUICK]  # fmt: skip
 

@@ -48,7 +48,7 @@ class Case(NamedTuple):
 
 MODEL = "--target {target} --head {head} --out {out}"
 SERVES = {"target": "config", "head": "config", "out": "new folder"}  # the engine reads the rest
-# `data verify` and others that come later: give a call that works and the places that it reads and writes.
+# Of a new sub-command: a call that works, and the places that it reads and writes.
 CASES = {
     "models list": Case("", {"stdout": "stdout"}),
     "models get": Case("smollm2-135m-instruct", {"cache": "cache"}),
@@ -66,6 +66,7 @@ CASES = {
     "data features": Case(
         "{rows} --target {target} --store {out}", {"rows": "file", "target": "folder", "out": "new folder"}
     ),
+    "data verify": Case("{store}", {"store": "folder"}),
     "optimize": Case("{job} --out {out} --until prompts", {"job": "file", "out": "new folder"}),
     "train": Case(
         "{recipe} --out {out} --set target={target} --set data.store={store}",
