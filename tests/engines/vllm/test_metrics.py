@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from bigram_models import VOCAB, spoken
 from head_edits import tensors
 from prometheus_client import REGISTRY
 from vllm import LLM, SamplingParams
@@ -125,8 +126,10 @@ def test_rejected_drafts_are_told_once(
     """A head that drafts only what the target never says, in an engine without statistics too."""
     target, head = models
     shutil.copytree(head, tmp_path / "head")
-    # The first ids of the vocabulary, which are no letters.
-    tensors(lambda t: t.update(d2t=torch.zeros_like(t["d2t"])))(tmp_path / "head")
+    silent = sorted(set(range(VOCAB)) - set(spoken(target)))  # said once in thousands of tokens
+    tensors(lambda t: t.update(d2t=torch.tensor(silent[: len(t["d2t"])]) - torch.arange(len(t["d2t"]))))(
+        tmp_path / "head"
+    )
 
     def told() -> list[str]:
         return [line for line in caplog.messages if "rejected every draft" in line]
