@@ -12,7 +12,7 @@ BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
 @pytest.mark.parametrize("split", ["development", "reported"])
-def test_most_private_values_are_found_and_few_harmless_texts_are_flagged(
+def test_most_private_values_are_found_and_few_false_alarms_raised(
     split: str, scanner: Scanner, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
@@ -26,7 +26,7 @@ def test_most_private_values_are_found_and_few_harmless_texts_are_flagged(
     assert len(harmless) > 200 and sum(bool(scanner.find(text)) for text in harmless) / len(harmless) < 0.02
 
 
-def test_the_two_splits_share_no_sentence_and_no_text(monkeypatch: pytest.MonkeyPatch):
+def test_the_two_splits_share_nothing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     from privacy_generated import harmless_texts, private_texts
 
