@@ -121,7 +121,7 @@ IDENTITY_NUMBERS = (
     _number("UK_NHS", "gb.nhs", r"\d{3}([ -]?)\d{3}\1\d{4}", "nhs|nhs n(?:umber|o)"),
     _number("UK_NINO", "", r"[A-Z]{2}( ?)\d\d ?\d\d ?\d\d\1[A-Z]", "nino|national insurance|ni n(?:umber|o)", _NINO),
     _number("US_ITIN", "us.itin", r"9\d\d-?\d\d-?\d{4}", "itin", r"9\d\d-\d\d-\d{4}"),
-    _number("ZA_ID", "za.idnr", r"\d{6} ?\d{4} ?\d{3}", "said|(?:sa |south african )?id(?:entity)? n(?:umber|o)"),
+    _number("ZA_ID", "za.idnr", r"\d{6} ?\d{4} ?\d{3}", "sa id|(?:sa |south african )?id(?:entity)? n(?:umber|o)"),
 )
 # Six digits, or the end of an Italian fiscal code. Both begin with a digit, so that the search is fast.
 _TRIGGER = re.compile(r"\d(?:[ ./-]?\d){5}|\d\d[A-Za-z]\d\d[A-Za-z]\d{3}[A-Za-z]")

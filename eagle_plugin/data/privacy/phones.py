@@ -45,11 +45,12 @@ _NO_PHONE = re.compile(
 _DECIMALS = re.compile(
     r"(?:\d+\s+)*\d+\.\d+(?:\s+\d+(?:\.\d+)?)*|.*\d /\s?\d+\.?\d*|\(?\d+\.\d+.* [-/] .*|\d+\.\d{3,}-.*|\(\d+\.\d+"
 )
-# A group of one digit that is not the first, years or a date as a group, the form of a CPF, more than five pairs of
-# digits, letters.
+# A group of one digit that is not the first, years or a date as a group, the form of a CPF, an open bracket,
+# a range, a fraction, more than five pairs of digits, letters.
 _ODD = re.compile(
     rf"{_RANGE.pattern}|.*\d.*?(?<!\d)\d(?!\d).*|.*\. .*|.*(?<!\d)\d\d?/\d\d?|\(?(?:(?:19|20)\d\d\W+)+(?:19|20)\d\d\)?|"
-    r".*\b(?:19|20)\d\d[01]\d[0-3]\d\b.*|\d{3}\.\d{3}\.\d{3}-\d\d|(?:\d\d ){5,}\d\d|\d{0,6}[A-Za-z].*|.*\d\.\d+/\d+"
+    r".*\b(?:19|20)\d\d[01]\d[0-3]\d\b.*|\d{3}\.\d{3}\.\d{3}-\d\d|[^)]*\([^)]*|\d+ - \d+|[1-9]\d*/\d+|"
+    r"(?:\d\d ){5,}\d\d|\d{0,6}[A-Za-z].*|.*\d\.\d+/\d+"
 )
 _GROUPED = re.compile(r"(?:\d[ .-])?\(?\d{2,5}\)?[ .-]?\d{3,5}[ .-]\d{3,5}")  # of a number that no region has
 # The end of something longer: a fraction, a formula, a path, a version, a name or key with digits.

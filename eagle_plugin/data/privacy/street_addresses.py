@@ -45,8 +45,9 @@ _ROOM = (
 )
 # Words that begin an address in Spanish, Portuguese or Italian and little else.
 _ROAD = (
-    "rua|avenida|calle|plaza|via|viale|piazza|Rua|R\\.|Avenida|Avinguda|Av\\.?|Avda\\.?|Travessa|Tv\\.|Alameda|Praça|Pça\\.|"
-    "Pr\\.|Rodovia|Rod\\.|Ladeira|Viela|Calle|Cl\\.|C/|C\\.|Callej[óo]n|Carrer|Paseo|Passeig|Pº|P\\.º|Plaza|Pl\\.|Pza\\.|Cuesta|Glorieta|Pasaje|Pasadizo|Rambla|Traves[íi]a|"
+    "rua|avenida|calle|plaza|viale|piazza|Rua|R\\.|Avenida|Avinguda|Av\\.?|Avda\\.?|Travessa|Tv\\.|Alameda|Praça|Pça\\.|"
+    "Pr\\.|Rodovia|Rod\\.|Ladeira|Viela|Calle|Cl\\.|C/|C\\.(?=[ \\t]?de)|Callej[óo]n|Carrer|Paseo|Passeig|Pº|"
+    "P\\.º|Plaza|Pl\\.|Pza\\.|Cuesta|Glorieta|Pasaje|Pasadizo|Rambla|Traves[íi]a|"
     "Via|Viale|V\\.le|Piazza|P\\.za|Piazzale|Vicolo|Largo|Lungotevere|Urbanizaci[óo]n|Cañada|Sendero|Vial|Camino|Ronda"
 )
 # Words that are often something else; the number has to follow a comma or "nº".
@@ -79,9 +80,8 @@ def _is_german_street(match: re.Match[str]) -> bool:
     """Words in -ring are also English: these need the number of a German place, or an article before them."""
     if not match["street"].endswith("ring") or match["street"].endswith("-ring") or match["place"]:
         return True
-    return bool(
-        re.search(r"(?i:(?:\b(?:der|dem|am|im|an|adresse|anschrift|wohne)|:)\s*)$", match.string[: match.start()])
-    )
+    before = match.string[max(0, match.start() - 20) : match.start()]
+    return bool(re.search(r"(?i:(?:\b(?:der|dem|am|im|an|wohne)\s+|(?:adresse|anschrift):?\s*))$", before))
 
 
 def _begins_word(match: re.Match[str]) -> bool:
@@ -160,7 +160,7 @@ _STREET_FIRST = (
     ),
     pattern(
         "STREET_ADDRESS",
-        " ".join(re.sub(r"\\\.\?|\[.*|\\", "", road).lower() for road in _ROAD.split("|")),
+        " ".join(re.sub(r"\\\.\?|[\[(].*|\\", "", road).lower() for road in _ROAD.split("|")),
         rf"(?:{_ROAD})[ \t]*{_NAME}(?P<comma>{_COMMA}|[ \t]+)(?P<number>{_NUMBER}){_ROOM}",
         _has_no_year,
     ),
