@@ -211,7 +211,7 @@ def crashes(folder: Path, target: Path, *flags: str, part: str, **settings: Any)
         say(f"{label}: the server starts", "no")
     text = "\n".join(path.read_text(errors="replace") for path in log.rglob("*.log"))
     reason = last(text, part)
-    say(f"{label}: its log", reason or f"nothing with {part!r}")
+    say(f"{label}: its log", reason or f"nothing with {part!r}, but: {last(text, 'Error')}")
     return gone and bool(reason)
 
 
