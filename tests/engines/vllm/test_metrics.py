@@ -120,14 +120,13 @@ def test_without_our_worker_there_is_nothing_of_ours(models: tuple[Path, Path], 
             assert not ours()
 
 
-@pytest.mark.xfail(reason="no warning is logged in an engine yet; the cause is not known", strict=True)
 def test_rejected_drafts_are_told_once(
     models: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A head that drafts only what the target never says, in an engine without statistics too."""
+    """A head that drafts only what the target all but never yields, in an engine without statistics too."""
     target, head = models
     shutil.copytree(head, tmp_path / "head")
-    silent = sorted(set(range(VOCAB)) - set(spoken(target)))  # said once in thousands of tokens
+    silent = sorted(set(range(VOCAB)) - set(spoken(target)))  # once in thousands of tokens
     tensors(lambda t: t.update(d2t=torch.tensor(silent[: len(t["d2t"])]) - torch.arange(len(t["d2t"]))))(
         tmp_path / "head"
     )
@@ -136,15 +135,16 @@ def test_rejected_drafts_are_told_once(
         return [line for line in caplog.messages if "rejected every draft" in line]
 
     logger = logging.getLogger("vllm.eagle_plugin")
-    logger.addHandler(caplog.handler)  # vLLM keeps its loggers from the root
-    try:
-        with engine(target, tmp_path / "head", depth=DEPTH, topk=2, nodes=NODES, disable_log_stats=True) as made:
+    with engine(target, tmp_path / "head", depth=DEPTH, topk=2, nodes=NODES, disable_log_stats=True) as made:
+        logger.addHandler(caplog.handler)  # now: an engine configures vLLM's loggers anew, apart from the root
+        caplog.set_level(logging.WARNING, logger.name)  # the tests show vLLM's errors only
+        try:
             generate(made, PROMPTS[:2], max_tokens=95)
             assert told() == []  # 2 * 94 rounds
             generate(made, PROMPTS[:2], max_tokens=20)
             generate(made, PROMPTS[:2], max_tokens=120)
-    finally:
-        logger.removeHandler(caplog.handler)
+        finally:
+            logger.removeHandler(caplog.handler)
     (line,) = told()
     assert "of 200 rounds in a row" in line and f"run: eagle-plugin check {target} {tmp_path / 'head'}" in line
 
