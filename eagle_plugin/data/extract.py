@@ -53,9 +53,9 @@ Object stores take their settings from the environment: AWS_ENDPOINT, AWS_REGION
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns 0 when every row of this rank is in the store."""
     arguments = _parse(argv)
-    arguments.target = target_folder(arguments.target)
     reuse_memory()
     rank, world, device = _find_place(arguments)
+    arguments.target = target_folder(arguments.target)
     total, tokens = survey_rows(arguments.rows, arguments.max_length, rank, world, arguments.allow_odd_masks)
     console = Console(stderr=True)
     console.print(f"loading {arguments.target}", highlight=False)

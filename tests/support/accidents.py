@@ -29,6 +29,7 @@ from token_endpoint import TokenEndpoint  # noqa: E402
 
 from eagle_plugin import cli  # noqa: E402
 from eagle_plugin.atomic_io import PARTIAL  # noqa: E402
+from eagle_plugin.kernels import loader  # noqa: E402
 
 ENDS = re.compile(r"^error: |^\w+ failed: |^stopped")
 
@@ -60,7 +61,11 @@ def open_workshop() -> Iterator[Workshop]:
         inputs = make_inputs(folder / "inputs")
         for path in (folder, *folder.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors files are closed to other users
-        yield Workshop(folder, inputs, endpoint.url)
+        try:
+            yield Workshop(folder, inputs, endpoint.url)
+        finally:  # the commands ran on the torch path (see `_run`); what comes after them in this process does not
+            loader.open_library.cache_clear()
+            loader.function.cache_clear()
 
 
 class Workshop(NamedTuple):

@@ -27,15 +27,15 @@ MAY_HAVE_GAPS = {"topk_log_softmax": {0}, "verify_tree": {3}, "store_kv": {3, 4}
 
 def build_guard(folder: Path) -> Path:
     """Compile device_guard.cc, which a torch without CUDA needs once per process, by `torch.ops.load_library`."""
-    from torch.utils.cpp_extension import include_paths, library_paths
-
     source = Path(__file__).parents[1] / "kernels/cuda/device_guard.cc"
     library = folder / "device_guard.so"
     compiler = shutil.which("c++") or shutil.which("g++")
     assert compiler, "no C++ compiler: install g++"
-    flags = ["-std=c++20", "-shared", "-fPIC", "-O1", *(f"-I{path}" for path in include_paths())]
-    link = [option for path in library_paths() for option in (f"-L{path}", f"-Wl,-rpath,{path}")]
-    subprocess.run([compiler, *flags, str(source), *link, "-lc10", "-o", str(library)], check=True)
+    # Not from torch.utils.cpp_extension: it imports setuptools, which refuses to come after distutils.
+    home = Path(torch.__file__).parent
+    flags = ["-std=c++20", "-shared", "-fPIC", "-O1", f"-I{home / 'include'}"]
+    link = [f"-L{home / 'lib'}", f"-Wl,-rpath,{home / 'lib'}", "-lc10"]
+    subprocess.run([compiler, *flags, str(source), *link, "-o", str(library)], check=True)
     return library
 
 
