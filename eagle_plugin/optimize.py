@@ -52,7 +52,7 @@ class PromptSettings(_Section):
 
     files: list[Path] = []
     builtin: Positive | None = None  # how many built-in prompts
-    privacy: str = "redact"  # of files
+    privacy: str = "drop"  # of files, as in `data prepare`
 
 
 class GenerateSettings(_Section):
