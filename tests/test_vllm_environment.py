@@ -31,7 +31,7 @@ ENGINES = {
     "requests": ("greedy_requests", "metrics"),
     "sampling": ("sampling_distribution", "seeds"),
     "parameters": ("grammar", "parameters", "sampling_thinking"),
-    "logprobs": ("logprobs",),
+    "logprobs": ("logprobs", "refusals"),
     "real model": ("serving",),
 }
 GROUPS = UNITS | ENGINES
