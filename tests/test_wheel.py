@@ -131,7 +131,7 @@ def test_the_engine_finds_the_plugin(beside: Callable[[str], Environment], engin
     assert ours == (["eagle_plugin", "eagle_sglang_cpu"] if engine == "sglang" else ["eagle_plugin"])
     version = environment.run("eagle-plugin", "version")
     rows = dict(line.split(maxsplit=1) for line in version.stdout.splitlines())
-    assert rows[engine] != "not installed" and "untouched" not in rows[engine]
+    assert rows[engine] != "not installed" and "not active" not in rows[engine]
     assert rows["kernels"] == "native (C++)", version.stderr  # built from csrc/ of the wheel, or found in the cache
     assert list(environment.folder.iterdir()) == []
 
