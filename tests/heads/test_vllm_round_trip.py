@@ -126,6 +126,7 @@ def change(source: Path, folder: Path, **values: Any) -> Path:
     shutil.copytree(source, folder)
     config = json.loads((folder / "config.json").read_text()) | values
     (folder / "config.json").write_text(json.dumps(config))
+    (folder / "eagle_plugin.json").unlink()  # its record of config.json would refuse the change
     return folder
 
 
