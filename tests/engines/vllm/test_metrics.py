@@ -120,6 +120,17 @@ def test_without_our_worker_there_is_nothing_of_ours(models: tuple[Path, Path], 
             assert not ours()
 
 
+class Lines(logging.Handler):
+    """The messages of a logger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(record.getMessage())
+
+
 def test_rejected_drafts_are_told_once(
     models: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -130,13 +141,13 @@ def test_rejected_drafts_are_told_once(
     tensors(lambda t: t.update(d2t=torch.tensor(silent[: len(t["d2t"])]) - torch.arange(len(t["d2t"]))))(
         tmp_path / "head"
     )
+    logger, lines = logging.getLogger("vllm.eagle_plugin"), Lines()
 
     def told() -> list[str]:
-        return [line for line in caplog.messages if "rejected every draft" in line]
+        return [line for line in lines.found if "rejected every draft" in line]
 
-    logger = logging.getLogger("vllm.eagle_plugin")
     with engine(target, tmp_path / "head", depth=DEPTH, topk=2, nodes=NODES, disable_log_stats=True) as made:
-        logger.addHandler(caplog.handler)  # now: an engine configures vLLM's loggers anew, apart from the root
+        logger.addHandler(lines)  # now: an engine configures vLLM's loggers anew
         caplog.set_level(logging.WARNING, logger.name)  # the tests show vLLM's errors only
         try:
             generate(made, PROMPTS[:2], max_tokens=95)
@@ -144,7 +155,7 @@ def test_rejected_drafts_are_told_once(
             generate(made, PROMPTS[:2], max_tokens=20)
             generate(made, PROMPTS[:2], max_tokens=120)
         finally:
-            logger.removeHandler(caplog.handler)
+            logger.removeHandler(lines)
     (line,) = told()
     assert "of 200 rounds in a row" in line and f"run: eagle-plugin check {target} {tmp_path / 'head'}" in line
 
