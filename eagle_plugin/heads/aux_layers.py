@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_plugin.heads.files import HeadError
-from eagle_plugin.heads.target_table import sglang_layers
+from eagle_plugin.heads.target_table import are_layers, sglang_layers
 
 KEY = "eagle_aux_hidden_state_layer_ids"
 
@@ -31,8 +31,7 @@ def captured_layers(architecture: str, layers: int, config: dict[str, Any], fold
             f"{folder} has {KEY} {top_level} at the top level, where the engine does not read it (it would capture "
             f"{list(captured)}); add eagle_config.{KEY}, each id less one"
         )
-    rising = all(a < b for a, b in zip(captured, captured[1:], strict=False))
-    if not captured or not rising or captured[0] < 1 or captured[-1] >= layers:
+    if not are_layers(captured, layers):
         if ids is None:
             raise HeadError(
                 f"the default aux layers {list(captured)} of a target with {layers} layers are not three different "

@@ -14,7 +14,7 @@ from eagle_plugin.heads.files import HeadError, load_weights, read_config, text_
 from eagle_plugin.heads.layers import MLP, Attention, KeyValues, RMSNorm
 from eagle_plugin.heads.new_config import NORM_KEYS
 from eagle_plugin.heads.target_files import TargetFiles
-from eagle_plugin.heads.target_table import default_aux_layers, sglang_ids, sglang_layers
+from eagle_plugin.heads.target_table import default_aux_layers, engines_default, sglang_ids, sglang_layers
 from eagle_plugin.heads.vocabulary import check_draft_ids
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class Eagle3Head(DraftHead):
             "norm_output": self.norm_output,
             "num_aux_hidden_states": len(self.aux_layers),
         }
-        default = (2, layers // 2, layers - 3)
+        default = engines_default(layers)
         if self.aux_layers != default or sglang_layers(architecture, None, layers) != default:
             # vLLM reads the first key and SGLang the second; the same layers have other numbers there.
             values["eagle_aux_hidden_state_layer_ids"] = list(self.aux_layers)

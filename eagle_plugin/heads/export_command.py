@@ -15,10 +15,11 @@ from rich.table import Table
 from eagle_plugin.heads.checkpoint import HeadInfo, check_head
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.heads.files import HeadError, read_config, text_config
-from eagle_plugin.heads.interpretations import Interpretation, are_layers, read_interpretations
+from eagle_plugin.heads.interpretations import Interpretation, read_interpretations
 from eagle_plugin.heads.kinds import HEADS
 from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.heads.manifest import compare_target, read_manifest
+from eagle_plugin.heads.target_table import are_layers
 from eagle_plugin.models import head_folder, target_folder
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

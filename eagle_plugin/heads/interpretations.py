@@ -13,7 +13,7 @@ from eagle_plugin.heads.aux_layers import read_ids
 from eagle_plugin.heads.files import HeadError, canonical_name, read_config, read_tensors, text_config
 from eagle_plugin.heads.kinds import spec_of_tensors
 from eagle_plugin.heads.manifest import read_manifest
-from eagle_plugin.heads.target_table import sglang_layers
+from eagle_plugin.heads.target_table import are_layers, engines_default, sglang_layers
 
 
 class Interpretation(NamedTuple):
@@ -47,7 +47,7 @@ def read_interpretations(folder: str | Path, target_dir: str | Path) -> list[Int
     architecture = (target.get("architectures") or ["?"])[0]
     speculators = "speculators_model_type" in config
     ids, top_level = read_ids(config, folder)
-    default = (2, layers // 2, layers - 3)
+    default = engines_default(layers)
     found: list[tuple[tuple[int, ...], str]]
     if speculators:
         found = [(tuple(top_level or default), "speculators")]
@@ -85,7 +85,7 @@ def likely_mistakes(served: Interpretation, folder: str | Path, target_dir: str 
     if not served.aux_layers or read_manifest(folder) is not None:
         return []
     layers = text_config(read_config(target_dir))["num_hidden_layers"]
-    default = (2, layers // 2, layers - 3)
+    default = engines_default(layers)
     found: dict[tuple[int, ...], str] = {default: "the engines' default"}
     for shift, how in ((1, "higher"), (-1, "lower")):
         for aux, whose in ((served.aux_layers, "its ids"), (default, "the engines' default")):
@@ -95,9 +95,3 @@ def likely_mistakes(served: Interpretation, folder: str | Path, target_dir: str 
         for aux, origin in found.items()
         if aux != served.aux_layers and len(aux) == len(served.aux_layers) and are_layers(aux, layers)
     ]
-
-
-def are_layers(aux: tuple[int, ...], layers: int) -> bool:
-    """Whether both engines can capture the inputs of these layers of a target with so many: rising, from 1 on."""
-    rising = all(a < b for a, b in zip(aux, aux[1:], strict=False))
-    return bool(aux) and rising and aux[0] >= 1 and aux[-1] < layers

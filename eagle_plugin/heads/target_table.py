@@ -79,14 +79,25 @@ def choose_kind(architecture: str) -> Literal["eagle2", "eagle3"]:
     return "eagle3" if captured and architecture not in PREFER_EAGLE2 else "eagle2"
 
 
+def engines_default(layers: int) -> tuple[int, ...]:
+    """The layers that vLLM and SGLang (except `shifted` classes) capture for a head that names none."""
+    return 2, layers // 2, layers - 3
+
+
+def are_layers(aux_layers: Sequence[int], layers: int) -> bool:
+    """Whether both engines can capture the inputs of these layers of a target with so many: rising, from 1 on."""
+    rising = all(a < b for a, b in zip(aux_layers, aux_layers[1:], strict=False))
+    return bool(aux_layers) and rising and aux_layers[0] >= 1 and aux_layers[-1] < layers
+
+
 def default_aux_layers(layers: int) -> tuple[int, ...]:
-    """The layers that vLLM and SGLang (except `shifted` classes) capture for a head that names none.
+    """The engines' default layers.
 
     Raises:
         HeadError: the target has too few layers for three different ones.
     """
-    default = (2, layers // 2, layers - 3)
-    if not 2 < layers // 2 < layers - 3:
+    default = engines_default(layers)
+    if not are_layers(default, layers):
         raise HeadError(
             f"the default aux layers {list(default)} of a target with {layers} layers are not three different layers; "
             "name the aux layers"
@@ -118,7 +129,7 @@ def sglang_layers(architecture: str, ids: Sequence[int] | None, layers: int) -> 
     rule = SGLANG_TARGETS.get(architecture, "output")
     if ids is None:
         shift = 1 if rule == "shifted" else 0
-        return tuple(i + shift for i in (2, layers // 2, layers - 3))
+        return tuple(i + shift for i in engines_default(layers))
     if rule == "first_is_one" and list(ids[:1]) != [1]:
         return tuple(ids)
     if rule == "up_to_last" and max(ids, default=0) == layers:
