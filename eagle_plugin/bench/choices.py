@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib.metadata
 import importlib.util
 import json
 import sys
@@ -14,6 +12,7 @@ from rich.console import Console
 
 from eagle_plugin.bench.engine import Engine
 from eagle_plugin.bench.engines import ENGINES
+from eagle_plugin.bench.machine import installed_versions
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.servers import ServerError
 from eagle_plugin.bench.spec import EngineName
@@ -56,11 +55,7 @@ def check_engine(name: str) -> None:
 
 
 def _is_installed(engine: Engine) -> bool:
-    for distribution in engine.distributions:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            importlib.metadata.version(distribution)
-            return True
-    return False
+    return bool(installed_versions(engine.distributions))
 
 
 def parse_shape(text: str) -> Shape:

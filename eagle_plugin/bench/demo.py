@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
-import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +14,7 @@ from rich.markup import escape
 from eagle_plugin.bench.choices import add_model_options, check_engine, parse_shape, resolve_head, resolve_target
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.equality import compare_greedy
-from eagle_plugin.bench.machine import describe_machine, usable_cores
+from eagle_plugin.bench.machine import describe_machine, installed_versions, usable_cores
 from eagle_plugin.bench.measure import ratio_spread, spread
 from eagle_plugin.bench.outcome import exit_status
 from eagle_plugin.bench.picture import PictureError, draw_demo
@@ -185,15 +183,6 @@ def build_report(
         machine=describe_machine(),
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     )
-
-
-def installed_versions(names: Sequence[str]) -> dict[str, str]:
-    """The versions of those distributions that are installed in this environment."""
-    versions = {}
-    for name in names:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    return versions
 
 
 def main(argv: Sequence[str] | None = None) -> int:

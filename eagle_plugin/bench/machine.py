@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import os
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -54,3 +57,12 @@ def describe_machine() -> Machine:
         system=platform.system(),
         python=platform.python_version(),
     )
+
+
+def installed_versions(names: Sequence[str]) -> dict[str, str]:
+    """The versions of those distributions that are installed in this environment."""
+    versions = {}
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
