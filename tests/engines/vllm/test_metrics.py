@@ -13,6 +13,7 @@ import pytest
 import torch
 from bigram_models import VOCAB, spoken
 from head_edits import tensors
+from log_lines import Lines
 from prometheus_client import REGISTRY
 from vllm import LLM, SamplingParams
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
@@ -120,17 +121,6 @@ def test_without_our_worker_there_is_nothing_of_ours(models: tuple[Path, Path], 
             assert not ours()
 
 
-class Lines(logging.Handler):
-    """The messages of a logger."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.found.append(record.getMessage())
-
-
 def test_rejected_drafts_are_told_once(
     models: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -144,7 +134,7 @@ def test_rejected_drafts_are_told_once(
     logger, lines = logging.getLogger("vllm.eagle_plugin"), Lines()
 
     def told() -> list[str]:
-        return [line for line in lines.found if "rejected every draft" in line]
+        return [line for line in lines.logged if "rejected every draft" in line]
 
     with engine(target, tmp_path / "head", depth=DEPTH, topk=2, nodes=NODES, disable_log_stats=True) as made:
         logger.addHandler(lines)  # now: an engine configures vLLM's loggers anew

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import tiny_models
+from log_lines import Lines
 from trained_heads import trained_head
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
@@ -30,15 +31,6 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
     return tiny_models.tiny_eagle3_head(tmp_path_factory.mktemp("head"), target)
-
-
-class Lines(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.logged: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.logged.append(record.getMessage())
 
 
 @pytest.fixture(autouse=True)
