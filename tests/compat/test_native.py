@@ -50,6 +50,7 @@ def test_torch_runs_where_the_sources_are_not_built(tmp_path: Path) -> None:
 
 
 @needs_sanitizers
+@pytest.mark.matrix
 def test_the_functions_pass_under_sanitizers(tmp_path: Path) -> None:
     tests = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("elementwise", "cache_names", "tree_names")]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not torch", *tests]

@@ -11,7 +11,7 @@ from sanitizers import needs_sanitizers, sanitized_environment
 
 from eagle_plugin.kernels import loader
 
-pytestmark = needs_sanitizers
+pytestmark = [needs_sanitizers, pytest.mark.matrix]
 
 
 @pytest.fixture(scope="module")
