@@ -75,6 +75,7 @@ def test_the_default_engine_is_the_installed_one(monkeypatch):
     monkeypatch.setattr(choices.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ServerError, match="needs the module sgl_kernel on a CPU, found none; install eagle-plugin-sgl"):
         choices.check_engine("sglang")
+    choices.check_engine("sglang", "cuda")
 
 
 def test_questions_are_found_from_any_folder(tmp_path, monkeypatch):

@@ -1,0 +1,115 @@
+"""Step `round`: milliseconds of an engine-free round by phase, against bytes over bandwidth and against plain decoding.
+
+The Llama has the shape of Llama-3.1-8B and random weights, the head that of its EAGLE-3 heads. Random drafts are almost
+never accepted, and the time of a round hardly depends on how many are. So the result is a time per round, and the
+accept length at which a round is as fast as plain decoding; more is gain. Bytes are counted once each
+(benchmarks/roofline.py), the bandwidth is that of a copy on this device.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.decoding import PlainDecoder, TreeDecoder, new_slot_table
+from benchmarks.gpu.llama import Llama
+from benchmarks.gpu.models import Size, size_for
+from benchmarks.gpu.phases import Replay, Round, State, milliseconds
+from benchmarks.gpu.steps import Setting
+from benchmarks.roofline import plain_bytes, round_bytes
+from eagle_plugin.core.shape import Shape
+
+SHAPES = (Shape(1, 4, 5), Shape(3, 4, 16), Shape(5, 8, 48))
+BATCHES, CONTEXT, REPEATS = (1, 4, 16), 2048, 30
+TINY_BATCHES, TINY_CONTEXT, TINY_REPEATS = (1, 2), 40, 3
+COPIED_BYTES = 2**29
+
+
+def run(setting: Setting) -> dict[str, Any]:
+    """Time greedy rounds of every batch and shape, and sampled ones of one shape."""
+    size = size_for(setting)
+    batches, context, repeats = (BATCHES, CONTEXT, REPEATS)
+    if setting.tiny:
+        batches, context, repeats = TINY_BATCHES, TINY_CONTEXT, TINY_REPEATS
+    shapes = SHAPES[:2] if setting.tiny else SHAPES
+    torch.manual_seed(0)
+    bandwidth = copy_bandwidth(setting)
+    positions = context + repeats * max(shape.max_accept_length for shape in shapes) + 128
+    target = size.target(positions, setting.device)
+    rows = []
+    for batch in batches:
+        slot_table = new_slot_table(batch, positions, setting.device)
+        plain = time_plain(target, slot_table, context, repeats)
+        plain_floor = 1e3 * plain_bytes(size.model, batch, context, size.dtype.itemsize) / bandwidth
+        for shape in shapes:
+            for temperature in (0.0, 0.8) if shape == SHAPES[1] else (0.0,):
+                head = size.head(target, slot_table)
+                decoder = TreeDecoder(target, head, slot_table, shape, temperature)
+                times = time_round(decoder, context, repeats)
+                floors = floor_of(size, shape, batch, context, bandwidth)
+                rows.append(
+                    {
+                        "batch": batch,
+                        "shape": str(shape),
+                        "temperature": temperature,
+                        "ms": rounded(times | {"round": sum(times.values())}),
+                        "floor_ms": rounded(floors | {"round": sum(floors.values())}),
+                        "share_of_floor": round(sum(floors.values()) / sum(times.values()), 3),
+                        "plain_ms": round(plain, 4),
+                        "plain_share_of_floor": round(plain_floor / plain, 3),
+                        "break_even_accept_length": round(sum(times.values()) / plain, 3),
+                    }
+                )
+                print(rows[-1], flush=True)
+    about = {"model": size.name, "dtype": str(size.dtype).removeprefix("torch."), "context": context}
+    return about | {"graphs": setting.on_gpu, "copy_gb_s": round(bandwidth / 1e9, 1), "rows": rows}
+
+
+def copy_bandwidth(setting: Setting) -> float:
+    """Bytes that a copy reads and writes per second."""
+    source = torch.ones(COPIED_BYTES // (16 if setting.tiny else 1), dtype=torch.uint8, device=setting.device)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    times = milliseconds({"copy": lambda: target.copy_(source)}, 10, source.device)["copy"]
+    return 2 * source.nbytes / statistics.median(times) * 1e3
+
+
+def start_at(decoder: PlainDecoder, context: int) -> None:
+    """Fill the cache with noise, and let every request have `context` tokens."""
+    for cache in (*decoder.cache.keys, *decoder.cache.values):
+        cache.normal_()
+    decoder.lengths.fill_(context)
+
+
+def time_plain(target: Llama, slot_table: torch.Tensor, context: int, repeats: int) -> float:
+    """The median milliseconds of a step of plain decoding."""
+    decoder = PlainDecoder(target, slot_table)
+    start_at(decoder, context)
+    before = State(decoder)
+    step = Replay(decoder.step, target.device)
+    before.restore()
+    return statistics.median(milliseconds({"step": step}, repeats, target.device)["step"])
+
+
+def time_round(decoder: TreeDecoder, context: int, repeats: int) -> dict[str, float]:
+    """The median milliseconds of each phase of a round."""
+    start_at(decoder, context)
+    captured = Round(decoder)
+    times = milliseconds(dict(captured.phases()), repeats, decoder.target.device)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def floor_of(size: Size, shape: Shape, batch: int, context: int, bandwidth: float) -> dict[str, float]:
+    """Bytes over bandwidth of each phase in milliseconds; the tail reads the logits that the verification wrote."""
+    data = round_bytes(size.model, shape, batch, context, size.dtype.itemsize, size.draft_vocabulary)
+    return {"draft": 1e3 * data.draft / bandwidth, "verify": 1e3 * data.verify / bandwidth} | {
+        "tail": 1e3 * data.tail / bandwidth,
+        "extend": 1e3 * data.extend / bandwidth,
+    }
+
+
+def rounded(values: dict[str, float]) -> dict[str, float]:
+    """To a tenth of a microsecond."""
+    return {name: round(value, 4) for name, value in values.items()}

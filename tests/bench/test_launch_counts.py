@@ -1,0 +1,88 @@
+"""benchmarks/launches.py: what counts as a launch, whose it is, and what the clock leaves out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from benchmarks.launches import ENGINE, GRAPH, OTHER, OURS, CountLaunches, Probe
+from eagle_plugin.core.tree import DraftTree
+from eagle_plugin.kernels.tree import sibling_links
+
+
+def counted(call: Callable[[], object], whose: str = OTHER) -> dict[str, int]:
+    probe = Probe()
+    probe.begin_round("one")
+    with CountLaunches(probe):
+        call()
+    probe.end_round()
+    return {launch.name: n for launch, n in probe.launches.items() if launch.whose == whose}
+
+
+@pytest.mark.parametrize(
+    ("call", "wanted"),
+    [
+        (lambda x: x + 1, {"add": 1}),
+        (lambda x: x.view(4).expand(3, 4).transpose(0, 1), {}),
+        (lambda x: torch.empty(3).new_empty(2), {}),
+        (lambda x: x[:, 0].copy_(x[:, 1]), {"copy_": 1}),
+        (lambda x: torch.nn.functional.pad(x, (0, 1)), {"constant_pad_nd": 2}),
+        (lambda x: x.repeat_interleave(2), {"clone": 1}),
+        (lambda x: torch.zeros(3), {"zeros": 1}),
+    ],
+    ids=["add", "views", "empty", "copy", "pad", "repeat", "zeros"],
+)
+def test_operations(call: Callable[[torch.Tensor], object], wanted: dict[str, int]) -> None:
+    x = torch.ones(2, 2)
+    found = counted(lambda: call(x))
+    if "clone" in wanted:  # how torch writes it differs between versions; that it is one kernel does not
+        assert sum(found.values()) == 1
+    else:
+        assert found == wanted
+
+
+def test_whose_code_it_is() -> None:
+    roots = torch.zeros(3, dtype=torch.int64)
+    assert counted(lambda: DraftTree.padding(roots, 4), OURS)
+    assert counted(lambda: DraftTree.padding(roots, 4), ENGINE) == {}
+    engine: dict[str, Callable[[], torch.Tensor]] = {}
+    code = "import torch\ndef call():\n    return torch.ones(2) * 2\n"
+    exec(compile(code, "/somewhere/site-packages/sglang/srt/file.py", "exec"), engine)
+    assert sum(counted(engine["call"], ENGINE).values()) == 2
+
+
+def test_native_kernels_are_counted_and_run() -> None:
+    probe = Probe()
+    parents = torch.tensor([[-1, 0, 0, 1]], dtype=torch.int32)
+    with probe.native_kernels():
+        probe.begin_round("one")
+        first_child, _ = sibling_links(parents)
+        probe.end_round()
+    assert first_child.tolist() == [[1, 3, -1, -1]]
+    assert [(x.phase, x.whose, x.name) for x in probe.launches] == [("one", OURS, "native sibling_links")]
+    sibling_links(parents)
+    assert probe.launches.total() == 1
+
+
+def test_phases_and_what_is_left_out() -> None:
+    probe = Probe()
+    probe.enter("before any round")
+    probe.begin_round("one")
+    time.sleep(0.002)
+    with probe.left_out():
+        probe.count("not counted", OURS)
+        time.sleep(0.02)
+    probe.enter("two")
+    with probe.as_graph("draft"):
+        probe.count("inside a graph", OURS)
+        time.sleep(0.02)
+    probe.enter("one")
+    time.sleep(0.002)
+    probe.end_round()
+    assert list(probe.phases) == ["one", "two"]
+    assert 4e6 <= probe.phases["one"] < 14e6 and probe.phases["two"] < 5e6
+    assert probe.counts(OURS) == {"one": 0, "two": 1}
+    assert [launch.name for launch in probe.launches] == [f"{GRAPH} draft"]
