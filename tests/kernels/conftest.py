@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from eagle_plugin.kernels import attention, kv, loader, sampling, tree  # noqa: F401  what `path` can switch
+from eagle_plugin.kernels import attention, kv, loader, penalties, sampling, tree  # noqa: F401  what `path` can switch
 
 
 @pytest.fixture(scope="session", autouse=True)
