@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from eagle_plugin.kernels import attention, kv, loader, penalties, sampling, tree  # noqa: F401  what `path` can switch
+# what `path` can switch
+from eagle_plugin.kernels import attention, kv, loader, penalties, round_start, sampling, tree  # noqa: F401
 
 
 @pytest.fixture(scope="session", autouse=True)
