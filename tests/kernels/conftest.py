@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import on_device
 import pytest
 
-from eagle_plugin.kernels import attention, kv, loader, sampling, tree  # noqa: F401  what `path` can switch
+# what `path` can switch
+from eagle_plugin.kernels import attention, kv, loader, penalties, round_start, sampling, tree  # noqa: F401
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,4 +12,13 @@ namespace eagle {
 constexpr int kMaxWidth = 64;   // ancestors are one 64-bit bitmask per node
 constexpr int kMaxTopM = 128;   // M: most likely tokens of a row that are kept as candidates
 constexpr int kMaxSampled = 4;  // sampled children of a node that are drawn and tested
+
+// The place of the lowest bit that is set; bits is not 0.
+EAGLE_HD int32_t lowest_bit(uint64_t bits) {
+#if defined(__CUDACC__)
+  return __ffsll(static_cast<long long>(bits)) - 1;
+#else
+  return __builtin_ctzll(bits);
+#endif
+}
 }  // namespace eagle
