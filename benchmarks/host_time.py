@@ -2,17 +2,18 @@
 
     python benchmarks/host_time.py [--repeats 5] [--rounds 60] [--json out/host-time.json]
 
-SGLang's scheduler runs in this process, on the CPU, without a server. The forwards of the target and of the head
-return fixed tensors, and native kernels run outside the clock (benchmarks/launches.py): what is left is the host's
-work. On a GPU a launch also takes the driver's time, and torch's operations on tiny CPU tensors take about as long as
-their launches there; both are in the assumptions that the output states. The scenarios are interleaved; a time is the
-median over the repeats of the median over the rounds, with its quartiles.
+SGLang's scheduler runs in this process, on the CPU, without a server (benchmarks/sglang_rounds.py), with eager rounds
+and with captured ones. Native kernels, the forwards of the models and replays of captured functions run outside the
+clock (benchmarks/launches.py): what is left is the host's work. On a GPU a launch also takes the driver's time; torch's
+operations on tiny CPU tensors take about as long as their launches there. The assumptions are in the output. All
+batches are interleaved; a time is the median over the repeats of the median over the rounds, with its quartiles.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import importlib.util
 import statistics
 import sys
 import tempfile
@@ -34,19 +35,20 @@ from eagle_plugin.bench.measure import spread
 from eagle_plugin.bench.report import Quartiles, quartiles, write_json
 from eagle_plugin.command_end import end_of
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.errors import UserError
 
-AIM_MICROSECONDS = 1000  # of a greedy round at batch 8, outside of the engine's scheduler
-AIM_LAUNCHES, AIM_HIDDEN = 30, 0.95
-LAUNCH_MICROSECONDS = 2.5  # of the CUDA driver per kernel
-GRAPH_MICROSECONDS = 10.0  # per launch of a captured graph: one per forward of a model here
+AIM_MICROSECONDS = 1000  # of the worker in a greedy round at batch 8
+AIM_EAGER_LAUNCHES, AIM_LAUNCHES, AIM_GRAPHS, AIM_HIDDEN = 30, 12, 4, 0.95
+LAUNCH_MICROSECONDS = 2.5  # of the CUDA driver per kernel or copy
+GRAPH_MICROSECONDS = 10.0  # per launch of a captured graph
 KERNEL_MICROSECONDS = 2.0  # on the device per small kernel
 CONTEXT = 1024
 ASSUMPTIONS = (
     f"a kernel launch takes the driver {LAUNCH_MICROSECONDS} us, a graph {GRAPH_MICROSECONDS:g} us",
-    "the forward of a model is one graph launch; the engine's runner around the target is in the host's time",
-    f"a small kernel takes the device {KERNEL_MICROSECONDS:g} us; the models' forwards take bytes / bandwidth",
+    f"a small kernel takes the device {KERNEL_MICROSECONDS:g} us, as many of them as an eager round launches",
+    "the forwards of the models take bytes / bandwidth of the data sheet",
     f"Llama-3.1-8B in bf16, an EAGLE-3 head of it with 32,000 draft tokens, {CONTEXT} tokens of context per request",
-    "a GPU machine's core is as fast as this one",
+    "the host of the GPU is as fast as this machine",
 )
 
 
@@ -57,7 +59,7 @@ class Strict(BaseModel):
 
 
 class SimulatedRound(Strict):
-    """A round of Llama-3.1-8B on one GPU by bytes over bandwidth, with the host's time measured here."""
+    """A captured round of Llama-3.1-8B on one GPU by bytes over bandwidth, with the host's time measured here."""
 
     overlap: bool
     round_us: float
@@ -66,20 +68,27 @@ class SimulatedRound(Strict):
     hidden_share: float = Field(description="of the host's time during which the device computes")
 
 
+class Cost(Strict):
+    """What a round takes of the host."""
+
+    worker_us: Quartiles = Field(description="the worker's step")
+    scheduler_us: Quartiles = Field(description="the engine's work between two steps")
+    phases_us: dict[str, Quartiles] = Field(description="of the worker's step")
+    launches: int = Field(description="of the plugin outside of the models' forwards and of graphs")
+    graph_launches: int
+    launches_by_phase: dict[str, int]
+    graph_launches_by_phase: dict[str, int]
+    launches_by_name: dict[str, int]
+    engine_launches: int = Field(description="the engine's own copies in the worker's step")
+
+
 class ScenarioReport(Strict):
     """The rounds of one kind of batch."""
 
     batch: int
     sampled: bool
-    worker_us: Quartiles = Field(description="the worker's step, the target's runner of the engine left out")
-    target_runner_us: Quartiles
-    scheduler_us: Quartiles = Field(description="the engine's work between two rounds")
-    phases_us: dict[str, Quartiles]
-    launches: int = Field(description="of the plugin outside of the models' forwards, per round")
-    graph_launches: int
-    launches_by_phase: dict[str, int]
-    launches_by_name: dict[str, int]
-    engine_launches: int = Field(description="the engine's own copies in the worker's step")
+    eager: Cost
+    captured: Cost
     simulated: dict[str, list[SimulatedRound]]
 
 
@@ -97,138 +106,149 @@ class HostTime(Strict):
     machine: Machine
 
 
-def simulated(report: ScenarioReport, device: Device, shape: Shape) -> list[SimulatedRound]:
-    """The time line of this kind of batch on a GPU, without and with overlap scheduling."""
-    phases = {name: value.median for name, value in report.phases_us.items()}
-    launches = report.launches_by_phase
-    data = round_bytes(LLAMA_8B, shape, report.batch, CONTEXT)
-    levels = max(shape.steps - 1, 0)
-    target = phases["target's runner"] + LAUNCH_MICROSECONDS * report.engine_launches
+def simulate_round(
+    eager: Cost, captured: Cost, device: Device, shape: Shape, batch: int, overlap: bool
+) -> SimulatedRound:
+    """The time line of captured rounds on a GPU."""
+    data = round_bytes(LLAMA_8B, shape, batch, CONTEXT)
 
-    def phase(names: Sequence[str], host: float, graphs: int, read: float) -> Phase:
-        count = sum(launches.get(name, 0) for name in names)
-        host += sum(phases.get(name, 0.0) for name in names) + LAUNCH_MICROSECONDS * count + GRAPH_MICROSECONDS * graphs
-        return Phase(host, 1e6 * read / device.bandwidth + KERNEL_MICROSECONDS * count)
+    def phase(names: Sequence[str], read: float, engine: int = 0) -> Phase:
+        host = sum(captured.phases_us[name].median for name in names)
+        host += LAUNCH_MICROSECONDS * (sum(captured.launches_by_phase[name] for name in names) + engine)
+        host += GRAPH_MICROSECONDS * sum(captured.graph_launches_by_phase[name] for name in names)
+        kernels = sum(eager.launches_by_phase[name] for name in names)
+        return Phase(host, 1e6 * read / device.bandwidth + KERNEL_MICROSECONDS * kernels)
 
     parts = (
-        phase(("begin", "draft"), 0.0, levels, data.draft),
-        phase(("verify preparation",), target, 1, data.verify),
-        phase(("tail", "extend", "rest"), 0.0, 1, data.tail + data.extend),
+        phase(("begin", "draft"), data.draft),
+        phase(("verify preparation",), data.verify),
+        phase(("tail",), data.tail),
+        phase(("extend", "rest"), data.extend, captured.engine_launches),
     )
-    lines = {overlap: simulate(parts, report.scheduler_us.median, overlap) for overlap in (False, True)}
-    return [
-        SimulatedRound(
-            overlap=overlap,
-            round_us=round(line.period, 1),
-            device_us=round(line.device, 1),
-            host_us=round(line.host, 1),
-            hidden_share=round(line.hidden, 4),
-        )
-        for overlap, line in lines.items()
-    ]
+    line = simulate(parts, captured.scheduler_us.median, overlap)
+    return SimulatedRound(
+        overlap=overlap,
+        round_us=round(line.period, 1),
+        device_us=round(line.device, 1),
+        host_us=round(line.host, 1),
+        hidden_share=round(line.hidden, 4),
+    )
 
 
 def measure(shape: Shape, batches: Sequence[tuple[int, float]], repeats: int, rounds: int) -> HostTime:
-    """Run all scenarios `repeats` times, interleaved, and once more to count."""
+    """Run all batches eagerly and captured `repeats` times, interleaved, and once more to count."""
+    if importlib.util.find_spec("sglang") is None:
+        raise UserError(f"SGLang is not installed for {sys.executable}; run make env and use .venv-sglang/bin/python")
     from benchmarks import sglang_rounds as sglang
 
     scenarios = [
         sglang.Scenario(f"{'sampled' if temperature else 'greedy'} {batch}", batch, temperature)
         for batch, temperature in batches
     ]
-    times: dict[str, list[dict[str, float]]] = {one.name: [] for one in scenarios}  # medians of each repeat
-    counted: dict[str, dict[Launch, int]] = {}
-    runs = [sglang.Run(one, rounds, False) for _ in range(repeats) for one in scenarios]
-    runs += [sglang.Run(one, 1, True) for one in scenarios]
+    kinds = [(one, captured) for one in scenarios for captured in (False, True)]
+    times: dict[tuple[str, bool], list[dict[str, float]]] = {(one.name, captured): [] for one, captured in kinds}
+    counted: dict[tuple[str, bool], dict[Launch, int]] = {}
+    runs = [sglang.Run(one, captured, rounds, False) for _ in range(repeats) for one, captured in kinds]
+    runs += [sglang.Run(one, captured, 1, True) for one, captured in kinds]
     probe = Probe()
     with tempfile.TemporaryDirectory() as folder, probe.native_kernels():
         for run, found in sglang.Rounds(sglang.boot(Path(folder), shape), probe).run(runs):
+            key = (run.scenario.name, run.captured)
             if run.counting:
-                counted[run.scenario.name] = found[0].launches
+                counted[key] = found[0].launches
                 continue
-            parts = [*sglang.PHASES, sglang.SCHEDULER, "worker"]
-            rows = [one.microseconds for one in found]
-            for row in rows:
-                row["worker"] = sum(row.get(name, 0.0) for name in sglang.PHASES if name != sglang.TARGET)
-            times[run.scenario.name].append(
-                {part: statistics.median(row.get(part, 0.0) for row in rows) for part in parts}
-            )
-    reports = {
-        one.name: _report(one.batch, one.temperature > 0, times[one.name], counted[one.name], sglang.PHASES)
-        for one in scenarios
-    }
-    for report in reports.values():
-        report.simulated = {device.name: simulated(report, device, shape) for device in (H100, H200)}
+            rows = [one.microseconds | {"worker": one.worker} for one in found]
+            times[key].append({part: statistics.median(row[part] for row in rows) for part in rows[0]})
+    reports = {}
+    for one in scenarios:
+        eager, captured = (
+            cost(times[one.name, kind], counted[one.name, kind], sglang.PHASES) for kind in (False, True)
+        )
+        reports[one.name] = ScenarioReport(
+            batch=one.batch,
+            sampled=one.temperature > 0,
+            eager=eager,
+            captured=captured,
+            simulated={
+                device.name: [simulate_round(eager, captured, device, shape, one.batch, on) for on in (False, True)]
+                for device in (H100, H200)
+            },
+        )
     return HostTime(
         date=datetime.date.today().isoformat(),
         shape=str(shape),
         repeats=repeats,
         rounds=rounds,
         scenarios=reports,
-        aims={"worker_us": AIM_MICROSECONDS, "launches": AIM_LAUNCHES, "hidden_share": AIM_HIDDEN},
+        aims={
+            "worker_us": AIM_MICROSECONDS,
+            "eager_launches": AIM_EAGER_LAUNCHES,
+            "captured_launches": AIM_LAUNCHES,
+            "graph_launches": AIM_GRAPHS,
+            "hidden_share": AIM_HIDDEN,
+        },
         assumptions=list(ASSUMPTIONS),
         versions=installed_versions(("torch", "sglang", "apache-tvm-ffi", "eagle-plugin")),
         machine=describe_machine(),
     )
 
 
-def _report(
-    batch: int, sampled: bool, times: list[dict[str, float]], launches: dict[Launch, int], phases: Sequence[str]
-) -> ScenarioReport:
+def cost(times: list[dict[str, float]], launches: dict[Launch, int], phases: Sequence[str]) -> Cost:
+    """The report of one kind of round: medians of each repeat, and the launches of one round."""
+
     def of(part: str) -> Quartiles:
         return quartiles(spread([row[part] for row in times]))
 
-    def count(whose: str, graphs: bool = False) -> Counter[Launch]:
-        return Counter({x: n for x, n in launches.items() if x.whose == whose and x.name.startswith(GRAPH) == graphs})
+    def by_phase(found: dict[Launch, int]) -> dict[str, int]:
+        return {phase: sum(n for launch, n in found.items() if launch.phase == phase) for phase in phases}
 
-    ours = count(OURS)
-    by_name: Counter[str] = Counter()
+    graphs = {launch: n for launch, n in launches.items() if launch.name.startswith(GRAPH)}
+    ours = {launch: n for launch, n in launches.items() if launch.whose == OURS and launch not in graphs}
+    names: Counter[str] = Counter()
     for launch, number in ours.items():
-        by_name[launch.name] += number
-    return ScenarioReport(
-        batch=batch,
-        sampled=sampled,
+        names[launch.name] += number
+    return Cost(
         worker_us=of("worker"),
-        target_runner_us=of("target's runner"),
         scheduler_us=of("scheduler"),
         phases_us={phase: of(phase) for phase in phases},
-        launches=ours.total(),
-        graph_launches=count(OURS, graphs=True).total(),
-        launches_by_phase={phase: sum(n for x, n in ours.items() if x.phase == phase) for phase in phases},
-        launches_by_name=dict(by_name.most_common()),
-        engine_launches=count(ENGINE).total(),
-        simulated={},
+        launches=sum(ours.values()),
+        graph_launches=sum(graphs.values()),
+        launches_by_phase=by_phase(ours),
+        graph_launches_by_phase=by_phase(graphs),
+        launches_by_name=dict(names.most_common()),
+        engine_launches=sum(n for launch, n in launches.items() if launch.whose == ENGINE),
     )
 
 
 def show(report: HostTime) -> None:
-    """Print one table with a column per scenario."""
-    columns = list(report.scenarios.values())
-    shown = Table("per round", *report.scenarios, title=f"host time of a decode round, shape {report.shape}")
-    for phase in columns[0].phases_us:
-        shown.add_row(f"{phase}, us", *(f"{one.phases_us[phase].median:.0f}" for one in columns))
-
-    def spread_of(value: Quartiles) -> str:
-        return f"{value.median:.0f} ({value.q1:.0f} to {value.q3:.0f})"
-
-    shown.add_row("worker without the target's runner, us", *(spread_of(one.worker_us) for one in columns))
-    shown.add_row("engine's scheduler, us", *(spread_of(one.scheduler_us) for one in columns), end_section=True)
-    shown.add_row("launches of the plugin", *(str(one.launches) for one in columns))
-    shown.add_row("graph launches", *(str(one.graph_launches) for one in columns))
-    shown.add_row("launches of the engine", *(str(one.engine_launches) for one in columns), end_section=True)
-    for device in columns[0].simulated:
-        for line in columns[0].simulated[device]:
-            lines = [next(x for x in one.simulated[device] if x.overlap == line.overlap) for one in columns]
-            name = f"{device}, {'overlap' if line.overlap else 'no overlap'}: round us (host hidden)"
-            shown.add_row(name, *(f"{x.round_us:.0f} ({100 * x.hidden_share:.0f} %)" for x in lines))
+    """Print one table with two columns per kind of batch, eager and captured, and the aims below it."""
+    names = [f"{name}\n{kind}" for name in report.scenarios for kind in ("eager", "captured")]
+    costs = [x for one in report.scenarios.values() for x in (one.eager, one.captured)]
+    shown = Table("per round", *names, title=f"host time of a decode round in us, shape {report.shape}")
+    for phase in costs[0].phases_us:
+        shown.add_row(phase, *(f"{one.phases_us[phase].median:.0f}" for one in costs))
+    shown.add_row("worker", *(f"{one.worker_us.median:.0f}" for one in costs))
+    shown.add_row("quartiles", *(f"{one.worker_us.q1:.0f}, {one.worker_us.q3:.0f}" for one in costs))
+    shown.add_row("engine's scheduler", *(f"{one.scheduler_us.median:.0f}" for one in costs), end_section=True)
+    shown.add_row("launches", *(str(one.launches) for one in costs))
+    shown.add_row("graph launches", *(str(one.graph_launches) for one in costs))
+    shown.add_row("engine's launches", *(str(one.engine_launches) for one in costs), end_section=True)
+    for name in (H100.name, H200.name):
+        for place, title in enumerate(("no overlap", "overlap")):
+            lines = [one.simulated[name][place] for one in report.scenarios.values()]
+            cells = (cell for x in lines for cell in ("", f"{x.round_us:.0f} ({100 * x.hidden_share:.0f} %)"))
+            shown.add_row(f"{name}, {title}: round (host hidden)", *cells)
     console = Console(width=140)
     console.print(shown)
     console.print("Simulated: " + "; ".join(report.assumptions) + ".")
-    greedy = report.scenarios.get("greedy 8")
-    if greedy is not None:
+    if (greedy := report.scenarios.get("greedy 8")) is not None:
+        eager, captured = greedy.eager, greedy.captured
+        hidden = min(lines[1].hidden_share for lines in greedy.simulated.values())
         console.print(
-            f"Aim for greedy 8: at most {AIM_MICROSECONDS} us, found {greedy.worker_us.median:.0f}; at most "
-            f"{AIM_LAUNCHES} launches, found {greedy.launches}."
+            f"Aims for greedy 8: worker {AIM_MICROSECONDS} us, found {eager.worker_us.median:.0f} eager and "
+            f"{captured.worker_us.median:.0f} captured; launches {AIM_EAGER_LAUNCHES} eager, found {eager.launches}; "
+            f"captured {AIM_LAUNCHES} and {AIM_GRAPHS} graphs, found {captured.launches} and "
+            f"{captured.graph_launches}; hidden by overlap {100 * AIM_HIDDEN:.0f} %, found {100 * hidden:.1f} %."
         )
 
 
@@ -242,8 +262,10 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=Path("out/host-time.json"), metavar="FILE")
     options = parser.parse_args()
     batches = [(batch, 0.0) for batch in options.greedy] + [(batch, 0.8) for batch in options.sampled]
-    if not batches or not all(1 <= batch <= 32 for batch, _ in batches) or min(options.repeats, options.rounds) < 1:
-        parser.error("wanted batches of 1 to 32, and at least one repeat and one round")
+    if not batches or not all(1 <= batch <= 32 for batch, _ in batches):
+        parser.error("wanted at least one batch, of 1 to 32 requests")
+    if options.repeats < 1 or not 1 <= options.rounds <= 300:
+        parser.error("wanted at least one repeat, and 1 to 300 rounds")
     report = measure(options.shape, batches, options.repeats, options.rounds)
     write_json(report, options.json)
     show(report)

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from tvm_ffi import testing
 
+from eagle_plugin.errors import UserError
 from eagle_plugin.kernels import loader
 
 OURS, ENGINE, OTHER = "ours", "engine", "other"
@@ -128,7 +129,7 @@ class _Library:
 
     def __init__(self, module: Any, probe: Probe) -> None:
         if module is None:
-            raise RuntimeError("there are no native kernels, wanted them: unset EAGLE_KERNELS, or install a compiler")
+            raise UserError("there are no native kernels, wanted them: unset EAGLE_KERNELS, or install a compiler")
         self._module, self._probe = module, probe
 
     def get_function(self, name: str) -> Callable[..., None]:

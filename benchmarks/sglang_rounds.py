@@ -1,13 +1,16 @@
 """Drives SGLang's own scheduler with our worker inside this process, on models whose forwards compute nothing.
 
-The scheduler is the real one: it makes the batches, allocates slots, calls the worker and reads its results. Requests
-come from a list in place of the socket. Prefills run the real tiny models. In decode rounds the forward of each model
-returns fixed tensors, so that what is left of a round is the work of the host.
+The scheduler is the real one, with overlap on as on a GPU: it makes the batches, allocates slots, calls the worker and
+reads its results. Requests come from a list in place of the socket. Prefills run the real tiny models. In eager decode
+rounds the forward of each model returns fixed tensors; in captured ones every function that a GPU would replay as a
+graph runs outside the clock, as one launch. What is left of a round is the work of the host.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
+import os
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +20,9 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
+
+# Before SGLang is imported: its CPU engine, overlap scheduling there, and captured rounds by emulated graphs.
+os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "EAGLE_OVERLAP": "1", "EAGLE_GRAPHS": "emulate"}
 
 import tiny_models
 import torch
@@ -29,21 +35,16 @@ from sglang.srt.server_args import PortArgs, ServerArgs
 
 from benchmarks.launches import CountLaunches, Launch, Probe
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.engines.graphs import Buckets
+from eagle_plugin.engines.sglang.support import unsupported_reasons
 from eagle_plugin.engines.sglang.worker import TreeWorker
+from eagle_plugin.errors import UserError
 
 MAX_BATCH, VOCABULARY, PROMPT_TOKENS = 32, 512, 12
 WARM_ROUNDS = 5  # of every run, not measured
-# The phases of a round, in their order. TARGET is the engine's runner around the forward of the target.
-BEGIN, DRAFT, PREPARE, TARGET, TAIL, EXTEND, REST = PHASES = (
-    "begin",
-    "draft",
-    "verify preparation",
-    "target's runner",
-    "tail",
-    "extend",
-    "rest",
-)
-SCHEDULER = "scheduler"  # between two rounds
+# The phases of a round, in their order; SCHEDULER is the engine's work between two rounds.
+BEGIN, DRAFT, PREPARE, TAIL, EXTEND, REST = PHASES = ("begin", "draft", "verify preparation", "tail", "extend", "rest")
+SCHEDULER = "scheduler"
 
 
 class Scenario(NamedTuple):
@@ -58,6 +59,7 @@ class Run(NamedTuple):
     """Rounds of one scenario from its prefill on."""
 
     scenario: Scenario
+    captured: bool  # by graphs, else eager
     rounds: int  # to measure
     counting: bool  # of launches; the times of such rounds mean nothing
 
@@ -66,11 +68,18 @@ class Round(NamedTuple):
     """One decode round."""
 
     microseconds: dict[str, float]  # by phase, the scheduler's work before it included
-    launches: dict[Launch, int]  # empty unless they were counted
+    launches: dict[Launch, int]  # complete only if they were counted
+
+    @property
+    def worker(self) -> float:
+        """Microseconds of the worker's step."""
+        return sum(self.microseconds[phase] for phase in PHASES)
 
 
 def boot(folder: Path, shape: Shape) -> Scheduler:
     """A scheduler of this process with our worker, on tiny random models that are written into `folder`."""
+    logging.disable(logging.WARNING)  # the engine has much to say about models that are not served here
+    torch.set_num_threads(1)
     load_plugins()
     target = tiny_models.tiny_llama(folder / "target", vocab=VOCABULARY)
     head = tiny_models.tiny_eagle3_head(folder / "head", target)
@@ -96,7 +105,11 @@ def boot(folder: Path, shape: Shape) -> Scheduler:
     scheduler = Scheduler(arguments, PortArgs.init_new(arguments))
     worker = scheduler.draft_worker
     if not isinstance(worker, TreeWorker):
-        raise RuntimeError(f"SGLang decodes with {type(worker).__name__}, wanted TreeWorker: see the log above")
+        reasons = unsupported_reasons(arguments, scheduler.tp_worker.model_runner)
+        raise UserError(
+            f"SGLang decodes with {type(worker).__name__} ({'; '.join(reasons)}), wanted TreeWorker: use the "
+            "environment of `make env`, and unset EAGLE_PLUGIN"
+        )
     # Nobody reads the results.
     scheduler.ipc_channels.send_to_detokenizer.send_output = lambda *_: None
     return scheduler
@@ -110,12 +123,14 @@ class Rounds:
         self._counting = False
         self._measured: list[Round] = []
         worker = scheduler.draft_worker
-        drafter, target = worker.draft_worker, worker.target_worker
-        # The whole surface of our worker that this file knows: a phase begins with the call, the next one after it.
-        self._mark(drafter, "draft_tree", DRAFT, PREPARE)
-        self._mark(target, "forward_batch_generation", TARGET, TAIL)
-        self._mark(drafter, "extend", EXTEND, REST)
-        for runner in (drafter.draft_runner, target.model_runner):
+        self._functions = worker._round
+        self._captured_sizes = self._functions._buckets
+        # The functions of a round: a phase begins with the call, the next one after it.
+        self._mark(self._functions, "draft", DRAFT, PREPARE)
+        self._mark(self._functions, "verify", PREPARE, TAIL)
+        self._mark(self._functions, "extend", EXTEND, REST)
+        self._functions.functions.run = self._replayed(self._functions.functions.run)
+        for runner in (worker.draft_worker.draft_runner, worker.target_worker.model_runner):
             runner.model.forward = self._fixed(runner.model.forward)
         worker.forward_batch_generation = self._round(worker.forward_batch_generation)
 
@@ -123,6 +138,7 @@ class Rounds:
         """Decode every run from its prefill on, one after the other; yields its measured rounds."""
         for run in runs:
             self._counting, self._measured = run.counting, []
+            self._functions._buckets = self._captured_sizes if run.captured else Buckets([])
             if self._probe.in_round:
                 self._probe.end_round()
             inputs = self._inputs(run)
@@ -174,6 +190,17 @@ class Rounds:
                 self._probe.enter(after)
 
         setattr(owner, name, marked)
+
+    def _replayed(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Let what was captured be one launch."""
+
+        def replay(key: tuple[Any, ...], function: Callable[[], Any]) -> Any:
+            if key not in self._functions.functions:
+                return run(key, function)
+            with self._probe.as_graph(key[0]):
+                return run(key, function)
+
+        return replay
 
     def _fixed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """A forward that computes once per shape of a decode round, and then returns the same tensors again."""

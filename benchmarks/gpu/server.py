@@ -23,7 +23,7 @@ def run(setting: Setting) -> dict[str, Any]:
         if importlib.util.find_spec(module) is None:
             raise StepSkipped(f"the module {module} is not installed, wanted SGLang and eagle-plugin[bench,models]")
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "eagle_plugin.cli", "demo", "--device", setting.device, "--out", folder]
+        command = [sys.executable, "-m", "eagle_plugin.cli", "demo", "--device", "cuda", "--out", folder]
         done = subprocess.run(
             [*command, *(["--quick"] if setting.tiny else [])], cwd=ROOT, text=True, capture_output=True
         )

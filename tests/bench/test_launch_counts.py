@@ -1,15 +1,22 @@
-"""benchmarks/launches.py: what counts as a launch, whose it is, and what the clock leaves out."""
+"""benchmarks/launches.py: what counts as a launch, whose it is, and what the clock leaves out.
+
+The whole of benchmarks/host_time.py is run by tests/engines/sglang/test_launches.py.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 
 import pytest
 import torch
 
+from benchmarks import host_time
 from benchmarks.launches import ENGINE, GRAPH, OTHER, OURS, CountLaunches, Probe
+from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import DraftTree
+from eagle_plugin.errors import UserError
 from eagle_plugin.kernels.tree import sibling_links
 
 
@@ -86,3 +93,27 @@ def test_phases_and_what_is_left_out() -> None:
     assert 4e6 <= probe.phases["one"] < 14e6 and probe.phases["two"] < 5e6
     assert probe.counts(OURS) == {"one": 0, "two": 1}
     assert [launch.name for launch in probe.launches] == [f"{GRAPH} draft"]
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (["--greedy", "33"], "wanted at least one batch, of 1 to 32 requests"),
+        (["--greedy", "--sampled"], "wanted at least one batch, of 1 to 32 requests"),
+        (["--rounds", "0"], "wanted at least one repeat, and 1 to 300 rounds"),
+        (["--shape", "3/x"], "'3/x' is not a tree shape"),
+    ],
+)
+def test_wrong_options_of_host_time(
+    options: list[str], wanted: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["host_time.py", *options])
+    with pytest.raises(SystemExit, match="2"):
+        host_time.main()
+    assert wanted in capsys.readouterr().err
+
+
+def test_host_time_without_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_time.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="SGLang is not installed for .*; run make env"):
+        host_time.measure(Shape(3, 4, 16), [(1, 0.0)], 1, 1)
