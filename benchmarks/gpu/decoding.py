@@ -6,7 +6,7 @@ are, so that every phase of a round can be captured in a CUDA graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -206,13 +206,15 @@ def plain_text(decoder: PlainDecoder, prompts: Sequence[Sequence[int]], tokens: 
     return torch.cat([decoder.step() for _ in range(tokens)], 1).tolist()
 
 
-def tree_text(decoder: TreeDecoder, prompts: Sequence[Sequence[int]], tokens: int) -> tuple[list[list[int]], float]:
-    """The same by trees, and the mean accept length."""
+def tree_text(
+    decoder: TreeDecoder, run_round: Callable[[], Accepted], prompts: Sequence[Sequence[int]], tokens: int
+) -> tuple[list[list[int]], float]:
+    """The same by rounds of trees, and the mean accept length; run_round is `decoder.round` or one that replays it."""
     decoder.prefill(prompts)
     responses = [[root] for root in decoder.roots.tolist()]
     lengths = []
     while min(map(len, responses)) < tokens:
-        accepted = decoder.round()
+        accepted = run_round()
         for text, new, n in zip(responses, accepted.tokens.tolist(), accepted.lengths.tolist(), strict=True):
             text += new[:n]
             lengths.append(n)

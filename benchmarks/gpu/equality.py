@@ -8,6 +8,7 @@ difference of the two logits, and counts as equal below NEARLY_EQUAL.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from benchmarks.gpu.decoding import PlainDecoder, TreeDecoder, new_slot_table, p
 from benchmarks.gpu.heads import EchoHead
 from benchmarks.gpu.llama import Llama
 from benchmarks.gpu.models import SMALL
+from benchmarks.gpu.phases import Round, capturing
 from benchmarks.gpu.steps import Setting, StepError
 from eagle_plugin.core.shape import Shape
 
@@ -36,25 +38,30 @@ def run(setting: Setting) -> dict[str, Any]:
     target = SMALL.target(positions, setting.device)
     wanted = plain_text(PlainDecoder(target, slot_table), prompts, tokens)
     found = []
-    for shape in shapes:
-        decoder = TreeDecoder(target, EchoHead(target, slot_table, NOISE), slot_table, shape)
-        responses, accept_length = tree_text(decoder, prompts, tokens)
-        gaps = [gap_at_difference(target, *row) for row in zip(prompts, responses, wanted, strict=True)]
-        if max(gaps) >= NEARLY_EQUAL:
-            raise StepError(
-                f"text {gaps.index(max(gaps))} by trees of shape {shape} is not plain greedy text, where they part the "
-                f"logits are {max(gaps):.3g} apart, wanted less than {NEARLY_EQUAL}: run the step `kernels` to see "
-                "which kernel is wrong"
-            )
-        if not 1.1 < accept_length < shape.max_accept_length - 0.1:
-            raise StepError(
-                f"the accept length of shape {shape} is {accept_length:.2f}, wanted more than 1.1 and less than "
-                f"{shape.max_accept_length - 0.1:.1f}: with all or no drafts accepted, equal text proves nothing"
-            )
-        found.append(
-            {"shape": str(shape), "accept_length": round(accept_length, 3), "nearly_equal": sum(map(bool, gaps))}
+    with capturing(setting) as capturer:
+        for shape, captured in itertools.product(shapes, (False, True)):
+            decoder = TreeDecoder(target, EchoHead(target, slot_table, NOISE), slot_table, shape)
+            run_round = Round(decoder, capturer) if captured else decoder.round
+            responses, accept_length = tree_text(decoder, run_round, prompts, tokens)
+            gaps = [gap_at_difference(target, *row) for row in zip(prompts, responses, wanted, strict=True)]
+            check(f"{'captured' if captured else 'eager'} rounds of shape {shape}", shape, gaps, accept_length)
+            row = {"shape": str(shape), "captured": captured, "accept_length": round(accept_length, 3)}
+            found.append(row | {"nearly_equal": sum(map(bool, gaps))})
+    return {"model": SMALL.name, "dtype": "float32", "requests": len(prompts), "tokens": tokens, "rounds": found}
+
+
+def check(what: str, shape: Shape, gaps: list[float], accept_length: float) -> None:
+    """StepError for a text that differs where the logits are far apart, or where equal text proves nothing."""
+    if max(gaps) >= NEARLY_EQUAL:
+        raise StepError(
+            f"text {gaps.index(max(gaps))} by {what} is not plain greedy text, where they part the logits are "
+            f"{max(gaps):.3g} apart, wanted less than {NEARLY_EQUAL}: the step `kernels` finds a wrong kernel"
         )
-    return {"model": SMALL.name, "dtype": "float32", "requests": len(prompts), "tokens": tokens, "shapes": found}
+    if not 1.1 < accept_length < shape.max_accept_length - 0.1:
+        raise StepError(
+            f"the accept length of {what} is {accept_length:.2f}, wanted more than 1.1 and less than "
+            f"{shape.max_accept_length - 0.1:.1f}: with all or no drafts accepted, equal text proves nothing"
+        )
 
 
 def gap_at_difference(target: Llama, prompt: list[int], found: list[int], wanted: list[int]) -> float:

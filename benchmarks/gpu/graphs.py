@@ -10,9 +10,10 @@ import torch
 
 from benchmarks.gpu.decoding import TreeDecoder, new_slot_table
 from benchmarks.gpu.models import SMALL
-from benchmarks.gpu.phases import Round, differences, tensors_of
+from benchmarks.gpu.phases import Round, capturing, differences, tensors_of
 from benchmarks.gpu.steps import Setting, StepError
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.engines.graphs import Capturer
 
 CASES = ((1, Shape(3, 4, 16), 0.0), (5, Shape(3, 4, 16), 0.0), (3, Shape(4, 2, 8), 0.9), (8, Shape(2, 8, 32), 0.9))
 POSITIONS = 300
@@ -21,19 +22,23 @@ TOLERANCE = 1e-4  # of float32 results: a captured matrix product may be another
 
 def run(setting: Setting) -> dict[str, Any]:
     """Compare on random states, each phase on the captured outputs of the phase before; StepError for a difference."""
+    with capturing(setting) as capturer:
+        found = [check_case(setting, capturer, *case) for case in CASES]
+    return {"graphs": "CUDA" if setting.on_gpu else "emulated", "cases": found}
+
+
+def check_case(setting: Setting, capturer: Capturer, batch: int, shape: Shape, temperature: float) -> dict[str, Any]:
+    """Capture the phases of one batch and shape, and compare; then run a round without a host wait."""
     inputs = 4 if setting.tiny else 100
     target = SMALL.target(POSITIONS, setting.device)
-    found = []
-    for batch, shape, temperature in CASES:
-        slot_table = new_slot_table(batch, POSITIONS, setting.device)
-        decoder = TreeDecoder(target, SMALL.head(target, slot_table), slot_table, shape, temperature)
-        captured = Round(decoder)
-        for number in range(inputs):
-            randomise(decoder, number)
-            compare(decoder, captured, f"input {number} of batch {batch}, shape {shape}, temperature {temperature}")
-        found.append({"batch": batch, "shape": str(shape), "temperature": temperature, "inputs": inputs})
-    waits = run_without_waits(decoder.round, setting)
-    return {"captured": setting.on_gpu, "host_waits_checked": waits, "cases": found}
+    slot_table = new_slot_table(batch, POSITIONS, setting.device)
+    decoder = TreeDecoder(target, SMALL.head(target, slot_table), slot_table, shape, temperature)
+    captured = Round(decoder, capturer)
+    for number in range(inputs):
+        randomise(decoder, number)
+        compare(decoder, captured, f"input {number} of batch {batch}, shape {shape}, temperature {temperature}")
+    about = {"batch": batch, "shape": str(shape), "temperature": temperature, "inputs": inputs}
+    return about | {"host_waits_checked": run_without_waits(decoder.round, setting)}
 
 
 def randomise(decoder: TreeDecoder, seed: int) -> None:

@@ -40,6 +40,8 @@ TESTS = {
         "test_a_corrupt_walk_is_caught",
     ),
     "kv": ("test_compact_kv", "test_store_kv"),
+    "penalties": ("test_penalize_nodes", "test_count_tokens"),
+    "round_start": ("test_start_round", "test_the_comparison_sees_one_slot"),
     "attention": ("test_tree_attention", "test_one_wrong_ancestor_bit_changes_that_row_alone"),
 }
 TINY = {"tree": ("test_levels_and_selection",), "kv": TESTS["kv"], "attention": ("test_tree_attention",)}

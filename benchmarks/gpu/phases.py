@@ -1,9 +1,10 @@
-"""The phases of a round as things to replay: CUDA graphs on a GPU, the functions themselves elsewhere."""
+"""The phases of a round as things to replay: captured as CUDA graphs, by the graph emulator on a CPU, or not at all."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,28 +12,45 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.gpu.decoding import PlainDecoder, TreeDecoder
+from benchmarks.gpu.steps import Setting
+from eagle_plugin.core.verify import Accepted
+from eagle_plugin.engines import graph_emulator
+from eagle_plugin.engines.graphs import Capturer, CudaCapturer, Graph
+from eagle_plugin.kernels import loader
 
 NAMES = ("draft", "verify", "tail", "extend")
-WARM_CALLS = 3  # before a capture: they compile and plan
+
+
+@contextmanager
+def capturing(setting: Setting) -> Iterator[Capturer]:
+    """What makes graphs on this device: the capturer that SGLang's worker uses, or the emulator of graphs on a CPU."""
+    if setting.on_gpu:
+        default, side = torch.cuda.current_stream(setting.device), torch.cuda.Stream(setting.device)
+        side.wait_stream(default)
+        with torch.cuda.stream(side):  # the default stream cannot be captured
+            yield CudaCapturer()
+        default.wait_stream(side)
+        return
+    before = loader.wrap_module
+    graph_emulator.install()
+    try:
+        yield graph_emulator.EmulatedCapturer()
+    finally:
+        loader.wrap_module = before
+        loader.open_library.cache_clear()
+        loader.function.cache_clear()
 
 
 class Replay:
     """A function without arguments; `out` is the result of the last call, after a capture always in the same memory."""
 
-    def __init__(self, call: Callable[[], Any], device: torch.device) -> None:
-        self._call, self._graph, self.device = call, None, device
-        if device.type != "cuda":
+    def __init__(self, call: Callable[[], Any], capturer: Capturer | None) -> None:
+        self._call = call
+        self._graph: Graph | None = None
+        if capturer is None:
             self.out = call()
-            return
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
-            for _ in range(WARM_CALLS):
-                call()
-        torch.cuda.current_stream(device).wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self.out = call()
+        else:
+            self._graph, self.out = capturer.capture(call)
 
     def __call__(self) -> Any:
         """Run once more, on what the memory of the function's inputs holds now."""
@@ -59,15 +77,22 @@ class State:
 
 
 class Round:
-    """The four phases of a decoder, each captured with the outputs of the phase before as its inputs."""
+    """The four phases of a decoder, each with the outputs of the phase before as its inputs; None captures nothing."""
 
-    def __init__(self, decoder: TreeDecoder) -> None:
-        before, device = State(decoder), decoder.target.device
-        self.draft = Replay(decoder.draft, device)
-        self.verify = Replay(lambda: decoder.verify(self.draft.out), device)
-        self.tail = Replay(lambda: decoder.tail(self.draft.out, self.verify.out), device)
-        self.extend = Replay(lambda: decoder.extend(self.tail.out), device)
+    def __init__(self, decoder: TreeDecoder, capturer: Capturer | None) -> None:
+        before = State(decoder)
+        self.draft = Replay(decoder.draft, capturer)
+        self.verify = Replay(lambda: decoder.verify(self.draft.out), capturer)
+        self.tail = Replay(lambda: decoder.tail(self.draft.out, self.verify.out), capturer)
+        self.extend = Replay(lambda: decoder.extend(self.tail.out), capturer)
         before.restore()
+
+    def __call__(self) -> Accepted:
+        """One round."""
+        for replay in self.phases().values():
+            replay()
+        accepted: Accepted = self.tail.out.accepted
+        return accepted
 
     def phases(self) -> dict[str, Replay]:
         """By name, in their order."""

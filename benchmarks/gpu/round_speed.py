@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import statistics
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,10 +18,11 @@ import torch
 from benchmarks.gpu.decoding import PlainDecoder, TreeDecoder, new_slot_table
 from benchmarks.gpu.llama import Llama
 from benchmarks.gpu.models import Size, size_for
-from benchmarks.gpu.phases import Replay, Round, State, milliseconds
+from benchmarks.gpu.phases import Replay, Round, State, capturing, milliseconds
 from benchmarks.gpu.steps import Setting
 from benchmarks.roofline import plain_bytes, round_bytes
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.engines.graphs import Capturer
 
 SHAPES = (Shape(1, 4, 5), Shape(3, 4, 16), Shape(5, 8, 48))
 BATCHES, CONTEXT, REPEATS = (1, 4, 16), 2048, 30
@@ -40,31 +42,35 @@ def run(setting: Setting) -> dict[str, Any]:
     positions = context + repeats * max(shape.max_accept_length for shape in shapes) + 128
     target = size.target(positions, setting.device)
     rows = []
-    for batch in batches:
-        slot_table = new_slot_table(batch, positions, setting.device)
-        plain = time_plain(target, slot_table, context, repeats)
-        free_memory()
-        plain_floor = 1e3 * plain_bytes(size.model, batch, context, size.dtype.itemsize) / bandwidth
-        for shape in shapes:
-            for temperature in (0.0, 0.8) if shape == SHAPES[1] else (0.0,):
-                head = size.head(target, slot_table)
-                times = time_round(TreeDecoder(target, head, slot_table, shape, temperature), context, repeats)
-                free_memory()
-                floors = floor_of(size, shape, batch, context, bandwidth)
-                rows.append(
-                    {
-                        "batch": batch,
-                        "shape": str(shape),
-                        "temperature": temperature,
-                        "ms": rounded(times | {"round": sum(times.values())}),
-                        "floor_ms": rounded(floors | {"round": sum(floors.values())}),
-                        "share_of_floor": round(sum(floors.values()) / sum(times.values()), 3),
-                        "plain_ms": round(plain, 4),
-                        "plain_share_of_floor": round(plain_floor / plain, 3),
-                        "break_even_accept_length": round(sum(times.values()) / plain, 3),
-                    }
-                )
-                print(rows[-1], flush=True)
+    # Emulated graphs would be slower than no graphs.
+    with capturing(setting) if setting.on_gpu else nullcontext() as capturer:
+        for batch in batches:
+            slot_table = new_slot_table(batch, positions, setting.device)
+            plain = time_plain(target, slot_table, context, repeats, capturer)
+            free_memory()
+            plain_floor = 1e3 * plain_bytes(size.model, batch, context, size.dtype.itemsize) / bandwidth
+            for shape in shapes:
+                for temperature in (0.0, 0.8) if shape == SHAPES[1] else (0.0,):
+                    head = size.head(target, slot_table)
+                    times = time_round(
+                        TreeDecoder(target, head, slot_table, shape, temperature), context, repeats, capturer
+                    )
+                    free_memory()
+                    floors = floor_of(size, shape, batch, context, bandwidth)
+                    rows.append(
+                        {
+                            "batch": batch,
+                            "shape": str(shape),
+                            "temperature": temperature,
+                            "ms": rounded(times | {"round": sum(times.values())}),
+                            "floor_ms": rounded(floors | {"round": sum(floors.values())}),
+                            "share_of_floor": round(sum(floors.values()) / sum(times.values()), 3),
+                            "plain_ms": round(plain, 4),
+                            "plain_share_of_floor": round(plain_floor / plain, 3),
+                            "break_even_accept_length": round(sum(times.values()) / plain, 3),
+                        }
+                    )
+                    print(rows[-1], flush=True)
     about = {"model": size.name, "dtype": str(size.dtype).removeprefix("torch."), "context": context}
     return about | {"graphs": setting.on_gpu, "copy_gb_s": round(bandwidth / 1e9, 1), "rows": rows}
 
@@ -85,12 +91,12 @@ def start_at(decoder: PlainDecoder, context: int) -> None:
     decoder.lengths.fill_(context)
 
 
-def time_plain(target: Llama, slot_table: torch.Tensor, context: int, repeats: int) -> float:
+def time_plain(target: Llama, slot_table: torch.Tensor, context: int, repeats: int, capturer: Capturer | None) -> float:
     """The median milliseconds of a step of plain decoding."""
     decoder = PlainDecoder(target, slot_table)
     start_at(decoder, context)
     before = State(decoder)
-    step = Replay(decoder.step, target.device)
+    step = Replay(decoder.step, capturer)
     before.restore()
     return statistics.median(milliseconds({"step": step}, repeats, target.device)["step"])
 
@@ -102,10 +108,10 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def time_round(decoder: TreeDecoder, context: int, repeats: int) -> dict[str, float]:
+def time_round(decoder: TreeDecoder, context: int, repeats: int, capturer: Capturer | None) -> dict[str, float]:
     """The median milliseconds of each phase of a round."""
     start_at(decoder, context)
-    captured = Round(decoder)
+    captured = Round(decoder, capturer)
     times = milliseconds(dict(captured.phases()), repeats, decoder.target.device)
     return {name: statistics.median(values) for name, values in times.items()}
 

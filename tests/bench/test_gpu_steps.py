@@ -16,6 +16,7 @@ from benchmarks.gpu.decoding import TreeDecoder
 from benchmarks.gpu.steps import STEPS, Setting, StepError
 from eagle_plugin.command_end import end_of
 from eagle_plugin.engines.round import KVCaches
+from eagle_plugin.kernels import loader
 
 ROOT = Path(__file__).parents[2]
 TINY = Setting("cpu", tiny=True)
@@ -79,8 +80,10 @@ def test_every_step_has_a_module() -> None:
 
 def test_trees_give_plain_greedy_text() -> None:
     found = equality.run(TINY)
-    assert [row["shape"] for row in found["shapes"]] == ["1/4/5", "3/4/16"]
-    assert all(row["accept_length"] > 1.1 for row in found["shapes"])
+    kinds = [(row["shape"], row["captured"]) for row in found["rounds"]]
+    assert kinds == [("1/4/5", False), ("1/4/5", True), ("3/4/16", False), ("3/4/16", True)]
+    assert all(row["accept_length"] > 1.1 for row in found["rounds"])
+    assert loader.wrap_module(1) == 1  # the emulator has gone
 
 
 @pytest.mark.parametrize("fault", ["rows are not moved", "wrong ancestors", "a token is dropped"])
@@ -124,6 +127,19 @@ def test_a_stale_capture_is_found(phase: str, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(phases.Replay, "__call__", stale)
     with pytest.raises(StepError, match=f"the captured {phase} is not the eager one"):
+        graphs.run(TINY)
+
+
+def test_a_tensor_that_python_replaces_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The captured draft goes on reading the memory that the roots had when it was captured."""
+    extend = TreeDecoder.extend
+
+    def replacing(decoder: TreeDecoder, path: Any) -> None:
+        extend(decoder, path)
+        decoder.roots = decoder.roots.clone()
+
+    monkeypatch.setattr(TreeDecoder, "extend", replacing)
+    with pytest.raises(StepError, match="the captured draft is not the eager one"):
         graphs.run(TINY)
 
 

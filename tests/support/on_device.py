@@ -19,12 +19,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from eagle_plugin.kernels import attention, kv, sampling, tree
+from eagle_plugin.kernels import attention, kv, penalties, round_start, sampling, tree
+
+MODULES = (tree, sampling, kv, attention, penalties, round_start)
 
 
 def patch(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """Let the functions of the kernel modules run on this device."""
-    for module in (tree, sampling, kv, attention):
+    for module in MODULES:
         for name, function in functions_of(module).items():
             moved = moves_caches(function, device) if name == "compact_kv" else moves_tensors(function, device)
             monkeypatch.setattr(module, name, moved)
