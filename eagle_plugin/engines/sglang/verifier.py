@@ -18,6 +18,7 @@ from eagle_plugin.engines.round import Drafts, KVCaches, TreeRows, accept, accep
 from eagle_plugin.engines.sglang.batch import RoundBatch
 from eagle_plugin.engines.sglang.logits import transform_logits
 from eagle_plugin.engines.sglang.penalties import NodePenalties
+from eagle_plugin.engines.sglang.ranks import RankAgreement
 from eagle_plugin.kernels.tree import sibling_links
 
 
@@ -31,9 +32,10 @@ class TreeVerifyInput(EagleVerifyInput):
 class TreeVerifier:
     """Verification against one target worker of SGLang (``TpModelWorker``)."""
 
-    def __init__(self, target_worker: Any, req_to_token_pool: Any, allocator: Any) -> None:
+    def __init__(self, target_worker: Any, req_to_token_pool: Any, allocator: Any, ranks: RankAgreement) -> None:
         self.penalties = NodePenalties()
         self._worker = target_worker
+        self._ranks = ranks
         self._req_to_token_pool = req_to_token_pool
         pool = allocator.get_kvcache()
         # The engine's own bound of slots: slot 0 is padding.
@@ -71,6 +73,7 @@ class TreeVerifier:
         logits = output.next_token_logits
         transform_logits(schedule_batch, tree, logits, self.penalties, grammar_mask)
         accepted = accept(drafts, logits, batch.sampling, batch.keys, batch.prefix_lens, filters="joint")
+        accepted = self._ranks.agree(accepted)
         self._caches.move_accepted(window, accepted)
 
         path = accepted_rows(accepted, width)  # [b, E]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from sglang.srt.layers.moe.utils import speculative_moe_a2a_backend_context, speculative_moe_backend_context
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
-from sglang.srt.runtime_context import get_device, get_schedule, get_spec
+from sglang.srt.runtime_context import get_device, get_parallel, get_schedule, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -22,6 +22,7 @@ from eagle_plugin.engines.sglang.attention import TreeAttention
 from eagle_plugin.engines.sglang.batch import RoundBatch
 from eagle_plugin.engines.sglang.drafter import TreeDrafter
 from eagle_plugin.engines.sglang.logits import needs_plain_round
+from eagle_plugin.engines.sglang.ranks import RankAgreement
 from eagle_plugin.engines.sglang.sampling import SeededSampler, request_seeds
 from eagle_plugin.engines.sglang.verifier import TreeVerifier
 
@@ -70,7 +71,9 @@ class TreeWorker(EAGLEWorkerV2):
         self._sampler = runner.sampler = SeededSampler()
         rows = len(self.req_to_token_pool.req_to_token)
         self._keys = KeyTable(rows, self.device, self._target_worker.random_seed)  # the seed of all ranks
-        self._verifier = TreeVerifier(self._target_worker, self.req_to_token_pool, self.token_to_kv_pool_allocator)
+        ranks = RankAgreement(get_parallel().tp_group, rows, self.shape.max_accept_length, self.device)
+        pools = self.req_to_token_pool, self.token_to_kv_pool_allocator
+        self._verifier = TreeVerifier(self._target_worker, *pools, ranks)
 
     def forward_batch_generation(
         self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None, pp_proxy_tensors: Any = None

@@ -22,6 +22,7 @@ from eagle_plugin.engines.sglang import verifier
 from eagle_plugin.engines.sglang.attention import TreeAttention
 from eagle_plugin.engines.sglang.batch import RoundBatch
 from eagle_plugin.engines.sglang.drafter import TreeDrafter, TreeDraftInput, TreeExtendInput, chain_ancestors
+from eagle_plugin.engines.sglang.ranks import RankAgreement
 from eagle_plugin.engines.sglang.sampling import draw_tokens, sampling_params
 from eagle_plugin.kernels.sampling import Proposals
 
@@ -123,6 +124,25 @@ def test_extend(library: FakeLibrary) -> None:
     assert all_on_cuda(after.topk_p, after.topk_index, after.hidden_states, after.bonus_tokens)
 
 
+def agreement(library: FakeLibrary) -> RankAgreement:
+    """Two ranks, whose broadcast takes one int32 tensor on the device."""
+
+    def broadcast(tensor: torch.Tensor, src: int) -> None:
+        assert tensor.dtype is torch.int32 and src == 0
+        library.get_function("broadcast")(tensor)
+
+    group = SimpleNamespace(world_size=2, broadcast=broadcast)
+    return RankAgreement(group, B, SHAPE.max_accept_length, CUDA)
+
+
+def test_the_ranks_agree(library: FakeLibrary) -> None:
+    given = accepted()
+    agreed = agreement(library).agree(given)
+    assert all_on_cuda(agreed) and library.launched == ["broadcast"]
+    for ours, theirs in zip(agreed, given, strict=True):
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype) and ours.is_contiguous()
+
+
 @pytest.mark.parametrize("changes", [{}, {"return_logprob": True}, {"logit_bias": True}], ids=["", "logprobs", "bias"])
 @pytest.mark.parametrize("shape", [SHAPE, PLAIN], ids=str)
 def test_verify(library: FakeLibrary, monkeypatch: pytest.MonkeyPatch, shape: Shape, changes: dict[str, Any]) -> None:
@@ -140,14 +160,14 @@ def test_verify(library: FakeLibrary, monkeypatch: pytest.MonkeyPatch, shape: Sh
         page_size=1,
     )
     monkeypatch.setattr(verifier, "eagle_prepare_for_verify", lambda *_: (None, False))
-    ours = verifier.TreeVerifier(worker, None, SimpleNamespace(get_kvcache=lambda: pool))
+    ours = verifier.TreeVerifier(worker, None, SimpleNamespace(get_kvcache=lambda: pool), agreement(library))
     batch = schedule_batch(**changes)
     drafts = Drafts(
         DraftTree.padding(torch.zeros(B, dtype=torch.int64, device=CUDA), width), Proposals.none(B, CUDA), shape
     )
     result, path = ours.verify(round_batch(shape, batch), batch, drafts, None)
     assert all_on_cuda(path, result.next_token_ids, result.new_seq_lens, output.hidden_states)
-    assert library.launched == ["uniforms", "verify_tree", "compact_kv"]
+    assert library.launched == ["uniforms", "verify_tree", "broadcast", "compact_kv"]
 
 
 def test_the_token_after_a_seeded_prefill(library: FakeLibrary) -> None:
