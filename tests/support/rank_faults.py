@@ -2,7 +2,7 @@
 
 The faults are words in the file that EAGLE_TEST_FAULT points to, read at every round: "slow" (rank 1 sleeps before each
 walk), "skewed" (rank 1 walks with other random numbers), "alone" (no rank listens to rank 0); none of them when the
-file says "none".
+file says "none". Rounds in which rank 1 walked another path than rank 0 are counted, see `splits`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import broken_verifier
+import torch
 
 SLOW_S = 0.05
 choose = broken_verifier.choose
@@ -36,7 +37,13 @@ def register() -> None:
         return healthy_walk(tree, logits, params, proposals, uniforms, max_accept_length, **options)
 
     def agree(self, accepted):
-        return accepted if "alone" in switch.read_text().split() else healthy_agree(self, accepted)
+        if "alone" in switch.read_text().split():
+            return accepted
+        agreed = healthy_agree(self, accepted)
+        if _rank() == 1 and not all(torch.equal(*values) for values in zip(accepted, agreed, strict=True)):
+            with switch.with_name("splits").open("a") as file:
+                file.write(".")
+        return agreed
 
     sampling.verify_tree, RankAgreement.agree = walk, agree
 
@@ -49,4 +56,11 @@ def _rank() -> int:
 
 def install(folder: Path) -> dict[str, str]:
     """Write the entry point into `folder`, with no fault chosen; returns the environment of the server."""
-    return broken_verifier.install(folder, "rank_faults")
+    environment = broken_verifier.install(folder, "rank_faults")
+    (folder / "splits").touch()
+    return environment
+
+
+def splits(folder: Path) -> int:
+    """Rounds until now in which rank 1 walked another path than rank 0, which it left for that of rank 0."""
+    return (folder / "splits").stat().st_size
