@@ -77,16 +77,16 @@ def say_by_seed(server: Server, seeds: int = 4) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def expected(servers: list[Server]) -> tuple[list[str], list[str]]:
     """What one rank says greedily, and by seeds."""
-    texts = responses(say_greedily(servers[0])), responses(say_by_seed(servers[0]))
-    assert len(set(texts[0])) == len(texts[0]) and len(set(texts[1])) == len(texts[1])
-    return texts
+    spoken = responses(say_greedily(servers[0])), responses(say_by_seed(servers[0]))
+    assert len(set(spoken[0])) == len(spoken[0]) and len(set(spoken[1])) == len(spoken[1])
+    return spoken
 
 
 @pytest.fixture
 def no_splits(switch: Path, servers: list[Server]) -> Iterator[None]:
     """Rank 1 walks the paths of rank 0 by itself: trees, keys and logits are equal, not only what is broadcast."""
     yield
-    assert rank_faults.splits(switch) == 0
+    assert rank_faults.splits(switch) == 0, "rank 1 walked other paths and was corrected"
 
 
 @pytest.mark.usefixtures("no_splits")
@@ -106,17 +106,17 @@ def test_sampled_text_of_two_ranks_by_seed(servers: list[Server], expected: tupl
 @pytest.mark.usefixtures("no_splits")
 def test_requests_without_seeds_are_answered(servers: list[Server]) -> None:
     """Their keys are random, and equal in both ranks."""
-    texts = [responses(say(servers[1], [PROMPT] * 6, SAMPLING * 2)) for _ in range(2)]
-    assert len({text for round_ in texts for text in round_}) == 12
+    spoken = [responses(say(servers[1], [PROMPT] * 6, SAMPLING * 2)) for _ in range(2)]
+    assert len({text for round_ in spoken for text in round_}) == 12
 
 
 @pytest.mark.usefixtures("no_splits")
 def test_a_grammar_is_kept_by_both_ranks(servers: list[Server]) -> None:
     shared = {"temperature": 1.0, "regex": "(ab|cd){4}", "ignore_eos": False}
     sampling = [shared | {"sampling_seed": seed} for seed in (1, 2)]
-    texts = [responses(say(server, [PROMPT] * 2, sampling)) for server in servers]
-    assert texts[0] == texts[1]
-    assert all(re.fullmatch("(ab|cd){4}", text) for text in texts[1])
+    spoken = [responses(say(server, [PROMPT] * 2, sampling)) for server in servers]
+    assert spoken[0] == spoken[1]
+    assert all(re.fullmatch("(ab|cd){4}", text) for text in spoken[1])
 
 
 def test_requests_after_aborted_streams_are_answered(
@@ -209,7 +209,7 @@ def test_ranks_that_walk_differently_follow_the_first(
     assert responses(say_greedily(servers[1])) == expected[0]
     rank_faults.choose(switch, "skewed alone")
     try:
-        texts = responses(say_by_seed(servers[1]))
+        spoken = responses(say_by_seed(servers[1]))
     except httpx.HTTPError:  # the ranks wait for each other, or have ended
         return
-    assert texts != expected[1], "ranks on different paths gave the text of one path"
+    assert spoken != expected[1], "ranks on different paths gave the text of one path"
