@@ -147,11 +147,11 @@ class TreeDecoder(PlainDecoder):
     def draft(self) -> Drafts:
         """Draft one tree per request."""
 
-        def forward(level: LevelRows) -> tuple[Tensor, Tensor]:
-            b, n = level.ancestors.shape
-            tokens, positions = level.tokens.view(b, n), level.positions.view(b, n)
-            rows = self.rows(tokens, positions, level.ancestors, level.first_slot, level.tail)
-            return self.head.forward(rows, level.hidden, None)
+        def forward(rows: LevelRows) -> tuple[Tensor, Tensor]:
+            b, n = rows.ancestors.shape
+            tokens, positions = rows.tokens.view(b, n), rows.positions.view(b, n)
+            placed = self.rows(tokens, positions, rows.ancestors, rows.first_slot, rows.tail)
+            return self.head.forward(placed, rows.hidden, None)
 
         return draft(
             self.shape,

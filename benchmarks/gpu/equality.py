@@ -38,10 +38,10 @@ def run(setting: Setting) -> dict[str, Any]:
     target = SMALL.target(positions, setting.device)
     wanted = plain_text(PlainDecoder(target, slot_table), prompts, tokens)
     found = []
-    with capturing(setting) as capturer:
+    with capturing(setting) as new_capturer:
         for shape, captured in itertools.product(shapes, (False, True)):
             decoder = TreeDecoder(target, EchoHead(target, slot_table, NOISE), slot_table, shape)
-            run_round = Round(decoder, capturer) if captured else decoder.round
+            run_round = Round(decoder, new_capturer()) if captured else decoder.round
             responses, accept_length = tree_text(decoder, run_round, prompts, tokens)
             gaps = [gap_at_difference(target, *row) for row in zip(prompts, responses, wanted, strict=True)]
             check(f"{'captured' if captured else 'eager'} rounds of shape {shape}", shape, gaps, accept_length)

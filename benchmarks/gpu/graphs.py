@@ -22,8 +22,8 @@ TOLERANCE = 1e-4  # of float32 results: a captured matrix product may be another
 
 def run(setting: Setting) -> dict[str, Any]:
     """Compare on random states, each phase on the captured outputs of the phase before; StepError for a difference."""
-    with capturing(setting) as capturer:
-        found = [check_case(setting, capturer, *case) for case in CASES]
+    with capturing(setting) as new_capturer:
+        found = [check_case(setting, new_capturer(), *case) for case in CASES]
     return {"graphs": "CUDA" if setting.on_gpu else "emulated", "cases": found}
 
 

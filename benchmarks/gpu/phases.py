@@ -22,19 +22,22 @@ NAMES = ("draft", "verify", "tail", "extend")
 
 
 @contextmanager
-def capturing(setting: Setting) -> Iterator[Capturer]:
-    """What makes graphs on this device: the capturer that SGLang's worker uses, or the emulator of graphs on a CPU."""
+def capturing(setting: Setting) -> Iterator[Callable[[], Capturer]]:
+    """What makes capturers on this device: that of SGLang's worker, or the emulator of graphs on a CPU.
+
+    One capturer is for graphs that live and die together: they share their memory.
+    """
     if setting.on_gpu:
         default, side = torch.cuda.current_stream(setting.device), torch.cuda.Stream(setting.device)
         side.wait_stream(default)
         with torch.cuda.stream(side):  # the default stream cannot be captured
-            yield CudaCapturer()
+            yield CudaCapturer
         default.wait_stream(side)
         return
     before = loader.wrap_module
     graph_emulator.install()
     try:
-        yield graph_emulator.EmulatedCapturer()
+        yield graph_emulator.EmulatedCapturer
     finally:
         loader.wrap_module = before
         loader.open_library.cache_clear()

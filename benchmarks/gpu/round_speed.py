@@ -33,9 +33,8 @@ COPIED_BYTES = 2**29
 def run(setting: Setting) -> dict[str, Any]:
     """Time greedy rounds of every batch and shape, and sampled ones of one shape."""
     size = size_for(setting)
-    batches, context, repeats = (BATCHES, CONTEXT, REPEATS)
-    if setting.tiny:
-        batches, context, repeats = TINY_BATCHES, TINY_CONTEXT, TINY_REPEATS
+    batches: tuple[int, ...] = TINY_BATCHES if setting.tiny else BATCHES
+    context, repeats = (TINY_CONTEXT, TINY_REPEATS) if setting.tiny else (CONTEXT, REPEATS)
     shapes = SHAPES[:2] if setting.tiny else SHAPES
     torch.manual_seed(0)
     bandwidth = copy_bandwidth(setting)
@@ -43,17 +42,17 @@ def run(setting: Setting) -> dict[str, Any]:
     target = size.target(positions, setting.device)
     rows = []
     # Emulated graphs would be slower than no graphs.
-    with capturing(setting) if setting.on_gpu else nullcontext() as capturer:
+    with capturing(setting) if setting.on_gpu else nullcontext(lambda: None) as new_capturer:
         for batch in batches:
             slot_table = new_slot_table(batch, positions, setting.device)
-            plain = time_plain(target, slot_table, context, repeats, capturer)
+            plain = time_plain(target, slot_table, context, repeats, new_capturer())
             free_memory()
             plain_floor = 1e3 * plain_bytes(size.model, batch, context, size.dtype.itemsize) / bandwidth
             for shape in shapes:
                 for temperature in (0.0, 0.8) if shape == SHAPES[1] else (0.0,):
                     head = size.head(target, slot_table)
                     times = time_round(
-                        TreeDecoder(target, head, slot_table, shape, temperature), context, repeats, capturer
+                        TreeDecoder(target, head, slot_table, shape, temperature), context, repeats, new_capturer()
                     )
                     free_memory()
                     floors = floor_of(size, shape, batch, context, bandwidth)

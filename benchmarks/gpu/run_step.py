@@ -7,11 +7,9 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.gpu.steps import Setting, StepSkipped, find
+from benchmarks.gpu.steps import SKIPPED, Setting, StepSkipped, find
 from eagle_plugin.atomic_io import replace_output
 from eagle_plugin.command_end import end_of
-
-SKIPPED = 3  # exit code; the last line of stdout says why
 
 
 def main() -> int:

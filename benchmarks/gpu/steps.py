@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from eagle_plugin.errors import UserError
 
+SKIPPED = 3  # the exit code of a step that this machine cannot run; the last line of its output says why
+
 
 class StepError(UserError):
     """What a step found to be wrong."""
