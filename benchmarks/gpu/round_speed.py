@@ -36,6 +36,7 @@ def run(setting: Setting) -> dict[str, Any]:
     batches: tuple[int, ...] = TINY_BATCHES if setting.tiny else BATCHES
     context, repeats = (TINY_CONTEXT, TINY_REPEATS) if setting.tiny else (CONTEXT, REPEATS)
     shapes = SHAPES[:2] if setting.tiny else SHAPES
+    cases = [(shape, 0.0) for shape in shapes] + [(SHAPES[1], 0.8)]
     torch.manual_seed(0)
     bandwidth = copy_bandwidth(setting)
     positions = context + repeats * max(shape.max_accept_length for shape in shapes) + 128
@@ -46,32 +47,33 @@ def run(setting: Setting) -> dict[str, Any]:
         for batch in batches:
             slot_table = new_slot_table(batch, positions, setting.device)
             plain = time_plain(target, slot_table, context, repeats, new_capturer())
-            free_memory()
             plain_floor = 1e3 * plain_bytes(size.model, batch, context, size.dtype.itemsize) / bandwidth
-            for shape in shapes:
-                for temperature in (0.0, 0.8) if shape == SHAPES[1] else (0.0,):
-                    head = size.head(target, slot_table)
-                    times = time_round(
-                        TreeDecoder(target, head, slot_table, shape, temperature), context, repeats, new_capturer()
-                    )
-                    free_memory()
-                    floors = floor_of(size, shape, batch, context, bandwidth)
-                    rows.append(
-                        {
-                            "batch": batch,
-                            "shape": str(shape),
-                            "temperature": temperature,
-                            "ms": rounded(times | {"round": sum(times.values())}),
-                            "floor_ms": rounded(floors | {"round": sum(floors.values())}),
-                            "share_of_floor": round(sum(floors.values()) / sum(times.values()), 3),
-                            "plain_ms": round(plain, 4),
-                            "plain_share_of_floor": round(plain_floor / plain, 3),
-                            "break_even_accept_length": round(sum(times.values()) / plain, 3),
-                        }
-                    )
-                    print(rows[-1], flush=True)
+            for shape, temperature in cases:
+                free_memory()
+                decoder = TreeDecoder(target, size.head(target, slot_table), slot_table, shape, temperature)
+                times = time_round(decoder, context, repeats, new_capturer())
+                del decoder
+                row = {"batch": batch, "shape": str(shape), "temperature": temperature}
+                row |= compare(times, floor_of(size, shape, batch, context, bandwidth), plain, plain_floor)
+                print(row, flush=True)
+                rows.append(row)
     about = {"model": size.name, "dtype": str(size.dtype).removeprefix("torch."), "context": context}
     return about | {"graphs": setting.on_gpu, "copy_gb_s": round(bandwidth / 1e9, 1), "rows": rows}
+
+
+def compare(
+    times: dict[str, float], floors: dict[str, float], plain: float, plain_floor: float
+) -> dict[str, float | dict[str, float]]:
+    """A round and a step of plain decoding beside their floors; all arguments in milliseconds."""
+    whole, floor = sum(times.values()), sum(floors.values())
+    return {
+        "ms": rounded(times | {"round": whole}),
+        "floor_ms": rounded(floors | {"round": floor}),
+        "share_of_floor": round(floor / whole, 3),
+        "plain_ms": round(plain, 4),
+        "plain_share_of_floor": round(plain_floor / plain, 3),
+        "break_even_accept_length": round(whole / plain, 3),
+    }
 
 
 def copy_bandwidth(setting: Setting) -> float:
