@@ -45,7 +45,7 @@ def start_round(
 
     A padding lane has L = 1, row 0, key 0, slots 0, zeros in its table up to position U, and greedy sampling.
     """
-    b, (lanes, reach) = len(lengths), out.slots.shape
+    b, reach = len(lengths), out.slots.shape[1]
     context, width = req_to_token.shape[1], out.table.shape[1]
     greedy = SamplingParams(1, 1, 1, 0)  # type: ignore[arg-type]
     out.prefix_lens[:b], out.prefix_lens[b:] = lengths, 1

@@ -41,16 +41,16 @@ class KeyTable:
 
     def __init__(self, rows: int, device: torch.device | str, seed: int) -> None:
         """rows: of the engine's request table. Workers with the same `seed` draw the same keys."""
-        self._keys = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.table = torch.zeros(rows, dtype=torch.int64, device=device)
         self._random = torch.Generator().manual_seed(seed)
 
     def draw(self, rows: Tensor, seeds: Mapping[int, int]) -> None:
         """Give new keys to the requests in these rows [b] int64; request i of them has the seed seeds[i], if any."""
-        self._keys[rows] = request_keys(len(rows), seeds, generator=self._random).to(rows.device)
+        self.table[rows] = request_keys(len(rows), seeds, generator=self._random).to(rows.device)
 
     def of(self, rows: Tensor) -> Tensor:
         """The keys of the requests in these rows, [b] int64."""
-        return self._keys[rows]
+        return self.table[rows]
 
 
 def draft_uniforms(keys: Tensor, lengths: Tensor, shape: Shape) -> Tensor:

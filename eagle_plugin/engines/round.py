@@ -40,6 +40,11 @@ class Drafts(NamedTuple):
         """The drafts of these requests, in this order; index [n] int64."""
         return Drafts(self.tree.take(index), self.proposals.take(index), self.shape)
 
+    def first(self, b: int) -> Drafts:
+        """The drafts of the first b requests: views."""
+        tree = DraftTree(*(values[:b] for values in self.tree))
+        return Drafts(tree, Proposals(*(values[:b] for values in self.proposals)), self.shape)
+
     def truncate(self, sizes: Tensor) -> Drafts:
         """The first sizes[i] nodes of tree i, the rest padding; sizes [b] int64."""
         return self._replace(tree=self.tree.truncate(sizes))

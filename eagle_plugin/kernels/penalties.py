@@ -50,7 +50,7 @@ def count_tokens(counts: Tensor, rows: Tensor, tokens: Tensor, lengths: Tensor) 
     oracle.count_tokens(counts, rows, tokens, lengths)
 
 
-# The torch path's copy of the argument checks in csrc/bindings/penalties.h; the tests want the same sentences from both.
+# The torch path's copy of the checks in csrc/bindings/penalties.h; the tests want the same sentences from both.
 
 
 def _check_nodes(

@@ -43,7 +43,9 @@ def requests(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], tuple[fl
 
 @prop
 @given(requests(), st.integers(0, 5))
-def test_penalize_nodes(case: tuple[list[int], list[int], list[int], tuple[float, ...], list[int], int], row: int) -> None:
+def test_penalize_nodes(
+    case: tuple[list[int], list[int], list[int], tuple[float, ...], list[int], int], row: int
+) -> None:
     output, parents, tokens, strengths, stops, min_new = case
     prompt, width = 20, len(tokens)
     paths = [[0] for _ in tokens]

@@ -22,7 +22,13 @@ from eagle_plugin.kernels import attention, loader
 
 CUDA = torch.device("cuda")
 # Arguments whose rows may have gaps, by kernel and place (`check_rows` in csrc/bindings).
-MAY_HAVE_GAPS = {"topk_log_softmax": {0}, "verify_tree": {3}, "store_kv": {3, 4}, "penalize_nodes": {0}, "start_round": {2}}
+MAY_HAVE_GAPS = {
+    "topk_log_softmax": {0},
+    "verify_tree": {3},
+    "store_kv": {3, 4},
+    "penalize_nodes": {0},
+    "start_round": {2},
+}
 
 
 def build_guard(folder: Path) -> Path:

@@ -18,6 +18,10 @@ from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.core.shape import Shape
 
 START_SECONDS = 600
+# How SGLang's rounds run: as on a CPU, with the scheduler one round ahead, and with captured functions too.
+SYNCHRONOUS: dict[str, str] = {}
+OVERLAP = {"EAGLE_OVERLAP": "1"}
+GRAPHS = OVERLAP | {"EAGLE_GRAPHS": "emulate"}
 # Below the ports that the system hands out by itself, and a range for each worker of pytest-xdist: a port that is free
 # while a server is started is free still when it listens, ten seconds later.
 _ports = itertools.count(18000 + 500 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")))

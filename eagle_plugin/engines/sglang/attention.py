@@ -12,7 +12,10 @@ from eagle_plugin.kernels.kv import store_kv
 
 
 def tree_rows_of(forward_batch: Any) -> TreeRows | None:
-    """The rows of a forward over draft trees, None for any other SGLang ``ForwardBatch``."""
+    """The rows of a forward over draft trees, None for any other SGLang ``ForwardBatch``.
+
+    A spec input that has them has ``slot_table`` too: [B, C] int32, the cache slots that the rows' requests name.
+    """
     return getattr(forward_batch.spec_info, "tree_rows", None)
 
 
@@ -33,6 +36,9 @@ class TreeAttention:
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._base, name, value)
+
+    # Decode rounds read lengths on the device only: the scheduler need not bring them to the host.
+    needs_cpu_seq_lens = False
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Plan a forward; one over trees needs no plan."""
@@ -69,7 +75,7 @@ class TreeAttention:
             q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
             keys,
             values,
-            self._base.req_to_token_pool.req_to_token,
+            forward_batch.spec_info.slot_table,
             rows.requests,
             rows.prefix_lens,
             rows.ancestors,

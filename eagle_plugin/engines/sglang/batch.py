@@ -1,43 +1,115 @@
-"""What a decode round reads from SGLang's batch, once."""
+"""What a decode round reads from SGLang's batch, once: a copy in static memory, so that the scheduler may go on."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.engines.graphs import StaticMemory
 from eagle_plugin.engines.rng import KeyTable
 from eagle_plugin.engines.round import TreeRows
 from eagle_plugin.engines.sglang.sampling import sampling_params
+from eagle_plugin.kernels.round_start import RoundStart, start_round
 from eagle_plugin.kernels.sampling import SamplingParams
 
 
 class RoundBatch(NamedTuple):
-    """One decode round of b requests; L is a request's committed length, its root comes after it."""
+    """One decode round of b requests in B lanes; L is a request's committed length, its root comes after it.
+
+    Lanes b .. B - 1 are padding: one token long, in the engine's cache slot 0, which holds nothing.
+    """
 
     shape: Shape
-    prefix_lens: torch.Tensor  # [b] int64: L
-    requests: torch.Tensor  # [b] int64: row of the request-to-token table
-    slots: torch.Tensor  # [b, U] int64: cache slots of the positions L .. L + U - 1
-    sampling: SamplingParams  # of b requests
+    b: int
     is_greedy: bool  # all requests take the argmax
-    keys: torch.Tensor  # [b] int64: of the requests' random numbers
+    start: RoundStart  # of B lanes
+    lanes: Tensor  # [B] int64: 0 .. B - 1, the rows of start.table
 
-    @classmethod
-    def read(cls, shape: Shape, batch: Any, req_to_token: torch.Tensor, keys: KeyTable) -> RoundBatch:
-        """Read an SGLang ``ScheduleBatch`` whose decode slots are allocated."""
-        prefix_lens, requests = batch.seq_lens.long(), batch.req_pool_indices.long()
-        positions = prefix_lens[:, None] + torch.arange(shape.reach, device=prefix_lens.device)
-        slots = req_to_token[requests[:, None], positions].long()
-        info = batch.sampling_info
-        return cls(shape, prefix_lens, requests, slots, sampling_params(info), info.is_all_greedy, keys.of(requests))
+    @property
+    def prefix_lens(self) -> Tensor:
+        """L, [B] int64."""
+        return self.start.prefix_lens
 
-    def window(self, first: int, count: int) -> torch.Tensor:
-        """The slots of `count` positions from L + first on, contiguous [b, count]."""
+    @property
+    def requests(self) -> Tensor:
+        """Row of the request-to-token table, [B] int64."""
+        return self.start.requests
+
+    @property
+    def keys(self) -> Tensor:
+        """Of the requests' random numbers, [B] int64."""
+        return self.start.keys
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """Of B lanes."""
+        return self.start.sampling
+
+    def window(self, first: int, count: int) -> Tensor:
+        """The cache slots of `count` positions from L + first on, contiguous [B, count] int64."""
         # contiguous() alone would keep the gaps of a single column.
-        return self.slots[:, first : first + count].clone(memory_format=torch.contiguous_format)
+        return self.start.slots[:, first : first + count].clone(memory_format=torch.contiguous_format)
 
-    def tree_rows(self, ancestors: torch.Tensor, tail: int) -> TreeRows:
-        """Rows with these ancestors [b, R] over `tail` slots after L, for tree attention."""
-        return TreeRows(self.requests, self.prefix_lens, ancestors, tail)
+    def tree_rows(self, ancestors: Tensor, tail: int) -> TreeRows:
+        """Rows with these ancestors [B, R] over `tail` slots after L, for tree attention over `start.table`."""
+        return TreeRows(self.lanes, self.prefix_lens, ancestors, tail)
+
+
+class BatchReader:
+    """Reads batches into memory that keeps its address."""
+
+    def __init__(self, caps: Shape, lanes: int, req_to_token: Tensor, keys: KeyTable) -> None:
+        """Room for trees up to `caps` of up to `lanes` requests; req_to_token [P, C] int32 is the engine's table."""
+        device, columns = req_to_token.device, req_to_token.shape[1]
+        self._req_to_token, self._keys, self._columns = req_to_token, keys, columns
+        self._memory = memory = StaticMemory(device)
+        for name in ("prefix_lens", "requests", "keys"):
+            memory.allocate(name, lanes, torch.int64)
+        memory.allocate("slots", lanes * caps.reach, torch.int64)
+        memory.allocate("table", lanes * columns, torch.int32)
+        memory.allocate("top_ks", lanes, torch.int32, 1)
+        for name in ("temperatures", "top_ps", "min_ps"):
+            memory.allocate(name, lanes, torch.float32)
+        self._lanes = torch.arange(lanes, device=device)
+
+    def read(self, shape: Shape, batch: Any, lanes: int) -> RoundBatch:
+        """Read an SGLang ``ScheduleBatch`` whose decode slots are allocated into `lanes` lanes."""
+        info = batch.sampling_info
+        made = self._batch(shape, len(batch.seq_lens), lanes, info.is_all_greedy)
+        start_round(
+            made.start,
+            batch.seq_lens.long(),
+            batch.req_pool_indices.long(),
+            self._req_to_token,
+            self._keys.table,
+            sampling_params(info),
+        )
+        return made
+
+    def padding(self, shape: Shape, lanes: int, is_greedy: bool) -> RoundBatch:
+        """A round without requests, for a capture."""
+        made = self._batch(shape, 0, lanes, is_greedy)
+        nothing = torch.zeros(0, dtype=torch.int64, device=self._lanes.device)
+        none = nothing.float()
+        sampling = SamplingParams(none, nothing.int(), none, none)
+        start_round(made.start, nothing, nothing, self._req_to_token, self._keys.table, sampling)
+        return made
+
+    def nbytes(self) -> int:
+        """Bytes of the static memory."""
+        return self._memory.nbytes()
+
+    def _batch(self, shape: Shape, b: int, lanes: int, is_greedy: bool) -> RoundBatch:
+        view = self._memory.view
+        start = RoundStart(
+            view("prefix_lens", lanes),
+            view("requests", lanes),
+            view("keys", lanes),
+            view("slots", lanes, shape.reach),
+            view("table", lanes, self._columns),
+            SamplingParams(*(view(name, lanes) for name in ("temperatures", "top_ks", "top_ps", "min_ps"))),
+        )
+        return RoundBatch(shape, b, is_greedy, start, self._lanes[:lanes])

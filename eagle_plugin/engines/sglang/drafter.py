@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
-from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+from sglang.srt.layers.moe.utils import speculative_moe_a2a_backend_context, speculative_moe_backend_context
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftInput
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+from sglang.srt.speculative.spec_utils import draft_tp_context
+from torch import Tensor
 from torch.nn.functional import pad
 
 from eagle_plugin.core.policy import MAX_TOP_M
@@ -21,6 +25,7 @@ from eagle_plugin.engines.round import Drafts, HeadState, LevelRows, RecurrentLe
 from eagle_plugin.engines.sglang.attention import TreeAttention
 from eagle_plugin.engines.sglang.batch import RoundBatch
 from eagle_plugin.engines.sglang.draft_weights import use_int8_weights
+from eagle_plugin.engines.sglang.forward import TreeForward
 
 
 @dataclass
@@ -28,6 +33,7 @@ class TreeDraftInput(EagleDraftInput):
     """The engine's draft input of a forward over nodes of draft trees, for `TreeAttention`."""
 
     tree_rows: TreeRows | None = None
+    slot_table: Tensor | None = None
 
 
 @dataclass
@@ -35,6 +41,14 @@ class TreeExtendInput(EagleDraftExtendInput):
     """The engine's input of the forward that reads the accepted paths, for `TreeAttention`."""
 
     tree_rows: TreeRows | None = None
+    slot_table: Tensor | None = None
+
+
+class DraftState(NamedTuple):
+    """What a round begins with, of b requests."""
+
+    head: HeadState
+    roots: Tensor  # [b] int64: the last committed tokens
 
 
 class TreeDrafter(EagleDraftWorker):
@@ -51,7 +65,13 @@ class TreeDrafter(EagleDraftWorker):
         self.topk = min(MAX_TOP_M, self._draft_vocabulary())
         self._chain = chain_ancestors(MAX_WIDTH, self.draft_runner.device)
         self._most_children: int = get_spec().speculative_eagle_topk
+        self._forward = TreeForward(self.draft_runner, self.tree_attention)
         use_int8_weights(self.draft_runner.model, self.target_worker.model_runner.model)
+
+    def _capture_cuda_graphs(self) -> None:
+        """The engine's own drafting is not captured; ours is, by `DecodeRound.capture`."""
+        self.cuda_graph_runner = None
+        self.cuda_graph_runner_for_draft_extend = None
 
     def draft(self, *args: Any, **kwargs: Any) -> Any:
         """The engine's own drafting keeps one history per branch; a caller of it would get another tree."""
@@ -61,19 +81,15 @@ class TreeDrafter(EagleDraftWorker):
         mapped = self.hot_token_id
         return int(self.draft_runner.model_config.vocab_size if mapped is None else len(mapped))
 
-    def draft_tree(self, batch: RoundBatch, state: EagleDraftInput) -> Drafts:
-        """Draft one tree per request.
-
-        state holds what the last accepted row of the head left: topk_p (log probabilities here, see the worker) and
-        topk_index [b, M], hidden_states [b, H], and bonus_tokens [b], the roots.
-        """
+    def draft_tree(self, batch: RoundBatch, state: DraftState) -> Drafts:
+        """Draft one tree per request from what the last accepted row of the head left."""
         top_m = top_m_of(batch.shape, batch.is_greedy)
-        after_root = HeadState(TopM(state.topk_p, state.topk_index), state.hidden_states)
 
-        def forward(rows: LevelRows) -> tuple[torch.Tensor, torch.Tensor]:
+        def forward(rows: LevelRows) -> tuple[Tensor, Tensor]:
             output = self._forward(
                 batch,
                 mode=ForwardMode.DECODE,
+                hidden=CaptureHiddenMode.LAST,
                 tokens=rows.tokens,
                 positions=rows.positions,
                 slots=batch.window(rows.first_slot, rows.nodes).view(-1),
@@ -82,20 +98,22 @@ class TreeDrafter(EagleDraftWorker):
                     num_tokens_per_req=rows.nodes,
                     num_tokens_for_logprob_per_req=rows.nodes,
                     tree_rows=batch.tree_rows(rows.ancestors, rows.tail),
+                    slot_table=batch.start.table,
                 ),
             )
             return output.next_token_logits, output.hidden_states
 
-        return draft(
-            batch.shape,
-            state.bonus_tokens.long(),
-            RecurrentLevels(batch.shape, after_root, batch.prefix_lens, top_m, forward),
-            batch.sampling,
-            None if batch.is_greedy else draft_uniforms(batch.keys, batch.prefix_lens, batch.shape),
-            self.hot_token_id,
-        )
+        with self._contexts():
+            return draft(
+                batch.shape,
+                state.roots,
+                RecurrentLevels(batch.shape, state.head, batch.prefix_lens, top_m, forward),
+                batch.sampling,
+                None if batch.is_greedy else draft_uniforms(batch.keys, batch.prefix_lens, batch.shape),
+                self.hot_token_id,
+            )
 
-    def extend(self, batch: RoundBatch, accepted: Accepted, hidden: torch.Tensor) -> EagleDraftInput:
+    def extend(self, batch: RoundBatch, accepted: Accepted, hidden: Tensor) -> DraftState:
         """Feed the accepted tokens to the head and list the most likely children of the next root.
 
         accepted.tokens [b, E] and hidden [b * E, H of the target's features] are each request's accepted path; rows
@@ -112,56 +130,36 @@ class TreeDrafter(EagleDraftWorker):
             num_tokens_for_logprob_per_req=longest,
             select_index=torch.arange(0, b * longest, longest, device=last.device) + last,
             tree_rows=batch.tree_rows(self._chain[:longest].expand(b, longest).contiguous(), longest),
+            slot_table=batch.start.table,
         )
-        output = self._forward(
-            batch,
-            mode=ForwardMode.DRAFT_EXTEND_V2,
-            tokens=accepted.tokens.reshape(-1),
-            positions=(batch.prefix_lens[:, None] + places).reshape(-1),
-            slots=batch.window(0, longest).view(-1),
-            info=info,
-        )
+        with self._contexts():
+            output = self._forward(
+                batch,
+                mode=ForwardMode.DRAFT_EXTEND_V2,
+                hidden=CaptureHiddenMode.LAST,
+                tokens=accepted.tokens.reshape(-1),
+                positions=(batch.prefix_lens[:, None] + places).reshape(-1),
+                slots=batch.window(0, longest).view(-1),
+                info=info,
+            )
         # Greedy requests need no list to draw from; the columns stay, because SGLang concatenates batches.
         top_m = self._most_children if batch.is_greedy else self.topk
         logp, index = TopM.of(output.next_token_logits, top_m)
-        return EagleDraftInput(
-            topk_p=pad(logp, (0, self.topk - top_m), value=-torch.inf),
-            topk_index=pad(index, (0, self.topk - top_m)),
-            hidden_states=output.hidden_states,
-            bonus_tokens=accepted.tokens.gather(1, last[:, None])[:, 0].int(),
-            num_tokens_per_req=1,
-            num_tokens_for_logprob_per_req=1,
-        )
+        top = TopM(pad(logp, (0, self.topk - top_m), value=-torch.inf), pad(index, (0, self.topk - top_m)))
+        return DraftState(HeadState(top, output.hidden_states), accepted.tokens.gather(1, last[:, None])[:, 0])
 
-    def _forward(
-        self,
-        batch: RoundBatch,
-        *,
-        mode: ForwardMode,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        info: TreeDraftInput | TreeExtendInput,
-    ) -> Any:
-        """One forward of the head over tree rows, past the engine's per-forward planning, which knows no trees."""
-        forward_batch = ForwardBatch(
-            forward_mode=mode,
-            batch_size=len(batch.requests),
-            input_ids=tokens,
-            req_pool_indices=batch.requests,
-            seq_lens=batch.prefix_lens,
-            out_cache_loc=slots,
-            seq_lens_sum=0,
-            positions=positions,
-            spec_info=info,
-            spec_algorithm=self.speculative_algorithm,
-            capture_hidden_mode=CaptureHiddenMode.LAST,
-        )
-        with forward_context(ForwardContext(attn_backend=self.tree_attention), forward_batch=forward_batch):
-            return self.draft_runner.model.forward(tokens, positions, forward_batch)
+    @contextlib.contextmanager
+    def _contexts(self) -> Iterator[None]:
+        """Around every forward of the head: how the engine shards it."""
+        with (
+            draft_tp_context(self.parallel_layout),
+            speculative_moe_backend_context(),
+            speculative_moe_a2a_backend_context(),
+        ):
+            yield
 
 
-def chain_ancestors(length: int, device: torch.device | str) -> torch.Tensor:
+def chain_ancestors(length: int, device: torch.device | str) -> Tensor:
     """Ancestor bitmasks [length] int64 holding uint64 bits of a chain: row i has the bits 0 .. i; length <= 64."""
     bits = torch.arange(length, device=device)
     # In two steps: the last row may have all 64 bits, and 1 << 64 is not defined.

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from sglang.srt.environ import envs
 from sglang.srt.layers.sampler import apply_custom_logit_processor
 from sglang.srt.utils.async_probe import sanitize_nan_logits
 
 from eagle_plugin.core.tree import DraftTree
+from eagle_plugin.engines.sglang.batch import RoundBatch
 from eagle_plugin.engines.sglang.penalties import NodePenalties, penalised
 
 
@@ -20,15 +22,38 @@ def needs_plain_round(batch: Any) -> bool:
     return bool(batch.sampling_info.has_custom_logit_processor)
 
 
+def sanitize(logits: torch.Tensor) -> None:
+    """Replace NaN and infinite logits as the engine does, in place, and without its warning: it may be captured."""
+    if envs.SGLANG_SANITIZE_NAN_LOGITS.get():
+        torch.nan_to_num_(logits, nan=-1e30, posinf=1e30, neginf=-1e30)
+
+
+def transforms_of(batch: Any) -> list[str]:
+    """What the requests of this ``ScheduleBatch`` ask for beyond temperature and filters; it cannot be captured."""
+    info = batch.sampling_info
+    asked = {
+        "penalties": penalised(batch),
+        "grammar": batch.has_grammar,
+        "logit bias": info.logit_bias is not None,
+        "custom logit processor": info.has_custom_logit_processor,
+    }
+    return [name for name, given in asked.items() if given]
+
+
 def transform_logits(
-    batch: Any, tree: DraftTree, logits: torch.Tensor, penalties: NodePenalties, grammar_mask: Any
+    batch: RoundBatch,
+    schedule_batch: Any,
+    tree: DraftTree,
+    logits: torch.Tensor,
+    penalties: NodePenalties,
+    grammar_mask: Any,
 ) -> None:
     """Apply everything but temperature and filters in place, in the engine's order, at every node.
 
     logits [b * W, V] float32, row i * W + j after node j of request i; grammar_mask has one row per node, or is None.
     """
-    info = batch.sampling_info
-    if penalised(batch):
+    info = schedule_batch.sampling_info
+    if penalised(schedule_batch):
         penalties.apply(batch, tree, logits)
     if grammar_mask is not None:
         grammar_mask.apply(logits)

@@ -1,114 +1,175 @@
 """Penalties after every node of a draft tree: the tokens on the path to a node count as generated there.
 
 The engine's own penalizers hold one set of counts per request and add one token per round, which is right only where a
-round yields one token. Here the counts come from the request's output; the root of a tree is its last token.
+round yields one token. Here the counts are in tables on the device, by row of the engine's request table, and a round
+adds its own tokens: nothing is read from the host, which knows a round's tokens one round late under overlap
+scheduling.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from eagle_plugin.core.tree import DraftTree
+from eagle_plugin.core.verify import Accepted
+from eagle_plugin.engines.sglang.batch import RoundBatch
+from eagle_plugin.kernels.penalties import Penalties, count_tokens, penalize_nodes
+
+STOPS = 8  # places for the tokens that end a request; more are made where a request has more
 
 
 class NodePenalties:
     """Frequency, presence and repetition penalties and minimal lengths of all requests of one worker.
 
-    It needs a scheduler that knows the tokens of a round before the next one starts (on CPUs it always does): they are
-    read from ``Req.output_ids``. A request's counts live as long as the request.
+    The tables are made when the first request with any of these comes; they take 4 bytes per row and token of the
+    vocabulary, as one of the engine's own penalizers does.
     """
 
-    def __init__(self) -> None:
-        self._times: WeakKeyDictionary[Any, Counter[int]] = WeakKeyDictionary()
+    def __init__(self, rows: int, vocabulary: int, device: torch.device | str) -> None:
+        """rows: of the engine's request table."""
+        self._rows, self._vocabulary, self._device = rows, vocabulary, torch.device(device)
+        self._tables: Penalties | None = None
 
-    def apply(self, batch: Any, tree: DraftTree, logits: Tensor) -> None:
+    def start(self, batch: Any) -> None:
+        """Read what the requests of an extending SGLang ``ScheduleBatch`` ask for; their counts begin anew.
+
+        A request that was retracted and now resumes has output already, which counts. For such a request the penalties
+        that the engine will apply to the token after this prefill are put right: the engine starts it with empty
+        counts. batch is inside a forward: its ``sampling_info`` holds the accumulated penalties [b, V].
+        """
+        if self._tables is None:
+            if not any(map(_asks, batch.reqs)):
+                return
+            self._tables = self._new_tables()
+        tables = self._tables
+        rows = batch.req_pool_indices.long()
+        strengths = self._tensor([_strengths(request) for request in batch.reqs], torch.float32)
+        for i, table in enumerate((tables.frequency, tables.presence, tables.repetition)):
+            table[rows] = strengths[:, i]
+        tables.min_lens[rows] = self._tensor([_min_len(request) for request in batch.reqs], torch.int64)
+        tables = self._set_stops(rows, [_stop_tokens(request) if _min_len(request) else [] for request in batch.reqs])
+        tables.counts[rows] = 0
+        resumed = [request.output_ids for request in batch.reqs]
+        if any(resumed):
+            longest = max(map(len, resumed))
+            tokens = self._tensor([[*ids, *[0] * (longest - len(ids))] for ids in resumed], torch.int64)
+            count_tokens(tables.counts, rows, tokens, self._tensor(list(map(len, resumed)), torch.int32))
+        self._correct_the_engines(batch)
+
+    def count_prefill(self, batch: Any, tokens: Tensor) -> None:
+        """Count the token [b] that the prefill of `start` has yielded for each request."""
+        if self._tables is None:
+            return
+        ones = torch.ones(len(tokens), dtype=torch.int32, device=self._device)
+        count_tokens(self._tables.counts, batch.req_pool_indices.long(), tokens.long()[:, None], ones)
+
+    def apply(self, batch: RoundBatch, tree: DraftTree, logits: Tensor) -> None:
         """Penalise the logits after every node, in place; to be called before the grammar's mask and the bias.
 
-        batch is a decoding SGLang ``ScheduleBatch`` of b requests, tree its draft trees [b, W], logits [b * W, V]
-        float32 with node j of request i in row i * W + j. Rows of requests without penalties stay as they are.
+        tree [b, W]; logits [b * W, V] float32 with node j of request i in row i * W + j. Rows of requests without
+        penalties stay as they are.
         """
-        b, width = tree.tokens.shape
-        nodes = logits.view(b, width, -1)
-        for i, request in enumerate(batch.reqs):
-            if _has_strengths(request):
-                self._apply_strengths(request, tree.tokens[i].long(), tree.ancestors[i], nodes[i])
-            missing = _missing_tokens(request)
-            if missing > 0:
-                rows, stops = nodes[i], _stop_tokens(request, nodes.device)
-                rows[:, stops] = rows[:, stops].masked_fill(tree.depths[i, :, None] < missing, -torch.inf)
+        assert self._tables is not None, "a penalised request has not been started"
+        b = len(tree.tokens)
+        penalize_nodes(
+            logits, tree.tokens, tree.ancestors, tree.depths, batch.requests[:b], batch.prefix_lens[:b], self._tables
+        )
 
-    def apply_after_prefill(self, batch: Any) -> None:
-        """Let the engine penalise the token that a prefill yields for a request with output (retracted, now resumed).
+    def count(self, batch: RoundBatch, accepted: Accepted) -> None:
+        """Count the tokens of a round; accepted has b requests."""
+        if self._tables is not None:
+            b = len(accepted.lengths)
+            count_tokens(self._tables.counts, batch.requests[:b], accepted.tokens, accepted.lengths)
 
-        The engine starts such a request with empty counts. batch is an extending ``ScheduleBatch`` inside a forward:
-        its ``sampling_info`` holds the accumulated penalties [b, V] that the engine will apply, corrected in place.
-        """
+    def _new_tables(self) -> Penalties:
+        def table(fill: float, dtype: torch.dtype, *columns: int) -> Tensor:
+            return torch.full((self._rows, *columns), fill, dtype=dtype, device=self._device)
+
+        return Penalties(
+            counts=table(0, torch.int32, self._vocabulary),
+            frequency=table(0, torch.float32),
+            presence=table(0, torch.float32),
+            repetition=table(1, torch.float32),
+            stops=table(-1, torch.int64, STOPS),
+            min_lens=table(0, torch.int64),
+        )
+
+    def _set_stops(self, rows: Tensor, stops: list[list[int]]) -> Penalties:
+        tables = self._tables
+        assert tables is not None
+        width = tables.stops.shape[1]
+        more = max(map(len, stops)) - width
+        if more > 0:
+            wider = torch.nn.functional.pad(tables.stops, (0, more), value=-1)
+            self._tables = tables = tables._replace(stops=wider)
+            width += more
+        tables.stops[rows] = self._tensor([[*ids, *[-1] * (width - len(ids))] for ids in stops], torch.int64)
+        return tables
+
+    def _correct_the_engines(self, batch: Any) -> None:
         additive = batch.sampling_info.acc_additive_penalties
         scaling = batch.sampling_info.acc_scaling_penalties
         for i, request in enumerate(batch.reqs):
             if additive is None or not request.output_ids:
                 continue
-            tokens, times = self._output(request, additive.device)
-            offsets, factors = _strengths(request, times)
+            pairs = Counter(request.output_ids)
+            tokens, times = self._tensor(list(pairs), torch.int64), self._tensor(list(pairs.values()), torch.float32)
+            frequency, presence, repetition = _strengths(request)
             additive[i] = 0.0
-            additive[i, tokens] = -offsets
-            if _missing_tokens(request) > 0:
-                additive[i, _stop_tokens(request, additive.device)] = -torch.inf
+            additive[i, tokens] = -(frequency * times + presence)
+            if int(request.sampling_params.min_new_tokens) > len(request.output_ids):
+                additive[i, self._tensor(_stop_tokens(request), torch.int64)] = -torch.inf
             if scaling is not None:
                 scaling[i] = 1.0
-                scaling[i, tokens] = factors
+                scaling[i, tokens] = repetition
 
-    def _apply_strengths(self, request: Any, drafted: Tensor, ancestors: Tensor, rows: Tensor) -> None:
-        """Penalise the logits rows [W, V] of one request at the tokens that its output or its tree [W] holds."""
-        generated, times = self._output(request, rows.device)
-        tokens = torch.cat([generated, drafted])  # [n + W]; equal ones get equal values
-        committed = torch.cat([times, (drafted[:, None] == generated).float() @ times])
-        on_path = (ancestors[:, None] >> torch.arange(len(drafted), device=rows.device)) & 1  # [W, W]: (node, ancestor)
-        on_path[:, 0] = 0  # the root is in the output
-        offsets, factors = _strengths(request, committed + on_path.float() @ (drafted[:, None] == tokens).float())
-        lowered = rows[:, tokens] - offsets
-        rows[:, tokens] = torch.where(lowered < 0, lowered * factors, lowered / factors)
-
-    def _output(self, request: Any, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The different tokens of a request's output [n] int64, and how often it has each [n] float32."""
-        times = self._times.get(request)
-        if times is None or times.total() > len(request.output_ids):  # new, or started again from nothing
-            times = self._times[request] = Counter()
-        times.update(request.output_ids[times.total() :])
-        pairs = torch.tensor([list(times), list(times.values())], dtype=torch.int64).to(device, non_blocking=True)
-        return pairs[0], pairs[1].float()
+    def _tensor(self, values: Any, dtype: torch.dtype) -> Tensor:
+        """Host values on the device, without waiting for it."""
+        made = torch.tensor(values, dtype=dtype, pin_memory=torch.cuda.is_available())
+        return made.to(self._device, non_blocking=True)
 
 
 def penalised(batch: Any) -> bool:
-    """Whether a request of this ``ScheduleBatch`` has penalties or is still below its minimal length."""
-    return any(_has_strengths(request) or _missing_tokens(request) > 0 for request in batch.reqs)
+    """Whether a request of this ``ScheduleBatch`` has penalties or is still below its minimal length.
+
+    Under overlap scheduling the host knows a request's length one round late: such a request may be past it already,
+    and then nothing happens to its logits.
+    """
+    return any(
+        _strengths(request) != _NO_STRENGTHS or int(request.sampling_params.min_new_tokens) > len(request.output_ids)
+        for request in batch.reqs
+    )
 
 
-def _has_strengths(request: Any) -> bool:
+_NO_STRENGTHS = (0.0, 0.0, 1.0)
+
+
+def _strengths(request: Any) -> tuple[float, float, float]:
     p = request.sampling_params
-    return p.frequency_penalty != 0.0 or p.presence_penalty != 0.0 or p.repetition_penalty != 1.0
+    return p.frequency_penalty, p.presence_penalty, p.repetition_penalty
 
 
-def _strengths(request: Any, times: Tensor) -> tuple[Tensor, Tensor]:
-    """What is subtracted from the logit of a token that was generated so many times, and the factor for the rest."""
-    p = request.sampling_params
-    offsets = p.frequency_penalty * times + p.presence_penalty * (times > 0)
-    return offsets, torch.where(times > 0, p.repetition_penalty, 1.0)
+def _asks(request: Any) -> bool:
+    return _strengths(request) != _NO_STRENGTHS or bool(_min_len(request))
 
 
-def _missing_tokens(request: Any) -> int:
-    """How many more tokens the request must yield before it may end."""
-    return int(request.sampling_params.min_new_tokens) - len(request.output_ids)
+def _min_len(request: Any) -> int:
+    """A node at depth d may not be followed by a token that ends the request while L + d is below this; 0: it may.
+
+    The root is output number L + 1 - (length of the prompt), so the token after a node of depth d comes after
+    L + 1 - prompt + d tokens of output.
+    """
+    minimum = int(request.sampling_params.min_new_tokens)
+    return len(request.origin_input_ids) + minimum - 1 if minimum else 0
 
 
-def _stop_tokens(request: Any, device: torch.device) -> Tensor:
-    """The tokens that end this request, by the engine's rule: [s] int64."""
+def _stop_tokens(request: Any) -> list[int]:
+    """The tokens that end this request, by the engine's rule."""
     tokenizer = request.tokenizer
     stops = {*(request.sampling_params.stop_token_ids or ()), *(request.eos_token_ids or ())}
     stops |= {*(tokenizer.additional_stop_token_ids or ()), tokenizer.eos_token_id} - {None}
-    return torch.tensor(sorted(stops), dtype=torch.int64).to(device, non_blocking=True)
+    return sorted(stops)

@@ -7,6 +7,7 @@ a plugin raises, so a failure half way must not leave some hooks registered: not
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 from eagle_plugin.engines.sglang import version
@@ -19,6 +20,7 @@ ALGORITHMS = ("EAGLE", "EAGLE3")
 CREATE_WORKER = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker"
 RESOLVE_ARGUMENTS = "sglang.srt.arg_groups.speculative_hook._handle_eagle_family"
 AUTO_PARAMETERS = "sglang.srt.arg_groups.speculative_hook._auto_choose_speculative_params"
+OVERLAP_ON_CPU = "sglang.srt.arg_groups.speculative_hook._disable_overlap_schedule_for_cpu"
 
 
 def register() -> None:
@@ -30,6 +32,12 @@ def register() -> None:
     HookRegistry.register(CREATE_WORKER, _create_worker, HookType.AROUND)
     HookRegistry.register(RESOLVE_ARGUMENTS, _check_arguments, HookType.AFTER)
     HookRegistry.register(AUTO_PARAMETERS, _auto_parameters, HookType.AROUND)
+    if os.environ.get("EAGLE_OVERLAP") == "1":
+        HookRegistry.register(OVERLAP_ON_CPU, _keep_overlap, HookType.AROUND)
+    if os.environ.get("EAGLE_GRAPHS") == "emulate":
+        from eagle_plugin.engines import graph_emulator
+
+        graph_emulator.install()
 
 
 def _create_worker(original: Any, algorithm: Any, server_args: Any) -> Any:
@@ -58,3 +66,10 @@ def _auto_parameters(original: Any, server_args: Any, model_arch: str) -> Any:
     from eagle_plugin.engines.sglang.preflight import auto_parameters
 
     return auto_parameters(server_args) or original(server_args, model_arch)
+
+
+def _keep_overlap(original: Any, server_args: Any) -> None:
+    """AROUND the step that switches overlap scheduling off on a CPU.
+
+    On a CPU nothing overlaps and nothing gets faster; it is for tests of what a GPU runs.
+    """

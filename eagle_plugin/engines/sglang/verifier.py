@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
-from sglang.srt.managers.utils import GenerationBatchResult
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
-from sglang.srt.speculative.eagle_utils import eagle_prepare_for_verify
 from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
+from torch import Tensor
 
+from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.round import Drafts, KVCaches, TreeRows, accept, accepted_rows
+from eagle_plugin.engines.sglang.attention import TreeAttention
 from eagle_plugin.engines.sglang.batch import RoundBatch
+from eagle_plugin.engines.sglang.forward import TreeForward
 from eagle_plugin.engines.sglang.logits import transform_logits
 from eagle_plugin.engines.sglang.penalties import NodePenalties
 from eagle_plugin.kernels.tree import sibling_links
@@ -26,78 +29,38 @@ class TreeVerifyInput(EagleVerifyInput):
     """The engine's verify input without its masks and links: our attention reads ancestor bitmasks."""
 
     tree_rows: TreeRows | None = None
+    slot_table: Tensor | None = None
+
+
+class TargetOutput(NamedTuple):
+    """What the target says after every node of B trees."""
+
+    logits: Tensor  # [B * W, V] float32
+    features: Tensor  # [B * W, H of the features that the head reads]
 
 
 class TreeVerifier:
     """Verification against one target worker of SGLang (``TpModelWorker``)."""
 
-    def __init__(self, target_worker: Any, req_to_token_pool: Any, allocator: Any) -> None:
-        self.penalties = NodePenalties()
-        self._worker = target_worker
-        self._req_to_token_pool = req_to_token_pool
+    def __init__(self, target_worker: Any, attention: TreeAttention, rows: int, allocator: Any) -> None:
+        """attention serves the target; rows: of the engine's request table."""
+        runner = target_worker.model_runner
+        self.penalties = NodePenalties(rows, runner.model_config.vocab_size, runner.device)
+        self._forward = TreeForward(runner, attention)
         pool = allocator.get_kvcache()
         # The engine's own bound of slots: slot 0 is padding.
         self._caches = KVCaches(pool.data_ptrs.view(torch.int64), pool.data_strides, pool.size + pool.page_size)
 
-    def verify(
-        self, batch: RoundBatch, schedule_batch: Any, drafts: Drafts, grammar_barrier: Any
-    ) -> tuple[GenerationBatchResult, Accepted]:
-        """Verify one tree per request; returns the scheduler's result and the accepted paths.
-
-        schedule_batch is the round's ``ScheduleBatch``, mutated as the engine's worker does. The result's hidden states
-        [b * E, H of the target's features] are those of the accepted paths.
-        """
-        tree, width = drafts.tree, drafts.shape.width
-        window = batch.window(0, width)
-        schedule_batch.spec_info = self._verify_input(batch, drafts, window)
-        forward_batch, can_run_graph = eagle_prepare_for_verify(
-            schedule_batch.spec_info, self._req_to_token_pool, schedule_batch, self._worker
-        )
-        # The tree is copied to the host before the forward; the grammar's mask is made there while the target runs.
-        grammar_tree = None
-        if schedule_batch.has_grammar:
-            grammar_tree = GrammarTree.from_device(*sibling_links(tree.parents), tree.tokens)
-        forward = self._worker.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True)
-        output = forward.logits_output
-        grammar_mask = None
-        if grammar_tree is not None:
-            grammar_mask = build_grammar_vocab_mask(
-                reqs=schedule_batch.reqs,
-                tree=grammar_tree,
-                sampling_info=schedule_batch.sampling_info,
-                device=tree.tokens.device,
-                barrier=grammar_barrier,
-            )
-        logits = output.next_token_logits
-        transform_logits(schedule_batch, tree, logits, self.penalties, grammar_mask)
-        accepted = accept(drafts, logits, batch.sampling, batch.keys, batch.prefix_lens, filters="joint")
-        self._caches.move_accepted(window, accepted)
-
-        path = accepted_rows(accepted, width)  # [b, E]
-        output.hidden_states = output.hidden_states[path.view(-1)]
-        if schedule_batch.return_logprob:
-            compute_spec_logprobs(schedule_batch, output, _next_tokens(accepted, width), accept_index=path)
-        result = GenerationBatchResult(
-            logits_output=output,
-            next_token_ids=accepted.tokens.view(-1),
-            can_run_cuda_graph=can_run_graph,
-            speculative_num_draft_tokens=width,
-            speculative_output_stride=drafts.shape.max_accept_length,
-            accept_lens=accepted.lengths,
-            accept_index=accepted.index,
-            new_seq_lens=batch.prefix_lens + accepted.lengths,
-            routed_experts_output=forward.routed_experts_output,
-            indexer_topk_output=forward.indexer_topk_output,
-            extra_keep_alive_refs=[forward_batch],
-        )
-        return result, accepted
-
-    def _verify_input(self, batch: RoundBatch, drafts: Drafts, window: torch.Tensor) -> TreeVerifyInput:
-        tree, (steps, topk, width) = drafts.tree, drafts.shape
-        return TreeVerifyInput(
-            draft_token=tree.tokens.reshape(-1),
+    def forward(self, batch: RoundBatch, tree: DraftTree, logits_buffer: Tensor | None = None) -> TargetOutput:
+        """Run the target over trees [B, W]; logits_buffer [B * W, V] float32, if given, receives the logits."""
+        steps, topk, width = batch.shape
+        window = batch.window(0, width).view(-1)
+        positions = (batch.prefix_lens[:, None] + tree.depths).view(-1)
+        tokens = tree.tokens.view(-1)
+        info = TreeVerifyInput(
+            draft_token=tokens,
             custom_mask=None,
-            positions=(batch.prefix_lens[:, None] + tree.depths).reshape(-1),
+            positions=positions,
             retrieve_index=None,
             retrieve_next_token=None,
             retrieve_next_sibling=None,
@@ -108,12 +71,70 @@ class TreeVerifier:
             capture_hidden_mode=CaptureHiddenMode.FULL,
             seq_lens_sum=None,
             seq_lens_cpu=None,
-            prepared_out_cache_loc=window.view(-1),
             tree_rows=batch.tree_rows(tree.ancestors, width),
+            slot_table=batch.start.table,
         )
+        output = self._forward(
+            batch,
+            mode=ForwardMode.TARGET_VERIFY,
+            hidden=CaptureHiddenMode.FULL,
+            tokens=tokens,
+            positions=positions,
+            slots=window,
+            info=info,
+            logits_buffer=logits_buffer,
+        )
+        return TargetOutput(output.next_token_logits, output.hidden_states)
+
+    def walk(self, batch: RoundBatch, drafts: Drafts, logits: Tensor) -> Accepted:
+        """Accept a path of each tree by the logits [b * W, V] after its nodes; b may be less than the lanes."""
+        b = len(drafts.tree.tokens)
+        sampling = type(batch.sampling)(*(values[:b] for values in batch.sampling))
+        return accept(drafts, logits, sampling, batch.keys[:b], batch.prefix_lens[:b], filters="joint")
+
+    def walk_with_transforms(
+        self,
+        batch: RoundBatch,
+        schedule_batch: Any,
+        drafts: Drafts,
+        logits: Tensor,
+        grammar_tree: GrammarTree | None,
+        grammar_barrier: Any,
+    ) -> Accepted:
+        """As `walk`, for the b requests of a batch that ask for more than temperature and filters."""
+        grammar_mask = None
+        if grammar_tree is not None:
+            grammar_mask = build_grammar_vocab_mask(
+                reqs=schedule_batch.reqs,
+                tree=grammar_tree,
+                sampling_info=schedule_batch.sampling_info,
+                device=logits.device,
+                barrier=grammar_barrier,
+            )
+        transform_logits(batch, schedule_batch, drafts.tree, logits, self.penalties, grammar_mask)
+        return self.walk(batch, drafts, logits)
+
+    def commit(self, batch: RoundBatch, accepted: Accepted, features: Tensor) -> Tensor:
+        """Move the keys and values of the accepted paths; the features [B * E, H] of their nodes."""
+        width = batch.shape.width
+        self._caches.move_accepted(batch.window(0, width), accepted)
+        return features[accepted_rows(accepted, width).view(-1)]
 
 
-def _next_tokens(accepted: Accepted, width: int) -> torch.Tensor:
+def grammar_tree(tree: DraftTree) -> GrammarTree:
+    """The copy of trees [b, W] for the host, to be made before the target's forward: it is read while that runs."""
+    return GrammarTree.from_device(*sibling_links(tree.parents), tree.tokens)
+
+
+def log_probabilities(schedule_batch: Any, logits: Tensor, accepted: Accepted, width: int) -> LogitsProcessorOutput:
+    """An output with the log probabilities of the accepted tokens, by the transformed logits [b * W, V]."""
+    output = LogitsProcessorOutput(next_token_logits=logits)
+    path = accepted_rows(accepted, width)
+    compute_spec_logprobs(schedule_batch, output, _next_tokens(accepted, width), accept_index=path)
+    return output
+
+
+def _next_tokens(accepted: Accepted, width: int) -> Tensor:
     """The token that follows each node of the accepted paths, [b * W] int64; of other nodes 0."""
     node = accepted.index.long()
     # Places without a node go to the last column.

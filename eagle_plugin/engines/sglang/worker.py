@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from sglang.srt.layers.moe.utils import speculative_moe_a2a_backend_context, speculative_moe_backend_context
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
-from sglang.srt.runtime_context import get_device, get_schedule, get_spec
+from sglang.srt.runtime_context import get_device, get_parallel, get_schedule, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from sglang.srt.speculative.eagle_info import EagleDraftInput
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-from sglang.srt.speculative.spec_utils import draft_tp_context
+from torch import Tensor
 
 from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.rng import KeyTable
-from eagle_plugin.engines.round import Drafts
+from eagle_plugin.engines.round import HeadState, TopM
 from eagle_plugin.engines.sglang.attention import TreeAttention
-from eagle_plugin.engines.sglang.batch import RoundBatch
-from eagle_plugin.engines.sglang.drafter import TreeDrafter
-from eagle_plugin.engines.sglang.logits import needs_plain_round
+from eagle_plugin.engines.sglang.batch import BatchReader, RoundBatch
+from eagle_plugin.engines.sglang.capture import capture_rounds
+from eagle_plugin.engines.sglang.decode_round import DecodeRound, Extended
+from eagle_plugin.engines.sglang.drafter import DraftState, TreeDrafter
+from eagle_plugin.engines.sglang.logits import needs_plain_round, transforms_of
+from eagle_plugin.engines.sglang.ranks import RankAgreement
 from eagle_plugin.engines.sglang.sampling import SeededSampler, request_seeds
-from eagle_plugin.engines.sglang.verifier import TreeVerifier
+from eagle_plugin.engines.sglang.verifier import TreeVerifier, grammar_tree, log_probabilities
+
+
+@dataclass
+class RoundResult(GenerationBatchResult):
+    """The engine's result of a round, and why a part of it ran without graphs on a server that has them."""
+
+    eager_reasons: Sequence[str] = ()
 
 
 class TreeWorker(EAGLEWorkerV2):
@@ -59,57 +74,121 @@ class TreeWorker(EAGLEWorkerV2):
     def init_attention_backends(self) -> None:
         """Wrap the target's attention backend and the head's, after the engine has made both."""
         super().init_attention_backends()
-        runner = self._target_worker.model_runner
-        for pool in (runner.token_to_kv_pool, self._draft_worker.draft_runner.token_to_kv_pool):
-            if not isinstance(pool, MHATokenToKVPool) or pool.use_hnd:
+        target, pool = self._target_worker, self.req_to_token_pool
+        runner, drafter = target.model_runner, self._draft_worker
+        for cache in (runner.token_to_kv_pool, drafter.draft_runner.token_to_kv_pool):
+            if not isinstance(cache, MHATokenToKVPool) or cache.use_hnd:
                 raise ValueError(
-                    f"eagle-plugin cannot read a KV cache of type {type(pool).__name__}, it reads MHATokenToKVPool "
+                    f"eagle-plugin cannot read a KV cache of type {type(cache).__name__}, it reads MHATokenToKVPool "
                     "in token-major layout: start the server with EAGLE_PLUGIN=0"
                 )
-        runner.attn_backend = TreeAttention(runner.attn_backend)
+        attention = runner.attn_backend = TreeAttention(runner.attn_backend)
         self._sampler = runner.sampler = SeededSampler()
-        rows = len(self.req_to_token_pool.req_to_token)
-        self._keys = KeyTable(rows, self.device, self._target_worker.random_seed)  # the seed of all ranks
-        self._verifier = TreeVerifier(self._target_worker, self.req_to_token_pool, self.token_to_kv_pool_allocator)
+        table = pool.req_to_token
+        self._keys = KeyTable(len(table), self.device, target.random_seed)  # the seed of all ranks
+        self._verifier = TreeVerifier(target, attention, len(table), self.token_to_kv_pool_allocator)
+        self._ranks = RankAgreement(get_parallel().tp_group, pool.size, self.shape.max_accept_length, self.device)
+        self._reader = BatchReader(self.shape, pool.size, table, self._keys)
+        self._round = DecodeRound(drafter, self._verifier, self._reader)
+        # The target's decode rounds are captured by us: the engine would capture its own attention, without trees.
+        target.init_cuda_graphs = partial(target.init_cuda_graphs, capture_decode_cuda_graph=False)
+
+    def init_cuda_graphs(self) -> None:
+        """Capture the functions of our rounds, where the device has graphs and the user did not switch them off."""
+        super().init_cuda_graphs()
+        capture_rounds(self._round, self.shape, self.device, self.req_to_token_pool.size)
 
     def forward_batch_generation(
         self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None, pp_proxy_tensors: Any = None
     ) -> Any:
         """One scheduler step over a ``ScheduleBatch``: a prefill as the engine does it, or one decode round of ours."""
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
-            self._draw_keys(batch)
-            self._verifier.penalties.apply_after_prefill(batch)
-            result = self._forward_prefill_batch(batch, on_publish, pp_proxy_tensors)
-            state = result.next_draft_input
-            state.topk_p = state.topk_p.log()  # the engine's prefill gives probabilities, the rounds read logarithms
-            return result
-        state = batch.spec_info
+            return self._prefill(batch, on_publish, pp_proxy_tensors)
+        b = len(batch.seq_lens)
         shape = PLAIN if needs_plain_round(batch) else self.shape
-        inputs = RoundBatch.read(shape, batch, self.req_to_token_pool.req_to_token, self._keys)
-        with self._draft_contexts():
-            if shape == PLAIN:
-                drafts = Drafts.plain(state.bonus_tokens)
-            else:
-                drafts = self._draft_worker.draft_tree(inputs, state)
-        result, accepted = self._verifier.verify(inputs, batch, drafts, grammar_barrier)
+        inputs = self._reader.read(shape, batch, self._round.lanes(b))
+        # From here on the round reads its own copy of the slots: the scheduler may change its table.
+        table_was_read = torch.get_device_module(self.device).Event()
+        table_was_read.record()
+
+        drafts = self._round.draft(inputs, _state_of(batch.spec_info))
+        real = drafts.first(b)
+        tree = grammar_tree(real.tree) if batch.has_grammar else None
+        output = self._round.verify(inputs, drafts)
+        logits = output.logits[: b * shape.width]
+        transforms = transforms_of(batch)
+        if transforms:
+            accepted = self._verifier.walk_with_transforms(inputs, batch, real, logits, tree, grammar_barrier)
+        else:
+            accepted = self._round.walk(inputs, drafts, output)
+        accepted = self._ranks.agree(accepted)
+        if "penalties" in transforms:
+            self._verifier.penalties.count(inputs, accepted)
+        kept = Accepted(*(values[:b] for values in accepted))
+        new_lens = inputs.prefix_lens[:b] + kept.lengths
         if on_publish is not None:
-            on_publish(result.new_seq_lens)
-        with self._draft_contexts():
-            hidden = result.logits_output.hidden_states
-            result.next_draft_input = self._draft_worker.extend(inputs, accepted, hidden)
+            on_publish(new_lens)
+        logprobs = log_probabilities(batch, logits, kept, shape.width) if batch.return_logprob else None
+        extended = self._round.extend(inputs, accepted, output)
+        result = self._result(batch, inputs, kept, new_lens, extended, logprobs)
+        if self._round.sizes():
+            result.eager_reasons = transforms if result.can_run_cuda_graph else ["batch size"]
+        self._draft_worker.draft_runner.shared_read_done_event = table_was_read
         return result
 
-    def _draw_keys(self, batch: Any) -> None:
-        """New keys for the requests of a prefill, whose next tokens are drawn by them if any of these has a seed."""
+    def _prefill(self, batch: Any, on_publish: Any, pp_proxy_tensors: Any) -> Any:
+        """The engine's prefill; the requests get new keys, by which their next tokens are drawn if any has a seed."""
         rows, seeds = batch.req_pool_indices.long(), request_seeds(batch.reqs)
         self._keys.draw(rows, seeds)
         self._sampler.use_keys(self._keys.of(rows) if seeds else None)
+        penalties = self._verifier.penalties
+        penalties.start(batch)
+        result = self._forward_prefill_batch(batch, on_publish, pp_proxy_tensors)
+        penalties.count_prefill(batch, result.next_token_ids)
+        state = result.next_draft_input
+        state.topk_p = state.topk_p.log()  # the engine's prefill gives probabilities, the rounds read logarithms
+        return result
 
-    @contextlib.contextmanager
-    def _draft_contexts(self) -> Iterator[None]:
-        with (
-            draft_tp_context(self._draft_worker.parallel_layout),
-            speculative_moe_backend_context(),
-            speculative_moe_a2a_backend_context(),
-        ):
-            yield
+    def _result(
+        self,
+        batch: Any,
+        inputs: RoundBatch,
+        kept: Accepted,
+        new_lens: Tensor,
+        extended: Extended,
+        logprobs: LogitsProcessorOutput | None,
+    ) -> RoundResult:
+        """What the scheduler gets of b requests: copies, where the next round overwrites the memory."""
+        b, shape = inputs.b, inputs.shape
+        captured = self._round.is_captured(inputs)
+
+        def own(values: Tensor) -> Tensor:
+            return values.clone() if captured else values
+
+        output = logprobs or LogitsProcessorOutput(next_token_logits=None)
+        if batch.return_hidden_states:
+            output.hidden_states = own(extended.features[: b * shape.max_accept_length])
+        head, roots = extended.state
+        return RoundResult(
+            logits_output=output,
+            next_token_ids=own(kept.tokens).view(-1),
+            can_run_cuda_graph=captured,
+            speculative_num_draft_tokens=shape.width,
+            speculative_output_stride=shape.max_accept_length,
+            accept_lens=own(kept.lengths),
+            new_seq_lens=new_lens,
+            next_draft_input=EagleDraftInput(
+                topk_p=own(head.top.logp[:b]),
+                topk_index=own(head.top.tokens[:b]),
+                hidden_states=own(head.hidden[:b]),
+                bonus_tokens=own(roots[:b]),
+                num_tokens_per_req=1,
+                num_tokens_for_logprob_per_req=1,
+            ),
+        )
+
+
+def _state_of(relayed: EagleDraftInput) -> DraftState:
+    """What the engine carries from round to round; its topk_p are log probabilities here."""
+    top = TopM(relayed.topk_p, relayed.topk_index)
+    return DraftState(HeadState(top, relayed.hidden_states), relayed.bonus_tokens.long())

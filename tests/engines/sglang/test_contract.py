@@ -10,12 +10,14 @@ import re
 import textwrap
 
 import pytest
-from engine_signatures import assigned, assignments, calls, fields, holds, in_order, parameters
+from engine_signatures import assigned, assignments, calls, fields, holds, in_order, parameters, returned
 
 pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang environment is not installed")
 
+from sglang.srt.arg_groups.fields.parallel import Parallel
+from sglang.srt.distributed.parallel_state import GroupCoordinator
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
-from sglang.srt.layers.logits_processor import LogitsMetadata
+from sglang.srt.layers.logits_processor import LogitsMetadata, LogitsProcessor
 from sglang.srt.layers.sampler import Sampler, apply_custom_logit_processor
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.tp_worker import TpModelWorker
@@ -25,12 +27,13 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
-from sglang.srt.speculative import eagle_utils, spec_utils
+from sglang.srt.speculative import spec_utils
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftInput, EagleVerifyInput
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorkerV2
 
 from eagle_plugin.engines.sglang import plugin, support, version
+from eagle_plugin.engines.sglang.attention import TreeAttention
 from eagle_plugin.engines.sglang.drafter import TreeDrafter
 from eagle_plugin.engines.sglang.sampling import SeededSampler
 from eagle_plugin.engines.sglang.worker import TreeWorker
@@ -40,7 +43,9 @@ def test_version_is_a_tested_one():
     assert version.installed() in version.TESTED
 
 
-@pytest.mark.parametrize("target", [plugin.CREATE_WORKER, plugin.RESOLVE_ARGUMENTS, plugin.AUTO_PARAMETERS])
+@pytest.mark.parametrize(
+    "target", [plugin.CREATE_WORKER, plugin.RESOLVE_ARGUMENTS, plugin.AUTO_PARAMETERS, plugin.OVERLAP_ON_CPU]
+)
 def test_hook_targets_resolve(target):
     assert callable(pkgutil.resolve_name(target))
 
@@ -79,7 +84,7 @@ def test_overridden_methods_exist_and_agree():
 def test_engine_dataclasses_have_the_fields_that_we_fill():
     assert {
         "forward_mode", "batch_size", "input_ids", "req_pool_indices", "seq_lens", "out_cache_loc", "seq_lens_sum",
-        "positions", "spec_info", "spec_algorithm", "capture_hidden_mode",
+        "positions", "spec_info", "spec_algorithm", "capture_hidden_mode", "next_token_logits_buffer",
     } <= fields(ForwardBatch)  # fmt: skip
     required = {
         f.name for f in dataclasses.fields(ForwardBatch) if f.default is f.default_factory is dataclasses.MISSING
@@ -89,8 +94,7 @@ def test_engine_dataclasses_have_the_fields_that_we_fill():
     }  # fmt: skip
     assert {
         "logits_output", "next_token_ids", "can_run_cuda_graph", "speculative_num_draft_tokens",
-        "speculative_output_stride", "accept_lens", "accept_index", "new_seq_lens", "next_draft_input",
-        "routed_experts_output", "indexer_topk_output", "extra_keep_alive_refs",
+        "speculative_output_stride", "accept_lens", "new_seq_lens", "next_draft_input",
     } <= fields(GenerationBatchResult)  # fmt: skip
     assert {
         "draft_token", "custom_mask", "positions", "retrieve_index", "retrieve_next_token", "retrieve_next_sibling",
@@ -124,6 +128,21 @@ def test_all_ranks_draw_keys_from_one_seed():
     assert any(seed.startswith("broadcast_pyobj([get_device().random_seed]") for seed in seeds)
 
 
+def test_ranks_agree_over_the_engines_group():
+    """ranks.py: one group of all ranks, whose broadcast writes the given tensor; NCCL's is used in graphs."""
+    assert parameters(GroupCoordinator.broadcast) == ["self", "input_", "src"]
+    assert "world_size" in vars(GroupCoordinator)["__annotations__"]
+    assert "self.pynccl_comm.broadcast(input_, src=src)" in calls(GroupCoordinator.broadcast, "broadcast")
+    assert holds(Scheduler.init_model_worker, "get_parallel().tp_group") and hasattr(Parallel, "tp_rank")
+
+
+def test_every_rank_has_the_logits_of_the_whole_vocabulary():
+    """They are gathered, unless a worker (DFLASH's is the only one) asks to do it itself."""
+    gathers = assignments(LogitsProcessor.__init__, "self.do_tensor_parallel_all_gather")
+    assert "not skip_all_gather and get_parallel().tp_size > 1" in gathers
+    assert assignments(LogitsProcessor, "self.defer_verify_gather") == ["False"]
+
+
 def test_the_prefill_lists_as_many_tokens_as_the_drafter_asks_for():
     (top_m,) = calls(EagleDraftWorker._draft_extend_for_prefill, "fast_topk")
     assert top_m == "fast_topk(probs, self.topk, dim=-1)"
@@ -147,10 +166,6 @@ def test_draft_state_keeps_no_field_unknown_to_us():
 
 
 def test_called_functions_take_what_we_give():
-    assert parameters(eagle_utils.eagle_prepare_for_verify) == [
-        "verify_input", "req_to_token_pool", "batch", "target_worker",
-    ]  # fmt: skip
-    assert holds(eagle_utils.eagle_prepare_for_verify, "verify_input.prepared_out_cache_loc is not None")
     assert parameters(spec_utils.GrammarTree.from_device) == [
         "retrieve_next_token", "retrieve_next_sibling", "draft_token",
     ]  # fmt: skip
@@ -161,6 +176,63 @@ def test_called_functions_take_what_we_give():
     forward = parameters(AttentionBackend.forward)
     assert forward[1:7] == ["q", "k", "v", "layer", "forward_batch", "save_kv_cache"]
     assert {"data_ptrs", "data_strides", "use_hnd"} <= assigned(MHATokenToKVPool)
+
+
+def test_the_scheduler_runs_one_round_ahead_on_what_we_leave():
+    """worker.py: the event after our last read of shared tables, lengths that stay on the device, the padding row."""
+    from sglang.srt.managers import overlap_utils
+    from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+
+    assert assignments(Scheduler._apply_war_barrier, "runner") == ["self.model_worker.last_shared_read_runner"]
+    assert assignments(Scheduler._apply_war_barrier, "ev") == ["runner.shared_read_done_event"]
+    assert returned(EAGLEWorkerV2.last_shared_read_runner.fget)[-1] == "self._draft_worker.draft_runner"
+    assert calls(overlap_utils.decide_needs_cpu_seq_lens, "getattr") == ["getattr(b, 'needs_cpu_seq_lens', True)"]
+    assert TreeAttention.needs_cpu_seq_lens is False
+    on_publish = [call for call in calls(Scheduler.run_batch, "partial") if "publish" in call]
+    assert on_publish == ["partial(self.future_map.publish, future_indices)"]
+    assert "torch.zeros((self._alloc_size, max_context_len), dtype=torch.int32, device=device)" in assignments(
+        ReqToTokenPool.__init__, "self.req_to_token"
+    )
+    assert assignments(ReqToTokenPool.__init__, "self._alloc_size") == ["size + 1"]
+    assert assignments(ReqToTokenPool.__init__, "self.free_slots") == ["list(range(1, self._alloc_size))"]
+
+
+def test_graphs_are_captured_where_we_capture_them():
+    """capture.py: names that only a GPU reaches; the engine captures no decode rounds of the target and the head."""
+    from sglang.srt.distributed import parallel_state
+    from sglang.srt.layers.logits_processor import LogitsProcessor
+    from sglang.srt.model_executor import cuda_graph_config
+    from sglang.srt.model_executor.runner import decode_cuda_graph_runner
+    from sglang.srt.model_executor.runner_utils import capture_mode
+
+    assert parameters(parallel_state.graph_capture) == ["stream"]
+    assert parameters(capture_mode.model_capture_mode) == []
+    captured = decode_cuda_graph_runner.DecodeCudaGraphRunner
+    assert calls(captured._capture, "graph_capture") and calls(captured.__init__, "model_capture_mode")
+    assert parameters(cuda_graph_config.check_cuda_graph_backend)[:2] == ["phase", "backend"]
+    assert cuda_graph_config.Backend.DISABLED and cuda_graph_config.Phase.DECODE
+    assert "bs" in cuda_graph_config.PhaseConfig.__annotations__
+    assert in_order(
+        Scheduler.init_all_cuda_graphs, ["self.tp_worker.init_cuda_graphs()", "self.draft_worker.init_cuda_graphs()"]
+    )
+    assert in_order(Scheduler.init_model_worker, ["self.init_all_attention_backends()", "self.init_all_cuda_graphs()"])
+    assert parameters(TpModelWorker.init_cuda_graphs) == ["self", "capture_decode_cuda_graph"]
+    assert calls(EagleDraftWorker.init_cuda_graphs, "self._capture_cuda_graphs") == ["self._capture_cuda_graphs()"]
+    assert assigned(TreeDrafter._capture_cuda_graphs) <= assigned(EagleDraftWorker._capture_cuda_graphs)
+    (buffer, *_) = assignments(LogitsProcessor._copy_logits_to_buffer, "logits_buffer")
+    assert buffer == "logits_metadata.next_token_logits_buffer if use_buffer else None"
+
+
+def test_a_forward_over_trees_leaves_out_what_other_models_need():
+    """forward.py calls the model itself: what ModelRunner and its runners do around the call is theirs to know of."""
+    from sglang.srt.model_executor.runner.eager_runner import EagerRunner
+
+    assert "get_model().override(shared_experts=self.model.shared_experts_config)" in calls(
+        ModelRunner._forward_raw, "override"
+    )
+    assert calls(EagerRunner._execute_extend, "model_runner.model.forward") == [
+        "model_runner.model.forward(forward_batch.input_ids, forward_batch.positions, forward_batch, **kwargs)"
+    ]
 
 
 def test_the_heads_linear_layers_can_be_given_another_method():

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from fake_cuda import CUDA, FakeLibrary, require_cuda
+from torch.utils._pytree import tree_leaves
 
 pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang environment is not installed")
 
-from sglang.srt.speculative.eagle_info import EagleDraftInput
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from eagle_plugin.core.shape import MAX_WIDTH, PLAIN, Shape
-from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
+from eagle_plugin.engines.graphs import Graph
 from eagle_plugin.engines.rng import KeyTable
-from eagle_plugin.engines.round import Drafts, TreeRows
-from eagle_plugin.engines.sglang import verifier
+from eagle_plugin.engines.round import HeadState, TopM
 from eagle_plugin.engines.sglang.attention import TreeAttention
-from eagle_plugin.engines.sglang.batch import RoundBatch
-from eagle_plugin.engines.sglang.drafter import TreeDrafter, TreeDraftInput, TreeExtendInput, chain_ancestors
+from eagle_plugin.engines.sglang.batch import BatchReader, RoundBatch
+from eagle_plugin.engines.sglang.decode_round import DecodeRound
+from eagle_plugin.engines.sglang.drafter import (
+    DraftState,
+    TreeDrafter,
+    TreeDraftInput,
+    TreeExtendInput,
+    chain_ancestors,
+)
+from eagle_plugin.engines.sglang.ranks import RankAgreement
 from eagle_plugin.engines.sglang.sampling import draw_tokens, sampling_params
-from eagle_plugin.kernels.sampling import Proposals
+from eagle_plugin.engines.sglang.verifier import TreeVerifier, log_probabilities
 
 B, VOCABULARY, DRAFT_VOCABULARY, HIDDEN, TOP_M = 3, 512, 256, 64, 128
 SHAPE = Shape(3, 4, 16)
@@ -40,9 +49,18 @@ def schedule_batch(**changes: Any) -> SimpleNamespace:
         is_all_greedy=False,
         logit_bias=changes.pop("logit_bias", None),
         has_custom_logit_processor=False,
+        acc_additive_penalties=None,
+        acc_scaling_penalties=None,
     )
     parameters = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_new_tokens": 0}
-    request = SimpleNamespace(sampling_params=SimpleNamespace(sampling_seed=None, **parameters), output_ids=[5, 6])
+    parameters |= changes.pop("parameters", {})
+    request = SimpleNamespace(
+        sampling_params=SimpleNamespace(sampling_seed=None, stop_token_ids=[7], **parameters),
+        output_ids=[5, 6],
+        origin_input_ids=[1, 2, 3],
+        eos_token_ids={2},
+        tokenizer=SimpleNamespace(additional_stop_token_ids=None, eos_token_id=2),
+    )
     values = {
         "has_grammar": False,
         "return_logprob": False,
@@ -58,9 +76,16 @@ def schedule_batch(**changes: Any) -> SimpleNamespace:
     )
 
 
-def round_batch(shape: Shape = SHAPE, batch: Any = None) -> RoundBatch:
-    table = torch.zeros(8, 64, dtype=torch.int32, device=CUDA)
-    return RoundBatch.read(shape, batch or schedule_batch(), table, KeyTable(8, CUDA, seed=1))
+def reader() -> BatchReader:
+    return BatchReader(SHAPE, 8, torch.zeros(8, 64, dtype=torch.int32, device=CUDA), KeyTable(8, CUDA, seed=1))
+
+
+def check_rows(tokens: Any, positions: Any, slots: Any, info: Any) -> None:
+    rows = info.tree_rows
+    given = {"tokens": tokens, "positions": positions, "slots": slots, "table": info.slot_table, **rows._asdict()}
+    for name, tensor in given.items():
+        if isinstance(tensor, torch.Tensor):
+            require_cuda(name, tensor)
 
 
 class Drafter(TreeDrafter):
@@ -69,85 +94,141 @@ class Drafter(TreeDrafter):
     def __init__(self) -> None:
         self.topk, self._most_children, self.hot_token_id = TOP_M, SHAPE.topk, None
         self._chain = chain_ancestors(MAX_WIDTH, CUDA)
+        self._contexts = contextlib.nullcontext
 
     def _forward(self, batch: RoundBatch, *, tokens: Any, positions: Any, slots: Any, info: Any, **_: Any) -> Any:
-        rows: TreeRows = info.tree_rows
-        given = {"tokens": tokens, "positions": positions, "slots": slots, "hidden": info.hidden_states}
-        for name, tensor in (given | rows._asdict()).items():
-            if isinstance(tensor, torch.Tensor):
-                require_cuda(name, tensor)
-        n = B if isinstance(info, TreeExtendInput) else len(tokens)
+        check_rows(tokens, positions, slots, info)
+        require_cuda("hidden", info.hidden_states)
+        n = len(batch.lanes) if isinstance(info, TreeExtendInput) else len(tokens)
         return SimpleNamespace(
             next_token_logits=torch.zeros(n, DRAFT_VOCABULARY, device=CUDA),
             hidden_states=torch.zeros(n, HIDDEN, device=CUDA),
         )
 
 
-def accepted() -> Accepted:
-    longest = SHAPE.max_accept_length
-    lengths = torch.ones(B, dtype=torch.int32, device=CUDA)
-    return Accepted(
-        lengths[:, None].expand(B, longest).contiguous(),
-        lengths,
-        torch.zeros(B, longest, dtype=torch.int64, device=CUDA),
-    )
+class Verifier(TreeVerifier):
+    """The verifier, with a target whose forward checks what it is given and computes nothing."""
+
+    def __init__(self) -> None:
+        pool = SimpleNamespace(
+            data_ptrs=torch.zeros(4, dtype=torch.int64, device=CUDA),
+            data_strides=torch.zeros(4, dtype=torch.int64, device=CUDA),
+            size=100,
+            page_size=1,
+        )
+        runner = SimpleNamespace(model_config=SimpleNamespace(vocab_size=VOCABULARY), device=CUDA)
+        worker = SimpleNamespace(model_runner=runner)
+        super().__init__(worker, None, 8, SimpleNamespace(get_kvcache=lambda: pool))
+        self._forward = self._target
+
+    def _target(self, batch: RoundBatch, *, tokens: Any, positions: Any, slots: Any, info: Any, **_: Any) -> Any:
+        check_rows(tokens, positions, slots, info)
+        return LogitsProcessorOutput(
+            next_token_logits=torch.zeros(len(tokens), VOCABULARY, device=CUDA),
+            hidden_states=torch.zeros(len(tokens), 3 * HIDDEN, device=CUDA),
+        )
 
 
-def state() -> EagleDraftInput:
-    return EagleDraftInput(
-        topk_p=torch.zeros(B, TOP_M, device=CUDA),
-        topk_index=torch.zeros(B, TOP_M, dtype=torch.int64, device=CUDA),
-        hidden_states=torch.zeros(B, HIDDEN, device=CUDA),
-        bonus_tokens=torch.zeros(B, dtype=torch.int32, device=CUDA),
+class Capturer:
+    """Calls the functions, as a capture does; a replay computes nothing."""
+
+    def capture(self, function: Any) -> tuple[Graph, Any]:
+        return SimpleNamespace(replay=lambda: None), function()
+
+
+def state() -> DraftState:
+    top = TopM(torch.zeros(B, TOP_M, device=CUDA), torch.zeros(B, TOP_M, dtype=torch.int64, device=CUDA))
+    return DraftState(
+        HeadState(top, torch.zeros(B, HIDDEN, device=CUDA)), torch.zeros(B, dtype=torch.int64, device=CUDA)
     )
 
 
 def all_on_cuda(*values: Any) -> bool:
-    tensors = [x for value in values for x in (value if isinstance(value, tuple) else (value,))]
-    return all(x.device.type == "cuda" for x in tensors if isinstance(x, torch.Tensor))
+    return all(x.device.type == "cuda" for x in tree_leaves(values) if isinstance(x, torch.Tensor))
 
 
-def test_a_round_is_read(library: FakeLibrary) -> None:
-    batch = round_batch()
-    assert all_on_cuda(*batch, batch.window(0, 4), *batch.tree_rows(batch.slots, 4))
+@pytest.fixture
+def decode_round(library: FakeLibrary) -> DecodeRound:
+    return DecodeRound(Drafter(), Verifier(), reader())
 
 
-def test_draft_tree(library: FakeLibrary) -> None:
-    drafts = Drafter().draft_tree(round_batch(), state())
-    assert all_on_cuda(drafts.tree, drafts.proposals)
+def test_a_batch_is_read_in_one_launch(library: FakeLibrary) -> None:
+    batch = reader().read(SHAPE, schedule_batch(), 4)
+    assert all_on_cuda(*batch, batch.window(0, 4), *batch.tree_rows(batch.start.slots, 4))
+    assert library.launched == ["start_round"]
 
 
-def test_extend(library: FakeLibrary) -> None:
-    hidden = torch.zeros(B * SHAPE.max_accept_length, 3 * HIDDEN, device=CUDA)
-    after = Drafter().extend(round_batch(), accepted(), hidden)
-    assert all_on_cuda(after.topk_p, after.topk_index, after.hidden_states, after.bonus_tokens)
-
-
-@pytest.mark.parametrize("changes", [{}, {"return_logprob": True}, {"logit_bias": True}], ids=["", "logprobs", "bias"])
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])
 @pytest.mark.parametrize("shape", [SHAPE, PLAIN], ids=str)
-def test_verify(library: FakeLibrary, monkeypatch: pytest.MonkeyPatch, shape: Shape, changes: dict[str, Any]) -> None:
-    if "logit_bias" in changes:
-        changes = {"logit_bias": torch.zeros(B, VOCABULARY, device=CUDA)}
-    width = shape.width
-    logits = torch.zeros(B * width, VOCABULARY, device=CUDA)
-    output = SimpleNamespace(next_token_logits=logits, hidden_states=torch.zeros(B * width, 3 * HIDDEN, device=CUDA))
-    forward = SimpleNamespace(logits_output=output, routed_experts_output=None, indexer_topk_output=None)
-    worker = SimpleNamespace(forward_batch_generation=lambda **_: forward)
-    pool = SimpleNamespace(
-        data_ptrs=torch.zeros(4, dtype=torch.int64, device=CUDA),
-        data_strides=torch.zeros(4, dtype=torch.int64, device=CUDA),
-        size=100,
-        page_size=1,
-    )
-    monkeypatch.setattr(verifier, "eagle_prepare_for_verify", lambda *_: (None, False))
-    ours = verifier.TreeVerifier(worker, None, SimpleNamespace(get_kvcache=lambda: pool))
-    batch = schedule_batch(**changes)
-    drafts = Drafts(
-        DraftTree.padding(torch.zeros(B, dtype=torch.int64, device=CUDA), width), Proposals.none(B, CUDA), shape
-    )
-    result, path = ours.verify(round_batch(shape, batch), batch, drafts, None)
-    assert all_on_cuda(path, result.next_token_ids, result.new_seq_lens, output.hidden_states)
-    assert library.launched == ["uniforms", "verify_tree", "compact_kv"]
+def test_a_round(library: FakeLibrary, decode_round: DecodeRound, shape: Shape, greedy: bool, captured: bool) -> None:
+    if captured:
+        decode_round.capture(Capturer(), SHAPE, [2, 4], lambda *_: contextlib.nullcontext())
+    schedule = schedule_batch()
+    schedule.sampling_info.is_all_greedy = greedy
+    lanes = decode_round.lanes(B)
+    assert lanes == (4 if captured else B)
+    library.launched.clear()
+    batch = decode_round._reader.read(shape, schedule, lanes)
+    drafts = decode_round.draft(batch, state())
+    output = decode_round.verify(batch, drafts)
+    accepted = decode_round.walk(batch, drafts, output)
+    extended = decode_round.extend(batch, accepted, output)
+    assert all_on_cuda(*drafts.first(B).tree, *output, *accepted, extended)
+    assert len(extended.state.roots) == lanes
+    if captured:
+        assert library.launched == ["start_round"], "a captured function was called instead of replayed"
+    else:
+        assert library.launched[-4:] == ["uniforms", "verify_tree", "compact_kv", "topk_log_softmax"]
+
+
+def test_the_ranks_agree(library: FakeLibrary) -> None:
+    """Two ranks, whose broadcast takes one int32 tensor on the device."""
+
+    def broadcast(tensor: torch.Tensor, src: int) -> None:
+        assert tensor.dtype is torch.int32 and src == 0
+        library.get_function("broadcast")(tensor)
+
+    longest = SHAPE.max_accept_length
+    tokens = torch.zeros(B, longest, dtype=torch.int64, device=CUDA)
+    given = Accepted(tokens.int(), tokens[:, 0].int(), tokens)
+    group = SimpleNamespace(world_size=2, broadcast=broadcast)
+    agreed = RankAgreement(group, B, longest, CUDA).agree(given)
+    assert all_on_cuda(agreed) and library.launched == ["broadcast"]
+    for ours, theirs in zip(agreed, given, strict=True):
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype) and ours.is_contiguous()
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"frequency_penalty": 0.5}, {"repetition_penalty": 1.2}, {"min_new_tokens": 9}], ids=str
+)
+def test_penalties(library: FakeLibrary, decode_round: DecodeRound, parameters: dict[str, Any]) -> None:
+    """The counts stay on the device: a round adds its own tokens, and never reads what the host knows of them."""
+    schedule, verifier = schedule_batch(parameters=parameters), decode_round._verifier
+    verifier.penalties.start(schedule)
+    verifier.penalties.count_prefill(schedule, torch.zeros(B, dtype=torch.int32, device=CUDA))
+    assert library.launched == ["count_tokens", "count_tokens"]  # the output of resumed requests, the new token
+    library.launched.clear()
+    batch = decode_round._reader.read(SHAPE, schedule, B)
+    drafts = decode_round.draft(batch, state())
+    logits = decode_round.verify(batch, drafts).logits
+    library.launched.clear()
+    for request in schedule.reqs:
+        request.output_ids = []  # the host knows nothing of it
+    accepted = verifier.walk_with_transforms(batch, schedule, drafts, logits, None, None)
+    verifier.penalties.count(batch, accepted)
+    assert all_on_cuda(*accepted)
+    assert library.launched == ["penalize_nodes", "uniforms", "verify_tree", "count_tokens"]
+
+
+def test_log_probabilities_and_bias(library: FakeLibrary, decode_round: DecodeRound) -> None:
+    schedule = schedule_batch(return_logprob=True, logit_bias=torch.zeros(B, VOCABULARY, device=CUDA))
+    batch = decode_round._reader.read(SHAPE, schedule, B)
+    drafts = decode_round.draft(batch, state())
+    logits = decode_round.verify(batch, drafts).logits
+    accepted = decode_round._verifier.walk_with_transforms(batch, schedule, drafts, logits, None, None)
+    output = log_probabilities(schedule, logits, accepted, SHAPE.width)
+    assert all_on_cuda(output.next_token_logprobs)
 
 
 def test_the_token_after_a_seeded_prefill(library: FakeLibrary) -> None:
@@ -161,20 +242,19 @@ def test_attention(library: FakeLibrary) -> None:
     cache = torch.zeros(100, 2, 64, device=CUDA)
     base = SimpleNamespace(
         token_to_kv_pool=SimpleNamespace(get_key_buffer=lambda _: cache, get_value_buffer=lambda _: cache),
-        req_to_token_pool=SimpleNamespace(req_to_token=torch.zeros(8, 64, dtype=torch.int32, device=CUDA)),
         forward=lambda *_: "the engine's",
     )
     layer = SimpleNamespace(
         layer_id=0, tp_q_head_num=4, qk_head_dim=64, v_head_dim=64, scaling=0.1, logit_cap=0.0, sliding_window_size=-1
     )
-    batch = round_batch()
+    batch = reader().read(SHAPE, schedule_batch(), B)
     rows = batch.tree_rows(torch.zeros(B, 16, dtype=torch.int64, device=CUDA), 16)
     n = B * 16
-    forward_batch = SimpleNamespace(
-        spec_info=TreeDraftInput(tree_rows=rows), out_cache_loc=batch.window(0, 16).view(-1)
-    )
+    info = TreeDraftInput(tree_rows=rows, slot_table=batch.start.table)
+    forward_batch = SimpleNamespace(spec_info=info, out_cache_loc=batch.window(0, 16).view(-1))
     q, k = torch.zeros(n, 4 * 64, device=CUDA), torch.zeros(n, 2, 64, device=CUDA)
     attention = TreeAttention(base)
+    library.launched.clear()
     assert all_on_cuda(attention.forward(q, k, k, layer, forward_batch))
     assert library.launched == ["store_kv", "tree_attention (Triton)"]
     # The batch says what it is: one without trees is the engine's, whatever came before.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from array import array
 from types import SimpleNamespace
 
@@ -20,6 +19,7 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from eagle_plugin.core.tree import DraftTree
+from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.sglang.penalties import NodePenalties, penalised
 
 VOCAB = 40
@@ -41,7 +41,23 @@ class Batch:
     """What penalizers read of a ``ScheduleBatch`` (they hold it by a weak reference)."""
 
     def __init__(self, reqs: list[Req]) -> None:
-        self.reqs, self.device, self.sampling_info = reqs, "cpu", None
+        self.reqs, self.device = reqs, "cpu"
+        self.sampling_info = SimpleNamespace(acc_additive_penalties=None, acc_scaling_penalties=None)
+        self.req_pool_indices = torch.tensor([req.req_pool_idx for req in reqs])
+
+    def round(self) -> SimpleNamespace:
+        """What penalties read of a ``RoundBatch`` whose requests have this output; the last token has no key yet."""
+        lengths = [len(req.origin_input_ids) + len(req.output_ids) - 1 for req in self.reqs]
+        return SimpleNamespace(requests=self.req_pool_indices, prefix_lens=torch.tensor(lengths))
+
+
+def started(reqs: list[Req]) -> NodePenalties:
+    """Penalties after the prefill of requests that have their output already."""
+    for row, req in enumerate(reqs, start=1):
+        req.req_pool_idx = row
+    penalties = NodePenalties(len(reqs) + 1, VOCAB, "cpu")
+    penalties.start(Batch(reqs))
+    return penalties
 
 
 def request(output: list[int] | torch.Tensor, **parameters) -> Req:
@@ -107,7 +123,8 @@ def check(batch: Batch, tree: DraftTree, logits: torch.Tensor, penalties: NodePe
     """Apply the penalties and compare every node that can be reached."""
     b, width = tree.tokens.shape
     before = logits.clone()
-    penalties.apply(batch, tree, logits)
+    if penalised(batch):
+        penalties.apply(batch.round(), tree, logits)
     for i, req in enumerate(batch.reqs):
         for node in range(width):
             path = path_tokens(tree, i, node)
@@ -135,34 +152,55 @@ def test_every_node_is_penalised_as_the_engine_would_after_its_path(seed, names,
         output = torch.randint(0, 6, (output_length,), generator=gen) * 3 + 1
         output[-1] = tokens[i, 0]
         reqs.append(request(output, **STRENGTHS[name]))
+    penalties = started(reqs)
     batch, logits = Batch(reqs), torch.randn(b * width, VOCAB, generator=gen) * 3
     assert penalised(batch) == any(
         set(STRENGTHS[name]) - {"min_new_tokens", "stop_token_ids"}
         or STRENGTHS[name].get("min_new_tokens", 0) > output_length
         for name in names
     )
-    check(batch, make_tree(parents, tokens), logits, NodePenalties())
+    check(batch, make_tree(parents, tokens), logits, penalties)
 
 
 def test_rounds_of_several_tokens_are_counted_as_they_come():
-    """Requests that come, go, change places and start again; the counts of a finished one are not kept."""
+    """Requests that change places, and a row that another request takes over."""
     gen = torch.Generator().manual_seed(0)
     reqs = [request([i], **STRENGTHS["all"]) for i in range(3)]
-    penalties = NodePenalties()
+    penalties = started(reqs)
     for number in range(6):
         present = [reqs[0], *reqs[1:][:: -1 if number % 2 else 1]] if number != 3 else [reqs[2]]
         tokens = torch.randint(0, VOCAB, (len(present), 5), generator=gen)
         tokens[:, 0] = torch.tensor([req.output_ids[-1] for req in present])
         tree = make_tree(random_parents(len(present), 5, gen), tokens)
-        check(Batch(present), tree, torch.randn(len(present) * 5, VOCAB, generator=gen), penalties)
-        for req in present:
-            req.output_ids.extend(torch.randint(0, VOCAB, (number % 4 + 1,), generator=gen).tolist())
+        batch = Batch(present)
+        check(batch, tree, torch.randn(len(present) * 5, VOCAB, generator=gen), penalties)
+        new = torch.randint(0, VOCAB, (len(present), 4), generator=gen)
+        lengths = torch.randint(1, 5, (len(present),), generator=gen, dtype=torch.int32)
+        penalties.count(batch.round(), Accepted(new.int(), lengths, new))
+        for req, row, length in zip(present, new.tolist(), lengths.tolist(), strict=True):
+            req.output_ids.extend(row[:length])
         if number == 4:
-            reqs[1].output_ids = array("q", [5])
-    assert len(penalties._times) == 3
-    del reqs[0], present, req
-    gc.collect()
-    assert len(penalties._times) == 2
+            row, reqs[1] = reqs[1].req_pool_idx, request([], **STRENGTHS["reward"])
+            reqs[1].req_pool_idx = row
+            penalties.start(Batch([reqs[1]]))
+            penalties.count_prefill(Batch([reqs[1]]), torch.tensor([5], dtype=torch.int32))
+            reqs[1].output_ids.append(5)
+
+
+def test_what_the_host_knows_late_changes_nothing():
+    """Under overlap scheduling ``output_ids`` lacks the last round: only the device's counts are used."""
+    gen = torch.Generator().manual_seed(3)
+    reqs = [request([1, 2, 3], **STRENGTHS["all"])]
+    penalties, tree = (
+        started(reqs),
+        make_tree(random_parents(1, 5, gen), torch.randint(0, VOCAB, (1, 5), generator=gen)),
+    )
+    logits = torch.randn(5, VOCAB, generator=gen)
+    on_time, late, now = logits.clone(), logits.clone(), Batch(reqs).round()
+    penalties.apply(now, tree, on_time)
+    reqs[0].output_ids = array("q", [1])
+    penalties.apply(now, tree, late)
+    assert torch.equal(on_time, late) and not torch.equal(late, logits)
 
 
 def test_a_minimal_length_holds_at_every_depth():
@@ -171,11 +209,22 @@ def test_a_minimal_length_holds_at_every_depth():
     req = request([3, 4], min_new_tokens=2 + missing, stop_token_ids={REQUEST_STOP})
     chain = torch.arange(-1, width - 1, dtype=torch.int32)[None]
     logits = torch.zeros(width, VOCAB)
-    NodePenalties().apply(Batch([req]), make_tree(chain, torch.full((1, width), 4)), logits)
+    started([req]).apply(Batch([req]).round(), make_tree(chain, torch.full((1, width), 4)), logits)
     forbidden = logits == -torch.inf
     assert forbidden.sum(dim=1).tolist() == [4] * missing + [0] * (width - missing)
     assert set(forbidden[0].nonzero().flatten().tolist()) == STOPS | {REQUEST_STOP}
     assert not bool(logits[~forbidden].any())
+
+
+def test_more_stop_tokens_than_places():
+    """A request with many of them widens the table; those of the requests before it stay."""
+    few, many = request([3], min_new_tokens=3), request([3], min_new_tokens=3, stop_token_ids=set(range(20, 35)))
+    penalties = started([few, many])
+    logits = torch.zeros(2, VOCAB)
+    tree = make_tree(torch.full((2, 1), -1, dtype=torch.int32), torch.full((2, 1), 3))
+    penalties.apply(Batch([few, many]).round(), tree, logits)
+    forbidden = [set(row.nonzero().flatten().tolist()) for row in logits == -torch.inf]
+    assert forbidden == [STOPS, STOPS | set(range(20, 35))]
 
 
 def test_requests_without_penalties_keep_their_logits_to_the_bit():
@@ -185,7 +234,7 @@ def test_requests_without_penalties_keep_their_logits_to_the_bit():
     logits[:, 1] = torch.inf
     before = logits.clone()
     tree = make_tree(torch.full((3, 1), -1, dtype=torch.int32), torch.full((3, 1), 4))
-    NodePenalties().apply(Batch(reqs), tree, logits)
+    started(reqs).apply(Batch(reqs).round(), tree, logits)
     untouched = [0, 2]
     assert torch.equal(logits[untouched].view(torch.int32), before[untouched].view(torch.int32))
     assert not torch.equal(logits[1], before[1])
@@ -195,14 +244,16 @@ def test_requests_without_penalties_keep_their_logits_to_the_bit():
 def test_a_resumed_request_is_penalised_after_its_prefill(name):
     """The engine starts a retracted request with empty counts; a request beside it is new."""
     gen = torch.Generator().manual_seed(2)
-    batch = Batch([request([], **STRENGTHS["all"]), request([4, 4, 9, 4], **STRENGTHS[name])])
+    reqs = [request([], **STRENGTHS["all"]), request([4, 4, 9, 4], **STRENGTHS[name])]
+    penalties = started(reqs)
+    batch = Batch(reqs)
     logits = torch.randn(2, VOCAB, generator=gen)
     batch.sampling_info = engine_info(batch).copy_for_forward()
     wanted = [engine_logits(req, list(req.output_ids), row) for req, row in zip(batch.reqs, logits, strict=True)]
     forgotten = logits.clone()
     with torch.compiler.set_stance("force_eager"):
         batch.sampling_info._apply_pre_grammar_logits_transforms(forgotten)
-        NodePenalties().apply_after_prefill(batch)
+        penalties.start(batch)
         batch.sampling_info._apply_pre_grammar_logits_transforms(logits)
     assert torch.equal(logits, torch.stack(wanted))
     assert torch.equal(forgotten[0], wanted[0])

@@ -8,7 +8,7 @@ import torch
 from gtest import p_values
 from sampling_distribution import distribution, next_logits, prompt_ids, sample
 from sampling_requests import PROMPT, SETTINGS, ask, draw
-from serving import accept_length, serving, tiny_spec
+from serving import OVERLAP, accept_length, serving, tiny_spec
 
 pytest.importorskip("sglang")
 pytestmark = pytest.mark.server
@@ -69,9 +69,12 @@ def test_drafts_are_accepted_at_every_temperature(plugin):
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory, bigram_target, bigram_eagle3):
-    """A server whose verifier can be broken, and which retracts requests now and then; yields it and its switch."""
+    """A server whose verifier can be broken, and which retracts requests now and then; yields it and its switch.
+
+    Its scheduler is one round ahead; the faults read values on the host, so that nothing is captured.
+    """
     folder = tmp_path_factory.mktemp("faulty")
-    environment = broken_verifier.install(folder)
+    environment = broken_verifier.install(folder) | OVERLAP
     environment |= {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "16"}
     spec = tiny_spec(bigram_target, bigram_eagle3, (3, 2, 8), environment=environment, **SETTINGS)
     with serving([spec], folder) as (server,):

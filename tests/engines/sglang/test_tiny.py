@@ -12,7 +12,7 @@ import httpx
 import pytest
 import torch
 from scipy import stats
-from serving import generate, generate_all, responses, serving, tiny_spec
+from serving import GRAPHS, OVERLAP, SYNCHRONOUS, generate, generate_all, responses, serving, tiny_spec
 from tiny_checkpoints import EOS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -34,23 +34,32 @@ def make_prompts(count: int, longest: int = 24) -> list[str]:
     return [f"{shared} {prompt}" if i % 5 == 0 else prompt for i, prompt in enumerate(prompts)]
 
 
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory, tiny_target, tiny_eagle3, tiny_eagle3_reduced, tiny_eagle2):
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((SYNCHRONOUS, GRAPHS, OVERLAP), id="one of each"),
+        pytest.param((SYNCHRONOUS,) * 3, id="synchronous", marks=pytest.mark.matrix),
+        pytest.param((GRAPHS,) * 3, id="graphs", marks=pytest.mark.matrix),
+    ],
+)
+def servers(request, tmp_path_factory, tiny_target, tiny_eagle3, tiny_eagle3_reduced, tiny_eagle2):
     """Plain decoding, and the plugin with SHAPES; one of them with chunks of 64 prompt tokens."""
     chain, tree, wide = SHAPES
+    one, two, three = ({"environment": environment} for environment in request.param)
     flags = {"extra_flags": FLAGS, "context_length": CONTEXT}
+    chunked = (*FLAGS, "--chunked-prefill-size", "64")
     specs = [
         tiny_spec(tiny_target, **flags),
-        tiny_spec(tiny_target, tiny_eagle2, chain, algorithm="EAGLE", **flags),
-        tiny_spec(tiny_target, tiny_eagle3_reduced, tree, extra_flags=(*FLAGS, "--chunked-prefill-size", "64")),
-        tiny_spec(tiny_target, tiny_eagle3, wide, **flags),
+        tiny_spec(tiny_target, tiny_eagle2, chain, algorithm="EAGLE", **flags, **one),
+        tiny_spec(tiny_target, tiny_eagle3_reduced, tree, extra_flags=chunked, **two),
+        tiny_spec(tiny_target, tiny_eagle3, wide, **flags, **three),
     ]
     with serving(specs, tmp_path_factory.mktemp("tiny")) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def greedy_texts(servers) -> tuple[list[str], list[str]]:
+def greedy_responses(servers) -> tuple[list[str], list[str]]:
     """Prompts, and their greedy text by plain decoding."""
     prompts = make_prompts(50)
     expected = responses(generate_all(servers[0], prompts, 64, at_once=8))
@@ -58,8 +67,8 @@ def greedy_texts(servers) -> tuple[list[str], list[str]]:
     return prompts, expected
 
 
-def test_greedy_text_equals_plain_decoding_at_every_width(servers, greedy_texts):
-    prompts, expected = greedy_texts
+def test_greedy_text_equals_plain_decoding_at_every_width(servers, greedy_responses):
+    prompts, expected = greedy_responses
     for server in servers[1:]:
         assert responses(generate_all(server, prompts, 64, at_once=8)) == expected
 
@@ -67,8 +76,8 @@ def test_greedy_text_equals_plain_decoding_at_every_width(servers, greedy_texts)
 @pytest.mark.parametrize(
     "which", [pytest.param(1, marks=pytest.mark.matrix), 2, pytest.param(3, marks=pytest.mark.matrix)]
 )
-def test_greedy_text_is_the_same_from_the_prefix_cache(servers, greedy_texts, which):
-    prompts, expected = greedy_texts
+def test_greedy_text_is_the_same_from_the_prefix_cache(servers, greedy_responses, which):
+    prompts, expected = greedy_responses
     assert responses(generate_all(servers[which], prompts, 64, at_once=3)) == expected
 
 

@@ -1,0 +1,136 @@
+"""Functions over static memory: captured once per key as CUDA graphs, and replayed in every later round.
+
+A function that is captured reads and writes only memory that keeps its address, and its result depends on nothing else:
+no value that the host computes from a batch, no tensor that Python keeps from an earlier call. What it returns lies in
+memory of the graph, which the next replay overwrites: a caller that hands a result on clones it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+WARM_UP_CALLS = 2  # before a capture: Triton compiles and libraries make their handles, which a capture forbids
+
+
+class Graph(Protocol):
+    """One captured function."""
+
+    def replay(self) -> None:
+        """Run it again on what its memory holds now."""
+        ...
+
+
+class Capturer(Protocol):
+    """Makes graphs: CUDA's (`CudaCapturer`), or those of `graph_emulator` on a CPU."""
+
+    def capture(self, function: Callable[[], T]) -> tuple[Graph, T]:
+        """Run `function` once and record what it does; the graph, and the function's result."""
+        ...
+
+
+class CudaCapturer:
+    """CUDA graphs that share one memory pool: a result of one is kept alive, so another does not overwrite it."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+
+    def capture(self, function: Callable[[], T]) -> tuple[Graph, T]:
+        """To be called with a stream other than the default one as the current one."""
+        for _ in range(WARM_UP_CALLS):
+            function()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
+            result = function()
+        self._pool = graph.pool()
+        return graph, result
+
+
+class CapturedFunctions:
+    """The captured functions of one worker, by key; a key that was not captured runs as it is."""
+
+    def __init__(self) -> None:
+        self._captured: dict[Hashable, tuple[Graph, Any]] = {}
+        self.replays = 0  # since the start
+
+    def capture(self, capturer: Capturer, key: Hashable, function: Callable[[], T]) -> T:
+        """Capture `function` under this key; its result, as a replay will leave it."""
+        graph, result = capturer.capture(function)
+        self._captured[key] = graph, result
+        return result
+
+    def run(self, key: Hashable, function: Callable[[], T]) -> T:
+        """Replay what was captured under this key, else call `function`."""
+        captured = self._captured.get(key)
+        if captured is None:
+            return function()
+        graph, result = captured
+        graph.replay()
+        self.replays += 1
+        return result  # type: ignore[no-any-return]
+
+    def __len__(self) -> int:
+        return len(self._captured)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._captured
+
+
+class StaticMemory:
+    """Named memory of fixed address, which carries values into captured functions and from one to the next.
+
+    Every name is one flat allocation, so that a view of any batch size begins at the same address and is contiguous.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._device = device
+        self._flat: dict[str, Tensor] = {}
+
+    def allocate(self, name: str, numel: int, dtype: torch.dtype, fill: int = 0) -> None:
+        """Memory for up to `numel` values."""
+        self._flat[name] = torch.full((numel,), fill, dtype=dtype, device=self._device)
+
+    def view(self, name: str, *shape: int) -> Tensor:
+        """The first values under this name, as a tensor of this shape."""
+        numel = 1
+        for size in shape:
+            numel *= size
+        return self._flat[name][:numel].view(shape)
+
+    def put(self, name: str, value: Tensor) -> Tensor:
+        """Copy a tensor into the memory of this name; the view that holds it now."""
+        return self.view(name, *value.shape).copy_(value)
+
+    def holds(self, name: str, value: Tensor) -> bool:
+        """Whether `value` is a view of the memory of this name."""
+        return value.untyped_storage()._cdata == self._flat[name].untyped_storage()._cdata  # type: ignore[no-any-return]
+
+    def nbytes(self) -> int:
+        """Bytes of all names."""
+        return sum(flat.nbytes for flat in self._flat.values())
+
+
+class Buckets:
+    """The batch sizes that functions are captured for; a batch is padded to the next one."""
+
+    def __init__(self, sizes: Iterator[int] | list[int]) -> None:
+        self._sizes = sorted(set(sizes))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(reversed(self._sizes))  # the largest first: smaller graphs then fit into memory that it freed
+
+    def of(self, b: int) -> int | None:
+        """The smallest size that holds b requests, None if all are smaller."""
+        return next((size for size in self._sizes if size >= b), None)
+
+    def __contains__(self, size: int) -> bool:
+        return size in self._sizes
+
+    def drop(self, size: int) -> None:
+        """Capture no more for this size."""
+        self._sizes.remove(size)

@@ -1,0 +1,190 @@
+"""A decode round in four functions: draft, verify, walk, extend; replayed where they were captured, else run as is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.core.tree import DraftTree
+from eagle_plugin.core.verify import Accepted
+from eagle_plugin.engines.graphs import Buckets, CapturedFunctions, Capturer, StaticMemory
+from eagle_plugin.engines.round import Drafts, HeadState, TopM
+from eagle_plugin.engines.sglang.batch import BatchReader, RoundBatch
+from eagle_plugin.engines.sglang.drafter import DraftState, TreeDrafter
+from eagle_plugin.engines.sglang.logits import sanitize
+from eagle_plugin.engines.sglang.verifier import TargetOutput, TreeVerifier
+
+STATE = ("state.logp", "state.tokens", "state.hidden", "state.roots")
+ACCEPTED = ("accepted.index", "accepted.lengths", "accepted.tokens")
+
+
+class Extended(NamedTuple):
+    """What a round ends with."""
+
+    state: DraftState  # for the next round, of B requests
+    features: Tensor  # [B * E, H]: the target's, of the accepted paths
+
+
+class DecodeRound:
+    """The functions of a round of B lanes.
+
+    What was captured reads and writes static memory: the batch (`BatchReader`), and what one function leaves for the
+    next. A batch is padded to a captured size. Results lie in memory that the next round overwrites.
+    """
+
+    def __init__(self, drafter: TreeDrafter, verifier: TreeVerifier, reader: BatchReader) -> None:
+        self._drafter, self._verifier, self._reader = drafter, verifier, reader
+        self.functions = CapturedFunctions()
+        self.memory: StaticMemory | None = None
+        self._buckets = Buckets([])
+
+    def sizes(self) -> list[int]:
+        """The batch sizes that were captured, the largest first."""
+        return list(self._buckets)
+
+    def is_captured(self, batch: RoundBatch) -> bool:
+        """Whether the results of this round lie in memory that the next round overwrites."""
+        return len(batch.lanes) in self._buckets
+
+    def lanes(self, b: int) -> int:
+        """The lanes for a batch of b requests: the next captured size, or b where there is none."""
+        return self._buckets.of(b) or b
+
+    def draft(self, batch: RoundBatch, state: DraftState) -> Drafts:
+        """Draft a tree per lane; state is what the round before left, of b requests."""
+        if self._is_captured("draft", batch):
+            for name, values in zip(STATE, _flat(state), strict=True):
+                self._memory.put(name, values)
+        return self._run("draft", batch, partial(self._draft, batch, state))
+
+    def verify(self, batch: RoundBatch, drafts: Drafts) -> TargetOutput:
+        """One forward of the target over the trees."""
+        return self._run("verify", batch, partial(self._verifier.forward, batch, drafts.tree))
+
+    def walk(self, batch: RoundBatch, drafts: Drafts, output: TargetOutput) -> Accepted:
+        """Accept paths, for requests that ask for no more than temperature and filters."""
+        return self._run("walk", batch, partial(self._walk, batch, drafts, output))
+
+    def extend(self, batch: RoundBatch, accepted: Accepted, output: TargetOutput) -> Extended:
+        """Move the accepted keys and values, and feed the accepted tokens to the head; accepted may have b requests."""
+        if self._is_captured("extend", batch) and not self._memory.holds("accepted.tokens", accepted.tokens):
+            self._put_accepted(accepted)
+        return self._run("extend", batch, partial(self._extend, batch, accepted, output))
+
+    def capture(
+        self,
+        capturer: Capturer,
+        caps: Shape,
+        sizes: list[int],
+        around: Callable[[Buckets, int], AbstractContextManager[Any]],
+    ) -> None:
+        """Capture the rounds of the shapes `caps` and PLAIN for these batch sizes.
+
+        around(buckets, size) is the context of the captures of one size; it may drop the size from the buckets.
+        """
+        buckets = Buckets(sizes)
+        self.memory = self._static_memory(caps, max(sizes))
+        for size in list(buckets):
+            with around(buckets, size):
+                for shape in (caps, PLAIN):
+                    self._capture_shape(capturer, shape, size)
+        self._buckets = buckets
+
+    def _capture_shape(self, capturer: Capturer, shape: Shape, size: int) -> None:
+        capture, memory = self.functions.capture, self._memory
+        for greedy in (True, False):
+            batch = self._reader.padding(shape, size, greedy)
+
+            def draft(batch: RoundBatch = batch) -> Drafts:
+                drafts = self._draft(batch, self._static_state(size))
+                tree = (memory.put(f"tree.{name}", x) for name, x in zip(DraftTree._fields, drafts.tree, strict=True))
+                return drafts._replace(tree=DraftTree(*tree))
+
+            def verify(batch: RoundBatch = batch) -> TargetOutput:
+                nodes = size * shape.width
+                tree = (memory.view(f"tree.{name}", size, shape.width) for name in DraftTree._fields)
+                logits = memory.view("logits", nodes, self._vocabulary)
+                output = self._verifier.forward(batch, DraftTree(*tree), logits)
+                if not memory.holds("logits", output.logits):
+                    logits.copy_(output.logits)
+                return TargetOutput(logits, memory.put("features", output.features))
+
+            drafts = capture(capturer, _key("draft", batch), draft)
+            if greedy:  # the same one serves sampled batches
+                output = capture(capturer, _key("verify", batch), verify)
+
+            def walk(batch: RoundBatch = batch, drafts: Drafts = drafts, output: TargetOutput = output) -> Accepted:
+                return self._put_accepted(self._walk(batch, drafts, output))
+
+            accepted = capture(capturer, _key("walk", batch), walk)
+            capture(capturer, _key("extend", batch), partial(self._extend, batch, accepted, output))
+
+    def _static_memory(self, caps: Shape, lanes: int) -> StaticMemory:
+        """Room for rounds up to `caps`; widths and dtypes of the models' values are those of one round of padding."""
+        batch = self._reader.padding(caps, 1, is_greedy=False)
+        device, longest = batch.prefix_lens.device, caps.max_accept_length
+        tree = DraftTree.padding(torch.zeros(1, dtype=torch.int64, device=device), caps.width)
+        output = self._verifier.forward(batch, tree)
+        index = torch.zeros(1, longest, dtype=torch.int32, device=device)
+        accepted = Accepted(index, torch.ones_like(index[:, 0]), index.long())
+        state = self._drafter.extend(batch, accepted, output.features[:1].repeat(longest, 1))
+        self._vocabulary, self._state_shapes = output.logits.shape[1], [x.shape[1:] for x in _flat(state)]
+        memory = StaticMemory(device)
+        rows = [
+            *zip((f"tree.{name}" for name in DraftTree._fields), tree, strict=True),
+            *zip(STATE, _flat(state), strict=True),
+            *zip(ACCEPTED, accepted, strict=True),
+        ]
+        for name, like in rows:
+            memory.allocate(name, lanes * like.numel(), like.dtype)
+        memory.allocate("logits", lanes * output.logits.numel(), output.logits.dtype)
+        memory.allocate("features", lanes * output.features.numel(), output.features.dtype)
+        memory.view("accepted.lengths", lanes).fill_(1)  # of lanes that no walk has written
+        return memory
+
+    # The functions. Those above that are captured differ from these only in where their values lie.
+
+    def _draft(self, batch: RoundBatch, state: DraftState) -> Drafts:
+        return Drafts.plain(state.roots) if batch.shape == PLAIN else self._drafter.draft_tree(batch, state)
+
+    def _walk(self, batch: RoundBatch, drafts: Drafts, output: TargetOutput) -> Accepted:
+        sanitize(output.logits)
+        return self._verifier.walk(batch, drafts, output.logits)
+
+    def _extend(self, batch: RoundBatch, accepted: Accepted, output: TargetOutput) -> Extended:
+        features = self._verifier.commit(batch, accepted, output.features)
+        return Extended(self._drafter.extend(batch, accepted, features), features)
+
+    @property
+    def _memory(self) -> StaticMemory:
+        assert self.memory is not None
+        return self.memory
+
+    def _is_captured(self, phase: str, batch: RoundBatch) -> bool:
+        return len(batch.lanes) in self._buckets and _key(phase, batch) in self.functions
+
+    def _run(self, phase: str, batch: RoundBatch, function: Callable[[], Any]) -> Any:
+        return self.functions.run(_key(phase, batch), function) if self._is_captured(phase, batch) else function()
+
+    def _static_state(self, lanes: int) -> DraftState:
+        views = [self._memory.view(name, lanes, *s) for name, s in zip(STATE, self._state_shapes, strict=True)]
+        return DraftState(HeadState(TopM(views[0], views[1]), views[2]), views[3])
+
+    def _put_accepted(self, accepted: Accepted) -> Accepted:
+        return Accepted(*(self._memory.put(name, values) for name, values in zip(ACCEPTED, accepted, strict=True)))
+
+
+def _key(phase: str, batch: RoundBatch) -> Hashable:
+    """The target's forward depends on the width alone, and not on how the batch samples."""
+    lanes, shape = len(batch.lanes), batch.shape
+    return (phase, shape.width, lanes) if phase == "verify" else (phase, shape, lanes, batch.is_greedy)
+
+
+def _flat(state: DraftState) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return state.head.top.logp, state.head.top.tokens, state.head.hidden, state.roots

@@ -1,0 +1,283 @@
+"""The functions of a decode round, captured by the graph emulator and replayed on other batches, equal eager ones.
+
+The two models are small, with one layer of real tree attention over a paged cache. Faults that a capture hides are
+planted and must be found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang environment is not installed")
+
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+
+from eagle_plugin.core.shape import MAX_WIDTH, PLAIN, Shape
+from eagle_plugin.core.verify import Accepted
+from eagle_plugin.engines import graph_emulator
+from eagle_plugin.engines.graph_emulator import CaptureError, EmulatedCapturer
+from eagle_plugin.engines.rng import KeyTable
+from eagle_plugin.engines.round import Drafts, HeadState, TopM
+from eagle_plugin.engines.sglang.batch import BatchReader, RoundBatch
+from eagle_plugin.engines.sglang.decode_round import DecodeRound
+from eagle_plugin.engines.sglang.drafter import DraftState, TreeDrafter, TreeExtendInput, chain_ancestors
+from eagle_plugin.engines.sglang.verifier import TargetOutput, TreeVerifier
+from eagle_plugin.kernels import loader
+from eagle_plugin.kernels.attention import tree_attention
+from eagle_plugin.kernels.kv import store_kv
+
+V, DRAFT_V, H, D, ROWS, COLUMNS = 256, 128, 32, 16, 12, 64
+SHAPE = Shape(3, 4, 16)
+SIZES = [1, 2, 4, 8]
+
+
+class ToyModel:
+    """One layer of attention over its own paged cache, with random weights."""
+
+    def __init__(self, vocabulary: int, features: int, seed: int) -> None:
+        g = torch.Generator().manual_seed(seed)
+        self.keys, self.values = (torch.randn(ROWS * COLUMNS, 2, D, generator=g) for _ in range(2))
+        self.embed, self.qkv = torch.randn(V, H, generator=g), torch.randn(H, 8 * D, generator=g) / 6
+        self.out, self.head = torch.randn(4 * D, H, generator=g) / 8, torch.randn(H, vocabulary, generator=g)
+        self.features = torch.randn(H, features, generator=g)
+
+    def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor, info: Any) -> tuple[Tensor, Tensor]:
+        x = self.embed[tokens] + positions[:, None] * 0.01
+        if isinstance(getattr(info, "hidden_states", None), Tensor):
+            x = x + info.hidden_states[:, :H]
+        q, k, v = (x @ self.qkv).split([4 * D, 2 * D, 2 * D], dim=1)
+        store_kv(self.keys, self.values, slots, k.view(-1, 2, D), v.view(-1, 2, D))
+        rows = info.tree_rows
+        out = tree_attention(
+            q.view(-1, 4, D), self.keys, self.values, info.slot_table, rows.requests, rows.prefix_lens, rows.ancestors,
+            tail=rows.tail, scale=0.25,
+        )  # fmt: skip
+        y = x + out.view(-1, 4 * D) @ self.out
+        if isinstance(info, TreeExtendInput):
+            y = y[info.select_index]
+        return y @ self.head, y @ self.features
+
+
+class Drafter(TreeDrafter):
+    def __init__(self) -> None:
+        self.topk, self._most_children = DRAFT_V, SHAPE.topk
+        self.hot_token_id = torch.randperm(V, generator=torch.Generator().manual_seed(3))[:DRAFT_V]
+        self._chain, self._contexts = chain_ancestors(MAX_WIDTH, "cpu"), contextlib.nullcontext
+        self.model = ToyModel(DRAFT_V, H, 1)
+
+    def _forward(self, batch: RoundBatch, *, tokens: Any, positions: Any, slots: Any, info: Any, **_: Any) -> Any:
+        logits, hidden = self.model(tokens, positions, slots, info)
+        return SimpleNamespace(next_token_logits=logits, hidden_states=hidden)
+
+
+class Verifier(TreeVerifier):
+    def __init__(self) -> None:
+        self.model = ToyModel(V, 3 * H, 2)
+        caches = (self.model.keys, self.model.values)
+        pool = SimpleNamespace(
+            data_ptrs=torch.tensor([cache.data_ptr() for cache in caches]),
+            data_strides=torch.tensor([cache.stride(0) * 4 for cache in caches]),
+            size=ROWS * COLUMNS,
+            page_size=0,
+        )
+        runner = SimpleNamespace(model_config=SimpleNamespace(vocab_size=V), device="cpu")
+        super().__init__(SimpleNamespace(model_runner=runner), None, ROWS, SimpleNamespace(get_kvcache=lambda: pool))
+        self._forward = self._target
+
+    def _target(self, batch: RoundBatch, *, tokens: Any, positions: Any, slots: Any, info: Any, **_: Any) -> Any:
+        logits, features = self.model(tokens, positions, slots, info)
+        return LogitsProcessorOutput(next_token_logits=logits, hidden_states=features)
+
+
+# Row 0 and slot 0 are the engine's padding.
+TABLE = torch.randperm(ROWS * COLUMNS - 1, generator=torch.Generator().manual_seed(5)).add(1)
+TABLE = torch.cat([TABLE, TABLE[:1]]).view(ROWS, COLUMNS).int()
+TABLE[0] = 0
+
+
+def random_batch(seed: int) -> tuple[Any, DraftState, Shape]:
+    g = torch.Generator().manual_seed(seed)
+    b = int(torch.randint(1, SIZES[-1] + 1, (), generator=g))
+    greedy = seed % 3 == 0
+    info = SimpleNamespace(
+        temperatures=torch.full((b, 1), 1.0 if greedy else 0.9),
+        top_ks=torch.full((b,), 1 if greedy else V, dtype=torch.int32),
+        top_ps=torch.full((b,), 1.0 if greedy else 0.95),
+        min_ps=torch.zeros(b),
+        is_all_greedy=greedy,
+    )
+    batch = SimpleNamespace(
+        seq_lens=torch.randint(2, COLUMNS - SHAPE.reach - 1, (b,), generator=g),
+        req_pool_indices=torch.randperm(ROWS - 1, generator=g)[:b] + 1,
+        sampling_info=info,
+    )
+    logp = torch.randn(b, DRAFT_V, generator=g).log_softmax(1).sort(descending=True).values
+    tokens = torch.stack([torch.randperm(DRAFT_V, generator=g) for _ in range(b)])
+    hidden, roots = torch.randn(b, H, generator=g), torch.randint(0, V, (b,), generator=g)
+    state = DraftState(HeadState(TopM(logp, tokens), hidden), roots)
+    return batch, state, PLAIN if seed % 5 == 0 else SHAPE
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Iterator[None]:
+    """Launches of native kernels are seen by captures."""
+    before = loader.wrap_module
+    graph_emulator.install()
+    yield
+    loader.wrap_module = before
+    loader.open_library.cache_clear()
+    loader.function.cache_clear()
+
+
+class Case:
+    """A round whose functions are captured, and what it does on a batch."""
+
+    def __init__(self, kind: type[DecodeRound] = DecodeRound, drafter: type[Drafter] = Drafter) -> None:
+        self.drafter, self.verifier = drafter(), Verifier()
+        self.reader = BatchReader(SHAPE, SIZES[-1], TABLE, KeyTable(ROWS, "cpu", seed=1))
+        self.reader._keys.table.random_(generator=torch.Generator().manual_seed(9))
+        self.round = kind(self.drafter, self.verifier, self.reader)
+        models = self.drafter.model, self.verifier.model
+        self.caches = [cache for model in models for cache in (model.keys, model.values)]
+
+    def run(self, seed: int, captured: bool) -> dict[str, Tensor]:
+        """Results of one round [b], and the caches after it; the caches are put back."""
+        schedule, state, shape = random_batch(seed)
+        b = len(schedule.seq_lens)
+        before = [cache.clone() for cache in self.caches]
+        batch = self.reader.read(shape, schedule, self.round.lanes(b) if captured else b)
+        if captured:
+            drafts, output, accepted, extended = self._round(batch, state)
+        else:
+            eager = DecodeRound(self.drafter, self.verifier, self.reader)
+            drafts, output, accepted, extended = self._round(batch, state, eager)
+        kept = {f"tree.{name}": x[:b] for name, x in drafts.tree._asdict().items()}
+        kept |= {f"accepted.{name}": x[:b] for name, x in accepted._asdict().items()}
+        kept |= {f"state.{i}": x[:b] for i, x in enumerate(tree_leaves(extended.state))}
+        kept["logits"] = output.logits[: b * shape.width]
+        kept["features"] = extended.features[: b * shape.max_accept_length]
+        kept |= {f"cache.{i}": cache[1:] for i, cache in enumerate(self.caches)}  # slot 0 is for padding
+        kept = {name: x.clone() for name, x in kept.items()}
+        for cache, old in zip(self.caches, before, strict=True):
+            cache.copy_(old)
+        return kept
+
+    def _round(self, batch: RoundBatch, state: DraftState, of: DecodeRound | None = None) -> Any:
+        of = of or self.round
+        drafts = of.draft(batch, state)
+        output = of.verify(batch, drafts)
+        accepted = of.walk(batch, drafts, output)
+        return drafts, output, accepted, of.extend(batch, accepted, output)
+
+    def differing(self, seeds: range) -> set[str]:
+        """Names of results in which a captured round differs from an eager one."""
+        found = set()
+        for seed in seeds:
+            ours, eager = self.run(seed, True), self.run(seed, False)
+            for name, x in eager.items():
+                same = torch.allclose(x, ours[name], rtol=1e-4, atol=1e-5, equal_nan=True)
+                if not same:
+                    found.add(name)
+        return found
+
+
+def capture(case: Case, sizes: list[int] = SIZES) -> Case:
+    case.round.capture(EmulatedCapturer(), SHAPE, sizes, lambda *_: contextlib.nullcontext())
+    return case
+
+
+def test_every_captured_function_equals_eager(recorded: None) -> None:
+    case = capture(Case())
+    assert len(case.round.functions) == len(SIZES) * 14  # 2 shapes: draft, walk, extend twice and verify once
+    assert not case.differing(range(1, 201))
+    assert case.round.functions.replays == 4 * 200
+    lengths = torch.cat([case.run(seed, True)["accepted.lengths"] for seed in range(1, 40)])
+    assert lengths.max() > 1, "nothing was ever accepted"
+
+
+def test_a_batch_beyond_the_captured_sizes_runs_eagerly(recorded: None) -> None:
+    case = capture(Case(), [1, 2])
+    assert case.round.lanes(2) == 2 and case.round.lanes(5) == 5
+    assert not case.differing(range(1, 9))
+    assert 0 < case.round.functions.replays < 4 * 8
+
+
+class Memo(Drafter):
+    """A tensor of the first call is kept by Python."""
+
+    kept: Tensor | None = None
+
+    def extend(self, batch: RoundBatch, accepted: Accepted, hidden: Tensor) -> DraftState:
+        state = super().extend(batch, accepted, hidden)
+        own = tree_map_only(Tensor, torch.clone, state.roots)
+        if self.kept is None or len(self.kept) != len(own):
+            self.kept = own
+        return state._replace(roots=self.kept + 0)
+
+
+class Leftover(Drafter):
+    """Memory of the graph is read before it is written."""
+
+    def extend(self, batch: RoundBatch, accepted: Accepted, hidden: Tensor) -> DraftState:
+        state = super().extend(batch, accepted, hidden)
+        scratch = torch.empty_like(state.roots)
+        return state._replace(roots=state.roots + (scratch > 2**50).long())
+
+
+class Escaped(DecodeRound):
+    """A function reads another one's inner memory, which the graph gives to others after its replay."""
+
+    def _extend(self, batch: RoundBatch, accepted: Accepted, output: TargetOutput) -> Any:
+        extended = super()._extend(batch, accepted, output)
+        self.inner = extended.features * 2
+        return extended
+
+    def draft(self, batch: RoundBatch, state: DraftState) -> Drafts:
+        drafts = super().draft(batch, state)
+        if self.is_captured(batch):
+            drafts.tree.tokens[:, 1:].sub_((self.inner[0, 0] > 1e30).long()).clamp_(min=0)
+        return drafts
+
+
+@pytest.mark.parametrize(
+    ("drafter", "kind", "where"),
+    [
+        (Memo, DecodeRound, "state."),
+        (Leftover, DecodeRound, "state."),
+        (Drafter, Escaped, "tree.tokens"),
+    ],
+    ids=["a kept tensor", "memory that was never written", "inner memory of another graph"],
+)
+def test_a_planted_fault_is_found(recorded: None, drafter: Any, kind: Any, where: str) -> None:
+    found = capture(Case(kind, drafter), [2, 8]).differing(range(1, 13))
+    assert any(name.startswith(where) for name in found)
+
+
+class Item(Drafter):
+    """A value is read by the host."""
+
+    def draft_tree(self, batch: RoundBatch, state: DraftState) -> Drafts:
+        assert int(batch.prefix_lens.max()) > 0
+        return super().draft_tree(batch, state)
+
+
+class Masked(Drafter):
+    """A shape depends on values."""
+
+    def draft_tree(self, batch: RoundBatch, state: DraftState) -> Drafts:
+        state.roots[state.roots > 5].sum()
+        return super().draft_tree(batch, state)
+
+
+@pytest.mark.parametrize("drafter", [Item, Masked])
+def test_what_cuda_refuses_is_refused(recorded: None, drafter: Any) -> None:
+    with pytest.raises(CaptureError):
+        capture(Case(DecodeRound, drafter), [2])
