@@ -220,5 +220,5 @@ def sampling_calls(seed: int) -> Iterator[tuple[str, tuple[object, ...], list[to
     ]
     pairs = flat_uniforms[:, : 2 * max_accept_length].reshape(b, max_accept_length, 2).contiguous()
     chained = seed % 2 == 1
-    statistics = torch.empty(b * width, sampling.STATISTICS_WORDS, dtype=torch.int64)
+    statistics = torch.empty(b * width, sampling.STATISTICS_SIZE, dtype=torch.int64)
     yield "verify_tree", (tokens, parents, draws, target, *params, *proposals, pairs, chained, statistics), accepted

@@ -162,9 +162,9 @@ EAGLE_HD void describe_row(Team& team, RowScratch& scratch, const LogitsRow<floa
   for (int32_t s = 0; s < kSegments; ++s) heavy += static_cast<int64_t>(scratch.masses[s]);
 
   const CollectedTokens collected{scratch.keys, static_cast<int32_t>(scratch.length), heavy};
-  const bool listed =
+  const bool enough =
       scratch.length <= kCollected && apply_filters(team, scratch.histogram, collected, params, chained, target);
-  if (!listed) {
+  if (!enough) {
     target.keep_all(total);
     apply_filters(team, scratch.histogram, AllTokens{}, params, chained, target);
   }
@@ -172,8 +172,8 @@ EAGLE_HD void describe_row(Team& team, RowScratch& scratch, const LogitsRow<floa
     team.sync();                                                          // all have read the masses
     clear_masses(team, scratch);
     const auto kept = [&](float x, int32_t token) { return target.kept_weight(x, token); };
-    if (!listed) add_to_segments(team, row, scratch.masses, kept);
-    for (int32_t j = team.rank(); listed && j < collected.length; j += team.size()) {
+    if (!enough) add_to_segments(team, row, scratch.masses, kept);
+    for (int32_t j = team.rank(); enough && j < collected.length; j += team.size()) {
       const int32_t token = index_of(collected.keys[j]);
       const int64_t weight = kept(score_of(collected.keys[j]), token);
       team.add(&scratch.masses[token / segment_length(vocabulary)], static_cast<uint64_t>(weight));
