@@ -27,7 +27,7 @@ __all__ += ["propose", "uniforms", "verify_tree"]
 
 
 MAX_SAMPLED = 4  # sampled children of a node that the native kernels draw and test; csrc: kMaxSampled
-STATISTICS_WORDS = 36  # of 8 bytes, per node, that the first of verify_tree's launches leaves to the second on CUDA
+STATISTICS_SIZE = 36  # of 8 bytes, per node, that the first of verify_tree's launches leaves to the second on CUDA
 
 
 def uniforms(keys: Tensor, counters: Tensor, stream: int, n: int) -> Tensor:
@@ -109,7 +109,7 @@ def verify_tree(
         _check_tree(tree, logits, params, proposals, uniforms, max_accept_length)
         return verifying.verify_tree(tree, logits, params, proposals, uniforms, max_accept_length, filters=filters)
     b = tree.tokens.shape[0]
-    statistics = logits.new_empty(logits.shape[0], STATISTICS_WORDS, dtype=torch.int64)
+    statistics = logits.new_empty(logits.shape[0], STATISTICS_SIZE, dtype=torch.int64)
     accepted = Accepted(
         logits.new_empty(b, max_accept_length, dtype=torch.int32),
         logits.new_empty(b, dtype=torch.int32),

@@ -23,7 +23,9 @@ pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 # order in which the threads of a block take turns; threads of a block, empty for the launcher's own number
 RUNS = [("forward", ""), ("reverse", "64"), ("random", "32")]
 CASES = [RUNS[0], pytest.param(*RUNS[1], marks=pytest.mark.matrix), RUNS[2]]
-KERNEL_TESTS = [f"test_{name}_kernels.py" for name in ("tree", "kv", "penalties", "round_start")]  # sampling: see below
+KERNEL_TESTS = [
+    f"test_{name}_kernels.py" for name in ("tree", "kv", "accepted_path", "penalties", "round_start")
+]  # sampling: see below
 # the barrier of which the negative controls are deprived
 BARRIER = """    scratch.picked[place] = candidate;
   }
@@ -223,7 +225,7 @@ def sampling_calls(seed: int) -> Iterator[tuple[str, tuple[object, ...], list[to
     ]
     pairs = flat_uniforms[:, : 2 * max_accept_length].reshape(b, max_accept_length, 2).contiguous()
     chained = seed % 2 == 1
-    statistics = torch.empty(b * width, sampling.STATISTICS_WORDS, dtype=torch.int64)
+    statistics = torch.empty(b * width, sampling.STATISTICS_SIZE, dtype=torch.int64)
     yield "verify_tree", (tokens, parents, draws, target, *params, *proposals, pairs, chained, statistics), accepted
 
 

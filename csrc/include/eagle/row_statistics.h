@@ -104,8 +104,8 @@ EAGLE_HD float find_floor(Team& team, Histogram& histogram, const TargetDistribu
   return last < kBins ? floor : -INFINITY;
 }
 
-// Calls f(logit, token) for all tokens, and writes the sum of what it returns for each segment. A group of members reads
-// a segment.
+// Calls f(logit, token) for all tokens, and writes the sum of what it returns for each segment. A group of members
+// reads a segment.
 template <class Team, class F>
 EAGLE_HD void sum_segments(const Team& team, const LogitsRow<float>& row, uint64_t* masses, F&& f) {
   constexpr int64_t kRun = LogitsRow<float>::kRun;
@@ -160,26 +160,28 @@ EAGLE_HD void describe_row(Team& team, RowScratch& scratch, const LogitsRow<floa
   for (int32_t s = 0; s < kSegments; ++s) heavy += static_cast<int64_t>(scratch.masses[s]);
 
   const CollectedTokens collected{scratch.keys, static_cast<int32_t>(scratch.length), heavy};
-  const bool listed =
+  const bool enough =
       scratch.length <= kCollected && apply_filters(team, scratch.histogram, collected, params, chained, target);
-  if (!listed) {
+  if (!enough) {
     target.keep_all(total);
     apply_filters(team, scratch.histogram, AllTokens{}, params, chained, target);
   }
-  if (target.cut_value != -INFINITY || target.cut_index != vocabulary) {  // else the masses are those of the kept tokens
+  if (target.cut_value != -INFINITY ||
+      target.cut_index != vocabulary) {  // else the masses are those of the kept tokens
     const auto kept = [&](float x, int32_t token) { return target.kept_weight(x, token); };
     team.sync();  // all have read the masses
-    if (!listed) sum_segments(team, row, scratch.masses, kept);
-    for (int32_t s = team.rank(); listed && s < kSegments; s += team.size()) scratch.masses[s] = 0;
+    if (!enough) sum_segments(team, row, scratch.masses, kept);
+    for (int32_t s = team.rank(); enough && s < kSegments; s += team.size()) scratch.masses[s] = 0;
     team.sync();
-    for (int32_t j = team.rank(); listed && j < collected.length; j += team.size()) {
+    for (int32_t j = team.rank(); enough && j < collected.length; j += team.size()) {
       const int32_t token = index_of(collected.keys[j]);
       const int64_t weight = kept(score_of(collected.keys[j]), token);
       team.add(&scratch.masses[token / segment_length(vocabulary)], static_cast<uint64_t>(weight));
     }
     team.sync();
   }
-  for (int32_t s = team.rank(); s < kSegments; s += team.size()) out.masses[s] = static_cast<int64_t>(scratch.masses[s]);
+  for (int32_t s = team.rank(); s < kSegments; s += team.size())
+    out.masses[s] = static_cast<int64_t>(scratch.masses[s]);
   if (team.rank() > 0) return;
   out.highest = target.highest;
   out.cut_value = target.cut_value;
@@ -199,8 +201,8 @@ struct DescribedNodes {  // a source of target distributions for verify_tree: th
   EAGLE_HD int32_t find(Team&, int32_t node, TargetDistribution& target) const {
     const RowStatistics& row = rows[node];
     if (params.top_k != 1) {
-      target = {logits + node * step, vocabulary,     row.highest, 1 / params.temperature, row.cut_value,
-                row.cut_index,        row.min_weight, row.total,   row.masses};
+      target = {logits + node * step, vocabulary, row.highest, 1 / params.temperature, row.cut_value, row.cut_index,
+                row.min_weight,       row.total,  row.masses};
     }
     return row.most_likely;
   }
