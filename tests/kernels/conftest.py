@@ -8,7 +8,7 @@ import on_device
 import pytest
 
 # what `path` can switch
-from eagle_plugin.kernels import attention, kv, loader, penalties, round_start, sampling, tree  # noqa: F401
+from eagle_plugin.kernels import accepted_path, attention, kv, loader, penalties, round_start, sampling, tree  # noqa: F401
 
 
 @pytest.fixture(scope="session", autouse=True)
