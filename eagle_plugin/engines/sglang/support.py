@@ -12,6 +12,7 @@ from typing import Any
 
 from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.engines.metrics import RejectionWatch
+from eagle_plugin.engines.sglang.ranks import rank_logger
 from eagle_plugin.engines.startup import engine_serves, plugin_serves
 from eagle_plugin.kernels import loader
 
@@ -158,7 +159,7 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
             "target_worker": target_worker,
         }
         reasons = unsupported_reasons(server_args, target_worker.model_runner)
-        log = rank_logger()
+        log = rank_logger(logger)
         if reasons:
             log.warning(engine_serves(algorithm, "SGLang", reasons))
             return engine_worker(**arguments)
@@ -172,17 +173,6 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
         return worker
 
     return create
-
-
-def rank_logger() -> logging.Logger:
-    """Our logger in rank 0 of tensor parallelism, a silent one in the others: all would say the same."""
-    from sglang.srt.runtime_context import get_parallel
-
-    if get_parallel().tp_rank == 0:
-        return logger
-    other = logger.getChild("other_ranks")
-    other.disabled = True
-    return other
 
 
 def unsupported_reasons(server_args: Any, target_runner: Any) -> list[str]:

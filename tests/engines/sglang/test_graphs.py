@@ -28,9 +28,10 @@ from eagle_plugin.engines.rng import KeyTable
 from eagle_plugin.engines.round import Drafts, HeadState, TopM
 from eagle_plugin.engines.sglang.batch import BatchReader, RoundBatch
 from eagle_plugin.engines.sglang.decode_round import DecodeRound
-from eagle_plugin.engines.sglang.drafter import DraftState, TreeDrafter, TreeExtendInput, chain_ancestors
+from eagle_plugin.engines.sglang.drafter import DraftState, TreeDrafter, TreeExtendInput, chain_ancestors, no_tokens
 from eagle_plugin.engines.sglang.verifier import TargetOutput, TreeVerifier
 from eagle_plugin.kernels import loader
+from eagle_plugin.kernels.accepted_path import AcceptedPath
 from eagle_plugin.kernels.attention import tree_attention
 from eagle_plugin.kernels.kv import store_kv
 
@@ -71,6 +72,7 @@ class Drafter(TreeDrafter):
         self.topk, self._most_children = DRAFT_V, SHAPE.topk
         self.hot_token_id = torch.randperm(V, generator=torch.Generator().manual_seed(3))[:DRAFT_V]
         self._chain, self._contexts = chain_ancestors(MAX_WIDTH, "cpu"), contextlib.nullcontext
+        self._nothing = no_tokens(DRAFT_V, "cpu")
         self.model = ToyModel(DRAFT_V, H, 1)
 
     def _forward(self, batch: RoundBatch, *, tokens: Any, positions: Any, slots: Any, info: Any, **_: Any) -> Any:
@@ -215,8 +217,8 @@ class Memo(Drafter):
 
     kept: Tensor | None = None
 
-    def extend(self, batch: RoundBatch, accepted: Accepted, hidden: Tensor) -> DraftState:
-        state = super().extend(batch, accepted, hidden)
+    def extend(self, batch: RoundBatch, accepted: Accepted, path: AcceptedPath, hidden: Tensor) -> DraftState:
+        state = super().extend(batch, accepted, path, hidden)
         own = tree_map_only(Tensor, torch.clone, state.roots)
         if self.kept is None or len(self.kept) != len(own):
             self.kept = own
@@ -226,8 +228,8 @@ class Memo(Drafter):
 class Leftover(Drafter):
     """Memory of the graph is read before it is written."""
 
-    def extend(self, batch: RoundBatch, accepted: Accepted, hidden: Tensor) -> DraftState:
-        state = super().extend(batch, accepted, hidden)
+    def extend(self, batch: RoundBatch, accepted: Accepted, path: AcceptedPath, hidden: Tensor) -> DraftState:
+        state = super().extend(batch, accepted, path, hidden)
         scratch = torch.empty_like(state.roots)
         return state._replace(roots=state.roots + (scratch > 2**50).long())
 
