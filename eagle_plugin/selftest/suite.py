@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from eagle_plugin.kernels import loader
 from eagle_plugin.selftest import cache_kernels, sampling_kernels, toy_round, tree_kernels
 from eagle_plugin.selftest.shapes import ModelShape, sizes_for
 from eagle_plugin.selftest.trial import Check, Trial
@@ -49,10 +50,22 @@ class Report(NamedTuple):
 
 
 def checks_on(device: torch.device) -> tuple[Check, ...]:
-    """Every check that this kind of device has kernels for."""
+    """Every check that this kind of device has kernels for.
+
+    The torch path reads values on the host, so that no round on it can be captured; on a GPU that is a fault.
+    """
     own = cache_kernels.ON_CPU if device.type == "cpu" else ()
-    kernels = tree_kernels.CHECKS + sampling_kernels.CHECKS + cache_kernels.CHECKS
-    return kernels + own + toy_round.CHECKS
+    kernels = tree_kernels.CHECKS + sampling_kernels.CHECKS + cache_kernels.CHECKS + own
+    if loader.backend(device.type) == "native":
+        return kernels + toy_round.CHECKS
+    return kernels if device.type == "cpu" else (Check("native library", _no_library), *kernels)
+
+
+def _no_library(trial: Trial) -> None:
+    trial.differences.append(
+        f"there is none for {trial.device.type} tensors, the log says why; a wheel of eagle-plugin ships one, and nvcc "
+        "builds one"
+    )
 
 
 def run(
@@ -64,6 +77,7 @@ def run(
     """
     device = torch.device(device)
     findings = []
+    progress("building kernels, if this is their first use")
     with exact_products(), torch.no_grad():
         for check in checks_on(device):
             progress(check.name)
