@@ -108,7 +108,7 @@ class StaticMemory:
 
     def holds(self, name: str, value: Tensor) -> bool:
         """Whether `value` is a view of the memory of this name."""
-        return value.data_ptr() == self._flat[name].data_ptr()
+        return value.untyped_storage()._cdata == self._flat[name].untyped_storage()._cdata  # type: ignore[no-any-return]
 
     def nbytes(self) -> int:
         """Bytes of all names."""

@@ -4,7 +4,7 @@ warning where the target rejects every draft."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 PREFIX = "eagle_plugin:"
@@ -57,6 +57,9 @@ class RoundMetrics:
             multiprocess_mode="mostrecent",
         )
         _registered.append(self._rejected)
+        self._eager = counter(
+            "eager_steps", "Steps of a server with graphs whose walk over the trees ran without one.", "reason"
+        )
 
     def labelled(self, *values: str) -> Recorder:
         """The metrics under these values of the labels."""
@@ -67,6 +70,7 @@ class RoundMetrics:
             self._lengths.labels(*values),
             [self._at_depth.labels(*values, str(depth)) for depth in range(1, self._depth + 1)],
             self._rejected.labels(*values),
+            lambda reason: self._eager.labels(*values, reason),
         )
 
 
@@ -74,11 +78,24 @@ class Recorder:
     """One engine's metrics."""
 
     def __init__(
-        self, rounds: Any, drafted: Any, accepted: Any, lengths: Any, at_depth: list[Any], rejected: Any
+        self,
+        rounds: Any,
+        drafted: Any,
+        accepted: Any,
+        lengths: Any,
+        at_depth: list[Any],
+        rejected: Any,
+        eager: Callable[[str], Any],
     ) -> None:
         self._rounds, self._drafted, self._accepted = rounds, drafted, accepted
         self._lengths, self._at_depth, self._rejected = lengths, at_depth, rejected
+        self._eager = eager
         self._in_a_row = 0
+
+    def record_eager(self, reasons: Sequence[str]) -> None:
+        """Count one step of the engine that ran in part without graphs, under each of its reasons."""
+        for reason in reasons:
+            self._eager(reason).inc()
 
     def record(self, kept: Sequence[int], drafted: int) -> None:
         """Count rounds; kept has the accepted draft tokens of each, drafted is the number of draft tokens of all."""

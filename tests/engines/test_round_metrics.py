@@ -24,6 +24,10 @@ def test_every_metric_counts() -> None:
     recorder = RoundMetrics(LABELS, 3).labelled("m", "0")
     recorder.record([0, 2, 3, 2], 28)
     recorder.record([1], 7)
+    recorder.record_eager(["grammar", "penalties"])
+    recorder.record_eager(["grammar"])
+    recorder.record_eager([])
+    assert value("eager_steps_total", reason="grammar") == 2 and value("eager_steps_total", reason="penalties") == 1
     assert value("verify_rounds_total") == 5 and value("drafted_tokens_total") == 35
     assert value("accepted_tokens_total") == 8
     assert [value("accepted_at_depth_total", depth=str(depth)) for depth in (1, 2, 3, 4)] == [4, 3, 1, None]

@@ -111,7 +111,7 @@ class DecodeRound:
                 tree = (memory.view(f"tree.{name}", size, shape.width) for name in DraftTree._fields)
                 logits = memory.view("logits", nodes, self._vocabulary)
                 output = self._verifier.forward(batch, DraftTree(*tree), logits)
-                if output.logits.data_ptr() != logits.data_ptr():
+                if not memory.holds("logits", output.logits):
                     logits.copy_(output.logits)
                 return TargetOutput(logits, memory.put("features", output.features))
 

@@ -28,10 +28,16 @@ def sanitize(logits: torch.Tensor) -> None:
         torch.nan_to_num_(logits, nan=-1e30, posinf=1e30, neginf=-1e30)
 
 
-def needs_transforms(batch: Any) -> bool:
-    """Whether a request of this ``ScheduleBatch`` asks for more than temperature and filters."""
+def transforms_of(batch: Any) -> list[str]:
+    """What the requests of this ``ScheduleBatch`` ask for beyond temperature and filters; it cannot be captured."""
     info = batch.sampling_info
-    return bool(batch.has_grammar or info.logit_bias is not None or info.has_custom_logit_processor or penalised(batch))
+    asked = {
+        "penalties": penalised(batch),
+        "grammar": batch.has_grammar,
+        "logit bias": info.logit_bias is not None,
+        "custom logit processor": info.has_custom_logit_processor,
+    }
+    return [name for name, given in asked.items() if given]
 
 
 def transform_logits(

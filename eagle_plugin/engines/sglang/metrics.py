@@ -47,7 +47,9 @@ class RoundCounter:
         kept = [n for n, counts in zip(result.num_correct_drafts_per_req_cpu, live, strict=True) if counts]
         self._watch.record(kept)
         if processor.metrics_reporter.current_scheduler_metrics_enabled:
-            self._metrics(processor.metrics_reporter.metrics_collector).record(kept, drafted * len(kept))
+            metrics = self._metrics(processor.metrics_reporter.metrics_collector)
+            metrics.record(kept, drafted * len(kept))
+            metrics.record_eager(result.eager_reasons)
         return tokens
 
     def _metrics(self, collector: Any) -> Recorder:

@@ -46,7 +46,7 @@ class NodePenalties:
                 return
             self._tables = self._new_tables()
         tables = self._tables
-        rows = self._tensor([request.req_pool_idx for request in batch.reqs], torch.int64)
+        rows = batch.req_pool_indices.long()
         strengths = self._tensor([_strengths(request) for request in batch.reqs], torch.float32)
         for i, table in enumerate((tables.frequency, tables.presence, tables.repetition)):
             table[rows] = strengths[:, i]
@@ -129,7 +129,7 @@ class NodePenalties:
 
     def _tensor(self, values: Any, dtype: torch.dtype) -> Tensor:
         """Host values on the device, without waiting for it."""
-        made = torch.tensor(values, dtype=dtype, pin_memory=self._device.type == "cuda")
+        made = torch.tensor(values, dtype=dtype, pin_memory=torch.cuda.is_available())
         return made.to(self._device, non_blocking=True)
 
 

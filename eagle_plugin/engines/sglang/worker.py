@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,9 +28,16 @@ from eagle_plugin.engines.sglang.batch import BatchReader, RoundBatch
 from eagle_plugin.engines.sglang.capture import capture_rounds
 from eagle_plugin.engines.sglang.decode_round import DecodeRound, Extended
 from eagle_plugin.engines.sglang.drafter import DraftState, TreeDrafter
-from eagle_plugin.engines.sglang.logits import needs_plain_round, needs_transforms
+from eagle_plugin.engines.sglang.logits import needs_plain_round, transforms_of
 from eagle_plugin.engines.sglang.sampling import SeededSampler, request_seeds
 from eagle_plugin.engines.sglang.verifier import TreeVerifier, grammar_tree, log_probabilities
+
+
+@dataclass
+class RoundResult(GenerationBatchResult):
+    """The engine's result of a round, and why a part of it ran without graphs on a server that has them."""
+
+    eager_reasons: Sequence[str] = ()
 
 
 class TreeWorker(EAGLEWorkerV2):
@@ -105,7 +114,8 @@ class TreeWorker(EAGLEWorkerV2):
         tree = grammar_tree(real.tree) if batch.has_grammar else None
         output = self._round.verify(inputs, drafts)
         logits = output.logits[: b * shape.width]
-        if needs_transforms(batch):
+        transforms = transforms_of(batch)
+        if transforms:
             accepted = self._verifier.walk_with_transforms(inputs, batch, real, logits, tree, grammar_barrier)
         else:
             accepted = self._round.walk(inputs, drafts, output)
@@ -116,6 +126,8 @@ class TreeWorker(EAGLEWorkerV2):
         logprobs = log_probabilities(batch, logits, kept, shape.width) if batch.return_logprob else None
         extended = self._round.extend(inputs, accepted, output)
         result = self._result(batch, inputs, kept, new_lens, extended, logprobs)
+        if self._round.sizes():
+            result.eager_reasons = transforms if result.can_run_cuda_graph else ["batch size"]
         self._draft_worker.draft_runner.shared_read_done_event = table_was_read
         return result
 
@@ -140,7 +152,7 @@ class TreeWorker(EAGLEWorkerV2):
         new_lens: Tensor,
         extended: Extended,
         logprobs: LogitsProcessorOutput | None,
-    ) -> GenerationBatchResult:
+    ) -> RoundResult:
         """What the scheduler gets of b requests: copies, where the next round overwrites the memory."""
         b, shape = inputs.b, inputs.shape
         captured = self._round.is_captured(inputs)
@@ -152,7 +164,7 @@ class TreeWorker(EAGLEWorkerV2):
         if batch.return_hidden_states:
             output.hidden_states = own(extended.features[: b * shape.max_accept_length])
         head, roots = extended.state
-        return GenerationBatchResult(
+        return RoundResult(
             logits_output=output,
             next_token_ids=own(kept.tokens).view(-1),
             can_run_cuda_graph=captured,

@@ -168,8 +168,8 @@ def test_the_scheduler_runs_one_round_ahead_on_what_we_leave():
 
     assert assignments(Scheduler._apply_war_barrier, "runner") == ["self.model_worker.last_shared_read_runner"]
     assert assignments(Scheduler._apply_war_barrier, "ev") == ["runner.shared_read_done_event"]
-    assert returned(EAGLEWorkerV2.last_shared_read_runner.fget) == ["self._draft_worker.draft_runner"]
-    assert holds(overlap_utils.decide_needs_cpu_seq_lens, "any((b.needs_cpu_seq_lens for b in attn_backends))")
+    assert returned(EAGLEWorkerV2.last_shared_read_runner.fget)[-1] == "self._draft_worker.draft_runner"
+    assert calls(overlap_utils.decide_needs_cpu_seq_lens, "getattr") == ["getattr(b, 'needs_cpu_seq_lens', True)"]
     assert TreeAttention.needs_cpu_seq_lens is False
     on_publish = [call for call in calls(Scheduler.run_batch, "partial") if "publish" in call]
     assert on_publish == ["partial(self.future_map.publish, future_indices)"]
@@ -193,8 +193,7 @@ def test_graphs_are_captured_where_we_capture_them():
     captured = decode_cuda_graph_runner.DecodeCudaGraphRunner
     assert calls(captured._capture, "graph_capture") and calls(captured.__init__, "model_capture_mode")
     assert parameters(cuda_graph_config.check_cuda_graph_backend)[:2] == ["phase", "backend"]
-    assert {"DISABLED"} <= set(cuda_graph_config.Backend.__members__)
-    assert {"DECODE"} <= set(cuda_graph_config.Phase.__members__)
+    assert cuda_graph_config.Backend.DISABLED and cuda_graph_config.Phase.DECODE
     assert "bs" in cuda_graph_config.PhaseConfig.__annotations__
     assert in_order(
         Scheduler.init_all_cuda_graphs, ["self.tp_worker.init_cuda_graphs()", "self.draft_worker.init_cuda_graphs()"]

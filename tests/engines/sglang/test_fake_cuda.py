@@ -58,7 +58,6 @@ def schedule_batch(**changes: Any) -> SimpleNamespace:
         origin_input_ids=[1, 2, 3],
         eos_token_ids={2},
         tokenizer=SimpleNamespace(additional_stop_token_ids=None, eos_token_id=2),
-        req_pool_idx=1,
     )
     values = {
         "has_grammar": False,
@@ -137,7 +136,9 @@ class Capturer:
 
 def state() -> DraftState:
     top = TopM(torch.zeros(B, TOP_M, device=CUDA), torch.zeros(B, TOP_M, dtype=torch.int64, device=CUDA))
-    return DraftState(HeadState(top, torch.zeros(B, HIDDEN, device=CUDA)), top.tokens[:, 0])
+    return DraftState(
+        HeadState(top, torch.zeros(B, HIDDEN, device=CUDA)), torch.zeros(B, dtype=torch.int64, device=CUDA)
+    )
 
 
 def all_on_cuda(*values: Any) -> bool:
@@ -194,7 +195,7 @@ def test_penalties(library: FakeLibrary, decode_round: DecodeRound, parameters: 
     logits = decode_round.verify(batch, drafts).logits
     library.launched.clear()
     for request in schedule.reqs:
-        request.output_ids = None  # nobody reads it
+        request.output_ids = []  # the host knows nothing of it
     accepted = verifier.walk_with_transforms(batch, schedule, drafts, logits, None, None)
     assert all_on_cuda(*accepted)
     assert library.launched == ["penalize_nodes", "uniforms", "verify_tree", "count_tokens"]

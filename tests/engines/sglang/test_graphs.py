@@ -243,7 +243,7 @@ class Escaped(DecodeRound):
     def draft(self, batch: RoundBatch, state: DraftState) -> Drafts:
         drafts = super().draft(batch, state)
         if self.is_captured(batch):
-            drafts.tree.tokens[:, 1:].add_((self.inner[0, 0] > 1e30).long())
+            drafts.tree.tokens[:, 1:].sub_((self.inner[0, 0] > 1e30).long()).clamp_(min=0)
         return drafts
 
 

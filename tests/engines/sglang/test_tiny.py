@@ -59,7 +59,7 @@ def servers(request, tmp_path_factory, tiny_target, tiny_eagle3, tiny_eagle3_red
 
 
 @pytest.fixture(scope="module")
-def greedy_texts(servers) -> tuple[list[str], list[str]]:
+def greedy_responses(servers) -> tuple[list[str], list[str]]:
     """Prompts, and their greedy text by plain decoding."""
     prompts = make_prompts(50)
     expected = responses(generate_all(servers[0], prompts, 64, at_once=8))
@@ -67,8 +67,8 @@ def greedy_texts(servers) -> tuple[list[str], list[str]]:
     return prompts, expected
 
 
-def test_greedy_text_equals_plain_decoding_at_every_width(servers, greedy_texts):
-    prompts, expected = greedy_texts
+def test_greedy_text_equals_plain_decoding_at_every_width(servers, greedy_responses):
+    prompts, expected = greedy_responses
     for server in servers[1:]:
         assert responses(generate_all(server, prompts, 64, at_once=8)) == expected
 
@@ -76,8 +76,8 @@ def test_greedy_text_equals_plain_decoding_at_every_width(servers, greedy_texts)
 @pytest.mark.parametrize(
     "which", [pytest.param(1, marks=pytest.mark.matrix), 2, pytest.param(3, marks=pytest.mark.matrix)]
 )
-def test_greedy_text_is_the_same_from_the_prefix_cache(servers, greedy_texts, which):
-    prompts, expected = greedy_texts
+def test_greedy_text_is_the_same_from_the_prefix_cache(servers, greedy_responses, which):
+    prompts, expected = greedy_responses
     assert responses(generate_all(servers[which], prompts, 64, at_once=3)) == expected
 
 
