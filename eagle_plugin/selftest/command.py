@@ -79,7 +79,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--model-shape",
         default="",
         metavar="NAME=VALUE,...",
-        help="sizes that are not those of Llama-3.1-8B: " + ", ".join(f"{k}={v}" for k, v in as_text(ModelShape()).items()),
+        help="sizes that are not those of Llama-3.1-8B: "
+        + ", ".join(f"{k}={v}" for k, v in as_text(ModelShape()).items()),
     )
     parser.add_argument("--again", action="store_true", help="forget all records and run the test anew")
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of the table")

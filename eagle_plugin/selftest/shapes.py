@@ -72,7 +72,9 @@ class ModelShape:
             try:
                 changes[name] = known[name](value.strip())
             except ValueError as error:
-                raise ModelShapeError(f"--model-shape {name} is {value!r}, wanted a number, such as {name}=8") from error
+                raise ModelShapeError(
+                    f"--model-shape {name} is {value!r}, wanted a number, such as {name}=8"
+                ) from error
         return replace(defaults, **changes)
 
     def _require(self, name: str, holds: bool, wanted: str) -> None:

@@ -68,9 +68,7 @@ def _no_library(trial: Trial) -> None:
     )
 
 
-def run(
-    device: torch.device | str, model: ModelShape, progress: Callable[[str], None] = lambda name: None
-) -> Report:
+def run(device: torch.device | str, model: ModelShape, progress: Callable[[str], None] = lambda name: None) -> Report:
     """Run all checks with tensors on `device`; progress gets the name of each before it begins.
 
     A check that raises has failed: what it raised is the difference.
@@ -105,9 +103,7 @@ def run_check(check: Check, device: torch.device, model: ModelShape) -> Finding:
             break
     # Right on the inputs of a second try: rounding decided on those of the first.
     differences = trial.differences and first_trial.differences
-    return Finding(
-        check.name, differences, first_trial.compared, first_trial.worst, time.perf_counter() - begin
-    )
+    return Finding(check.name, differences, first_trial.compared, first_trial.worst, time.perf_counter() - begin)
 
 
 @contextlib.contextmanager

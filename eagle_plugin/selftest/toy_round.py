@@ -23,7 +23,6 @@ from eagle_plugin.engines.graph_emulator import EmulatedCapturer
 from eagle_plugin.engines.graphs import Capturer, CudaCapturer
 from eagle_plugin.engines.rng import draft_uniforms
 from eagle_plugin.engines.round import (
-    Drafts,
     HeadState,
     KVCaches,
     LevelRows,
@@ -158,8 +157,6 @@ class ToyRound:
         logits, hidden = self.head(accepted.tokens.view(-1), positions, slots, self.start, ancestors, longest)
         last = torch.arange(0, lanes * longest, longest, device=features.device) + accepted.lengths.long() - 1
         return TopM.of(logits[last], self.shape.topk), features, hidden[last]
-
-
 
 
 def _captured_round(trial: Trial, greedy: bool) -> None:

@@ -41,7 +41,9 @@ def test_a_result_is_kept() -> None:
     assert record.write(key(), [], 1.0).passed and record.read(key()).reasons == []
 
 
-@pytest.mark.parametrize("name", ["part", "device", "driver", "torch", "triton", "plugin", "sources", "engine", "shape"])
+@pytest.mark.parametrize(
+    "name", ["part", "device", "driver", "torch", "triton", "plugin", "sources", "engine", "shape"]
+)
 def test_a_result_belongs_to_one_key(name: str) -> None:
     record.write(key(), [], 1.0)
     assert name in key() and record.read(key(**{name: "another"})) is None

@@ -12,6 +12,7 @@ from typing import Any
 
 from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.engines.metrics import RejectionWatch
+from eagle_plugin.engines.sglang.gpu import Gpu, unsupported_cache, unsupported_gpu
 from eagle_plugin.engines.startup import engine_serves, plugin_serves
 from eagle_plugin.kernels import loader
 
@@ -45,7 +46,7 @@ def has_own_draft_class(architecture: str) -> bool:
 
 # Flags: the values that we serve, and why the engine's own worker serves another one.
 _FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    ("device", ("cpu",), "this version has no CUDA kernels yet"),
+    ("device", ("cpu", "cuda"), "only CPUs and NVIDIA GPUs are served"),
     ("tp_size", (1,), "tensor parallelism is not served yet"),
     ("pp_size", (1,), "pipeline parallelism is not served yet"),
     ("attn_dp_size", (1, None), "data-parallel attention is not served yet"),
@@ -58,6 +59,10 @@ _FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("lora_paths", (None, [], {}), "LoRA is not served yet"),
     ("kv_cache_dtype", ("auto", None), "only KV caches in the model's own dtype are served"),
     ("speculative_draft_kv_cache_dtype", ("auto", None), "only KV caches in the model's own dtype are served"),
+    ("enable_page_major_kv_layout", (False, None), "only KV caches with one buffer per layer are served"),
+    ("enable_unified_memory", (False, None), "only KV caches with one buffer per layer are served"),
+    ("enable_kv_cache_sharding", (False, None), "only KV caches with one buffer per layer are served"),
+    ("enable_hisparse", (False, None), "sparse attention is not served"),
     ("speculative_adaptive", (False, None), "the engine's adaptive steps have their own worker state"),
     ("speculative_use_rejection_sampling", (False, None), "it belongs to the engine's chain worker"),
     ("speculative_accept_threshold_single", (1.0, None), "it changes the output's distribution"),
@@ -141,7 +146,10 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
             "nccl_port": nccl_port,
             "target_worker": target_worker,
         }
-        reasons = unsupported_reasons(server_args, target_worker.model_runner)
+        from eagle_plugin.engines.sglang import selftest
+
+        runner = target_worker.model_runner
+        reasons = unsupported_reasons(server_args, runner) or selftest.failed_kernels(runner)
         if reasons:
             logger.warning(engine_serves(algorithm, "SGLang", reasons))
             return engine_worker(**arguments)
@@ -149,9 +157,17 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
         from eagle_plugin.engines.sglang.worker import TreeWorker
 
         worker = TreeWorker(**arguments)
-        head = server_args.speculative_draft_model_path
-        metrics.count_rounds(worker.shape, RejectionWatch(server_args.model_path, head, logger))
-        logger.info(plugin_serves(algorithm, worker.shape, loader.backend()))
+
+        def announce(reasons: list[str]) -> None:
+            """Say who serves, once that is decided: after the last part of the self-test."""
+            if reasons:
+                logger.warning(engine_serves(algorithm, "SGLang", reasons))
+                return
+            head = server_args.speculative_draft_model_path
+            metrics.count_rounds(worker.shape, RejectionWatch(server_args.model_path, head, logger))
+            logger.info(plugin_serves(algorithm, worker.shape, loader.backend(worker.device)))
+
+        worker.announce = announce
         return worker
 
     return create
@@ -166,4 +182,8 @@ def unsupported_reasons(server_args: Any, target_runner: Any) -> list[str]:
     if envs.SGLANG_SIMULATE_ACC_LEN.get() > 0:
         reasons.append("SGLANG_SIMULATE_ACC_LEN: simulated acceptance is the engine's")
     draft_config = target_runner.spec_aux_config.draft_model_config
-    return reasons + unsupported_models(target_runner, draft_config.hf_config.architectures[0])
+    reasons += unsupported_cache(target_runner)
+    reasons += unsupported_models(target_runner, draft_config.hf_config.architectures[0])
+    if not reasons and target_runner.device == "cuda":
+        reasons += unsupported_gpu(Gpu.current(), [target_runner.model_config.head_dim, draft_config.head_dim])
+    return reasons
