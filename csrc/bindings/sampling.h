@@ -4,6 +4,7 @@
 #pragma once
 #include <eagle/philox.h>
 #include <eagle/propose.h>
+#include <eagle/row_statistics.h>
 #include <eagle/verify_tree.h>
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/optional.h>
@@ -46,11 +47,12 @@ struct ProposeCall {
   SlotWeights slot_weights;
   DLDevice device;
 
-  EAGLE_HD void row(int64_t i) const {
+  template <class Team>
+  EAGLE_HD void row(const Team& team, ProposeScratch& scratch, int64_t i) const {
     const int64_t list = i * top_m, children = i * (k + slot_weights.count);
     propose(
-        logp + list, index + list, top_m, params.row(i), uniforms + i * slot_weights.count, k, slot_weights,
-        static_cast<int32_t>(first_row + i % rows_per_request), draft_to_target,
+        team, scratch, logp + list, index + list, top_m, params.row(i), uniforms + i * slot_weights.count, k,
+        slot_weights, static_cast<int32_t>(first_row + i % rows_per_request), draft_to_target,
         {out.logp + children, out.tokens + children, out.draws + children, out.q_tokens + list, out.q_weights + list});
   }
 };
@@ -69,17 +71,38 @@ struct VerifyTreeCall {
   int64_t b;
   int32_t width, vocabulary, rows, top_m, num_uniforms, max_accept_length;
   bool chained;  // each filter looks at what the one before it left
+  RowStatistics* statistics;  // [b * width], written by the first of two launches
   DLDevice device;
 
-  template <class Team>
-  EAGLE_HD void walk(Team& team, Histogram& histogram, int64_t i) const {
+  EAGLE_HD const float* logits_of(int64_t i) const { return logits + i * width * step; }
+
+  // The walk of request i, over distributions from this source.
+  template <class Team, class Nodes>
+  EAGLE_HD void walk(Team& team, const Nodes& nodes, int64_t i) const {
     const int64_t node = i * width, proposal = i * rows * top_m, to = i * max_accept_length;
     const DraftRow tree{tokens + node, parents + node, draws + node, width};
     const ProposalTable proposals{q_tokens + proposal, q_weights + proposal, rows, top_m};
     const int32_t length =
-        verify_tree(team, histogram, tree, logits + node * step, step, vocabulary, params.row(i), chained, proposals,
-                    uniforms + num_uniforms * to, num_uniforms, max_accept_length, index + to, out + to);
+        verify_tree(team, tree, nodes, params.row(i).top_k == 1, proposals, uniforms + num_uniforms * to, num_uniforms,
+                    max_accept_length, index + to, out + to);
     if (team.rank() == 0) lengths[i] = length;
+  }
+  // In one launch: the distributions of the nodes that are visited.
+  template <class Team>
+  EAGLE_HD void walk_logits(Team& team, Histogram& histogram, int64_t i) const {
+    walk(team, LogitsOfNodes{logits_of(i), step, vocabulary, params.row(i), chained, histogram}, i);
+  }
+  // In two: the statistics of every node, all at the same time, then the walks. No walk reaches padding.
+  template <class Team>
+  EAGLE_HD void describe(Team& team, RowScratch& scratch, int64_t node) const {
+    const int64_t i = node / width;
+    if (node % width > 0 && parents[node] < 0) return;
+    describe_row(team, scratch, LogitsRow<float>(logits + node * step, vocabulary), params.row(i), chained,
+                 statistics[node]);
+  }
+  template <class Team>
+  EAGLE_HD void walk_described(Team& team, int64_t i) const {
+    walk(team, DescribedNodes{statistics + i * width, logits_of(i), step, vocabulary, params.row(i)}, i);
   }
 };
 
@@ -181,8 +204,8 @@ inline void propose(TensorView logp, TensorView index, TensorView temperatures, 
 
 inline void verify_tree(TensorView tokens, TensorView parents, TensorView draws, TensorView logits,
                         TensorView temperatures, TensorView top_ks, TensorView top_ps, TensorView min_ps,
-                        TensorView q_tokens, TensorView q_weights, TensorView uniforms, bool chained, TensorView index,
-                        TensorView lengths, TensorView out) {
+                        TensorView q_tokens, TensorView q_weights, TensorView uniforms, bool chained, TensorView statistics,
+                        TensorView index, TensorView lengths, TensorView out) {
   check(tokens, "tokens", kI64, {kAny, kAny});
   const int64_t b = tokens.size(0), width = tokens.size(1);
   check(parents, "parents", kI32, {b, width});
@@ -199,6 +222,7 @@ inline void verify_tree(TensorView tokens, TensorView parents, TensorView draws,
   const int64_t num_uniforms = uniforms.size(2);  // per node
   check(lengths, "lengths", kI32, {b});
   check(out, "out", kI64, {b, max_accept_length});
+  check(statistics, "statistics", kI64, {b * width, kStatisticsWords});
   if (width < 1) TVM_FFI_THROW(ValueError) << "tokens has 0 nodes per request, wanted at least the root: add node 0";
   if (max_accept_length < 1) {
     TVM_FFI_THROW(ValueError) << "max_accept_length is 0, wanted at least 1: the bonus token needs a place";
@@ -239,6 +263,7 @@ inline void verify_tree(TensorView tokens, TensorView parents, TensorView draws,
                      static_cast<int32_t>(num_uniforms),
                      static_cast<int32_t>(max_accept_length),
                      chained,
+                     ptr<RowStatistics>(statistics),
                      tokens.device()});
 }
 

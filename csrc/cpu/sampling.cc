@@ -14,14 +14,15 @@ void run(const UniformsCall& call) {
 }
 
 void run(const ProposeCall& call) {
-  for (int64_t i = 0; i < call.rows; ++i) call.row(i);
+  ProposeScratch scratch;
+  for (int64_t i = 0; i < call.rows; ++i) call.row(SerialTeam{}, scratch, i);
 }
 
 void run(const VerifyTreeCall& call) {
   parallel_for(call.b, call.b * call.max_accept_length * call.vocabulary > kMinParallelLogits, [&](int64_t i) {
     SerialTeam team;
     Histogram histogram;
-    call.walk(team, histogram, i);
+    call.walk_logits(team, histogram, i);
   });
 }
 

@@ -43,6 +43,11 @@ class BlockTeam {
   __device__ uint64_t add(uint64_t* p, uint64_t x) const {
     return atomicAdd(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(x));
   }
+  template <class T>
+  __device__ void add_all(T* p, T x) const {  // one addition per warp
+    for (unsigned d = kWarp / 2; d > 0; d /= 2) x += __shfl_xor_sync(kAll, x, d);
+    if (lane() == 0) add(p, x);
+  }
 
  private:
   static constexpr unsigned kWarp = 32, kAll = 0xffffffff;

@@ -1,4 +1,4 @@
-// One block per lane and tile of its slot table; a block whose tile begins behind what the round reads has nothing to
+// One block per lane and tile of its slot table; a block whose tile begins after what the round reads has nothing to
 // do. Values are not checked on the host, which would have to wait for the device: a request with a wrong row becomes a
 // padding lane.
 #include <bindings/round_start.h>

@@ -6,40 +6,49 @@
 namespace eagle {
 namespace {
 
-constexpr unsigned kWalkThreads = 1024;  // a walk reads a few rows of the vocabulary's size
-constexpr unsigned kRowThreads = 32;     // one thread per row or number; small blocks spread over the GPU
+constexpr unsigned kStatisticsThreads = 1024;  // a row of logits is long: many loads must be in flight
+constexpr unsigned kWalkThreads = 256;         // a walk reads one segment of a row per drawn token
+constexpr unsigned kNumberThreads = 32;        // one thread per number; small blocks spread over the GPU
 
-__global__ void __launch_bounds__(kRowThreads) uniforms_kernel(UniformsCall call) {
+__global__ void __launch_bounds__(kNumberThreads) uniforms_kernel(UniformsCall call) {
   const int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (at < call.b * call.n) call.fill(at);
 }
 
-__global__ void __launch_bounds__(kRowThreads) propose_kernel(ProposeCall call) {
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i < call.rows) call.row(i);
-}
-
-__global__ void __launch_bounds__(kWalkThreads) verify_kernel(VerifyTreeCall call) {
+__global__ void __launch_bounds__(kMaxTopM) propose_kernel(ProposeCall call) {
   __shared__ BlockTeam::Exchange exchange;
-  __shared__ Histogram histogram;
-  const BlockTeam team(exchange);
-  call.walk(team, histogram, blockIdx.x);
+  __shared__ ProposeScratch scratch;
+  call.row(BlockTeam(exchange), scratch, blockIdx.x);
 }
 
-dim3 blocks_of(int64_t rows) { return dim3(static_cast<unsigned>((rows + kRowThreads - 1) / kRowThreads)); }
+__global__ void __launch_bounds__(kStatisticsThreads) statistics_kernel(VerifyTreeCall call) {
+  __shared__ BlockTeam::Exchange exchange;
+  __shared__ RowScratch scratch;
+  const BlockTeam team(exchange);
+  call.describe(team, scratch, blockIdx.x);
+}
+
+__global__ void __launch_bounds__(kWalkThreads) walk_kernel(VerifyTreeCall call) {
+  __shared__ BlockTeam::Exchange exchange;
+  const BlockTeam team(exchange);
+  call.walk_described(team, blockIdx.x);
+}
 
 }  // namespace
 
 void run(const UniformsCall& call) {
-  launch("uniforms", uniforms_kernel, blocks_of(call.b * call.n), kRowThreads, call.device, call);
+  const dim3 grid(static_cast<unsigned>((call.b * call.n + kNumberThreads - 1) / kNumberThreads));
+  launch("uniforms", uniforms_kernel, grid, kNumberThreads, call.device, call);
 }
 
 void run(const ProposeCall& call) {
-  launch("propose", propose_kernel, blocks_of(call.rows), kRowThreads, call.device, call);
+  launch("propose", propose_kernel, dim3(static_cast<unsigned>(call.rows)), kMaxTopM, call.device, call);
 }
 
 void run(const VerifyTreeCall& call) {
-  launch("verify_tree", verify_kernel, dim3(static_cast<unsigned>(call.b)), kWalkThreads, call.device, call);
+  const dim3 nodes(static_cast<unsigned>(call.b * call.width)), requests(static_cast<unsigned>(call.b));
+  launch("verify_tree (statistics)", statistics_kernel, nodes, kStatisticsThreads, call.device, call);
+  launch("verify_tree (walk)", walk_kernel, requests, kWalkThreads, call.device, call);
 }
 
 }  // namespace eagle

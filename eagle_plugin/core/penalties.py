@@ -61,4 +61,4 @@ def count_tokens(counts: Tensor, rows: Tensor, tokens: Tensor, lengths: Tensor) 
     counts [P, V] int32, rows [b] int64, tokens [b, E] int64 and lengths [b] int32 as in `Accepted`. Rows may repeat.
     """
     yielded = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
-    counts.index_put_((rows[:, None], tokens), yielded.int(), accumulate=True)
+    counts.index_put_((rows[:, None], tokens.where(yielded, 0)), yielded.int(), accumulate=True)

@@ -17,7 +17,7 @@ class RoundStart(NamedTuple):
     requests: Tensor  # [B] int64: row of the engine's request table
     keys: Tensor  # [B] int64: of the requests' random numbers
     slots: Tensor  # [B, U] int64: cache slots of the positions L .. L + U - 1
-    table: Tensor  # [B, C] int32: cache slots of the positions 0 .. L + U - 1; what is behind them has no meaning
+    table: Tensor  # [B, C] int32: cache slots of the positions 0 .. L + U - 1; what is after them has no meaning
     sampling: SamplingParams  # of B requests
 
     @classmethod
@@ -41,11 +41,11 @@ def start_round(
     """Fill the buffers for b <= B requests; the lanes b .. B - 1 are padding.
 
     lengths [b] int64: L; rows [b] int64: rows of req_to_token [P, C'] int32, where C' may differ from C, and of keys
-    [P] int64; sampling of b requests. A position at C' or behind it has slot 0, the engine's padding slot.
+    [P] int64; sampling of b requests. A position at C' or after it has slot 0, the engine's padding slot.
 
     A padding lane has L = 1, row 0, key 0, slots 0, zeros in its table up to position U, and greedy sampling.
     """
-    b, (lanes, reach) = len(lengths), out.slots.shape
+    b, reach = len(lengths), out.slots.shape[1]
     context, width = req_to_token.shape[1], out.table.shape[1]
     greedy = SamplingParams(1, 1, 1, 0)  # type: ignore[arg-type]
     out.prefix_lens[:b], out.prefix_lens[b:] = lengths, 1

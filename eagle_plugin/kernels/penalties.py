@@ -1,4 +1,4 @@
-"""Penalties at every node of a tree and the counts behind them: C++ on the CPU, CUDA on a GPU, torch elsewhere.
+"""Penalties at every node of a tree and the counts that they need: C++ on the CPU, CUDA on a GPU, torch elsewhere.
 
 The functions have the names, shapes and results of `core.penalties`, bit for bit. TypeError and ValueError name a wrong
 input. Values are checked on the CPU only: on CUDA that would wait for the device, and a wrong row, token or length

@@ -56,6 +56,5 @@ def test_no_kernel_spills(library: Path) -> None:
     assert len(kernels) >= len(ARCHS) * len(KERNELS)
     for name, registers, stack in kernels:
         assert int(registers) <= 64, name  # 1024 threads per block
-        # propose holds 128 doubles, verify_tree the shares that the refusals of a node have taken
-        bound = 1200 if "propose_kernel" in name else 128 if "13verify_kernel" in name else 16
+        bound = 128 if "walk_kernel" in name else 16  # a walk holds the shares that the refusals of a node have taken
         assert int(stack) <= bound, name

@@ -16,7 +16,7 @@ from cuda_emulation import CSRC, build_driver, build_emulated
 from kernel_cases import random_parents
 
 from eagle_plugin.core.tree import new_table
-from eagle_plugin.kernels import kv, loader, tree
+from eagle_plugin.kernels import kv, loader, sampling, tree
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 
@@ -220,4 +220,5 @@ def sampling_calls(seed: int) -> Iterator[tuple[str, tuple[object, ...], list[to
     ]
     pairs = flat_uniforms[:, : 2 * max_accept_length].reshape(b, max_accept_length, 2).contiguous()
     chained = seed % 2 == 1
-    yield "verify_tree", (tokens, parents, draws, target, *params, *proposals, pairs, chained), accepted
+    statistics = torch.empty(b * width, sampling.STATISTICS_SIZE, dtype=torch.int64)
+    yield "verify_tree", (tokens, parents, draws, target, *params, *proposals, pairs, chained, statistics), accepted

@@ -101,12 +101,13 @@ def register() -> None:
     sampling.verify_tree = lambda *arguments, filters: FAULTS[switch.read_text()](*arguments)  # "joint" is the default
 
 
-def install(folder: Path) -> dict[str, str]:
-    """Write the entry point into `folder`, with no fault chosen; returns the environment of the server."""
-    info = folder / "broken_verifier-0.dist-info"
+def install(folder: Path, module: str = "broken_verifier") -> dict[str, str]:
+    """Write the entry point of a module of this folder, this one for example, into `folder`, with no fault chosen;
+    returns the environment of the server."""
+    info = folder / f"{module}-0.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-verifier\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nbroken = broken_verifier:register\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\nbroken = {module}:register\n")
     choose(folder, "none")
     paths = [str(folder), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     return {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "EAGLE_TEST_FAULT": str(folder / "fault")}

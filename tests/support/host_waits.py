@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import broken_verifier
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -150,9 +151,4 @@ def plant(worker: Any) -> None:
 
 def install(folder: Path) -> dict[str, str]:
     """Write the entry point into `folder`; returns the environment of the server."""
-    info = folder / "host_waits-0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: host-waits\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nwaits = host_waits:register\n")
-    paths = [str(folder), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    return {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "EAGLE_TEST_WAITS": str(folder / "waits.json")}
+    return broken_verifier.install(folder, "host_waits") | {"EAGLE_TEST_WAITS": str(folder / "waits.json")}

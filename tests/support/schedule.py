@@ -37,6 +37,7 @@ SECONDS = {
     "test_optimize.py": 93,
     "engines/sglang/test_perfect_head.py": 92,
     "kernels/test_cuda_emulation.py": 91,
+    "engines/sglang/test_tensor_parallel.py": 85,
     "test_group[logprobs]": 83,
     "test_group[scheduling]": 72,
     "core/test_rule.py": 70,

@@ -1,5 +1,6 @@
 // The walk over the draft tree of one request at any temperature. The specification is core/verify.py verify_tree.
 #pragma once
+#include "draw.h"
 #include "target_distribution.h"
 
 namespace eagle {
@@ -53,21 +54,32 @@ EAGLE_HD int32_t test_sampled(Team& team, const TargetDistribution& target, cons
   return tree.width;
 }
 
-// logits [width, vocabulary], rows `step` elements apart; uniforms [max_accept_length, num_uniforms];
-// index[max_accept_length] and out[max_accept_length] are filled to their end. Returns the accept length. Parents are
-// compared and never followed, so no value in the tree can lead the walk out of bounds. A child whose draw names no
-// proposal row is never accepted.
-template <class Team>
-EAGLE_HD int32_t verify_tree(Team& team, Histogram& histogram, const DraftRow& tree, const float* logits, int64_t step,
-                             int32_t vocabulary, const SamplingRow& params, bool chained,
+struct LogitsOfNodes {  // a source of target distributions, computed for the nodes that the walk visits
+  const float* logits;  // [width, vocabulary], rows `step` elements apart
+  int64_t step;
+  int32_t vocabulary;
+  SamplingRow params;
+  bool chained;
+  Histogram& histogram;
+
+  template <class Team>
+  EAGLE_HD int32_t find(Team& team, int32_t node, TargetDistribution& target) const {
+    return find_target_distribution(team, histogram, logits + node * step, vocabulary, params, chained, target);
+  }
+};
+
+// nodes.find(team, node, target) returns the most likely token after a node, and unless `greedy` the distribution;
+// uniforms [max_accept_length, num_uniforms]; index[max_accept_length] and out[max_accept_length] are filled to their
+// end. Returns the accept length. Parents are compared and never followed, so no value in the tree can lead the walk
+// out of bounds. A child whose draw names no proposal row is never accepted.
+template <class Team, class Nodes>
+EAGLE_HD int32_t verify_tree(Team& team, const DraftRow& tree, const Nodes& nodes, bool greedy,
                              const ProposalTable& proposals, const double* uniforms, int32_t num_uniforms,
                              int32_t max_accept_length, int32_t* index, int64_t* out) {
-  const bool greedy = params.top_k == 1;
   int32_t current = 0, length = 0;
   for (;;) {
     TargetDistribution target;
-    int32_t token =
-        find_target_distribution(team, histogram, logits + current * step, vocabulary, params, chained, target);
+    int32_t token = nodes.find(team, current, target);
     const bool inner = length + 1 < max_accept_length;
     int32_t child = tree.width;
     if (!greedy) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import time
@@ -44,7 +45,7 @@ def capture_rounds(decode_round: DecodeRound, caps: Shape, device: str, most: in
         return
     begin, free = time.perf_counter(), _free_bytes(device)
     if device == "cuda":
-        with graph_capture(), model_capture_mode():
+        with graph_capture(), model_capture_mode(), _frozen_garbage():
             decode_round.capture(CudaCapturer(), caps, sizes, _around)
     else:
         decode_round.capture(EmulatedCapturer(), caps, sizes, _around)
@@ -57,6 +58,17 @@ def capture_rounds(decode_round: DecodeRound, caps: Shape, device: str, most: in
         time.perf_counter() - begin,
         (free - _free_bytes(device)) / 2**30,
     )
+
+
+@contextmanager
+def _frozen_garbage() -> Iterator[None]:
+    """Every capture collects garbage: over the objects of its own time only, and not over those of the whole server."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextmanager

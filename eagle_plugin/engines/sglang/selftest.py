@@ -167,7 +167,7 @@ def _decide(key: Mapping[str, Any], test: Callable[[], list[str]]) -> list[str]:
         record.write(key, reasons, seconds)
     except WriteError as error:
         logger.warning("eagle-plugin: the result of the self-test is not kept, every start will repeat it: %s", error)
-    if not reasons:
+    if not reasons and _is_first():
         logger.info("eagle-plugin: the self-test of the %s passed in %.1f s", key["part"], seconds)
     return _told(reasons)
 
@@ -200,6 +200,13 @@ def _gather(value: Any) -> list[Any]:
     everyones = [None] * group.world_size
     torch.distributed.all_gather_object(everyones, value, group=group.cpu_group)
     return everyones
+
+
+def _is_first() -> bool:
+    """Whether this is rank 0, which speaks for all."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return get_parallel().tp_rank == 0  # type: ignore[no-any-return]
 
 
 def _tree_flags() -> tuple[int, int, int]:

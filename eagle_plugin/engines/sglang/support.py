@@ -47,9 +47,17 @@ def has_own_draft_class(architecture: str) -> bool:
 # Flags: the values that we serve, and why the engine's own worker serves another one.
 _FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("device", ("cpu", "cuda"), "only CPUs and NVIDIA GPUs are served"),
-    ("tp_size", (1,), "tensor parallelism is not served yet"),
+    ("tp_size", tuple(range(1, 9)), "at most 8 ranks are served"),
+    ("nnodes", (1,), "ranks on several machines are not served yet"),
     ("pp_size", (1,), "pipeline parallelism is not served yet"),
     ("attn_dp_size", (1, None), "data-parallel attention is not served yet"),
+    ("attn_cp_size", (1, None), "context parallelism is not served yet"),
+    ("dcp_size", (1, None), "context parallelism is not served yet"),
+    ("ep_size", (1, None), "expert parallelism is not served yet"),
+    ("moe_a2a_backend", ("none", None), "expert parallelism is not served yet"),
+    ("moe_dense_tp_size", (None,), "it gives the ranks different rows of a batch"),
+    ("enable_attn_tp_input_scattered", (False, None), "it gives the ranks different rows of a batch"),
+    ("enable_layernorm_sp", (False, None), "it gives the ranks different rows of a batch"),
     ("disaggregation_mode", ("null", None), "prefill/decode disaggregation is not served yet"),
     ("enable_hierarchical_cache", (False, None), "the hierarchical cache is not served yet"),
     ("enable_mixed_chunk", (False, None), "mixed chunked prefill is not served yet"),
@@ -69,6 +77,14 @@ _FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("speculative_accept_threshold_acc", (1.0, None), "it changes the output's distribution"),
     ("speculative_token_map", (None,), "EAGLE-2 token maps are not served yet"),
     ("speculative_draft_window_size", (None,), "a draft window is not served yet"),
+    ("enable_return_routed_experts", (False, None), "it is part of the engine's own forward"),
+    ("enable_return_indexer_topk", (False, None), "it is part of the engine's own forward"),
+    ("enable_eplb", (False, None), "it is part of the engine's own forward"),
+    ("expert_distribution_recorder_mode", (None,), "it is part of the engine's own forward"),
+    ("kv_canary", ("none", None), "it is part of the engine's own forward"),
+    ("enable_unified_memory", (False, None), "only caches of a fixed layout are served"),
+    ("enable_hisparse", (False, None), "sparse attention is not served yet"),
+    ("dwdp_size", (1, None), "distributed weights are not served yet"),
     ("enable_watermark", (False, None), "watermarking is not served yet"),
     ("enable_deterministic_inference", (False, None), "batch-invariant attention is not served yet"),
 )
@@ -148,10 +164,10 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
         }
         from eagle_plugin.engines.sglang import selftest
 
-        runner = target_worker.model_runner
+        runner, log = target_worker.model_runner, rank_logger()
         reasons = unsupported_reasons(server_args, runner) or selftest.failed_kernels(runner)
         if reasons:
-            logger.warning(engine_serves(algorithm, "SGLang", reasons))
+            log.warning(engine_serves(algorithm, "SGLang", reasons))
             return engine_worker(**arguments)
         from eagle_plugin.engines.sglang import metrics
         from eagle_plugin.engines.sglang.worker import TreeWorker
@@ -161,16 +177,27 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
         def announce(reasons: list[str]) -> None:
             """Say who serves, once that is decided: after the last part of the self-test."""
             if reasons:
-                logger.warning(engine_serves(algorithm, "SGLang", reasons))
+                log.warning(engine_serves(algorithm, "SGLang", reasons))
                 return
             head = server_args.speculative_draft_model_path
-            metrics.count_rounds(worker.shape, RejectionWatch(server_args.model_path, head, logger))
-            logger.info(plugin_serves(algorithm, worker.shape, loader.backend(worker.device)))
+            metrics.count_rounds(worker.shape, RejectionWatch(server_args.model_path, head, log))
+            log.info(plugin_serves(algorithm, worker.shape, loader.backend(worker.device)))
 
         worker.announce = announce
         return worker
 
     return create
+
+
+def rank_logger() -> logging.Logger:
+    """Our logger in rank 0 of tensor parallelism, a silent one in the others: all would say the same."""
+    from sglang.srt.runtime_context import get_parallel
+
+    if get_parallel().tp_rank == 0:
+        return logger
+    other = logger.getChild("other_ranks")
+    other.disabled = True
+    return other
 
 
 def unsupported_reasons(server_args: Any, target_runner: Any) -> list[str]:
@@ -185,5 +212,8 @@ def unsupported_reasons(server_args: Any, target_runner: Any) -> list[str]:
     reasons += unsupported_cache(target_runner)
     reasons += unsupported_models(target_runner, draft_config.hf_config.architectures[0])
     if not reasons and target_runner.device == "cuda":
-        reasons += unsupported_gpu(Gpu.current(), [target_runner.model_config.head_dim, draft_config.head_dim])
+        from eagle_plugin.engines.sglang.selftest import agree
+
+        head_dims = [target_runner.model_config.head_dim, draft_config.head_dim]
+        reasons += agree(unsupported_gpu(Gpu.current(), head_dims))  # of all ranks
     return reasons

@@ -20,7 +20,7 @@ from eagle_plugin.engines.sglang.attention import TreeAttention
 from eagle_plugin.engines.sglang.batch import RoundBatch
 from eagle_plugin.engines.sglang.forward import TreeForward
 from eagle_plugin.engines.sglang.logits import transform_logits
-from eagle_plugin.engines.sglang.penalties import NodePenalties, penalised
+from eagle_plugin.engines.sglang.penalties import NodePenalties
 from eagle_plugin.kernels.tree import sibling_links
 
 
@@ -112,10 +112,7 @@ class TreeVerifier:
                 barrier=grammar_barrier,
             )
         transform_logits(batch, schedule_batch, drafts.tree, logits, self.penalties, grammar_mask)
-        accepted = self.walk(batch, drafts, logits)
-        if penalised(schedule_batch):
-            self.penalties.count(batch, accepted)
-        return accepted
+        return self.walk(batch, drafts, logits)
 
     def commit(self, batch: RoundBatch, accepted: Accepted, features: Tensor) -> Tensor:
         """Move the keys and values of the accepted paths; the features [B * E, H] of their nodes."""

@@ -13,7 +13,7 @@ import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
-from sglang.srt.runtime_context import get_device, get_schedule, get_spec
+from sglang.srt.runtime_context import get_device, get_parallel, get_schedule, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
@@ -30,6 +30,7 @@ from eagle_plugin.engines.sglang.capture import capture_rounds
 from eagle_plugin.engines.sglang.decode_round import DecodeRound, Extended
 from eagle_plugin.engines.sglang.drafter import DraftState, TreeDrafter
 from eagle_plugin.engines.sglang.logits import needs_plain_round, transforms_of
+from eagle_plugin.engines.sglang.ranks import RankAgreement
 from eagle_plugin.engines.sglang.sampling import SeededSampler, request_seeds
 from eagle_plugin.engines.sglang.selftest import check_rounds
 from eagle_plugin.engines.sglang.verifier import TreeVerifier, grammar_tree, log_probabilities
@@ -90,6 +91,7 @@ class TreeWorker(EAGLEWorkerV2):
         table = pool.req_to_token
         self._keys = KeyTable(len(table), self.device, target.random_seed)  # the seed of all ranks
         self._verifier = TreeVerifier(target, attention, len(table), self.token_to_kv_pool_allocator)
+        self._ranks = RankAgreement(get_parallel().tp_group, pool.size, self.shape.max_accept_length, self.device)
         self._reader = BatchReader(self.shape, pool.size, table, self._keys)
         self._round = DecodeRound(drafter, self._verifier, self._reader)
         # The target's decode rounds are captured by us: the engine would capture its own attention, without trees.
@@ -124,6 +126,9 @@ class TreeWorker(EAGLEWorkerV2):
             accepted = self._verifier.walk_with_transforms(inputs, batch, real, logits, tree, grammar_barrier)
         else:
             accepted = self._round.walk(inputs, drafts, output)
+        accepted = self._ranks.agree(accepted)
+        if "penalties" in transforms:
+            self._verifier.penalties.count(inputs, accepted)
         kept = Accepted(*(values[:b] for values in accepted))
         new_lens = inputs.prefix_lens[:b] + kept.lengths
         if on_publish is not None:

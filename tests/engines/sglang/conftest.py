@@ -24,6 +24,13 @@ def bigram_eagle3(checkpoints: Path, bigram_target: Path) -> Path:
     return bigram_models.bigram_eagle3_head(checkpoints / "bigram-eagle3", bigram_target)
 
 
+@pytest.fixture(scope="package")
+def plain(tmp_path_factory: pytest.TempPathFactory, bigram_target: Path) -> Iterator[Server]:
+    """Plain decoding of a target that is worth sampling from."""
+    with serving([tiny_spec(bigram_target, **SETTINGS)], tmp_path_factory.mktemp("plain")) as (server,):
+        yield server
+
+
 @pytest.fixture(
     scope="package",
     params=[
@@ -32,23 +39,13 @@ def bigram_eagle3(checkpoints: Path, bigram_target: Path) -> Path:
         pytest.param(GRAPHS, id="graphs"),
     ],
 )
-def bigram_servers(
+def plugin(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, bigram_target: Path, bigram_eagle3: Path
-) -> Iterator[list[Server]]:
-    """Plain decoding, and the plugin with trees of 16 nodes, on a target that is worth sampling from."""
-    measured = SETTINGS | {"extra_flags": (*SETTINGS["extra_flags"], "--enable-metrics"), "environment": request.param}
-    specs = [tiny_spec(bigram_target, **SETTINGS), tiny_spec(bigram_target, bigram_eagle3, SHAPE, **measured)]
-    with serving(specs, tmp_path_factory.mktemp("bigram")) as running:
-        before = httpx.get(f"{running[1].url}/metrics", trust_env=False).text
+) -> Iterator[Server]:
+    """The same target with the plugin's trees of 16 nodes, in each of the ways in which rounds run."""
+    settings = SETTINGS | {"extra_flags": (*SETTINGS["extra_flags"], "--enable-metrics"), "environment": request.param}
+    spec = tiny_spec(bigram_target, bigram_eagle3, SHAPE, **settings)
+    with serving([spec], tmp_path_factory.mktemp("plugin")) as (server,):
+        before = httpx.get(f"{server.url}/metrics", trust_env=False).text
         assert "sglang:" in before and "eagle_plugin:" not in before  # ours come with the first round
-        yield running
-
-
-@pytest.fixture(scope="package")
-def plain(bigram_servers: list[Server]) -> Server:
-    return bigram_servers[0]
-
-
-@pytest.fixture(scope="package")
-def plugin(bigram_servers: list[Server]) -> Server:
-    return bigram_servers[1]
+        yield server

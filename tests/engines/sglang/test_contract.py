@@ -14,8 +14,10 @@ from engine_signatures import assigned, assignments, calls, fields, holds, in_or
 
 pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang environment is not installed")
 
+from sglang.srt.arg_groups.fields.parallel import Parallel
+from sglang.srt.distributed.parallel_state import GroupCoordinator
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
-from sglang.srt.layers.logits_processor import LogitsMetadata
+from sglang.srt.layers.logits_processor import LogitsMetadata, LogitsProcessor
 from sglang.srt.layers.sampler import Sampler, apply_custom_logit_processor
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.tp_worker import TpModelWorker
@@ -124,6 +126,21 @@ def test_all_ranks_draw_keys_from_one_seed():
     """Our keys come from TpModelWorker.random_seed, which the engine makes equal on all ranks."""
     seeds = assignments(TpModelWorker.__init__, "self.random_seed")
     assert any(seed.startswith("broadcast_pyobj([get_device().random_seed]") for seed in seeds)
+
+
+def test_ranks_agree_over_the_engines_group():
+    """ranks.py: one group of all ranks, whose broadcast writes the given tensor; NCCL's is used in graphs."""
+    assert parameters(GroupCoordinator.broadcast) == ["self", "input_", "src"]
+    assert "world_size" in vars(GroupCoordinator)["__annotations__"]
+    assert "self.pynccl_comm.broadcast(input_, src=src)" in calls(GroupCoordinator.broadcast, "broadcast")
+    assert holds(Scheduler.init_model_worker, "get_parallel().tp_group") and hasattr(Parallel, "tp_rank")
+
+
+def test_every_rank_has_the_logits_of_the_whole_vocabulary():
+    """They are gathered, unless a worker (DFLASH's is the only one) asks to do it itself."""
+    gathers = assignments(LogitsProcessor.__init__, "self.do_tensor_parallel_all_gather")
+    assert "not skip_all_gather and get_parallel().tp_size > 1" in gathers
+    assert assignments(LogitsProcessor, "self.defer_verify_gather") == ["False"]
 
 
 def test_the_prefill_lists_as_many_tokens_as_the_drafter_asks_for():

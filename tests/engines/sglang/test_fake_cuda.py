@@ -16,6 +16,7 @@ pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from eagle_plugin.core.shape import MAX_WIDTH, PLAIN, Shape
+from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.graphs import Graph
 from eagle_plugin.engines.rng import KeyTable
 from eagle_plugin.engines.round import HeadState, TopM
@@ -29,6 +30,7 @@ from eagle_plugin.engines.sglang.drafter import (
     TreeExtendInput,
     chain_ancestors,
 )
+from eagle_plugin.engines.sglang.ranks import RankAgreement
 from eagle_plugin.engines.sglang.sampling import draw_tokens, sampling_params
 from eagle_plugin.engines.sglang.verifier import TreeVerifier, log_probabilities
 
@@ -180,6 +182,23 @@ def test_a_round(library: FakeLibrary, decode_round: DecodeRound, shape: Shape, 
         assert library.launched[-4:] == ["uniforms", "verify_tree", "compact_kv", "topk_log_softmax"]
 
 
+def test_the_ranks_agree(library: FakeLibrary) -> None:
+    """Two ranks, whose broadcast takes one int32 tensor on the device."""
+
+    def broadcast(tensor: torch.Tensor, src: int) -> None:
+        assert tensor.dtype is torch.int32 and src == 0
+        library.get_function("broadcast")(tensor)
+
+    longest = SHAPE.max_accept_length
+    tokens = torch.zeros(B, longest, dtype=torch.int64, device=CUDA)
+    given = Accepted(tokens.int(), tokens[:, 0].int(), tokens)
+    group = SimpleNamespace(world_size=2, broadcast=broadcast)
+    agreed = RankAgreement(group, B, longest, CUDA).agree(given)
+    assert all_on_cuda(agreed) and library.launched == ["broadcast"]
+    for ours, theirs in zip(agreed, given, strict=True):
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype) and ours.is_contiguous()
+
+
 @pytest.mark.parametrize(
     "parameters", [{"frequency_penalty": 0.5}, {"repetition_penalty": 1.2}, {"min_new_tokens": 9}], ids=str
 )
@@ -197,6 +216,7 @@ def test_penalties(library: FakeLibrary, decode_round: DecodeRound, parameters: 
     for request in schedule.reqs:
         request.output_ids = []  # the host knows nothing of it
     accepted = verifier.walk_with_transforms(batch, schedule, drafts, logits, None, None)
+    verifier.penalties.count(batch, accepted)
     assert all_on_cuda(*accepted)
     assert library.launched == ["penalize_nodes", "uniforms", "verify_tree", "count_tokens"]
 

@@ -20,13 +20,13 @@ pytest.importorskip("sglang")
 pytestmark = pytest.mark.server
 
 PROMPTS = ["tree root leaf", "the quick brown fox", "a", "one two three"]
-SAMPLED = {"temperature": 1.0, "top_p": 0.9, "top_k": 50, "min_p": 0.01}
+FILTERED = {"temperature": 1.0, "top_p": 0.9, "top_k": 50, "min_p": 0.01}
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0},
-    SAMPLED,
-    SAMPLED | {"sampling_seed": 3},
+    FILTERED,
+    FILTERED | {"sampling_seed": 3},
     {"temperature": 0, "frequency_penalty": 0.5, "presence_penalty": 0.2, "repetition_penalty": 1.2},
-    SAMPLED | {"frequency_penalty": 0.5, "min_new_tokens": 20},
+    FILTERED | {"frequency_penalty": 0.5, "min_new_tokens": 20},
     {"temperature": 0, "logit_bias": {"70": 4.0}},
     {"temperature": 0, "regex": "[a-z]{3}( [a-z]{2}){9}", "ignore_eos": False},
 ]

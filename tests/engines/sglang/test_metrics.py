@@ -13,12 +13,11 @@ from sampling_requests import SHAPE
 from serving import accept_length, generate_all
 
 pytest.importorskip("sglang")
-from sglang.srt.managers.utils import GenerationBatchResult
-
 from eagle_plugin.bench.servers import Server
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.metrics import REJECTED_ROUNDS, RejectionWatch, forget
 from eagle_plugin.engines.sglang.metrics import RoundCounter
+from eagle_plugin.engines.sglang.worker import RoundResult
 
 STEPS, _, NODES = SHAPE  # of the server `plugin`
 PROMPTS = ["tree root leaf", "the quick brown fox", "a", "one two three", "x = y", "hello"]
@@ -78,7 +77,7 @@ def read_round(
         current_scheduler_metrics_enabled=metrics,
         metrics_collector=SimpleNamespace(labels={"model_name": "m", "rank": 0}),
     )
-    result = GenerationBatchResult(speculative_num_draft_tokens=nodes)
+    result = RoundResult(speculative_num_draft_tokens=nodes)
     processor, batch = SimpleNamespace(metrics_reporter=reporter), SimpleNamespace(reqs=requests)
     assert counter(original, processor, result, batch) == "tokens"
 

@@ -31,14 +31,31 @@ SERVED = {
 
 def test_the_usual_flags_are_served():
     assert support.unsupported_flags(SimpleNamespace(**SERVED)) == []
+    assert support.unsupported_flags(SimpleNamespace(**(SERVED | {"tp_size": 8}))) == []
+
+
+def test_every_flag_is_one_of_the_engines():
+    from sglang.srt.arg_groups.model_override_base import resolved_view
+    from sglang.srt.server_args import ServerArgs
+
+    arguments = resolved_view(ServerArgs(model_path="unread"))
+    # A value that the engine resolves later (the device, the shape) is not known yet; the names are.
+    assert all(hasattr(arguments, name) for name, _, _ in support._FLAGS)
 
 
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
         ("device", "cuda"),
-        ("tp_size", 2),
+        ("tp_size", 16),
+        ("nnodes", 2),
         ("attn_dp_size", 2),
+        ("attn_cp_size", 2),
+        ("dcp_size", 2),
+        ("ep_size", 2),
+        ("moe_a2a_backend", "deepep"),
+        ("moe_dense_tp_size", 1),
+        ("enable_layernorm_sp", True),
         ("enable_lora", True),
         ("lora_paths", ["adapter"]),
         ("kv_cache_dtype", "fp8_e4m3"),

@@ -4,6 +4,7 @@ a skewed mask; what a GPU or a cache must have; records, ranks and who serves in
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,9 @@ from torch import Tensor
 
 pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang environment is not installed")
 
+import skewed_mask
 import toy_engine
+from serving import generate_all, responses, serving, tiny_spec
 from toy_engine import COLUMNS, DRAFT_V, ROWS, SHAPE, Drafter, V, Verifier
 
 from eagle_plugin.core.shape import PLAIN, Shape
@@ -367,3 +370,25 @@ def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EAGLE_SELFTEST")
     monkeypatch.setenv("EAGLE_GRAPHS", "emulate")
     assert selftest.is_wanted("cpu")
+
+
+@pytest.mark.server
+def test_after_a_failed_round_the_engines_own_worker_serves(tiny_target, tiny_eagle3, tmp_path):
+    """With the objects, weights and pools that ours had: the log names what differed, and text is plain decoding's."""
+    fault = skewed_mask.install(tmp_path / "plugin")
+    specs = [
+        tiny_spec(tiny_target),
+        tiny_spec(tiny_target, tiny_eagle3, mode="builtin", environment={"EAGLE_PLUGIN": "1", **fault}),
+    ]
+    with serving(specs, tmp_path) as (plain, server):
+        prompts = ["the quick brown fox", "one two three", "x = y", "a"]
+        expected, found = (generate_all(one, prompts, 24, at_once=4) for one in (plain, server))
+        assert responses(found) == responses(expected)
+        assert all(answer["meta_info"]["spec_verify_ct"] > 0 for answer in found)
+        lines = [line for line in server.log_text().splitlines() if "eagle-plugin" in line]
+    (line,) = [line for line in lines if "is served by SGLang's own worker" in line]
+    assert "the self-test failed: a tree in one forward of the target: the logits of " in line
+    assert not [line for line in lines if "served by the plugin" in line]
+    assert any("the self-test of the kernels passed in" in line for line in lines)
+    kept = [json.loads(path.read_text()) for path in sorted((tmp_path / "plugin/cache/selftest").iterdir())]
+    assert [(record["key"]["part"], not record["reasons"]) for record in kept] == [("kernels", True), ("round", False)]
