@@ -104,7 +104,7 @@ def _store_kv(trial: Trial) -> None:
     slots = trial.permutation(2 * rows)[:rows].contiguous()
     fused = trial.randn(rows, 2 * model.kv_heads, model.head_dim, dtype=trial.dtype)  # rows of one projection
     new = [fused[:, : model.kv_heads], fused[:, model.kv_heads :]]
-    kv.store_kv(*caches, slots, *new)
+    kv.store_kv(caches[0], caches[1], slots, new[0], new[1])
     for name, found, right, values in zip(("keys", "values"), caches, wanted, new, strict=True):
         right[slots] = values
         trial.close(name, found, right, 0.0, 1e-30)

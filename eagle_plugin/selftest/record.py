@@ -152,7 +152,7 @@ def driver_version() -> str:
     try:
         return _DRIVER.read_text(encoding="utf-8").splitlines()[0].strip()
     except (OSError, IndexError, UnicodeDecodeError):
-        return f"CUDA {torch._C._cuda_getDriverVersion()}"
+        return f"CUDA {torch._C._cuda_getDriverVersion()}"  # type: ignore[attr-defined]
 
 
 @functools.cache

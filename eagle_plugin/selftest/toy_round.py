@@ -120,7 +120,9 @@ class ToyRound:
         self._roots.copy_(trial.randint(0, len(self.target.tables), LANES))
         self._hidden.copy_(trial.randn(*self._hidden.shape))
         after_roots = self.head.tables[(self._roots + self.start.prefix_lens - 1) % len(self.head.tables)]
-        for kept, values in zip((self._logp, self._tokens), after_roots.log_softmax(1).topk(self._logp.shape[1])):
+        for kept, values in zip(
+            (self._logp, self._tokens), after_roots.log_softmax(1).topk(self._logp.shape[1]), strict=True
+        ):
             kept.copy_(values)
 
     def run(self) -> ToyResult:

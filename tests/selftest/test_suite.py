@@ -1,4 +1,4 @@
-"""The self-test finds nothing in healthy kernels, and names every fault that is planted: one per kernel, and in graphs."""
+"""The self-test finds nothing in healthy kernels and names every planted fault: one per kernel, and in graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plugin for the test server: verified trees see the wrong ancestors. The kernels are right; the real round is not."""
+"""A plugin for the test server: verified trees see wrong ancestors. The kernels are right, the real round is not."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def register() -> None:
 
 
 def install(folder: Path) -> dict[str, str]:
-    """Write the entry point into `folder`, and make a cache there, so that the record of the fault stays in it; returns
-    the environment of the server."""
+    """Write the entry point into `folder` and make a cache there, in which the record of the fault stays; returns the
+    environment of the server."""
     info = folder / "skewed_mask-0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: skewed-mask\nVersion: 0\n")

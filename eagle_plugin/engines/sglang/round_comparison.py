@@ -58,8 +58,8 @@ class RoundComparison:
             for name, x, y in zip(tree._fields, tree, tree_, strict=True):
                 self._equal("draft", f"tree.{name}", x[:b], y[:b])
         else:
-            named = [x.tokens[:b] * (width + 1) + x.depths[:b] for x in (tree, tree_)]
-            self._tokens("draft", "tokens of the trees", *named, exact)
+            named, named_ = (x.tokens[:b] * (width + 1) + x.depths[:b] for x in (tree, tree_))
+            self._tokens("draft", "tokens of the trees", named, named_, exact)
         return self._found
 
     def logits_differ(self, pairs: list[tuple[Tensor, Tensor]]) -> list[str]:

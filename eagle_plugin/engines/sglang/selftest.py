@@ -217,7 +217,7 @@ def _tree_flags() -> tuple[int, int, int]:
 
 
 def _device(runner: Any) -> torch.device:
-    return torch.device(runner.device, runner.gpu_id if runner.device == "cuda" else None)
+    return torch.device("cuda", runner.gpu_id) if runner.device == "cuda" else torch.device(runner.device)
 
 
 def _engine() -> str:

@@ -1,5 +1,5 @@
-"""The self-test of the real round finds nothing in a healthy one, and names planted faults: a wrong kernel, a stale graph,
-a skewed mask; what a GPU or a cache must have; records, ranks and who serves in the end."""
+"""The self-test of the real round finds nothing in a healthy one and names planted faults: a wrong kernel, a stale graph,
+a skewed mask. What a GPU and a cache must have, what is kept, how ranks agree, and who serves in the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ import toy_engine
 from serving import generate_all, responses, serving, tiny_spec
 from toy_engine import COLUMNS, DRAFT_V, ROWS, SHAPE, Drafter, V, Verifier
 
-from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.engines import graph_emulator, round
 from eagle_plugin.engines.graph_emulator import EmulatedCapturer
 from eagle_plugin.engines.rng import KeyTable
