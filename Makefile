@@ -24,7 +24,7 @@ COMPAT_NATIVE := $(wildcard compat/sglang-cpu/src/eagle_sglang_cpu/csrc/*.cc)
 CALM := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 ARGS ?=
 
-.PHONY: help env env-vllm wheel demo serve test test-fast test-matrix lint format bench acceptance head head-eval lock clean distclean
+.PHONY: help env env-vllm wheel demo serve test test-fast test-matrix lint format bench acceptance gpu head head-eval lock clean distclean
 
 help: ## this text
 	@echo 'eagle-plugin: EAGLE speculative decoding for stock inference engines'
@@ -33,7 +33,7 @@ help: ## this text
 		printf '  make %-11s %s\n' "$$name" "$$text"; done
 	@echo
 	@echo 'The engine of demo, serve and bench: ENGINE=sglang (the default) or ENGINE=vllm'
-	@echo 'Options for the command behind demo, serve, bench and test go in ARGS:'
+	@echo 'Options for the command behind demo, serve, bench, gpu and test go in ARGS:'
 	@echo "  make demo ARGS='--help'"
 	@echo "  make test ARGS='-k catalog'"
 	@echo 'make test, test-fast and test-matrix run in two processes; in one: WORKERS=0'
@@ -116,6 +116,12 @@ bench: $(ENGINE_ENV) ## find the best tree shape on this machine; see ARGS='--he
 
 acceptance: env ## accept length of the sampling rules with the shipped head, to out/acceptance.json
 	$(CALM) $(BIN)/python benchmarks/acceptance.py --json out/acceptance.json $(ARGS)
+
+# The interpreter of an environment with a CUDA build of torch; .venv-sglang has one for CPUs.
+GPU_PYTHON ?= python3
+
+gpu: ## everything that needs an NVIDIA GPU, to out/gpu/*.json (docs/gpu.md); uses GPU_PYTHON, by default python3
+	@$(GPU_PYTHON) benchmarks/gpu/run.py $(ARGS)
 
 HEAD := smollm2-135m-instruct-eagle3
 RECIPE ?= smollm2-135m-instruct

@@ -25,11 +25,12 @@ struct PenalizeCall {
     const int64_t row = rows[i], node = i * width;
     if (row < 0 || row >= table_rows) return;
     const int32_t begin = tile * kPenaltyTile;
-    penalize_tile(team, scratch,
-                  PenaltyRow{counts + row * vocabulary, frequency[row], presence[row], repetition[row],
-                             stops + row * num_stops, num_stops, min_lens[row]},
-                  NodeRow{tokens + node, ancestors + node, depths + node, width, lengths[i], logits + node * step, step},
-                  begin, vocabulary - begin < kPenaltyTile ? vocabulary : begin + kPenaltyTile);
+    penalize_tile(
+        team, scratch,
+        PenaltyRow{counts + row * vocabulary, frequency[row], presence[row], repetition[row], stops + row * num_stops,
+                   num_stops, min_lens[row]},
+        NodeRow{tokens + node, ancestors + node, depths + node, width, lengths[i], logits + node * step, step}, begin,
+        vocabulary - begin < kPenaltyTile ? vocabulary : begin + kPenaltyTile);
   }
 };
 

@@ -9,7 +9,7 @@ namespace eagle {
 
 class BlockTeam {
  public:
-  static constexpr int kTake = 1;
+  static constexpr int kTake = 1, kGroup = 32;
   struct Exchange {  // shared memory: one word for each warp
     uint64_t words[32];
   };
@@ -44,9 +44,9 @@ class BlockTeam {
     return atomicAdd(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(x));
   }
   template <class T>
-  __device__ void add_all(T* p, T x) const {  // one addition per warp
+  __device__ T group_sum(T x) const {
     for (unsigned d = kWarp / 2; d > 0; d /= 2) x += __shfl_xor_sync(kAll, x, d);
-    if (lane() == 0) add(p, x);
+    return x;
   }
 
  private:

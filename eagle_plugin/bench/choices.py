@@ -40,8 +40,8 @@ def default_engine() -> EngineName:
     return "vllm" if vllm_only else "sglang"
 
 
-def check_engine(name: str) -> None:
-    """ServerError if this environment cannot start that engine on a CPU, with what to install."""
+def check_engine(name: str, device: str = "cpu") -> None:
+    """ServerError if this environment cannot start that engine on that device, with what to install."""
     engine = ENGINES[name]
     if not _is_installed(engine):
         others = [f"--engine {other}" for other in ENGINES if other != name and _is_installed(ENGINES[other])]
@@ -50,7 +50,7 @@ def check_engine(name: str) -> None:
             f"{sys.executable}; {f'use {others[0]}, or ' if others else ''}install eagle-plugin beside the engine"
         )
     for module, advice in engine.cpu_modules.items():
-        if importlib.util.find_spec(module) is None:
+        if device == "cpu" and importlib.util.find_spec(module) is None:
             raise ServerError(f"--engine {name}: the engine needs the module {module} on a CPU, found none; {advice}")
 
 

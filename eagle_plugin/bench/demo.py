@@ -51,6 +51,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--draft-tokens", type=int, help="plugin: nodes that the target verifies, the root included")
     parser.add_argument("--builtin", type=parse_shape, metavar="S/K/N", help="the engine's own steps/topk/tokens")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens per measured answer (default: 128)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the servers (default: cpu)")
     parser.add_argument("--threads", type=int, help="OpenMP threads of every server")
     parser.add_argument("--passes", type=int, default=1, help="how often the question set is asked (default: 1)")
     length = parser.add_mutually_exclusive_group()
@@ -81,7 +82,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def server_specs(options: argparse.Namespace, target: Path, head: Path) -> dict[Mode, ServerSpec]:
     """The three servers that the demo compares."""
-    plain = ServerSpec(target=target, mode="plain", engine=options.engine, threads=options.threads)
+    plain = ServerSpec(
+        target=target, mode="plain", engine=options.engine, device=options.device, threads=options.threads
+    )
     shape = Shape(options.steps, options.topk, options.draft_tokens)
     return {
         "plain": plain,
@@ -92,7 +95,7 @@ def server_specs(options: argparse.Namespace, target: Path, head: Path) -> dict[
 
 def run(options: argparse.Namespace, steps: Steps) -> DemoReport:
     """Prepare the target, measure, compare, and return the report. Raises ServerError, LoadError or ValueError."""
-    check_engine(options.engine)
+    check_engine(options.engine, options.device)
     target = resolve_target(options.target, steps.console)
     specs = server_specs(options, target, resolve_head(options.head, target))
     questions = read_questions(options.prompts or question_files())
@@ -168,6 +171,7 @@ def build_report(
             max_repeats=max_repeats,
             stop_reason=speed.stop_reason,
             prompts_measured=len(series["plain"].responses),
+            device=options.device,
             threads=options.threads,
             algorithm=plugin.algorithm,
             plugin_shape=str(plugin.shape),

@@ -74,6 +74,7 @@ class DemoSettings(Strict):
     stop_reason: str = Field(description="why there were not more repeats")
     prompts_measured: int
     concurrency: Literal[1] = 1
+    device: str = "cpu"
     threads: int
     algorithm: str
     plugin_shape: str = Field(description="steps/topk/draft tokens")

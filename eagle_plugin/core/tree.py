@@ -106,6 +106,16 @@ def new_table(b: int, C: int, device: torch.device | str = "cpu") -> CandidateTa
     )
 
 
+def unwritten_table(b: int, C: int, device: torch.device | str = "cpu") -> CandidateTable:
+    """Return a table of C candidates for each of b requests, all of which are to be written before a selection."""
+    return CandidateTable(
+        torch.empty(b, C, device=device),
+        torch.empty(b, C, dtype=torch.int64, device=device),
+        torch.empty(b, C, dtype=torch.int32, device=device),
+        torch.empty(b, C, dtype=torch.int32, device=device),
+    )
+
+
 def _best(scores: Tensor, n: int) -> Tensor:
     return scores.sort(dim=-1, descending=True, stable=True).indices[:, :n]  # stable: equal scores by ascending index
 

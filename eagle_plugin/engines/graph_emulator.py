@@ -80,6 +80,7 @@ class EmulatedGraph(TorchDispatchMode):
         _spoil(list(self._own.values()))
         for func, args, kwargs, out in self._nodes:
             again = func(*args, **kwargs)
+            _wait(again)
             if out is None:
                 continue
             for old, new in zip(_tensors(out), _tensors(again), strict=True):
@@ -131,6 +132,16 @@ def install() -> None:
 
 def _tensors(*trees: Any) -> list[Tensor]:
     return [x for x in tree_leaves(trees) if isinstance(x, Tensor)]
+
+
+def _wait(result: Any) -> None:
+    """A collective operation of torch.distributed on CPU tensors runs in another thread; its result says when it ended.
+
+    Outside of a capture torch.distributed waits for it, in Python, where no operation is seen.
+    """
+    for work in tree_leaves(result):
+        if isinstance(work, torch.ScriptObject):
+            work.wait()
 
 
 def _is_mask(index: Tensor | None) -> bool:

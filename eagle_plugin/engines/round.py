@@ -20,7 +20,7 @@ from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.rng import verify_uniforms
 from eagle_plugin.kernels.kv import compact_kv
 from eagle_plugin.kernels.sampling import Filters, Proposals, SamplingParams, propose, verify_tree
-from eagle_plugin.kernels.tree import grow_level, new_table, select_tree, topk_log_softmax
+from eagle_plugin.kernels.tree import grow_level, select_tree, topk_log_softmax, unwritten_table
 
 
 class Drafts(NamedTuple):
@@ -208,7 +208,8 @@ class TreeBuilder:
         self._children = shape.topk if uniforms is None else shape.topk + NUM_SAMPLED
         self._b = len(sampling.temperatures)
         rows = 1 + shape.draft_slots  # that propose children
-        self.table: CandidateTable = new_table(self._b, rows * self._children, sampling.temperatures.device)
+        # The levels write every candidate: one row of children each for the root and for every draft slot.
+        self.table: CandidateTable = unwritten_table(self._b, rows * self._children, sampling.temperatures.device)
         self._drawn: list[Proposals] = []
 
     def add_level(self, level: int, top: TopM, previous: Frontier | None) -> Frontier:

@@ -13,11 +13,20 @@ from eagle_plugin.core import links
 from eagle_plugin.core import tree as oracle
 from eagle_plugin.core.policy import MAX_TOP_M
 from eagle_plugin.core.shape import MAX_WIDTH
-from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier, new_table
+from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier, new_table, unwritten_table
 from eagle_plugin.kernels.checks import ANY, check
 from eagle_plugin.kernels.loader import function
 
-__all__ = ["CandidateTable", "DraftTree", "Frontier", "grow_level", "new_table", "select_tree", "sibling_links"]
+__all__ = [
+    "CandidateTable",
+    "DraftTree",
+    "Frontier",
+    "grow_level",
+    "new_table",
+    "select_tree",
+    "sibling_links",
+    "unwritten_table",
+]
 __all__ += ["topk_log_softmax"]
 
 _LOGITS = (torch.float32, torch.bfloat16, torch.float16)

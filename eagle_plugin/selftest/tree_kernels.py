@@ -1,12 +1,15 @@
-"""The kernels of `kernels/tree.py` against `core/tree.py` and `core/links.py`."""
+"""The kernels over trees and paths (`kernels/tree.py`, `kernels/accepted_path.py`) against the oracles of `core`."""
 
 from __future__ import annotations
 
 import torch
 
+from eagle_plugin.core import accepted_path as reading
 from eagle_plugin.core import links
 from eagle_plugin.core import tree as oracle
 from eagle_plugin.core.tree import CandidateTable, Frontier
+from eagle_plugin.core.verify import Accepted
+from eagle_plugin.kernels import accepted_path
 from eagle_plugin.kernels import tree as kernels
 from eagle_plugin.selftest.trial import Check, Trial
 
@@ -76,9 +79,24 @@ def _compare(trial: Trial, what: str, found: torch.Tensor, wanted: torch.Tensor)
         trial.equal(what, found, wanted)
 
 
+def _read_path(trial: Trial) -> None:
+    b, shape = trial.sizes.batch, trial.model.tree
+    longest = shape.max_accept_length
+    lengths = trial.randint(1, longest + 1, b).int()
+    index = trial.randint(1, shape.width, b, longest).int()
+    index[:, 0] = 0
+    index = index.where(torch.arange(longest, device=trial.device) < lengths[:, None], -1).contiguous()
+    accepted = Accepted(index, lengths, trial.randint(0, trial.vocabulary, b, longest))
+    prefixes = trial.randint(0, 5000, b)
+    found, wanted = (module.read_path(accepted, prefixes, shape.width) for module in (accepted_path, reading))
+    for name, x, y in zip(found._fields, found, wanted, strict=True):
+        trial.equal(name, x, y)
+
+
 CHECKS = (
     Check("topk_log_softmax", _topk_log_softmax),
     Check("grow_level", _grow_level),
     Check("select_tree", _select_tree),
     Check("sibling_links", _sibling_links),
+    Check("read_path", _read_path),
 )

@@ -75,6 +75,15 @@ def test_the_default_engine_is_the_installed_one(monkeypatch):
     monkeypatch.setattr(choices.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ServerError, match="needs the module sgl_kernel on a CPU, found none; install eagle-plugin-sgl"):
         choices.check_engine("sglang")
+    choices.check_engine("sglang", "cuda")
+
+
+def test_the_servers_of_the_demo_run_on_the_device_that_is_named(tmp_path):
+    for options, device in (([], "cpu"), (["--device", "cuda"], "cuda")):
+        specs = demo.server_specs(demo.parse(["--engine", "sglang", *options]), tmp_path, tmp_path)
+        for spec in specs.values():
+            command = ENGINES["sglang"].command(spec, 1)
+            assert spec.device == command[command.index("--device") + 1] == device
 
 
 def test_questions_are_found_from_any_folder(tmp_path, monkeypatch):

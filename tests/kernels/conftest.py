@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 
+import on_device
 import pytest
 
 # what `path` can switch
-from eagle_plugin.kernels import attention, kv, loader, penalties, round_start, sampling, tree  # noqa: F401
+from eagle_plugin.kernels import accepted_path, attention, kv, loader, penalties, round_start, sampling, tree  # noqa: F401
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -17,12 +19,21 @@ def _native_library() -> None:
     """
     if os.environ.get("EAGLE_KERNELS") == "torch":
         pytest.skip("EAGLE_KERNELS=torch: there are no native kernels to test")
-    if loader.backend() != "native":
+    if loader.backend((os.environ.get("EAGLE_TEST_DEVICE") or "cpu").partition(":")[0]) != "native":
         pytest.fail(
             "the native kernels were not built (the log has the compiler's error), wanted a library to test: install "
             "g++, or set EAGLE_KERNELS=torch to skip tests/kernels",
             pytrace=False,
         )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _on_device() -> Iterator[None]:
+    """Run the kernels on the device EAGLE_TEST_DEVICE, if it names one (`make gpu`)."""
+    with pytest.MonkeyPatch.context() as patch:
+        if device := os.environ.get("EAGLE_TEST_DEVICE"):
+            on_device.patch(patch, device)
+        yield
 
 
 @pytest.fixture(params=["native", "torch"])

@@ -10,7 +10,17 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.engines import graph_emulator
-from eagle_plugin.kernels import attention, int8_linear, kv, loader, penalties, round_start, sampling, tree
+from eagle_plugin.kernels import (
+    accepted_path,
+    attention,
+    int8_linear,
+    kv,
+    loader,
+    penalties,
+    round_start,
+    sampling,
+    tree,
+)
 from eagle_plugin.selftest import cache_kernels, sampling_kernels, suite, toy_round, tree_kernels
 from eagle_plugin.selftest.shapes import ModelShape, ModelShapeError
 from eagle_plugin.selftest.suite import Report, run_check
@@ -41,8 +51,11 @@ def test_healthy_kernels_pass(model: ModelShape) -> None:
 
 def test_every_kernel_has_a_check() -> None:
     """Every function that a module of kernels lists, and every function of the native library."""
-    modules = (attention, kv, penalties, round_start, sampling, tree)
-    listed = {name for module in modules for name in module.__all__ if name.islower()} - {"new_table"}
+    modules = (accepted_path, attention, kv, penalties, round_start, sampling, tree)
+    listed = {name for module in modules for name in module.__all__ if name.islower()} - {
+        "new_table",
+        "unwritten_table",
+    }
     assert listed | {"int8_linear"} == {check.name for check in KERNEL_CHECKS}
 
 
@@ -52,7 +65,7 @@ def test_every_kernel_has_a_check() -> None:
 OUTPUT = {
     "topk_log_softmax": 1, "grow_level": -1, "select_tree": -2, "sibling_links": -1, "uniforms": -1, "propose": -3,
     "verify_tree": -1, "penalize_nodes": 0, "count_tokens": 0, "tree_attention": -1, "extend_attention": -1,
-    "store_kv": 1, "start_round": 6, "compact_kv": None,
+    "store_kv": 1, "start_round": 6, "read_path": 5, "compact_kv": None,
 }  # fmt: skip
 
 

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, distributed
 
 from eagle_plugin.core.verify import Accepted
+from eagle_plugin.engines.graph_emulator import EmulatedCapturer
 from eagle_plugin.engines.sglang.ranks import RankAgreement
 
 MOST_REQUESTS, LONGEST = 6, 4
+REPLAYS = 5
 # Requests, and the most tokens of a path: shapes may change from one round to the next.
 ROUNDS = [(3, 4), (1, 4), (1, 1), (6, 4), (1, 4), (2, 2)]
 
@@ -51,12 +53,26 @@ def as_lists(rounds: list[Accepted]) -> list[dict[str, Any]]:
     ]
 
 
+def captured_rounds(ranks: RankAgreement, rank: int) -> list[Accepted]:
+    """Rounds of one shape, by an agreement that was captured once and is replayed."""
+    paths = random_paths(rank, 0, MOST_REQUESTS, LONGEST)
+    graph, agreed = EmulatedCapturer().capture(lambda: ranks.agree(paths))
+    answers = []
+    for number in range(REPLAYS):
+        for memory, values in zip(paths, random_paths(rank, number, MOST_REQUESTS, LONGEST), strict=True):
+            memory.copy_(values)
+        graph.replay()
+        answers.append(Accepted(*(values.clone() for values in agreed)))
+    return answers
+
+
 def main(rank: int, world: int, meeting: str) -> None:
     distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
     group = Group()
     ranks = RankAgreement(group, MOST_REQUESTS, LONGEST, "cpu")
     answers = [ranks.agree(random_paths(rank, number, *shape)) for number, shape in enumerate(ROUNDS)]
-    print(json.dumps({"answers": as_lists(answers), "broadcasts": group.broadcasts}))
+    report = {"answers": as_lists(answers), "broadcasts": group.broadcasts}
+    print(json.dumps(report | {"captured": as_lists(captured_rounds(ranks, rank))}))
     distributed.destroy_process_group()
 
 

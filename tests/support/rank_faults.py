@@ -1,8 +1,9 @@
 """A plugin for the test server: faults of rank 1 of tensor parallelism.
 
-The faults are words in the file that EAGLE_TEST_FAULT points to, read at every round: "slow" (rank 1 sleeps before each
-walk), "skewed" (rank 1 walks with other random numbers), "alone" (no rank listens to rank 0); none of them when the
-file says "none". Rounds in which rank 1 walked another path than rank 0 are counted, see `splits`.
+The faults are words in the file that EAGLE_TEST_FAULT points to, read at every round: "slow" (rank 1 sleeps in each
+round), "skewed" (rank 1 walks with other random numbers from the next round on), "alone" (no rank listens to rank 0);
+none of them when the file says "none". Rounds in which rank 1 walked another path than rank 0 are counted, see
+`splits`.
 """
 
 from __future__ import annotations
@@ -25,22 +26,24 @@ def register() -> None:
 
     switch = Path(os.environ["EAGLE_TEST_FAULT"])
     healthy_walk, healthy_agree = sampling.verify_tree, RankAgreement.agree
+    # A tensor, because Python does not run again in a walk that was captured.
+    skew = torch.zeros((), dtype=torch.float64)
 
     def walk(tree, logits, params, proposals, uniforms, max_accept_length, **options):
-        faults = switch.read_text().split()
-        # A tree of the root alone is a prefill's: its token is not agreed upon.
-        if tree.tokens.shape[1] > 1 and _rank() == 1:
-            if "slow" in faults:
-                time.sleep(SLOW_S)
-            if "skewed" in faults:
-                uniforms = (uniforms + 0.37) % 1
-        return healthy_walk(tree, logits, params, proposals, uniforms, max_accept_length, **options)
+        # A tree of the root alone may be a prefill's: its token is not agreed upon.
+        skewed = (uniforms + skew) % 1 if tree.tokens.shape[1] > 1 else uniforms
+        return healthy_walk(tree, logits, params, proposals, skewed, max_accept_length, **options)
 
     def agree(self, accepted):
-        if "alone" in switch.read_text().split():
+        faults = switch.read_text().split()
+        skew.fill_(0.37 if "skewed" in faults and _rank() == 1 else 0.0)
+        if "slow" in faults and _rank() == 1:
+            time.sleep(SLOW_S)
+        if "alone" in faults:
             return accepted
+        walked = [values.clone() for values in accepted]
         agreed = healthy_agree(self, accepted)
-        if _rank() == 1 and not all(torch.equal(*values) for values in zip(accepted, agreed, strict=True)):
+        if _rank() == 1 and not all(torch.equal(*values) for values in zip(walked, agreed, strict=True)):
             with switch.with_name("splits").open("a") as file:
                 file.write(".")
         return agreed

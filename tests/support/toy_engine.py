@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eagle_plugin.core.shape import MAX_WIDTH, Shape
 from eagle_plugin.engines.sglang.batch import RoundBatch
-from eagle_plugin.engines.sglang.drafter import TreeDrafter, TreeExtendInput, chain_ancestors
+from eagle_plugin.engines.sglang.drafter import TreeDrafter, TreeExtendInput, chain_ancestors, no_tokens
 from eagle_plugin.engines.sglang.verifier import TreeVerifier
 from eagle_plugin.kernels.attention import tree_attention
 from eagle_plugin.kernels.kv import store_kv
@@ -54,6 +54,7 @@ class Drafter(TreeDrafter):
         self.topk, self._most_children = DRAFT_V, SHAPE.topk
         self.hot_token_id = torch.randperm(V, generator=torch.Generator().manual_seed(3))[:DRAFT_V]
         self._chain, self._contexts = chain_ancestors(MAX_WIDTH, "cpu"), contextlib.nullcontext
+        self._nothing = no_tokens(DRAFT_V, "cpu")
         self.model = ToyModel(DRAFT_V, H, 1)
 
     def _forward(self, batch: RoundBatch, *, tokens: Any, positions: Any, slots: Any, info: Any, **_: Any) -> Any:

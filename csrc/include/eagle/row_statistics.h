@@ -104,24 +104,22 @@ EAGLE_HD float find_floor(Team& team, Histogram& histogram, const TargetDistribu
   return last < kBins ? floor : -INFINITY;
 }
 
-// Calls f(logit, token) for the tokens of each segment, and adds what f returns to the segment's mass.
+// Calls f(logit, token) for all tokens, and writes the sum of what it returns for each segment. A group of members
+// reads a segment.
 template <class Team, class F>
-EAGLE_HD void add_to_segments(Team& team, const LogitsRow<float>& row, uint64_t* masses, F&& f) {
+EAGLE_HD void sum_segments(const Team& team, const LogitsRow<float>& row, uint64_t* masses, F&& f) {
+  constexpr int64_t kRun = LogitsRow<float>::kRun;
   const int64_t length = segment_length(static_cast<int32_t>(row.vocabulary));
-  for (int32_t s = 0; s < kSegments; ++s) {
-    const int64_t end = length * (s + 1) < row.vocabulary ? length * (s + 1) : row.vocabulary;
+  const int32_t member = team.rank() % Team::kGroup, groups = team.size() / Team::kGroup;
+  for (int32_t s = team.rank() / Team::kGroup; s < kSegments; s += groups) {
+    const int64_t begin = length * s, end = begin + length < row.vocabulary ? begin + length : row.vocabulary;
     int64_t mine = 0;
-    for (int64_t i = length * s + LogitsRow<float>::kRun * team.rank(); i < end; i += LogitsRow<float>::kRun * team.size()) {
+    for (int64_t i = begin + kRun * member; i < end; i += kRun * Team::kGroup) {
       row.visit(i, [&](float logit, int32_t token) { mine += f(without_nan(logit), token); });
     }
-    team.add_all(&masses[s], static_cast<uint64_t>(mine));
+    mine = team.group_sum(mine);
+    if (member == 0) masses[s] = static_cast<uint64_t>(mine);
   }
-}
-
-template <class Team>
-EAGLE_HD void clear_masses(const Team& team, RowScratch& scratch) {
-  for (int32_t s = team.rank(); s < kSegments; s += team.size()) scratch.masses[s] = 0;
-  team.sync();
 }
 
 template <class Team>
@@ -145,9 +143,9 @@ EAGLE_HD void describe_row(Team& team, RowScratch& scratch, const LogitsRow<floa
   const float floor = cuts ? find_floor(team, scratch.histogram, target, best) : INFINITY;
   const int64_t min_weight = params.min_weight();
   if (team.rank() == 0) scratch.length = 0;
-  clear_masses(team, scratch);
+  team.sync();
   int64_t total = 0;
-  add_to_segments(team, row, scratch.masses, [&](float x, int32_t token) {
+  sum_segments(team, row, scratch.masses, [&](float x, int32_t token) {
     const int64_t weight = target.raw_weight(x);
     total += weight;
     if (x >= floor && (x == target.highest || target.exponent(x) > -28.0f)) {
@@ -168,11 +166,13 @@ EAGLE_HD void describe_row(Team& team, RowScratch& scratch, const LogitsRow<floa
     target.keep_all(total);
     apply_filters(team, scratch.histogram, AllTokens{}, params, chained, target);
   }
-  if (target.cut_value != -INFINITY || target.cut_index != vocabulary) {  // else the masses are those of the kept tokens
-    team.sync();                                                          // all have read the masses
-    clear_masses(team, scratch);
+  if (target.cut_value != -INFINITY ||
+      target.cut_index != vocabulary) {  // else the masses are those of the kept tokens
     const auto kept = [&](float x, int32_t token) { return target.kept_weight(x, token); };
-    if (!enough) add_to_segments(team, row, scratch.masses, kept);
+    team.sync();  // all have read the masses
+    if (!enough) sum_segments(team, row, scratch.masses, kept);
+    for (int32_t s = team.rank(); enough && s < kSegments; s += team.size()) scratch.masses[s] = 0;
+    team.sync();
     for (int32_t j = team.rank(); enough && j < collected.length; j += team.size()) {
       const int32_t token = index_of(collected.keys[j]);
       const int64_t weight = kept(score_of(collected.keys[j]), token);
@@ -180,7 +180,8 @@ EAGLE_HD void describe_row(Team& team, RowScratch& scratch, const LogitsRow<floa
     }
     team.sync();
   }
-  for (int32_t s = team.rank(); s < kSegments; s += team.size()) out.masses[s] = static_cast<int64_t>(scratch.masses[s]);
+  for (int32_t s = team.rank(); s < kSegments; s += team.size())
+    out.masses[s] = static_cast<int64_t>(scratch.masses[s]);
   if (team.rank() > 0) return;
   out.highest = target.highest;
   out.cut_value = target.cut_value;
@@ -200,8 +201,8 @@ struct DescribedNodes {  // a source of target distributions for verify_tree: th
   EAGLE_HD int32_t find(Team&, int32_t node, TargetDistribution& target) const {
     const RowStatistics& row = rows[node];
     if (params.top_k != 1) {
-      target = {logits + node * step, vocabulary,     row.highest, 1 / params.temperature, row.cut_value,
-                row.cut_index,        row.min_weight, row.total,   row.masses};
+      target = {logits + node * step, vocabulary, row.highest, 1 / params.temperature, row.cut_value, row.cut_index,
+                row.min_weight,       row.total,  row.masses};
     }
     return row.most_likely;
   }

@@ -12,7 +12,7 @@
 //     exclusive_sum(x)  of the members of lower rank; the same types
 //     max(x), min(x)    of float and of those types
 //     add(p, x)         atomic *p += x, returns the old value; uint32_t and uint64_t in memory that the team shares
-//     add_all(p, x)     the same with the sum of x over all members, who must all call it; returns nothing, no barrier
+//     group_sum(x)      over the kGroup members of a group, which are neighbours; no barrier, and blocks only
 //
 // kTake is how many neighbouring items a member should take at once: many for a single thread, so that the compiler
 // uses vectors; one in a block, where neighbouring threads read neighbouring items.
@@ -51,10 +51,6 @@ struct SerialTeam {
     const T before = *p;
     *p += x;
     return before;
-  }
-  template <class T>
-  void add_all(T* p, T x) const {
-    *p += x;
   }
 };
 

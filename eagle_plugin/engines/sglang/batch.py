@@ -50,6 +50,8 @@ class RoundBatch(NamedTuple):
 
     def window(self, first: int, count: int) -> Tensor:
         """The cache slots of `count` positions from L + first on, contiguous [B, count] int64."""
+        if (first, count) == (0, self.start.slots.shape[1]):
+            return self.start.slots
         # contiguous() alone would keep the gaps of a single column.
         return self.start.slots[:, first : first + count].clone(memory_format=torch.contiguous_format)
 

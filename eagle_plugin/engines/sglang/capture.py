@@ -19,6 +19,7 @@ from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.graph_emulator import EmulatedCapturer
 from eagle_plugin.engines.graphs import Buckets, CudaCapturer
 from eagle_plugin.engines.sglang.decode_round import DecodeRound
+from eagle_plugin.engines.sglang.ranks import in_any_rank, rank_logger
 
 logger = logging.getLogger("eagle_plugin")
 # Rows of the largest captured target forward: its logits take 4 bytes per row and token of the vocabulary.
@@ -50,7 +51,7 @@ def capture_rounds(decode_round: DecodeRound, caps: Shape, device: str, most: in
     else:
         decode_round.capture(EmulatedCapturer(), caps, sizes, _around)
     kind = "CUDA graphs" if device == "cuda" else "emulated graphs"
-    logger.info(
+    rank_logger(logger).info(
         "eagle-plugin: %d %s for batches of up to %d requests took %.1f s and %.2f GiB of device memory",
         len(decode_round.functions),
         kind,
@@ -73,13 +74,19 @@ def _frozen_garbage() -> Iterator[None]:
 
 @contextmanager
 def _around(buckets: Buckets, size: int) -> Iterator[None]:
-    """Out of memory on the GPU: this batch size runs without graphs, the smaller ones are still tried."""
+    """Out of memory on the GPU: this batch size runs without graphs, the smaller ones are still tried.
+
+    In all ranks or in none: what a graph sends to the other ranks goes over other channels than without graphs.
+    """
+    out_of_memory = False
     try:
         yield
     except torch.OutOfMemoryError:
+        out_of_memory = True
+    if in_any_rank(out_of_memory):
         buckets.drop(size)
         torch.cuda.empty_cache()
-        logger.warning(
+        rank_logger(logger).warning(
             "eagle-plugin: no memory is left for the CUDA graphs of %d requests: such batches are served without "
             "graphs; give the server a smaller --mem-fraction-static, or --cuda-graph-max-bs %d",
             size,

@@ -19,6 +19,7 @@ from eagle_plugin.engines.sglang.batch import BatchReader, RoundBatch
 from eagle_plugin.engines.sglang.drafter import DraftState, TreeDrafter
 from eagle_plugin.engines.sglang.logits import sanitize
 from eagle_plugin.engines.sglang.verifier import TargetOutput, TreeVerifier
+from eagle_plugin.kernels.accepted_path import read_path
 
 STATE = ("state.logp", "state.tokens", "state.hidden", "state.roots")
 ACCEPTED = ("accepted.index", "accepted.lengths", "accepted.tokens")
@@ -133,7 +134,8 @@ class DecodeRound:
         output = self._verifier.forward(batch, tree)
         index = torch.zeros(1, longest, dtype=torch.int32, device=device)
         accepted = Accepted(index, torch.ones_like(index[:, 0]), index.long())
-        state = self._drafter.extend(batch, accepted, output.features[:1].repeat(longest, 1))
+        path = read_path(accepted, batch.prefix_lens, caps.width)
+        state = self._drafter.extend(batch, accepted, path, output.features[:1].repeat(longest, 1))
         self._vocabulary, self._state_shapes = output.logits.shape[1], [x.shape[1:] for x in _flat(state)]
         memory = StaticMemory(device)
         rows = [
@@ -158,8 +160,10 @@ class DecodeRound:
         return self._verifier.walk(batch, drafts, output.logits)
 
     def _extend(self, batch: RoundBatch, accepted: Accepted, output: TargetOutput) -> Extended:
-        features = self._verifier.commit(batch, accepted, output.features)
-        return Extended(self._drafter.extend(batch, accepted, features), features)
+        self._verifier.commit(batch, accepted)
+        path = read_path(accepted, batch.prefix_lens, batch.shape.width)
+        features = output.features[path.rows.view(-1)]
+        return Extended(self._drafter.extend(batch, accepted, path, features), features)
 
     @property
     def _memory(self) -> StaticMemory:

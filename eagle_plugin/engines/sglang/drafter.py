@@ -15,7 +15,6 @@ from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftI
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from sglang.srt.speculative.spec_utils import draft_tp_context
 from torch import Tensor
-from torch.nn.functional import pad
 
 from eagle_plugin.core.policy import MAX_TOP_M
 from eagle_plugin.core.shape import MAX_WIDTH
@@ -26,6 +25,7 @@ from eagle_plugin.engines.sglang.attention import TreeAttention
 from eagle_plugin.engines.sglang.batch import RoundBatch
 from eagle_plugin.engines.sglang.draft_weights import use_int8_weights
 from eagle_plugin.engines.sglang.forward import TreeForward
+from eagle_plugin.kernels.accepted_path import AcceptedPath
 
 
 @dataclass
@@ -64,6 +64,7 @@ class TreeDrafter(EagleDraftWorker):
         # The engine's prefill pass lists so many tokens after the prompt: sampled children are drawn from the list.
         self.topk = min(MAX_TOP_M, self._draft_vocabulary())
         self._chain = chain_ancestors(MAX_WIDTH, self.draft_runner.device)
+        self._nothing = no_tokens(self.topk, self.draft_runner.device)
         self._most_children: int = get_spec().speculative_eagle_topk
         self._forward = TreeForward(self.draft_runner, self.tree_attention)
         use_int8_weights(self.draft_runner.model, self.target_worker.model_runner.model)
@@ -113,22 +114,19 @@ class TreeDrafter(EagleDraftWorker):
                 self.hot_token_id,
             )
 
-    def extend(self, batch: RoundBatch, accepted: Accepted, hidden: Tensor) -> DraftState:
+    def extend(self, batch: RoundBatch, accepted: Accepted, path: AcceptedPath, hidden: Tensor) -> DraftState:
         """Feed the accepted tokens to the head and list the most likely children of the next root.
 
         accepted.tokens [b, E] and hidden [b * E, H of the target's features] are each request's accepted path; rows
         after its length write keys after the new committed length, which the next round overwrites.
         """
         b, longest = accepted.tokens.shape
-        last = accepted.lengths.long() - 1
-        places = torch.arange(longest, device=last.device)
         info = TreeExtendInput(
             hidden_states=hidden,
-            num_correct_drafts=last,
             num_accept_tokens=accepted.lengths,
             num_tokens_per_req=longest,
             num_tokens_for_logprob_per_req=longest,
-            select_index=torch.arange(0, b * longest, longest, device=last.device) + last,
+            select_index=path.last,
             tree_rows=batch.tree_rows(self._chain[:longest].expand(b, longest).contiguous(), longest),
             slot_table=batch.start.table,
         )
@@ -138,15 +136,20 @@ class TreeDrafter(EagleDraftWorker):
                 mode=ForwardMode.DRAFT_EXTEND_V2,
                 hidden=CaptureHiddenMode.LAST,
                 tokens=accepted.tokens.reshape(-1),
-                positions=(batch.prefix_lens[:, None] + places).reshape(-1),
+                positions=path.positions.view(-1),
                 slots=batch.window(0, longest).view(-1),
                 info=info,
             )
         # Greedy requests need no list to draw from; the columns stay, because SGLang concatenates batches.
         top_m = self._most_children if batch.is_greedy else self.topk
         logp, index = TopM.of(output.next_token_logits, top_m)
-        top = TopM(pad(logp, (0, self.topk - top_m), value=-torch.inf), pad(index, (0, self.topk - top_m)))
-        return DraftState(HeadState(top, output.hidden_states), accepted.tokens.gather(1, last[:, None])[:, 0])
+        if top_m < self.topk:
+            logp, index = (
+                torch.cat([values, none[:, top_m:].expand(b, -1)], dim=1)
+                for values, none in zip((logp, index), self._nothing, strict=True)
+            )
+        top = TopM(logp, index)
+        return DraftState(HeadState(top, output.hidden_states), path.roots)
 
     @contextlib.contextmanager
     def _contexts(self) -> Iterator[None]:
@@ -157,6 +160,13 @@ class TreeDrafter(EagleDraftWorker):
             speculative_moe_a2a_backend_context(),
         ):
             yield
+
+
+def no_tokens(count: int, device: torch.device | str) -> TopM:
+    """A row [1, count] of impossible tokens."""
+    return TopM(
+        torch.full((1, count), -torch.inf, device=device), torch.zeros(1, count, dtype=torch.int64, device=device)
+    )
 
 
 def chain_ancestors(length: int, device: torch.device | str) -> Tensor:

@@ -1,7 +1,8 @@
-"""One path for all ranks of tensor parallelism: after the walk they take what rank 0 accepted."""
+"""What the ranks of tensor parallelism do together: one path for all, and what only rank 0 says."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -47,3 +48,22 @@ class RankAgreement:
             lengths=packed[:, -1].clone(memory_format=torch.contiguous_format),
             tokens=packed[:, :longest].long(),
         )
+
+
+def in_any_rank(flag: bool) -> bool:
+    """Whether a flag of the host is set in any rank; to be called by all of them. It waits: for start-up only."""
+    from sglang.srt.runtime_context import get_parallel
+
+    group = get_parallel().tp_group
+    return flag if group.world_size == 1 else any(group.all_gather_object(flag))
+
+
+def rank_logger(logger: logging.Logger) -> logging.Logger:
+    """This logger in rank 0, a silent one in the others: all would say the same."""
+    from sglang.srt.runtime_context import get_parallel
+
+    if get_parallel().tp_rank == 0:
+        return logger
+    other = logger.getChild("other_ranks")
+    other.disabled = True
+    return other

@@ -21,6 +21,7 @@ from eagle_plugin.engines.sglang.decode_round import DecodeRound, Extended
 from eagle_plugin.engines.sglang.drafter import DraftState, TreeDrafter
 from eagle_plugin.engines.sglang.round_comparison import RoundComparison
 from eagle_plugin.engines.sglang.verifier import TargetOutput, TreeVerifier
+from eagle_plugin.kernels.accepted_path import read_path
 
 SEED = 2026
 MOST_PREFIX = 48  # tokens of a request before its round
@@ -282,7 +283,8 @@ class RoundTest:
         longest = parts.shape.max_accept_length
         index = torch.zeros(1, longest, dtype=torch.int32, device=self._device)
         accepted = Accepted(index, torch.ones_like(index[:, 0]), index.long())
-        return parts.drafter.extend(batch, accepted, output.features[:1].repeat(longest, 1))
+        path = read_path(accepted, batch.prefix_lens, parts.shape.width)
+        return parts.drafter.extend(batch, accepted, path, output.features[:1].repeat(longest, 1))
 
     def _randint(self, low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high, shape, generator=self._generator).to(self._device)

@@ -19,6 +19,7 @@ from eagle_plugin.atomic_io import WriteError
 from eagle_plugin.engines.sglang import version
 from eagle_plugin.engines.sglang.capture import emulated
 from eagle_plugin.engines.sglang.hand_over import hand_over
+from eagle_plugin.engines.sglang.ranks import rank_logger
 from eagle_plugin.engines.sglang.round_test import Parts, RoundTest
 from eagle_plugin.selftest import record, suite
 from eagle_plugin.selftest.shapes import DTYPES, ModelShape, as_text
@@ -167,8 +168,8 @@ def _decide(key: Mapping[str, Any], test: Callable[[], list[str]]) -> list[str]:
         record.write(key, reasons, seconds)
     except WriteError as error:
         logger.warning("eagle-plugin: the result of the self-test is not kept, every start will repeat it: %s", error)
-    if not reasons and _is_first():
-        logger.info("eagle-plugin: the self-test of the %s passed in %.1f s", key["part"], seconds)
+    if not reasons:
+        rank_logger(logger).info("eagle-plugin: the self-test of the %s passed in %.1f s", key["part"], seconds)
     return _told(reasons)
 
 
@@ -197,16 +198,7 @@ def _gather(value: Any) -> list[Any]:
     group = get_parallel().tp_group
     if group.world_size == 1:
         return [value]
-    everyones = [None] * group.world_size
-    torch.distributed.all_gather_object(everyones, value, group=group.cpu_group)
-    return everyones
-
-
-def _is_first() -> bool:
-    """Whether this is rank 0, which speaks for all."""
-    from sglang.srt.runtime_context import get_parallel
-
-    return get_parallel().tp_rank == 0  # type: ignore[no-any-return]
+    return group.all_gather_object(value)  # type: ignore[no-any-return]
 
 
 def _tree_flags() -> tuple[int, int, int]:

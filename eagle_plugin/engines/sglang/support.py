@@ -13,6 +13,7 @@ from typing import Any
 from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.engines.metrics import RejectionWatch
 from eagle_plugin.engines.sglang.gpu import Gpu, unsupported_cache, unsupported_gpu
+from eagle_plugin.engines.sglang.ranks import rank_logger
 from eagle_plugin.engines.startup import engine_serves, plugin_serves
 from eagle_plugin.kernels import loader
 
@@ -164,7 +165,7 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
         }
         from eagle_plugin.engines.sglang import selftest
 
-        runner, log = target_worker.model_runner, rank_logger()
+        runner, log = target_worker.model_runner, rank_logger(logger)
         reasons = unsupported_reasons(server_args, runner) or selftest.failed_kernels(runner)
         if reasons:
             log.warning(engine_serves(algorithm, "SGLang", reasons))
@@ -187,17 +188,6 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
         return worker
 
     return create
-
-
-def rank_logger() -> logging.Logger:
-    """Our logger in rank 0 of tensor parallelism, a silent one in the others: all would say the same."""
-    from sglang.srt.runtime_context import get_parallel
-
-    if get_parallel().tp_rank == 0:
-        return logger
-    other = logger.getChild("other_ranks")
-    other.disabled = True
-    return other
 
 
 def unsupported_reasons(server_args: Any, target_runner: Any) -> list[str]:

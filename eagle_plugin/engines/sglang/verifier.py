@@ -114,11 +114,9 @@ class TreeVerifier:
         transform_logits(batch, schedule_batch, drafts.tree, logits, self.penalties, grammar_mask)
         return self.walk(batch, drafts, logits)
 
-    def commit(self, batch: RoundBatch, accepted: Accepted, features: Tensor) -> Tensor:
-        """Move the keys and values of the accepted paths; the features [B * E, H] of their nodes."""
-        width = batch.shape.width
-        self._caches.move_accepted(batch.window(0, width), accepted)
-        return features[accepted_rows(accepted, width).view(-1)]
+    def commit(self, batch: RoundBatch, accepted: Accepted) -> None:
+        """Move the keys and values of the accepted paths."""
+        self._caches.move_accepted(batch.window(0, batch.shape.width), accepted)
 
 
 def grammar_tree(tree: DraftTree) -> GrammarTree:

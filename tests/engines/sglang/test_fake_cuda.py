@@ -29,6 +29,7 @@ from eagle_plugin.engines.sglang.drafter import (
     TreeDraftInput,
     TreeExtendInput,
     chain_ancestors,
+    no_tokens,
 )
 from eagle_plugin.engines.sglang.ranks import RankAgreement
 from eagle_plugin.engines.sglang.sampling import draw_tokens, sampling_params
@@ -93,7 +94,7 @@ class Drafter(TreeDrafter):
 
     def __init__(self) -> None:
         self.topk, self._most_children, self.hot_token_id = TOP_M, SHAPE.topk, None
-        self._chain = chain_ancestors(MAX_WIDTH, CUDA)
+        self._chain, self._nothing = chain_ancestors(MAX_WIDTH, CUDA), no_tokens(TOP_M, CUDA)
         self._contexts = contextlib.nullcontext
 
     def _forward(self, batch: RoundBatch, *, tokens: Any, positions: Any, slots: Any, info: Any, **_: Any) -> Any:
@@ -179,7 +180,7 @@ def test_a_round(library: FakeLibrary, decode_round: DecodeRound, shape: Shape, 
     if captured:
         assert library.launched == ["start_round"], "a captured function was called instead of replayed"
     else:
-        assert library.launched[-4:] == ["uniforms", "verify_tree", "compact_kv", "topk_log_softmax"]
+        assert library.launched[-5:] == ["uniforms", "verify_tree", "compact_kv", "read_path", "topk_log_softmax"]
 
 
 def test_the_ranks_agree(library: FakeLibrary) -> None:

@@ -31,6 +31,7 @@ from eagle_plugin.engines.sglang.decode_round import DecodeRound
 from eagle_plugin.engines.sglang.drafter import DraftState
 from eagle_plugin.engines.sglang.verifier import TargetOutput
 from eagle_plugin.kernels import loader
+from eagle_plugin.kernels.accepted_path import AcceptedPath
 
 SIZES = [1, 2, 4, 8]
 
@@ -147,8 +148,8 @@ class Memo(Drafter):
 
     kept: Tensor | None = None
 
-    def extend(self, batch: RoundBatch, accepted: Accepted, hidden: Tensor) -> DraftState:
-        state = super().extend(batch, accepted, hidden)
+    def extend(self, batch: RoundBatch, accepted: Accepted, path: AcceptedPath, hidden: Tensor) -> DraftState:
+        state = super().extend(batch, accepted, path, hidden)
         own = tree_map_only(Tensor, torch.clone, state.roots)
         if self.kept is None or len(self.kept) != len(own):
             self.kept = own
@@ -158,8 +159,8 @@ class Memo(Drafter):
 class Leftover(Drafter):
     """Memory of the graph is read before it is written."""
 
-    def extend(self, batch: RoundBatch, accepted: Accepted, hidden: Tensor) -> DraftState:
-        state = super().extend(batch, accepted, hidden)
+    def extend(self, batch: RoundBatch, accepted: Accepted, path: AcceptedPath, hidden: Tensor) -> DraftState:
+        state = super().extend(batch, accepted, path, hidden)
         scratch = torch.empty_like(state.roots)
         return state._replace(roots=state.roots + (scratch > 2**50).long())
 

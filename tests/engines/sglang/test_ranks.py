@@ -12,9 +12,10 @@ from types import SimpleNamespace
 import agreeing_ranks
 import pytest
 import torch
-from agreeing_ranks import LONGEST, MOST_REQUESTS, ROUNDS, as_lists, random_paths
+from agreeing_ranks import LONGEST, MOST_REQUESTS, REPLAYS, ROUNDS, as_lists, random_paths
 from torch import Tensor
 
+from eagle_plugin.engines.graphs import Buckets
 from eagle_plugin.engines.sglang.ranks import RankAgreement
 
 
@@ -39,6 +40,9 @@ def test_all_ranks_take_the_paths_of_the_first(world: int, tmp_path: Path) -> No
     for rank in found:
         assert rank["answers"] == paths_of_rank(0), "another path, dtype or memory layout; or changed by a later round"
         assert rank["broadcasts"] == len(ROUNDS), "more than one broadcast per round"
+        assert rank["captured"] == as_lists(
+            [random_paths(0, number, MOST_REQUESTS, LONGEST) for number in range(REPLAYS)]
+        )
     assert paths_of_rank(1) != paths_of_rank(0), "the ranks did not differ: the test shows nothing"
 
 
@@ -59,3 +63,21 @@ def test_every_round_is_broadcast_from_the_same_memory() -> None:
     for number, shape in enumerate(ROUNDS):
         ranks.agree(random_paths(0, number, *shape))
     assert len(addresses) == len(ROUNDS) and set(addresses) == {(addresses[0][0], 0)}
+
+
+@pytest.mark.parametrize("flags, dropped", [([False, False], []), ([False, True], [2]), ([True, True], [2])])
+def test_a_size_without_memory_in_one_rank_is_captured_in_none(
+    flags: list[bool], dropped: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture = pytest.importorskip("eagle_plugin.engines.sglang.capture")
+    from sglang.srt import runtime_context
+
+    gathered = []
+    group = SimpleNamespace(world_size=2, all_gather_object=lambda mine: gathered.append(mine) or flags)
+    monkeypatch.setattr(runtime_context, "get_parallel", lambda: SimpleNamespace(tp_group=group, tp_rank=0))
+    sizes = Buckets([1, 2])
+    with capture._around(sizes, 2):
+        if flags[0]:
+            raise torch.OutOfMemoryError
+    assert gathered == [flags[0]]
+    assert [size for size in (1, 2) if size not in sizes] == dropped

@@ -207,8 +207,8 @@ class Baked(Drafter):
 
     kept: Tensor | None = None
 
-    def extend(self, batch: Any, accepted: Any, hidden: Tensor) -> Any:
-        state = super().extend(batch, accepted, hidden)
+    def extend(self, batch: Any, accepted: Any, path: Any, hidden: Tensor) -> Any:
+        state = super().extend(batch, accepted, path, hidden)
         if self.kept is None or len(self.kept) != len(state.roots):
             self.kept = state.roots.clone()
         return state._replace(roots=self.kept + 0)

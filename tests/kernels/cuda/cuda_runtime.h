@@ -62,15 +62,16 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 
 inline void __syncthreads() { emulation::wait(emulation::block.barrier); }
 
-// Publishes a value, waits for the warp, reads another lane's, waits again.
+// Publishes a value, waits for the warp, reads another lane's. The next value goes to another place: it may be published
+// before all lanes have read this one, but not the value after it.
 template <class T>
 T emulated_shuffle(T x, unsigned lane) {
   static_assert(sizeof(T) <= sizeof(uint64_t));
   const unsigned me = threadIdx.x, warp = me / 32;
-  std::memcpy(&emulation::block.exchange[me], &x, sizeof x);
+  uint64_t* exchange = emulation::block.exchange[emulation::block.shuffles[me]++ % 2];
+  std::memcpy(&exchange[me], &x, sizeof x);
   emulation::wait(emulation::block.warp_barriers[warp]);
-  std::memcpy(&x, &emulation::block.exchange[warp * 32 + lane], sizeof x);
-  emulation::wait(emulation::block.warp_barriers[warp]);
+  std::memcpy(&x, &exchange[warp * 32 + lane], sizeof x);
   return x;
 }
 template <class T>

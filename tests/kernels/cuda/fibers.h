@@ -37,7 +37,8 @@ struct Fiber {
 
 struct Block {
   Barrier barrier, warp_barriers[kMaxThreads / 32];
-  uint64_t exchange[kMaxThreads];
+  uint64_t exchange[2][kMaxThreads];
+  unsigned shuffles[kMaxThreads];  // of each thread
   std::vector<Fiber> fibers;
   ucontext_t scheduler;
   std::function<void()> body;
@@ -103,14 +104,15 @@ inline void run_block(std::function<void()> body) {
   std::vector<unsigned> all(threads);
   for (unsigned i = 0; i < threads; ++i) {
     start_fiber(block.fibers[i]);
+    block.shuffles[i] = 0;
     all[i] = order == "reverse" ? threads - 1 - i : i;
   }
   static std::mt19937 random(1);
   bool progress = true;
   while (progress) {
     progress = false;
+    if (order == "random") std::shuffle(all.begin(), all.end(), random);  // a pass must reach every thread
     for (unsigned at = 0; at < threads; at += 32) {
-      if (order == "random") std::shuffle(all.begin(), all.end(), random);
       const std::vector<unsigned> turns(all.begin() + at, all.begin() + at + 32);
       while (take_turns(turns)) progress = true;
     }

@@ -1,5 +1,6 @@
 // The threads of an emulated block as real threads, for ThreadSanitizer: barriers are the only order between them.
 #pragma once
+#include <algorithm>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -44,7 +45,8 @@ class Barrier {
 
 struct Block {
   Barrier barrier, warp_barriers[kMaxThreads / 32];
-  uint64_t exchange[kMaxThreads];
+  uint64_t exchange[2][kMaxThreads];
+  unsigned shuffles[kMaxThreads];  // of each thread
 };
 
 inline Block block;
@@ -54,6 +56,7 @@ template <class Body>
 void run_block(const Body& body) {
   block.barrier.reset(blockDim.x);
   for (Barrier& barrier : block.warp_barriers) barrier.reset(32);
+  std::fill(block.shuffles, block.shuffles + kMaxThreads, 0);
   std::vector<std::thread> threads;
   for (unsigned i = 0; i < blockDim.x; ++i) {
     threads.emplace_back([&body, i] {

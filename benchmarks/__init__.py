@@ -1,0 +1,1 @@
+"""Measurements of a checkout; not part of the package."""

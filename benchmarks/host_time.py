@@ -1,0 +1,276 @@
+"""Measure what the host does in a decode round of the SGLang worker, and count its launches.
+
+    python benchmarks/host_time.py [--repeats 5] [--rounds 60] [--json out/host-time.json]
+
+SGLang's scheduler runs in this process, on the CPU, without a server (benchmarks/sglang_rounds.py), with eager rounds
+and with captured ones. Native kernels, the forwards of the models and replays of captured functions run outside the
+clock (benchmarks/launches.py): what is left is the host's work. On a GPU a launch also takes the driver's time; torch's
+operations on tiny CPU tensors take about as long as their launches there. The assumptions are in the output. All
+batches are interleaved; a time is the median over the repeats of the median over the rounds, with its quartiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.util
+import statistics
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.launches import ENGINE, GRAPH, OURS, Launch, Probe
+from benchmarks.roofline import H100, H200, LLAMA_8B, Device, Phase, round_bytes, simulate
+from eagle_plugin.bench.choices import parse_shape
+from eagle_plugin.bench.machine import Machine, describe_machine, installed_versions
+from eagle_plugin.bench.measure import spread
+from eagle_plugin.bench.report import Quartiles, quartiles, write_json
+from eagle_plugin.command_end import end_of
+from eagle_plugin.core.shape import Shape
+from eagle_plugin.errors import UserError
+
+AIM_MICROSECONDS = 1000  # of the worker in a greedy round at batch 8
+AIM_EAGER_LAUNCHES, AIM_LAUNCHES, AIM_GRAPHS, AIM_HIDDEN = 30, 12, 4, 0.95
+LAUNCH_MICROSECONDS = 2.5  # of the CUDA driver per kernel or copy
+GRAPH_MICROSECONDS = 10.0  # per launch of a captured graph
+KERNEL_MICROSECONDS = 2.0  # on the device per small kernel
+CONTEXT = 1024
+ASSUMPTIONS = (
+    f"a kernel launch takes the driver {LAUNCH_MICROSECONDS} us, a graph {GRAPH_MICROSECONDS:g} us",
+    f"a small kernel takes the device {KERNEL_MICROSECONDS:g} us, as many of them as an eager round launches",
+    "the forwards of the models take bytes / bandwidth of the data sheet",
+    f"Llama-3.1-8B in bf16, an EAGLE-3 head of it with 32,000 draft tokens, {CONTEXT} tokens of context per request",
+    "the host of the GPU is as fast as this machine",
+)
+
+
+class Strict(BaseModel):
+    """A part of the document; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class SimulatedRound(Strict):
+    """A captured round of Llama-3.1-8B on one GPU by bytes over bandwidth, with the host's time measured here."""
+
+    overlap: bool
+    round_us: float
+    device_us: float
+    host_us: float
+    hidden_share: float = Field(description="of the host's time during which the device computes")
+
+
+class Cost(Strict):
+    """What a round takes of the host."""
+
+    worker_us: Quartiles = Field(description="the worker's step")
+    scheduler_us: Quartiles = Field(description="the engine's work between two steps")
+    phases_us: dict[str, Quartiles] = Field(description="of the worker's step")
+    launches: int = Field(description="of the plugin outside of the models' forwards and of graphs")
+    graph_launches: int
+    launches_by_phase: dict[str, int]
+    graph_launches_by_phase: dict[str, int]
+    launches_by_name: dict[str, int]
+    engine_launches: int = Field(description="the engine's own copies in the worker's step")
+
+
+class ScenarioReport(Strict):
+    """The rounds of one kind of batch."""
+
+    batch: int
+    sampled: bool
+    eager: Cost
+    captured: Cost
+    simulated: dict[str, list[SimulatedRound]]
+
+
+class HostTime(Strict):
+    """`out/host-time.json`."""
+
+    date: str
+    shape: str
+    repeats: int
+    rounds: int
+    scenarios: dict[str, ScenarioReport]
+    aims: dict[str, float]
+    assumptions: list[str]
+    versions: dict[str, str]
+    machine: Machine
+
+
+def simulate_round(
+    eager: Cost, captured: Cost, device: Device, shape: Shape, batch: int, overlap: bool
+) -> SimulatedRound:
+    """The time line of captured rounds on a GPU."""
+    data = round_bytes(LLAMA_8B, shape, batch, CONTEXT)
+
+    def phase(names: Sequence[str], read: float, engine: int = 0) -> Phase:
+        host = sum(captured.phases_us[name].median for name in names)
+        host += LAUNCH_MICROSECONDS * (sum(captured.launches_by_phase[name] for name in names) + engine)
+        host += GRAPH_MICROSECONDS * sum(captured.graph_launches_by_phase[name] for name in names)
+        kernels = sum(eager.launches_by_phase[name] for name in names)
+        return Phase(host, 1e6 * read / device.bandwidth + KERNEL_MICROSECONDS * kernels)
+
+    parts = (
+        phase(("begin", "draft"), data.draft),
+        phase(("verify preparation",), data.verify),
+        phase(("tail",), data.tail),
+        phase(("extend", "rest"), data.extend, captured.engine_launches),
+    )
+    line = simulate(parts, captured.scheduler_us.median, overlap)
+    return SimulatedRound(
+        overlap=overlap,
+        round_us=round(line.period, 1),
+        device_us=round(line.device, 1),
+        host_us=round(line.host, 1),
+        hidden_share=round(line.hidden, 4),
+    )
+
+
+def measure(shape: Shape, batches: Sequence[tuple[int, float]], repeats: int, rounds: int) -> HostTime:
+    """Run all batches eagerly and captured `repeats` times, interleaved, and once more to count."""
+    if importlib.util.find_spec("sglang") is None:
+        raise UserError(f"SGLang is not installed for {sys.executable}; run make env and use .venv-sglang/bin/python")
+    from benchmarks import sglang_rounds as sglang
+
+    scenarios = [
+        sglang.Scenario(f"{'sampled' if temperature else 'greedy'} {batch}", batch, temperature)
+        for batch, temperature in batches
+    ]
+    kinds = [(one, captured) for one in scenarios for captured in (False, True)]
+    times: dict[tuple[str, bool], list[dict[str, float]]] = {(one.name, captured): [] for one, captured in kinds}
+    counted: dict[tuple[str, bool], dict[Launch, int]] = {}
+    runs = [sglang.Run(one, captured, rounds, False) for _ in range(repeats) for one, captured in kinds]
+    runs += [sglang.Run(one, captured, 1, True) for one, captured in kinds]
+    probe = Probe()
+    with tempfile.TemporaryDirectory() as folder, probe.native_kernels():
+        for run, found in sglang.Rounds(sglang.boot(Path(folder), shape), probe).run(runs):
+            key = (run.scenario.name, run.captured)
+            if run.counting:
+                counted[key] = found[0].launches
+                continue
+            rows = [one.microseconds | {"worker": one.worker} for one in found]
+            times[key].append({part: statistics.median(row[part] for row in rows) for part in rows[0]})
+    reports = {}
+    for one in scenarios:
+        eager, captured = (
+            cost(times[one.name, kind], counted[one.name, kind], sglang.PHASES) for kind in (False, True)
+        )
+        reports[one.name] = ScenarioReport(
+            batch=one.batch,
+            sampled=one.temperature > 0,
+            eager=eager,
+            captured=captured,
+            simulated={
+                device.name: [simulate_round(eager, captured, device, shape, one.batch, on) for on in (False, True)]
+                for device in (H100, H200)
+            },
+        )
+    return HostTime(
+        date=datetime.date.today().isoformat(),
+        shape=str(shape),
+        repeats=repeats,
+        rounds=rounds,
+        scenarios=reports,
+        aims={
+            "worker_us": AIM_MICROSECONDS,
+            "eager_launches": AIM_EAGER_LAUNCHES,
+            "captured_launches": AIM_LAUNCHES,
+            "graph_launches": AIM_GRAPHS,
+            "hidden_share": AIM_HIDDEN,
+        },
+        assumptions=list(ASSUMPTIONS),
+        versions=installed_versions(("torch", "sglang", "apache-tvm-ffi", "eagle-plugin")),
+        machine=describe_machine(),
+    )
+
+
+def cost(times: list[dict[str, float]], launches: dict[Launch, int], phases: Sequence[str]) -> Cost:
+    """The report of one kind of round: medians of each repeat, and the launches of one round."""
+
+    def of(part: str) -> Quartiles:
+        return quartiles(spread([row[part] for row in times]))
+
+    def by_phase(found: dict[Launch, int]) -> dict[str, int]:
+        return {phase: sum(n for launch, n in found.items() if launch.phase == phase) for phase in phases}
+
+    graphs = {launch: n for launch, n in launches.items() if launch.name.startswith(GRAPH)}
+    ours = {launch: n for launch, n in launches.items() if launch.whose == OURS and launch not in graphs}
+    names: Counter[str] = Counter()
+    for launch, number in ours.items():
+        names[launch.name] += number
+    return Cost(
+        worker_us=of("worker"),
+        scheduler_us=of("scheduler"),
+        phases_us={phase: of(phase) for phase in phases},
+        launches=sum(ours.values()),
+        graph_launches=sum(graphs.values()),
+        launches_by_phase=by_phase(ours),
+        graph_launches_by_phase=by_phase(graphs),
+        launches_by_name=dict(names.most_common()),
+        engine_launches=sum(n for launch, n in launches.items() if launch.whose == ENGINE),
+    )
+
+
+def show(report: HostTime) -> None:
+    """Print one table with two columns per kind of batch, eager and captured, and the aims below it."""
+    names = [f"{name}\n{kind}" for name in report.scenarios for kind in ("eager", "captured")]
+    costs = [x for one in report.scenarios.values() for x in (one.eager, one.captured)]
+    shown = Table("per round", *names, title=f"host time of a decode round in us, shape {report.shape}")
+    for phase in costs[0].phases_us:
+        shown.add_row(phase, *(f"{one.phases_us[phase].median:.0f}" for one in costs))
+    shown.add_row("worker", *(f"{one.worker_us.median:.0f}" for one in costs))
+    shown.add_row("quartiles", *(f"{one.worker_us.q1:.0f}, {one.worker_us.q3:.0f}" for one in costs))
+    shown.add_row("engine's scheduler", *(f"{one.scheduler_us.median:.0f}" for one in costs), end_section=True)
+    shown.add_row("launches", *(str(one.launches) for one in costs))
+    shown.add_row("graph launches", *(str(one.graph_launches) for one in costs))
+    shown.add_row("engine's launches", *(str(one.engine_launches) for one in costs), end_section=True)
+    for name in (H100.name, H200.name):
+        for place, title in enumerate(("no overlap", "overlap")):
+            lines = [one.simulated[name][place] for one in report.scenarios.values()]
+            cells = (cell for x in lines for cell in ("", f"{x.round_us:.0f} ({100 * x.hidden_share:.0f} %)"))
+            shown.add_row(f"{name}, {title}: round (host hidden)", *cells)
+    console = Console(width=140)
+    console.print(shown)
+    console.print("Simulated: " + "; ".join(report.assumptions) + ".")
+    if (greedy := report.scenarios.get("greedy 8")) is not None:
+        eager, captured = greedy.eager, greedy.captured
+        hidden = min(lines[1].hidden_share for lines in greedy.simulated.values())
+        console.print(
+            f"Aims for greedy 8: worker {AIM_MICROSECONDS} us, found {eager.worker_us.median:.0f} eager and "
+            f"{captured.worker_us.median:.0f} captured; launches {AIM_EAGER_LAUNCHES} eager, found {eager.launches}; "
+            f"captured {AIM_LAUNCHES} and {AIM_GRAPHS} graphs, found {captured.launches} and "
+            f"{captured.graph_launches}; hidden by overlap {100 * AIM_HIDDEN:.0f} %, found {100 * hidden:.1f} %."
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", type=parse_shape, default=Shape(3, 4, 16), help="steps/topk/draft tokens")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=60, help="measured per scenario and repeat")
+    parser.add_argument("--greedy", type=int, nargs="*", default=[1, 8, 32], metavar="BATCH")
+    parser.add_argument("--sampled", type=int, nargs="*", default=[8], metavar="BATCH")
+    parser.add_argument("--json", type=Path, default=Path("out/host-time.json"), metavar="FILE")
+    options = parser.parse_args()
+    batches = [(batch, 0.0) for batch in options.greedy] + [(batch, 0.8) for batch in options.sampled]
+    if not batches or not all(1 <= batch <= 32 for batch, _ in batches):
+        parser.error("wanted at least one batch, of 1 to 32 requests")
+    if options.repeats < 1 or not 1 <= options.rounds <= 300:
+        parser.error("wanted at least one repeat, and 1 to 300 rounds")
+    report = measure(options.shape, batches, options.repeats, options.rounds)
+    write_json(report, options.json)
+    show(report)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(end_of(main, owns_process=True))

@@ -1,0 +1,39 @@
+"""The accepted paths as rows, in one launch: C++ on the CPU, CUDA on a GPU, torch elsewhere."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from eagle_plugin.core import accepted_path as oracle
+from eagle_plugin.core.accepted_path import AcceptedPath
+from eagle_plugin.core.verify import Accepted
+from eagle_plugin.kernels.checks import ANY, check
+from eagle_plugin.kernels.loader import function
+
+__all__ = ["AcceptedPath", "read_path"]
+
+
+def read_path(accepted: Accepted, prefix_lens: Tensor, width: int) -> AcceptedPath:
+    """Read the paths of trees of `width` nodes; see `core.accepted_path.read_path`.
+
+    TypeError and ValueError name an argument of a wrong dtype or shape. Values are not checked.
+    """
+    native = function("read_path", prefix_lens.device.type)
+    if native is None:
+        check(accepted.index, "accepted.index", torch.int32, (ANY, ANY))
+        b, longest = accepted.index.shape
+        check(accepted.lengths, "accepted.lengths", torch.int32, (b,))
+        check(accepted.tokens, "accepted.tokens", torch.int64, (b, longest))
+        check(prefix_lens, "prefix_lens", torch.int64, (b,))
+        if longest < 1:
+            raise ValueError("accepted.index has 0 places per request, wanted at least 1: the bonus token has one")
+        return oracle.read_path(accepted, prefix_lens, width)
+    path = AcceptedPath(
+        torch.empty_like(accepted.tokens),
+        torch.empty_like(accepted.tokens),
+        torch.empty_like(prefix_lens),
+        torch.empty_like(prefix_lens),
+    )
+    native(accepted.index, accepted.lengths, accepted.tokens, prefix_lens, width, *path)
+    return path

@@ -1,0 +1,73 @@
+"""How many launches and how much host time a decode round of the worker takes, by benchmarks/host_time.py.
+
+On a GPU every torch operation and native kernel of a round is a launch, and launches are what a small batch waits for.
+The counts are exact, so a change that adds a launch fails here; times are only checked to be there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+# Per round, outside of the models' forwards; the aims are in benchmarks/host_time.py.
+GREEDY_LAUNCHES, SAMPLED_LAUNCHES = 29, 46  # of an eager round
+CAPTURED_LAUNCHES, GRAPHS = 12, 4
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Few rounds of the smallest set of batches, in a process of its own: SGLang's state belongs to a process."""
+    file = tmp_path_factory.mktemp("host-time") / "host-time.json"
+    options = ["--repeats", "1", "--rounds", "5", "--greedy", "1", "8", "--sampled", "8", "--json", str(file)]
+    command = [sys.executable, str(ROOT / "benchmarks/host_time.py"), *options]
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Aims for greedy 8: worker 1000 us, found " in done.stdout
+    document: dict[str, Any] = json.loads(file.read_text())
+    return document
+
+
+@pytest.mark.parametrize(("name", "limit"), [("greedy 8", GREEDY_LAUNCHES), ("sampled 8", SAMPLED_LAUNCHES)])
+def test_launches(report: dict[str, Any], name: str, limit: int) -> None:
+    eager, captured = report["scenarios"][name]["eager"], report["scenarios"][name]["captured"]
+    assert 0 < eager["launches"] <= limit and eager["graph_launches"] == 0, eager["launches_by_name"]
+    assert captured["launches"] <= CAPTURED_LAUNCHES, captured["launches_by_name"]
+    assert captured["graph_launches"] == GRAPHS, captured["graph_launches_by_phase"]
+
+
+def test_the_kernels_of_a_round_are_counted(report: dict[str, Any]) -> None:
+    """A control: counts that miss the native kernels would be small for the wrong reason."""
+    names = report["scenarios"]["sampled 8"]["eager"]["launches_by_name"]
+    assert {"native grow_level", "native select_tree", "native verify_tree", "native compact_kv"} <= names.keys()
+    names = report["scenarios"]["sampled 8"]["captured"]["launches_by_name"]
+    assert "native start_round" in names and "native verify_tree" not in names
+
+
+def test_the_number_of_launches_does_not_grow_with_the_batch(report: dict[str, Any]) -> None:
+    """Of one request it may be less: a copy that makes a tensor contiguous has nothing to do there."""
+    one, eight = (report["scenarios"][f"greedy {batch}"] for batch in (1, 8))
+    assert one["eager"]["launches"] <= eight["eager"]["launches"] <= one["eager"]["launches"] + 4
+    assert one["captured"]["launches"] == eight["captured"]["launches"]
+
+
+def test_times(report: dict[str, Any]) -> None:
+    for one in report["scenarios"].values():
+        for cost in (one["eager"], one["captured"]):
+            assert all(phase["median"] > 0 for phase in cost["phases_us"].values())
+            assert cost["worker_us"]["median"] > max(phase["median"] for phase in cost["phases_us"].values())
+        for lines in one["simulated"].values():
+            plain, overlapped = lines
+            assert not plain["overlap"] and overlapped["overlap"]
+            assert overlapped["round_us"] < plain["round_us"]
+            assert plain["hidden_share"] < overlapped["hidden_share"] <= 1
+    assert report["assumptions"] and report["versions"]["sglang"]
