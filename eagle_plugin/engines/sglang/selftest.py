@@ -167,7 +167,9 @@ def _decide(key: Mapping[str, Any], test: Callable[[], list[str]]) -> list[str]:
     try:
         record.write(key, reasons, seconds)
     except WriteError as error:
-        logger.warning("eagle-plugin: the result of the self-test is not kept, every start will repeat it: %s", error)
+        rank_logger(logger).warning(
+            "eagle-plugin: the result of the self-test is not kept, every start will repeat it: %s", error
+        )
     if not reasons:
         rank_logger(logger).info("eagle-plugin: the self-test of the %s passed in %.1f s", key["part"], seconds)
     return _told(reasons)

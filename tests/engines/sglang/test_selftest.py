@@ -1,5 +1,5 @@
-"""The self-test of the real round finds nothing in a healthy one and names planted faults: a wrong kernel, a stale graph,
-a skewed mask. What a GPU and a cache must have, what is kept, how ranks agree, and who serves in the end."""
+"""The self-test of the real round finds nothing in a healthy one and names planted faults: a wrong kernel, a stale
+graph, a skewed mask. What a GPU and a cache must have, what is kept, how ranks agree, and who serves in the end."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ from toy_engine import COLUMNS, DRAFT_V, ROWS, SHAPE, Drafter, V, Verifier
 from eagle_plugin.engines import graph_emulator, round
 from eagle_plugin.engines.graph_emulator import EmulatedCapturer
 from eagle_plugin.engines.rng import KeyTable
-from eagle_plugin.engines.sglang import selftest
+from eagle_plugin.engines.sglang import hand_over as handing
+from eagle_plugin.engines.sglang import selftest, support
 from eagle_plugin.engines.sglang.batch import BatchReader
 from eagle_plugin.engines.sglang.decode_round import DecodeRound
 from eagle_plugin.engines.sglang.gpu import Gpu, unsupported_cache, unsupported_gpu
 from eagle_plugin.engines.sglang.round_test import Parts, RoundTest
+from eagle_plugin.engines.startup import StartRefused
 from eagle_plugin.kernels import loader
 from eagle_plugin.selftest import record
+from eagle_plugin.selftest.shapes import ModelShape
 
 SIZES = [1, 4]
 
@@ -304,6 +307,7 @@ def kept(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def ranks(monkeypatch: pytest.MonkeyPatch, others: Any) -> None:
     """This process is rank 0; others(value) are the values of the further ranks."""
     monkeypatch.setattr(selftest, "_gather", lambda value: [value, *others(value)])
+    monkeypatch.setattr(selftest, "rank_logger", lambda logger: logger)
 
 
 def test_a_record_saves_the_test(kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,6 +373,96 @@ def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EAGLE_SELFTEST")
     monkeypatch.setenv("EAGLE_GRAPHS", "emulate")
     assert selftest.is_wanted("cpu")
+
+
+class Engine:
+    """Stands for the engine's worker class."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self.arguments = arguments
+
+
+def created(monkeypatch: pytest.MonkeyPatch, reasons: list[str], failed: list[str]) -> Any:
+    """What the worker factory makes where these flags, and these findings of the self-test, speak against our worker."""
+    from eagle_plugin.engines.sglang import metrics, worker
+
+    class Ours:
+        shape, device = SHAPE, "cpu"
+
+        def __init__(self, **arguments: Any) -> None:
+            pass
+
+    runner = SimpleNamespace(device="cpu")
+    monkeypatch.setattr(support, "rank_logger", lambda logger: logger)
+    monkeypatch.setattr(support, "unsupported_reasons", lambda *arguments: reasons)
+    monkeypatch.setattr(selftest, "failed_kernels", lambda given: failed if given is runner else [])
+    monkeypatch.setattr(worker, "TreeWorker", Ours)
+    monkeypatch.setattr(metrics, "count_rounds", lambda *arguments: None)
+    arguments = SimpleNamespace(speculative_draft_model_path="HEAD", model_path="TARGET")
+    return support.worker_factory("EAGLE3", Engine)(arguments, 0, 1, SimpleNamespace(model_runner=runner))
+
+
+@pytest.mark.parametrize(("reasons", "failed"), [(["--tp-size 99"], []), ([], ["the self-test failed: propose"])])
+def test_the_factory_leaves_a_failed_device_to_the_engine(
+    reasons: list[str], failed: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert isinstance(created(monkeypatch, reasons, failed), Engine)
+    assert f"EAGLE3 is served by SGLang's own worker: {(reasons + failed)[0]}" in caplog.text
+
+
+def test_who_serves_is_said_when_it_is_known(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "eagle_plugin")
+    worker = created(monkeypatch, [], [])
+    assert not isinstance(worker, Engine) and not caplog.records
+    worker.announce(["the self-test failed: graphs"])
+    assert "served by SGLang's own worker: the self-test failed: graphs" in caplog.text
+    assert "served by the plugin" not in caplog.text
+    worker.announce([])
+    assert "EAGLE3 is served by the plugin's draft trees" in caplog.text
+
+
+def rounds_of(monkeypatch: pytest.MonkeyPatch, found: list[str]) -> tuple[list[Any], dict[str, Any]]:
+    """What `check_rounds` does with a worker whose round's test gives these findings: handed over, announced."""
+    done: list[Any] = []
+    runner = SimpleNamespace(device="cpu")
+    key = record.key_of("round", "cpu", {}, "sglang")
+    monkeypatch.setenv("EAGLE_SELFTEST", "1")
+    ranks(monkeypatch, lambda value: [])
+    monkeypatch.setattr(selftest, "model_shape", lambda runner: ModelShape())
+    monkeypatch.setattr(selftest, "round_key", lambda runner, shape: key)
+    monkeypatch.setattr(selftest, "parts_of", lambda worker: None)
+    monkeypatch.setattr(selftest, "test_rounds", lambda parts: found)
+    monkeypatch.setattr(selftest, "hand_over", lambda worker: done.append("handed over"))
+    worker = SimpleNamespace(
+        device="cpu", target_worker=SimpleNamespace(model_runner=runner), announce=lambda reasons: done.append(reasons)
+    )
+    selftest.check_rounds(worker)
+    return done, key
+
+
+def test_a_failed_round_is_handed_over_and_kept(kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    done, key = rounds_of(monkeypatch, ["graphs: wrong"])
+    assert done[0] == "handed over" and "the self-test failed: graphs: wrong" in done[1][0]
+    # The next start leaves the server to the engine at once, although its kernels are right.
+    monkeypatch.setattr(selftest.suite, "run", lambda *arguments: SimpleNamespace(reasons=[]))
+    monkeypatch.setattr(selftest, "_device", lambda runner: torch.device("cpu"))
+    assert selftest.failed_kernels(SimpleNamespace(device="cpu")) == done[1]
+    record.forget()
+    assert selftest.failed_kernels(SimpleNamespace(device="cpu")) == []
+    assert rounds_of(monkeypatch, [])[0] == [[]]
+
+
+def test_where_the_engine_cannot_take_over_the_start_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(worker: Any) -> None:
+        raise AttributeError("no such backend\nmore")
+
+    monkeypatch.setattr(handing, "_restore", fails)
+    with pytest.raises(StartRefused) as caught:
+        handing.hand_over(SimpleNamespace())
+    assert str(caught.value) == (
+        "eagle-plugin: the self-test failed and SGLang's own worker could not take over (no such backend); start the "
+        "server again: from now on it is served by SGLang's own worker"
+    )
 
 
 @pytest.mark.server
