@@ -383,7 +383,7 @@ class Engine:
 
 
 def created(monkeypatch: pytest.MonkeyPatch, reasons: list[str], failed: list[str]) -> Any:
-    """What the worker factory makes where these flags, and these findings of the self-test, speak against our worker."""
+    """What the worker factory makes where these flags and findings of the self-test speak against our worker."""
     from eagle_plugin.engines.sglang import metrics, worker
 
     class Ours:
