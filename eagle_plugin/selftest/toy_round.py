@@ -86,7 +86,7 @@ class ToyRound:
         drafted = min(max(vocabulary // 2, shape.topk), trial.draft_vocabulary, vocabulary)
         self._to_target = trial.permutation(vocabulary)[:drafted].contiguous()
         tables = trial.randn(vocabulary, vocabulary) * 3
-        # The head nearly knows its target, so that paths are accepted. Its row of a token is one position behind.
+        # The head nearly knows its target, so that paths are accepted. Its position of a token is lower by one.
         known = tables[:, self._to_target].roll(-1, 0) + trial.randn(vocabulary, drafted) / 2
         self.head, self.target = ToyModel(trial, known), ToyModel(trial, tables)
         columns = trial.sizes.table

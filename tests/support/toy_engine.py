@@ -1,5 +1,5 @@
-"""Two small models behind SGLang's drafter and verifier of ours, for rounds without an engine: one layer of real tree
-attention over a paged cache each, random weights."""
+"""Our drafter and verifier for SGLang on two small models, without an engine: each has one layer of real tree attention
+over a paged cache, and random weights."""
 
 from __future__ import annotations
 

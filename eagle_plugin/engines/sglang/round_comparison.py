@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from eagle_plugin.core.shape import Shape
-
-if TYPE_CHECKING:
-    from eagle_plugin.engines.sglang.round_test import Results
+from eagle_plugin.core.verify import Accepted
+from eagle_plugin.engines.round import Drafts
+from eagle_plugin.engines.sglang.decode_round import Extended
+from eagle_plugin.engines.sglang.verifier import TargetOutput
 
 # Relative differences of a row of floats. A graph and the same function as it is run the same kernels; a tree in one
 # forward and its paths do not: the sizes of all products differ, and in 16 bits every layer adds to that.
@@ -21,6 +22,16 @@ OTHER_SIZES = {torch.float32: 5e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 ROWS_ELSEWHERE = 0.1
 # The least part of the same tokens, where floats are not the same to the last bit: then near ties fall either way.
 LEAST_COMMON = 0.75
+
+
+class Results(NamedTuple):
+    """What one round's functions gave, each on what the captured function before it gave."""
+
+    drafts: Drafts
+    output: TargetOutput
+    accepted: Accepted
+    extended: Extended
+    moved: list[Tensor]  # [b, E, heads, dim]: keys and values of the accepted tokens, in some layers
 
 
 class RoundComparison:
@@ -49,8 +60,8 @@ class RoundComparison:
         self._equal("extend", "roots", roots[:b], roots_[:b])
         exact &= self._rows("extend", "hidden states", head.hidden[:b], head_.hidden[:b])
         exact &= self._rows("extend", "log p", _finite(head.top.logp[:b]), _finite(head_.top.logp[:b]))
-        listed = head.top.logp[:b] > -torch.inf
-        self._tokens("extend", "tokens", head.top.tokens[:b] * listed, head_.top.tokens[:b] * listed, exact)
+        possible = head.top.logp[:b] > -torch.inf
+        self._tokens("extend", "tokens", head.top.tokens[:b] * possible, head_.top.tokens[:b] * possible, exact)
         # draft
         tree, tree_ = found.drafts.tree, wanted.drafts.tree
         self._equal("draft", "tree.tokens of the roots", tree.tokens[:b, 0], tree_.tokens[:b, 0])

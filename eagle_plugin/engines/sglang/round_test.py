@@ -3,10 +3,7 @@ and a tree in one forward of the real target against its paths token by token.""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,58 +12,26 @@ from torch.utils._pytree import tree_map_only
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.engines.round import Drafts, HeadState, TopM
-from eagle_plugin.engines.sglang.batch import BatchReader, RoundBatch
-from eagle_plugin.engines.sglang.decode_round import DecodeRound, Extended
-from eagle_plugin.engines.sglang.drafter import DraftState, TreeDrafter
-from eagle_plugin.engines.sglang.round_comparison import RoundComparison
-from eagle_plugin.engines.sglang.verifier import TargetOutput, TreeVerifier
-from eagle_plugin.kernels.accepted_path import read_path
+from eagle_plugin.engines.sglang.batch import RoundBatch
+from eagle_plugin.engines.sglang.decode_round import DecodeRound
+from eagle_plugin.engines.sglang.drafter import DraftState
+from eagle_plugin.engines.sglang.random_batches import Parts, RandomBatches
+from eagle_plugin.engines.sglang.round_comparison import Results, RoundComparison
+from eagle_plugin.engines.sglang.verifier import TargetOutput
 
-SEED = 2026
-MOST_PREFIX = 48  # tokens of a request before its round
 TREE_PREFIX = 6  # few, so that what a node sees of its tree counts
 PATHS = 3  # of the tree, token by token
 TREE_REQUESTS = 4
 SECOND_PASS = 32  # up to so many captured keys are replayed on two batches each
 
 
-class Parts(NamedTuple):
-    """What a round runs on."""
-
-    round: DecodeRound
-    reader: BatchReader
-    verifier: TreeVerifier
-    drafter: TreeDrafter
-    shape: Shape
-    vocabulary: int
-    draft_vocabulary: int
-    req_to_token: Tensor  # [P, C] int32: the engine's table, of which no row is in use
-    keys: Tensor  # [P] int64: of the requests' random numbers
-    allocator: Any  # of cache slots
-    caches: list[Tensor]  # [slots, heads, dim]: keys and values of all layers of both models
-
-
-class Results(NamedTuple):
-    """What one round's functions gave, each on what the captured function before it gave."""
-
-    drafts: Drafts
-    output: TargetOutput
-    accepted: Accepted
-    extended: Extended
-    moved: list[Tensor]  # [b, E, heads, dim]: keys and values of the accepted tokens, in some layers
-
-
 class RoundTest:
-    """Runs rounds of random batches on real models and caches, whose rows and slots are free again afterwards."""
+    """Runs rounds of random batches on a server's models and caches."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._device = parts.req_to_token.device
-        # On the CPU: ranks of different GPUs have to draw the same.
-        self._generator = torch.Generator().manual_seed(SEED)
+        self._random = RandomBatches(parts)
         self._eager = DecodeRound(parts.drafter, parts.verifier, parts.reader)
-        self._template: DraftState | None = None
         self.longest = 0  # of the accepted paths
         self.fingerprints: list[int] = []  # of each round's accepted tokens and trees: equal on all ranks
 
@@ -81,9 +46,9 @@ class RoundTest:
 
         Without graphs a few rounds run twice: their fingerprints are compared between ranks.
         """
-        sizes = self._parts.round.sizes() or [self._requests(TREE_REQUESTS)]
+        sizes = self._parts.decode_round.sizes() or [self._random.requests(TREE_REQUESTS)]
         keys = [(n, shape, greedy) for n in sizes for shape in (self._parts.shape, PLAIN) for greedy in (True, False)]
-        order = [keys[i] for i in torch.randperm(len(keys), generator=self._generator).tolist()]
+        order = [keys[i] for i in torch.randperm(len(keys), generator=self._random.generator).tolist()]
         reasons: dict[str, None] = {}
         for lanes, shape, greedy in order * (2 if len(keys) <= SECOND_PASS else 1):
             for reason in self._one_batch(lanes, shape, greedy):
@@ -92,23 +57,23 @@ class RoundTest:
 
     def _one_batch(self, lanes: int, shape: Shape, greedy: bool) -> list[str]:
         what = f"graphs of {lanes} requests, {'greedy' if greedy else 'sampled'}, trees {shape}"
-        b = self._requests(lanes)
-        prefix = self._room(b)
+        b = self._random.requests(lanes)
+        prefix = self._random.room(b)
         try:
-            with self._borrowed(b, prefix + self._parts.shape.reach) as rows:
-                lengths = self._randint(2, prefix + 1, b)
-                batch = self._parts.reader.read(shape, self._schedule(rows, lengths, greedy), lanes)
-                state = self._state(b)
+            with self._random.borrowed(b, prefix + self._parts.shape.reach) as rows:
+                lengths = self._random.randint(2, prefix + 1, b)
+                batch = self._parts.reader.read(shape, self._random.schedule(rows, lengths, greedy), lanes)
+                state = self._random.state(b)
                 found, planted = self._replayed(batch, state)
                 wanted = self._as_it_is(batch, state, found, planted)
         except Exception as error:  # of any kind: a round that does not run is as bad as one that differs
             return [f"{what}: {type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"]
         self._remember(found)
-        return RoundComparison(what, b, shape, self._dtype).differences(found, wanted)
+        return RoundComparison(what, b, shape, self._parts.caches[0].dtype).differences(found, wanted)
 
     def _replayed(self, batch: RoundBatch, state: DraftState) -> tuple[Results, TargetOutput]:
         """The captured functions, each on what the one before left in static memory; and what the walk read."""
-        captured = self._parts.round
+        captured = self._parts.decode_round
         drafts = captured.draft(batch, state)
         own_drafts = _clone(drafts)
         output = captured.verify(batch, drafts)
@@ -135,17 +100,17 @@ class RoundTest:
         lanes, width = tree.tokens.shape
         nodes = logits.view(lanes, width, -1)
         best = nodes.nan_to_num().amax(dim=2)
-        liked = best + 1 + 4 * torch.rand(lanes, width, generator=self._generator).to(self._device)
+        liked = best + 1 + 4 * torch.rand(lanes, width, generator=self._random.generator).to(self._random.device)
         for node in range(1, width):
             parent = tree.parents[:, node : node + 1].long().clamp(min=0)
             is_node = tree.parents[:, node] >= 0
-            lane, token = torch.arange(lanes, device=self._device), tree.tokens[:, node]
+            lane, token = torch.arange(lanes, device=self._random.device), tree.tokens[:, node]
             old = nodes[lane, parent[:, 0], token]
             nodes[lane, parent[:, 0], token] = torch.where(is_node, liked.gather(1, parent)[:, 0] + node / width, old)
 
     def _moved(self, batch: RoundBatch, accepted: Accepted) -> list[Tensor]:
         slots = batch.window(0, batch.shape.max_accept_length)
-        kept = (torch.arange(slots.shape[1], device=self._device) < accepted.lengths[:, None])[: batch.b]
+        kept = (torch.arange(slots.shape[1], device=self._random.device) < accepted.lengths[:, None])[: batch.b]
         slots = slots[: batch.b].where(kept, 0)
         ends = self._parts.caches[0], self._parts.caches[-1]
         return [cache[slots].masked_fill(~kept[:, :, None, None], 0) for cache in ends]
@@ -162,11 +127,11 @@ class RoundTest:
     def tree_against_paths(self) -> list[str]:
         """The target's logits after the nodes of a tree, in one forward and path by path in forwards of one node."""
         parts = self._parts
-        shape, b = parts.shape, self._requests(TREE_REQUESTS)
-        with self._borrowed(b, TREE_PREFIX + shape.reach) as rows:
-            roots = self._randint(0, parts.vocabulary, b)
+        shape, b = parts.shape, self._random.requests(TREE_REQUESTS)
+        with self._random.borrowed(b, TREE_PREFIX + shape.reach) as rows:
+            roots = self._random.randint(0, parts.vocabulary, b)
             for length in range(TREE_PREFIX):
-                self._one_token(rows, length, self._randint(0, parts.vocabulary, b))
+                self._one_token(rows, length, self._random.randint(0, parts.vocabulary, b))
             tree = self._random_tree(roots, shape)
             batch = self._read(shape, rows, TREE_PREFIX)
             at_once = parts.verifier.forward(batch, tree).logits.view(b, shape.width, -1).clone()
@@ -175,7 +140,9 @@ class RoundTest:
                 for depth, node in enumerate(path):
                     one = self._one_token(rows, TREE_PREFIX + depth, tree.tokens[:, node])
                     pairs.append((at_once[:, node], one))
-        return RoundComparison("a tree in one forward of the target", b, shape, self._dtype).logits_differ(pairs)
+        return RoundComparison(
+            "a tree in one forward of the target", b, shape, self._parts.caches[0].dtype
+        ).logits_differ(pairs)
 
     def _one_token(self, rows: Tensor, length: int, tokens: Tensor) -> Tensor:
         """Logits [b, V] after tokens [b] at this position, whose keys and values are stored."""
@@ -183,8 +150,8 @@ class RoundTest:
         return self._parts.verifier.forward(batch, DraftTree.padding(tokens, 1)).logits.clone()
 
     def _read(self, shape: Shape, rows: Tensor, length: int) -> RoundBatch:
-        lengths = torch.full((len(rows),), length, device=self._device)
-        return self._parts.reader.read(shape, self._schedule(rows, lengths, True), len(rows))
+        lengths = torch.full((len(rows),), length, device=self._random.device)
+        return self._parts.reader.read(shape, self._random.schedule(rows, lengths, True), len(rows))
 
     def _random_tree(self, roots: Tensor, shape: Shape) -> DraftTree:
         """Trees of one random form and different tokens."""
@@ -192,7 +159,9 @@ class RoundTest:
         ancestors = [1]
         for node in range(1, width):
             # A chain of the greatest depth first, then children of any node that is not too deep.
-            parent = node - 1 if node <= shape.steps else int(torch.randint(0, node, (), generator=self._generator))
+            parent = (
+                node - 1 if node <= shape.steps else int(torch.randint(0, node, (), generator=self._random.generator))
+            )
             while depths[parent] >= shape.steps:
                 parent = parents[parent]
             parents.append(parent)
@@ -200,101 +169,10 @@ class RoundTest:
             bits = ancestors[parent] | 1 << node
             ancestors.append(bits - 2**64 if bits >= 2**63 else bits)
         tree = DraftTree.padding(roots, width)
-        tree.tokens[:, 1:] = self._randint(0, self._parts.vocabulary, len(roots), width - 1)
+        tree.tokens[:, 1:] = self._random.randint(0, self._parts.vocabulary, len(roots), width - 1)
         for values, one in ((tree.parents, parents), (tree.depths, depths), (tree.ancestors, ancestors)):
-            values.copy_(torch.tensor(one, device=self._device).to(values.dtype))
+            values.copy_(torch.tensor(one, device=self._random.device).to(values.dtype))
         return tree
-
-    # --- random batches on free rows and slots
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return self._parts.caches[0].dtype
-
-    def _requests(self, lanes: int) -> int:
-        """As many requests as lanes, or fewer where the table or the cache is small."""
-        need = MOST_PREFIX // 4 + self._parts.shape.reach
-        free = self._parts.allocator.available_size() // need
-        return max(1, min(lanes, free, len(self._parts.req_to_token) - 1))
-
-    def _room(self, b: int) -> int:
-        """The longest prefix for which b requests have slots."""
-        reach = self._parts.shape.reach
-        room = min(self._parts.allocator.available_size() // b, self._parts.req_to_token.shape[1]) - reach - 1
-        return max(2, min(MOST_PREFIX, room))
-
-    @contextlib.contextmanager
-    def _borrowed(self, b: int, positions: int) -> Iterator[Tensor]:
-        """Rows [b] int64 of the table that name a random free slot for each position; keys and values are random."""
-        parts = self._parts
-        need = b * positions
-        page = getattr(parts.allocator, "page_size", 1)
-        slots = parts.allocator.alloc(-(-need // page) * page)
-        if slots is None:
-            raise RuntimeError(f"the KV cache has no {need} free slots for the self-test: give the server more of it")
-        rows = 1 + self._permutation(len(parts.req_to_token) - 1)[:b]  # row 0 is the padding lanes'
-        kept = parts.req_to_token[rows].clone(), parts.keys[rows].clone()
-        try:
-            used = slots[self._permutation(len(slots))][:need]
-            parts.req_to_token[rows, :positions] = used.view(b, positions).int()
-            parts.keys[rows] = self._randint(-(2**62), 2**62, b)
-            for cache in parts.caches:
-                values = torch.randn(need, *cache.shape[1:], generator=self._on_device(), device=self._device)
-                cache[used] = values.to(cache.dtype)
-            yield rows
-        finally:
-            parts.req_to_token[rows], parts.keys[rows] = kept
-            parts.allocator.free(slots)
-
-    def _schedule(self, rows: Tensor, lengths: Tensor, greedy: bool) -> Any:
-        """What the reader reads of an SGLang ``ScheduleBatch``."""
-        b, device = len(rows), self._device
-        temperatures = 0.5 + torch.rand(b, 1, generator=self._generator)
-        top_ps = 0.8 + 0.2 * torch.rand(b, generator=self._generator)
-        top_ks = torch.full((b,), 1 if greedy else self._parts.vocabulary, dtype=torch.int32)
-        sampling = SimpleNamespace(
-            temperatures=torch.ones(b, 1, device=device) if greedy else temperatures.to(device),
-            top_ks=top_ks.to(device),
-            top_ps=torch.ones(b, device=device) if greedy else top_ps.to(device),
-            min_ps=torch.zeros(b, device=device),
-            is_all_greedy=greedy,
-        )
-        return SimpleNamespace(seq_lens=lengths, req_pool_indices=rows, sampling_info=sampling)
-
-    def _state(self, b: int) -> DraftState:
-        """A random state of the head, of b requests."""
-        if self._template is None:
-            self._template = self._first_state()
-        like = self._template
-        top_m = like.head.top.tokens.shape[1]
-        logits = torch.randn(b, self._parts.draft_vocabulary, generator=self._generator) * 3
-        logp, tokens = (values.to(self._device) for values in logits.log_softmax(dim=1).topk(top_m))
-        hidden = torch.randn(b, *like.head.hidden.shape[1:], generator=self._generator)
-        top = TopM(logp.to(like.head.top.logp.dtype), tokens)
-        hidden = hidden.to(self._device, like.head.hidden.dtype)
-        return DraftState(HeadState(top, hidden), self._randint(0, self._parts.vocabulary, b))
-
-    def _first_state(self) -> DraftState:
-        """Of one padding lane: what widths and dtypes a state has."""
-        parts = self._parts
-        batch = parts.reader.padding(parts.shape, 1, is_greedy=False)
-        roots = torch.zeros(1, dtype=torch.int64, device=self._device)
-        output = parts.verifier.forward(batch, DraftTree.padding(roots, parts.shape.width))
-        longest = parts.shape.max_accept_length
-        index = torch.zeros(1, longest, dtype=torch.int32, device=self._device)
-        accepted = Accepted(index, torch.ones_like(index[:, 0]), index.long())
-        path = read_path(accepted, batch.prefix_lens, parts.shape.width)
-        return parts.drafter.extend(batch, accepted, path, output.features[:1].repeat(longest, 1))
-
-    def _randint(self, low: int, high: int, *shape: int) -> Tensor:
-        return torch.randint(low, high, shape, generator=self._generator).to(self._device)
-
-    def _permutation(self, n: int) -> Tensor:
-        return torch.randperm(n, generator=self._generator).to(self._device)
-
-    def _on_device(self) -> torch.Generator:
-        seed = int(torch.randint(0, 2**31, (), generator=self._generator))
-        return torch.Generator(self._device).manual_seed(seed)
 
 
 def _paths(parents: list[int]) -> list[list[int]]:

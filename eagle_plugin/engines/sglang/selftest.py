@@ -19,8 +19,9 @@ from eagle_plugin.atomic_io import WriteError
 from eagle_plugin.engines.sglang import version
 from eagle_plugin.engines.sglang.capture import emulated
 from eagle_plugin.engines.sglang.hand_over import hand_over
+from eagle_plugin.engines.sglang.random_batches import Parts
 from eagle_plugin.engines.sglang.ranks import rank_logger
-from eagle_plugin.engines.sglang.round_test import Parts, RoundTest
+from eagle_plugin.engines.sglang.round_test import RoundTest
 from eagle_plugin.selftest import record, suite
 from eagle_plugin.selftest.shapes import DTYPES, ModelShape, as_text
 
@@ -137,7 +138,7 @@ def parts_of(worker: Any) -> Parts:
     for pool in (runner.token_to_kv_pool, drafter.draft_runner.token_to_kv_pool):
         caches += [*pool.k_buffer, *pool.v_buffer]
     return Parts(
-        round=worker._round,
+        decode_round=worker._round,
         reader=worker._reader,
         verifier=worker._verifier,
         drafter=drafter,
