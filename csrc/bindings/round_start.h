@@ -1,6 +1,5 @@
 // Binding of start_round: the argument checks and the exported function, the same in the CPU and the CUDA library. Each
-// library defines `run` for the call below and includes this header in one source file. Values are checked on the CPU
-// only: on a GPU the host would have to wait for the device.
+// library defines `run` for the call below and includes this header in one source file.
 #pragma once
 #include <eagle/round_start.h>
 
@@ -85,17 +84,6 @@ inline void start_round(TensorView lengths, TensorView rows, TensorView req_to_t
   if (size < 1 || context < 1) {
     TVM_FFI_THROW(ValueError) << "req_to_token has shape [" << size << ", " << context
                               << "], wanted rows and positions: pass the engine's";
-  }
-  for (int64_t i = 0; kChecksValues && i < b; ++i) {
-    const int64_t length = ptr<int64_t>(lengths)[i], row = ptr<int64_t>(rows)[i];
-    if (length < 0) {
-      TVM_FFI_THROW(ValueError) << "lengths[" << i << "] is " << length
-                                << ", wanted 0 or more: it counts committed tokens";
-    }
-    if (row < 0 || row >= size) {
-      TVM_FFI_THROW(ValueError) << "rows[" << i << "] is " << row << ", wanted 0 to " << size - 1
-                                << ": req_to_token has a row for each request";
-    }
   }
   if (lanes == 0) return;
   const int64_t width = table.size(1);

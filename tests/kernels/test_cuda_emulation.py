@@ -15,8 +15,11 @@ import tvm_ffi
 from cuda_emulation import CSRC, build_driver, build_emulated
 from kernel_cases import random_parents
 
+from eagle_plugin.core.penalties import Penalties
+from eagle_plugin.core.round_start import RoundStart
+from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.tree import new_table
-from eagle_plugin.kernels import kv, loader, sampling, tree
+from eagle_plugin.kernels import kv, loader, penalties, round_start, sampling, tree
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 
@@ -112,7 +115,7 @@ def test_a_planted_race_is_named(driver: Path, without_a_barrier: Path, tmp_path
 def use(monkeypatch: pytest.MonkeyPatch, library: Path) -> None:
     """Let the kernels' Python functions call this library."""
     module = tvm_ffi.load_module(str(library))
-    for caller in (kv, tree):
+    for caller in (kv, penalties, round_start, tree):
         monkeypatch.setattr(caller, "function", lambda name, *_: module.get_function(name))
 
 
@@ -158,6 +161,39 @@ def test_wrong_moves_stop(emulated: Path, monkeypatch: pytest.MonkeyPatch) -> No
     cache = before.clone()
     kv.store_kv(cache, cache, torch.tensor([8, 2, -1]), -before[:3] - 1, -before[:3] - 1)
     assert cache[:, 0, 0].tolist() == [0, 1, -2, 3, 4, 5, 6, 7]
+
+
+def test_wrong_rows_and_tokens_change_nothing(emulated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the CPU refuses for its values: other requests are served, and nothing else is written."""
+    use(monkeypatch, emulated)
+    tables = Penalties(
+        torch.ones(2, 5, dtype=torch.int32),
+        torch.zeros(2),
+        *(torch.ones(2) for _ in range(2)),
+        torch.tensor([[4], [4]]),
+        torch.tensor([9, 9]),
+    )
+    one, zero = torch.ones(3, 1, dtype=torch.int64), torch.zeros(3, 1, dtype=torch.int32)
+    logits, lengths = torch.zeros(3, 5), torch.tensor([8, 8, 8])
+    penalties.penalize_nodes(logits, one, one, zero, torch.tensor([-1, 1, 2]), lengths, tables)
+    assert logits.tolist() == [[0.0] * 5, [-1.0] * 4 + [-torch.inf], [0.0] * 5]
+
+    counts, tokens = torch.zeros(2, 3, dtype=torch.int32), torch.tensor([[0, 1], [3, 1], [-1, 2], [2, 2], [0, 0]])
+    many = torch.tensor([2, 2, 2, 9, -1], dtype=torch.int32)
+    penalties.count_tokens(counts, torch.tensor([2, 0, 1, 1, 0]), tokens, many)
+    assert counts.tolist() == [[0, 1, 0], [0, 0, 3]]
+
+    out = RoundStart.empty(3, 2, 4)
+    out.table.fill_(-1)
+    three = SamplingParams(torch.full((3,), 0.5), torch.full((3,), 9).int(), *(torch.full((3,), 0.5) for _ in range(2)))
+    req_to_token, keys = torch.arange(1, 9, dtype=torch.int32).view(2, 4), torch.tensor([5, 6])
+    round_start.start_round(out, torch.tensor([1, 1, -3]), torch.tensor([2, 1, 0]), req_to_token, keys, three)
+    assert out.requests.tolist() == [0, 1, 0]
+    assert out.prefix_lens.tolist() == [1, 1, 1]
+    assert out.keys.tolist() == [0, 6, 0]
+    assert out.slots.tolist() == [[0, 0], [6, 7], [0, 0]]
+    assert out.table.tolist() == [[0, 0, 0, -1], [5, 6, 7, -1], [0, 0, 0, -1]]
+    assert out.sampling.top_ks.tolist() == [1, 9, 1]
 
 
 def test_a_library_is_tried_before_it_serves(emulated: Path) -> None:

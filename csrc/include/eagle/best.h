@@ -8,6 +8,7 @@
 namespace eagle {
 
 constexpr int kCollected = 2048;  // items that a block can hold at once
+constexpr int kGroups = 256;      // groups of the members of a block, at least kMaxTopM
 
 struct BestScratch {  // shared by the team
   uint64_t best[kMaxTopM];
@@ -73,9 +74,9 @@ inline int32_t find_best(const SerialTeam&, BestScratch& scratch, const Source& 
 }
 #endif
 
-// A block collects the items that may be among the best and counts their ranks. The n-th best of the members' best
-// items is a lower bound of the n best items. Few items reach it, unless the best items all belong to a few members.
-// When too many items reach it, the best are searched one by one.
+// A block collects the items that may be among the best and counts their ranks. Its members form groups, whose best
+// items are compared with each other: the n-th best of these is a lower bound of the n best items. Few items reach it,
+// unless the best items all belong to a few groups. When too many items reach it, the best are searched one by one.
 template <class Team, class Source>
 EAGLE_HD int32_t find_best(const Team& team, BestScratch& scratch, const Source& source, int32_t count, int32_t n) {
   const int32_t wanted = n < count ? n : count;
@@ -91,9 +92,17 @@ EAGLE_HD int32_t find_best(const Team& team, BestScratch& scratch, const Source&
   scratch.keys[team.rank()] = mine;
   if (team.rank() == 0) scratch.length = 0;
   team.sync();
+  const int32_t groups = team.size() < kGroups ? team.size() : kGroups;
+  const bool leads = team.rank() < groups;
+  for (int32_t j = team.rank() + groups; leads && j < team.size(); j += groups) {
+    mine = scratch.keys[j] > mine ? scratch.keys[j] : mine;
+  }
+  team.sync();
+  if (leads) scratch.keys[team.rank()] = mine;
+  team.sync();
   int32_t better = 0;
-  for (int j = 0; j < team.size(); ++j) better += scratch.keys[j] > mine;
-  const uint64_t floor = team.max(better == wanted - 1 ? mine : uint64_t{0});  // 0 when fewer members have an item
+  for (int32_t j = 0; leads && j < groups; ++j) better += scratch.keys[j] > mine;
+  const uint64_t floor = team.max(leads && better == wanted - 1 ? mine : uint64_t{0});  // 0 when fewer have an item
 
   for (int64_t i = first; i < count; i += step) {
     source.visit(i, [&](float score, int32_t index) {

@@ -25,25 +25,27 @@ struct RowScratch {  // shared by the team
   Histogram histogram;
   uint64_t keys[kCollected];  // the collected tokens, see best_key
   uint64_t masses[kSegments];
+  int64_t total, heavy;  // weight of all tokens, and of those that are as heavy as min-p wants
   uint32_t length;
 };
 
 struct CollectedTokens {  // all tokens from a certain logit on, for the filters
-  const uint64_t* keys;
-  int32_t length;
-  int64_t heavy;  // weight of all tokens of the row that are as heavy as min-p wants
+  const RowScratch& scratch;
 
+  EAGLE_HD int32_t length() const { return static_cast<int32_t>(scratch.length); }
+  EAGLE_HD float logit(int32_t j) const { return score_of(scratch.keys[j]); }
+  EAGLE_HD int32_t token(int32_t j) const { return index_of(scratch.keys[j]); }
   template <class Team, class F>
   EAGLE_HD int64_t sum(Team& team, F&& f) const {
     int64_t s = 0;
-    for (int32_t j = team.rank(); j < length; j += team.size()) s += f(score_of(keys[j]), index_of(keys[j]));
+    for (int32_t j = team.rank(); j < length(); j += team.size()) s += f(logit(j), token(j));
     return team.sum(s);
   }
   template <class Team>
   EAGLE_HD void count(Team& team, Histogram& histogram, const TargetDistribution& target, const Digit& digit) const {
-    for (int32_t j = team.rank(); j < length; j += team.size()) {
-      const uint32_t key = descending_key(score_of(keys[j]));
-      const int64_t weight = target.raw_weight(score_of(keys[j]));
+    for (int32_t j = team.rank(); j < length(); j += team.size()) {
+      const uint32_t key = descending_key(logit(j));
+      const int64_t weight = target.raw_weight(logit(j));
       if (!digit.counts(key, weight)) continue;
       team.add(&histogram.counts[digit.bin(key)], 1u);
       team.add(&histogram.masses[digit.bin(key)], static_cast<uint64_t>(weight));
@@ -52,13 +54,13 @@ struct CollectedTokens {  // all tokens from a certain logit on, for the filters
   template <class Team>
   EAGLE_HD int32_t nth_equal(Team& team, const TargetDistribution& target, int64_t n) const {
     int32_t found = target.vocabulary;
-    for (int32_t j = team.rank(); j < length; j += team.size()) {
-      if (score_of(keys[j]) != target.cut_value) continue;
+    for (int32_t j = team.rank(); j < length(); j += team.size()) {
+      if (logit(j) != target.cut_value) continue;
       int64_t rank = 1;
-      for (int32_t i = 0; i < length; ++i) {
-        rank += score_of(keys[i]) == target.cut_value && index_of(keys[i]) < index_of(keys[j]);
+      for (int32_t i = 0; i < length(); ++i) {
+        rank += logit(i) == target.cut_value && token(i) < token(j);
       }
-      if (rank == n) found = index_of(keys[j]);
+      if (rank == n) found = token(j);
     }
     return team.min(found);
   }
@@ -69,7 +71,7 @@ struct CollectedTokens {  // all tokens from a certain logit on, for the filters
   }
   template <class Team>
   EAGLE_HD int64_t kept(Team& team, const TargetDistribution& target) const {
-    if (target.cut_value == -INFINITY && target.cut_index == target.vocabulary) return heavy;  // nothing is cut
+    if (target.cut_value == -INFINITY && target.cut_index == target.vocabulary) return scratch.heavy;  // nothing is cut
     return sum(team, [&](float x, int32_t i) { return target.kept_weight(x, i); });
   }
 };
@@ -155,27 +157,31 @@ EAGLE_HD void describe_row(Team& team, RowScratch& scratch, const LogitsRow<floa
     return weight >= min_weight ? weight : 0;
   });
   total = team.sum(total);  // the barrier, too
+  if (team.rank() == 0) {
+    scratch.total = total;
+    scratch.heavy = 0;
+    for (int32_t s = 0; s < kSegments; ++s) scratch.heavy += static_cast<int64_t>(scratch.masses[s]);
+  }
   target.keep_all(total);
-  int64_t heavy = 0;
-  for (int32_t s = 0; s < kSegments; ++s) heavy += static_cast<int64_t>(scratch.masses[s]);
+  team.sync();
 
-  const CollectedTokens collected{scratch.keys, static_cast<int32_t>(scratch.length), heavy};
+  const CollectedTokens collected{scratch};
   const bool enough =
       scratch.length <= kCollected && apply_filters(team, scratch.histogram, collected, params, chained, target);
   if (!enough) {
-    target.keep_all(total);
+    target.keep_all(scratch.total);
     apply_filters(team, scratch.histogram, AllTokens{}, params, chained, target);
   }
-  if (target.cut_value != -INFINITY ||
-      target.cut_index != vocabulary) {  // else the masses are those of the kept tokens
+  // If nothing is cut, the masses are already those of the kept tokens.
+  if (target.cut_value != -INFINITY || target.cut_index != vocabulary) {
     const auto kept = [&](float x, int32_t token) { return target.kept_weight(x, token); };
     team.sync();  // all have read the masses
     if (!enough) sum_segments(team, row, scratch.masses, kept);
     for (int32_t s = team.rank(); enough && s < kSegments; s += team.size()) scratch.masses[s] = 0;
     team.sync();
-    for (int32_t j = team.rank(); enough && j < collected.length; j += team.size()) {
-      const int32_t token = index_of(collected.keys[j]);
-      const int64_t weight = kept(score_of(collected.keys[j]), token);
+    for (int32_t j = team.rank(); enough && j < collected.length(); j += team.size()) {
+      const int32_t token = collected.token(j);
+      const int64_t weight = kept(collected.logit(j), token);
       team.add(&scratch.masses[token / segment_length(vocabulary)], static_cast<uint64_t>(weight));
     }
     team.sync();

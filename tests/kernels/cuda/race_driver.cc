@@ -63,6 +63,9 @@ KERNEL(sibling_links)
 KERNEL(uniforms)
 KERNEL(propose)
 KERNEL(verify_tree)
+KERNEL(penalize_nodes)
+KERNEL(count_tokens)
+KERNEL(start_round)
 
 void grow_and_walk() {
   const int64_t b = 2, k = 8, beam = 8, width = 64, vocabulary = 5000;
@@ -147,8 +150,42 @@ void sample() {
   }
 }
 
+// Counted tokens in two tiles, tokens on the paths that are counted or not, and stop tokens.
+void penalize() {
+  const int64_t b = 2, width = 6, rows = 3, vocabulary = 2100;
+  Tensor<float> logits({b * width, vocabulary}, 20), strengths({rows}, 3);
+  Tensor<int64_t> tokens({b, width}, 5), ancestors({b, width}), places({b}), lengths({b}), stops({rows, 2}, 7);
+  Tensor<int64_t> min_lens({rows}), yielded({b, 3}, 2);
+  Tensor<int32_t> depths({b, width}), counts({rows, vocabulary}, 3), accept_lengths({b});
+  for (int64_t i = 0; i < b * width; ++i) {
+    ancestors.values[i] = (int64_t{2} << i % width) - 1;
+    depths.values[i] = static_cast<int32_t>(i % width);
+  }
+  strengths.values = {1, 2, 3};
+  places.values = {2, 2};
+  min_lens.values = {9, 9, 9};
+  accept_lengths.values = {3, 2};
+  penalize_nodes(logits, tokens, ancestors, depths, places, lengths, counts, strengths, strengths, strengths, stops,
+                 min_lens);
+  count_tokens(counts, places, yielded, accept_lengths);
+}
+
+void start() {
+  const int64_t b = 2, lanes = 3, reach = 4, rows = 3, context = 5000;
+  Tensor<int64_t> lengths({b}), places({b}), keys({rows}, 7), prefix_lens({lanes}), requests({lanes}),
+      out_keys({lanes}), slots({lanes, reach});
+  Tensor<int32_t> req_to_token({rows, context}, 97), table({lanes, context}), top_ks({b}, 9), out_top_ks({lanes});
+  Tensor<float> x({b}, 9), temperatures({lanes}), top_ps({lanes}), min_ps({lanes});
+  lengths.values = {4500, 10};
+  places.values = {1, 2};
+  start_round(lengths, places, req_to_token, keys, x, top_ks, x, x, prefix_lens, requests, out_keys, slots, table,
+              temperatures, out_top_ks, top_ps, min_ps);
+}
+
 int main() {
   grow_and_walk();
   sample();
+  penalize();
+  start();
   std::puts("finished");
 }
