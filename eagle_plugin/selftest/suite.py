@@ -76,7 +76,8 @@ def run(device: torch.device | str, model: ModelShape, progress: Callable[[str],
     device = torch.device(device)
     findings = []
     progress("building kernels, if this is their first use")
-    with exact_products(), torch.no_grad():
+    current = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    with current, exact_products(), torch.no_grad():
         for check in checks_on(device):
             progress(check.name)
             findings.append(run_check(check, device, model))

@@ -204,6 +204,7 @@ def _clone(result: ToyResult) -> ToyResult:
 def capturing(device: torch.device) -> Iterator[Capturer]:
     """What makes graphs on this device: CUDA, or the emulator, which sees native kernels within the block only."""
     if device.type == "cuda":
+        torch.cuda.synchronize(device)  # what the default stream has begun is read on another one
         with torch.cuda.stream(torch.cuda.Stream(device)):
             yield CudaCapturer()
             torch.cuda.synchronize(device)

@@ -53,21 +53,28 @@ class RandomBatches:
     def requests(self, lanes: int) -> int:
         """As many requests as lanes, or fewer where the table or the cache is small."""
         need = MOST_PREFIX // 4 + self._parts.shape.reach
-        free = self._parts.allocator.available_size() // need
+        free = self._free() // need
         return max(1, min(lanes, free, len(self._parts.req_to_token) - 1))
 
     def room(self, b: int) -> int:
         """The longest prefix for which b requests have slots."""
         reach = self._parts.shape.reach
-        room = min(self._parts.allocator.available_size() // b, self._parts.req_to_token.shape[1]) - reach - 1
+        room = min(self._free() // b, self._parts.req_to_token.shape[1]) - reach - 1
         return max(2, min(MOST_PREFIX, room))
+
+    def _free(self) -> int:
+        """Slots that whole pages have room for."""
+        return int(self._parts.allocator.available_size()) - self._page()
+
+    def _page(self) -> int:
+        return int(self._parts.allocator.page_size)
 
     @contextlib.contextmanager
     def borrowed(self, b: int, positions: int) -> Iterator[Tensor]:
         """Rows [b] int64 of the table that name a random free slot for each position; keys and values are random."""
         parts = self._parts
         need = b * positions
-        page = getattr(parts.allocator, "page_size", 1)
+        page = self._page()
         slots = parts.allocator.alloc(-(-need // page) * page)
         if slots is None:
             raise RuntimeError(f"the KV cache has no {need} free slots for the self-test: give the server more of it")

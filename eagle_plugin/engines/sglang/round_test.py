@@ -31,6 +31,7 @@ class RoundTest:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._random = RandomBatches(parts)
+        self._dtype = parts.caches[0].dtype
         self._eager = DecodeRound(parts.drafter, parts.verifier, parts.reader)
         self.longest = 0  # of the accepted paths
         self.fingerprints: list[int] = []  # of each round's accepted tokens and trees: equal on all ranks
@@ -69,7 +70,7 @@ class RoundTest:
         except Exception as error:  # of any kind: a round that does not run is as bad as one that differs
             return [f"{what}: {type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"]
         self._remember(found)
-        return RoundComparison(what, b, shape, self._parts.caches[0].dtype).differences(found, wanted)
+        return RoundComparison(what, b, shape, self._dtype).differences(found, wanted)
 
     def _replayed(self, batch: RoundBatch, state: DraftState) -> tuple[Results, TargetOutput]:
         """The captured functions, each on what the one before left in static memory; and what the walk read."""
@@ -140,9 +141,8 @@ class RoundTest:
                 for depth, node in enumerate(path):
                     one = self._one_token(rows, TREE_PREFIX + depth, tree.tokens[:, node])
                     pairs.append((at_once[:, node], one))
-        return RoundComparison(
-            "a tree in one forward of the target", b, shape, self._parts.caches[0].dtype
-        ).logits_differ(pairs)
+        what = "a tree in one forward of the target"
+        return RoundComparison(what, b, shape, self._dtype).logits_differ(pairs)
 
     def _one_token(self, rows: Tensor, length: int, tokens: Tensor) -> Tensor:
         """Logits [b, V] after tokens [b] at this position, whose keys and values are stored."""

@@ -239,7 +239,7 @@ def test_a_failed_round_is_handed_over_and_kept(kept: dict[str, Any], monkeypatc
     assert rounds_of(monkeypatch, [])[0] == [[]]
 
 
-def test_the_start_is_refused_where_the_engine_cannot_take_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hand_over_that_fails_refuses_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(worker: Any) -> None:
         raise AttributeError("no such backend\nmore")
 
