@@ -40,7 +40,7 @@ from eagle_plugin.engines.sglang.support import unsupported_reasons
 from eagle_plugin.engines.sglang.worker import TreeWorker
 from eagle_plugin.errors import UserError
 
-MAX_BATCH, VOCABULARY, PROMPT_TOKENS = 32, 512, 12
+MAX_BATCH, VOCABULARY, PROMPT_TOKENS, CONTEXT = 32, 512, 12, 2048
 WARM_ROUNDS = 5  # of every run, not measured
 # The phases of a round, in their order; SCHEDULER is the engine's work between two rounds.
 BEGIN, DRAFT, PREPARE, TAIL, EXTEND, REST = PHASES = ("begin", "draft", "verify preparation", "tail", "extend", "rest")
@@ -87,8 +87,8 @@ def boot(folder: Path, shape: Shape) -> Scheduler:
         model_path=str(target),
         device="cpu",
         dtype="float32",
-        context_length=2048,
-        max_total_tokens=MAX_BATCH * 1024,
+        context_length=CONTEXT,
+        max_total_tokens=MAX_BATCH * CONTEXT,
         max_running_requests=MAX_BATCH,
         mem_fraction_static=0.3,
         speculative_algorithm="EAGLE3",
@@ -223,7 +223,7 @@ def request(scenario: Scenario, name: str) -> TokenizedGenerateReqInput:
     """One request that goes on until it is aborted."""
     number = int(name)
     sampling = SamplingParams(
-        temperature=scenario.temperature, top_p=0.9, max_new_tokens=1500, ignore_eos=True, sampling_seed=None
+        temperature=scenario.temperature, top_p=0.9, max_new_tokens=CONTEXT - 400, ignore_eos=True, sampling_seed=None
     )
     sampling.normalize(None)
     ids = [10 + (7 * number + 3 * i) % (VOCABULARY - 20) for i in range(PROMPT_TOKENS)]

@@ -27,7 +27,8 @@ LAW: dict[str, set[str]] = {
     "reference": {"core", "heads"},
     "evaluate": {"core", "heads", "data", "models", "reference"},
     "engines": {"core", "heads", "kernels"},
-    "engines.sglang": {"core", "heads", "kernels", "engines"},
+    "selftest": {"core", "kernels", "engines"},
+    "engines.sglang": {"core", "heads", "kernels", "engines", "selftest"},
     "engines.vllm": {"core", "heads", "kernels", "engines"},
     "train": {"core", "heads", "data", "models"},
     "optimize": {"data", "bench", "models", "train.recipe"},  # the sub-commands run in processes of their own
@@ -36,7 +37,7 @@ LAW: dict[str, set[str]] = {
 COMPAT_MAY_IMPORT = {"core", "kernels"}
 # An engine's package -> the only room that may import it.
 ENGINES = {"sglang": "engines.sglang", "sgl_kernel": "engines.sglang", "vllm": "engines.vllm"}
-SERVING = {"engines", "engines.sglang", "engines.vllm", "kernels"}
+SERVING = {"engines", "engines.sglang", "engines.vllm", "kernels", "selftest"}
 LEARNING = {"optimize", "train", "data", "evaluate", "reference"}
 
 

@@ -41,7 +41,7 @@ def run(setting: Setting) -> dict[str, Any]:
     bandwidth = copy_bandwidth(setting)
     positions = context + repeats * max(shape.max_accept_length for shape in shapes) + 128
     target = size.target(positions, setting.device)
-    rows = []
+    rows, summary = [], []
     # Emulated graphs would be slower than no graphs.
     with capturing(setting) if setting.on_gpu else nullcontext(lambda: None) as new_capturer:
         for batch in batches:
@@ -55,10 +55,11 @@ def run(setting: Setting) -> dict[str, Any]:
                 del decoder
                 row = {"batch": batch, "shape": str(shape), "temperature": temperature}
                 row |= compare(times, floor_of(size, shape, batch, context, bandwidth), plain, plain_floor)
-                print(row, flush=True)
                 rows.append(row)
+                summary.append(as_sentence(row))
+                print(summary[-1], flush=True)
     about = {"model": size.name, "dtype": str(size.dtype).removeprefix("torch."), "context": context}
-    return about | {"graphs": setting.on_gpu, "copy_gb_s": round(bandwidth / 1e9, 1), "rows": rows}
+    return about | {"graphs": setting.on_gpu, "copy_gb_s": round(bandwidth / 1e9, 1), "rows": rows, "summary": summary}
 
 
 def compare(
@@ -74,6 +75,17 @@ def compare(
         "plain_share_of_floor": round(plain_floor / plain, 3),
         "break_even_accept_length": round(whole / plain, 3),
     }
+
+
+def as_sentence(row: dict[str, Any]) -> str:
+    """A row as a sentence."""
+    kind = "sampled" if row["temperature"] else "greedy"
+    return (
+        f"batch {row['batch']}, {row['shape']}, {kind}: {row['ms']['round']:.2f} ms per round "
+        f"({100 * row['share_of_floor']:.0f} % of the bandwidth of a copy), plain {row['plain_ms']:.2f} ms "
+        f"({100 * row['plain_share_of_floor']:.0f} %): faster from an accept length of "
+        f"{row['break_even_accept_length']:.2f} on"
+    )
 
 
 def copy_bandwidth(setting: Setting) -> float:

@@ -97,7 +97,7 @@ def run_step(step: Step, setting: Setting, identity: dict[str, str], out: Path) 
     document: dict[str, Any] = {"step": step.name, "what": step.what, "identity": identity}
     document |= {"date": datetime.date.today().isoformat(), "seconds": round(seconds, 1), "result": result}
     write_output(out / f"{step.name}.json", [json.dumps(document, indent=1) + "\n"])
-    return Outcome("done", f"{seconds:.0f} s")
+    return Outcome("done", "\n  ".join([f"{seconds:.0f} s", *result.get("summary", ())]))
 
 
 def main(argv: list[str] | None = None) -> int:

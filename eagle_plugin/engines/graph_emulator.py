@@ -141,7 +141,7 @@ def _wait(result: Any) -> None:
     """
     for work in tree_leaves(result):
         if isinstance(work, torch.ScriptObject):
-            work.wait()
+            work.wait()  # type: ignore[attr-defined]
 
 
 def _is_mask(index: Tensor | None) -> bool:

@@ -100,7 +100,8 @@ def test_phases_and_what_is_left_out() -> None:
     [
         (["--greedy", "33"], "wanted at least one batch, of 1 to 32 requests"),
         (["--greedy", "--sampled"], "wanted at least one batch, of 1 to 32 requests"),
-        (["--rounds", "0"], "wanted at least one repeat, and 1 to 300 rounds"),
+        (["--rounds", "0"], "wanted at least one repeat, and 1 to 350 rounds of shape 3/4/16"),
+        (["--rounds", "300", "--shape", "5/8/48"], "1 to 233 rounds of shape 5/8/48"),
         (["--shape", "3/x"], "'3/x' is not a tree shape"),
     ],
 )

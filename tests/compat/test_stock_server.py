@@ -7,7 +7,7 @@ import pytest
 from serving import generate_all, serving, tiny_spec
 
 pytest.importorskip("sglang")
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.matrix]
 
 SHARED = "The committee met on a cold morning in November to discuss the new rules about trees and"
 PROMPTS = [

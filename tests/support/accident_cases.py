@@ -82,6 +82,11 @@ CASES = {
     "demo": Case(f"{MODEL} --prompts {{questions}}", {**SERVES, "questions": "file"}),
     "serve": Case(MODEL, SERVES),
     "bench": Case(MODEL, SERVES),
+    "selftest": Case(
+        "--device cpu --again --model-shape heads=2,kv_heads=1,head_dim=16,vocabulary=200,draft_vocabulary=130,width=8,"
+        "steps=2,topk=4,dtype=float32",
+        {"cache": "cache", "stdout": "stdout"},
+    ),
     "version": Case("", {"stdout": "stdout"}),
 }  # fmt: skip
 

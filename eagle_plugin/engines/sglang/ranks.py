@@ -18,6 +18,8 @@ class RankAgreement:
     transform of the logits whose last bit depends on the device. Two ranks on different paths would add up partial
     results of different tokens from the next forward on, or wait for each other for ever.
 
+    Trees are not broadcast: they are made of gathered logits and equal keys alone, without any transform.
+
     Everything that depends on the path (lengths, the move of keys and values, what the head reads) is to be derived
     from the answer.
     """

@@ -12,6 +12,7 @@ from typing import Any
 
 from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.engines.metrics import RejectionWatch
+from eagle_plugin.engines.sglang.gpu import Gpu, unsupported_cache, unsupported_gpu
 from eagle_plugin.engines.sglang.ranks import rank_logger
 from eagle_plugin.engines.startup import engine_serves, plugin_serves
 from eagle_plugin.kernels import loader
@@ -46,7 +47,7 @@ def has_own_draft_class(architecture: str) -> bool:
 
 # Flags: the values that we serve, and why the engine's own worker serves another one.
 _FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    ("device", ("cpu",), "this version has no CUDA kernels yet"),
+    ("device", ("cpu", "cuda"), "only CPUs and NVIDIA GPUs are served"),
     ("tp_size", tuple(range(1, 9)), "at most 8 ranks are served"),
     ("nnodes", (1,), "ranks on several machines are not served yet"),
     ("pp_size", (1,), "pipeline parallelism is not served yet"),
@@ -67,6 +68,10 @@ _FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("lora_paths", (None, [], {}), "LoRA is not served yet"),
     ("kv_cache_dtype", ("auto", None), "only KV caches in the model's own dtype are served"),
     ("speculative_draft_kv_cache_dtype", ("auto", None), "only KV caches in the model's own dtype are served"),
+    ("enable_page_major_kv_layout", (False, None), "only KV caches with one buffer per layer are served"),
+    ("enable_unified_memory", (False, None), "only KV caches with one buffer per layer are served"),
+    ("enable_kv_cache_sharding", (False, None), "only KV caches with one buffer per layer are served"),
+    ("enable_hisparse", (False, None), "sparse attention is not served"),
     ("speculative_adaptive", (False, None), "the engine's adaptive steps have their own worker state"),
     ("speculative_use_rejection_sampling", (False, None), "it belongs to the engine's chain worker"),
     ("speculative_accept_threshold_single", (1.0, None), "it changes the output's distribution"),
@@ -78,8 +83,7 @@ _FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("enable_eplb", (False, None), "it is part of the engine's own forward"),
     ("expert_distribution_recorder_mode", (None,), "it is part of the engine's own forward"),
     ("kv_canary", ("none", None), "it is part of the engine's own forward"),
-    ("enable_unified_memory", (False, None), "only caches of a fixed layout are served"),
-    ("enable_hisparse", (False, None), "sparse attention is not served yet"),
+    ("startup_weight_load_mode", ("serial", None), "the weights have to be there when graphs are captured and tested"),
     ("dwdp_size", (1, None), "distributed weights are not served yet"),
     ("enable_watermark", (False, None), "watermarking is not served yet"),
     ("enable_deterministic_inference", (False, None), "batch-invariant attention is not served yet"),
@@ -158,8 +162,10 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
             "nccl_port": nccl_port,
             "target_worker": target_worker,
         }
-        reasons = unsupported_reasons(server_args, target_worker.model_runner)
-        log = rank_logger(logger)
+        from eagle_plugin.engines.sglang import selftest
+
+        runner, log = target_worker.model_runner, rank_logger(logger)
+        reasons = unsupported_reasons(server_args, runner) or selftest.failed_kernels(runner)
         if reasons:
             log.warning(engine_serves(algorithm, "SGLang", reasons))
             return engine_worker(**arguments)
@@ -167,9 +173,17 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
         from eagle_plugin.engines.sglang.worker import TreeWorker
 
         worker = TreeWorker(**arguments)
-        head = server_args.speculative_draft_model_path
-        metrics.count_rounds(worker.shape, RejectionWatch(server_args.model_path, head, log))
-        log.info(plugin_serves(algorithm, worker.shape, loader.backend()))
+
+        def announce(reasons: list[str]) -> None:
+            """Say who serves, once that is decided: after the last part of the self-test."""
+            if reasons:
+                log.warning(engine_serves(algorithm, "SGLang", reasons))
+                return
+            head = server_args.speculative_draft_model_path
+            metrics.count_rounds(worker.shape, RejectionWatch(server_args.model_path, head, log))
+            log.info(plugin_serves(algorithm, worker.shape, loader.backend(worker.device)))
+
+        worker.announce = announce
         return worker
 
     return create
@@ -184,4 +198,11 @@ def unsupported_reasons(server_args: Any, target_runner: Any) -> list[str]:
     if envs.SGLANG_SIMULATE_ACC_LEN.get() > 0:
         reasons.append("SGLANG_SIMULATE_ACC_LEN: simulated acceptance is the engine's")
     draft_config = target_runner.spec_aux_config.draft_model_config
-    return reasons + unsupported_models(target_runner, draft_config.hf_config.architectures[0])
+    reasons += unsupported_cache(target_runner)
+    reasons += unsupported_models(target_runner, draft_config.hf_config.architectures[0])
+    if not reasons and target_runner.device == "cuda":
+        from eagle_plugin.engines.sglang.selftest import agree
+
+        head_dims = [target_runner.model_config.head_dim, draft_config.head_dim]
+        reasons += agree(unsupported_gpu(Gpu.current(), head_dims))  # of all ranks
+    return reasons

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,6 +31,7 @@ from eagle_plugin.engines.sglang.drafter import DraftState, TreeDrafter
 from eagle_plugin.engines.sglang.logits import needs_plain_round, transforms_of
 from eagle_plugin.engines.sglang.ranks import RankAgreement
 from eagle_plugin.engines.sglang.sampling import SeededSampler, request_seeds
+from eagle_plugin.engines.sglang.selftest import check_rounds
 from eagle_plugin.engines.sglang.verifier import TreeVerifier, grammar_tree, log_probabilities
 
 
@@ -48,6 +49,8 @@ class TreeWorker(EAGLEWorkerV2):
     not called: it would build the engine's own draft worker. Every attribute that it sets is set here
     (``tests/engines/sglang/test_contract.py`` compares the two lists).
     """
+
+    announce: Callable[[list[str]], None]  # says who serves, with the reasons where it is not this worker
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
         BaseSpecWorker.__init__(self)
@@ -97,6 +100,7 @@ class TreeWorker(EAGLEWorkerV2):
         """Capture the functions of our rounds, where the device has graphs and the user did not switch them off."""
         super().init_cuda_graphs()
         capture_rounds(self._round, self.shape, self.device, self.req_to_token_pool.size)
+        check_rounds(self)
 
     def forward_batch_generation(
         self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None, pp_proxy_tensors: Any = None

@@ -46,7 +46,7 @@ def test_every_flag_is_one_of_the_engines():
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
-        ("device", "cuda"),
+        ("device", "xpu"),
         ("tp_size", 16),
         ("nnodes", 2),
         ("attn_dp_size", 2),

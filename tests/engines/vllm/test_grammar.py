@@ -105,7 +105,7 @@ def expected(models: tuple[Path, Path]) -> dict[str, list[tuple[Any, ...]]]:
         return {name: endings(greedy(plain, name)) for name in [*CONSTRAINTS, *MINIMAL]}
 
 
-@pytest.fixture(scope="module", params=["synchronous", "asynchronous"])
+@pytest.fixture(scope="module", params=[pytest.param("synchronous", marks=pytest.mark.matrix), "asynchronous"])
 def plugin(
     request: pytest.FixtureRequest, models: tuple[Path, Path], expected: dict[str, list[tuple[Any, ...]]]
 ) -> Iterator[LLM]:

@@ -40,7 +40,9 @@ def plain(folder: Path) -> Iterator[LLM]:
         yield llm
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(False, id="sync", marks=pytest.mark.matrix), pytest.param(True, id="async")]
+)
 def pair(folder: Path, plain: LLM, request: pytest.FixtureRequest) -> Iterator[Pair]:
     head = folder / "reduced"
     if not head.exists():

@@ -95,7 +95,7 @@ def expected(models: tuple[Path, Path]) -> Expected:
     return Expected(settings, generated)
 
 
-@pytest.fixture(scope="module", params=["synchronous", "asynchronous"])
+@pytest.fixture(scope="module", params=[pytest.param("synchronous", marks=pytest.mark.matrix), "asynchronous"])
 def plugin(request: pytest.FixtureRequest, models: tuple[Path, Path], expected: Expected) -> Iterator[LLM]:
     target, head = models
     more = ASYNC if request.param == "asynchronous" else {}

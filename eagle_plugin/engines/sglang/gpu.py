@@ -1,0 +1,77 @@
+"""On which GPUs and KV caches our worker may serve, as functions of what was found there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from eagle_plugin.kernels import attention, loader
+
+CAPABILITY = (8, 0)  # the oldest that the CUDA sources and the Triton tiles are made for
+MAX_HEAD_DIM = 256  # of our attention kernels
+
+
+class Gpu(NamedTuple):
+    """What our kernels need of a GPU and its software."""
+
+    name: str
+    capability: tuple[int, int]
+    is_nvidia: bool
+    has_triton: bool
+    missing_library: str  # why there is no native library for CUDA tensors; "" where there is one
+
+    @classmethod
+    def current(cls) -> Gpu:
+        """The current CUDA device. Builds the native library at its first use."""
+        return cls(
+            torch.cuda.get_device_name(),
+            torch.cuda.get_device_capability(),
+            torch.version.hip is None,
+            attention._triton() is not None,
+            _missing_library(),
+        )
+
+
+def unsupported_gpu(gpu: Gpu, head_dims: Sequence[int]) -> list[str]:
+    """Why our worker does not serve on this GPU models with heads of these dimensions; empty when it does."""
+    if not gpu.is_nvidia:
+        return [f"device {gpu.name}: only NVIDIA GPUs are served"]
+    reasons = []
+    if gpu.capability < CAPABILITY:
+        found, wanted = (".".join(map(str, x)) for x in (gpu.capability, CAPABILITY))
+        reasons.append(f"device {gpu.name}: compute capability {found}, at least {wanted} is served")
+    if not gpu.has_triton:
+        reasons.append("Triton is not installed or is switched off by EAGLE_KERNELS=torch: tree attention needs it")
+    if gpu.missing_library:
+        reasons.append(f"native library for CUDA: {gpu.missing_library}")
+    if gpu.capability >= CAPABILITY and max(head_dims) > MAX_HEAD_DIM:
+        reasons.append(f"head_dim {max(head_dims)}: at most {MAX_HEAD_DIM} is served on a GPU")
+    return reasons
+
+
+def unsupported_cache(runner: Any) -> list[str]:
+    """Why our worker does not read the KV cache that this loaded SGLang ``ModelRunner`` will make; empty when it does.
+
+    Asked before the cache is made. The flags about the cache are in `support.unsupported_flags`.
+    """
+    from sglang.srt.environ import envs
+
+    reasons = []
+    if envs.SGLANG_USE_HND_KVCACHE.get():
+        reasons.append("SGLANG_USE_HND_KVCACHE: only KV caches in token-major layout are served")
+    if envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING.get() and runner.device == "cuda":
+        reasons.append("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING: a KV cache that gets its memory after the captures")
+    if runner.kv_cache_dtype != runner.dtype:  # by a checkpoint whose quantisation asks for it
+        found, wanted = (str(dtype).removeprefix("torch.") for dtype in (runner.kv_cache_dtype, runner.dtype))
+        reasons.append(f"KV cache of {found}: only KV caches in the model's own dtype, {wanted}, are served")
+    return reasons
+
+
+def _missing_library() -> str:
+    try:
+        module = loader.load("cuda")
+    except (RuntimeError, OSError, ValueError) as error:
+        return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return "" if module is not None else "there is none for this GPU, and none could be built (the log says why)"

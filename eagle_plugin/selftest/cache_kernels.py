@@ -1,0 +1,171 @@
+"""The kernels over the paged cache against torch: attention, the store and the move of rows, the start of a round."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from eagle_plugin.core import round_start as starting
+from eagle_plugin.core import verify as verifying
+from eagle_plugin.core.round_start import RoundStart
+from eagle_plugin.core.sampling import SamplingParams
+from eagle_plugin.kernels import attention, attention_torch, int8_linear, kv, round_start
+from eagle_plugin.selftest.trial import TOLERANCE, Check, Trial
+
+
+class _Cache:
+    """Keys and values of a batch of requests in slots of random order; slots that nobody may see hold NaN."""
+
+    def __init__(self, trial: Trial, prefixes: Tensor, tail: int) -> None:
+        """prefixes [b] int64."""
+        b, columns, model = len(prefixes), trial.sizes.table, trial.model
+        slots = b * columns + 1
+        self.table = (trial.permutation(slots - 1) + 1)[: b * columns].view(b, columns).int()
+        self.rows = trial.permutation(b)
+        shape = (slots, model.kv_heads, model.head_dim)
+        self.k, self.v = (torch.full(shape, torch.nan, dtype=trial.dtype, device=trial.device) for _ in range(2))
+        for i, prefix in enumerate(prefixes.tolist()):
+            used = self.table[self.rows[i], : prefix + tail].long()
+            self.k[used] = trial.randn(len(used), *shape[1:], dtype=trial.dtype)
+            self.v[used] = trial.randn(len(used), *shape[1:], dtype=trial.dtype)
+
+
+def _prefixes(trial: Trial) -> Tensor:
+    """No key before the tree, one, and up to the most, [b] int64."""
+    most = trial.sizes.prefix
+    lengths = trial.randint(most // 2, most, trial.sizes.batch)
+    lengths[:2] = torch.tensor([0, 1], device=trial.device)[: len(lengths)]
+    lengths[-1] = most
+    return lengths
+
+
+def _tree_attention(trial: Trial) -> None:
+    """Verified trees, the levels of a draft, the accepted chain, and plain decoding."""
+    shape, b = trial.model.tree, trial.sizes.batch
+    verified = trial.tree(b, shape).ancestors
+    nodes = min(max(shape.draft_slots, shape.topk), 64)
+    level = trial.tree(b, shape._replace(width=nodes)).ancestors[:, -shape.topk :].contiguous()
+    longest = shape.max_accept_length
+    bits = torch.arange(longest, device=trial.device)
+    chain = ((torch.ones_like(bits) << bits) - 1) * 2 + 1
+    cases = {
+        "the verified tree": (verified, shape.width),
+        "a level of the draft": (level, nodes),
+        "the accepted chain": (chain.expand(b, -1).contiguous(), longest),
+        "one token": (torch.ones(b, 1, dtype=torch.int64, device=trial.device), 1),
+    }
+    prefixes = _prefixes(trial)
+    cache = _Cache(trial, prefixes, max(tail for _, tail in cases.values()))
+    for what, (ancestors, tail) in cases.items():
+        _attend(trial, what, cache, prefixes, ancestors, tail)
+
+
+def _attend(trial: Trial, what: str, cache: _Cache, prefixes: Tensor, ancestors: Tensor, tail: int) -> None:
+    model, (b, rows) = trial.model, ancestors.shape
+    q = trial.randn(b * rows, model.heads, model.head_dim, dtype=trial.dtype)
+    options = {"scale": model.head_dim**-0.5, "logit_cap": model.logit_cap}
+    found = attention.tree_attention(
+        q, cache.k, cache.v, cache.table, cache.rows, prefixes, ancestors, tail=tail, window=model.window, **options
+    )
+    wanted = torch.empty_like(found)
+    for i, prefix in enumerate(prefixes.tolist()):
+        visible = attention_torch.tree_visible(ancestors[i], prefix, tail, model.window)
+        slots = cache.table[cache.rows[i], : prefix + tail].long()
+        own = slice(i * rows, (i + 1) * rows)
+        wanted[own] = attention_torch.attend(q[own], cache.k[slots], cache.v[slots], visible, **options)
+    trial.close(what, found, wanted, *TOLERANCE[trial.dtype])
+
+
+def _extend_attention(trial: Trial) -> None:
+    model, b, fresh = trial.model, trial.sizes.batch, 5
+    lengths = _prefixes(trial)[:b] + fresh
+    cache = _Cache(trial, lengths - fresh, fresh)
+    q = trial.randn(b * fresh, model.heads, model.head_dim, dtype=trial.dtype)
+    starts = torch.arange(0, b * fresh, fresh, device=trial.device)
+    options = {"scale": model.head_dim**-0.5, "logit_cap": model.logit_cap}
+    found = attention.extend_attention(
+        q, cache.k, cache.v, cache.table, cache.rows, lengths, torch.full_like(lengths, fresh), starts,
+        window=model.window, **options,
+    )  # fmt: skip
+    wanted = torch.empty_like(found)
+    for i, length in enumerate(lengths.tolist()):
+        visible = attention_torch.extend_visible(length, fresh, True, None, model.window, q.device)
+        slots = cache.table[cache.rows[i], :length].long()
+        own = slice(i * fresh, (i + 1) * fresh)
+        wanted[own] = attention_torch.attend(q[own], cache.k[slots], cache.v[slots], visible, **options)
+    trial.close("new tokens", found, wanted, *TOLERANCE[trial.dtype])
+
+
+def _store_kv(trial: Trial) -> None:
+    model, rows = trial.model, trial.sizes.batch * trial.model.width
+    shape = (2 * rows, model.kv_heads, model.head_dim)
+    caches = [trial.randn(*shape, dtype=trial.dtype) for _ in range(2)]
+    wanted = [cache.clone() for cache in caches]
+    slots = trial.permutation(2 * rows)[:rows].contiguous()
+    fused = trial.randn(rows, 2 * model.kv_heads, model.head_dim, dtype=trial.dtype)  # rows of one projection
+    new = [fused[:, : model.kv_heads], fused[:, model.kv_heads :]]
+    kv.store_kv(caches[0], caches[1], slots, new[0], new[1])
+    for name, found, right, values in zip(("keys", "values"), caches, wanted, new, strict=True):
+        right[slots] = values
+        trial.close(name, found, right, 0.0, 1e-30)
+
+
+def _compact_kv(trial: Trial) -> None:
+    """Keys and values of two layers; paths are ascending nodes, as those of a tree are."""
+    model, b, shape = trial.model, trial.sizes.batch, trial.model.tree
+    width, longest = shape.width, shape.max_accept_length
+    slots = b * width + 7
+    caches = [trial.randn(slots, model.kv_heads, model.head_dim, dtype=trial.dtype) for _ in range(4)]
+    wanted = [cache.clone() for cache in caches]
+    window = trial.permutation(slots)[: b * width].view(b, width).contiguous()
+    lengths = trial.randint(1, longest + 1, b).int()
+    lengths[-1] = longest
+    nodes = 1 + trial.rand(b, width - 1).argsort(dim=1)[:, : longest - 1].sort(dim=1).values
+    index = torch.cat([torch.zeros_like(nodes[:, :1]), nodes], dim=1).int()[:, :longest]
+    index = index.where(torch.arange(longest, device=trial.device) < lengths[:, None], -1).contiguous()
+    addresses = torch.tensor([cache.data_ptr() for cache in caches], device=trial.device)
+    row_bytes = torch.tensor([cache.stride(0) * cache.element_size() for cache in caches], device=trial.device)
+    kv.compact_kv(addresses, row_bytes, window, index, lengths, slots=slots)
+    for i, (found, right) in enumerate(zip(caches, wanted, strict=True)):
+        verifying.compact_rows(right, window, index, lengths)
+        trial.close(f"cache {i}", found, right, 0.0, 1e-30)
+
+
+def _start_round(trial: Trial) -> None:
+    """A batch that is smaller than the lanes, near the end of the context and far from it."""
+    b, reach = trial.sizes.batch, trial.model.tree.reach
+    lanes, size, context = b + 2, b + 5, trial.sizes.table
+    lengths = trial.randint(1, max(context - reach, 2), b)
+    lengths[-1] = context - 2
+    rows = trial.permutation(size)[:b].contiguous()
+    table, keys = trial.randint(1, 10**6, size, context).int(), trial.randint(-(2**62), 2**62, size)
+    sampling = trial.params(b)
+    found, wanted = (RoundStart.empty(lanes, reach, context, trial.device) for _ in range(2))
+    for start, module in ((found, round_start), (wanted, starting)):
+        start.table.fill_(-1)
+        module.start_round(start, lengths, rows, table, keys, sampling)
+    for name, x, y in zip(RoundStart._fields[:5], found[:5], wanted[:5], strict=True):
+        trial.equal(name, x, y)
+    for name, x, y in zip(SamplingParams._fields, found.sampling, wanted.sampling, strict=True):
+        trial.close(name, x.float(), y.float(), 0.0, 1e-30)
+
+
+def _int8_linear(trial: Trial) -> None:
+    """Of the head on a CPU: 1 % is what the rounding of weights and results to 8 bits explains."""
+    weight = trial.randn(256, 512, dtype=torch.bfloat16)
+    packed = int8_linear.pack(weight)
+    if packed is None:  # torch has no kernel here: the head runs on its own weights
+        return
+    x = trial.randn(4, 512, dtype=torch.bfloat16)
+    wanted = x.float() @ (packed.values.float() * packed.scales.float()[:, None]).T
+    trial.close("product", packed.linear(x).float(), wanted, 1e-2, 1e-2 * float(wanted.abs().max()))
+
+
+# Where it runs: these two have kernels on the CPU alone.
+ON_CPU = (Check("extend_attention", _extend_attention), Check("int8_linear", _int8_linear))
+CHECKS = (
+    Check("tree_attention", _tree_attention),
+    Check("store_kv", _store_kv),
+    Check("compact_kv", _compact_kv),
+    Check("start_round", _start_round),
+)

@@ -1,0 +1,177 @@
+"""What a self-test found, kept on disk once per device, driver, versions, sources and model shape."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import eagle_plugin
+from eagle_plugin.atomic_io import replace_output
+from eagle_plugin.kernels import loader
+
+FIX = "set EAGLE_CACHE_DIR to a folder that can be written"
+SOURCES = ("core", "kernels", "engines", "selftest")  # folders of the package that decide about a result
+VERSION = 1  # of the records' form
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+class Record(NamedTuple):
+    """The result of one self-test."""
+
+    reasons: list[str]  # one sentence per thing that differed; empty: it passed
+    date: str
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        return not self.reasons
+
+
+def folder() -> Path:
+    """Where the records are."""
+    return loader.cache_dir().parent / "selftest"
+
+
+def key_of(part: str, device: torch.device | str, shape: Mapping[str, Any], engine: str) -> dict[str, Any]:
+    """What a result depends on.
+
+    part: what was tested. shape: sizes and settings that the inputs were made for. engine: name and version, "" of a
+    test without one.
+    """
+    device = torch.device(device)
+    return {
+        "part": part,
+        **_device_key(device),
+        "torch": torch.__version__,
+        "triton": _version("triton"),
+        "plugin": eagle_plugin.__version__,
+        "sources": sources_digest(device.type),
+        "engine": engine,
+        "shape": dict(shape),
+    }
+
+
+def read(key: Mapping[str, Any]) -> Record | None:
+    """The record of this key; None where there is none, or none that can be read and understood."""
+    try:
+        kept = json.loads(_path(key).read_text(encoding="utf-8"))
+        if kept["version"] != VERSION or kept["key"] != json.loads(json.dumps(key)):
+            return None
+        reasons, seconds = kept["reasons"], float(kept["seconds"])
+        if not isinstance(reasons, list) or not all(isinstance(reason, str) for reason in reasons):
+            return None
+        return Record(reasons, str(kept["date"]), seconds)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def write(key: Mapping[str, Any], reasons: list[str], seconds: float) -> Record:
+    """Keep a result.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    record = Record(reasons, datetime.now(timezone.utc).isoformat(timespec="seconds"), seconds)
+    kept = {"version": VERSION, **record._asdict(), "key": dict(key)}
+    path = _path(key)
+    with replace_output(path, FIX) as temporary:
+        temporary.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    return record
+
+
+def check_writable() -> None:
+    """Raise now what `write` would raise after the test.
+
+    Raises:
+        WriteError: nothing can be written to the folder of the records.
+    """
+    probe = folder() / "probe"
+    with replace_output(probe, FIX) as temporary:
+        temporary.write_text("a record can be written here\n", encoding="utf-8")
+    probe.unlink(missing_ok=True)
+
+
+def forget() -> int:
+    """Remove every record, of any device and shape; returns how many.
+
+    Raises:
+        OSError: one cannot be removed.
+    """
+    found = sorted(folder().glob("*.json"))
+    for path in found:
+        path.unlink(missing_ok=True)
+    return len(found)
+
+
+def sources_digest(kind: str) -> str:
+    """A digest of the Python sources that decide about a result, and of the native library or its sources."""
+    digest = hashlib.sha256(_python_digest().encode())
+    mode, override = os.environ.get("EAGLE_KERNELS", ""), os.environ.get("EAGLE_LIBRARY", "")
+    digest.update(f"{mode}\0{override}\0".encode())
+    library = loader.kernel_library(kind) if kind in loader.KINDS else None
+    shipped = library.shipped() if library else None
+    native = [shipped] if shipped else []
+    if not native and (csrc := loader.source_folder()):
+        native = sorted(path for path in csrc.rglob("*") if path.is_file())
+    if library and library.override and override:
+        native = [Path(override)]
+    for path in native:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@functools.cache
+def _python_digest() -> str:
+    digest = hashlib.sha256()
+    for name in SOURCES:
+        for path in sorted((loader.PACKAGE / name).rglob("*.py")):
+            digest.update(str(path.relative_to(loader.PACKAGE)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _device_key(device: torch.device) -> dict[str, Any]:
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        capability = f"{properties.major}.{properties.minor}"
+        return {"device": f"{properties.name} ({capability})", "driver": driver_version()}
+    return {"device": f"{device.type} ({platform.machine()}, {_processor()})", "driver": platform.release()}
+
+
+def driver_version() -> str:
+    """The version of NVIDIA's driver as the system names it, else the CUDA version that it supports."""
+    try:
+        return _DRIVER.read_text(encoding="utf-8").splitlines()[0].strip()
+    except (OSError, IndexError, UnicodeDecodeError):
+        return f"CUDA {torch._C._cuda_getDriverVersion()}"  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _path(key: Mapping[str, Any]) -> Path:
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
+    return folder() / f"{key['part']}-{digest}.json"

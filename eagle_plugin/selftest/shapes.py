@@ -1,0 +1,104 @@
+"""What of a model the self-test depends on, and how much of it is tried on which device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from eagle_plugin.core.shape import MAX_WIDTH, Shape
+from eagle_plugin.errors import UserError
+
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+class ModelShapeError(UserError):
+    """A model shape that a user wrote wrongly."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a target on one rank, of its head's vocabulary, and of its trees. The default is Llama-3.1-8B's."""
+
+    heads: int = 32  # query heads
+    kv_heads: int = 8
+    head_dim: int = 128
+    dtype: str = "bfloat16"
+    vocabulary: int = 128256
+    draft_vocabulary: int = 32000
+    window: int = -1  # of sliding-window attention; -1 is off
+    logit_cap: float = 0.0  # of the attention's logits; 0 is off
+    steps: int = 6  # of the draft trees, as are topk and width
+    topk: int = 8
+    width: int = 48
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "kv_heads", "head_dim", "vocabulary", "draft_vocabulary", "steps", "topk"):
+            self._require(name, getattr(self, name) >= 1, "at least 1")
+        self._require("heads", self.heads % self.kv_heads == 0, f"a multiple of kv_heads, which is {self.kv_heads}")
+        self._require("dtype", self.dtype in DTYPES, " or ".join(DTYPES))
+        self._require("width", 2 <= self.width <= MAX_WIDTH, f"2 to {MAX_WIDTH}: ancestors have 64 bits")
+        self._require("topk", self.topk <= min(self.draft_vocabulary, 128), "at most 128 and the draft vocabulary")
+        slots = Shape(self.steps, self.topk, self.width).draft_slots
+        self._require("steps", slots <= MAX_WIDTH, f"(steps - 1) * topk at most {MAX_WIDTH}, and not {slots}")
+
+    @property
+    def tree(self) -> Shape:
+        """The caps of the draft trees."""
+        return Shape(self.steps, self.topk, self.width)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Of keys, values and hidden states."""
+        return getattr(torch, self.dtype)  # type: ignore[no-any-return]
+
+    @classmethod
+    def parse(cls, text: str) -> ModelShape:
+        """The default shape with what `text` changes of it, written "heads=16,head_dim=64".
+
+        Raises:
+            ModelShapeError: a name or a value is wrong.
+        """
+        defaults, changes = cls(), {}
+        known = {field.name: type(getattr(defaults, field.name)) for field in fields(cls)}
+        for part in filter(None, (part.strip() for part in text.split(","))):
+            name, _, value = part.partition("=")
+            name = name.strip().replace("-", "_")
+            if name not in known:
+                raise ModelShapeError(
+                    f"--model-shape has {part!r}, wanted NAME=VALUE with a name of {', '.join(known)}"
+                )
+            try:
+                changes[name] = known[name](value.strip())
+            except ValueError as error:
+                raise ModelShapeError(
+                    f"--model-shape {name} is {value!r}, wanted a number, such as {name}=8"
+                ) from error
+        return replace(defaults, **changes)
+
+    def _require(self, name: str, holds: bool, wanted: str) -> None:
+        if not holds:
+            raise ModelShapeError(f"--model-shape {name} is {getattr(self, name)}, wanted {wanted}")
+
+
+class Sizes(NamedTuple):
+    """How much is tried; the more the slower."""
+
+    batch: int
+    prefix: int  # the most keys of a request before its tree
+    table: int  # columns of the slot table
+    vocabulary: int  # the most of both vocabularies
+    replays: int  # of the captured toy round
+
+
+def sizes_for(device: torch.device | str, model: ModelShape) -> Sizes:
+    """On a GPU the model's own sizes and long contexts; on a CPU what ends in seconds."""
+    if torch.device(device).type == "cuda":
+        return Sizes(batch=4, prefix=3000, table=4096, vocabulary=model.vocabulary, replays=12)
+    return Sizes(batch=2, prefix=150, table=256, vocabulary=32768, replays=6)
+
+
+def as_text(model: ModelShape) -> dict[str, Any]:
+    """The shape as a record names it."""
+    return {field.name: getattr(model, field.name) for field in fields(model)}

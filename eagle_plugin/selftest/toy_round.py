@@ -1,0 +1,228 @@
+"""A round of a toy head and a toy target, captured and replayed on random batches, against the same round as it is.
+
+Both models are lookups in random tables beside one layer of tree attention over a paged cache: no token depends on how
+a float was rounded, so tokens have to be equal, and only the outputs of attention are compared with a tolerance.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from eagle_plugin.core.policy import MAX_TOP_M
+from eagle_plugin.core.round_start import RoundStart
+from eagle_plugin.core.sampling import SamplingParams
+from eagle_plugin.core.tree import DraftTree
+from eagle_plugin.core.verify import Accepted
+from eagle_plugin.engines import graph_emulator
+from eagle_plugin.engines.graph_emulator import EmulatedCapturer
+from eagle_plugin.engines.graphs import Capturer, CudaCapturer
+from eagle_plugin.engines.rng import draft_uniforms
+from eagle_plugin.engines.round import (
+    HeadState,
+    KVCaches,
+    LevelRows,
+    RecurrentLevels,
+    TopM,
+    accept,
+    accepted_rows,
+    draft,
+    top_m_of,
+)
+from eagle_plugin.kernels import attention, kv, loader, round_start
+from eagle_plugin.selftest.trial import TOLERANCE, Check, Trial
+
+VOCABULARY = 1024  # at most: what depends on its size is tested kernel by kernel
+LANES = 4
+
+
+class ToyResult(NamedTuple):
+    """What a round leaves, beside the caches."""
+
+    tree: DraftTree
+    accepted: Accepted
+    top: TopM  # the next root's most likely children
+    features: Tensor  # [b * E, H] of the target's attention
+    hidden: Tensor  # [b, H] of the head's
+
+
+class ToyModel:
+    """Logits by lookup, hidden states by attention."""
+
+    def __init__(self, trial: Trial, tables: Tensor) -> None:
+        """tables [V, V'] float32: the logits after each token, which the position shifts."""
+        model, columns, dtype = trial.model, trial.sizes.table, trial.dtype
+        slots, size = LANES * columns + 1, len(tables)
+        kv_row = (model.kv_heads, model.head_dim)
+        self.tables, self._model = tables, model
+        self.keys, self.values = (trial.randn(slots, *kv_row, dtype=dtype) for _ in range(2))
+        self._k, self._v = (trial.randn(size, *kv_row, dtype=dtype) for _ in range(2))
+        self._q = trial.randn(size, model.heads, model.head_dim, dtype=dtype)
+
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, slots: Tensor, start: RoundStart, ancestors: Tensor, tail: int
+    ) -> tuple[Tensor, Tensor]:
+        """Logits [N, V'] and hidden states [N, H] after tokens, positions and slots [N] int64."""
+        kv.store_kv(self.keys, self.values, slots, self._k[tokens], self._v[tokens])
+        lanes = torch.arange(len(ancestors), device=tokens.device)
+        out = attention.tree_attention(
+            self._q[tokens], self.keys, self.values, start.table, lanes, start.prefix_lens, ancestors, tail=tail,
+            scale=self._model.head_dim**-0.5, logit_cap=self._model.logit_cap, window=self._model.window,
+        )  # fmt: skip
+        return self.tables[(tokens + positions) % len(self.tables)], out.flatten(1)
+
+
+class ToyRound:
+    """The models, the memory that a captured round reads, and the round."""
+
+    def __init__(self, trial: Trial, greedy: bool) -> None:
+        self._trial, self._greedy = trial, greedy
+        self.shape = shape = trial.model.tree
+        vocabulary = min(VOCABULARY, trial.vocabulary)
+        drafted = min(max(vocabulary // 2, shape.topk), trial.draft_vocabulary, vocabulary)
+        self._to_target = trial.permutation(vocabulary)[:drafted].contiguous()
+        tables = trial.randn(vocabulary, vocabulary) * 3
+        # The head nearly knows its target, so that paths are accepted. Its position of a token is lower by one.
+        known = tables[:, self._to_target].roll(-1, 0) + trial.randn(vocabulary, drafted) / 2
+        self.head, self.target = ToyModel(trial, known), ToyModel(trial, tables)
+        columns = trial.sizes.table
+        self.start = RoundStart.empty(LANES, shape.reach, columns, trial.device)
+        self.start.table.zero_()
+        self._engine_table = (trial.permutation(LANES * columns) + 1).view(LANES, columns).int()
+        self._keys = trial.randint(-(2**62), 2**62, LANES)
+        top_m, hidden = min(MAX_TOP_M, drafted), trial.model.heads * trial.model.head_dim
+        self._logp, self._tokens = trial.randn(LANES, top_m), trial.randint(0, drafted, LANES, top_m)
+        self._hidden = trial.randn(LANES, hidden, dtype=trial.dtype)
+        self._roots = trial.randint(0, vocabulary, LANES)
+        self.caches = [self.target.keys, self.target.values, self.head.keys, self.head.values]
+        self._moved = KVCaches(
+            torch.tensor([cache.data_ptr() for cache in self.caches[:2]], device=trial.device),
+            torch.tensor([cache.stride(0) * cache.element_size() for cache in self.caches[:2]], device=trial.device),
+            len(self.target.keys),
+        )
+
+    def begin(self) -> None:
+        """Fill the memory with another random batch, of fewer requests than lanes now and then."""
+        trial, b = self._trial, LANES - int(self._trial.randint(0, 2, 1))
+        sampling = trial.params(b)
+        if self._greedy:
+            sampling = SamplingParams(
+                torch.ones_like(sampling.temperatures), torch.ones_like(sampling.top_ks),
+                torch.ones_like(sampling.top_ps), torch.zeros_like(sampling.min_ps),
+            )  # fmt: skip
+        lengths = trial.randint(1, trial.sizes.prefix, b)
+        rows = trial.permutation(LANES)[:b].contiguous()
+        round_start.start_round(self.start, lengths, rows, self._engine_table, self._keys, sampling)
+        self._roots.copy_(trial.randint(0, len(self.target.tables), LANES))
+        self._hidden.copy_(trial.randn(*self._hidden.shape))
+        after_roots = self.head.tables[(self._roots + self.start.prefix_lens - 1) % len(self.head.tables)]
+        for kept, values in zip(
+            (self._logp, self._tokens), after_roots.log_softmax(1).topk(self._logp.shape[1]), strict=True
+        ):
+            kept.copy_(values)
+
+    def run(self) -> ToyResult:
+        """Draft, verify, walk, move, extend: a function of the memory alone."""
+        shape, start = self.shape, self.start
+        top_m = top_m_of(shape, self._greedy)
+        uniforms = None if self._greedy else draft_uniforms(start.keys, start.prefix_lens, shape)
+        levels = RecurrentLevels(
+            shape, HeadState(TopM(self._logp, self._tokens), self._hidden), start.prefix_lens, top_m, self._forward
+        )
+        drafts = draft(shape, self._roots, levels, start.sampling, uniforms, self._to_target)
+        tree, window = drafts.tree, start.slots[:, : shape.width].contiguous()
+        positions = (start.prefix_lens[:, None] + tree.depths).view(-1)
+        logits, features = self.target(
+            tree.tokens.view(-1), positions, window.view(-1), start, tree.ancestors, shape.width
+        )
+        accepted = accept(drafts, logits, start.sampling, start.keys, start.prefix_lens, filters="joint")
+        self._moved.move_accepted(window, accepted)
+        features = features[accepted_rows(accepted, shape.width).view(-1)]
+        return ToyResult(tree, accepted, *self._extend(accepted, features))
+
+    def _forward(self, rows: LevelRows) -> tuple[Tensor, Tensor]:
+        slots = self.start.slots[:, rows.first_slot : rows.first_slot + rows.nodes].reshape(-1)
+        logits, hidden = self.head(rows.tokens, rows.positions, slots, self.start, rows.ancestors, rows.tail)
+        return logits, hidden + rows.hidden
+
+    def _extend(self, accepted: Accepted, features: Tensor) -> tuple[TopM, Tensor, Tensor]:
+        lanes, longest = accepted.tokens.shape
+        places = torch.arange(longest, device=features.device)
+        chain = ((torch.ones_like(places) << places) - 1) * 2 + 1
+        positions = (self.start.prefix_lens[:, None] + places).view(-1)
+        slots = self.start.slots[:, :longest].reshape(-1)
+        ancestors = chain.expand(lanes, -1).contiguous()
+        logits, hidden = self.head(accepted.tokens.view(-1), positions, slots, self.start, ancestors, longest)
+        last = torch.arange(0, lanes * longest, longest, device=features.device) + accepted.lengths.long() - 1
+        return TopM.of(logits[last], self.shape.topk), features, hidden[last]
+
+
+def _captured_round(trial: Trial, greedy: bool) -> None:
+    toy = ToyRound(trial, greedy)
+    toy.begin()
+    with capturing(trial.device) as capturer:
+        graph, kept = capturer.capture(toy.run)
+        longest = 0
+        for number in range(trial.sizes.replays):
+            toy.begin()
+            before = [cache.clone() for cache in toy.caches]
+            graph.replay()
+            found = _clone(kept)
+            caches = [cache.clone() for cache in toy.caches]
+            for cache, old in zip(toy.caches, before, strict=True):
+                cache.copy_(old)
+            wanted = toy.run()
+            _compare(trial, f"batch {number}", found, wanted)
+            for cache, replayed in zip(toy.caches, caches, strict=True):
+                # Slot 0 is that of padding lanes, which write it in any order.
+                trial.equal(f"batch {number}, cache", replayed[1:], cache[1:])
+            longest = max(longest, int(wanted.accepted.lengths.max()))
+    if longest < 2:
+        trial.differences.append("no batch accepted a drafted token, wanted one at least: the head knows its target")
+
+
+def _compare(trial: Trial, batch: str, found: ToyResult, wanted: ToyResult) -> None:
+    for part in ("tree", "accepted"):
+        pairs = zip(getattr(found, part)._asdict().items(), getattr(wanted, part), strict=True)
+        for (name, x), y in pairs:
+            trial.equal(f"{batch}, {part}.{name}", x, y)
+    trial.equal(f"{batch}, next tokens", found.top.tokens, wanted.top.tokens)
+    trial.close(f"{batch}, next log p", found.top.logp, wanted.top.logp, 1e-5, 1e-5)
+    for name in ("features", "hidden"):
+        trial.close(f"{batch}, {name}", getattr(found, name), getattr(wanted, name), *TOLERANCE[trial.dtype])
+
+
+def _clone(result: ToyResult) -> ToyResult:
+    return torch.utils._pytree.tree_map_only(Tensor, torch.clone, result)  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def capturing(device: torch.device) -> Iterator[Capturer]:
+    """What makes graphs on this device: CUDA, or the emulator, which sees native kernels within the block only."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # what the default stream has begun is read on another one
+        with torch.cuda.stream(torch.cuda.Stream(device)):
+            yield CudaCapturer()
+            torch.cuda.synchronize(device)
+        return
+    before = loader.wrap_module
+    if before is graph_emulator.RecordingModule:
+        yield EmulatedCapturer()
+        return
+    graph_emulator.install()
+    try:
+        yield EmulatedCapturer()
+    finally:
+        loader.wrap_module = before
+        loader.open_library.cache_clear()
+        loader.function.cache_clear()
+
+
+CHECKS = (
+    Check("a captured greedy round", lambda trial: _captured_round(trial, greedy=True)),
+    Check("a captured sampled round", lambda trial: _captured_round(trial, greedy=False)),
+)

@@ -1,0 +1,228 @@
+"""The self-test of the real round finds nothing in a healthy one and names planted faults: a wrong kernel, a stale
+graph, a skewed mask."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang environment is not installed")
+
+import toy_engine
+from toy_engine import COLUMNS, DRAFT_V, ROWS, SHAPE, Drafter, V, Verifier
+
+from eagle_plugin.engines import graph_emulator, round
+from eagle_plugin.engines.graph_emulator import EmulatedCapturer
+from eagle_plugin.engines.rng import KeyTable
+from eagle_plugin.engines.sglang import selftest
+from eagle_plugin.engines.sglang.batch import BatchReader
+from eagle_plugin.engines.sglang.decode_round import DecodeRound
+from eagle_plugin.engines.sglang.round_test import Parts, RoundTest
+from eagle_plugin.kernels import loader
+
+SIZES = [1, 4]
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Iterator[None]:
+    """Launches of native kernels are seen by captures."""
+    before = loader.wrap_module
+    graph_emulator.install()
+    yield
+    loader.wrap_module = before
+    loader.open_library.cache_clear()
+    loader.function.cache_clear()
+
+
+class Allocator:
+    """Of cache slots, as SGLang's with pages of one token."""
+
+    page_size = 1
+
+    def __init__(self) -> None:
+        self.free_slots = torch.arange(1, ROWS * COLUMNS)
+
+    def available_size(self) -> int:
+        return len(self.free_slots)
+
+    def alloc(self, n: int) -> Tensor | None:
+        if n > len(self.free_slots):
+            return None
+        taken, self.free_slots = self.free_slots[:n], self.free_slots[n:]
+        return taken
+
+    def free(self, slots: Tensor) -> None:
+        self.free_slots = torch.cat([self.free_slots, slots])
+
+
+def parts(sizes: list[int] = SIZES) -> Parts:
+    """A round of toy models, captured for these batch sizes."""
+    drafter, verifier = Drafter(), Verifier()
+    table, keys = torch.zeros(ROWS, COLUMNS, dtype=torch.int32), KeyTable(ROWS, "cpu", seed=1)
+    reader = BatchReader(SHAPE, 8, table, keys)
+    decode_round = DecodeRound(drafter, verifier, reader)
+    if sizes:
+        decode_round.capture(EmulatedCapturer(), SHAPE, sizes, lambda *_: contextlib.nullcontext())
+    caches = [cache for model in (verifier.model, drafter.model) for cache in (model.keys, model.values)]
+    return Parts(
+        decode_round, reader, verifier, drafter, SHAPE, V, DRAFT_V, table, keys.table, Allocator(), caches
+    )  # fmt: skip
+
+
+def test_a_healthy_round_passes(recorded: None) -> None:
+    made = parts()
+    test = RoundTest(made)
+    assert test.run() == []
+    # 2 sizes, 2 shapes, greedy and sampled, on two batches each; 4 functions in each round.
+    assert len(test.fingerprints) == 16 and len(set(test.fingerprints)) == 16
+    assert made.decode_round.functions.replays == 4 * 16
+    assert test.longest == SHAPE.max_accept_length
+    # Nothing is left behind.
+    assert sorted(made.allocator.free_slots.tolist()) == list(range(1, ROWS * COLUMNS))
+    assert not made.req_to_token.any() and not made.keys.any()
+
+
+def test_without_graphs_the_tree_is_tested_and_ranks_can_be_compared() -> None:
+    made = parts([])
+    test = RoundTest(made)
+    assert test.run() == [] and test.fingerprints
+    assert test.fingerprints == again(parts([])).fingerprints
+    assert made.decode_round.functions.replays == 0
+
+
+def again(made: Parts) -> RoundTest:
+    test = RoundTest(made)
+    test.run()
+    return test
+
+
+def test_a_small_cache_is_enough(recorded: None) -> None:
+    """Fewer requests than lanes: the rest are padding."""
+    made = parts()
+    made.allocator.free_slots = made.allocator.free_slots[:70]
+    assert RoundTest(made).run() == []
+    made.allocator.free_slots = made.allocator.free_slots[:5]
+    with pytest.raises(RuntimeError, match="has no 22 free slots for the self-test"):
+        RoundTest(made).run()
+
+
+# --- planted faults
+
+
+def test_a_skewed_mask_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of verified trees alone: forwards of one node and those of the head see what they should."""
+    healthy = toy_engine.tree_attention
+
+    def skewed(*arguments: Any, **options: Any) -> Tensor:
+        *others, ancestors = arguments
+        return healthy(*others, ancestors << 1 | 1 if ancestors.shape[1] == SHAPE.width else ancestors, **options)
+
+    monkeypatch.setattr(toy_engine, "tree_attention", skewed)
+    (reason,) = RoundTest(parts([])).run()
+    assert reason.startswith("a tree in one forward of the target: the logits of ")
+    assert "nodes differ from those of their paths token by token, by " in reason
+
+
+def test_wrong_positions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    healthy = toy_engine.ToyModel.__call__
+
+    def shifted(model: Any, tokens: Tensor, positions: Tensor, slots: Tensor, info: Any) -> Any:
+        moved = positions * 5 if info.tree_rows.ancestors.shape[1] == SHAPE.width else positions
+        return healthy(model, tokens, moved, slots, info)
+
+    monkeypatch.setattr(toy_engine.ToyModel, "__call__", shifted)
+    assert any("a tree in one forward" in reason for reason in RoundTest(parts([])).run())
+
+
+class Stale:
+    """A graph whose results are always those of its first replay."""
+
+    def __init__(self, graph: Any, result: Any) -> None:
+        self._graph, self._kept = graph, None
+        self._results = [x for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, Tensor)]
+
+    def replay(self) -> None:
+        self._graph.replay()
+        if self._kept is None:
+            self._kept = [x.clone() for x in self._results]
+        for x, old in zip(self._results, self._kept, strict=True):
+            x.copy_(old)
+
+
+@pytest.mark.parametrize("phase", ["draft", "verify", "walk", "extend"])
+def test_a_stale_graph_is_found_and_named(recorded: None, phase: str) -> None:
+    made = parts()
+    captured = made.decode_round.functions._captured
+    for key in [key for key in captured if key[0] == phase]:
+        captured[key] = Stale(*captured[key]), captured[key][1]
+    reasons = RoundTest(made).run()
+    assert {reason.split(": ")[1] for reason in reasons} == {phase}
+    batches = {reason.partition(":")[0] for reason in reasons}
+    assert {f"graphs of {size} requests, greedy, trees {SHAPE}" for size in SIZES} <= batches
+
+
+def test_one_stale_lane_of_many_is_found(recorded: None) -> None:
+    made = parts([4])
+    captured = made.decode_round.functions._captured
+    key = next(key for key in captured if key[0] == "verify" and key[1] == SHAPE.width)
+    graph, output = captured[key]
+
+    class OneLane:
+        def replay(self) -> None:
+            graph.replay()
+            output.logits[: SHAPE.width] = 1.0
+
+    captured[key] = OneLane(), output
+    assert any("verify: logits: 16 of 64 rows differ" in reason for reason in RoundTest(made).run())
+
+
+def test_a_function_that_raises_is_named(recorded: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = parts([4])
+
+    def broken(*arguments: Any) -> None:
+        raise RuntimeError("an illegal memory access was encountered\nmore")
+
+    monkeypatch.setattr(made.decode_round, "walk", broken)
+    reasons = RoundTest(made).run()
+    assert len(reasons) == 4
+    assert f"graphs of 4 requests, greedy, trees {SHAPE}: RuntimeError: an illegal memory access was encoun" in str(
+        reasons
+    )
+    assert not made.req_to_token.any() and len(made.allocator.free_slots) == ROWS * COLUMNS - 1
+
+
+class Baked(Drafter):
+    """What the host read during the capture: a length."""
+
+    kept: Tensor | None = None
+
+    def extend(self, batch: Any, accepted: Any, path: Any, hidden: Tensor) -> Any:
+        state = super().extend(batch, accepted, path, hidden)
+        if self.kept is None or len(self.kept) != len(state.roots):
+            self.kept = state.roots.clone()
+        return state._replace(roots=self.kept + 0)
+
+
+def test_a_value_kept_by_python_is_found(recorded: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "Drafter", Baked)
+    assert any("extend: roots" in reason for reason in RoundTest(parts([4])).run())
+
+
+def test_a_wrong_kernel_between_forwards_is_found(recorded: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A move of keys and values that is captured right and runs wrong as it is, or the other way round."""
+    made = parts([4])
+    monkeypatch.setattr(round, "compact_kv", lambda *arguments, **options: None)
+    assert any("extend: moved keys and values" in reason for reason in RoundTest(made).run())
+
+
+def test_ranks_that_accept_other_tokens_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selftest, "_gather", lambda found: [found, found, [*found[:-1], found[-1] + 1]])
+    (reason,) = selftest.test_rounds(parts([]))
+    assert reason.startswith("ranks 2 accepted other tokens than rank 0 in test round ")
+    monkeypatch.setattr(selftest, "_gather", lambda found: [found, list(found)])
+    assert selftest.test_rounds(parts([])) == []

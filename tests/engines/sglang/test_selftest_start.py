@@ -1,0 +1,274 @@
+"""What a GPU and a cache must have, what a self-test keeps, how ranks agree, and who serves in the end."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang environment is not installed")
+
+import skewed_mask
+from serving import generate_all, responses, serving, tiny_spec
+
+from eagle_plugin.core.shape import Shape
+from eagle_plugin.engines.sglang import hand_over as handing
+from eagle_plugin.engines.sglang import selftest, support
+from eagle_plugin.engines.sglang.gpu import Gpu, unsupported_cache, unsupported_gpu
+from eagle_plugin.engines.startup import StartRefused
+from eagle_plugin.selftest import record
+from eagle_plugin.selftest.shapes import ModelShape
+
+# --- what a GPU must have
+
+GOOD = Gpu("NVIDIA H100", (9, 0), True, True, "")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "head_dims", "wanted"),
+    [
+        (GOOD, [128, 128], None),
+        (GOOD._replace(capability=(8, 0)), [256, 64], None),
+        (GOOD._replace(name="Tesla T4", capability=(7, 5)), [128], "Tesla T4: compute capability 7.5, at least 8.0"),
+        (GOOD._replace(has_triton=False), [128], "Triton is not installed"),
+        (GOOD._replace(missing_library="nvcc failed"), [128], "native library for CUDA: nvcc failed"),
+        (GOOD, [128, 512], "head_dim 512: at most 256 is served on a GPU"),
+        (GOOD._replace(is_nvidia=False, name="MI300"), [128], "device MI300: only NVIDIA GPUs are served"),
+    ],
+)
+def test_what_a_gpu_must_have(gpu: Gpu, head_dims: list[int], wanted: str | None) -> None:
+    reasons = unsupported_gpu(gpu, head_dims)
+    assert len(reasons) == (wanted is not None)
+    assert wanted is None or wanted in reasons[0]
+
+
+def test_the_current_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    from eagle_plugin.engines.sglang import gpu
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    monkeypatch.setattr(gpu.attention, "_triton", lambda: None)
+    monkeypatch.setattr(gpu.loader, "load", lambda kind: None)
+    reasons = unsupported_gpu(Gpu.current(), [128])
+    assert len(reasons) == 2 and "Triton" in reasons[0] and "could be built" in reasons[1]
+
+    def fails(kind: str) -> None:
+        raise RuntimeError("EAGLE_KERNELS=aot but there is no library\nsecond line")
+
+    monkeypatch.setattr(gpu.loader, "load", fails)
+    assert Gpu.current().missing_library == "EAGLE_KERNELS=aot but there is no library"
+
+
+@pytest.mark.parametrize(
+    ("environment", "device", "cache", "wanted"),
+    [
+        ({}, "cuda", torch.bfloat16, None),
+        ({"SGLANG_USE_HND_KVCACHE": "1"}, "cuda", torch.bfloat16, "SGLANG_USE_HND_KVCACHE: only KV caches in token-ma"),
+        ({"SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": "1"}, "cuda", torch.bfloat16, "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"),
+        ({"SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": "1"}, "cpu", torch.bfloat16, None),
+        (
+            {},
+            "cuda",
+            torch.float8_e4m3fn,
+            "KV cache of float8_e4m3fn: only KV caches in the model's own dtype, bfloat16",
+        ),
+    ],
+)
+def test_which_caches_are_read(
+    environment: dict[str, str], device: str, cache: torch.dtype, wanted: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    reasons = unsupported_cache(SimpleNamespace(device=device, kv_cache_dtype=cache, dtype=torch.bfloat16))
+    assert len(reasons) == (wanted is not None)
+    assert wanted is None or reasons[0].startswith(wanted)
+
+
+# --- records, ranks, who serves
+
+
+@pytest.fixture
+def kept(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A folder of records; the key of one."""
+    monkeypatch.setattr(record, "folder", lambda: tmp_path / "selftest")
+    return record.key_of("kernels", "cpu", {}, "sglang")
+
+
+def ranks(monkeypatch: pytest.MonkeyPatch, others: Any) -> None:
+    """This process is rank 0; others(value) are the values of the further ranks."""
+    monkeypatch.setattr(selftest, "_gather", lambda value: [value, *others(value)])
+    monkeypatch.setattr(selftest, "rank_logger", lambda logger: logger)
+
+
+def test_a_record_saves_the_test(kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks(monkeypatch, lambda value: [])
+    runs: list[int] = []
+
+    def test() -> list[str]:
+        runs.append(1)
+        return ["verify_tree: wrong"]
+
+    first = selftest._decide(kept, test)
+    assert first == ["the self-test failed: verify_tree: wrong; after a repair run: eagle-plugin selftest --again"]
+    assert selftest._decide(kept, test) == first and len(runs) == 1
+    record.forget()
+    assert selftest._decide(kept, lambda: []) == [] and selftest._decide(kept, test) == [] and len(runs) == 1
+
+
+def test_a_test_that_raises_has_failed(kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks(monkeypatch, lambda value: [])
+
+    def test() -> list[str]:
+        raise torch.OutOfMemoryError("CUDA out of memory\nmore")
+
+    (reason,) = selftest._decide(kept, test)
+    assert "kernels: OutOfMemoryError: CUDA out of memory;" in reason
+
+
+def test_a_result_that_cannot_be_kept_still_counts(
+    kept: dict[str, Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks(monkeypatch, lambda value: [])
+    (tmp_path / "selftest").write_text("a file")
+    assert selftest._decide(kept, lambda: []) == [] and "every start will repeat it" in caplog.text
+    assert selftest._decide(kept, lambda: ["wrong"])
+
+
+def test_ranks_decide_alike(kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one rank finds, all obey; a record counts if every rank has it."""
+    wrong = "rank 1: tree_attention: wrong"
+    ranks(monkeypatch, lambda value: [["tree_attention: wrong"] if isinstance(value, list) else value])
+    assert wrong in selftest._decide(kept, lambda: [])[0]
+    assert record.read(kept).reasons == [wrong]
+    record.write(kept, [], 1.0)
+    runs: list[int] = []
+    ranks(monkeypatch, lambda value: [value if isinstance(value, list) else None])  # the other rank has no record
+    assert selftest._decide(kept, lambda: runs.append(1) or []) == [] and runs == [1]
+
+
+def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EAGLE_GRAPHS", raising=False)
+    monkeypatch.delenv("EAGLE_SELFTEST", raising=False)
+    assert selftest.is_wanted("cuda") and not selftest.is_wanted("cpu")
+    monkeypatch.setenv("EAGLE_SELFTEST", "1")
+    assert selftest.is_wanted("cpu")
+    monkeypatch.delenv("EAGLE_SELFTEST")
+    monkeypatch.setenv("EAGLE_GRAPHS", "emulate")
+    assert selftest.is_wanted("cpu")
+
+
+class Engine:
+    """Stands for the engine's worker class."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self.arguments = arguments
+
+
+def created(monkeypatch: pytest.MonkeyPatch, reasons: list[str], failed: list[str]) -> Any:
+    """What the worker factory makes where these flags and findings of the self-test speak against our worker."""
+    from eagle_plugin.engines.sglang import metrics, worker
+
+    class Ours:
+        shape, device = Shape(3, 4, 16), "cpu"
+
+        def __init__(self, **arguments: Any) -> None:
+            pass
+
+    runner = SimpleNamespace(device="cpu")
+    monkeypatch.setattr(support, "rank_logger", lambda logger: logger)
+    monkeypatch.setattr(support, "unsupported_reasons", lambda *arguments: reasons)
+    monkeypatch.setattr(selftest, "failed_kernels", lambda given: failed if given is runner else [])
+    monkeypatch.setattr(worker, "TreeWorker", Ours)
+    monkeypatch.setattr(metrics, "count_rounds", lambda *arguments: None)
+    arguments = SimpleNamespace(speculative_draft_model_path="HEAD", model_path="TARGET")
+    return support.worker_factory("EAGLE3", Engine)(arguments, 0, 1, SimpleNamespace(model_runner=runner))
+
+
+@pytest.mark.parametrize(("reasons", "failed"), [(["--tp-size 99"], []), ([], ["the self-test failed: propose"])])
+def test_the_factory_leaves_a_failed_device_to_the_engine(
+    reasons: list[str], failed: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert isinstance(created(monkeypatch, reasons, failed), Engine)
+    assert f"EAGLE3 is served by SGLang's own worker: {(reasons + failed)[0]}" in caplog.text
+
+
+def test_who_serves_is_logged_when_it_is_known(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "eagle_plugin")
+    worker = created(monkeypatch, [], [])
+    assert not isinstance(worker, Engine) and not caplog.records
+    worker.announce(["the self-test failed: graphs"])
+    assert "served by SGLang's own worker: the self-test failed: graphs" in caplog.text
+    assert "served by the plugin" not in caplog.text
+    worker.announce([])
+    assert "EAGLE3 is served by the plugin's draft trees" in caplog.text
+
+
+def rounds_of(monkeypatch: pytest.MonkeyPatch, found: list[str]) -> tuple[list[Any], dict[str, Any]]:
+    """What `check_rounds` does with a worker whose round's test gives these findings: handed over, announced."""
+    done: list[Any] = []
+    runner = SimpleNamespace(device="cpu")
+    key = record.key_of("round", "cpu", {}, "sglang")
+    monkeypatch.setenv("EAGLE_SELFTEST", "1")
+    ranks(monkeypatch, lambda value: [])
+    monkeypatch.setattr(selftest, "model_shape", lambda runner: ModelShape())
+    monkeypatch.setattr(selftest, "round_key", lambda runner, shape: key)
+    monkeypatch.setattr(selftest, "parts_of", lambda worker: None)
+    monkeypatch.setattr(selftest, "test_rounds", lambda parts: found)
+    monkeypatch.setattr(selftest, "hand_over", lambda worker: done.append("handed over"))
+    worker = SimpleNamespace(
+        device="cpu", target_worker=SimpleNamespace(model_runner=runner), announce=lambda reasons: done.append(reasons)
+    )
+    selftest.check_rounds(worker)
+    return done, key
+
+
+def test_a_failed_round_is_handed_over_and_kept(kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    done, key = rounds_of(monkeypatch, ["graphs: wrong"])
+    assert done[0] == "handed over" and "the self-test failed: graphs: wrong" in done[1][0]
+    # The next start leaves the server to the engine at once, although its kernels are right.
+    monkeypatch.setattr(selftest.suite, "run", lambda *arguments: SimpleNamespace(reasons=[]))
+    monkeypatch.setattr(selftest, "_device", lambda runner: torch.device("cpu"))
+    assert selftest.failed_kernels(SimpleNamespace(device="cpu")) == done[1]
+    record.forget()
+    assert selftest.failed_kernels(SimpleNamespace(device="cpu")) == []
+    assert rounds_of(monkeypatch, [])[0] == [[]]
+
+
+def test_a_hand_over_that_fails_refuses_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(worker: Any) -> None:
+        raise AttributeError("no such backend\nmore")
+
+    monkeypatch.setattr(handing, "_restore", fails)
+    with pytest.raises(StartRefused) as caught:
+        handing.hand_over(SimpleNamespace())
+    assert str(caught.value) == (
+        "eagle-plugin: the self-test failed and SGLang's own worker could not take over (no such backend); start the "
+        "server again: from now on it is served by SGLang's own worker"
+    )
+
+
+@pytest.mark.server
+def test_after_a_failed_round_the_engines_own_worker_serves(tiny_target, tiny_eagle3, tmp_path):
+    """With the objects, weights and pools that ours had: the log names what differed, and text is plain decoding's."""
+    fault = skewed_mask.install(tmp_path / "plugin")
+    specs = [
+        tiny_spec(tiny_target),
+        tiny_spec(tiny_target, tiny_eagle3, mode="builtin", environment={"EAGLE_PLUGIN": "1", **fault}),
+    ]
+    with serving(specs, tmp_path) as (plain, server):
+        prompts = ["the quick brown fox", "one two three", "x = y", "a"]
+        expected, found = (generate_all(one, prompts, 24, at_once=4) for one in (plain, server))
+        assert responses(found) == responses(expected)
+        assert all(answer["meta_info"]["spec_verify_ct"] > 0 for answer in found)
+        lines = [line for line in server.log_text().splitlines() if "eagle-plugin" in line]
+    (line,) = [line for line in lines if "is served by SGLang's own worker" in line]
+    assert "the self-test failed: a tree in one forward of the target: the logits of " in line
+    assert not [line for line in lines if "served by the plugin" in line]
+    assert any("the self-test of the kernels passed in" in line for line in lines)
+    kept = [json.loads(path.read_text()) for path in sorted((tmp_path / "plugin/cache/selftest").iterdir())]
+    assert [(record["key"]["part"], not record["reasons"]) for record in kept] == [("kernels", True), ("round", False)]

@@ -1,0 +1,87 @@
+"""Our drafter and verifier for SGLang on two small models, without an engine: each has one layer of real tree attention
+over a paged cache, and random weights."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from torch import Tensor
+
+from eagle_plugin.core.shape import MAX_WIDTH, Shape
+from eagle_plugin.engines.sglang.batch import RoundBatch
+from eagle_plugin.engines.sglang.drafter import TreeDrafter, TreeExtendInput, chain_ancestors, no_tokens
+from eagle_plugin.engines.sglang.verifier import TreeVerifier
+from eagle_plugin.kernels.attention import tree_attention
+from eagle_plugin.kernels.kv import store_kv
+
+V, DRAFT_V, H, D, ROWS, COLUMNS = 256, 128, 32, 16, 12, 64
+SHAPE = Shape(3, 4, 16)
+
+
+class ToyModel:
+    """One layer of attention over its own paged cache, with random weights."""
+
+    def __init__(self, vocabulary: int, features: int, seed: int) -> None:
+        g = torch.Generator().manual_seed(seed)
+        self.keys, self.values = (torch.randn(ROWS * COLUMNS, 2, D, generator=g) for _ in range(2))
+        self.embed, self.qkv = torch.randn(V, H, generator=g), torch.randn(H, 8 * D, generator=g) / 6
+        self.out, self.head = torch.randn(4 * D, H, generator=g) / 8, torch.randn(H, vocabulary, generator=g)
+        self.features = torch.randn(H, features, generator=g)
+
+    def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor, info: Any) -> tuple[Tensor, Tensor]:
+        x = self.embed[tokens] + positions[:, None] * 0.01
+        if isinstance(getattr(info, "hidden_states", None), Tensor):
+            x = x + info.hidden_states[:, :H]
+        q, k, v = (x @ self.qkv).split([4 * D, 2 * D, 2 * D], dim=1)
+        store_kv(self.keys, self.values, slots, k.view(-1, 2, D), v.view(-1, 2, D))
+        rows = info.tree_rows
+        out = tree_attention(
+            q.view(-1, 4, D), self.keys, self.values, info.slot_table, rows.requests, rows.prefix_lens, rows.ancestors,
+            tail=rows.tail, scale=0.25,
+        )  # fmt: skip
+        y = x + out.view(-1, 4 * D) @ self.out
+        if isinstance(info, TreeExtendInput):
+            y = y[info.select_index]
+        return y @ self.head, y @ self.features
+
+
+class Drafter(TreeDrafter):
+    def __init__(self) -> None:
+        self.topk, self._most_children = DRAFT_V, SHAPE.topk
+        self.hot_token_id = torch.randperm(V, generator=torch.Generator().manual_seed(3))[:DRAFT_V]
+        self._chain, self._contexts = chain_ancestors(MAX_WIDTH, "cpu"), contextlib.nullcontext
+        self._nothing = no_tokens(DRAFT_V, "cpu")
+        self.model = ToyModel(DRAFT_V, H, 1)
+
+    def _forward(self, batch: RoundBatch, *, tokens: Any, positions: Any, slots: Any, info: Any, **_: Any) -> Any:
+        logits, hidden = self.model(tokens, positions, slots, info)
+        return SimpleNamespace(next_token_logits=logits, hidden_states=hidden)
+
+
+class Verifier(TreeVerifier):
+    def __init__(self) -> None:
+        self.model = ToyModel(V, 3 * H, 2)
+        caches = (self.model.keys, self.model.values)
+        pool = SimpleNamespace(
+            data_ptrs=torch.tensor([cache.data_ptr() for cache in caches]),
+            data_strides=torch.tensor([cache.stride(0) * 4 for cache in caches]),
+            size=ROWS * COLUMNS,
+            page_size=0,
+        )
+        runner = SimpleNamespace(model_config=SimpleNamespace(vocab_size=V), device="cpu")
+        super().__init__(SimpleNamespace(model_runner=runner), None, ROWS, SimpleNamespace(get_kvcache=lambda: pool))
+        self._forward = self._target
+
+    def _target(self, batch: RoundBatch, *, tokens: Any, positions: Any, slots: Any, info: Any, **_: Any) -> Any:
+        logits, features = self.model(tokens, positions, slots, info)
+        return LogitsProcessorOutput(next_token_logits=logits, hidden_states=features)
+
+
+# Row 0 and slot 0 are the engine's padding.
+TABLE = torch.randperm(ROWS * COLUMNS - 1, generator=torch.Generator().manual_seed(5)).add(1)
+TABLE = torch.cat([TABLE, TABLE[:1]]).view(ROWS, COLUMNS).int()
+TABLE[0] = 0
