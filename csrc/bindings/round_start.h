@@ -32,9 +32,8 @@ struct StartCall {
     const int64_t row = i < b ? rows[i] : -1;
     const bool serves = row >= 0 && row < table_rows && lengths[i] >= 0;
     if (serves) source = {lengths[i], row, keys[row], req_to_token + row * row_step, context};
-    fill_lane(team,
-              {prefix_lens + i, requests + i, out_keys + i, slots + i * reach, reach, table + i * width, width}, source,
-              tile * kStartTile);
+    fill_lane(team, {prefix_lens + i, requests + i, out_keys + i, slots + i * reach, reach, table + i * width, width},
+              source, tile * kStartTile);
     if (tile > 0 || team.rank() > 0) return;
     out.temperatures[i] = serves ? sampling.temperatures[i] : 1.0f;
     out.top_ks[i] = serves ? sampling.top_ks[i] : 1;

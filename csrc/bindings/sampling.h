@@ -70,7 +70,7 @@ struct VerifyTreeCall {
   int64_t* out;
   int64_t b;
   int32_t width, vocabulary, rows, top_m, num_uniforms, max_accept_length;
-  bool chained;  // each filter looks at what the one before it left
+  bool chained;               // each filter looks at what the one before it left
   RowStatistics* statistics;  // [b * width], written by the first of two launches
   DLDevice device;
 
@@ -204,8 +204,8 @@ inline void propose(TensorView logp, TensorView index, TensorView temperatures, 
 
 inline void verify_tree(TensorView tokens, TensorView parents, TensorView draws, TensorView logits,
                         TensorView temperatures, TensorView top_ks, TensorView top_ps, TensorView min_ps,
-                        TensorView q_tokens, TensorView q_weights, TensorView uniforms, bool chained, TensorView statistics,
-                        TensorView index, TensorView lengths, TensorView out) {
+                        TensorView q_tokens, TensorView q_weights, TensorView uniforms, bool chained,
+                        TensorView statistics, TensorView index, TensorView lengths, TensorView out) {
   check(tokens, "tokens", kI64, {kAny, kAny});
   const int64_t b = tokens.size(0), width = tokens.size(1);
   check(parents, "parents", kI32, {b, width});

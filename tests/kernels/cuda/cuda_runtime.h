@@ -62,8 +62,8 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 
 inline void __syncthreads() { emulation::wait(emulation::block.barrier); }
 
-// Publishes a value, waits for the warp, reads another lane's. The next value goes to another place: it may be published
-// before all lanes have read this one, but not the value after it.
+// Publishes a value, waits for the warp, reads another lane's. The next value goes to another place: it may be
+// published before all lanes have read this one, but not the value after it.
 template <class T>
 T emulated_shuffle(T x, unsigned lane) {
   static_assert(sizeof(T) <= sizeof(uint64_t));
