@@ -133,7 +133,7 @@ class Trial:
 
 
 def places_of(caches: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Addresses and bytes per row of caches [slots, ...], [n] int64 each on their device, as `compact_kv` wants them."""
+    """Addresses and bytes per row of caches [slots, ...], [n] int64 each on their device, for `compact_kv`."""
     device = caches[0].device
     addresses = torch.tensor([cache.data_ptr() for cache in caches], device=device)
     return addresses, torch.tensor([cache.stride(0) * cache.element_size() for cache in caches], device=device)

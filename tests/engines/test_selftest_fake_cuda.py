@@ -1,14 +1,14 @@
-"""The inputs of the self-test on fake CUDA tensors: every tensor that a kernel gets is on the device and contiguous, and
-the toy round, which is captured, reads nothing on the host."""
+"""The inputs of the self-test on fake CUDA tensors: every tensor of a kernel is on the device and contiguous, and the toy
+round, which is captured, reads nothing on the host."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from fake_cuda import CUDA, FakeLibrary
+from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from eagle_plugin.selftest import cache_kernels, sampling_kernels, toy_round, tree_kernels
@@ -53,9 +53,9 @@ def test_the_toy_round_reads_nothing_on_the_host(greedy: bool, trial: Trial, lib
 
 
 def test_the_controls_fail(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
-    def on_cpu(*arguments: Any) -> Any:
-        return torch.zeros(*arguments[1:], dtype=torch.int64)
+    def on_cpu(trial: Trial, low: int, high: int, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.int64)
 
     monkeypatch.setattr(Trial, "randint", on_cpu)
-    with pytest.raises(Exception, match="cpu|CPU|device"):
+    with pytest.raises(Exception, match="is on cpu, wanted a CUDA device"):
         sampling_kernels.CHECKS[0].run(trial)
