@@ -1,4 +1,4 @@
-"""The inputs of the self-test on fake CUDA tensors: every tensor of a kernel is on the device and contiguous, and the toy
+"""The self-test's inputs on fake CUDA tensors: every tensor of a kernel is on the device and contiguous, and the toy
 round, which is captured, reads nothing on the host."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from eagle_plugin.selftest.shapes import ModelShape, Sizes
 from eagle_plugin.selftest.trial import Check, Trial
 
 MODEL = ModelShape(heads=4, kv_heads=2, head_dim=32, vocabulary=600, draft_vocabulary=300, steps=3, topk=4, width=16)
-# Attention is not among them: how many keys a request has is read before its launch. The toy round has it.
+# Not attention, before whose launch the host reads the lengths of prefixes. The toy round has it.
 CHECKS = [
     check
     for check in tree_kernels.CHECKS + sampling_kernels.CHECKS + cache_kernels.CHECKS
