@@ -50,6 +50,7 @@ ASSUMPTIONS = (
     "the forwards of the models take bytes / bandwidth of the data sheet",
     f"Llama-3.1-8B in bf16, an EAGLE-3 head of it with 32,000 draft tokens, {CONTEXT} tokens of context per request",
     "the host of the GPU is as fast as this machine",
+    "a captured round runs after emulated replays, which leave the processor's caches cold: its times are upper bounds",
 )
 
 

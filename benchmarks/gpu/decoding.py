@@ -25,10 +25,10 @@ from eagle_plugin.engines.round import (
     TopM,
     TreeRows,
     accept,
-    accepted_rows,
     draft,
     top_m_of,
 )
+from eagle_plugin.kernels.accepted_path import AcceptedPath, read_path
 from eagle_plugin.kernels.sampling import SamplingParams
 
 
@@ -107,6 +107,7 @@ class Path(NamedTuple):
     """The accepted path of each request."""
 
     accepted: Accepted
+    read: AcceptedPath
     features: Tensor  # [b * E, 3 * H]
 
 
@@ -173,24 +174,20 @@ class TreeDecoder(PlainDecoder):
         width = self.shape.width
         accepted = accept(drafts, verified.logits, self.sampling, self.keys, self.lengths, "joint")
         self._moves.move_accepted(self.window(0, width).contiguous(), accepted)
-        return Path(accepted, verified.features[accepted_rows(accepted, width).view(-1)])
+        path = read_path(accepted, self.lengths, width)
+        return Path(accepted, path, verified.features[path.rows.view(-1)])
 
     def extend(self, path: Path) -> None:
         """Let the head read the accepted tokens, and make the state that of the next round."""
-        accepted = path.accepted
-        b, longest = accepted.tokens.shape
-        places = torch.arange(longest, device=accepted.tokens.device)
-        rows = self.rows(
-            accepted.tokens, self.lengths[:, None] + places, self.chain[:longest].expand(b, longest), 0, longest
-        )
-        last = accepted.lengths.long() - 1
-        keep = torch.arange(0, b * longest, longest, device=last.device) + last
-        logits, hidden = self.head.forward(rows, self.head.read(path.features), keep)
+        tokens, read = path.accepted.tokens, path.read
+        b, longest = tokens.shape
+        rows = self.rows(tokens, read.positions, self.chain[:longest].expand(b, longest), 0, longest)
+        logits, hidden = self.head.forward(rows, self.head.read(path.features), read.last)
         top = TopM.of(logits, self._top_m)
         for kept, value in zip((*self.state.top, self.state.hidden), (*top, hidden), strict=True):
             kept.copy_(value)
-        self.roots.copy_(accepted.tokens.gather(1, last[:, None])[:, 0])
-        self.lengths.add_(accepted.lengths)
+        self.roots.copy_(read.roots)
+        self.lengths.add_(path.accepted.lengths)
 
     def round(self) -> Accepted:
         """One round of all requests; the bonus token of each path is the next root."""

@@ -41,6 +41,7 @@ TESTS = {
     ),
     "kv": ("test_compact_kv", "test_store_kv"),
     "penalties": ("test_penalize_nodes", "test_count_tokens"),
+    "accepted_path": ("test_read_path",),
     "round_start": ("test_start_round", "test_the_comparison_sees_one_slot"),
     "attention": ("test_tree_attention", "test_one_wrong_ancestor_bit_changes_that_row_alone"),
 }

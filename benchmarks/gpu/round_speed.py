@@ -56,7 +56,7 @@ def run(setting: Setting) -> dict[str, Any]:
                 row = {"batch": batch, "shape": str(shape), "temperature": temperature}
                 row |= compare(times, floor_of(size, shape, batch, context, bandwidth), plain, plain_floor)
                 rows.append(row)
-                summary.append(in_words(row))
+                summary.append(as_sentence(row))
                 print(summary[-1], flush=True)
     about = {"model": size.name, "dtype": str(size.dtype).removeprefix("torch."), "context": context}
     return about | {"graphs": setting.on_gpu, "copy_gb_s": round(bandwidth / 1e9, 1), "rows": rows, "summary": summary}
@@ -77,7 +77,7 @@ def compare(
     }
 
 
-def in_words(row: dict[str, Any]) -> str:
+def as_sentence(row: dict[str, Any]) -> str:
     """A row as a sentence."""
     kind = "sampled" if row["temperature"] else "greedy"
     return (
