@@ -10,7 +10,7 @@ from eagle_plugin.core import verify as verifying
 from eagle_plugin.core.round_start import RoundStart
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.kernels import attention, attention_torch, int8_linear, kv, round_start
-from eagle_plugin.selftest.trial import TOLERANCE, Check, Trial
+from eagle_plugin.selftest.trial import TOLERANCE, Check, Trial, places_of
 
 
 class _Cache:
@@ -123,9 +123,7 @@ def _compact_kv(trial: Trial) -> None:
     nodes = 1 + trial.rand(b, width - 1).argsort(dim=1)[:, : longest - 1].sort(dim=1).values
     index = torch.cat([torch.zeros_like(nodes[:, :1]), nodes], dim=1).int()[:, :longest]
     index = index.where(torch.arange(longest, device=trial.device) < lengths[:, None], -1).contiguous()
-    addresses = torch.tensor([cache.data_ptr() for cache in caches], device=trial.device)
-    row_bytes = torch.tensor([cache.stride(0) * cache.element_size() for cache in caches], device=trial.device)
-    kv.compact_kv(addresses, row_bytes, window, index, lengths, slots=slots)
+    kv.compact_kv(*places_of(caches), window, index, lengths, slots=slots)
     for i, (found, right) in enumerate(zip(caches, wanted, strict=True)):
         verifying.compact_rows(right, window, index, lengths)
         trial.close(f"cache {i}", found, right, 0.0, 1e-30)

@@ -132,6 +132,13 @@ class Trial:
         return False
 
 
+def places_of(caches: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Addresses and bytes per row of caches [slots, ...], [n] int64 each on their device, for `compact_kv`."""
+    device = caches[0].device
+    addresses = torch.tensor([cache.data_ptr() for cache in caches], device=device)
+    return addresses, torch.tensor([cache.stride(0) * cache.element_size() for cache in caches], device=device)
+
+
 class Check(NamedTuple):
     """One thing that is tested."""
 
