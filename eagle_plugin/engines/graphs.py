@@ -40,13 +40,23 @@ class CudaCapturer:
         self._pool: Any = None
 
     def capture(self, function: Callable[[], T]) -> tuple[Graph, T]:
-        """To be called with a stream other than the default one as the current one."""
+        """To be called with a stream other than the default one as the current one.
+
+        Raises:
+            torch.OutOfMemoryError: also where the end of the capture fails because of it.
+        """
         for _ in range(WARM_UP_CALLS):
             function()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
-            result = function()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
+                result = function()
+        except RuntimeError as error:
+            # Ending the capture that memory ran out in can fail too, and would hide why.
+            if isinstance(error.__context__, torch.OutOfMemoryError):
+                raise error.__context__ from None
+            raise
         self._pool = graph.pool()
         return graph, result
 

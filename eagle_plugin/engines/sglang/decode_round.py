@@ -90,7 +90,12 @@ class DecodeRound:
         around(buckets, size) is the context of the captures of one size; it may drop the size from the buckets.
         """
         buckets = Buckets(sizes)
-        self.memory = self._static_memory(caps, max(sizes))
+        for size in list(buckets):
+            with around(buckets, size):
+                memory = self._static_memory(caps, size)
+            if size in buckets:
+                self.memory = memory
+                break
         for size in list(buckets):
             with around(buckets, size):
                 for shape in (caps, PLAIN):

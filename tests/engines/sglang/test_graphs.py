@@ -24,6 +24,7 @@ from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines import graph_emulator
 from eagle_plugin.engines.graph_emulator import CaptureError, EmulatedCapturer
+from eagle_plugin.engines.graphs import Buckets, StaticMemory
 from eagle_plugin.engines.rng import KeyTable
 from eagle_plugin.engines.round import Drafts, HeadState, TopM
 from eagle_plugin.engines.sglang.batch import BatchReader, RoundBatch
@@ -214,3 +215,46 @@ class Masked(Drafter):
 def test_what_cuda_refuses_is_refused(recorded: None, drafter: Any) -> None:
     with pytest.raises(CaptureError):
         capture(Case(DecodeRound, drafter), [2])
+
+
+@contextlib.contextmanager
+def leave_out(buckets: Buckets, size: int) -> Iterator[None]:
+    """As in capture.py, for one rank."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        buckets.drop(size)
+
+
+class Large(Drafter):
+    """The graphs of 8 requests do not fit."""
+
+    def draft_tree(self, batch: RoundBatch, state: DraftState) -> Drafts:
+        if batch.b == 0 and len(batch.lanes) == 8:
+            raise torch.OutOfMemoryError("no memory")
+        return super().draft_tree(batch, state)
+
+
+def test_a_size_whose_graphs_do_not_fit_is_left_out(recorded: None) -> None:
+    case = Case(DecodeRound, Large)
+    case.round.capture(EmulatedCapturer(), SHAPE, SIZES, leave_out)
+    assert case.round.sizes() == [4, 2, 1]
+    assert not case.differing(range(1, 13)) and case.round.functions.replays
+
+
+@pytest.mark.parametrize(("fits", "left"), [(4, [4, 2, 1]), (0, [])])
+def test_static_memory_is_made_for_the_largest_size_that_fits(
+    recorded: None, monkeypatch: pytest.MonkeyPatch, fits: int, left: list[int]
+) -> None:
+    allocate = StaticMemory.allocate
+
+    def limited(self: StaticMemory, name: str, numel: int, *rest: Any) -> None:
+        if name == "logits" and numel > fits * SHAPE.width * V:
+            raise torch.OutOfMemoryError("no memory")
+        allocate(self, name, numel, *rest)
+
+    case = Case()
+    monkeypatch.setattr(StaticMemory, "allocate", limited)
+    case.round.capture(EmulatedCapturer(), SHAPE, SIZES, leave_out)
+    assert case.round.sizes() == left
+    assert not case.differing(range(1, 13)) and bool(case.round.functions.replays) == bool(left)

@@ -1,0 +1,64 @@
+"""Static memory, batch sizes, and what CUDA's capturer makes of memory that runs out; no GPU is needed."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from eagle_plugin.engines.graphs import Buckets, CapturedFunctions, CudaCapturer, StaticMemory
+
+
+def test_views_of_any_size_begin_at_one_address() -> None:
+    memory = StaticMemory("cpu")
+    memory.allocate("tokens", 12, torch.int64, 7)
+    whole, part = memory.view("tokens", 3, 4), memory.view("tokens", 2, 3)
+    assert whole.data_ptr() == part.data_ptr() and part.is_contiguous() and memory.nbytes() == 12 * 8
+    stored = memory.put("tokens", torch.arange(6).view(2, 3))
+    assert whole.flatten().tolist() == [0, 1, 2, 3, 4, 5, *[7] * 6]
+    assert memory.holds("tokens", stored) and not memory.holds("tokens", stored.clone())
+
+
+def test_a_batch_goes_to_the_next_size() -> None:
+    buckets = Buckets([4, 1, 2, 4])
+    assert [buckets.of(b) for b in (1, 2, 3, 4, 5)] == [1, 2, 4, 4, None]
+    assert list(buckets) == [4, 2, 1]
+    buckets.drop(4)
+    assert buckets.of(3) is None and 4 not in buckets and 2 in buckets
+
+
+def test_what_was_not_captured_runs_as_it_is() -> None:
+    functions = CapturedFunctions()
+    assert functions.run("key", lambda: 5) == 5 and not functions.replays
+    replayed: list[str] = []
+    graph = SimpleNamespace(replay=lambda: replayed.append("once"))
+    capturer = SimpleNamespace(capture=lambda function: (graph, function()))
+    assert functions.capture(capturer, "key", lambda: 6) == 6  # type: ignore[arg-type]
+    assert functions.run("key", lambda: 7) == 6 and replayed == ["once"] and functions.replays == 1
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["the end of the capture fails", "the capture ends"])
+def test_memory_that_runs_out_in_a_capture_is_named(monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
+    @contextlib.contextmanager
+    def capture(*_: Any, **__: Any) -> Any:
+        try:
+            yield
+        except RuntimeError:
+            if ends:
+                raise
+            raise RuntimeError("the capture was invalidated")  # noqa: B904
+
+    for name, value in {"graph": capture, "CUDAGraph": object, "synchronize": int, "current_stream": int}.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    calls: list[int] = []
+
+    def function() -> None:
+        calls.append(1)
+        if len(calls) > 2:  # the warm-up went well
+            raise torch.OutOfMemoryError("no memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        CudaCapturer().capture(function)
