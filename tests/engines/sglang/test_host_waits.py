@@ -55,7 +55,10 @@ def test_two_hundred_rounds_of_every_kind_of_request(servers):
         rest = [pool.submit(ask, server, PROMPTS, kind | {"max_new_tokens": 40}) for kind in KINDS[:3]]
         with contextlib.suppress(httpx.TimeoutException):
             httpx.post(
-                f"{server.url}/generate", json={"text": "a", "sampling_params": {"max_new_tokens": 400}}, timeout=0.1
+                f"{server.url}/generate",
+                json={"text": "a", "sampling_params": {"max_new_tokens": 400}},
+                timeout=0.1,
+                trust_env=False,
             )
         for answer in rest:
             answer.result()
