@@ -132,7 +132,7 @@ class ToyRound:
             shape, HeadState(TopM(self._logp, self._tokens), self._hidden), start.prefix_lens, top_m, self._forward
         )
         drafts = draft(shape, self._roots, levels, start.sampling, uniforms, self._to_target)
-        tree, window = drafts.tree, start.slots[:, : shape.width].contiguous()
+        tree, window = drafts.tree, window_of(start.slots[:, : shape.width])
         positions = (start.prefix_lens[:, None] + tree.depths).view(-1)
         logits, features = self.target(
             tree.tokens.view(-1), positions, window.view(-1), start, tree.ancestors, shape.width
@@ -143,7 +143,7 @@ class ToyRound:
         return ToyResult(tree, accepted, *self._extend(accepted, features))
 
     def _forward(self, rows: LevelRows) -> tuple[Tensor, Tensor]:
-        slots = self.start.slots[:, rows.first_slot : rows.first_slot + rows.nodes].reshape(-1)
+        slots = window_of(self.start.slots[:, rows.first_slot : rows.first_slot + rows.nodes]).view(-1)
         logits, hidden = self.head(rows.tokens, rows.positions, slots, self.start, rows.ancestors, rows.tail)
         return logits, hidden + rows.hidden
 
@@ -152,7 +152,7 @@ class ToyRound:
         places = torch.arange(longest, device=features.device)
         chain = ((torch.ones_like(places) << places) - 1) * 2 + 1
         positions = (self.start.prefix_lens[:, None] + places).view(-1)
-        slots = self.start.slots[:, :longest].reshape(-1)
+        slots = window_of(self.start.slots[:, :longest]).view(-1)
         ancestors = chain.expand(lanes, -1).contiguous()
         logits, hidden = self.head(accepted.tokens.view(-1), positions, slots, self.start, ancestors, longest)
         last = torch.arange(0, lanes * longest, longest, device=features.device) + accepted.lengths.long() - 1
@@ -231,3 +231,8 @@ CHECKS = (
     Check("a captured greedy round", lambda trial: _captured_round(trial, greedy=True)),
     Check("a captured sampled round", lambda trial: _captured_round(trial, greedy=False)),
 )
+
+
+def window_of(slots: Tensor) -> Tensor:
+    """These columns without gaps; contiguous() alone would keep the gaps of a single column."""
+    return slots.clone(memory_format=torch.contiguous_format)

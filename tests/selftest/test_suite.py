@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,7 +41,12 @@ def named(name: str) -> Check:
 
 
 @pytest.mark.parametrize(
-    "model", [SMALL, ModelShape(heads=6, kv_heads=2, head_dim=64, window=40, logit_cap=30.0, steps=2, topk=4, width=8)]
+    "model",
+    [
+        SMALL,
+        replace(SMALL, topk=1, width=4),  # a chain: one column of slots per level
+        ModelShape(heads=6, kv_heads=2, head_dim=64, window=40, logit_cap=30.0, steps=2, topk=4, width=8),
+    ],
 )
 def test_healthy_kernels_pass(model: ModelShape) -> None:
     report = suite.run("cpu", model)
