@@ -15,6 +15,7 @@ from torch import Tensor
 from benchmarks.gpu.heads import Head
 from benchmarks.gpu.llama import Cache, Llama, Rows
 from eagle_plugin.core.shape import MAX_WIDTH, Shape
+from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.rng import draft_uniforms
 from eagle_plugin.engines.round import (
@@ -49,8 +50,7 @@ class PlainDecoder:
         self.requests = torch.arange(self.batch, device=device)
         self.lengths = torch.zeros(self.batch, dtype=torch.int64, device=device)  # L: tokens with keys and values
         self.roots = torch.zeros(self.batch, dtype=torch.int64, device=device)  # the last token of each request
-        bits = torch.arange(MAX_WIDTH, device=device)
-        self.chain = ((torch.ones_like(bits) << bits) - 1) * 2 + 1  # ancestor bitmasks: row i sees the rows 0 .. i
+        self.chain = chain_ancestors(MAX_WIDTH, device)
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> None:
         """Read one prompt of at least one token per request; the root is the most likely token after it."""

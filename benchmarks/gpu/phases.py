@@ -14,9 +14,8 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.gpu.decoding import PlainDecoder, TreeDecoder
 from benchmarks.gpu.steps import Setting
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.engines import graph_emulator
+from eagle_plugin.engines.graph_emulator import EmulatedCapturer, recording_launches
 from eagle_plugin.engines.graphs import Capturer, CudaCapturer, Graph
-from eagle_plugin.kernels import loader
 
 NAMES = ("draft", "verify", "tail", "extend")
 
@@ -34,14 +33,8 @@ def capturing(setting: Setting) -> Iterator[Callable[[], Capturer]]:
             yield CudaCapturer
         default.wait_stream(side)
         return
-    before = loader.wrap_module
-    graph_emulator.install()
-    try:
-        yield graph_emulator.EmulatedCapturer
-    finally:
-        loader.wrap_module = before
-        loader.open_library.cache_clear()
-        loader.function.cache_clear()
+    with recording_launches():
+        yield EmulatedCapturer
 
 
 class Replay:

@@ -34,6 +34,13 @@ class RoundStart(NamedTuple):
         sampling = SamplingParams(real(), whole(lanes).int(), real(), real())
         return cls(whole(lanes), whole(lanes), whole(lanes), whole(lanes, reach), table, sampling)
 
+    def window(self, first: int, count: int) -> Tensor:
+        """The cache slots of `count` positions from L + first on, contiguous [B, count] int64."""
+        if (first, count) == (0, self.slots.shape[1]):
+            return self.slots
+        # contiguous() alone would keep the gaps of a single column.
+        return self.slots[:, first : first + count].clone(memory_format=torch.contiguous_format)
+
 
 def start_round(
     out: RoundStart, lengths: Tensor, rows: Tensor, req_to_token: Tensor, keys: Tensor, sampling: SamplingParams

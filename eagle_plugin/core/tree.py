@@ -82,6 +82,13 @@ class CandidateTable(NamedTuple):
     draws: Tensor  # [b, C] int32, proposal row that drew the candidate, -1 for a deterministic one
 
 
+def chain_ancestors(length: int, device: torch.device | str) -> Tensor:
+    """Ancestor bitmasks [length] int64 holding uint64 bits of a chain: row i has the bits 0 .. i; length <= 64."""
+    bits = torch.arange(length, device=device)
+    # In two steps: the last row may have all 64 bits, and 1 << 64 is not defined.
+    return ((torch.ones_like(bits) << bits) - 1) * 2 + 1
+
+
 def topk_log_softmax(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return log p and the index of the k most likely tokens of each row.
 

@@ -11,7 +11,8 @@ NCCL.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -128,6 +129,19 @@ def install() -> None:
     loader.wrap_module = RecordingModule
     loader.open_library.cache_clear()
     loader.function.cache_clear()
+
+
+@contextmanager
+def recording_launches() -> Iterator[None]:
+    """`install` for the block only; what it finds installed stays so."""
+    before = loader.wrap_module
+    install()
+    try:
+        yield
+    finally:
+        loader.wrap_module = before
+        loader.open_library.cache_clear()
+        loader.function.cache_clear()
 
 
 def _tensors(*trees: Any) -> list[Tensor]:

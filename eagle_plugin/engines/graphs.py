@@ -7,7 +7,8 @@ memory of the graph, which the next replay overwrites: a caller that hands a res
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -107,10 +108,7 @@ class StaticMemory:
 
     def view(self, name: str, *shape: int) -> Tensor:
         """The first values under this name, as a tensor of this shape."""
-        numel = 1
-        for size in shape:
-            numel *= size
-        return self._flat[name][:numel].view(shape)
+        return self._flat[name][: math.prod(shape)].view(shape)
 
     def put(self, name: str, value: Tensor) -> Tensor:
         """Copy a tensor into the memory of this name; the view that holds it now."""
@@ -120,15 +118,11 @@ class StaticMemory:
         """Whether `value` is a view of the memory of this name."""
         return value.untyped_storage()._cdata == self._flat[name].untyped_storage()._cdata  # type: ignore[no-any-return]
 
-    def nbytes(self) -> int:
-        """Bytes of all names."""
-        return sum(flat.nbytes for flat in self._flat.values())
-
 
 class Buckets:
     """The batch sizes that functions are captured for; a batch is padded to the next one."""
 
-    def __init__(self, sizes: Iterator[int] | list[int]) -> None:
+    def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = sorted(set(sizes))
 
     def __iter__(self) -> Iterator[int]:

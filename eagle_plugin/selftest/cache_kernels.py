@@ -9,6 +9,7 @@ from eagle_plugin.core import round_start as starting
 from eagle_plugin.core import verify as verifying
 from eagle_plugin.core.round_start import RoundStart
 from eagle_plugin.core.sampling import SamplingParams
+from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.kernels import attention, attention_torch, int8_linear, kv, round_start
 from eagle_plugin.selftest.trial import TOLERANCE, Check, Trial, places_of
 
@@ -46,8 +47,7 @@ def _tree_attention(trial: Trial) -> None:
     nodes = min(max(shape.draft_slots, shape.topk), 64)
     level = trial.tree(b, shape._replace(width=nodes)).ancestors[:, -shape.topk :].contiguous()
     longest = shape.max_accept_length
-    bits = torch.arange(longest, device=trial.device)
-    chain = ((torch.ones_like(bits) << bits) - 1) * 2 + 1
+    chain = chain_ancestors(longest, trial.device)
     cases = {
         "the verified tree": (verified, shape.width),
         "a level of the draft": (level, nodes),

@@ -16,10 +16,9 @@ from torch import Tensor
 from eagle_plugin.core.policy import MAX_TOP_M
 from eagle_plugin.core.round_start import RoundStart
 from eagle_plugin.core.sampling import SamplingParams
-from eagle_plugin.core.tree import DraftTree
+from eagle_plugin.core.tree import DraftTree, chain_ancestors
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.engines import graph_emulator
-from eagle_plugin.engines.graph_emulator import EmulatedCapturer
+from eagle_plugin.engines.graph_emulator import EmulatedCapturer, recording_launches
 from eagle_plugin.engines.graphs import Capturer, CudaCapturer
 from eagle_plugin.engines.rng import draft_uniforms
 from eagle_plugin.engines.round import (
@@ -29,11 +28,11 @@ from eagle_plugin.engines.round import (
     RecurrentLevels,
     TopM,
     accept,
-    accepted_rows,
     draft,
     top_m_of,
 )
-from eagle_plugin.kernels import attention, kv, loader, round_start
+from eagle_plugin.kernels import attention, kv, round_start
+from eagle_plugin.kernels.accepted_path import AcceptedPath, read_path
 from eagle_plugin.selftest.trial import TOLERANCE, Check, Trial, places_of
 
 VOCABULARY = 1024  # at most: what depends on its size is tested kernel by kernel
@@ -100,6 +99,7 @@ class ToyRound:
         self._roots = trial.randint(0, vocabulary, LANES)
         self.caches = [self.target.keys, self.target.values, self.head.keys, self.head.values]
         self._moved = KVCaches(*places_of(self.caches[:2]), len(self.target.keys))
+        self._chain = chain_ancestors(shape.max_accept_length, trial.device)
         self.b = LANES
 
     def begin(self) -> None:
@@ -132,31 +132,30 @@ class ToyRound:
             shape, HeadState(TopM(self._logp, self._tokens), self._hidden), start.prefix_lens, top_m, self._forward
         )
         drafts = draft(shape, self._roots, levels, start.sampling, uniforms, self._to_target)
-        tree, window = drafts.tree, window_of(start.slots[:, : shape.width])
+        tree, window = drafts.tree, start.window(0, shape.width)
         positions = (start.prefix_lens[:, None] + tree.depths).view(-1)
         logits, features = self.target(
             tree.tokens.view(-1), positions, window.view(-1), start, tree.ancestors, shape.width
         )
         accepted = accept(drafts, logits, start.sampling, start.keys, start.prefix_lens, filters="joint")
         self._moved.move_accepted(window, accepted)
-        features = features[accepted_rows(accepted, shape.width).view(-1)]
-        return ToyResult(tree, accepted, *self._extend(accepted, features))
+        path = read_path(accepted, start.prefix_lens, shape.width)
+        features = features[path.rows.view(-1)]
+        return ToyResult(tree, accepted, *self._extend(accepted, path, features))
 
     def _forward(self, rows: LevelRows) -> tuple[Tensor, Tensor]:
-        slots = window_of(self.start.slots[:, rows.first_slot : rows.first_slot + rows.nodes]).view(-1)
+        slots = self.start.window(rows.first_slot, rows.nodes).view(-1)
         logits, hidden = self.head(rows.tokens, rows.positions, slots, self.start, rows.ancestors, rows.tail)
         return logits, hidden + rows.hidden
 
-    def _extend(self, accepted: Accepted, features: Tensor) -> tuple[TopM, Tensor, Tensor]:
+    def _extend(self, accepted: Accepted, path: AcceptedPath, features: Tensor) -> tuple[TopM, Tensor, Tensor]:
         lanes, longest = accepted.tokens.shape
-        places = torch.arange(longest, device=features.device)
-        chain = ((torch.ones_like(places) << places) - 1) * 2 + 1
-        positions = (self.start.prefix_lens[:, None] + places).view(-1)
-        slots = window_of(self.start.slots[:, :longest]).view(-1)
-        ancestors = chain.expand(lanes, -1).contiguous()
-        logits, hidden = self.head(accepted.tokens.view(-1), positions, slots, self.start, ancestors, longest)
-        last = torch.arange(0, lanes * longest, longest, device=features.device) + accepted.lengths.long() - 1
-        return TopM.of(logits[last], self.shape.topk), features, hidden[last]
+        slots = self.start.window(0, longest).view(-1)
+        ancestors = self._chain[:longest].expand(lanes, -1).contiguous()
+        logits, hidden = self.head(
+            accepted.tokens.view(-1), path.positions.view(-1), slots, self.start, ancestors, longest
+        )
+        return TopM.of(logits[path.last], self.shape.topk), features, hidden[path.last]
 
 
 def _captured_round(trial: Trial, greedy: bool) -> None:
@@ -214,25 +213,11 @@ def capturing(device: torch.device) -> Iterator[Capturer]:
             yield CudaCapturer()
             torch.cuda.synchronize(device)
         return
-    before = loader.wrap_module
-    if before is graph_emulator.RecordingModule:
+    with recording_launches():
         yield EmulatedCapturer()
-        return
-    graph_emulator.install()
-    try:
-        yield EmulatedCapturer()
-    finally:
-        loader.wrap_module = before
-        loader.open_library.cache_clear()
-        loader.function.cache_clear()
 
 
 CHECKS = (
     Check("a captured greedy round", lambda trial: _captured_round(trial, greedy=True)),
     Check("a captured sampled round", lambda trial: _captured_round(trial, greedy=False)),
 )
-
-
-def window_of(slots: Tensor) -> Tensor:
-    """These columns without gaps; contiguous() alone would keep the gaps of a single column."""
-    return slots.clone(memory_format=torch.contiguous_format)

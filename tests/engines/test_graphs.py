@@ -16,7 +16,7 @@ def test_views_of_any_size_begin_at_one_address() -> None:
     memory = StaticMemory("cpu")
     memory.allocate("tokens", 12, torch.int64, 7)
     whole, part = memory.view("tokens", 3, 4), memory.view("tokens", 2, 3)
-    assert whole.data_ptr() == part.data_ptr() and part.is_contiguous() and memory.nbytes() == 12 * 8
+    assert whole.data_ptr() == part.data_ptr() and part.is_contiguous() and whole.nbytes == 12 * 8
     stored = memory.put("tokens", torch.arange(6).view(2, 3))
     assert whole.flatten().tolist() == [0, 1, 2, 3, 4, 5, *[7] * 6]
     assert memory.holds("tokens", stored) and not memory.holds("tokens", stored.clone())

@@ -22,16 +22,14 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from eagle_plugin.engines.graph_emulator import DATA_SHAPED
+
 aten = torch.ops.aten
 READS = {
     getattr(torch.Tensor, name)
     for name in ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__")
 }
 COPIES = {torch.tensor, torch.as_tensor, torch.from_numpy}
-DATA_SHAPED = {
-    aten.nonzero.default, aten.masked_select.default, aten._unique2.default, aten.bincount.default,
-    aten.repeat_interleave.Tensor, aten._local_scalar_dense.default,
-}  # fmt: skip
 BY_DESIGN = {"build_grammar_vocab_mask"}
 
 
@@ -77,7 +75,7 @@ class Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         masks = func is aten.index.Tensor and any(x is not None and x.dtype == torch.bool for x in args[1])
-        if masks or func in DATA_SHAPED:
+        if masks or func in DATA_SHAPED or func is aten._local_scalar_dense.default:
             self._findings.note(f"the result's shape or value is needed on the host: {func}")
         return func(*args, **(kwargs or {}))
 

@@ -12,8 +12,9 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from torch import Tensor
 
 from eagle_plugin.core.shape import MAX_WIDTH, Shape
+from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.engines.sglang.batch import RoundBatch
-from eagle_plugin.engines.sglang.drafter import TreeDrafter, TreeExtendInput, chain_ancestors, no_tokens
+from eagle_plugin.engines.sglang.drafter import TreeDrafter, TreeExtendInput, no_tokens
 from eagle_plugin.engines.sglang.verifier import TreeVerifier
 from eagle_plugin.kernels.attention import tree_attention
 from eagle_plugin.kernels.kv import store_kv

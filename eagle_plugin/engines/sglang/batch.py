@@ -50,10 +50,7 @@ class RoundBatch(NamedTuple):
 
     def window(self, first: int, count: int) -> Tensor:
         """The cache slots of `count` positions from L + first on, contiguous [B, count] int64."""
-        if (first, count) == (0, self.start.slots.shape[1]):
-            return self.start.slots
-        # contiguous() alone would keep the gaps of a single column.
-        return self.start.slots[:, first : first + count].clone(memory_format=torch.contiguous_format)
+        return self.start.window(first, count)
 
     def tree_rows(self, ancestors: Tensor, tail: int) -> TreeRows:
         """Rows with these ancestors [B, R] over `tail` slots after L, for tree attention over `start.table`."""
@@ -99,10 +96,6 @@ class BatchReader:
         sampling = SamplingParams(none, nothing.int(), none, none)
         start_round(made.start, nothing, nothing, self._req_to_token, self._keys.table, sampling)
         return made
-
-    def nbytes(self) -> int:
-        """Bytes of the static memory."""
-        return self._memory.nbytes()
 
     def _batch(self, shape: Shape, b: int, lanes: int, is_greedy: bool) -> RoundBatch:
         view = self._memory.view

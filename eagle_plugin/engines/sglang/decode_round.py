@@ -131,18 +131,23 @@ class DecodeRound:
             accepted = capture(capturer, _key("walk", batch), walk)
             capture(capturer, _key("extend", batch), partial(self._extend, batch, accepted, output))
 
-    def _static_memory(self, caps: Shape, lanes: int) -> StaticMemory:
-        """Room for rounds up to `caps`; widths and dtypes of the models' values are those of one round of padding."""
-        batch = self._reader.padding(caps, 1, is_greedy=False)
-        device, longest = batch.prefix_lens.device, caps.max_accept_length
-        tree = DraftTree.padding(torch.zeros(1, dtype=torch.int64, device=device), caps.width)
+    def padding_round(self, shape: Shape) -> tuple[DraftTree, TargetOutput, Accepted, DraftState]:
+        """One lane of padding: what widths and dtypes the values of a round of this shape have."""
+        batch = self._reader.padding(shape, 1, is_greedy=False)
+        device, longest = batch.prefix_lens.device, shape.max_accept_length
+        tree = DraftTree.padding(torch.zeros(1, dtype=torch.int64, device=device), shape.width)
         output = self._verifier.forward(batch, tree)
         index = torch.zeros(1, longest, dtype=torch.int32, device=device)
         accepted = Accepted(index, torch.ones_like(index[:, 0]), index.long())
-        path = read_path(accepted, batch.prefix_lens, caps.width)
+        path = read_path(accepted, batch.prefix_lens, shape.width)
         state = self._drafter.extend(batch, accepted, path, output.features[:1].repeat(longest, 1))
+        return tree, output, accepted, state
+
+    def _static_memory(self, caps: Shape, lanes: int) -> StaticMemory:
+        """Room for rounds up to `caps`."""
+        tree, output, accepted, state = self.padding_round(caps)
         self._vocabulary, self._state_shapes = output.logits.shape[1], [x.shape[1:] for x in _flat(state)]
-        memory = StaticMemory(device)
+        memory = StaticMemory(tree.tokens.device)
         rows = [
             *zip((f"tree.{name}" for name in DraftTree._fields), tree, strict=True),
             *zip(STATE, _flat(state), strict=True),

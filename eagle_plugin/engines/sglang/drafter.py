@@ -18,6 +18,7 @@ from torch import Tensor
 
 from eagle_plugin.core.policy import MAX_TOP_M
 from eagle_plugin.core.shape import MAX_WIDTH
+from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.rng import draft_uniforms
 from eagle_plugin.engines.round import Drafts, HeadState, LevelRows, RecurrentLevels, TopM, TreeRows, draft, top_m_of
@@ -167,10 +168,3 @@ def no_tokens(count: int, device: torch.device | str) -> TopM:
     return TopM(
         torch.full((1, count), -torch.inf, device=device), torch.zeros(1, count, dtype=torch.int64, device=device)
     )
-
-
-def chain_ancestors(length: int, device: torch.device | str) -> Tensor:
-    """Ancestor bitmasks [length] int64 holding uint64 bits of a chain: row i has the bits 0 .. i; length <= 64."""
-    bits = torch.arange(length, device=device)
-    # In two steps: the last row may have all 64 bits, and 1 << 64 is not defined.
-    return ((torch.ones_like(bits) << bits) - 1) * 2 + 1

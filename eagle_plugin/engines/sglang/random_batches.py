@@ -11,14 +11,11 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.core.tree import DraftTree
-from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.round import HeadState, TopM
 from eagle_plugin.engines.sglang.batch import BatchReader
 from eagle_plugin.engines.sglang.decode_round import DecodeRound
 from eagle_plugin.engines.sglang.drafter import DraftState, TreeDrafter
 from eagle_plugin.engines.sglang.verifier import TreeVerifier
-from eagle_plugin.kernels.accepted_path import read_path
 
 SEED = 2026
 MOST_PREFIX = 48  # tokens of a request before its round
@@ -110,7 +107,7 @@ class RandomBatches:
     def state(self, b: int) -> DraftState:
         """A random state of the head, of b requests."""
         if self._template is None:
-            self._template = self._first_state()
+            *_, self._template = self._parts.decode_round.padding_round(self._parts.shape)
         like = self._template
         top_m = like.head.top.tokens.shape[1]
         logits = torch.randn(b, self._parts.draft_vocabulary, generator=self.generator) * 3
@@ -119,18 +116,6 @@ class RandomBatches:
         top = TopM(logp.to(like.head.top.logp.dtype), tokens)
         hidden = hidden.to(self.device, like.head.hidden.dtype)
         return DraftState(HeadState(top, hidden), self.randint(0, self._parts.vocabulary, b))
-
-    def _first_state(self) -> DraftState:
-        """Of one padding lane: what widths and dtypes a state has."""
-        parts = self._parts
-        batch = parts.reader.padding(parts.shape, 1, is_greedy=False)
-        roots = torch.zeros(1, dtype=torch.int64, device=self.device)
-        output = parts.verifier.forward(batch, DraftTree.padding(roots, parts.shape.width))
-        longest = parts.shape.max_accept_length
-        index = torch.zeros(1, longest, dtype=torch.int32, device=self.device)
-        accepted = Accepted(index, torch.ones_like(index[:, 0]), index.long())
-        path = read_path(accepted, batch.prefix_lens, parts.shape.width)
-        return parts.drafter.extend(batch, accepted, path, output.features[:1].repeat(longest, 1))
 
     def randint(self, low: int, high: int, *shape: int) -> Tensor:
         """int64 numbers, low to high - 1."""

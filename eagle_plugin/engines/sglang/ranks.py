@@ -53,11 +53,16 @@ class RankAgreement:
 
 
 def in_any_rank(flag: bool) -> bool:
-    """Whether a flag of the host is set in any rank; to be called by all of them. It waits: for start-up only."""
+    """Whether a flag of the host is set in any rank; as `gather_objects`."""
+    return any(gather_objects(flag))
+
+
+def gather_objects(value: Any) -> list[Any]:
+    """This host value of every rank, by rank; to be called by all of them. It waits: for start-up only."""
     from sglang.srt.runtime_context import get_parallel
 
     group = get_parallel().tp_group
-    return flag if group.world_size == 1 else any(group.all_gather_object(flag))
+    return [value] if group.world_size == 1 else group.all_gather_object(value)  # type: ignore[no-any-return]
 
 
 def rank_logger(logger: logging.Logger) -> logging.Logger:

@@ -20,7 +20,7 @@ from eagle_plugin.engines.sglang import version
 from eagle_plugin.engines.sglang.capture import emulated
 from eagle_plugin.engines.sglang.hand_over import hand_over
 from eagle_plugin.engines.sglang.random_batches import Parts
-from eagle_plugin.engines.sglang.ranks import rank_logger
+from eagle_plugin.engines.sglang.ranks import gather_objects, rank_logger
 from eagle_plugin.engines.sglang.round_test import RoundTest
 from eagle_plugin.selftest import record, suite
 from eagle_plugin.selftest.shapes import DTYPES, ModelShape, as_text
@@ -74,7 +74,7 @@ def test_rounds(parts: Parts) -> list[str]:
     """One sentence per thing that differs in the real round, and between ranks."""
     test = RoundTest(parts)
     reasons = test.run()
-    everyones = _gather(test.fingerprints)
+    everyones = gather_objects(test.fingerprints)
     other = [rank for rank, found in enumerate(everyones) if found != everyones[0]]
     if other:
         first = next(i for i, (x, y) in enumerate(zip(everyones[0], everyones[other[0]], strict=True)) if x != y)
@@ -155,7 +155,7 @@ def parts_of(worker: Any) -> Parts:
 def _decide(key: Mapping[str, Any], test: Callable[[], list[str]]) -> list[str]:
     """The reasons that a record of every rank has, else those of the test, which all ranks then run and keep."""
     kept = record.read(key)
-    if None not in _gather(None if kept is None else True):
+    if None not in gather_objects(None if kept is None else True):
         assert kept is not None
         return _told(agree(kept.reasons))
     begin = time.perf_counter()
@@ -178,7 +178,7 @@ def _decide(key: Mapping[str, Any], test: Callable[[], list[str]]) -> list[str]:
 
 def agree(reasons: list[str]) -> list[str]:
     """The reasons of all ranks, each once; one that not all ranks have is told with its ranks."""
-    everyones = _gather(reasons)
+    everyones = gather_objects(reasons)
     merged = []
     for reason in dict.fromkeys(reason for own in everyones for reason in own):
         ranks = [rank for rank, own in enumerate(everyones) if reason in own]
@@ -192,16 +192,6 @@ def _told(reasons: list[str]) -> list[str]:
         return []
     more = f" (and {len(reasons) - 3} more)" if len(reasons) > 3 else ""
     return [f"the self-test failed: {'; '.join(reasons[:3])}{more}; {REMOVE}"]
-
-
-def _gather(value: Any) -> list[Any]:
-    """This value of every rank of tensor parallelism, by rank."""
-    from sglang.srt.runtime_context import get_parallel
-
-    group = get_parallel().tp_group
-    if group.world_size == 1:
-        return [value]
-    return group.all_gather_object(value)  # type: ignore[no-any-return]
 
 
 def _tree_flags() -> tuple[int, int, int]:

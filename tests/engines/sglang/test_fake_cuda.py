@@ -16,6 +16,7 @@ pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from eagle_plugin.core.shape import MAX_WIDTH, PLAIN, Shape
+from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.graphs import Graph
 from eagle_plugin.engines.rng import KeyTable
@@ -28,7 +29,6 @@ from eagle_plugin.engines.sglang.drafter import (
     TreeDrafter,
     TreeDraftInput,
     TreeExtendInput,
-    chain_ancestors,
     no_tokens,
 )
 from eagle_plugin.engines.sglang.ranks import RankAgreement

@@ -22,8 +22,7 @@ from toy_engine import COLUMNS, DRAFT_V, ROWS, SHAPE, TABLE, Drafter, H, V, Veri
 
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.engines import graph_emulator
-from eagle_plugin.engines.graph_emulator import CaptureError, EmulatedCapturer
+from eagle_plugin.engines.graph_emulator import CaptureError, EmulatedCapturer, recording_launches
 from eagle_plugin.engines.graphs import Buckets, StaticMemory
 from eagle_plugin.engines.rng import KeyTable
 from eagle_plugin.engines.round import Drafts, HeadState, TopM
@@ -31,7 +30,6 @@ from eagle_plugin.engines.sglang.batch import BatchReader, RoundBatch
 from eagle_plugin.engines.sglang.decode_round import DecodeRound
 from eagle_plugin.engines.sglang.drafter import DraftState
 from eagle_plugin.engines.sglang.verifier import TargetOutput
-from eagle_plugin.kernels import loader
 from eagle_plugin.kernels.accepted_path import AcceptedPath
 
 SIZES = [1, 2, 4, 8]
@@ -63,12 +61,8 @@ def random_batch(seed: int) -> tuple[Any, DraftState, Shape]:
 @pytest.fixture(scope="module")
 def recorded() -> Iterator[None]:
     """Launches of native kernels are seen by captures."""
-    before = loader.wrap_module
-    graph_emulator.install()
-    yield
-    loader.wrap_module = before
-    loader.open_library.cache_clear()
-    loader.function.cache_clear()
+    with recording_launches():
+        yield
 
 
 class Case:

@@ -16,14 +16,13 @@ pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang
 import toy_engine
 from toy_engine import COLUMNS, DRAFT_V, ROWS, SHAPE, Drafter, V, Verifier
 
-from eagle_plugin.engines import graph_emulator, round
-from eagle_plugin.engines.graph_emulator import EmulatedCapturer
+from eagle_plugin.engines import round
+from eagle_plugin.engines.graph_emulator import EmulatedCapturer, recording_launches
 from eagle_plugin.engines.rng import KeyTable
 from eagle_plugin.engines.sglang import selftest
 from eagle_plugin.engines.sglang.batch import BatchReader
 from eagle_plugin.engines.sglang.decode_round import DecodeRound
 from eagle_plugin.engines.sglang.round_test import Parts, RoundTest
-from eagle_plugin.kernels import loader
 
 SIZES = [1, 4]
 
@@ -31,12 +30,8 @@ SIZES = [1, 4]
 @pytest.fixture(scope="module")
 def recorded() -> Iterator[None]:
     """Launches of native kernels are seen by captures."""
-    before = loader.wrap_module
-    graph_emulator.install()
-    yield
-    loader.wrap_module = before
-    loader.open_library.cache_clear()
-    loader.function.cache_clear()
+    with recording_launches():
+        yield
 
 
 class Allocator:
@@ -221,8 +216,8 @@ def test_a_wrong_kernel_between_forwards_is_found(recorded: None, monkeypatch: p
 
 
 def test_ranks_that_accept_other_tokens_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selftest, "_gather", lambda found: [found, found, [*found[:-1], found[-1] + 1]])
+    monkeypatch.setattr(selftest, "gather_objects", lambda found: [found, found, [*found[:-1], found[-1] + 1]])
     (reason,) = selftest.test_rounds(parts([]))
     assert reason.startswith("ranks 2 accepted other tokens than rank 0 in test round ")
-    monkeypatch.setattr(selftest, "_gather", lambda found: [found, list(found)])
+    monkeypatch.setattr(selftest, "gather_objects", lambda found: [found, list(found)])
     assert selftest.test_rounds(parts([])) == []

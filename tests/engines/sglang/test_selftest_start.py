@@ -99,7 +99,7 @@ def kept(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def ranks(monkeypatch: pytest.MonkeyPatch, others: Any) -> None:
     """This process is rank 0; others(value) are the values of the further ranks."""
-    monkeypatch.setattr(selftest, "_gather", lambda value: [value, *others(value)])
+    monkeypatch.setattr(selftest, "gather_objects", lambda value: [value, *others(value)])
     monkeypatch.setattr(selftest, "rank_logger", lambda logger: logger)
 
 
