@@ -1,11 +1,16 @@
-"""Every default of a decode round: the shape of the trees, and the slot weights of sampled children.
+"""Every default of a decode round, and the policy: which shape the trees of a batch get, plain decoding included.
 
 The shapes are those that gave the most tokens per second on two CPU cores (docs/performance.md).
 """
 
 from __future__ import annotations
 
-from eagle_plugin.core.shape import Shape
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+from eagle_plugin.core.costs import CostModel
+from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.core.survival import Survival
 
 # Children of a node at temperature > 0 that are drawn instead of chosen. A slot competes for its place in the tree with
 # this part of the probability mass that its token is drawn from. Chosen by accept length with a first head of a small
@@ -30,3 +35,98 @@ def shape_for(draft_tokens: int, depth: int | None = None, topk: int | None = No
     if topk is None:
         topk = max(1, min(MAX_DEFAULT_TOPK, draft_tokens // max(depth - 1, 1)))
     return Shape(depth, topk, draft_tokens + 1)
+
+
+# Widths that the policy chooses from: each is about half as much again as the one before.
+WIDTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+HYSTERESIS = 0.03  # a change must promise so much more than the present shape: less is noise
+REVIEW_ROUNDS = 8  # rounds between two choices for batches of one size
+PROBE_COST = 0.01  # of the time may be spent on shapes that are tried only to learn
+PROBE_ROUNDS = (32, 1024)  # fewest and most rounds between two of them
+
+
+def shapes_within(caps: Shape) -> list[Shape]:
+    """The shapes that a policy may choose under these caps, plain decoding first; chains and trees of each depth."""
+    shapes = [PLAIN]
+    for steps in range(1, caps.steps + 1):
+        widths = {width for width in (*WIDTHS, steps + 1) if width <= caps.width}
+        for width in sorted(widths | {caps.width}):
+            topk = min(caps.topk, max(width - steps, 1))
+            candidates = topk + (steps - 1) * topk * topk
+            if steps < width <= candidates + 1:
+                shapes.append(Shape(steps, topk, width))
+    return shapes if caps in shapes else [*shapes, caps]
+
+
+class Policy:
+    """Chooses the shape of every round: the most expected tokens per second.
+
+    It reads numbers of earlier rounds only, all of them on the host, so a choice never waits for a device; the same
+    numbers give the same choices in every rank. While it does not draft all that the caps allow, it tries a shape now
+    and then that tells what the present one does not.
+    """
+
+    def __init__(self, caps: Shape, costs: CostModel, shapes: Sequence[Shape] | None = None) -> None:
+        """shapes: those that may be chosen, plain decoding and the caps among them."""
+        self.caps, self.costs = caps, costs
+        self.shapes = tuple(shapes or shapes_within(caps))
+        self.survival = Survival(self.shapes)
+        self.present = caps  # until the first path sums are known, which are those of all shapes
+        self._is_measured = False
+        self._asked: tuple[int, Collection[Shape] | None] = 0, None
+        self._since_review, self._since_probe = REVIEW_ROUNDS, 0
+        self._probe, self._probe_after = PLAIN, 0
+
+    def choose(self, b: int, keys: int, allowed: Collection[Shape] | None = None) -> Shape:
+        """The shape of the next round of b requests whose prefixes have `keys` tokens together.
+
+        allowed: the shapes that this batch can have, if not all; plain decoding is one of them.
+        """
+        self._since_review += 1
+        self._since_probe += 1
+        if self._since_review >= REVIEW_ROUNDS or (b, allowed) != self._asked:
+            self._review(b, keys, allowed)
+            self._asked, self._since_review = (b, allowed), 0
+        if self._probe == self.present or self._since_probe < self._probe_after:
+            return self.present
+        self._since_probe = 0
+        return self._probe
+
+    def rates(self, b: int, keys: int) -> dict[Shape, float]:
+        """Expected tokens per second of the batch, by shape."""
+        seconds = self.costs.seconds(self.shapes, b, keys)
+        expected = self.survival.expected()
+        return {shape: b * (1 + expected[shape]) / seconds[shape] for shape in self.shapes}
+
+    def observe_sums(self, shape: Shape, b: int, sums: Mapping[Shape, Sequence[float]]) -> None:
+        """As `Survival.observe_sums`."""
+        self._is_measured = True
+        self.survival.observe_sums(shape, b, sums)
+
+    def observe_accepted(self, shape: Shape, b: int, reached: Sequence[int]) -> None:
+        """As `Survival.observe_accepted`."""
+        self.survival.observe_accepted(shape, b, reached)
+
+    def observe_time(self, shape: Shape, b: int, keys: int, seconds: float) -> None:
+        """As `CostModel.observe`."""
+        self.costs.observe(shape, b, keys, seconds)
+
+    def _review(self, b: int, keys: int, allowed: Collection[Shape] | None) -> None:
+        rates = self.rates(b, keys)
+        if allowed is not None:
+            rates = {shape: rate for shape, rate in rates.items() if shape in allowed}
+        best = max(rates, key=rates.__getitem__)
+        if not self._is_measured and self.present in rates:
+            best = self.present
+        if self.present not in rates or rates[best] > rates[self.present] * (1 + HYSTERESIS):
+            self.present = best
+        # Plain rounds tell nothing of the drafts; rounds of small trees nothing of deeper levels.
+        drafting = [shape for shape in rates if shape != PLAIN] or [self.present]
+        deepest = self.caps if self.caps in rates else max(drafting)
+        self._probe = max(drafting, key=rates.__getitem__) if self.present == PLAIN else deepest
+        pair = (self._probe, self.present)
+        seconds = self.costs.seconds(pair, b, keys)
+        # In rounds of the present shape: what a probe takes, less what it yields.
+        lost = seconds[self._probe] / seconds[self.present] * (1 - min(rates[self._probe] / rates[self.present], 1))
+        fewest, most = PROBE_ROUNDS
+        self._probe_after = min(max(fewest, math.ceil(lost / PROBE_COST)), most)

@@ -29,6 +29,7 @@ class Drafts(NamedTuple):
     tree: DraftTree  # [b, W]
     proposals: Proposals
     shape: Shape
+    scores: Tensor | None = None  # [b, C] float32: of all candidates, for `core.path_sums`; None where not kept
 
     @classmethod
     def plain(cls, root_tokens: Tensor, width: int = 1) -> Drafts:
@@ -38,12 +39,14 @@ class Drafts(NamedTuple):
 
     def take(self, index: Tensor) -> Drafts:
         """The drafts of these requests, in this order; index [n] int64."""
-        return Drafts(self.tree.take(index), self.proposals.take(index), self.shape)
+        scores = None if self.scores is None else self.scores[index]
+        return Drafts(self.tree.take(index), self.proposals.take(index), self.shape, scores)
 
     def first(self, b: int) -> Drafts:
         """The drafts of the first b requests: views."""
         tree = DraftTree(*(values[:b] for values in self.tree))
-        return Drafts(tree, Proposals(*(values[:b] for values in self.proposals)), self.shape)
+        scores = None if self.scores is None else self.scores[:b]
+        return Drafts(tree, Proposals(*(values[:b] for values in self.proposals)), self.shape, scores)
 
     def truncate(self, sizes: Tensor) -> Drafts:
         """The first sizes[i] nodes of tree i, the rest padding; sizes [b] int64."""
@@ -51,7 +54,7 @@ class Drafts(NamedTuple):
 
     def resize(self, width: int) -> Drafts:
         """Trees of another width: the last nodes go, or padding comes."""
-        return Drafts(self.tree.resize(width), self.proposals, self.shape._replace(width=width))
+        return self._replace(tree=self.tree.resize(width), shape=self.shape._replace(width=width))
 
     @classmethod
     def concatenate(cls, parts: Sequence[Drafts]) -> Drafts:
@@ -188,7 +191,7 @@ def draft(
     frontier = builder.add_level(1, levels.root(), None)
     for level in range(2, shape.steps + 1):
         frontier = builder.add_level(level, levels.children(level, frontier), frontier)
-    return Drafts(builder.select(root_tokens), builder.proposals(), shape)
+    return Drafts(builder.select(root_tokens), builder.proposals(), shape, builder.table.scores)
 
 
 class TreeBuilder:

@@ -1,0 +1,43 @@
+"""Sums of path scores of the trees that a round could have drafted, for `core.survival`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from eagle_plugin.core.shape import Shape
+
+
+class PathSums:
+    """The sums of every shape that the candidates of one drafted shape cover: no deeper, no more children per node.
+
+    Such a tree is taken to have its best nodes among those candidates that are one of the first K children of one of
+    the first K nodes of a level. Sampled children count with the score of their slot.
+    """
+
+    def __init__(self, drafted: Shape, children: int, shapes: Sequence[Shape], device: torch.device | str) -> None:
+        """children: candidates per proposing node, the sampled ones included."""
+        self.shapes = [shape for shape in shapes if shape.steps <= drafted.steps and shape.topk <= drafted.topk]
+        rows = torch.arange(1 + drafted.draft_slots).repeat_interleave(children)  # proposing node of each candidate
+        level_row = torch.where(rows == 0, 0, (rows - 1) % drafted.topk)  # its place in its level
+        depths = torch.where(rows == 0, 1, (rows - 1) // drafted.topk + 2)
+        child = torch.arange(children).repeat(1 + drafted.draft_slots)
+        steps, topk, width = (torch.tensor(caps)[:, None] for caps in zip(*self.shapes, strict=True))
+        is_child = (child < topk) | (child >= drafted.topk)
+        self._possible = (is_child & (level_row < topk) & (depths <= steps)).to(device)  # [J, C]
+        self._nodes = (width - 1)[:, :, None].to(device)  # [J, 1, 1]
+        self._at_depth = (depths[:, None] == torch.arange(1, drafted.steps + 1)).float().to(device)  # [C, D]
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """[J, D] float32, means over b requests; scores [b, C] float32 are those of the candidate table."""
+        ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+        possible = self._possible[:, order]  # [J, b, C]
+        kept = possible & (possible.cumsum(dim=-1) <= self._nodes)
+        sums = (ordered.exp() * kept).unsqueeze(-2) @ self._at_depth[order]  # [J, b, 1, D]
+        return sums.mean(dim=1).squeeze(1)
+
+    def by_shape(self, sums: Tensor) -> dict[Shape, list[float]]:
+        """The sums on the host, by depth 1 .. steps of each shape."""
+        return {shape: values[: shape.steps] for shape, values in zip(self.shapes, sums.tolist(), strict=True)}

@@ -1,0 +1,82 @@
+"""How many drafted tokens a tree of each shape yields: the head's own path scores, calibrated by what was accepted.
+
+The score of a path is the head's estimate that the target will take it, so the sum of the scores of a tree's nodes
+estimates its accepted tokens, also of trees that were not drafted. Such sums, by depth, predict a round twice as well
+as the past rounds do. What is left is a factor per depth, learned from accepted over predicted counts, and aged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import mul
+
+from eagle_plugin.core.shape import Shape
+
+SUM_MEMORY = 20  # requests' rounds after which a measured sum has 1/e of its weight
+FACTOR_MEMORY = 60  # the same of the counts behind a factor
+FEWEST_ROUNDS = 10  # of a batch, that a memory spans at least
+PRIOR = 1.0  # accepted token per depth that the factor 1 is always worth
+# The chance that the target takes a node's first, second .. child, of a head that nothing is known of.
+TYPICAL = (0.6, 0.15, 0.07, 0.04)
+
+
+class Survival:
+    """The expected accepted tokens of a round, by shape; all numbers are means over the requests of a batch."""
+
+    def __init__(self, shapes: Sequence[Shape]) -> None:
+        self._sums = {shape: typical_sums(shape) for shape in shapes}  # by depth 1 .. steps
+        depth = max(shape.steps for shape in shapes)
+        self._accepted = [0.0] * depth
+        self._predicted = [0.0] * depth
+
+    def expected(self) -> dict[Shape, float]:
+        """Accepted drafted tokens per request and round, without the bonus token, by shape."""
+        factors = self.factors()
+        return {shape: sum(map(mul, factors, sums)) for shape, sums in self._sums.items()}
+
+    def factors(self) -> list[float]:
+        """Accepted over predicted tokens, by depth from 1 on."""
+        counts = zip(self._accepted, self._predicted, strict=True)
+        return [(accepted + PRIOR) / (predicted + PRIOR) for accepted, predicted in counts]
+
+    def observe_sums(self, shape: Shape, b: int, sums: Mapping[Shape, Sequence[float]]) -> None:
+        """Learn the sums of path scores of a round of b requests that drafted this shape.
+
+        sums has those of every shape that the drafted candidates cover, the drafted one among them. The others get the
+        change of the drafted one.
+        """
+        rate = 1 - _kept(b, SUM_MEMORY)
+        before = sum(self._sums[shape])
+        for covered, values in sums.items():
+            old = self._sums[covered]
+            self._sums[covered] = [x + rate * (new - x) for x, new in zip(old, values, strict=True)]
+        change = sum(self._sums[shape]) / before if before > 0 else 1.0
+        for other in self._sums.keys() - sums.keys():
+            self._sums[other] = [min(x * change, 1.0) for x in self._sums[other]]
+
+    def observe_accepted(self, shape: Shape, b: int, reached: Sequence[int]) -> None:
+        """Learn from b requests that verified trees of this shape.
+
+        reached[d] of them accepted a node of depth d + 1.
+        """
+        kept = _kept(b, FACTOR_MEMORY)
+        for depth, (accepted, total) in enumerate(zip(reached, self._sums[shape], strict=True)):
+            self._accepted[depth] = kept * self._accepted[depth] + accepted
+            self._predicted[depth] = kept * self._predicted[depth] + b * total
+
+
+def typical_sums(shape: Shape) -> list[float]:
+    """The sums of path scores by depth of the best tree of this shape under `TYPICAL`, whatever the context."""
+    nodes: list[tuple[float, int]] = []  # (score, depth) of all candidates
+    level = [1.0]
+    for depth in range(1, shape.steps + 1):
+        level = sorted((score * p for score in level for p in TYPICAL[: shape.topk]), reverse=True)
+        nodes += ((score, depth) for score in level)
+        level = level[: shape.topk]
+    best = sorted(nodes, reverse=True)[: shape.width - 1]
+    return [sum(score for score, at in best if at == depth) for depth in range(1, shape.steps + 1)]
+
+
+def _kept(b: int, memory: int) -> float:
+    """Of what was known, after a round of b requests."""
+    return (1 - 1 / memory) ** min(b, memory // FEWEST_ROUNDS)

@@ -1,0 +1,114 @@
+"""Which shape the next round gets, in both engines, and what served rounds tell the policy."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from eagle_plugin.core.path_sums import PathSums
+from eagle_plugin.core.policy import Policy
+from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.engines.round import Drafts
+from eagle_plugin.errors import UserError
+
+SUM_ROUNDS = 4  # of so many drafted rounds one tells its path sums
+MODES = ("auto", "fixed", "random")
+
+
+class PolicyModeError(UserError):
+    """``EAGLE_POLICY`` has a value that is not known; the message says which are."""
+
+
+def policy_mode() -> str:
+    """How shapes are chosen, by ``EAGLE_POLICY``.
+
+    auto: by the policy. fixed: the caps in every round. random: any shape within the caps, to test that shapes change
+    no output. Raises PolicyModeError.
+    """
+    mode = os.environ.get("EAGLE_POLICY", "") or MODES[0]
+    if mode not in MODES:
+        raise PolicyModeError(f"EAGLE_POLICY is {mode!r}, wanted one of {', '.join(MODES)}: set it to one, or unset it")
+    return mode
+
+
+class ServedRound(NamedTuple):
+    """What is known of a round when it is launched; its results come later."""
+
+    shape: Shape
+    b: int
+    keys: int  # tokens of the prefixes of all requests
+    sums: Tensor | None = None  # [J, D] float32 on the device, or on its way to the host
+    path_sums: PathSums | None = None
+
+
+class ShapeChooser:
+    """Chooses the shapes of a server's rounds.
+
+    All calls are made by one thread: `choose` and `launched` for every round in turn, `observe` for each round in the
+    same order, later. Nothing waits for a device.
+    """
+
+    def __init__(
+        self, caps: Shape, policy: Policy | None, shapes: Sequence[Shape] = (), clock: Callable[[], float] | None = None
+    ) -> None:
+        """policy: None for fixed shapes, or for random ones where `shapes` has those to choose from."""
+        self.caps, self.policy = caps, policy
+        self._random = random.Random(2026)  # the same in every rank
+        self._shapes = shapes
+        self._clock = clock or time.perf_counter
+        self._path_sums: dict[tuple[Shape, int], PathSums] = {}
+        self._drafted = 0
+        self._last: tuple[float, ServedRound, bool] | None = None  # begin, round, whether the round before was its like
+
+    def choose(self, b: int, keys: int, allowed: Collection[Shape] | None = None) -> Shape:
+        """The shape of the next round; as `Policy.choose`."""
+        if self.policy is not None:
+            return self.policy.choose(b, keys, allowed)
+        if self._shapes:
+            return self._random.choice([x for x in self._shapes if allowed is None or x in allowed])
+        return self.caps if allowed is None or self.caps in allowed else PLAIN
+
+    def launched(self, shape: Shape, b: int, keys: int, drafts: Drafts) -> ServedRound:
+        """Note a round whose drafts, of b requests, were launched."""
+        if self.policy is None or drafts.scores is None:
+            return ServedRound(shape, b, keys)
+        self._drafted += 1
+        if self._drafted % SUM_ROUNDS != 1:
+            return ServedRound(shape, b, keys)
+        sums = self._sums_of(shape, drafts.scores)
+        return ServedRound(shape, b, keys, sums(drafts.scores), sums)
+
+    def begin(self, shape: Shape, b: int, keys: int) -> None:
+        """Note when a decode round begins: it ends when the next one begins, unless `pause` is called in between."""
+        now, last = self._clock(), self._last
+        like = last is not None and (last[1].shape, last[1].b) == (shape, b)
+        if last is not None and last[2] and self.policy is not None:
+            began, before, _ = last
+            self.policy.observe_time(before.shape, before.b, before.keys, now - began)
+        self._last = now, ServedRound(shape, b, keys), like
+
+    def pause(self) -> None:
+        """What comes before the next round is not a decode round's time: a prefill, or nothing to do."""
+        self._last = None
+
+    def observe(self, served: ServedRound, kept: Sequence[int]) -> None:
+        """Learn from a round's results; kept has the accepted draft tokens of each request, on the host."""
+        if self.policy is None or served.shape == PLAIN or not kept:
+            return
+        if served.sums is not None and served.path_sums is not None:
+            self.policy.observe_sums(served.shape, served.b, served.path_sums.by_shape(served.sums))
+        reached = [sum(n >= depth for n in kept) for depth in range(1, served.shape.steps + 1)]
+        self.policy.observe_accepted(served.shape, len(kept), reached)
+
+    def _sums_of(self, shape: Shape, scores: Tensor) -> PathSums:
+        children = scores.shape[1] // (1 + shape.draft_slots)
+        key = shape, children
+        if key not in self._path_sums:
+            assert self.policy is not None
+            self._path_sums[key] = PathSums(shape, children, self.policy.shapes, scores.device)
+        return self._path_sums[key]
