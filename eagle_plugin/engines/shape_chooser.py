@@ -112,3 +112,13 @@ class ShapeChooser:
             assert self.policy is not None
             self._path_sums[key] = PathSums(shape, children, self.policy.shapes, scores.device)
         return self._path_sums[key]
+
+
+def first_choices(policy: Policy, keys: int = 256) -> str:
+    """A log line: what a policy that has seen no request yet would choose, for prefixes of `keys` tokens."""
+    chosen = []
+    for b in (1, 8, 32):
+        rates = policy.rates(b, b * keys)
+        best = max(rates, key=rates.__getitem__)
+        chosen.append(f"{best} ({rates[best] / rates[PLAIN]:.2f}x of plain decoding) for {b}")
+    return f"of a typical head the policy expects, as steps/topk/width: {', '.join(chosen)} requests"
