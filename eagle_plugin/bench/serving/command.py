@@ -87,7 +87,7 @@ def run(options: argparse.Namespace, path: Path, steps: Steps) -> ServingReport:
     check_engine(options.engine)
     target = resolve_target(options.target, steps.console)
     plan = make_plan(options.concurrency, options.temperatures, options.prompts, options.repeats, options.quick)
-    questions = {kind: questions_of(kind, target) for kind in {cell.prompts for cell in plan.repeats}}
+    questions = {kind: questions_of(kind, target) for kind in dict.fromkeys(cell.prompts for cell in plan.repeats)}
     base = base_spec(options, target, plan.max_concurrency, plan.cache_tokens())
     specs = config_specs(base, options.configs)
     if not specs:
@@ -97,8 +97,8 @@ def run(options: argparse.Namespace, path: Path, steps: Steps) -> ServingReport:
     measured = resume_from(partial, identity) if options.resume else Measured(identity=identity)
     save(measured, partial)  # now, and not after the servers have started, if the folder cannot be written
     with serving(specs, options.out / "logs", steps) as servers:
-        with steps.step("warming up"):
-            warm_up_under_load(servers, next(iter(questions.values())), plan.max_concurrency)
+        temperatures = sorted({cell.temperature for cell in plan.repeats})
+        warm_up_under_load(servers, questions_of("mixed", target), plan.max_concurrency, temperatures, steps)
         version, busy = version_of(next(iter(servers.values()))), check_busy(steps)
         watch = measure_plan(servers, plan, questions, measured, partial, steps)
     rows = build_rows(options.engine, measured.measurements)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -72,16 +72,24 @@ def run_load(server: Server, phases: Sequence[Phase], temperature: float) -> lis
         server.pause()
 
 
-def warm_up_under_load(servers: Mapping[Name, Server], questions: Sequence[Question], clients: int) -> None:
+def warm_up_under_load(
+    servers: Mapping[Name, Server],
+    questions: Sequence[Question],
+    clients: int,
+    temperatures: Iterable[float],
+    steps: Steps,
+) -> None:
     """Answer short requests, one and then `clients` at a time: engines prepare each batch size at its first use."""
-    for server in servers.values():
-        server.resume()
-        warm_up(server, questions[:1])
-        repeated = (list(questions) * -(-clients // len(questions)))[:clients]
-        for temperature in (0.0, 0.7):
-            sampling = Sampling(max_tokens=WARM_UP_TOKENS, temperature=temperature)
-            ask_all(server.endpoint, repeated, sampling, concurrency=clients)
-        server.pause()
+    repeated = (list(questions) * -(-clients // len(questions)))[:clients]
+    with steps.step("warming up") as step:
+        for number, server in enumerate(servers.values()):
+            step.update(server.label, number / len(servers))
+            server.resume()
+            warm_up(server, questions[:1])
+            for temperature in temperatures:
+                sampling = Sampling(max_tokens=WARM_UP_TOKENS, temperature=temperature)
+                ask_all(server.endpoint, repeated, sampling, concurrency=clients)
+            server.pause()
 
 
 def measure_plan(

@@ -206,6 +206,8 @@ def _medians(
 def _ratio(values: Mapping[Config, Sequence[float]], ours: Config, theirs: Config | None) -> Quartiles | None:
     if theirs is None or ours not in values or theirs not in values:
         return None
+    if 0.0 in values[theirs]:  # processor time below the clock tick of the operating system
+        return None
     return quartiles(ratio_spread(values[ours], values[theirs]))
 
 

@@ -87,8 +87,7 @@ def run(options: argparse.Namespace, steps: Steps) -> TraceReport:
     count = options.repeats or (1 if options.quick else REPEATS)
     repeats = [trace_phases(trace, questions, repeat, tokens) for repeat in range(count)]
     with serving(specs, options.out / "logs", steps) as servers:
-        with steps.step("warming up"):
-            warm_up_under_load(servers, questions["code"], clients)
+        warm_up_under_load(servers, questions["code"], clients, (0.0,), steps)
         version = version_of(servers["plain"])
         check_busy(steps)
         windows, watch = measure_trace(servers, repeats, steps)
