@@ -39,7 +39,7 @@ def measurement(repeat: int, cell: Cell, config: Config, rate: float, steal: flo
     return Measurement(
         repeat=repeat, concurrency=cell.concurrency, temperature=cell.temperature, prompts=cell.prompts, config=config,
         tokens_per_s=rate, seconds=2.0, tokens=round(2 * rate), requests=3, cpu_seconds_per_token=1.5 / rate,
-        ttft_ms=100.0, tpot_ms=1000 / rate, accept_length=None if config == "plain" else 2.0, steal=steal,
+        ttft_ms=100.0, tpot_ms=1000 / rate, accept_length=None if config == "plain" else 2.0, steal=steal, others=0.25,
     )  # fmt: skip
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
 from eagle_plugin.bench.load import Sampling, accept_length, ask_all, flush_prefix_cache
 from eagle_plugin.bench.measure import Name, warm_up
+from eagle_plugin.bench.other_load import OtherLoad
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.questions import Question
 from eagle_plugin.bench.report import Strict
@@ -57,14 +59,24 @@ def resume_from(path: Path, identity: dict[str, str]) -> Measured:
     return found
 
 
-def run_load(server: Server, phases: Sequence[Phase], temperature: float) -> list[Window]:
+class Loaded(NamedTuple):
+    """What one server did under load, and the part of the machine that other processes used meanwhile."""
+
+    windows: list[Window]
+    others: float
+
+
+def run_load(server: Server, phases: Sequence[Phase], temperature: float) -> Loaded:
     """Put one paused server under load, with an empty prefix cache; it is paused again afterwards. Raises LoadError."""
     server.resume()
     try:
         # Until now memory and CPU caches held another server's data.
         warm_up(server, [phases[0].asks[0].question], max_tokens=WARM_UP_TOKENS)
         flush_prefix_cache(server.endpoint)
-        return ask_in_phases(server.endpoint, phases, temperature, server.cpu_clock())
+        cpu_seconds = server.cpu_clock()
+        other = OtherLoad(cpu_seconds)
+        windows = ask_in_phases(server.endpoint, phases, temperature, cpu_seconds)
+        return Loaded(windows, other.share())
     except Exception:
         server.check_alive()  # raises the better explanation if the server has ended
         raise
@@ -119,17 +131,18 @@ def measure_plan(
                     step.update(f"repeat {repeat + 1}, {cell}, {config}", done / total)
                     phases = [Phase(cell.concurrency, asks)]
                     server = servers[config]
-                    (window,), steal = watch.least_stolen(
+                    loaded, steal = watch.least_stolen(
                         lambda server=server, phases=phases, cell=cell: run_load(server, phases, cell.temperature),  # type: ignore[misc]
                         f"{cell}, {config}",
                     )
-                    measured.measurements.append(_measurement(repeat, cell, config, window, steal))
+                    measured.measurements.append(_measurement(repeat, cell, config, loaded, steal))
                     save(measured, path)
                 done += 1
     return watch
 
 
-def _measurement(repeat: int, cell: Cell, config: Config, window: Window, steal: float | None) -> Measurement:
+def _measurement(repeat: int, cell: Cell, config: Config, loaded: Loaded, steal: float | None) -> Measurement:
+    (window,) = loaded.windows
     length = accept_length(window.asked)
     return Measurement(
         repeat=repeat,
@@ -146,4 +159,5 @@ def _measurement(repeat: int, cell: Cell, config: Config, window: Window, steal:
         tpot_ms=round(window.tpot_ms, 2),
         accept_length=None if length is None else round(length, 3),
         steal=None if steal is None else round(steal, 4),
+        others=round(loaded.others, 3),
     )

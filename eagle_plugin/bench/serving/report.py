@@ -36,6 +36,7 @@ class Measurement(Strict):
     tpot_ms: float
     accept_length: float | None = Field(description="with the bonus token; null without speculation")
     steal: float | None = Field(description="stolen part of the processor time that was wanted; null if unknown")
+    others: float = Field(ge=0, le=1, description="part of the machine that other processes used meanwhile")
 
     @property
     def cell(self) -> Cell:
@@ -75,6 +76,7 @@ class Row(Strict):
     ttft_ms: dict[Config, float]
     tpot_ms: dict[Config, float]
     steal: float | None = Field(description="mean steal of the measurements that the row comes from")
+    others: float = Field(description="the most that other processes used of the machine during one of them")
     repeats: int
     spread: RowSpread
 
@@ -177,6 +179,7 @@ def _row(engine: str, cell: Cell, measurements: Sequence[Measurement]) -> Row:
         ttft_ms=_medians(by_config, lambda one: one.ttft_ms, 1),
         tpot_ms=_medians(by_config, lambda one: one.tpot_ms, 2),
         steal=round(statistics.mean(steals), 4) if steals else None,
+        others=max(one.others for one in measurements),
         repeats=len(next(iter(by_config.values()))),
         spread=RowSpread(
             tokens_per_s={config: quartiles(spread(values)) for config, values in rates.items()},

@@ -73,6 +73,11 @@ def summary_lines(report: ServingReport) -> list[str]:
             cell = f"{worst.concurrency} clients, T {worst.temperature:g}, {worst.prompts} prompts"
             lines.append(f"plugin / {name}, the lowest: {worst.ratio:.3f} ({cell})")
     lines.append(steal_sentence(report.steal))
+    busiest = max(report.rows, key=lambda row: row.others)
+    lines.append(
+        f"other processes used at most {busiest.others:.0%} of the machine during a measurement "
+        f"({busiest.concurrency} clients, T {busiest.temperature:g}, {busiest.prompts} prompts)"
+    )
     return lines
 
 

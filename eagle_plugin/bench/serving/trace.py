@@ -127,7 +127,7 @@ def measure_trace(
             for name in names[first:] + names[:first]:
                 step.update(f"repeat {repeat + 1} of {len(repeats)}, {name}", done / total)
                 measured = watch.least_stolen(lambda n=name, p=phases: run_load(servers[n], p, 0.0), name)  # type: ignore[misc]
-                windows[name].append(measured.value)
+                windows[name].append(measured.value.windows)
                 done += 1
     return windows, watch
 
