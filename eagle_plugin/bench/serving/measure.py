@@ -23,7 +23,7 @@ from eagle_plugin.bench.serving.prompts import PromptKind, select_asks
 from eagle_plugin.bench.serving.report import Measurement
 from eagle_plugin.bench.steal import StealWatch
 
-WARM_UP_TOKENS = 8
+WARM_UP_TOKENS, WARM_UP_CHARACTERS = 8, 500
 
 
 class Measured(Strict):
@@ -70,8 +70,10 @@ def run_load(server: Server, phases: Sequence[Phase], temperature: float) -> Loa
     """Put one paused server under load, with an empty prefix cache; it is paused again afterwards. Raises LoadError."""
     server.resume()
     try:
-        # Until now memory and CPU caches held another server's data.
-        warm_up(server, [phases[0].asks[0].question], max_tokens=WARM_UP_TOKENS)
+        # Until now memory and CPU caches held another server's data. The start of a long prompt is enough.
+        question = phases[0].asks[0].question
+        short = question.model_copy(update={"prompt": question.prompt[:WARM_UP_CHARACTERS]})
+        warm_up(server, [short], max_tokens=WARM_UP_TOKENS)
         flush_prefix_cache(server.endpoint)
         cpu_seconds = server.cpu_clock()
         other = OtherLoad(cpu_seconds)
@@ -124,7 +126,7 @@ def measure_plan(
         for repeat, cell in turns:
             configs = list(servers)
             first = (repeat + cells.index(cell)) % len(configs)
-            count = requests_of(cell.concurrency)
+            count = requests_of(cell.concurrency, cell.prompts)
             asks = select_asks(questions[cell.prompts], repeat * count, count, plan.max_tokens(cell))
             for config in configs[first:] + configs[:first]:
                 if measured.get(repeat, cell, config) is None:

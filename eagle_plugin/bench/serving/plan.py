@@ -43,18 +43,19 @@ class Plan:
         return max(cell.concurrency for cell in self.repeats)
 
     def max_tokens(self, cell: Cell) -> int:
-        """Mean limit of an answer's tokens, chosen so that a cell takes about ten seconds on two cores."""
+        """Mean limit of an answer's tokens, chosen so that most cells take about ten seconds on two cores."""
         usual = 64 if cell.concurrency <= 4 else 48 if cell.concurrency <= 16 else 32
-        return max(4, round(self.length * (48 if cell.prompts == "long" else usual)))
+        # The prefill of a long prompt takes as long as some 80 decode steps.
+        return max(4, round(self.length * (96 if cell.prompts == "long" else usual)))
 
     def cache_tokens(self) -> int:
         """Cache slots with which no request of any cell has to wait for others."""
         return max(cell.concurrency * tokens_per_request(cell.prompts, self.max_tokens(cell)) for cell in self.repeats)
 
 
-def requests_of(clients: int) -> int:
-    """Questions of one measurement: three per client for few clients, two for many."""
-    return max(2 * clients, min(3 * clients, 12))
+def requests_of(clients: int, prompts: PromptKind = "mixed") -> int:
+    """Questions of one measurement: three per client for few clients; two for many, and for long prompts."""
+    return 2 * clients if prompts == "long" else max(2 * clients, min(3 * clients, 12))
 
 
 def make_plan(

@@ -16,6 +16,7 @@ from eagle_plugin.bench.servers import Server
 from eagle_plugin.bench.spec import ServerSpec
 
 CONTEXT_LENGTH = 4096  # tokens; long prompts have about 2,100
+SPARE_TOKENS = 512  # vLLM starts only with more than one request of CONTEXT_LENGTH: one of its blocks holds none
 BUSY_LIMIT = 10.0  # percent of all cores
 
 
@@ -52,7 +53,7 @@ def base_spec(options: argparse.Namespace, target: Path, clients: int, cache_tok
         engine=options.engine,
         threads=options.threads or ENGINES[options.engine].default_threads(usable_cores()),
         context_length=CONTEXT_LENGTH,
-        max_total_tokens=max(cache_tokens, CONTEXT_LENGTH),
+        max_total_tokens=max(cache_tokens, CONTEXT_LENGTH) + SPARE_TOKENS,
         max_running_requests=clients,
     )
 

@@ -15,7 +15,8 @@ PromptKind = Literal["mixed", "chat", "code", "maths", "long"]
 PROMPT_KINDS: tuple[PromptKind, ...] = get_args(PromptKind)
 LONG_TOKENS = 2000  # of text before the question of a long prompt
 PROMPT_TOKENS = {"long": 2150}  # the most tokens of one prompt, the chat template included
-USUAL_PROMPT_TOKENS = 320
+USUAL_PROMPT_TOKENS = 200
+DRAFT_SLOTS = 64 + 127  # one tree, and the unused end of a block of vLLM
 LONG_TASKS = ("Summarise the text above in three sentences.", "Show a short Python program that uses what is above.")
 # Answers of one length would all end together, and no prefill would ever run beside a decode step.
 LENGTHS = (0.5, 1.0, 0.75, 1.25)
@@ -63,4 +64,4 @@ def select_asks(questions: Sequence[Question], first: int, count: int, max_token
 
 def tokens_per_request(kind: PromptKind, max_tokens: int) -> int:
     """An upper bound of the cache slots of one request."""
-    return PROMPT_TOKENS.get(kind, USUAL_PROMPT_TOKENS) + round(max_tokens * max(LENGTHS)) + 64  # and one draft tree
+    return PROMPT_TOKENS.get(kind, USUAL_PROMPT_TOKENS) + round(max_tokens * max(LENGTHS)) + DRAFT_SLOTS

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from rich import box
 from rich.markup import escape
 from rich.table import Table
 
 from eagle_plugin.bench.report import Quartiles
 from eagle_plugin.bench.serving.configs import CONFIGS
-from eagle_plugin.bench.serving.report import Row, ServingReport, StealCount
+from eagle_plugin.bench.serving.plan import Cell
+from eagle_plugin.bench.serving.report import Row, ServingReport, StealCount, WorstRow
 
 NAMES = {
     "plain": "plain",
@@ -18,20 +20,27 @@ NAMES = {
 }
 
 
+COLUMNS = {"builtin_chain": "chain", "builtin_tree": "tree"}  # short names: the table fits 80 characters
+
+
 def serving_table(report: ServingReport) -> Table:
     """One row per cell: tokens per second of each server, and the plugin's ratios."""
     shown = [config for config in CONFIGS if any(getattr(row, config) is not None for row in report.rows)]
     table = Table(
         title=f"{report.target}, {report.engine} {report.engine_version}, bf16: output tokens per second",
         caption=(
-            "medians; ratios repeat by repeat \\[quartiles]; best: the fastest of plain and the engine's own; CPU: "
-            f"processor time per token, plugin / the engine's least; {report.settings.threads} threads on "
-            f"{report.machine.cpu}"
+            "medians \\[quartiles], ratios repeat by repeat; chain, tree: the engine's own worker; best: the fastest "
+            "of plain, chain and tree; CPU: processor time per token, plugin / the least of these; "
+            f"{report.settings.threads} threads on {report.machine.cpu}"
         ),
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
     )
-    for name in ("clients", "T", "prompts", *(NAMES[config] for config in shown)):
+    for name in ("clients", "T", "prompts", *(COLUMNS.get(config, config) for config in shown)):
         table.add_column(name, justify="left" if name == "prompts" else "right")
-    for name in ("plugin / best", "plugin / fixed", "CPU", "accept length"):
+    for name in ("plugin\n/ best", "/ fixed", "CPU"):
         table.add_column(name, justify="right")
     for row in report.rows:
         rates = (getattr(row, config) for config in shown)
@@ -40,19 +49,11 @@ def serving_table(report: ServingReport) -> Table:
             f"{row.temperature:g}",
             row.prompts,
             *("-" if rate is None else f"{rate:.1f}" for rate in rates),
-            *_ratios(row),
+            _range(row.spread.ratio_vs_best_alternative),
+            _number(row.ratio_vs_fixed),
+            _number(row.cpu_ratio_vs_best_alternative),
         )
     return table
-
-
-def _ratios(row: Row) -> tuple[str, ...]:
-    length = row.accept_length.get("plugin")
-    return (
-        _range(row.spread.ratio_vs_best_alternative),
-        _range(row.spread.ratio_vs_fixed),
-        _number(row.cpu_ratio_vs_best_alternative),
-        _number(length),
-    )
 
 
 def _number(value: float | None) -> str:
@@ -60,7 +61,7 @@ def _number(value: float | None) -> str:
 
 
 def _range(values: Quartiles | None) -> str:
-    return "-" if values is None else escape(f"{values.median:.2f} [{values.q1:.2f}-{values.q3:.2f}]")
+    return "-" if values is None else escape(f"{values.median:.2f}\n[{values.q1:.2f}-{values.q3:.2f}]")
 
 
 def summary_lines(report: ServingReport) -> list[str]:
@@ -70,15 +71,16 @@ def summary_lines(report: ServingReport) -> list[str]:
         lines.append(f"plugin / best, geometric mean at 1 to 4 clients: {summary.geometric_mean_ratio_1_to_4:.3f}")
     for name, worst in (("best", summary.worst_row), ("fixed", summary.worst_row_vs_fixed)):
         if worst is not None:
-            cell = f"{worst.concurrency} clients, T {worst.temperature:g}, {worst.prompts} prompts"
-            lines.append(f"plugin / {name}, the lowest: {worst.ratio:.3f} ({cell})")
+            lines.append(f"plugin / {name}, the lowest: {worst.ratio:.3f} ({_cell(worst)})")
     lines.append(steal_sentence(report.steal))
     busiest = max(report.rows, key=lambda row: row.others)
-    lines.append(
-        f"other processes used at most {busiest.others:.0%} of the machine during a measurement "
-        f"({busiest.concurrency} clients, T {busiest.temperature:g}, {busiest.prompts} prompts)"
-    )
+    used = f"other processes used at most {busiest.others:.0%} of the machine during a measurement"
+    lines.append(f"{used} ({_cell(busiest)})")
     return lines
+
+
+def _cell(row: Row | WorstRow) -> Cell:
+    return Cell(row.concurrency, row.temperature, row.prompts)
 
 
 def steal_sentence(steal: StealCount) -> str:
