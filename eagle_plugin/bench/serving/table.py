@@ -34,7 +34,7 @@ def serving_table(report: ServingReport) -> Table:
             f"{report.settings.threads} threads on {report.machine.cpu}"
         ),
         box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
+        padding=0,  # the box separates the columns by a space
         pad_edge=False,
         show_edge=False,
     )
