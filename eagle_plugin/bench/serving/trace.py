@@ -79,6 +79,7 @@ class TraceReport(Strict):
     best_fixed: str | None = Field(description="the fixed shape with the most tokens per second over the trace")
     ratio_vs_best_fixed: Quartiles | None = Field(description="tokens per second, plugin / best_fixed")
     steal: StealCount
+    others: float = Field(description="the most that other processes used of the machine during one run of the trace")
     threads: int
     versions: dict[str, str]
     machine: Machine
@@ -115,12 +116,15 @@ def trace_phases(
 
 def measure_trace(
     servers: Mapping[str, Server], repeats: Sequence[Sequence[Phase]], steps: Steps
-) -> tuple[dict[str, list[list[Window]]], StealWatch]:
-    """The windows of every server and repeat; in each repeat every server runs the whole trace, in another order."""
+) -> tuple[dict[str, list[list[Window]]], float, StealWatch]:
+    """The windows of every server and repeat, and the most that other processes used of the machine.
+
+    In each repeat every server runs the whole trace, in another order.
+    """
     total = len(repeats) * len(servers)
     watch = StealWatch(total, lambda text: steps.log(f"[yellow]{text}[/]"))
     windows: dict[str, list[list[Window]]] = {name: [] for name in servers}
-    names, done = list(servers), 0
+    names, done, others = list(servers), 0, 0.0
     with steps.step("measuring") as step:
         for repeat, phases in enumerate(repeats):
             first = repeat % len(names)
@@ -128,8 +132,9 @@ def measure_trace(
                 step.update(f"repeat {repeat + 1} of {len(repeats)}, {name}", done / total)
                 measured = watch.least_stolen(lambda n=name, p=phases: run_load(servers[n], p, 0.0), name)  # type: ignore[misc]
                 windows[name].append(measured.value.windows)
+                others = max(others, measured.value.others)
                 done += 1
-    return windows, watch
+    return windows, others, watch
 
 
 def total_rates(repeats: Sequence[Sequence[Window]]) -> list[float]:

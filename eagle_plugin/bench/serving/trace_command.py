@@ -90,7 +90,7 @@ def run(options: argparse.Namespace, steps: Steps) -> TraceReport:
         warm_up_under_load(servers, questions["code"], clients, (0.0,), steps)
         version = version_of(servers["plain"])
         check_busy(steps)
-        windows, watch = measure_trace(servers, repeats, steps)
+        windows, others, watch = measure_trace(servers, repeats, steps)
     best, ratio = best_fixed(windows)
     assert base.head is not None
     return TraceReport(
@@ -108,6 +108,7 @@ def run(options: argparse.Namespace, steps: Steps) -> TraceReport:
         best_fixed=best,
         ratio_vs_best_fixed=ratio,
         steal=steal_count(watch),
+        others=others,
         threads=base.threads or 0,
         versions=versions(options.engine),
         machine=describe_machine(),
@@ -185,6 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 )
             )
         steps.log(steal_sentence(report.steal))
+        steps.log(f"other processes used at most {report.others:.0%} of the machine")
         draw(report, draw_trace, path, steps)
         return 0
 
