@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -36,6 +38,8 @@ from eagle_plugin.bench.serving.trace import (
 from eagle_plugin.bench.startup import serving
 
 REPEATS = 3
+COLOURS = {"plain": "#9aa5b1", "plugin": "#d9662b"}
+FIXED_COLOURS = ("#5b7fa6", "#3c9d7b", "#8a63a8", "#b0a13a")
 EXPLANATION = """\
 Every server answers the same questions under the same trace: 1, 4, 16, 32, 16, 4 and 1 clients, with prompts that
 change from code to chat and back. A phase follows the other without a pause. Tokens count for the phase in which they
@@ -144,16 +148,18 @@ def draw_trace(report: TraceReport, path: Path) -> None:
     figure = new_figure(9, 6)
     figure.suptitle(f"{report.target} in {report.engine} {report.engine_version}", fontsize=13, fontweight="bold")
     rates, lengths = figure.subplots(2, 1, sharex=True)
+    fixed_colours = itertools.cycle(FIXED_COLOURS)
     for name, server in report.servers.items():
-        style = {"color": "#d9662b", "linewidth": 2.2} if name == "plugin" else {"linewidth": 1.2}
+        colour = COLOURS.get(name) or next(fixed_colours)
+        style: dict[str, Any] = {"color": colour, "linewidth": 2.2 if name == "plugin" else 1.2}
         values = [phase.tokens_per_s for phase in server.phases]
         errors = [[v.median - v.q1 for v in values], [v.q3 - v.median for v in values]]
         label = f"{name}: {server.tokens_per_s.median:.1f} in total"
-        line = rates.errorbar(
+        rates.errorbar(
             range(len(values)), [v.median for v in values], yerr=errors, capsize=3, marker="o", label=label, **style
         )
         known = [(i, p.accept_length) for i, p in enumerate(server.phases) if p.accept_length is not None]
-        lengths.plot([i for i, _ in known], [n for _, n in known], marker="o", **style | {"color": line[0].get_color()})
+        lengths.plot([i for i, _ in known], [n for _, n in known], marker="o", **style)
     phases = next(iter(report.servers.values())).phases
     lengths.set_xticks(range(len(phases)), [f"{phase.clients}\n{phase.prompts}" for phase in phases])
     lengths.set_xlabel("clients and prompts, one phase after the other")
