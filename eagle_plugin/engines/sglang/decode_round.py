@@ -171,7 +171,6 @@ class DecodeRound:
             memory.allocate(name, lanes * like.numel(), like.dtype)
         memory.allocate("logits", lanes * output.logits.numel(), output.logits.dtype)
         memory.allocate("features", lanes * output.features.numel(), output.features.dtype)
-        memory.view("accepted.lengths", lanes).fill_(1)  # of lanes that no walk has written
         return memory
 
     # The functions. Those above that are captured differ from these only in where their values lie.
@@ -214,8 +213,13 @@ class DecodeRound:
 
     def _provide(self, accepted: Accepted, batch: RoundBatch) -> None:
         """Put paths that did not come from the captured walk where the captured extend reads them."""
-        if self._is_captured("extend", batch) and not self._memory.holds("accepted.tokens", accepted.tokens):
-            self._put_accepted(accepted)
+        if not self._is_captured("extend", batch) or self._memory.holds("accepted.tokens", accepted.tokens):
+            return
+        b, lanes = len(accepted.lengths), len(batch.lanes)
+        self._put_accepted(accepted)
+        for name, values in zip(ACCEPTED, accepted, strict=True):
+            # What a round of another shape left is no path of this one.
+            self._memory.view(name, lanes, *values.shape[1:])[b:] = 1 if name == "accepted.lengths" else 0
 
     def _put_accepted(self, accepted: Accepted) -> Accepted:
         return Accepted(*(self._memory.put(name, values) for name, values in zip(ACCEPTED, accepted, strict=True)))
