@@ -39,14 +39,15 @@ def engine(
     topk: int = 4,
     nodes: int = 8,
     chain: bool = False,
+    policy: str = "fixed",
     plugin: dict[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[LLM]:
     """An engine, shut down at the end; without a head it decodes plainly.
 
-    Trees have at most `nodes` nodes, root included; `chain` leaves a chain of nodes - 1 tokens to vLLM itself. `plugin`
-    holds more options of the plugin, `options` go to vLLM in front of DEFAULTS. Engines may be open inside each other,
-    but vLLM's metrics are those of the one made last.
+    Trees have at most `nodes` nodes, root included; `chain` leaves a chain of nodes - 1 tokens to vLLM itself. `policy`
+    says how their shapes are chosen (``EAGLE_POLICY``). `plugin` holds more options of the plugin, `options` go to vLLM
+    in front of DEFAULTS. Engines may be open inside each other, but vLLM's metrics are those of the one made last.
     """
     global _open
     served = head is not None and not chain
@@ -60,13 +61,14 @@ def engine(
     llm = None
     _open += 1
     try:
-        # The plugin looks at the variable while an engine is made; it stays unset for what a test starts later.
-        os.environ["EAGLE_PLUGIN"] = "0" if chain else "1"
+        # The plugin looks at the variables while an engine is made; they stay unset for what a test starts later.
+        os.environ.update(EAGLE_PLUGIN="0" if chain else "1", EAGLE_POLICY=policy)
         llm = LLM(str(target), **DEFAULTS | options)
         assert isinstance(runner(llm), TreeModelRunner) == served
         yield llm
     finally:
-        os.environ.pop("EAGLE_PLUGIN", None)
+        for name in ("EAGLE_PLUGIN", "EAGLE_POLICY"):
+            os.environ.pop(name, None)
         if llm is not None:
             llm.llm_engine.engine_core.shutdown()
         _open -= 1

@@ -18,10 +18,21 @@ class DraftStore:
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[Drafts, int]] = {}
+        self._newest: tuple[frozenset[str], int] = frozenset(), 0
 
     def put(self, request_ids: Sequence[str], drafts: Drafts) -> None:
-        """Keep the drafts of a batch, in its order, instead of older ones."""
-        self._found |= {name: (drafts, i) for i, name in enumerate(request_ids)}
+        """Keep the drafts of a batch, in its order, instead of older ones; plain ones need not be kept."""
+        width = drafts.tree.tokens.shape[1]
+        self._newest = frozenset(request_ids), width
+        if width > 1:
+            self._found |= {name: (drafts, i) for i, name in enumerate(request_ids)}
+        else:
+            self.forget(request_ids)
+
+    def take_newest(self) -> tuple[frozenset[str], int]:
+        """The requests that the last step drafted for, and the width of their trees; none if it did not draft."""
+        newest, self._newest = self._newest, (frozenset(), 0)
+        return newest
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Drop the drafts of these requests."""
@@ -61,6 +72,7 @@ class RoundBatch(NamedTuple):
     lens: Tensor  # [b] int64: query rows
     prefix_lens: Tensor  # [b] int64: tokens before this step
     uniform: bool  # every query row is a node, in order
+    newest: list[int]  # requests that just verify all that the last step drafted for them; plain rounds count as well
 
     @property
     def width(self) -> int:
@@ -88,6 +100,8 @@ class RoundBatch(NamedTuple):
         device = prefix_lens.device
         b = len(counts)
         trees, others = np.nonzero(counts)[0], np.nonzero(counts == 0)[0]
+        drafted, drafted_width = store.take_newest()
+        whole = np.nonzero((lens == drafted_width) & (counts + 1 == drafted_width))[0].tolist()
         width = int(counts.max(initial=0)) + 1
         sizes = counts[trees] + 1
         cut = bool((sizes < width).any())
@@ -116,6 +130,7 @@ class RoundBatch(NamedTuple):
             lens=on_device(lens),
             prefix_lens=prefix_lens.long(),
             uniform=len(trees) == b and not cut,
+            newest=[i for i in whole if request_ids[i] in drafted],
         )
 
     def rows(self) -> Rows:

@@ -17,14 +17,18 @@ from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsPro
 from vllm.v1.sample.thinking_budget_state import maybe_create_thinking_budget_state_holder
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.policy import shapes_within
+from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted
+from eagle_plugin.engines.round import Drafts
+from eagle_plugin.engines.shape_chooser import ShapeChooser, policy_mode
 from eagle_plugin.engines.startup import plugin_serves
 from eagle_plugin.engines.vllm.attention import TreeAttentionBackend, TreeMetadata
 from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch, TreeProposer
 from eagle_plugin.engines.vllm.options import Options
 from eagle_plugin.engines.vllm.sampling import request_keys, sampling_params
+from eagle_plugin.engines.vllm.shapes import RoundShapes
 from eagle_plugin.engines.vllm.verifier import CacheGroup, TreeVerifier
 from eagle_plugin.kernels import loader
 
@@ -37,7 +41,11 @@ class TreeModelRunner(CPUModelRunner):
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         super().__init__(vllm_config, device)
-        self._shape: Shape = Options.read(vllm_config.additional_config).shape(self.num_spec_tokens)
+        self._caps: Shape = Options.read(vllm_config.additional_config).shape(self.num_spec_tokens)
+        # Scheduled ahead, a step has as many rows as the caps, whatever is drafted: nothing to choose.
+        self._policy_mode = "fixed" if self.use_async_scheduling else policy_mode()
+        shapes = shapes_within(self._caps) if self._policy_mode == "random" else ()
+        self._shapes = RoundShapes(ShapeChooser(self._caps, None, shapes))
         self.drafter: TreeProposer = TreeProposer(vllm_config, device, self)
         self._store = DraftStore()
         self._batch: RoundBatch | None = None
@@ -63,7 +71,7 @@ class TreeModelRunner(CPUModelRunner):
                 registry._ATTN_OVERRIDES[enum] = before
             selector._cached_get_attn_backend.cache_clear()
         kernels = loader.backend(self.device.type)
-        logger.info(plugin_serves(self.speculative_config.method, self._shape, kernels))
+        logger.info(plugin_serves(self.speculative_config.method, self._caps, kernels))
 
     def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         """Allocate the caches as the engine does, and note where the target's are."""
@@ -92,6 +100,8 @@ class TreeModelRunner(CPUModelRunner):
         counts = np.array(prepared[1].num_draft_tokens, dtype=np.int64)
         prefix_lens = self.num_computed_tokens[: len(counts)]
         batch = RoundBatch.read(counts, num_scheduled_tokens, self.input_batch.req_ids, prefix_lens, self._store)
+        keys = self.input_batch.num_computed_tokens_cpu[: batch.b].sum() + (num_scheduled_tokens - counts).sum()
+        self._shapes.scheduled(batch, int(keys))
         if len(batch.trees):
             tree = batch.drafts.tree
             positions = batch.prefix_lens[batch.trees, None] + tree.depths
@@ -131,9 +141,12 @@ class TreeModelRunner(CPUModelRunner):
         """Update the batch as the engine does, but without generators: it rewinds them; here they only hold seeds."""
         generators, self.input_batch.generators = self.input_batch.generators, {}
         try:
-            return super()._bookkeeping_sync(*args, **kwargs)
+            kept = super()._bookkeeping_sync(*args, **kwargs)
         finally:
             self.input_batch.generators = generators
+        if not self.use_async_scheduling:  # else the tokens are not on the host yet
+            self._shapes.observe(kept[3])
+        return kept
 
     def propose_draft_token_ids(
         self,
@@ -154,20 +167,28 @@ class TreeModelRunner(CPUModelRunner):
             sampled_token_ids, self.requests, self.input_batch, self.discard_request_mask.gpu
         )
         self._copy_valid_sampled_token_count(next_tokens, counts)
+        greedy = sampling_metadata.all_greedy
+        # The text of a seed depends on the shapes of its rounds: those of seeded requests are always the same.
+        shape = self._shapes.choose(batch, needs_caps=bool(sampling_metadata.generators))
         n = scheduler_output.total_num_scheduled_tokens
         features = hidden_states if aux_hidden_states is None else torch.cat(aux_hidden_states, dim=-1)
         extend = ExtendBatch.after(batch, accepted, next_tokens, self.input_ids.gpu[:n], self.positions[:n])
         slot_table = self._metadata[next(iter(self.drafter._draft_attn_layer_names))].slot_table
-        chains = self._chains()
-        params = sampling_params(sampling_metadata, None, batch.b, self.input_batch.vocab_size, self.device)
-        if chains is not None:  # a chain is made of first children; sampled ones come after them
-            params = params._replace(top_ks=params.top_ks.masked_fill(chains, 1))
-        greedy = sampling_metadata.all_greedy
-        keys = None if greedy else request_keys(sampling_metadata.generators, batch.b, self.device)
-        state = self.drafter.extend(extend, features, slot_table, self._shape, greedy)
-        drafts = self.drafter.draft_tree(
-            DraftBatch(self._shape, extend.lengths, slot_table, params, keys, chains), next_tokens.long(), state
-        )
+        state = self.drafter.extend(extend, features, slot_table, shape, greedy)
+        self._shapes.begin(shape, batch)
+        if shape == PLAIN:
+            drafts = Drafts.plain(next_tokens)
+        else:
+            chains = self._chains()
+            params = sampling_params(sampling_metadata, None, batch.b, self.input_batch.vocab_size, self.device)
+            if chains is not None:  # a chain is made of first children; sampled ones come after them
+                params = params._replace(top_ks=params.top_ks.masked_fill(chains, 1))
+            keys = None if greedy else request_keys(sampling_metadata.generators, batch.b, self.device)
+            drafts = self.drafter.draft_tree(
+                DraftBatch(shape, extend.lengths, slot_table, params, keys, chains), next_tokens.long(), state
+            )
+        whole = not self.discard_request_mask.np[: batch.b].any()
+        self._shapes.launched(batch, drafts, whole)
         self._store.put(self.input_batch.req_ids, drafts)
         return drafts.tree.tokens[:, 1:]
 
