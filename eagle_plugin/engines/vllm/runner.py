@@ -20,13 +20,17 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from eagle_plugin.core.policy import shapes_within
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted
+from eagle_plugin.engines.cost_files import key_of
+from eagle_plugin.engines.policy_start import start_policy
 from eagle_plugin.engines.round import Drafts
 from eagle_plugin.engines.shape_chooser import ShapeChooser, policy_mode
 from eagle_plugin.engines.startup import plugin_serves
+from eagle_plugin.engines.vllm import version
 from eagle_plugin.engines.vllm.attention import TreeAttentionBackend, TreeMetadata
 from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch, TreeProposer
 from eagle_plugin.engines.vllm.options import Options
+from eagle_plugin.engines.vllm.round_costs import measure
 from eagle_plugin.engines.vllm.sampling import request_keys, sampling_params
 from eagle_plugin.engines.vllm.shapes import RoundShapes
 from eagle_plugin.engines.vllm.verifier import CacheGroup, TreeVerifier
@@ -88,6 +92,26 @@ class TreeModelRunner(CPUModelRunner):
             if caches:
                 groups.append(CacheGroup.of(names[0], caches))
         self._verifier = TreeVerifier(groups, self.sampler, self.model_config.logprobs_mode)
+
+    def choose_by_costs(self) -> None:
+        """Let the policy choose the shapes from now on, if it is asked for; the caches must be there, unused."""
+        if self._policy_mode == "auto":
+            config = self.vllm_config
+            key = key_of(
+                f"vllm {version.installed()}",
+                config.model_config.model,
+                self.speculative_config.model,
+                self.device,
+                str(self.dtype),
+                self._caps,
+                requests=self.max_num_reqs,
+                tokens=self.max_num_tokens,
+                eager=config.model_config.enforce_eager,
+                quantization=config.model_config.quantization,
+                lora=config.lora_config is not None,
+            )
+            policy = start_policy(self._caps, key, lambda: measure(self, self._caps), logger, self.max_num_reqs)
+            self._shapes = RoundShapes(ShapeChooser(self._caps, policy))
 
     def _update_states(self, scheduler_output: Any) -> Any:
         """Forget the trees of finished requests as well; this is called in steps without tokens too."""

@@ -33,7 +33,10 @@ _logged: set[str] = set()
 
 
 def choose_worker(vllm_config: Any) -> None:
-    """Put our worker class into a vLLM ``VllmConfig`` that it supports. Raises OptionError, PolicyModeError and HeadError."""
+    """Put our worker class into a vLLM ``VllmConfig`` that it supports.
+
+    Raises OptionError, PolicyModeError and HeadError.
+    """
     speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     if speculative is None or speculative.method not in METHODS:
         return
