@@ -23,8 +23,8 @@ def start_policy(
 ) -> Policy:
     """The policy with the costs of this key (`cost_files.key_of`); `measure` is called where none are kept.
 
-    Logs one line that says where the costs are from and which shapes they lead to, and one more about a file that
-    cannot be read or written.
+    Logs one line that says where the costs are from and which shapes they lead to; another one where a file cannot be
+    read or written.
     """
     costs, source = None, "read"
     try:

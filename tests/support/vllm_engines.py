@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,11 @@ from vllm import LLM, RequestOutput, SamplingParams
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.inputs import TokensPrompt
 
+from eagle_plugin.core.policy import shapes_within
+from eagle_plugin.core.shape import Shape
+from eagle_plugin.engines.shape_chooser import ShapeChooser
 from eagle_plugin.engines.vllm.runner import TreeModelRunner
+from eagle_plugin.engines.vllm.shapes import RoundShapes
 
 # Small enough to start in seconds; blocks of 32 tokens, so that texts of tests reach over several.
 DEFAULTS: dict[str, Any] = {
@@ -79,6 +84,26 @@ def engine(
 def runner(llm: LLM) -> Any:
     """The model runner of an engine; a ``TreeModelRunner`` where the plugin serves."""
     return core(llm).model_executor.driver_worker.worker.model_runner
+
+
+@contextmanager
+def random_shapes(llm: LLM) -> Iterator[Counter[Shape]]:
+    """Let an engine with trees change their shape at random, as with EAGLE_POLICY=random; counts those asked for."""
+    served, counts = runner(llm), Counter[Shape]()
+    before, chooser = served._shapes, ShapeChooser(served._caps, None, shapes_within(served._caps))
+    choose = chooser.choose
+
+    def counted(*arguments: Any) -> Shape:
+        shape = choose(*arguments)
+        counts[shape] += 1
+        return shape
+
+    chooser.choose = counted  # type: ignore[method-assign]
+    served._shapes = RoundShapes(chooser)
+    try:
+        yield counts
+    finally:
+        served._shapes = before
 
 
 def core(llm: LLM) -> Any:

@@ -95,7 +95,7 @@ class RoundBatch(NamedTuple):
 
         A scheduler may cut a tree short: nodes come after their parents, so what is left is a tree. A request whose
         scheduled drafts are no tree of ours verifies its root only: past the drafter's reach vLLM schedules zeros, and
-        it fills up the step of a new request that has one token to compute.
+        it fills up the step of a new request that has one token to compute. What is scheduled beyond a tree is padding.
         """
         device = prefix_lens.device
         b = len(counts)
@@ -167,6 +167,6 @@ class RoundBatch(NamedTuple):
 
 def _take(store: DraftStore, request_ids: list[str], width: int, device: torch.device) -> Drafts:
     drafts = store.take(request_ids) if request_ids else None
-    if drafts is None or drafts.tree.tokens.shape[1] < width:
+    if drafts is None:
         return Drafts.plain(torch.zeros(len(request_ids), dtype=torch.int64, device=device), width)
     return drafts.resize(width)

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from vllm import LLM
-from vllm_engines import Rounds, accept_length, core, engine, generate, rounds
+from vllm_engines import Rounds, accept_length, core, engine, generate, random_shapes, rounds
 from vllm_greedy import Reference, make_prompts, write_heads, write_target
 
+from eagle_plugin.core.policy import shapes_within
+from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.vllm import drafter
 from eagle_plugin.engines.vllm.verifier import CacheGroup
 
@@ -95,6 +97,13 @@ CASES = [
 def test_equal_to_plain_decoding(models: Models, trees: Trees) -> None:
     assert generate(trees.llm, PROMPTS, max_tokens=LENGTH) == models.expected
     assert accept_length(trees.llm) > (1.3 if trees.shape[0] == 1 else 1.5)
+
+
+@pytest.mark.parametrize("trees", CASES, indirect=True, ids=str, scope="module")
+def test_equal_to_plain_decoding_whatever_the_shapes(models: Models, trees: Trees) -> None:
+    with random_shapes(trees.llm) as counts:
+        assert generate(trees.llm, PROMPTS, max_tokens=LENGTH) == models.expected
+    assert counts.keys() == set(shapes_within(Shape(*trees.shape))) and min(counts.values()) > 1
 
 
 @pytest.mark.parametrize("trees", CASES, indirect=True, ids=str, scope="module")

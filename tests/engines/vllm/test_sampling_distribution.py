@@ -56,7 +56,7 @@ def expected(models: tuple[Path, Path]) -> list[NDArray[np.int64]]:
 @pytest.fixture(scope="module")
 def plugin(models: tuple[Path, Path], expected: list[NDArray[np.int64]]) -> Iterator[LLM]:
     target, head = models
-    with engine(target, head, **TREES, **OPTIONS) as llm:
+    with engine(target, head, policy="random", **TREES, **OPTIONS) as llm:
         yield llm
 
 

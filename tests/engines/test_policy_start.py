@@ -1,0 +1,96 @@
+"""The policy of a starting server: costs from disk or measured, and what its log says."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from log_lines import Lines
+
+from eagle_plugin.core.costs import Costs, Curve, Forward
+from eagle_plugin.core.shape import Shape
+from eagle_plugin.engines import cost_files
+from eagle_plugin.engines.policy_start import start_policy
+
+CAPS = Shape(3, 4, 12)
+KEY = {"engine": "one", "threads": 2}
+# Rows are free up to about eight of them; each further one costs as much as a whole forward of one.
+COSTS = Costs(
+    Forward(Curve.of([(1, 1.0), (8, 1.01), (1000, 1000.0)])),
+    Forward(Curve.of([(1, 0.01), (1000, 10.0)])),
+    Forward(Curve.of([(1, 0.01), (1000, 10.0)])),
+)
+logger = logging.getLogger("tests.policy_start")
+
+
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    handler = Lines()
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield handler
+    logger.removeHandler(handler)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(cost_files, "folder", lambda: tmp_path / "cache" / "costs")
+    return tmp_path / "cache" / "costs"
+
+
+class Machine:
+    """Counts how often costs are measured on it."""
+
+    def __init__(self) -> None:
+        self.measured = 0
+
+    def __call__(self) -> Costs:
+        self.measured += 1
+        return COSTS
+
+    def start(self, requests: int = 64, **key: Any) -> Costs:
+        return start_policy(CAPS, KEY | key, self, logger, requests).costs.costs
+
+
+def test_costs_are_measured_once(lines: Lines) -> None:
+    machine = Machine()
+    assert [machine.start() for _ in range(3)] == [COSTS] * 3 and machine.measured == 1
+    assert machine.start(threads=4) == COSTS and machine.measured == 2
+    first, second, third, fourth = lines.logged
+    assert "the costs of a round were measured in 0.0 s; with an average head they lead to " in first
+    assert second == third and "the costs of a round were read; " in second and " measured " in fourth
+
+
+def test_the_line_has_the_shapes_that_the_costs_lead_to(lines: Lines) -> None:
+    machine = Machine()
+    machine.start()
+    (line,) = lines.logged
+    *_, eight, many = line.split(" for ")
+    assert line.endswith("plain decoding for 32 requests") and " for 1, " in line and many == "32 requests"
+    assert "plain decoding" not in line.split(" for 1,")[0]
+    machine.start(requests=8)
+    assert lines.logged[1].endswith("for 8 requests")
+    machine.start(requests=1)
+    assert lines.logged[2].endswith("for 1 request")
+
+
+def test_a_damaged_file_is_told_measured_again_and_replaced(lines: Lines, folder: Path) -> None:
+    machine = Machine()
+    machine.start()
+    (path,) = folder.iterdir()
+    whole = path.read_text()
+    path.write_text(whole[:40])
+    machine.start()
+    assert machine.measured == 2 and path.read_text() == whole
+    told = [line for line in lines.logged if str(path) in line]
+    assert len(told) == 1 and told[0].startswith("eagle-plugin: ") and told[0].endswith("measured again")
+
+
+def test_a_folder_that_cannot_be_written_is_told_and_the_server_starts(lines: Lines, folder: Path) -> None:
+    folder.parent.write_text("a file")
+    machine = Machine()
+    assert machine.start() == COSTS
+    assert sum("measured at every start: cannot write" in line for line in lines.logged) == 1
