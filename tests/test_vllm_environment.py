@@ -22,7 +22,7 @@ FOLDERS = (ROOT / "tests/engines/vllm", ROOT / "tests/heads")
 UNITS = {
     "adapter": (
         "attention", "batch", "contract", "filters", "options", "sampling_contract", "sampling_nodes", "shapes",
-        "support",
+        "support", "unread",
     ),
     "heads": ("vllm_round_trip", "vllm_targets"),
 }  # fmt: skip

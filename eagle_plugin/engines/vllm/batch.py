@@ -72,6 +72,7 @@ class RoundBatch(NamedTuple):
     lens: Tensor  # [b] int64: query rows
     prefix_lens: Tensor  # [b] int64: tokens before this step
     uniform: bool  # every query row is a node, in order
+    plain: bool  # every request has one query row and no tree
     newest: list[int]  # requests that just verify all that the last step drafted for them; plain rounds count as well
 
     @property
@@ -130,6 +131,7 @@ class RoundBatch(NamedTuple):
             lens=on_device(lens),
             prefix_lens=prefix_lens.long(),
             uniform=len(trees) == b and not cut,
+            plain=bool((lens == 1).all()),
             newest=[i for i in whole if request_ids[i] in drafted],
         )
 

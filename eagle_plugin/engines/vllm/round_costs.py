@@ -176,8 +176,8 @@ class RoundTimer:
         tables = []
         for size, names in self._groups:
             blocks = -(-positions // size)
-            numbers = torch.arange(b * blocks, device=self._device) % self._blocks
-            tables.append((slot_table(numbers.view(b, blocks), size, positions), names))
+            table = torch.arange(b * blocks, device=self._device) % self._blocks
+            tables.append((slot_table(table.view(b, blocks), size, positions), names))
         return tables
 
     def _head_table(self, b: int, keys: int) -> Tensor:

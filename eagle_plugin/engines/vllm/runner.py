@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from eagle_plugin.engines.vllm.options import Options
 from eagle_plugin.engines.vllm.round_costs import measure
 from eagle_plugin.engines.vllm.sampling import request_keys, sampling_params
 from eagle_plugin.engines.vllm.shapes import RoundShapes
+from eagle_plugin.engines.vllm.unread import PlainRows, UnreadRows
 from eagle_plugin.engines.vllm.verifier import CacheGroup, TreeVerifier
 from eagle_plugin.kernels import loader
 
@@ -52,6 +54,7 @@ class TreeModelRunner(CPUModelRunner):
         self._shapes = RoundShapes(ShapeChooser(self._caps, None, shapes))
         self.drafter: TreeProposer = TreeProposer(vllm_config, device, self)
         self._store = DraftStore()
+        self._unread = UnreadRows()
         self._batch: RoundBatch | None = None
         self._accepted: Accepted | None = None
         self._metadata: dict[str, TreeMetadata] = {}
@@ -116,6 +119,10 @@ class TreeModelRunner(CPUModelRunner):
     def _update_states(self, scheduler_output: Any) -> Any:
         """Forget the trees of finished requests as well; this is called in steps without tokens too."""
         self._store.forget(scheduler_output.finished_req_ids)
+        gone = scheduler_output.finished_req_ids | (scheduler_output.preempted_req_ids or set())
+        if self.cache_config.enable_prefix_caching:  # others may find the blocks of these requests
+            self._catch_up(gone)
+        self._unread.forget(gone)
         return super()._update_states(scheduler_output)
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
@@ -196,8 +203,15 @@ class TreeModelRunner(CPUModelRunner):
         shape = self._shapes.choose(batch, needs_caps=bool(sampling_metadata.generators))
         n = scheduler_output.total_num_scheduled_tokens
         features = hidden_states if aux_hidden_states is None else torch.cat(aux_hidden_states, dim=-1)
-        extend = ExtendBatch.after(batch, accepted, next_tokens, self.input_ids.gpu[:n], self.positions[:n])
         slot_table = self._metadata[next(iter(self.drafter._draft_attn_layer_names))].slot_table
+        if shape == PLAIN and batch.plain:
+            self._shapes.begin(shape, batch)
+            rows = PlainRows(next_tokens.int(), self.positions[batch.starts], features[batch.starts])
+            if self._unread.add(self.input_batch.req_ids, rows, slot_table):
+                self._catch_up(self.input_batch.req_ids)
+            return self._keep(batch, Drafts.plain(next_tokens))
+        self._catch_up(self.input_batch.req_ids)
+        extend = ExtendBatch.after(batch, accepted, next_tokens, self.input_ids.gpu[:n], self.positions[:n])
         state = self.drafter.extend(extend, features, slot_table, shape, greedy)
         self._shapes.begin(shape, batch)
         if shape == PLAIN:
@@ -211,10 +225,19 @@ class TreeModelRunner(CPUModelRunner):
             drafts = self.drafter.draft_tree(
                 DraftBatch(shape, extend.lengths, slot_table, params, keys, chains), next_tokens.long(), state
             )
+        return self._keep(batch, drafts)
+
+    def _keep(self, batch: RoundBatch, drafts: Drafts) -> Tensor:
+        """Keep drafts until the step that verifies them; returns their tokens [b, W - 1]."""
         whole = not self.discard_request_mask.np[: batch.b].any()
         self._shapes.launched(batch, drafts, whole)
         self._store.put(self.input_batch.req_ids, drafts)
         return drafts.tree.tokens[:, 1:]
+
+    def _catch_up(self, request_ids: Iterable[str]) -> None:
+        """Let the head read what it has not read of these requests."""
+        if backlog := self._unread.take(request_ids):
+            self.drafter.catch_up(backlog)
 
     def _chains(self) -> Tensor | None:
         """Requests whose grammar the scheduler walks token by token [b] bool; None without any."""

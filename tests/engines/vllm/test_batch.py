@@ -211,7 +211,7 @@ def test_plain_drafts_replace_trees() -> None:
 
 
 def test_which_requests_verify_what_was_drafted_last() -> None:
-    """Not those with rows of a prompt, with a cut tree, of an older drafting, or new; and every drafting counts once."""
+    """Not those with rows of a prompt, a cut tree, an older drafting, or none; and every drafting counts once."""
     store = store_of(["a"], ["b", "c", "d"])
     batch = plan("abcde", [4, 4, 2, 0, 0], [5, 5, 3, 1, 1], [1] * 5, store)
     assert batch.newest == [1]
