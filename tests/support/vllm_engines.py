@@ -89,8 +89,7 @@ def runner(llm: LLM) -> Any:
 @contextmanager
 def random_shapes(llm: LLM) -> Iterator[Counter[Shape]]:
     """Let an engine with trees change their shape at random, as with EAGLE_POLICY=random; counts those asked for."""
-    served, counts = runner(llm), Counter[Shape]()
-    before, chooser = served._shapes, ShapeChooser(served._caps, None, shapes_within(served._caps))
+    counts, chooser = Counter[Shape](), ShapeChooser(runner(llm)._caps, None, shapes_within(runner(llm)._caps))
     choose = chooser.choose
 
     def counted(*arguments: Any) -> Shape:
@@ -99,9 +98,24 @@ def random_shapes(llm: LLM) -> Iterator[Counter[Shape]]:
         return shape
 
     chooser.choose = counted  # type: ignore[method-assign]
-    served._shapes = RoundShapes(chooser)
-    try:
+    with chosen_by(llm, chooser):
         yield counts
+
+
+@contextmanager
+def fixed_shapes(llm: LLM) -> Iterator[None]:
+    """Let an engine with trees draft the caps in every round, as with EAGLE_POLICY=fixed."""
+    with chosen_by(llm, ShapeChooser(runner(llm)._caps, None)):
+        yield
+
+
+@contextmanager
+def chosen_by(llm: LLM, chooser: ShapeChooser) -> Iterator[None]:
+    """Let an engine with trees ask this chooser for their shapes."""
+    served = runner(llm)
+    before, served._shapes = served._shapes, RoundShapes(chooser)
+    try:
+        yield
     finally:
         served._shapes = before
 

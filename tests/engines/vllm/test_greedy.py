@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from vllm import LLM
-from vllm_engines import Rounds, accept_length, core, engine, generate, random_shapes, rounds, runner
+from vllm_engines import Rounds, accept_length, chosen_by, core, engine, generate, random_shapes, rounds, runner
 from vllm_greedy import Reference, make_prompts, write_heads, write_target
 
 from eagle_plugin.core.policy import shapes_within
@@ -17,7 +17,6 @@ from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.engines.shape_chooser import ShapeChooser
 from eagle_plugin.engines.vllm import drafter, unread
 from eagle_plugin.engines.vllm.batch import RoundBatch
-from eagle_plugin.engines.vllm.shapes import RoundShapes
 from eagle_plugin.engines.vllm.verifier import CacheGroup
 
 PROMPTS = make_prompts(56)
@@ -155,9 +154,8 @@ def test_what_plain_rounds_yielded_is_read_before_the_next_tree(
     read = RoundBatch.read
 
     def found(patch: Callable[[pytest.MonkeyPatch], None]) -> Rounds:
-        with monkeypatch.context() as patched:
+        with monkeypatch.context() as patched, chosen_by(trees.llm, SomePlain(served._caps, None)):
             patch(patched)
-            patched.setattr(served, "_shapes", RoundShapes(SomePlain(served._caps, None)))
             before = rounds(trees.llm)
             answers = generate(trees.llm, [PROMPTS[i] for i in COUNTED[:8]], max_tokens=LENGTH)
             assert answers == [models.expected[i] for i in COUNTED[:8]]

@@ -12,12 +12,10 @@ from tiny_adapters import write_adapter
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 from vllm.lora.request import LoRARequest
-from vllm_engines import engine, rounds, runner
+from vllm_engines import engine, fixed_shapes, rounds
 from vllm_greedy import make_prompts, write_heads, write_target
 
 from eagle_plugin.engines import cost_files
-from eagle_plugin.engines.shape_chooser import ShapeChooser
-from eagle_plugin.engines.vllm.shapes import RoundShapes
 
 PROMPTS = make_prompts(12)
 
@@ -50,8 +48,9 @@ def test_text_of_adapters_equals_plain_decoding(
         assert plugin or len(list((tmp_path / "costs").iterdir())) == 1
         assert answers(llm, adapter) == plain
         assert answers(llm, None) == without
-        served = runner(llm)
-        served._shapes, before = RoundShapes(ShapeChooser(served._caps, None)), rounds(llm)
-        assert answers(llm, adapter) == plain
+        before = rounds(llm)
+        with fixed_shapes(llm):
+            assert answers(llm, adapter) == plain
+            assert answers(llm, None) == without
         count, tokens = rounds(llm, before)
         assert tokens / count > 1.2
