@@ -34,7 +34,10 @@ Timer = Callable[[int, int, int], float]  # seconds of a forward over b requests
 
 
 def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
-    """The costs of rounds under these caps, on a `TreeModelRunner` that has its caches and no request yet."""
+    """The costs of rounds under these caps, on a `TreeModelRunner` that has its caches and no request yet.
+
+    Its requests must be able to have more tokens than a round writes.
+    """
     timer = RoundTimer(runner, caps)
     kinds = {
         "target": (timer.target, caps.width),
@@ -42,7 +45,7 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
         "extend": (timer.extend, caps.max_accept_length),
     }
     for time_forward, most in kinds.values():
-        time_forward(1, most, SHORT)  # what is allocated, read or compiled at the first time
+        time_forward(1, most, timer.short)  # what is allocated, read or compiled at the first time
     end = time.perf_counter() + budget
     points: dict[str, dict[int, float]] = {name: {} for name in kinds}
     slopes = {name: _slopes(timer, *kind) for name, kind in kinds.items()}
@@ -51,8 +54,8 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
             rows = min(total, most)
             b = total // rows
             late = time.perf_counter() > end and points[name]
-            if not late and timer.fits(b, rows, SHORT) and b * rows not in points[name]:
-                points[name][b * rows] = time_forward(b, rows, SHORT)
+            if not late and timer.fits(b, rows, timer.short) and b * rows not in points[name]:
+                points[name][b * rows] = time_forward(b, rows, timer.short)
     target, level, extend = (Forward(_without_noise(points[name]), *slopes[name]) for name in kinds)
     return Costs(target, level, extend)
 
@@ -89,6 +92,7 @@ class RoundTimer:
         self.most_requests: int = runner.max_num_reqs
         self.most_rows: int = runner.max_num_tokens
         self.longest: int = runner.max_model_len - caps.reach
+        self.short: int = min(SHORT, self.longest)
         groups = runner.kv_cache_config.kv_cache_groups
         self._blocks: int = runner.kv_cache_config.num_blocks
         self._slots = self._blocks * min(group.kv_cache_spec.block_size for group in groups)

@@ -97,8 +97,11 @@ class TreeModelRunner(CPUModelRunner):
         self._verifier = TreeVerifier(groups, self.sampler, self.model_config.logprobs_mode)
 
     def choose_by_costs(self) -> None:
-        """Let the policy choose the shapes from now on, if it is asked for; the caches must be there, unused."""
-        if self._policy_mode == "auto":
+        """Let the policy choose the shapes from now on, if it is asked for; the caches must be there, unused.
+
+        Where a round writes as many tokens as a request can have, trees are hardly ever drafted: nothing to choose.
+        """
+        if self._policy_mode == "auto" and self.max_model_len > self._caps.reach:
             config = self.vllm_config
             key = key_of(
                 f"vllm {version.installed()}",
