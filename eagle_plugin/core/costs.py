@@ -7,11 +7,12 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.shape import PLAIN, Shape
 
+PENDING_TOKENS = 32  # tokens of plain rounds per request: when there are so many, the head reads them
 # One served round moves the estimates by so much of what it differs from its prediction.
-SPEED_RATE = 0.1  # of the machine: all shapes alike
-SHAPE_RATE = 0.03  # of one shape at one batch size
+SPEED_RATE = 0.2  # of the machine: all shapes alike
+SHAPE_RATE = 0.05  # of one shape at one batch size
 LARGEST_ERROR = math.log(2)  # a round that takes longer than twice its prediction counts as twice: others disturbed it
 KEYS_STEP = 64  # tokens of a prefix: the cost of a round is computed once for so many
 MOST_TABLES = 10_000  # computed costs that are kept
@@ -26,10 +27,14 @@ class Curve(NamedTuple):
 
     @classmethod
     def of(cls, points: Iterable[tuple[int, float]]) -> Curve:
-        """The curve through (rows, seconds) points, at least one; of equal rows the shortest time counts."""
+        """The curve under (rows, seconds) points, at least one.
+
+        A busy machine only adds time, and fewer rows never take more: the shortest time of so many rows or more counts.
+        """
         shortest: dict[int, float] = {}
-        for rows, seconds in points:
-            shortest[rows] = min(seconds, shortest.get(rows, math.inf))
+        least = math.inf
+        for rows, seconds in sorted(points, reverse=True):
+            shortest[rows] = least = min(least, seconds)
         ordered = sorted(shortest)
         return cls(tuple(ordered), tuple(shortest[rows] for rows in ordered))
 
@@ -64,17 +69,17 @@ class Costs(NamedTuple):
     """Seconds of the parts of a round of b requests, measured on one machine with one pair of models."""
 
     target: Forward  # W rows: the target's forward over the trees, and the walk
-    level: Forward  # K rows: one level of the draft, the head's forward and the tree's growth
+    level: Forward  # K rows: one level of the draft, the head's forward and the choice of the next nodes
     extend: Forward  # E rows: the move of the accepted keys, and the head's forward over the accepted tokens
     fixed: float = 0.0  # of every round: the engine's scheduler and what no table has
 
     def round(self, shape: Shape, b: int, keys: int) -> float:
         """Seconds of a round of b requests whose prefixes have `keys` tokens together."""
-        steps, topk, width = shape
-        seconds = (
-            self.fixed + self.target.seconds(b, width, keys) + self.extend.seconds(b, shape.max_accept_length, keys)
-        )
-        return seconds + max(steps - 1, 0) * self.level.seconds(b, topk, keys)
+        seconds = self.fixed + self.target.seconds(b, shape.width, keys)
+        if shape == PLAIN:
+            return seconds + self.extend.seconds(b, PENDING_TOKENS, keys) / PENDING_TOKENS
+        seconds += self.extend.seconds(b, shape.max_accept_length, keys)
+        return seconds + (shape.steps - 1) * self.level.seconds(b, shape.topk, keys)
 
 
 class CostModel:

@@ -39,6 +39,7 @@ def shape_for(draft_tokens: int, depth: int | None = None, topk: int | None = No
 
 # Widths that the policy chooses from: each is about half as much again as the one before.
 WIDTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+GRAPH_WIDTHS = (2, 3, 4, 8, 16)  # the same, where every shape needs CUDA graphs
 HYSTERESIS = 0.03  # a change must promise so much more than the present shape: less is noise
 REVIEW_ROUNDS = 8  # rounds between two choices for batches of one size
 PROBE_COST = 0.01  # of the time may be spent on shapes that are tried only to learn
@@ -56,6 +57,16 @@ def shapes_within(caps: Shape) -> list[Shape]:
             if steps < width <= candidates + 1:
                 shapes.append(Shape(steps, topk, width))
     return shapes if caps in shapes else [*shapes, caps]
+
+
+def captured_shapes(caps: Shape) -> list[Shape]:
+    """The few of `shapes_within` that get CUDA graphs: plain decoding, the caps, some between."""
+    shapes = [PLAIN]
+    for width in GRAPH_WIDTHS:
+        steps = min(caps.steps, width - 1 if caps.topk == 1 else math.ceil(math.log2(width)))
+        if width < caps.width and (caps.topk > 1 or width <= caps.steps):
+            shapes.append(Shape(steps, min(caps.topk, width - steps), width))
+    return [*shapes, caps]
 
 
 class Policy:
