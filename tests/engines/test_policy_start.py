@@ -51,8 +51,8 @@ class Machine:
         self.measured += 1
         return COSTS
 
-    def start(self, requests: int = 64, **key: Any) -> Costs:
-        return start_policy(CAPS, KEY | key, self, logger, requests).costs.costs
+    def start(self, **key: Any) -> Costs:
+        return start_policy(CAPS, KEY | key, self, logger).costs.costs
 
 
 def test_costs_are_measured_once(lines: Lines) -> None:
@@ -60,21 +60,13 @@ def test_costs_are_measured_once(lines: Lines) -> None:
     assert [machine.start() for _ in range(3)] == [COSTS] * 3 and machine.measured == 1
     assert machine.start(threads=4) == COSTS and machine.measured == 2
     first, second, third, fourth = lines.logged
-    assert "the costs of a round were measured in 0.0 s; with an average head they lead to " in first
-    assert second == third and "the costs of a round were read; " in second and " measured " in fourth
-
-
-def test_the_line_has_the_shapes_that_the_costs_lead_to(lines: Lines) -> None:
-    machine = Machine()
-    machine.start()
-    (line,) = lines.logged
-    *_, eight, many = line.split(" for ")
-    assert line.endswith("plain decoding for 32 requests") and " for 1, " in line and many == "32 requests"
-    assert "plain decoding" not in line.split(" for 1,")[0]
-    machine.start(requests=8)
-    assert lines.logged[1].endswith("for 8 requests")
-    machine.start(requests=1)
-    assert lines.logged[2].endswith("for 1 request")
+    assert first.startswith(
+        "eagle-plugin: measured the costs of a round in 0.0 s; of a typical head the policy expects"
+    )
+    assert second == third and second.startswith(
+        "eagle-plugin: the costs of a round were measured at an earlier start; "
+    )
+    assert fourth == first and " for 1, " in first and first.endswith(" for 32 requests")
 
 
 def test_a_damaged_file_is_told_measured_again_and_replaced(lines: Lines, folder: Path) -> None:
@@ -93,4 +85,4 @@ def test_a_folder_that_cannot_be_written_is_told_and_the_server_starts(lines: Li
     folder.parent.write_text("a file")
     machine = Machine()
     assert machine.start() == COSTS
-    assert sum("measured at every start: cannot write" in line for line in lines.logged) == 1
+    assert sum("every start will measure them: cannot write" in line for line in lines.logged) == 1

@@ -17,7 +17,7 @@ from eagle_plugin.engines.rng import draft_uniforms
 from eagle_plugin.engines.round import Drafts, HeadState, LevelRows, RecurrentLevels, TopM, TreeRows, draft, top_m_of
 from eagle_plugin.engines.vllm.attention import ExtendRows, Rows, TreeMetadata
 from eagle_plugin.engines.vllm.batch import RoundBatch
-from eagle_plugin.engines.vllm.unread import Backlog
+from eagle_plugin.engines.vllm.pending import PendingRows
 from eagle_plugin.kernels.sampling import SamplingParams
 
 
@@ -119,9 +119,9 @@ class TreeProposer(EagleProposer):
         top = TopM.of(logits, top_m_of(shape, greedy))
         return HeadState(top, hidden[batch.last])
 
-    def catch_up(self, backlog: Backlog) -> None:
+    def read_pending(self, pending: PendingRows) -> None:
         """Let the head read tokens of plain rounds, so that its caches have their keys and values."""
-        self._read(*backlog)
+        self._read(*pending)
 
     def draft_tree(self, batch: DraftBatch, roots: Tensor, state: HeadState) -> Drafts:
         """Draft one tree per request; roots [b] int64 are the last committed tokens."""

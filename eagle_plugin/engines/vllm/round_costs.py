@@ -56,14 +56,8 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
             late = time.perf_counter() > end and points[name]
             if not late and timer.fits(b, rows, timer.short) and b * rows not in points[name]:
                 points[name][b * rows] = time_forward(b, rows, timer.short)
-    target, level, extend = (Forward(_without_noise(points[name]), *slopes[name]) for name in kinds)
+    target, level, extend = (Forward(Curve.of(points[name].items()), *slopes[name]) for name in kinds)
     return Costs(target, level, extend)
-
-
-def _without_noise(points: dict[int, float]) -> Curve:
-    """The curve through measured times by rows: fewer rows take no longer than more rows took."""
-    seconds = [points[rows] for rows in sorted(points)]
-    return Curve.of((rows, min(seconds[i:])) for i, rows in enumerate(sorted(points)))
 
 
 def _slopes(timer: RoundTimer, time_forward: Timer, most: int) -> tuple[float, float]:

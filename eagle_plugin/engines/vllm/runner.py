@@ -23,6 +23,7 @@ from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.cost_files import key_of
 from eagle_plugin.engines.policy_start import start_policy
+from eagle_plugin.engines.rng import without_sampled_children
 from eagle_plugin.engines.round import Drafts
 from eagle_plugin.engines.shape_chooser import ShapeChooser, policy_mode
 from eagle_plugin.engines.startup import plugin_serves
@@ -31,10 +32,10 @@ from eagle_plugin.engines.vllm.attention import TreeAttentionBackend, TreeMetada
 from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch, TreeProposer
 from eagle_plugin.engines.vllm.options import Options
+from eagle_plugin.engines.vllm.pending import PendingTokens, PlainRows
 from eagle_plugin.engines.vllm.round_costs import measure
-from eagle_plugin.engines.vllm.sampling import request_keys, sampling_params
+from eagle_plugin.engines.vllm.sampling import request_keys, sampling_params, seeded
 from eagle_plugin.engines.vllm.shapes import RoundShapes
-from eagle_plugin.engines.vllm.unread import PlainRows, UnreadRows
 from eagle_plugin.engines.vllm.verifier import CacheGroup, TreeVerifier
 from eagle_plugin.kernels import loader
 
@@ -54,7 +55,7 @@ class TreeModelRunner(CPUModelRunner):
         self._shapes = RoundShapes(ShapeChooser(self._caps, None, shapes))
         self.drafter: TreeProposer = TreeProposer(vllm_config, device, self)
         self._store = DraftStore()
-        self._unread = UnreadRows()
+        self._pending = PendingTokens(self.max_num_reqs)
         self._batch: RoundBatch | None = None
         self._accepted: Accepted | None = None
         self._metadata: dict[str, TreeMetadata] = {}
@@ -116,7 +117,7 @@ class TreeModelRunner(CPUModelRunner):
                 quantization=config.model_config.quantization,
                 lora=config.lora_config is not None,
             )
-            policy = start_policy(self._caps, key, lambda: measure(self, self._caps), logger, self.max_num_reqs)
+            policy = start_policy(self._caps, key, lambda: measure(self, self._caps), logger)
             self._shapes = RoundShapes(ShapeChooser(self._caps, policy))
 
     def _update_states(self, scheduler_output: Any) -> Any:
@@ -124,8 +125,8 @@ class TreeModelRunner(CPUModelRunner):
         self._store.forget(scheduler_output.finished_req_ids)
         gone = scheduler_output.finished_req_ids | (scheduler_output.preempted_req_ids or set())
         if self.cache_config.enable_prefix_caching:  # others may find the blocks of these requests
-            self._catch_up(gone)
-        self._unread.forget(gone)
+            self._read_pending(gone)
+        self._pending.forget(gone)
         return super()._update_states(scheduler_output)
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
@@ -202,18 +203,17 @@ class TreeModelRunner(CPUModelRunner):
         )
         self._copy_valid_sampled_token_count(next_tokens, counts)
         greedy = sampling_metadata.all_greedy
-        # The text of a seed depends on the shapes of its rounds: those of seeded requests are always the same.
-        shape = self._shapes.choose(batch, needs_caps=bool(sampling_metadata.generators))
+        shape = self._shapes.choose(batch)
         n = scheduler_output.total_num_scheduled_tokens
         features = hidden_states if aux_hidden_states is None else torch.cat(aux_hidden_states, dim=-1)
         slot_table = self._metadata[next(iter(self.drafter._draft_attn_layer_names))].slot_table
         if shape == PLAIN and batch.plain:
             self._shapes.begin(shape, batch)
             rows = PlainRows(next_tokens.int(), self.positions[batch.starts], features[batch.starts])
-            if self._unread.add(self.input_batch.req_ids, rows, slot_table):
-                self._catch_up(self.input_batch.req_ids)
+            if self._pending.add(self.input_batch.req_ids, rows, slot_table):
+                self._read_pending(self.input_batch.req_ids)
             return self._keep(batch, Drafts.plain(next_tokens))
-        self._catch_up(self.input_batch.req_ids)
+        self._read_pending(self.input_batch.req_ids)
         extend = ExtendBatch.after(batch, accepted, next_tokens, self.input_ids.gpu[:n], self.positions[:n])
         state = self.drafter.extend(extend, features, slot_table, shape, greedy)
         self._shapes.begin(shape, batch)
@@ -223,7 +223,9 @@ class TreeModelRunner(CPUModelRunner):
             chains = self._chains()
             params = sampling_params(sampling_metadata, None, batch.b, self.input_batch.vocab_size, self.device)
             if chains is not None:  # a chain is made of first children; sampled ones come after them
-                params = params._replace(top_ks=params.top_ks.masked_fill(chains, 1))
+                params = without_sampled_children(params, chains)
+            if sampling_metadata.generators:
+                params = without_sampled_children(params, seeded(sampling_metadata, batch.b, self.device))
             keys = None if greedy else request_keys(sampling_metadata.generators, batch.b, self.device)
             drafts = self.drafter.draft_tree(
                 DraftBatch(shape, extend.lengths, slot_table, params, keys, chains), next_tokens.long(), state
@@ -237,10 +239,10 @@ class TreeModelRunner(CPUModelRunner):
         self._store.put(self.input_batch.req_ids, drafts)
         return drafts.tree.tokens[:, 1:]
 
-    def _catch_up(self, request_ids: Iterable[str]) -> None:
+    def _read_pending(self, request_ids: Iterable[str]) -> None:
         """Let the head read what it has not read of these requests."""
-        if backlog := self._unread.take(request_ids):
-            self.drafter.catch_up(backlog)
+        if pending := self._pending.take(request_ids):
+            self.drafter.read_pending(pending)
 
     def _chains(self) -> Tensor | None:
         """Requests whose grammar the scheduler walks token by token [b] bool; None without any."""

@@ -30,9 +30,9 @@ class RoundShapes:
         if served is None or not len(batch.newest) == batch.b == served.b:
             self._chooser.pause()  # prompts, cut trees, requests that came or went: not the time of a round
 
-    def choose(self, batch: RoundBatch, needs_caps: bool) -> Shape:
-        """The shape of the trees to draft for the requests of the step; needs_caps: no shape but the caps will do."""
-        return self._chooser.caps if needs_caps else self._chooser.choose(batch.b, self._keys)
+    def choose(self, batch: RoundBatch) -> Shape:
+        """The shape of the trees to draft for the requests of the step."""
+        return self._chooser.choose(batch.b, self._keys)
 
     def begin(self, shape: Shape, batch: RoundBatch) -> None:
         """Note that the next round begins with its drafting."""

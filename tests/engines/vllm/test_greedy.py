@@ -15,7 +15,7 @@ from vllm_greedy import Reference, make_prompts, write_heads, write_target
 from eagle_plugin.core.policy import shapes_within
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.engines.shape_chooser import ShapeChooser
-from eagle_plugin.engines.vllm import drafter, unread
+from eagle_plugin.engines.vllm import drafter, pending
 from eagle_plugin.engines.vllm.batch import RoundBatch
 from eagle_plugin.engines.vllm.verifier import CacheGroup
 
@@ -136,13 +136,13 @@ class TestControls:
 
 
 class SomePlain(ShapeChooser):
-    """Plain decoding for 20 rounds, then trees again."""
+    """Turns of plain rounds and trees."""
 
     rounds = 0
 
     def choose(self, *arguments: Any) -> Shape:
         self.rounds += 1
-        return PLAIN if 3 < self.rounds <= 23 else self.caps
+        return PLAIN if self.rounds % 13 > 4 else self.caps
 
 
 @pytest.mark.parametrize("trees", CASES[:1], indirect=True, ids=str, scope="module")
@@ -157,17 +157,17 @@ def test_what_plain_rounds_yielded_is_read_before_the_next_tree(
         with monkeypatch.context() as patched, chosen_by(trees.llm, SomePlain(served._caps, None)):
             patch(patched)
             before = rounds(trees.llm)
-            answers = generate(trees.llm, [PROMPTS[i] for i in COUNTED[:8]], max_tokens=LENGTH)
-            assert answers == [models.expected[i] for i in COUNTED[:8]]
-            assert not len(served._unread)
+            answers = generate(trees.llm, [PROMPTS[i] for i in COUNTED], max_tokens=LENGTH)
+            assert answers == [models.expected[i] for i in COUNTED]
+            assert not len(served._pending)
             return rounds(trees.llm, before)
 
     at_once = found(lambda patched: None)
     one_by_one = found(
         lambda patched: patched.setattr(RoundBatch, "read", lambda *given: read(*given)._replace(plain=False))
     )
-    full = found(lambda patched: patched.setattr(unread, "MOST_ROWS", 3))
-    never = found(lambda patched: patched.setattr(served.drafter, "catch_up", lambda backlog: None))
+    full = found(lambda patched: patched.setattr(pending, "PENDING_TOKENS", 3))
+    never = found(lambda patched: patched.setattr(served.drafter, "read_pending", lambda rows: None))
     assert at_once == one_by_one == full != never
 
 

@@ -64,7 +64,7 @@ def nothing_is_kept(pair: Pair) -> Iterator[None]:
     settle(pair.trees)
     assert free_blocks(pair.trees) == before
     served = runner(pair.trees)
-    assert not served.requests and not served._store._found and not len(served._unread)
+    assert not served.requests and not served._store._found and not len(served._pending)
 
 
 def settle(llm: LLM) -> None:

@@ -57,8 +57,8 @@ class Worker:
         self.shapes.scheduled(batch, keys)
         return batch
 
-    def draft(self, batch: RoundBatch, names: str, needs_caps: bool = False, whole: bool = True) -> Shape:
-        shape = self.shapes.choose(batch, needs_caps)
+    def draft(self, batch: RoundBatch, names: str, whole: bool = True) -> Shape:
+        shape = self.shapes.choose(batch)
         self.shapes.begin(shape, batch)
         drafts = Drafts.plain(torch.zeros(batch.b), shape.width)._replace(shape=shape, scores=torch.zeros(batch.b, 3))
         self.shapes.launched(batch, drafts, whole)
@@ -148,8 +148,6 @@ def test_nothing_is_observed_twice(worker: Worker) -> None:
     assert len(worker.calls()) == 1
 
 
-def test_seeds_keep_the_caps_and_unread_prompts_tell_no_scores(worker: Worker) -> None:
-    worker.heard.next = SMALL
-    batch = worker.schedule("ab", [3, 3], [4, 4])
-    assert worker.draft(batch, "ab", needs_caps=True, whole=False) == CAPS
-    assert worker.calls() == [("begin", CAPS, 2, 50), ("launched", CAPS, 2, 50, False)]
+def test_unread_prompts_tell_no_scores(worker: Worker) -> None:
+    worker.draft(worker.schedule("ab", [3, 3], [4, 4]), "ab", whole=False)
+    assert worker.calls()[-1] == ("launched", CAPS, 2, 50, False)

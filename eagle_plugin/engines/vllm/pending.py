@@ -1,4 +1,4 @@
-"""The tokens of plain rounds that the head has not read yet: it reads them at once when it drafts again."""
+"""Tokens of plain rounds that the head has not read: kept, and read in one forward when drafting starts again."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from eagle_plugin.core.costs import PENDING_TOKENS
 from eagle_plugin.engines.vllm.attention import ExtendRows
 
-# Rows kept per request. Each has the target's states that the head reads, 3 * hidden size in EAGLE-3: for a target of
-# hidden size 4096 in bfloat16 the rows of a request take at most 0.8 MB.
-MOST_ROWS = 32
+MOST_BYTES = 2**28  # of all requests' states
 
 
 class PlainRows(NamedTuple):
@@ -24,8 +23,8 @@ class PlainRows(NamedTuple):
     features: Tensor  # [b, F]: the target's states
 
 
-class Backlog(NamedTuple):
-    """Rows of n requests for one forward of the head."""
+class PendingRows(NamedTuple):
+    """Those of n requests, for one forward of the head."""
 
     tokens: Tensor  # [r] int32
     positions: Tensor  # [r] int64
@@ -34,10 +33,11 @@ class Backlog(NamedTuple):
     slot_table: Tensor  # [n, S] int32
 
 
-class UnreadRows:
+class PendingTokens:
     """What the head must read before it drafts for a request again, or before the request's blocks are free."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_requests: int) -> None:
+        self._most_requests = most_requests
         self._rows: dict[str, list[tuple[PlainRows, int]]] = {}
         self._tables: dict[str, Tensor] = {}  # [S] int32: a view of the slot table of the request's last plain round
 
@@ -45,14 +45,16 @@ class UnreadRows:
         return len(self._rows)
 
     def add(self, request_ids: Sequence[str], rows: PlainRows, slot_table: Tensor) -> bool:
-        """Keep the rows of a plain round, [b] in the order of the requests; whether one has as many as are kept."""
+        """Keep the rows of a plain round, [b] in the order of the requests; whether one has as many as may be kept."""
+        row_bytes = rows.features.shape[1] * rows.features.element_size()
+        allowed = max(1, min(PENDING_TOKENS, MOST_BYTES // (self._most_requests * row_bytes)))
         most = 0
         for i, (name, table) in enumerate(zip(request_ids, slot_table.unbind(), strict=True)):
             kept = self._rows.setdefault(name, [])
             kept.append((rows, i))
             self._tables[name] = table
             most = max(most, len(kept))
-        return most >= MOST_ROWS
+        return most >= allowed
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Drop the rows of these requests."""
@@ -60,7 +62,7 @@ class UnreadRows:
             self._rows.pop(name, None)
             self._tables.pop(name, None)
 
-    def take(self, request_ids: Iterable[str]) -> Backlog | None:
+    def take(self, request_ids: Iterable[str]) -> PendingRows | None:
         """The rows of these requests, which are no longer kept then; None where there are none."""
         names = [name for name in request_ids if name in self._rows]
         if not names:
@@ -77,4 +79,4 @@ class UnreadRows:
         rows = ExtendRows(requests, positions[ends - 1] + 1, lens, ends - lens)
         longest = max(len(table) for table in tables)
         slot_table = torch.stack([pad(table, (0, longest - len(table))) for table in tables])
-        return Backlog(tokens, positions, features, rows, slot_table)
+        return PendingRows(tokens, positions, features, rows, slot_table)
