@@ -60,12 +60,8 @@ def test_costs_are_measured_once(lines: Lines) -> None:
     assert [machine.start() for _ in range(3)] == [COSTS] * 3 and machine.measured == 1
     assert machine.start(threads=4) == COSTS and machine.measured == 2
     first, second, third, fourth = lines.logged
-    assert first.startswith(
-        "eagle-plugin: measured the costs of a round in 0.0 s; of a typical head the policy expects"
-    )
-    assert second == third and second.startswith(
-        "eagle-plugin: the costs of a round were measured at an earlier start; "
-    )
+    assert first.startswith("eagle-plugin: measured the costs of a round in 0.0 s; of a typical head the policy ")
+    assert second == third and "the costs of a round were measured at an earlier start; of a " in second
     assert fourth == first and " for 1, " in first and first.endswith(" for 32 requests")
 
 

@@ -98,7 +98,7 @@ def test_a_broken_verifier_is_found_out(
     expected: list[NDArray[np.int64]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Under shapes that change at random, where nothing else is said."""
+    """Under shapes that change at random, where a fault does not name others."""
     healthy = decode_round.verify_tree
     faults = broken_verifier.FAULTS | {"SGLang's filters": healthy}
     monkeypatch.setattr(broken_verifier, "healthy", partial(healthy, filters="chained"))
