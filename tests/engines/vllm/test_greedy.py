@@ -159,7 +159,6 @@ def test_what_plain_rounds_yielded_is_read_before_the_next_tree(
             before = rounds(trees.llm)
             answers = generate(trees.llm, [PROMPTS[i] for i in COUNTED], max_tokens=LENGTH)
             assert answers == [models.expected[i] for i in COUNTED]
-            assert not len(served._pending)
             return rounds(trees.llm, before)
 
     at_once = found(lambda patched: None)
