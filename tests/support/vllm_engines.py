@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,11 @@ from vllm import LLM, RequestOutput, SamplingParams
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.inputs import TokensPrompt
 
+from eagle_plugin.core.policy import shapes_within
+from eagle_plugin.core.shape import Shape
+from eagle_plugin.engines.shape_chooser import ShapeChooser
 from eagle_plugin.engines.vllm.runner import TreeModelRunner
+from eagle_plugin.engines.vllm.shapes import RoundShapes
 
 # Small enough to start in seconds; blocks of 32 tokens, so that texts of tests reach over several.
 DEFAULTS: dict[str, Any] = {
@@ -39,14 +44,15 @@ def engine(
     topk: int = 4,
     nodes: int = 8,
     chain: bool = False,
+    policy: str = "fixed",
     plugin: dict[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[LLM]:
     """An engine, shut down at the end; without a head it decodes plainly.
 
-    Trees have at most `nodes` nodes, root included; `chain` leaves a chain of nodes - 1 tokens to vLLM itself. `plugin`
-    holds more options of the plugin, `options` go to vLLM in front of DEFAULTS. Engines may be open inside each other,
-    but vLLM's metrics are those of the one made last.
+    Trees have at most `nodes` nodes, root included; `chain` leaves a chain of nodes - 1 tokens to vLLM itself. `policy`
+    says how their shapes are chosen (``EAGLE_POLICY``). `plugin` holds more options of the plugin, `options` go to vLLM
+    in front of DEFAULTS. Engines may be open inside each other, but vLLM's metrics are those of the one made last.
     """
     global _open
     served = head is not None and not chain
@@ -60,13 +66,14 @@ def engine(
     llm = None
     _open += 1
     try:
-        # The plugin looks at the variable while an engine is made; it stays unset for what a test starts later.
-        os.environ["EAGLE_PLUGIN"] = "0" if chain else "1"
+        # The plugin looks at the variables while an engine is made; they stay unset for what a test starts later.
+        os.environ.update(EAGLE_PLUGIN="0" if chain else "1", EAGLE_POLICY=policy)
         llm = LLM(str(target), **DEFAULTS | options)
         assert isinstance(runner(llm), TreeModelRunner) == served
         yield llm
     finally:
-        os.environ.pop("EAGLE_PLUGIN", None)
+        for name in ("EAGLE_PLUGIN", "EAGLE_POLICY"):
+            os.environ.pop(name, None)
         if llm is not None:
             llm.llm_engine.engine_core.shutdown()
         _open -= 1
@@ -77,6 +84,40 @@ def engine(
 def runner(llm: LLM) -> Any:
     """The model runner of an engine; a ``TreeModelRunner`` where the plugin serves."""
     return core(llm).model_executor.driver_worker.worker.model_runner
+
+
+@contextmanager
+def random_shapes(llm: LLM) -> Iterator[Counter[Shape]]:
+    """Let an engine with trees change their shape at random, as with EAGLE_POLICY=random; counts those asked for."""
+    counts, chooser = Counter[Shape](), ShapeChooser(runner(llm)._caps, None, shapes_within(runner(llm)._caps))
+    choose = chooser.choose
+
+    def counted(*arguments: Any) -> Shape:
+        shape = choose(*arguments)
+        counts[shape] += 1
+        return shape
+
+    chooser.choose = counted  # type: ignore[method-assign]
+    with chosen_by(llm, chooser):
+        yield counts
+
+
+@contextmanager
+def fixed_shapes(llm: LLM) -> Iterator[None]:
+    """Let an engine with trees draft the caps in every round, as with EAGLE_POLICY=fixed."""
+    with chosen_by(llm, ShapeChooser(runner(llm)._caps, None)):
+        yield
+
+
+@contextmanager
+def chosen_by(llm: LLM, chooser: ShapeChooser) -> Iterator[None]:
+    """Let an engine with trees ask this chooser for their shapes."""
+    served = runner(llm)
+    before, served._shapes = served._shapes, RoundShapes(chooser)
+    try:
+        yield
+    finally:
+        served._shapes = before
 
 
 def core(llm: LLM) -> Any:

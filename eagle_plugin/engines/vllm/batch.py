@@ -18,10 +18,21 @@ class DraftStore:
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[Drafts, int]] = {}
+        self._newest: tuple[frozenset[str], int] = frozenset(), 0
 
     def put(self, request_ids: Sequence[str], drafts: Drafts) -> None:
-        """Keep the drafts of a batch, in its order, instead of older ones."""
-        self._found |= {name: (drafts, i) for i, name in enumerate(request_ids)}
+        """Keep the drafts of a batch, in its order, instead of older ones; plain ones need not be kept."""
+        width = drafts.tree.tokens.shape[1]
+        self._newest = frozenset(request_ids), width
+        if width > 1:
+            self._found |= {name: (drafts, i) for i, name in enumerate(request_ids)}
+        else:
+            self.forget(request_ids)
+
+    def take_newest(self) -> tuple[frozenset[str], int]:
+        """The requests that the last step drafted for, and the width of their trees; none if it did not draft."""
+        newest, self._newest = self._newest, (frozenset(), 0)
+        return newest
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Drop the drafts of these requests."""
@@ -61,6 +72,8 @@ class RoundBatch(NamedTuple):
     lens: Tensor  # [b] int64: query rows
     prefix_lens: Tensor  # [b] int64: tokens before this step
     uniform: bool  # every query row is a node, in order
+    plain: bool  # every request has one query row and no tree
+    newest: list[int]  # requests that just verify all that the last step drafted for them; plain rounds count as well
 
     @property
     def width(self) -> int:
@@ -83,11 +96,13 @@ class RoundBatch(NamedTuple):
 
         A scheduler may cut a tree short: nodes come after their parents, so what is left is a tree. A request whose
         scheduled drafts are no tree of ours verifies its root only: past the drafter's reach vLLM schedules zeros, and
-        it fills up the step of a new request that has one token to compute.
+        it fills up the step of a new request that has one token to compute. What is scheduled beyond a tree is padding.
         """
         device = prefix_lens.device
         b = len(counts)
         trees, others = np.nonzero(counts)[0], np.nonzero(counts == 0)[0]
+        drafted, drafted_width = store.take_newest()
+        whole = np.nonzero((lens == drafted_width) & (counts + 1 == drafted_width))[0].tolist()
         width = int(counts.max(initial=0)) + 1
         sizes = counts[trees] + 1
         cut = bool((sizes < width).any())
@@ -116,6 +131,8 @@ class RoundBatch(NamedTuple):
             lens=on_device(lens),
             prefix_lens=prefix_lens.long(),
             uniform=len(trees) == b and not cut,
+            plain=bool((lens == 1).all()),
+            newest=[i for i in whole if request_ids[i] in drafted],
         )
 
     def rows(self) -> Rows:
@@ -152,6 +169,6 @@ class RoundBatch(NamedTuple):
 
 def _take(store: DraftStore, request_ids: list[str], width: int, device: torch.device) -> Drafts:
     drafts = store.take(request_ids) if request_ids else None
-    if drafts is None or drafts.tree.tokens.shape[1] < width:
+    if drafts is None:
         return Drafts.plain(torch.zeros(len(request_ids), dtype=torch.int64, device=device), width)
     return drafts.resize(width)

@@ -17,6 +17,7 @@ from eagle_plugin.engines.rng import draft_uniforms
 from eagle_plugin.engines.round import Drafts, HeadState, LevelRows, RecurrentLevels, TopM, TreeRows, draft, top_m_of
 from eagle_plugin.engines.vllm.attention import ExtendRows, Rows, TreeMetadata
 from eagle_plugin.engines.vllm.batch import RoundBatch
+from eagle_plugin.engines.vllm.pending import PendingRows
 from eagle_plugin.kernels.sampling import SamplingParams
 
 
@@ -113,16 +114,14 @@ class TreeProposer(EagleProposer):
 
         features [N, F] are the target's states of all its query rows.
         """
-        hidden = features[batch.states]
-        if self.method == "eagle3":
-            hidden = self.model.combine_hidden_states(hidden)
-        owners = batch.rows.requests.repeat_interleave(batch.rows.lens, output_size=len(batch.tokens))
-        slots = slot_table[owners, batch.positions].long()
-        metadata = TreeMetadata(Rows(batch.rows, None), slot_table, slots)
-        normed, hidden = self._forward(batch.tokens, batch.positions, hidden, metadata)
+        normed, hidden = self._read(batch.tokens, batch.positions, features[batch.states], batch.rows, slot_table)
         logits = self._logits(normed[batch.last])
         top = TopM.of(logits, top_m_of(shape, greedy))
         return HeadState(top, hidden[batch.last])
+
+    def read_pending(self, pending: PendingRows) -> None:
+        """Let the head read tokens of plain rounds, so that its caches have their keys and values."""
+        self._read(*pending)
 
     def draft_tree(self, batch: DraftBatch, roots: Tensor, state: HeadState) -> Drafts:
         """Draft one tree per request; roots [b] int64 are the last committed tokens."""
@@ -147,6 +146,15 @@ class TreeProposer(EagleProposer):
             batch.chains,
         )
         return drafts if batch.chains is None else drafts._replace(tree=as_chains(drafts.tree, batch.chains))
+
+    def _read(
+        self, tokens: Tensor, positions: Tensor, features: Tensor, rows: ExtendRows, slot_table: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """One forward over consecutive tokens [r] of each request, with the target's states [r, F] of the positions."""
+        hidden = self.model.combine_hidden_states(features) if self.method == "eagle3" else features
+        owners = rows.requests.repeat_interleave(rows.lens, output_size=len(tokens))
+        slots = slot_table[owners, positions].long()
+        return self._forward(tokens, positions, hidden, TreeMetadata(Rows(rows, None), slot_table, slots))
 
     def _forward(
         self, tokens: Tensor, positions: Tensor, hidden: Tensor, metadata: TreeMetadata

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,24 @@ from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsPro
 from vllm.v1.sample.thinking_budget_state import maybe_create_thinking_budget_state_holder
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.policy import shapes_within
+from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted
+from eagle_plugin.engines.cost_files import key_of
+from eagle_plugin.engines.policy_start import start_policy
+from eagle_plugin.engines.rng import without_sampled_children
+from eagle_plugin.engines.round import Drafts
+from eagle_plugin.engines.shape_chooser import ShapeChooser, policy_mode
 from eagle_plugin.engines.startup import plugin_serves
+from eagle_plugin.engines.vllm import version
 from eagle_plugin.engines.vllm.attention import TreeAttentionBackend, TreeMetadata
 from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch, TreeProposer
 from eagle_plugin.engines.vllm.options import Options
-from eagle_plugin.engines.vllm.sampling import request_keys, sampling_params
+from eagle_plugin.engines.vllm.pending import PendingTokens, PlainRows
+from eagle_plugin.engines.vllm.round_costs import measure
+from eagle_plugin.engines.vllm.sampling import request_keys, sampling_params, seeded
+from eagle_plugin.engines.vllm.shapes import RoundShapes
 from eagle_plugin.engines.vllm.verifier import CacheGroup, TreeVerifier
 from eagle_plugin.kernels import loader
 
@@ -37,9 +48,14 @@ class TreeModelRunner(CPUModelRunner):
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         super().__init__(vllm_config, device)
-        self._shape: Shape = Options.read(vllm_config.additional_config).shape(self.num_spec_tokens)
+        self._caps: Shape = Options.read(vllm_config.additional_config).shape(self.num_spec_tokens)
+        # Scheduled ahead, a step has as many rows as the caps, whatever is drafted: nothing to choose.
+        self._policy_mode = "fixed" if self.use_async_scheduling else policy_mode()
+        shapes = shapes_within(self._caps) if self._policy_mode == "random" else ()
+        self._shapes = RoundShapes(ShapeChooser(self._caps, None, shapes))
         self.drafter: TreeProposer = TreeProposer(vllm_config, device, self)
         self._store = DraftStore()
+        self._pending = PendingTokens(self.max_num_reqs)
         self._batch: RoundBatch | None = None
         self._accepted: Accepted | None = None
         self._metadata: dict[str, TreeMetadata] = {}
@@ -63,7 +79,7 @@ class TreeModelRunner(CPUModelRunner):
                 registry._ATTN_OVERRIDES[enum] = before
             selector._cached_get_attn_backend.cache_clear()
         kernels = loader.backend(self.device.type)
-        logger.info(plugin_serves(self.speculative_config.method, self._shape, kernels))
+        logger.info(plugin_serves(self.speculative_config.method, self._caps, kernels))
 
     def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         """Allocate the caches as the engine does, and note where the target's are."""
@@ -81,9 +97,36 @@ class TreeModelRunner(CPUModelRunner):
                 groups.append(CacheGroup.of(names[0], caches))
         self._verifier = TreeVerifier(groups, self.sampler, self.model_config.logprobs_mode)
 
+    def choose_by_costs(self) -> None:
+        """Let the policy choose the shapes from now on, if it is asked for; the caches must be there, unused.
+
+        Where a round writes as many tokens as a request can have, trees are hardly ever drafted: nothing to choose.
+        """
+        if self._policy_mode == "auto" and self.max_model_len > self._caps.reach:
+            config = self.vllm_config
+            key = key_of(
+                f"vllm {version.installed()}",
+                config.model_config.model,
+                self.speculative_config.model,
+                self.device,
+                str(self.dtype),
+                self._caps,
+                requests=self.max_num_reqs,
+                tokens=self.max_num_tokens,
+                eager=config.model_config.enforce_eager,
+                quantization=config.model_config.quantization,
+                lora=config.lora_config is not None,
+            )
+            policy = start_policy(self._caps, key, lambda: measure(self, self._caps), logger)
+            self._shapes = RoundShapes(ShapeChooser(self._caps, policy))
+
     def _update_states(self, scheduler_output: Any) -> Any:
         """Forget the trees of finished requests as well; this is called in steps without tokens too."""
         self._store.forget(scheduler_output.finished_req_ids)
+        gone = scheduler_output.finished_req_ids | (scheduler_output.preempted_req_ids or set())
+        if self.cache_config.enable_prefix_caching:  # others may find the blocks of these requests
+            self._read_pending(gone)
+        self._pending.forget(gone)
         return super()._update_states(scheduler_output)
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
@@ -92,6 +135,8 @@ class TreeModelRunner(CPUModelRunner):
         counts = np.array(prepared[1].num_draft_tokens, dtype=np.int64)
         prefix_lens = self.num_computed_tokens[: len(counts)]
         batch = RoundBatch.read(counts, num_scheduled_tokens, self.input_batch.req_ids, prefix_lens, self._store)
+        keys = self.input_batch.num_computed_tokens_cpu[: batch.b].sum() + (num_scheduled_tokens - counts).sum()
+        self._shapes.scheduled(batch, int(keys))
         if len(batch.trees):
             tree = batch.drafts.tree
             positions = batch.prefix_lens[batch.trees, None] + tree.depths
@@ -131,9 +176,12 @@ class TreeModelRunner(CPUModelRunner):
         """Update the batch as the engine does, but without generators: it rewinds them; here they only hold seeds."""
         generators, self.input_batch.generators = self.input_batch.generators, {}
         try:
-            return super()._bookkeeping_sync(*args, **kwargs)
+            kept = super()._bookkeeping_sync(*args, **kwargs)
         finally:
             self.input_batch.generators = generators
+        if not self.use_async_scheduling:  # else the tokens are not on the host yet
+            self._shapes.observe(kept[3])
+        return kept
 
     def propose_draft_token_ids(
         self,
@@ -154,22 +202,47 @@ class TreeModelRunner(CPUModelRunner):
             sampled_token_ids, self.requests, self.input_batch, self.discard_request_mask.gpu
         )
         self._copy_valid_sampled_token_count(next_tokens, counts)
+        greedy = sampling_metadata.all_greedy
+        shape = self._shapes.choose(batch)
         n = scheduler_output.total_num_scheduled_tokens
         features = hidden_states if aux_hidden_states is None else torch.cat(aux_hidden_states, dim=-1)
-        extend = ExtendBatch.after(batch, accepted, next_tokens, self.input_ids.gpu[:n], self.positions[:n])
         slot_table = self._metadata[next(iter(self.drafter._draft_attn_layer_names))].slot_table
-        chains = self._chains()
-        params = sampling_params(sampling_metadata, None, batch.b, self.input_batch.vocab_size, self.device)
-        if chains is not None:  # a chain is made of first children; sampled ones come after them
-            params = params._replace(top_ks=params.top_ks.masked_fill(chains, 1))
-        greedy = sampling_metadata.all_greedy
-        keys = None if greedy else request_keys(sampling_metadata.generators, batch.b, self.device)
-        state = self.drafter.extend(extend, features, slot_table, self._shape, greedy)
-        drafts = self.drafter.draft_tree(
-            DraftBatch(self._shape, extend.lengths, slot_table, params, keys, chains), next_tokens.long(), state
-        )
+        if shape == PLAIN and batch.plain:
+            self._shapes.begin(shape, batch)
+            rows = PlainRows(next_tokens.int(), self.positions[batch.starts], features[batch.starts])
+            if self._pending.add(self.input_batch.req_ids, rows, slot_table):
+                self._read_pending(self.input_batch.req_ids)
+            return self._keep(batch, Drafts.plain(next_tokens))
+        self._read_pending(self.input_batch.req_ids)
+        extend = ExtendBatch.after(batch, accepted, next_tokens, self.input_ids.gpu[:n], self.positions[:n])
+        state = self.drafter.extend(extend, features, slot_table, shape, greedy)
+        self._shapes.begin(shape, batch)
+        if shape == PLAIN:
+            drafts = Drafts.plain(next_tokens)
+        else:
+            chains = self._chains()
+            params = sampling_params(sampling_metadata, None, batch.b, self.input_batch.vocab_size, self.device)
+            if chains is not None:  # a chain is made of first children; sampled ones come after them
+                params = without_sampled_children(params, chains)
+            if sampling_metadata.generators:
+                params = without_sampled_children(params, seeded(sampling_metadata, batch.b, self.device))
+            keys = None if greedy else request_keys(sampling_metadata.generators, batch.b, self.device)
+            drafts = self.drafter.draft_tree(
+                DraftBatch(shape, extend.lengths, slot_table, params, keys, chains), next_tokens.long(), state
+            )
+        return self._keep(batch, drafts)
+
+    def _keep(self, batch: RoundBatch, drafts: Drafts) -> Tensor:
+        """Keep drafts until the step that verifies them; returns their tokens [b, W - 1]."""
+        whole = not self.discard_request_mask.np[: batch.b].any()
+        self._shapes.launched(batch, drafts, whole)
         self._store.put(self.input_batch.req_ids, drafts)
         return drafts.tree.tokens[:, 1:]
+
+    def _read_pending(self, request_ids: Iterable[str]) -> None:
+        """Let the head read what it has not read of these requests."""
+        if pending := self._pending.take(request_ids):
+            self.drafter.read_pending(pending)
 
     def _chains(self) -> Tensor | None:
         """Requests whose grammar the scheduler walks token by token [b] bool; None without any."""

@@ -35,3 +35,10 @@ def sampling_params(
 def request_keys(generators: Mapping[int, torch.Generator], b: int, device: torch.device) -> Tensor:
     """One key per request [b] int64; vLLM keeps a seed as the generator that it made from it."""
     return rng.request_keys(b, {i: generator.initial_seed() for i, generator in generators.items()}, device)
+
+
+def seeded(metadata: Any, b: int, device: torch.device) -> Tensor:
+    """Which of the b requests of a vLLM ``SamplingMetadata`` have a seed and a temperature above 0, [b] bool."""
+    marks = torch.zeros(b, dtype=torch.bool, device=device)
+    marks[list(metadata.generators)] = True
+    return marks

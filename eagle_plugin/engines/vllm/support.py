@@ -15,6 +15,7 @@ from eagle_plugin.engines.preflight import (
     head_warnings,
     refuse_targets_config,
 )
+from eagle_plugin.engines.shape_chooser import policy_mode
 from eagle_plugin.engines.startup import engine_serves
 from eagle_plugin.engines.vllm.options import Options
 from eagle_plugin.engines.vllm.served import mark_served
@@ -32,7 +33,10 @@ _logged: set[str] = set()
 
 
 def choose_worker(vllm_config: Any) -> None:
-    """Put our worker class into a vLLM ``VllmConfig`` that it supports. Raises OptionError and HeadError."""
+    """Put our worker class into a vLLM ``VllmConfig`` that it supports.
+
+    Raises OptionError, PolicyModeError and HeadError.
+    """
     speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     if speculative is None or speculative.method not in METHODS:
         return
@@ -46,6 +50,7 @@ def choose_worker(vllm_config: Any) -> None:
     if reasons := unsupported_reasons(vllm_config):
         _log_once(logging.WARNING, engine_serves(speculative.method, "vLLM", reasons))
         return
+    policy_mode()
     shape = options.shape(speculative.num_speculative_tokens)
     for warning in _check_head(target, head, speculative.method):
         _log_once(logging.WARNING, f"eagle-plugin: {warning}")

@@ -78,7 +78,7 @@ class TreeVerifier:
             rows = node_rows(batch.b, batch.width, batch.logits_rows, device)
             logits = transform_logits(metadata, drafts.tree, batch.roots, minimal, rows, logits)
         params = sampling_params(metadata, min_ps(metadata, batch.b), batch.b, logits.shape[1], device)
-        keys = request_keys(metadata.generators, batch.b, device)
+        keys = None if metadata.all_greedy else request_keys(metadata.generators, batch.b, device)
         accepted = accept(drafts, batch.tree_logits(logits), params, keys, batch.roots, filters="chained")
         if len(batch.trees):
             for group in self._groups:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from vllm.v1.worker import cpu_worker
 
 from eagle_plugin.engines.vllm.runner import TreeModelRunner
@@ -18,3 +20,8 @@ class TreeCPUWorker(cpu_worker.CPUWorker):
             super().init_device()
         finally:
             cpu_worker.CPUModelRunner = engine_runner  # type: ignore[misc]
+
+    def compile_or_warm_up_model(self) -> Any:
+        """Warm up as the engine does, after which it sets the random seed; before that, measure what rounds cost."""
+        self.model_runner.choose_by_costs()
+        return super().compile_or_warm_up_model()

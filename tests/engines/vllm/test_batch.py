@@ -173,7 +173,51 @@ def test_scheduled_drafts_without_a_tree() -> None:
 
 def test_more_scheduled_than_drafted() -> None:
     batch = plan("a", [6], [7], [10], store_of(["a"]))
-    assert batch.width == 7 and batch.drafts.tree.parents.tolist() == [[-1] * 7]
+    assert batch.width == 7 and batch.drafts.tree.parents.tolist() == [[*PARENTS, -1, -1]]
+
+
+def test_trees_of_different_widths() -> None:
+    """Two requests of the last step, and one that was left out of it and has a wider tree."""
+    narrow = drafts(["b", "c"], rows=1, top_m=4, parents=[-1, 0, 1])._replace(shape=Shape(3, 1, 3))
+    batch = plan("bac", [2, 4, 2], [3, 5, 3], [1, 2, 3], store_of(drafts(["a"], rows=2, top_m=3), narrow))
+    assert batch.drafts.shape == Shape(3, 2, WIDTH) and not batch.uniform
+    tree = batch.drafts.tree
+    b, c = ([ord(name) * 100 + node for node in (0, 1, 2, 0, 0)] for name in "bc")
+    assert tree.tokens.tolist() == [b, named("a")[0], c]
+    assert tree.parents.tolist() == [[-1, 0, 1, -1, -1], PARENTS, [-1, 0, 1, -1, -1]]
+    assert tree.depths.tolist() == [[0, 1, 2, 0, 0], [0, 1, 1, 2, 2], [0, 1, 2, 0, 0]]
+    assert same(batch.query, [[0, 1, 2, 2, 2], [3, 4, 5, 6, 7], [8, 9, 10, 10, 10]])
+    assert same(batch.logits_rows, batch.query.tolist())
+    attending = batch.rows().tree  # equal rows of queries must attend to equal keys
+    assert attending is not None and attending.ancestors[0].tolist() == [0b1, 0b11, 0b111, 0b111, 0b111]
+    assert batch.drafts.proposals.tokens.shape == (3, 2, 4)
+    assert batch.newest == [0, 2]
+
+
+def test_a_new_request_whose_step_is_filled_up() -> None:
+    """vLLM schedules as many rows for it as the widest trees have, beside narrower trees, which stay what they are."""
+    batch = plan("ab", [2, 4], [3, 5], [10, 20], store_of(drafts(["a"], parents=[-1, 0, 0])))
+    assert batch.drafts.tree.parents.tolist() == [[-1, 0, 0, -1, -1], [-1] * WIDTH]
+    assert same(batch.query, [[0, 1, 2, 2, 2], [3, 4, 5, 6, 7]]) and batch.newest == [0]
+
+
+def test_plain_drafts_replace_trees() -> None:
+    """A tree that was drafted and not scheduled must not come back after a plain round."""
+    store = store_of(["a", "b"])
+    store.put(["a"], Drafts.plain(torch.tensor([7])))
+    batch = plan("ab", [0, 4], [1, 5], [10, 20], store)
+    assert batch.newest == [0] and tokens_of(batch) == named("b")
+    assert store.take(["a"]) is None
+
+
+def test_which_requests_verify_what_was_drafted_last() -> None:
+    """Not those with rows of a prompt, a cut tree, an older drafting, or none; and every drafting counts once."""
+    store = store_of(["a"], ["b", "c", "d"])
+    batch = plan("abcde", [4, 4, 2, 0, 0], [5, 5, 3, 1, 1], [1] * 5, store)
+    assert batch.newest == [1]
+    assert plan("bc", [4, 4], [5, 5], [2, 2], store).newest == []
+    store.put(["a", "b"], Drafts.plain(torch.tensor([1, 2])))
+    assert plan("abc", [0, 0, 0], [1, 7, 1], [3] * 3, store).newest == [0]
 
 
 def test_a_tree_serves_once() -> None:

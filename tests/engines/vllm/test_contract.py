@@ -6,7 +6,7 @@ import dataclasses
 from functools import cached_property
 
 import pytest
-from engine_signatures import assigned, assignments, calls, fields, holds, parameters, returned
+from engine_signatures import assigned, assignments, calls, fields, holds, in_order, parameters, returned
 from vllm.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.forward_context import set_forward_context
@@ -16,9 +16,12 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.attention import selector
 from vllm.v1.attention.backend import AttentionImpl, AttentionMetadataBuilder, CommonAttentionMetadata
 from vllm.v1.attention.backends import registry
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheLayout
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -129,6 +132,45 @@ def test_the_runner_calls_what_we_override() -> None:
     # The tuples that they yield: metadata of the drafts second, metadata of the layers first.
     assert returned(GPUModelRunner._prepare_inputs)[-1].startswith("(logits_indices, spec_decode_metadata, ")
     assert returned(GPUModelRunner._build_attention_metadata)[-1] == "(attn_metadata, spec_decode_common_attn_metadata)"
+
+
+def test_drafts_may_have_another_width_in_every_step() -> None:
+    """Scheduled one step at a time, the engine takes as many tokens per request as there are, also none."""
+    copied = GPUModelRunner._copy_draft_token_ids_to_cpu
+    assert holds(copied, "num_spec_tokens = draft_token_ids.shape[1]")
+    assert returned(GPUModelRunner._get_draft_token_ids_cpu)[-1].startswith(
+        "(self.draft_token_ids_cpu[:len(req_ids), :num_spec_tokens].tolist(), "
+    )
+    assert calls(EngineCore.post_step, "update_draft_token_ids")
+    # Scheduled ahead, it puts as many placeholders as it was started with.
+    assert holds(
+        AsyncScheduler._update_after_schedule,
+        "self._spec_token_placeholders = [-1] * scheduler_output.num_spec_tokens_to_schedule",
+    )
+    assert "use_async_scheduling" in assigned(GPUModelRunner.__init__)
+
+
+def test_what_a_round_yielded_is_on_the_host_after_the_books() -> None:
+    """The fourth of the values that _bookkeeping_sync returns has each request's tokens."""
+    *_, books = returned(GPUModelRunner._bookkeeping_sync)
+    assert books.strip("()").split(", ")[3] == "valid_sampled_token_ids"
+    assert {"num_computed_tokens_cpu", "generators"} <= assigned(InputBatch)
+    assert {"finished_req_ids", "preempted_req_ids"} <= fields(SchedulerOutput)
+    assert holds(Scheduler._preempt_request, "self.reset_preempted_req_ids.add(request.request_id)")
+
+
+def test_costs_are_measured_before_the_random_seed_is_set() -> None:
+    """With the engine's own calls of the target, after its caches are there."""
+    start = ["initialize_from_config(kv_cache_configs)", "compile_or_warm_up_model()"]
+    assert in_order(EngineCore._initialize_kv_caches, [f"self.model_executor.{call}" for call in start])
+    assert calls(cpu_worker.CPUWorker.compile_or_warm_up_model, "set_random_seed")
+    assert parameters(GPUModelRunner._model_forward)[:3] == ["self", "input_ids", "positions"]
+    assert "use_aux_hidden_state_outputs" in assigned(GPUModelRunner.__init__)
+    selected = parameters(GPUModelRunner.maybe_select_dummy_loras)
+    assert {"lora_config", "num_scheduled_tokens", "num_sampled_tokens"} < set(selected)
+    assert {"max_num_tokens", "max_model_len", "lora_config", "dtype"} <= assigned(GPUModelRunner.__init__)
+    assert "num_blocks" in fields(KVCacheConfig) and "kv_cache_spec" in fields(KVCacheGroupSpec)
+    assert {"hidden_size", "dtype"} <= assigned(SpecDecodeBaseProposer.__init__)
 
 
 def test_attributes_of_the_runner() -> None:

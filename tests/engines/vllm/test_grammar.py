@@ -105,12 +105,12 @@ def expected(models: tuple[Path, Path]) -> dict[str, list[tuple[Any, ...]]]:
         return {name: endings(greedy(plain, name)) for name in [*CONSTRAINTS, *MINIMAL]}
 
 
-@pytest.fixture(scope="module", params=[pytest.param("synchronous", marks=pytest.mark.matrix), "asynchronous"])
+@pytest.fixture(scope="module", params=["synchronous", pytest.param("asynchronous", marks=pytest.mark.matrix)])
 def plugin(
     request: pytest.FixtureRequest, models: tuple[Path, Path], expected: dict[str, list[tuple[Any, ...]]]
 ) -> Iterator[LLM]:
     target, head = models
-    more = ASYNC if request.param == "asynchronous" else {}
+    more = ASYNC if request.param == "asynchronous" else {"policy": "random"}
     with engine(target, head, **TREES, **more, **options()) as llm:
         yield llm
 

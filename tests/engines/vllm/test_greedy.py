@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from vllm import LLM
-from vllm_engines import Rounds, accept_length, core, engine, generate, rounds
+from vllm_engines import Rounds, accept_length, chosen_by, core, engine, generate, random_shapes, rounds, runner
 from vllm_greedy import Reference, make_prompts, write_heads, write_target
 
-from eagle_plugin.engines.vllm import drafter
+from eagle_plugin.core.policy import shapes_within
+from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.engines.shape_chooser import ShapeChooser
+from eagle_plugin.engines.vllm import drafter, pending
+from eagle_plugin.engines.vllm.batch import RoundBatch
 from eagle_plugin.engines.vllm.verifier import CacheGroup
 
 PROMPTS = make_prompts(56)
@@ -97,6 +101,13 @@ def test_equal_to_plain_decoding(models: Models, trees: Trees) -> None:
     assert accept_length(trees.llm) > (1.3 if trees.shape[0] == 1 else 1.5)
 
 
+@pytest.mark.parametrize("trees", [CASES[0], CASES[-1]], indirect=True, ids=str, scope="module")
+def test_equal_to_plain_decoding_whatever_the_shapes(models: Models, trees: Trees) -> None:
+    with random_shapes(trees.llm) as counts:
+        assert generate(trees.llm, PROMPTS, max_tokens=LENGTH) == models.expected
+    assert counts.keys() == set(shapes_within(Shape(*trees.shape))) and min(counts.values()) > 1
+
+
 @pytest.mark.parametrize("trees", CASES, indirect=True, ids=str, scope="module")
 def test_as_many_rounds_as_the_reference_decoder(models: Models, trees: Trees) -> None:
     """What is drafted is right too: a tree that is drafted wrong is accepted less, or by chance more."""
@@ -122,6 +133,41 @@ class TestControls:
         monkeypatch.setattr(drafter, "TreeRows", seeing)
         assert generate(trees.llm, PROMPTS, max_tokens=LENGTH) == models.expected
         assert trees.rounds() != models.rounds(trees.head, trees.shape)
+
+
+class SomePlain(ShapeChooser):
+    """Turns of plain rounds and trees."""
+
+    rounds = 0
+
+    def choose(self, *arguments: Any) -> Shape:
+        self.rounds += 1
+        return PLAIN if self.rounds % 13 > 4 else self.caps
+
+
+@pytest.mark.parametrize("trees", CASES[:1], indirect=True, ids=str, scope="module")
+def test_what_plain_rounds_yielded_is_read_before_the_next_tree(
+    models: Models, trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head reads it at once, and drafts as if it had read it token by token."""
+    served = runner(trees.llm)
+    read = RoundBatch.read
+
+    def found(patch: Callable[[pytest.MonkeyPatch], None]) -> Rounds:
+        with monkeypatch.context() as patched, chosen_by(trees.llm, SomePlain(served._caps, None)):
+            patch(patched)
+            before = rounds(trees.llm)
+            answers = generate(trees.llm, [PROMPTS[i] for i in COUNTED], max_tokens=LENGTH)
+            assert answers == [models.expected[i] for i in COUNTED]
+            return rounds(trees.llm, before)
+
+    at_once = found(lambda patched: None)
+    one_by_one = found(
+        lambda patched: patched.setattr(RoundBatch, "read", lambda *given: read(*given)._replace(plain=False))
+    )
+    full = found(lambda patched: patched.setattr(pending, "PENDING_TOKENS", 3))
+    never = found(lambda patched: patched.setattr(served.drafter, "read_pending", lambda rows: None))
+    assert at_once == one_by_one == full != never
 
 
 def test_asynchronous_scheduling(models: Models) -> None:

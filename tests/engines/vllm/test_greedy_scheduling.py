@@ -44,7 +44,7 @@ def test_chunks_and_cut_trees(models: Models, asynchronous: bool) -> None:
 def test_preemption(models: Models, asynchronous: bool) -> None:
     """A cache too small for eight requests: some are thrown out in the middle and start again later."""
     plugin = {"async_scheduling": asynchronous}
-    with engine(models.target, models.head, **TREES, plugin=plugin, num_gpu_blocks_override=20) as llm:
+    with engine(models.target, models.head, policy="random", **TREES, plugin=plugin, num_gpu_blocks_override=20) as llm:
         assert generate(llm, PROMPTS) == models.expected
         assert counters(llm)["vllm:num_preemptions"] > 5
         assert not runner(llm)._store._found.keys() - runner(llm).requests.keys()

@@ -30,7 +30,7 @@ GREEDY: dict[str, dict[str, Any]] = {
 }
 LONG = " ".join(PROMPTS * 2)  # longer than the budget: read in several parts
 # The default, and the one that differs most from it: each choice that a mode makes is in one of them.
-MODES = {"raw_logprobs": {}, "processed_logits": ASYNC}
+MODES: dict[str, dict[str, Any]] = {"raw_logprobs": {"policy": "random"}, "processed_logits": ASYNC}
 Rows = list[dict[int, float]]
 
 

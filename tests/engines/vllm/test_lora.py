@@ -12,8 +12,10 @@ from tiny_adapters import write_adapter
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 from vllm.lora.request import LoRARequest
-from vllm_engines import accept_length, engine
+from vllm_engines import engine, fixed_shapes, rounds
 from vllm_greedy import make_prompts, write_heads, write_target
+
+from eagle_plugin.engines import cost_files
 
 PROMPTS = make_prompts(12)
 
@@ -30,7 +32,11 @@ def answers(llm: LLM, adapter: LoRARequest | None) -> list[list[int]]:
     "plugin",
     [pytest.param({}, id="sync"), pytest.param({"async_scheduling": True}, id="async", marks=pytest.mark.matrix)],
 )
-def test_text_of_adapters_equals_plain_decoding(tmp_path: Path, plugin: dict[str, bool]) -> None:
+def test_text_of_adapters_equals_plain_decoding(
+    tmp_path: Path, plugin: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine with trees measures its costs at the start, without an adapter, and changes the shapes later."""
+    monkeypatch.setattr(cost_files, "folder", lambda: tmp_path / "costs")
     target = write_target(tmp_path)
     heads = write_heads(tmp_path, target)
     adapter = LoRARequest("twist", 1, str(write_adapter(tmp_path / "adapter", target)))
@@ -38,7 +44,13 @@ def test_text_of_adapters_equals_plain_decoding(tmp_path: Path, plugin: dict[str
     with engine(target, **options) as llm:
         plain, without = answers(llm, adapter), answers(llm, None)
     assert sum(a != b for a, b in zip(plain, without, strict=True)) > len(PROMPTS) // 2
-    with engine(target, next(iter(heads.values())), plugin=plugin, **options) as llm:
+    with engine(target, next(iter(heads.values())), policy="auto", plugin=plugin, **options) as llm:
+        assert plugin or len(list((tmp_path / "costs").iterdir())) == 1
         assert answers(llm, adapter) == plain
         assert answers(llm, None) == without
-        assert accept_length(llm) > 1.2
+        before = rounds(llm)
+        with fixed_shapes(llm):
+            assert answers(llm, adapter) == plain
+            assert answers(llm, None) == without
+        count, tokens = rounds(llm, before)
+        assert tokens / count > 1.2

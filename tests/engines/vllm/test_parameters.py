@@ -98,7 +98,7 @@ def expected(models: tuple[Path, Path]) -> Expected:
 @pytest.fixture(scope="module", params=[pytest.param("synchronous", marks=pytest.mark.matrix), "asynchronous"])
 def plugin(request: pytest.FixtureRequest, models: tuple[Path, Path], expected: Expected) -> Iterator[LLM]:
     target, head = models
-    more = ASYNC if request.param == "asynchronous" else {}
+    more = ASYNC if request.param == "asynchronous" else {"policy": "random"}
     with engine(target, head, **TREES, **OPTIONS, **more) as llm:
         yield llm
 

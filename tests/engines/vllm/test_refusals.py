@@ -35,6 +35,14 @@ def test_bad_options_stop_the_start(target: Path, head: Path) -> None:
         configure(target, head, additional_config={"eagle_plugin": {"depth": 5, "topk": 4}})
 
 
+def test_an_unknown_policy_stops_the_start(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EAGLE_POLICY", "fast")
+    with pytest.raises(StartRefused, match=r"^eagle-plugin: EAGLE_POLICY is 'fast', wanted one of auto, fixed, random"):
+        configure(target, head)
+    monkeypatch.setenv("EAGLE_POLICY", "")
+    assert served.is_served(configure(target, head).speculative_config)
+
+
 def test_a_head_of_another_target_is_refused(target: Path, tmp_path: Path) -> None:
     other = tiny_models.tiny_llama(tmp_path / "other", hidden=96, heads=6, kv_heads=2)
     wrong = tiny_models.tiny_eagle3_head(tmp_path / "wrong", other)

@@ -49,7 +49,7 @@ def expected(models: tuple[Path, Path]) -> list[list[list[int]]]:
 @pytest.fixture(scope="module", params=["synchronous", pytest.param("asynchronous", marks=pytest.mark.matrix)])
 def plugin(request: pytest.FixtureRequest, models: tuple[Path, Path], expected: list[list[list[int]]]) -> Iterator[LLM]:
     target, head = models
-    more = ASYNC if request.param == "asynchronous" else {}
+    more = ASYNC if request.param == "asynchronous" else {"policy": "random"}
     with engine(target, head, **TREES, **more, **OPTIONS, **CONFIG) as llm:
         yield llm
 

@@ -11,8 +11,10 @@ import pytest
 from gtest import p_values
 from vllm import LLM
 from vllm_bigram import ASYNC, OPTIONS, PROMPT, PROMPTS, TREES, Acceptance, ask, draw, tokens, write_models
-from vllm_engines import engine
+from vllm_engines import chosen_by, engine, fixed_shapes
 
+from eagle_plugin.core.shape import PLAIN
+from eagle_plugin.engines.shape_chooser import ShapeChooser
 from eagle_plugin.engines.vllm import runner, verifier
 
 SETTINGS: list[dict[str, Any]] = [
@@ -34,13 +36,13 @@ def models(checkpoints: Path) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def plugin(models: tuple[Path, Path]) -> Iterator[LLM]:
     target, head = models
-    with engine(target, head, **TREES, **OPTIONS) as llm:
+    with engine(target, head, policy="random", **TREES, **OPTIONS) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
 def long(plugin: LLM) -> list[list[int]]:
-    """The text of each seed after a prompt that is read at once, synchronously."""
+    """The text of each seed after a prompt that is read at once, synchronously, beside shapes that change."""
     return alone(plugin, SETTINGS[1], LONG)
 
 
@@ -66,6 +68,19 @@ def test_a_seed_fixes_the_text_alone_and_in_a_batch(setting: dict[str, Any], plu
     unseeded = [tuple(text) for text in together[1 :: len(others) + 1]]
     assert len(set(unseeded)) == len(SEEDS), "requests without a seed share one"
     assert len({tuple(text) for text in together[3 :: len(others) + 1]}) == 1
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_seed_fixes_the_text_whatever_is_drafted(setting: dict[str, Any], plugin: LLM) -> None:
+    """Shapes that change at random, the caps in every round, and no drafts at all."""
+    found = alone(plugin, setting)
+    with fixed_shapes(plugin):
+        assert alone(plugin, setting) == found
+    plain = ShapeChooser(PLAIN, None)
+    acceptance = Acceptance(plugin)
+    with chosen_by(plugin, plain):
+        assert alone(plugin, setting) == found
+    assert acceptance.length == 1.0
 
 
 def test_choices_of_one_request_differ_and_come_again(plugin: LLM) -> None:

@@ -1,4 +1,7 @@
-"""A target with a sliding window: trees see the same keys as plain decoding, and freed blocks harm nobody."""
+"""A target with a sliding window: trees see the same keys as plain decoding, and freed blocks harm nobody.
+
+The engine with trees measures its costs at the start: the target and the head have caches of different groups.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,11 @@ from pathlib import Path
 
 import pytest
 from tiny_checkpoints import read_config
-from vllm_engines import accept_length, engine, generate
+from vllm_engines import engine, generate, random_shapes, rounds, runner
 from vllm_greedy import make_prompts, write_heads, write_target
+
+from eagle_plugin.engines import cost_files
+from eagle_plugin.engines.vllm import runner as vllm_runner
 
 PROMPTS = [(prompt * 3)[:120] for prompt in make_prompts(12)]
 
@@ -16,7 +22,8 @@ PROMPTS = [(prompt * 3)[:120] for prompt in make_prompts(12)]
 @pytest.mark.parametrize(
     "window", [pytest.param(8, id="narrow", marks=pytest.mark.matrix), pytest.param(40, id="wider than a block")]
 )
-def test_text_equals_plain_decoding(tmp_path: Path, window: int) -> None:
+def test_text_equals_plain_decoding(tmp_path: Path, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_files, "folder", lambda: tmp_path / "costs")
     target = write_target(tmp_path)
     head = next(iter(write_heads(tmp_path, target).values()))
     with engine(target) as llm:
@@ -26,6 +33,21 @@ def test_text_equals_plain_decoding(tmp_path: Path, window: int) -> None:
     with engine(target) as llm:
         plain = generate(llm, PROMPTS, max_tokens=40)
     assert sum(a != b for a, b in zip(plain, everything, strict=True)) > len(PROMPTS) // 2  # the window counts
-    with engine(target, head, depth=3, topk=3) as llm:
+    with engine(target, head, policy="auto", depth=3, topk=3) as llm:
+        served = runner(llm)
+        costs = served._shapes._chooser.policy.costs.costs
+        with monkeypatch.context() as patch:
+            patch.setattr(vllm_runner, "measure", None)  # what is kept is not measured again
+            served.choose_by_costs()
+        assert served._shapes._chooser.policy.costs.costs == costs
+        rows = {name: getattr(costs, name).curve.rows for name in ("target", "level", "extend")}
+        # 8 requests of 8 nodes, 3 nodes per level and 4 accepted tokens: every size up to these.
+        assert {name: found[-1] for name, found in rows.items()} == {"target": 64, "level": 24, "extend": 32}
+        assert rows["target"][:4] == (1, 2, 3, 4)
+        assert all(min(getattr(costs, name).curve.seconds) > 0 for name in rows)
         assert generate(llm, PROMPTS, max_tokens=40) == plain
-        assert accept_length(llm) > 1.5
+        before = rounds(llm)
+        with random_shapes(llm):
+            assert generate(llm, PROMPTS, max_tokens=40) == plain
+        count, tokens = rounds(llm, before)
+        assert tokens / count > 1.3

@@ -1,0 +1,40 @@
+"""The policy of a starting server: its costs are read from disk, or measured once and kept there."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from eagle_plugin.atomic_io import WriteError
+from eagle_plugin.core.costs import CostModel, Costs
+from eagle_plugin.core.policy import Policy
+from eagle_plugin.core.shape import Shape
+from eagle_plugin.engines import cost_files
+from eagle_plugin.engines.cost_files import CostFileError
+from eagle_plugin.engines.shape_chooser import first_choices
+
+
+def start_policy(caps: Shape, key: Mapping[str, Any], measure: Callable[[], Costs], logger: logging.Logger) -> Policy:
+    """The policy with the costs of this key (`cost_files.key_of`); `measure` is called where none are kept.
+
+    Logs one line that says where the costs are from and which shapes they lead to; another one where a file cannot be
+    read or written.
+    """
+    costs, source = None, "the costs of a round were measured at an earlier start"
+    try:
+        costs = cost_files.read(key)
+    except CostFileError as error:
+        logger.warning("eagle-plugin: %s", error)
+    if costs is None:
+        began = time.perf_counter()
+        costs = measure()
+        source = f"measured the costs of a round in {time.perf_counter() - began:.1f} s"
+        try:
+            cost_files.write(key, costs)
+        except WriteError as error:
+            logger.warning("eagle-plugin: the costs of a round are not kept, every start will measure them: %s", error)
+    policy = Policy(caps, CostModel(costs))
+    logger.info("eagle-plugin: %s; %s", source, first_choices(policy))
+    return policy

@@ -1,0 +1,193 @@
+"""Measures what the parts of a round cost on this machine, before the first request.
+
+The target and the head run over made-up tokens in the cache's own blocks, whose content does not matter yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.forward_context import set_forward_context
+
+from eagle_plugin.core.costs import Costs, Curve, Forward
+from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.tree import chain_ancestors
+from eagle_plugin.engines.round import Drafts, HeadState, TopM, TreeRows, accept, top_m_of
+from eagle_plugin.engines.vllm.attention import ExtendRows, Rows, TreeMetadata, slot_table
+from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch
+from eagle_plugin.engines.vllm.sampling import sampling_params
+from eagle_plugin.kernels.sampling import SamplingParams
+
+BUDGET = 12.0  # seconds: what is left of the larger batches when they are spent is not measured
+REPEATS, ENOUGH = 3, 0.5  # runs of each forward, seconds after which one is enough; the shortest counts
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+SHORT, LONG = 16, 1024  # tokens of the prefixes
+LONG_BATCH = 4  # requests with long prefixes
+
+Timer = Callable[[int, int, int], float]  # seconds of a forward over b requests, R rows of each, prefixes of L tokens
+
+
+def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
+    """The costs of rounds under these caps, on a `TreeModelRunner` that has its caches and no request yet.
+
+    Its requests must be able to have more tokens than a round writes.
+    """
+    timer = RoundTimer(runner, caps)
+    kinds = {
+        "target": (timer.target, caps.width),
+        "level": (timer.level, caps.topk),
+        "extend": (timer.extend, caps.max_accept_length),
+    }
+    for time_forward, most in kinds.values():
+        time_forward(1, most, timer.short)  # what is allocated, read or compiled at the first time
+    end = time.perf_counter() + budget
+    points: dict[str, dict[int, float]] = {name: {} for name in kinds}
+    slopes = {name: _slopes(timer, *kind) for name, kind in kinds.items()}
+    for total in ROWS:
+        for name, (time_forward, most) in kinds.items():
+            rows = min(total, most)
+            b = total // rows
+            late = time.perf_counter() > end and points[name]
+            if not late and timer.fits(b, rows, timer.short) and b * rows not in points[name]:
+                points[name][b * rows] = time_forward(b, rows, timer.short)
+    target, level, extend = (Forward(Curve.of(points[name].items()), *slopes[name]) for name in kinds)
+    return Costs(target, level, extend)
+
+
+def _slopes(timer: RoundTimer, time_forward: Timer, most: int) -> tuple[float, float]:
+    """Seconds per token of the prefixes, and per token and row of a request; most: rows of a request."""
+    b = min(LONG_BATCH, timer.most_requests)
+    keys = min(LONG, timer.longest)
+    while b > 1 and not timer.fits(b, most, keys):
+        b //= 2
+    if keys < 4 * SHORT or not timer.fits(b, most, keys):
+        return 0.0, 0.0  # contexts so short that they cost nothing
+    tokens = b * (keys - SHORT)
+    one, all_rows = (
+        max(time_forward(b, rows, keys) - time_forward(b, rows, SHORT), 0.0) / tokens for rows in (1, most)
+    )
+    per_row = max(all_rows - one, 0.0) / max(most - 1, 1)
+    return max(one - per_row, 0.0), per_row
+
+
+class RoundTimer:
+    """Times the parts of rounds of b requests whose prefixes have `keys` tokens each, on a worker's runner."""
+
+    def __init__(self, runner: Any, caps: Shape) -> None:
+        """runner: a `TreeModelRunner` whose caches are allocated and that has no request."""
+        self._runner, self._caps = runner, caps
+        self._device: torch.device = runner.device
+        self.most_requests: int = runner.max_num_reqs
+        self.most_rows: int = runner.max_num_tokens
+        self.longest: int = runner.max_model_len - caps.reach
+        self.short: int = min(SHORT, self.longest)
+        groups = runner.kv_cache_config.kv_cache_groups
+        self._blocks: int = runner.kv_cache_config.num_blocks
+        self._slots = self._blocks * min(group.kv_cache_spec.block_size for group in groups)
+        self._head_layers = runner.drafter._draft_attn_layer_names
+        self._groups = [(group.kv_cache_spec.block_size, group.layer_names) for group in groups]
+        self._features: Tensor
+
+    def fits(self, b: int, rows: int, keys: int) -> bool:
+        """Whether the worker has room for such a round."""
+        tokens = b * (keys + self._caps.reach)
+        return b <= self.most_requests and b * rows <= self.most_rows and tokens <= self._slots and keys <= self.longest
+
+    def target(self, b: int, rows: int, keys: int) -> float:
+        """Seconds of the target's forward over trees of `rows` nodes, the logits of every node, and the walk."""
+        runner = self._runner
+        requests, lengths = self._requests(b, keys)
+        ancestors = chain_ancestors(rows, self._device).repeat(b, 1)
+        tree = TreeRows(requests, lengths, ancestors, rows)
+        positions = (lengths[:, None] + torch.arange(rows, device=self._device)).view(-1)
+        layers = {
+            name: TreeMetadata(Rows(None, tree), table, table[:, keys : keys + rows].reshape(-1).long())
+            for table, names in self._tables(b, keys)
+            for name in names
+        }
+        drafts = Drafts.plain(torch.zeros_like(requests), rows)
+        params = self._greedy(b)
+        tokens = torch.zeros(b * rows, dtype=torch.int32, device=self._device)
+        per_request = np.full(b, rows, dtype=np.int32)
+
+        def forward() -> None:
+            with set_forward_context(layers, runner.vllm_config, num_tokens=b * rows):
+                output = runner._model_forward(input_ids=tokens, positions=positions)
+            hidden, aux = output if runner.use_aux_hidden_state_outputs else (output, None)
+            self._features = hidden if aux is None else torch.cat(aux, dim=-1)
+            logits = runner.model.compute_logits(hidden).float()
+            accept(drafts, logits, params, requests, lengths, filters="chained")
+
+        with runner.maybe_select_dummy_loras(runner.lora_config, per_request, num_sampled_tokens=per_request):
+            return _shortest(forward)
+
+    def extend(self, b: int, rows: int, keys: int) -> float:
+        """Seconds of the head's forward over `rows` accepted tokens per request, the last of which proposes."""
+        requests, lengths = self._requests(b, keys)
+        positions = (lengths[:, None] + torch.arange(rows, device=self._device)).view(-1)
+        lens = torch.full_like(lengths, rows)
+        extend = ExtendRows(requests, lengths + rows, lens, requests * rows)
+        batch = ExtendBatch(
+            tokens=torch.zeros(b * rows, dtype=torch.int32, device=self._device),
+            positions=positions,
+            states=torch.arange(b * rows, device=self._device),
+            last=(requests + 1) * rows - 1,
+            lengths=lengths + rows,
+            rows=extend,
+        )
+        features = self._features.new_zeros(b * rows, self._features.shape[1])  # those of the target's last forward
+        table = self._head_table(b, keys)
+        drafter = self._runner.drafter
+        return _shortest(lambda: drafter.extend(batch, features, table, self._caps, True))
+
+    def level(self, b: int, topk: int, keys: int) -> float:
+        """Seconds of one level of the draft after the first: the head's forward over `topk` nodes per request."""
+        one, two = (self._draft(b, Shape(steps, topk, topk + 1), keys) for steps in (1, 2))
+        return max(two - one, two / 10)  # noise must not make a level free
+
+    def _draft(self, b: int, shape: Shape, keys: int) -> float:
+        requests, lengths = self._requests(b, keys)
+        drafter = self._runner.drafter
+        hidden = torch.zeros(b, drafter.hidden_size, dtype=drafter.dtype, device=self._device)
+        m = top_m_of(shape, True)
+        top = TopM(hidden.new_zeros(b, m, dtype=torch.float32), torch.arange(m, device=self._device).repeat(b, 1))
+        batch = DraftBatch(shape, lengths, self._head_table(b, keys), self._greedy(b), None, None)
+        return _shortest(lambda: drafter.draft_tree(batch, requests, HeadState(top, hidden)))
+
+    def _requests(self, b: int, keys: int) -> tuple[Tensor, Tensor]:
+        requests = torch.arange(b, device=self._device)
+        return requests, torch.full_like(requests, keys)
+
+    def _greedy(self, b: int) -> SamplingParams:
+        nothing = SimpleNamespace(temperature=None, top_k=None, top_p=None)
+        return sampling_params(nothing, None, b, self._runner.input_batch.vocab_size, self._device)
+
+    def _tables(self, b: int, keys: int) -> list[tuple[Tensor, list[str]]]:
+        """A slot table for b requests, and the layers that it is of, for each group of caches."""
+        positions = keys + self._caps.reach
+        tables = []
+        for size, names in self._groups:
+            blocks = -(-positions // size)
+            table = torch.arange(b * blocks, device=self._device) % self._blocks
+            tables.append((slot_table(table.view(b, blocks), size, positions), names))
+        return tables
+
+    def _head_table(self, b: int, keys: int) -> Tensor:
+        return next(table for table, names in self._tables(b, keys) if not self._head_layers.isdisjoint(names))
+
+
+def _shortest(forward: Callable[[], object]) -> float:
+    """Seconds of the shortest of several calls."""
+    found: list[float] = []
+    with torch.inference_mode():
+        while len(found) < REPEATS and sum(found) < ENOUGH:
+            began = time.perf_counter()
+            forward()
+            found.append(time.perf_counter() - began)
+    return min(found)

@@ -1,0 +1,153 @@
+"""A round from its drafting to its verification, as the chooser of shapes hears of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.engines.round import Drafts
+from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser
+from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
+from eagle_plugin.engines.vllm.shapes import RoundShapes
+
+CAPS = Shape(2, 2, 4)
+SMALL = Shape(1, 1, 2)
+
+
+class Heard(ShapeChooser):
+    """Notes its calls; the next shape is given."""
+
+    def __init__(self) -> None:
+        super().__init__(CAPS, None)
+        self.calls: list[tuple[Any, ...]] = []
+        self.next = CAPS
+
+    def choose(self, b: int, keys: int, allowed: Any = None) -> Shape:
+        self.calls.append(("choose", b, keys))
+        return self.next
+
+    def begin(self, shape: Shape, b: int, keys: int) -> None:
+        self.calls.append(("begin", shape, b, keys))
+
+    def pause(self) -> None:
+        self.calls.append(("pause",))
+
+    def launched(self, shape: Shape, b: int, keys: int, drafts: Drafts) -> ServedRound:
+        self.calls.append(("launched", shape, b, keys, drafts.scores is not None))
+        return ServedRound(shape, b, keys)
+
+    def observe(self, served: ServedRound, kept: Any) -> None:
+        self.calls.append(("observe", served, list(kept)))
+
+
+class Worker:
+    """Steps of a worker without an engine."""
+
+    def __init__(self) -> None:
+        self.heard, self.store = Heard(), DraftStore()
+        self.shapes = RoundShapes(self.heard)
+
+    def schedule(self, names: str, counts: list[int], lens: list[int], keys: int = 50) -> RoundBatch:
+        prefix = torch.zeros(len(names), dtype=torch.int64)
+        batch = RoundBatch.read(np.array(counts), np.array(lens), list(names), prefix, self.store)
+        self.shapes.scheduled(batch, keys)
+        return batch
+
+    def draft(self, batch: RoundBatch, names: str, whole: bool = True) -> Shape:
+        shape = self.shapes.choose(batch)
+        self.shapes.begin(shape, batch)
+        drafts = Drafts.plain(torch.zeros(batch.b), shape.width)._replace(shape=shape, scores=torch.zeros(batch.b, 3))
+        self.shapes.launched(batch, drafts, whole)
+        self.store.put(list(names), drafts)
+        return shape
+
+    def calls(self) -> list[tuple[Any, ...]]:
+        found, self.heard.calls = self.heard.calls, []
+        return found
+
+
+@pytest.fixture
+def worker() -> Worker:
+    """Two requests have read their prompts, and have drafts of the caps."""
+    made = Worker()
+    made.draft(made.schedule("ab", [0, 0], [20, 30]), "ab")
+    assert made.calls() == [
+        ("pause",),
+        ("choose", 2, 50),
+        ("begin", CAPS, 2, 50),
+        ("launched", CAPS, 2, 50, True),
+    ]
+    return made
+
+
+def test_a_round_is_observed_in_the_step_that_verifies_it(worker: Worker) -> None:
+    batch = worker.schedule("ab", [3, 3], [4, 4], keys=54)
+    worker.heard.next = SMALL
+    worker.draft(batch, "ab")
+    worker.shapes.observe([[5, 6, 7], [8]])
+    assert worker.calls() == [
+        ("choose", 2, 54),
+        ("begin", SMALL, 2, 54),
+        ("launched", SMALL, 2, 54, True),
+        ("observe", ServedRound(CAPS, 2, 50), [2, 0]),
+    ]
+    worker.schedule("ab", [1, 1], [2, 2], keys=58)
+    worker.shapes.observe([[1], [2, 3]])
+    assert worker.calls() == [("observe", ServedRound(SMALL, 2, 54), [0, 1])]
+
+
+def test_plain_rounds_go_on_without_a_pause(worker: Worker) -> None:
+    worker.heard.next = PLAIN
+    for drafted in (3, 0, 0):
+        worker.draft(worker.schedule("ab", [drafted] * 2, [drafted + 1] * 2), "ab")
+        assert [name for name, *_ in worker.calls()] == ["choose", "begin", "launched"]
+    worker.heard.next = CAPS
+    worker.draft(worker.schedule("ab", [0, 0], [1, 9]), "ab")
+    assert worker.calls()[0] == ("pause",)
+
+
+def test_a_request_that_ended_stops_the_clock_and_the_others_are_observed(worker: Worker) -> None:
+    worker.schedule("b", [3], [4])
+    worker.shapes.observe([[5, 6]])
+    assert worker.calls() == [("pause",), ("observe", ServedRound(CAPS, 2, 50), [1])]
+
+
+@pytest.mark.parametrize(
+    ("names", "counts", "lens", "kept"),
+    [
+        ("abc", [3, 3, 0], [4, 4, 9], [1, 2]),  # a prompt
+        ("ab", [3, 1], [4, 2], [1]),  # a tree that was cut
+    ],
+)
+def test_what_is_not_a_whole_round(
+    names: str, counts: list[int], lens: list[int], kept: list[int], worker: Worker
+) -> None:
+    worker.schedule(names, counts, lens)
+    worker.shapes.observe([[5, 6], [7, 8, 9], []])
+    assert worker.calls() == [("pause",), ("observe", ServedRound(CAPS, 2, 50), kept)]
+
+
+def test_a_step_without_drafting_ends_the_round(worker: Worker) -> None:
+    """Past the drafter's reach vLLM schedules zeros, as many as the caps have: they are no drafts."""
+    worker.schedule("ab", [3, 3], [4, 4])
+    worker.shapes.observe([[1], [1]])
+    assert len(worker.calls()) == 1
+    worker.schedule("ab", [3, 3], [4, 4])
+    worker.shapes.observe([[1], [1]])
+    assert worker.calls() == [("pause",)]
+
+
+def test_nothing_is_observed_twice(worker: Worker) -> None:
+    worker.schedule("ab", [3, 3], [4, 4])
+    worker.shapes.observe([[1], [1]])
+    worker.shapes.observe([[1], [1]])
+    assert len(worker.calls()) == 1
+
+
+def test_unread_prompts_tell_no_scores(worker: Worker) -> None:
+    worker.draft(worker.schedule("ab", [3, 3], [4, 4]), "ab", whole=False)
+    assert worker.calls()[-1] == ("launched", CAPS, 2, 50, False)
