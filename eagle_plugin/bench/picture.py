@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from eagle_plugin.atomic_io import replace_file
 from eagle_plugin.bench.report import DemoReport, Quartiles
+from eagle_plugin.errors import UserError
 
 COLOURS = ("#9aa5b1", "#5b7fa6", "#d9662b")
 
 
-class PictureError(RuntimeError):
+class PictureError(UserError):
     """The picture cannot be drawn here."""
 
 
-def draw_demo(report: DemoReport, path: Path) -> None:
-    """Write a PNG with one bar per server: tokens per second, and the ratio to plain decoding. Raises PictureError."""
+def figure_classes() -> tuple[Any, Any]:
+    """Matplotlib's figure, and the canvas that makes PNG files of it. Raises PictureError."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -24,6 +26,12 @@ def draw_demo(report: DemoReport, path: Path) -> None:
             f"no picture: {error.name} is not installed; use the engine's environment (`make env`, `make env-vllm`) "
             "or: pip install matplotlib"
         ) from error
+    return Figure, FigureCanvasAgg
+
+
+def draw_demo(report: DemoReport, path: Path) -> None:
+    """Write a PNG with one bar per server: tokens per second, and the ratio to plain decoding. Raises PictureError."""
+    Figure, FigureCanvas = figure_classes()
     spreads, settings = report.spread, report.settings
     names = (
         "plain decoding",
@@ -35,7 +43,7 @@ def draw_demo(report: DemoReport, path: Path) -> None:
     ratios = (one, spreads.builtin_speedup_vs_plain, spreads.speedup_vs_plain)
 
     figure = Figure(figsize=(9, 4.6), dpi=150)
-    FigureCanvasAgg(figure)
+    FigureCanvas(figure)
     figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.08)
     figure.suptitle(f"{report.target} in {report.engine} {report.engine_version}", fontsize=13, fontweight="bold")
     for axes, title, values, label in zip(

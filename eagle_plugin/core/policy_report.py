@@ -14,6 +14,7 @@ from eagle_plugin.core.shape import PLAIN, Shape
 
 VERSION = 1  # of the JSON form
 MARK = "policy-report "  # before the JSON, at the end of a log line
+NO_POLICY = "no policy, EAGLE_POLICY is "  # in the start-up line of a server without one
 
 
 class ReportError(ValueError):
@@ -151,6 +152,22 @@ def tokens_per_second(totals: Mapping[Shape, ShapeTotals]) -> float | None:
     known = [x for x in totals.values() if x.timed and x.steps]
     seconds = sum(x.seconds / x.timed * x.steps for x in known)
     return sum(x.tokens for x in known) / seconds if seconds > 0 else None
+
+
+def present_choice(report: PolicyReport) -> str:
+    """The shape that the policy has chosen, what it expects of it, and of the next best one."""
+    if report.present not in report.expected:
+        return f"now {name_of(report.present)}"
+    text = f"now {name_of(report.present)} for {report.requests} request{'s' if report.requests != 1 else ''}"
+    if report.present != PLAIN:
+        text += f", expected {report.gain(report.present):.2f}x of plain decoding"
+    other = report.next_best()
+    return text if other is None else f"{text}, next best {name_of(other)} with {report.gain(other):.2f}x"
+
+
+def name_of(shape: Shape) -> str:
+    """A shape as sentences name it."""
+    return "plain" if shape == PLAIN else str(shape)
 
 
 def _rows(of_shapes: Mapping[Shape, tuple[float, ...]]) -> dict[str, list[float]]:

@@ -10,14 +10,17 @@ from collections.abc import Callable, Mapping
 
 from eagle_plugin.core.policy_report import (
     MARK,
+    NO_POLICY,
     PolicyReport,
     ShapeTotals,
     accept_length,
     difference,
+    name_of,
+    present_choice,
     sum_of,
     tokens_per_second,
 )
-from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.shape_chooser import ShapeChooser
 from eagle_plugin.errors import UserError
 
@@ -83,7 +86,7 @@ def sentence(report: PolicyReport, added: Mapping[Shape, ShapeTotals], seconds: 
     """What happened in the last `seconds`, in which `added` was counted, what the policy chooses now, and why."""
     total = sum_of(added.values())
     by_rounds = sorted(added, key=lambda shape: -added[shape].rounds)
-    shares = [f"{_name(shape)} {added[shape].rounds / total.rounds:.0%}" for shape in by_rounds[:MOST_SHARES]]
+    shares = [f"{name_of(shape)} {added[shape].rounds / total.rounds:.0%}" for shape in by_rounds[:MOST_SHARES]]
     if by_rounds[MOST_SHARES:]:
         shares.append(f"others {sum(added[x].rounds for x in by_rounds[MOST_SHARES:]) / total.rounds:.0%}")
     parts = [f"policy, {seconds:.0f} s, {total.rounds} rounds: {', '.join(shares)}"]
@@ -97,22 +100,7 @@ def sentence(report: PolicyReport, added: Mapping[Shape, ShapeTotals], seconds: 
     return "; ".join([*parts, present_choice(report)])
 
 
-def present_choice(report: PolicyReport) -> str:
-    """The shape that the policy has chosen, what it expects of it, and of the next best one."""
-    if report.present not in report.expected:
-        return f"now {_name(report.present)}"
-    text = f"now {_name(report.present)} for {report.requests} request{'s' if report.requests != 1 else ''}"
-    if report.present != PLAIN:
-        text += f", expected {report.gain(report.present):.2f}x of plain decoding"
-    other = report.next_best()
-    return text if other is None else f"{text}, next best {_name(other)} with {report.gain(other):.2f}x"
-
-
 def without_policy(mode: str, caps: Shape) -> str:
     """The start-up line of a server without a policy; `eagle-plugin explain` looks for it."""
     what = f"the shape {caps}" if mode == "fixed" else f"a random shape within {caps}"
-    return f"eagle-plugin: no policy, EAGLE_POLICY is {mode}: every round has {what}"
-
-
-def _name(shape: Shape) -> str:
-    return "plain" if shape == PLAIN else str(shape)
+    return f"eagle-plugin: {NO_POLICY}{mode}: every round has {what}"

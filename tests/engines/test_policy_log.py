@@ -10,13 +10,12 @@ from log_lines import Lines
 
 from eagle_plugin.core.costs import CostModel, Costs, Curve, Forward
 from eagle_plugin.core.policy import Policy
-from eagle_plugin.core.policy_report import MARK, Expected, PolicyReport, ShapeTotals
+from eagle_plugin.core.policy_report import MARK, Expected, PolicyReport, ShapeTotals, present_choice
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.engines.policy_log import (
     LogSecondsError,
     PolicyLog,
     log_seconds,
-    present_choice,
     sentence,
     without_policy,
 )
