@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -93,14 +94,13 @@ def summary(report: PolicyReport) -> list[str]:
 def shape_table(report: PolicyReport) -> Table:
     """One row per shape, by width; the present choice has a star."""
     served = sum(totals.rounds for totals in report.totals.values())
-    table = Table(
-        caption=f"{served:,} rounds since the server started; * is the present choice", caption_justify="left"
-    )
+    caption = f"{served:,} rounds since the server started; * is the present choice"
+    table = Table(caption=caption, caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("shape")
-    for name in ("step,\nms", "tokens\nper round", "tokens/s", "against\nplain"):
-        table.add_column(f"expected\n{name}", justify="right")
-    for name in ("share of\nrounds", "tokens\nper round", "step,\nms", "against\nprediction"):
-        table.add_column(f"served\n{name}", justify="right")
+    for name in ("expected\nms/step", "tokens/\nround", "\ntokens/s", "of\nplain"):
+        table.add_column(name, justify="right")
+    for name in ("served\nrounds", "tokens/\nround", "\nms/step", "against\nexpected"):
+        table.add_column(name, justify="right")
     rates = report.rates()
     for shape in sorted({*report.expected, *report.totals}, key=lambda x: (x.width, x.steps, x.topk)):
         star = "*" if shape == report.present else ""

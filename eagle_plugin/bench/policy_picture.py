@@ -27,7 +27,7 @@ def draw_policy(report: PolicyReport, path: Path) -> None:
     figure = Figure(figsize=(9, 4.6), dpi=150)
     FigureCanvas(figure)
     figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.08)
-    figure.suptitle(f"{report.requests} requests: {present_choice(report)}", fontsize=10)
+    figure.suptitle(present_choice(report), fontsize=10)
     milliseconds = {shape: expected.seconds * 1e3 for shape, expected in report.expected.items()}
     gains = {shape: report.gain(shape) for shape in report.expected} if PLAIN in report.expected else report.rates()
     cost, gain = figure.subplots(1, 2)
@@ -41,7 +41,7 @@ def draw_policy(report: PolicyReport, path: Path) -> None:
             axes.plot(*place, "o", markersize=11, markerfacecolor="none", color=PRESENT, label="chosen")
         axes.set_title(title, fontsize=11)
         axes.set_xlabel("width: nodes that the target verifies")
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.1 * max(values.values()))
         axes.spines[["top", "right"]].set_visible(False)
     gain.axhline(1.0, color="#999999", linewidth=0.8)
     cost.legend(fontsize=8, frameon=False)

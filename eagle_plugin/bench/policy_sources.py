@@ -77,9 +77,7 @@ def report_of_lines(lines: Iterable[str], source: str) -> PolicyReport:
     if metrics:
         return report_of_metrics("".join(metrics), source)
     if fault is not None:
-        raise SourceError(
-            f"{source} has a line of the policy that cannot be read: {fault}; use its server's eagle-plugin"
-        )
+        raise SourceError(f"{source} has an unreadable line of the policy: {fault}; use its server's eagle-plugin")
     found = seen or "it is not the log of a server on the plugin"
     raise SourceError(f"{source} has no line of the policy ({MARK.strip()}): {found}")
 
