@@ -113,7 +113,7 @@ def test_another_process_shows_the_same() -> None:
     forget()
 
 
-def test_before_the_first_report_there_are_names_without_numbers() -> None:
+def test_before_the_first_report_there_are_names_without_values() -> None:
     made = list(families(None, LABELS))
     assert [family.name.removeprefix("eagle_plugin:") for family in made] == [x.name for x in (*TOTALS, *GAUGES)]
     assert not any(family.samples for family in made)
