@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from eagle_plugin.atomic_io import replace_file
 from eagle_plugin.bench.report import DemoReport, Quartiles
 from eagle_plugin.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLOURS = ("#9aa5b1", "#5b7fa6", "#d9662b")
 
@@ -16,8 +19,8 @@ class PictureError(UserError):
     """The picture cannot be drawn here."""
 
 
-def figure_classes() -> tuple[Any, Any]:
-    """Matplotlib's figure, and the canvas that makes PNG files of it. Raises PictureError."""
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of that size in inches. Raises PictureError where matplotlib is missing."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -26,12 +29,14 @@ def figure_classes() -> tuple[Any, Any]:
             f"no picture: {error.name} is not installed; use the engine's environment (`make env`, `make env-vllm`) "
             "or: pip install matplotlib"
         ) from error
-    return Figure, FigureCanvasAgg
+    figure = Figure(figsize=(width, height), dpi=150)
+    FigureCanvasAgg(figure)
+    figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.08)
+    return figure
 
 
 def draw_demo(report: DemoReport, path: Path) -> None:
     """Write a PNG with one bar per server: tokens per second, and the ratio to plain decoding. Raises PictureError."""
-    Figure, FigureCanvas = figure_classes()
     spreads, settings = report.spread, report.settings
     names = (
         "plain decoding",
@@ -42,9 +47,7 @@ def draw_demo(report: DemoReport, path: Path) -> None:
     one = Quartiles(q1=1.0, median=1.0, q3=1.0)
     ratios = (one, spreads.builtin_speedup_vs_plain, spreads.speedup_vs_plain)
 
-    figure = Figure(figsize=(9, 4.6), dpi=150)
-    FigureCanvas(figure)
-    figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.08)
+    figure = new_figure(9, 4.6)
     figure.suptitle(f"{report.target} in {report.engine} {report.engine_version}", fontsize=13, fontweight="bold")
     for axes, title, values, label in zip(
         figure.subplots(1, 2),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from eagle_plugin.atomic_io import replace_output
-from eagle_plugin.bench.picture import figure_classes
+from eagle_plugin.bench.picture import new_figure
 from eagle_plugin.core.policy_report import PolicyReport, present_choice
 from eagle_plugin.core.shape import PLAIN, Shape
 
@@ -23,10 +23,7 @@ def lines_by_depth(report: PolicyReport) -> dict[int, list[Shape]]:
 
 def draw_policy(report: PolicyReport, path: Path) -> None:
     """Write a PNG with a line per depth; the present choice has a ring. Raises PictureError and WriteError."""
-    Figure, FigureCanvas = figure_classes()
-    figure = Figure(figsize=(9, 4.6), dpi=150)
-    FigureCanvas(figure)
-    figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.08)
+    figure = new_figure(9, 4.6)
     figure.suptitle(present_choice(report), fontsize=10)
     milliseconds = {shape: expected.seconds * 1e3 for shape, expected in report.expected.items()}
     gains = {shape: report.gain(shape) for shape in report.expected} if PLAIN in report.expected else report.rates()

@@ -69,7 +69,7 @@ class Costs(NamedTuple):
     """Seconds of the parts of a round of b requests, measured on one machine with one pair of models."""
 
     target: Forward  # W rows: the target's forward over the trees, and the walk
-    level: Forward  # K rows: one level of the draft, the head's forward and the tree's growth
+    level: Forward  # K rows: one level of the draft, the head's forward and the choice of the next nodes
     extend: Forward  # E rows: the move of the accepted keys, and the head's forward over the accepted tokens
     fixed: float = 0.0  # of every round: the engine's scheduler and what no table has
 

@@ -60,7 +60,7 @@ def shapes_within(caps: Shape) -> list[Shape]:
 
 
 def captured_shapes(caps: Shape) -> list[Shape]:
-    """The few of `shapes_within` that are worth a set of CUDA graphs each: plain decoding, the caps, some between."""
+    """The few of `shapes_within` that get CUDA graphs: plain decoding, the caps, some between."""
     shapes = [PLAIN]
     for width in GRAPH_WIDTHS:
         steps = min(caps.steps, width - 1 if caps.topk == 1 else math.ceil(math.log2(width)))

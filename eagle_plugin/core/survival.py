@@ -13,9 +13,9 @@ from operator import mul
 from eagle_plugin.core.shape import Shape
 
 SUM_MEMORY = 20  # requests' rounds after which a measured sum has 1/e of its weight
-FACTOR_MEMORY = 60  # the same of the counts behind a factor
+FACTOR_MEMORY = 60  # the same of the counts of a factor
 FEWEST_ROUNDS = 10  # of a batch, that a memory spans at least
-PRIOR = 1.0  # accepted token per depth that the factor 1 is always worth
+PRIOR = 1.0  # accepted token per depth that always counts for the factor 1
 # The chance that the target takes a node's first, second .. child, of a head that nothing is known of.
 TYPICAL = (0.6, 0.15, 0.07, 0.04)
 

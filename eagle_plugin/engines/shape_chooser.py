@@ -56,13 +56,20 @@ class ShapeChooser:
     """
 
     def __init__(
-        self, caps: Shape, policy: Policy | None, shapes: Sequence[Shape] = (), clock: Callable[[], float] | None = None
+        self,
+        caps: Shape,
+        policy: Policy | None,
+        shapes: Sequence[Shape] = (),
+        clock: Callable[[], float] | None = time.perf_counter,
     ) -> None:
-        """policy: None for fixed shapes, or for random ones where `shapes` has those to choose from."""
+        """policy: None for fixed shapes, or for random ones where `shapes` has those to choose from.
+
+        clock: None where several ranks must choose alike: each would measure other times.
+        """
         self.caps, self.policy = caps, policy
         self._random = random.Random(2026)  # the same in every rank
         self._shapes = shapes
-        self._clock = clock or time.perf_counter
+        self._clock = clock
         self._path_sums: dict[tuple[Shape, int], PathSums] = {}
         self._drafted = 0
         self._last: tuple[float, ServedRound, bool] | None = None  # begin, round, whether the round before was its like
@@ -90,9 +97,11 @@ class ShapeChooser:
 
     def begin(self, shape: Shape, b: int, keys: int) -> None:
         """Note when a decode round begins: it ends when the next one begins, unless `pause` is called in between."""
+        if self._clock is None or self.policy is None:
+            return
         now, last = self._clock(), self._last
         like = last is not None and (last[1].shape, last[1].b) == (shape, b)
-        if last is not None and last[2] and self.policy is not None:
+        if last is not None and last[2]:
             began, before, _ = last
             self._observe_time(before, now - began)
         self._last = now, ServedRound(shape, b, keys), like

@@ -269,7 +269,7 @@ def test_streams_never_share_a_number() -> None:
     assert len(set(drawn.tolist())) == len(drawn) and math.isclose(float(drawn.mean()), 0.5, abs_tol=0.15)
 
 
-def test_the_numbers_of_a_walk_belong_to_positions() -> None:
+def test_the_uniforms_of_a_walk_belong_to_positions() -> None:
     """Whatever round passes a position: a long path's numbers are those of shorter ones that begin later."""
     keys = torch.tensor([3, -8])
     path = rng.verify_uniforms(keys, torch.tensor([17, 2]), 5)

@@ -38,6 +38,11 @@ class PendingTokens:
         """The head has read all of these requests, rows [b] int64 of the table: a prefill, or a drafted round."""
         self._counts[requests] = 0
 
+    def clear(self) -> None:
+        """As `forget`, for all rows."""
+        self._counts.zero_()
+        self.rounds = 0
+
     def add(self, batch: RoundBatch, accepted: Accepted, states: Tensor) -> None:
         """Keep the token of a plain round of each lane, and the target's states [B, F] at the roots."""
         rows = batch.requests

@@ -48,7 +48,7 @@ def choose_shapes(worker: Any, mode: str, most_requests: int) -> ShapeChooser:
     costs = _costs(worker, most_requests)
     policy = Policy(caps, CostModel(costs), shapes)
     rank_logger(logger).info("eagle-plugin: %s", first_choices(policy))
-    return ShapeChooser(caps, policy)
+    return ShapeChooser(caps, policy, clock=time.perf_counter if get_parallel().tp_size == 1 else None)
 
 
 def _costs(worker: Any, most_requests: int) -> Costs:

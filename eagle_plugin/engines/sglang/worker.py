@@ -120,6 +120,7 @@ class TreeWorker(EAGLEWorkerV2):
         capture_rounds(self._round, self.shape, shapes, self.device, pool.size)
         if check_rounds(self):
             self.shapes = choose_shapes(self, mode, pool.size)
+            self._round.pending.clear()  # what tests and measurements left
 
     def forward_batch_generation(
         self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None, pp_proxy_tensors: Any = None

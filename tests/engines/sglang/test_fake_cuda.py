@@ -180,8 +180,8 @@ def test_a_round(library: FakeLibrary, decode_round: DecodeRound, shape: Shape, 
     if captured:
         assert library.launched == ["start_round"], "a captured function was called instead of replayed"
     else:
-        numbers = [] if greedy else ["uniforms"]
-        wanted = [*numbers, "verify_tree", "compact_kv", "read_path", "topk_log_softmax"]
+        drawn = [] if greedy else ["uniforms"]
+        wanted = [*drawn, "verify_tree", "compact_kv", "read_path", "topk_log_softmax"]
         assert library.launched[-len(wanted) :] == wanted
         assert greedy == ("uniforms" not in library.launched)
 
