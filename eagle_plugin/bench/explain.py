@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -95,7 +94,7 @@ def shape_table(report: PolicyReport) -> Table:
     """One row per shape, by width; the present choice has a star."""
     served = sum(totals.rounds for totals in report.totals.values())
     caption = f"{served:,} rounds since the server started; * is the present choice"
-    table = Table(caption=caption, caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(caption=caption, caption_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("shape")
     for name in ("expected\nms/step", "tokens/\nround", "\ntokens/s", "of\nplain"):
         table.add_column(name, justify="right")

@@ -70,7 +70,7 @@ def report_of_lines(lines: Iterable[str], source: str) -> PolicyReport:
                 fault = error
         elif NO_POLICY in line:
             seen = f"its server has no policy, EAGLE_POLICY is {line.partition(NO_POLICY)[2].partition(':')[0]}"
-        elif SERVES in line:
+        elif SERVES in line and not seen:
             seen = "its server has written none yet: it writes one per EAGLE_POLICY_LOG_SECONDS (60) while it decodes"
     if newest is not None:
         return newest
@@ -99,9 +99,7 @@ def _fetch(url: str) -> str:
     try:
         answer = httpx.get(address, timeout=TIMEOUT, trust_env=False, follow_redirects=True)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise SourceError(
-            f"{url} does not answer ({error or type(error).__name__}): is it a server that runs?"
-        ) from error
+        raise SourceError(f"{url} does not answer ({error or type(error).__name__}): check address and port") from error
     if answer.status_code == httpx.codes.NOT_FOUND:
         raise SourceError(f"{address} is not there (404): start SGLang with --enable-metrics, or name the server's log")
     if answer.status_code != httpx.codes.OK:
