@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 from vllm import LLM
 from vllm_engines import Rounds, accept_length, chosen_by, core, engine, generate, random_shapes, rounds, runner
 from vllm_greedy import Reference, make_prompts, write_heads, write_target
 
 from eagle_plugin.core.policy import shapes_within
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.engines.shape_chooser import ShapeChooser
+from eagle_plugin.engines.round import Drafts
+from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser
 from eagle_plugin.engines.vllm import drafter, pending
 from eagle_plugin.engines.vllm.batch import RoundBatch
 from eagle_plugin.engines.vllm.verifier import CacheGroup
@@ -136,13 +138,21 @@ class TestControls:
 
 
 class SomePlain(ShapeChooser):
-    """Turns of plain rounds and trees."""
+    """Turns of trees and plain rounds; keeps what the head made of its candidates."""
 
-    rounds = 0
+    def __init__(self, caps: Shape) -> None:
+        super().__init__(caps, None)
+        self.rounds = 0
+        self.scores: list[Tensor] = []
 
     def choose(self, *arguments: Any) -> Shape:
         self.rounds += 1
         return PLAIN if self.rounds % 13 > 4 else self.caps
+
+    def launched(self, shape: Shape, b: int, keys: int, drafts: Drafts) -> ServedRound:
+        if drafts.scores is not None:
+            self.scores.append(drafts.scores.exp().clone())
+        return super().launched(shape, b, keys, drafts)
 
 
 @pytest.mark.parametrize("trees", CASES[:1], indirect=True, ids=str, scope="module")
@@ -153,21 +163,22 @@ def test_what_plain_rounds_yielded_is_read_before_the_next_tree(
     served = runner(trees.llm)
     read = RoundBatch.read
 
-    def found(patch: Callable[[pytest.MonkeyPatch], None]) -> Rounds:
-        with monkeypatch.context() as patched, chosen_by(trees.llm, SomePlain(served._caps, None)):
-            patch(patched)
-            before = rounds(trees.llm)
+    def candidates(owner: Any = None, name: str = "", value: Any = None) -> Tensor:
+        chooser = SomePlain(served._caps)
+        with monkeypatch.context() as patched, chosen_by(trees.llm, chooser):
+            if owner is not None:
+                patched.setattr(owner, name, value)
+            for layer in served.drafter._draft_attn_layer_names:  # the blocks still hold what the last call wrote
+                served.compilation_config.static_forward_context[layer].kv_cache.zero_()
             answers = generate(trees.llm, [PROMPTS[i] for i in COUNTED], max_tokens=LENGTH)
-            assert answers == [models.expected[i] for i in COUNTED]
-            return rounds(trees.llm, before)
+        assert answers == [models.expected[i] for i in COUNTED]
+        return torch.cat([scores.flatten() for scores in chooser.scores])
 
-    at_once = found(lambda patched: None)
-    one_by_one = found(
-        lambda patched: patched.setattr(RoundBatch, "read", lambda *given: read(*given)._replace(plain=False))
-    )
-    full = found(lambda patched: patched.setattr(pending, "PENDING_TOKENS", 3))
-    never = found(lambda patched: patched.setattr(served.drafter, "read_pending", lambda rows: None))
-    assert at_once == one_by_one == full != never
+    wanted = candidates(RoundBatch, "read", lambda *given: read(*given)._replace(plain=False))  # one by one
+    for found in (candidates(), candidates(pending, "PENDING_TOKENS", 3)):
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
+    never = candidates(served.drafter, "read_pending", lambda rows: None)
+    assert never.shape != wanted.shape or (never - wanted).abs().max() > 5e-3
 
 
 def test_asynchronous_scheduling(models: Models) -> None:
