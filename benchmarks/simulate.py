@@ -209,7 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.record:
         trace = record(options.prompts, options.tokens, console)
         trace.save(options.record)
-        console.print(f"{len(trace.scores)} positions of {len(trace.starts)} texts, written to {options.record}")
+        console.print(f"{len(trace.scores)} positions of {len(trace.starts)} responses, written to {options.record}")
         return 0
     report = run(options, console)
     options.json.parent.mkdir(parents=True, exist_ok=True)

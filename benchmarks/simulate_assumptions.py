@@ -17,7 +17,8 @@ def assumptions(context: int, fixed: float) -> list[str]:
         f"{name}: {head.accept_length} in trees of {head.shape} ({head.source})" for name, head in HEADS.items()
     )
     return [
-        f"Every request has {context} tokens of prefix and never ends. Prefills, queues and the host are left out.",
+        f"Every request has {context} tokens of prefix and never ends. Prefills, queues and the host are left out, "
+        "and the memory's size: the largest batches may not fit.",
         "A forward takes the root of the sum of the squares of its memory time and its compute time: bytes over "
         f"{targets.MEMORY_EFFICIENCY:g} of the bandwidth, FLOPs over {targets.COMPUTE_EFFICIENCY:g} of the dense bf16 "
         "peak of NVIDIA's data sheets. Weights and cache are bf16, GPT-OSS's experts have 4.25 bits per weight. Logits "

@@ -26,7 +26,7 @@ class PredictedRow(Protocol):
 
 
 def draw(rows: Sequence[PredictedRow], verdict: str, path: Path) -> None:
-    """Write a PNG; the verdict on the simulator stands above the panels."""
+    """Write a PNG; the verdict on the simulator is above the panels."""
     devices = list(dict.fromkeys(row.device for row in rows))
     cases = list(dict.fromkeys((row.target, row.acceptance) for row in rows))
     figure = Figure(figsize=(4.2 * len(cases), 3.2 * len(devices) + 1.2), dpi=110)

@@ -1,4 +1,4 @@
-"""Records a trace for the simulator: the shipped head on greedy texts of its target, with the reference decoder."""
+"""Records a trace for the simulator: the shipped head on greedy responses of its target, with the reference decoder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def record(prompts: int, tokens: int, console: Console) -> Trace:
     questions = list(chain.from_iterable(assign_rounds(read_questions(question_files()))))[:prompts]
     parts, starts, gen = [], [0], torch.Generator().manual_seed(0)
     with Progress(console=console) as bar:
-        for question in bar.track(questions, description="texts"):
+        for question in bar.track(questions, description="responses"):
             chat = [{"role": "user", "content": question.prompt}]
             ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
             text = generate_response(model, ids, tokens, 0.0, tokenizer.eos_token_id, gen)

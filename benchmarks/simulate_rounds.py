@@ -32,20 +32,20 @@ class Served(NamedTuple):
 
 
 class Requests:
-    """b requests, each walking through texts of a trace; a text that ends is followed by another one."""
+    """b requests, each walking through responses of a trace; a text that ends is followed by another one."""
 
     def __init__(self, outcomes: Outcomes, b: int, gen: np.random.Generator) -> None:
         self.outcomes, self.gen = outcomes, gen
-        self.texts = gen.integers(0, len(outcomes.starts) - 1, b)
-        first, end = outcomes.starts[self.texts], outcomes.starts[self.texts + 1]
+        self.responses = gen.integers(0, len(outcomes.starts) - 1, b)
+        first, end = outcomes.starts[self.responses], outcomes.starts[self.responses + 1]
         self.at = first + (gen.random(b) * (end - first)).astype(np.int64)
 
     def advance(self, tokens: np.ndarray) -> None:
         """Every request goes on by so many tokens."""
         self.at += tokens
-        done = self.at >= self.outcomes.starts[self.texts + 1]
-        self.texts[done] = self.gen.integers(0, len(self.outcomes.starts) - 1, int(done.sum()))
-        self.at[done] = self.outcomes.starts[self.texts[done]]
+        done = self.at >= self.outcomes.starts[self.responses + 1]
+        self.responses[done] = self.gen.integers(0, len(self.outcomes.starts) - 1, int(done.sum()))
+        self.at[done] = self.outcomes.starts[self.responses[done]]
 
 
 def serve_policy(

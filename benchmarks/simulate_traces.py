@@ -29,7 +29,7 @@ class Trace(NamedTuple):
 
     scores: np.ndarray  # [T, C] float32
     path: np.ndarray  # [T, D] uint8: the accepted candidate of each depth, MISSED from where there is none
-    starts: np.ndarray  # [texts] int32: first position of each text
+    starts: np.ndarray  # [responses] int32: first position of each text
 
     def save(self, path: Path) -> None:
         """Write the trace; scores are rounded to 1/32, so that a thousand positions take less than 200 KB."""
@@ -53,7 +53,7 @@ class Outcomes(NamedTuple):
     shapes: tuple[Shape, ...]
     sums: np.ndarray  # [T, J, D] float32, the sums of path scores by depth
     accepted: np.ndarray  # [T, J] int64, accepted drafted tokens
-    starts: np.ndarray  # [texts + 1] int64, the last one is T
+    starts: np.ndarray  # [responses + 1] int64, the last one is T
 
     @classmethod
     def of(cls, trace: Trace, shapes: Sequence[Shape]) -> Outcomes:
@@ -76,15 +76,15 @@ class Outcomes(NamedTuple):
         )
 
 
-def synthesize(log_odds: float, texts: int = 40, length: int = 150, seed: int = 0) -> Trace:
+def synthesize(log_odds: float, responses: int = 40, length: int = 150, seed: int = 0) -> Trace:
     """A head whose scores are calibrated, as recorded heads' nearly are: the target takes a child by its probability.
 
     log_odds: mean log odds of a node's first child; they vary between positions of a text, as a slow random walk, and
     between nodes, and fall with the depth.
     """
     gen = torch.Generator().manual_seed(seed)
-    steps = torch.randn(texts, length, generator=gen)
-    walk = torch.zeros(texts)
+    steps = torch.randn(responses, length, generator=gen)
+    walk = torch.zeros(responses)
     easy = []
     for t in range(length):
         walk = 0.9 * walk + (1 - 0.9**2) ** 0.5 * steps[:, t]
@@ -120,7 +120,7 @@ def calibrate(shape: Shape, accept_length: float) -> float:
     low, high = -4.0, 8.0
     for _ in range(16):
         middle = (low + high) / 2
-        if 1 + synthesize(middle, texts=20).accepted(shape) < accept_length:
+        if 1 + synthesize(middle, responses=20).accepted(shape) < accept_length:
             low = middle
         else:
             high = middle

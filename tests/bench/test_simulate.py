@@ -25,7 +25,7 @@ LLAMA, GPT = TARGETS["Llama-3.1-8B"], TARGETS["GPT-OSS-120B"]
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    return synthesize(1.5, texts=8, length=60)
+    return synthesize(1.5, responses=8, length=60)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_a_synthetic_head_is_calibrated(trace: Trace, outcomes: Outcomes) -> Non
 
 
 def test_calibration() -> None:
-    found = synthesize(calibrate(Shape.chain(3), 2.5), texts=40, seed=1).accepted(Shape.chain(3))
+    found = synthesize(calibrate(Shape.chain(3), 2.5), responses=40, seed=1).accepted(Shape.chain(3))
     assert 1 + found == pytest.approx(2.5, abs=0.08)
 
 
@@ -146,15 +146,15 @@ def test_the_committed_trace_is_a_real_heads() -> None:
     assert (missed[:, 1:] >= missed[:, :-1]).all()
 
 
-def test_requests_walk_through_their_texts(outcomes: Outcomes) -> None:
+def test_requests_walk_through_their_responses(outcomes: Outcomes) -> None:
     requests = Requests(outcomes, 50, np.random.default_rng(0))
     for _ in range(100):
-        before, texts = requests.at.copy(), requests.texts.copy()
+        before, responses = requests.at.copy(), requests.responses.copy()
         requests.advance(np.full(50, 3))
-        stayed = requests.texts == texts
+        stayed = requests.responses == responses
         same = stayed & (requests.at == before + 3)
-        assert (same | (requests.at == outcomes.starts[requests.texts])).all()
-        assert (requests.at < outcomes.starts[requests.texts + 1]).all()
+        assert (same | (requests.at == outcomes.starts[requests.responses])).all()
+        assert (requests.at < outcomes.starts[requests.responses + 1]).all()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def test_the_policy_is_as_fast_as_the_best_fixed_shape(outcomes: Outcomes, b: in
     assert b == 1 or wrong < 0.8 * best  # the control: the caps are not the answer
 
 
-def test_published_points_are_compared_and_misses_are_said(outcomes: Outcomes) -> None:
+def test_published_points_are_compared_and_misses_are_named(outcomes: Outcomes) -> None:
     fixed = fit_fixed(2.7)
     chain, machine = Shape.chain(3), Machine(H100, LLAMA, fixed)
     assert fixed_rate(machine, 2.7, chain, 2, 500) / plain_rate(machine, 2, 500) == pytest.approx(TABLE_3[2])
