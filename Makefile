@@ -111,8 +111,8 @@ format: env ## let ruff and clang-format rewrite the files
 	$(BIN)/ruff format $(CODE)
 	$(if $(CXX_CODE),$(BIN)/clang-format -i $(CXX_CODE))
 
-bench: $(ENGINE_ENV) ## find the best tree shape on this machine; see ARGS='--help'
-	.venv-$(ENGINE)/bin/eagle-plugin bench --engine $(ENGINE) $(ARGS)
+bench: $(ENGINE_ENV) ## the serving benchmark under load, to out/serving.json (up to an hour); see ARGS='--help'
+	.venv-$(ENGINE)/bin/python benchmarks/serving.py --engine $(ENGINE) $(ARGS)
 
 acceptance: env ## accept length of the sampling rules with the shipped head, to out/acceptance.json
 	$(CALM) $(BIN)/python benchmarks/acceptance.py --json out/acceptance.json $(ARGS)

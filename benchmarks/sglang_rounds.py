@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 
 # Before SGLang is imported: its CPU engine, overlap scheduling there, and captured rounds by emulated graphs.
-os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "EAGLE_OVERLAP": "1", "EAGLE_GRAPHS": "emulate"}
+os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "EAGLE_OVERLAP": "1", "EAGLE_GRAPHS": "emulate", "EAGLE_POLICY": "fixed"}
 
 import tiny_models
 import torch

@@ -35,7 +35,9 @@ def assumptions(context: int, fixed: float) -> list[str]:
         f"A forward of the head takes {us(targets.FORWARD)} besides its roofline. A round has "
         f"{us(targets.OVERLAPPED)} of small kernels, assumed for engines whose host works ahead. The engine of the "
         f"EAGLE-3 paper needed {fixed * 1e3:.1f} ms, which was fitted; only the comparison uses it.",
-        "The policy's plain rounds keep the head up to date; plain decoding, the unit of all speed-ups, has no head.",
+        "After 32 plain rounds of the policy the head reads their tokens. Plain decoding, the unit of all speed-ups, "
+        "has no head.",
+        "no head.",
         "Acceptance: synthetic traces of a head whose scores are calibrated, and whose difficulty varies slowly along "
         f"a text. Accept lengths that they are calibrated to: {heads}.",
         f"A smaller tree takes its nodes from the candidates of {CAPS}, by the rule of core/path_sums.py.",

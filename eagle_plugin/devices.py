@@ -1,8 +1,18 @@
-"""The device that a user names with --device."""
+"""Devices: the one that a user names with --device, and what tells one kind of device from another."""
 
 from __future__ import annotations
 
+import functools
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from eagle_plugin.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class DeviceError(UserError):
@@ -25,3 +35,34 @@ def check_device(name: str) -> str:
         there = f"one of cuda:0 to cuda:{count - 1}, or cpu" if count else "cpu: this torch finds no GPU here"
         raise DeviceError(f"--device {name} cannot be used ({reason}); give {there}") from error
     return name
+
+
+def device_key(device: torch.device) -> dict[str, str]:
+    """The kind of a device and its driver: what was found on one holds for every other with the same key."""
+    import torch
+
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        capability = f"{properties.major}.{properties.minor}"
+        return {"device": f"{properties.name} ({capability})", "driver": driver_version()}
+    return {"device": f"{device.type} ({platform.machine()}, {_processor()})", "driver": platform.release()}
+
+
+def driver_version() -> str:
+    """The version of NVIDIA's driver as the system names it, else the CUDA version that it supports."""
+    try:
+        return _DRIVER.read_text(encoding="utf-8").splitlines()[0].strip()
+    except (OSError, IndexError, UnicodeDecodeError):
+        import torch
+
+        return f"CUDA {torch._C._cuda_getDriverVersion()}"  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.processor()

@@ -180,6 +180,7 @@ def build_report(
             quick=options.quick,
             thorough=options.thorough,
             busy_percent=speed.busy_percent,
+            over_steal_limit=speed.over_steal_limit,
         ),
         versions=installed_versions(
             ("eagle-plugin", *ENGINES[options.engine].distributions, "torch", "transformers", "openai")

@@ -127,15 +127,8 @@ async def run_load(
     if concurrency < 1:
         raise ValueError(f"concurrency is {concurrency}, wanted at least 1")
     gate = asyncio.Semaphore(concurrency)
-    # One client per run: a connection that was open during a pause of the server may be closed when it is used again.
-    async with AsyncOpenAI(
-        base_url=f"{server.url}/v1",
-        api_key="none",
-        max_retries=0,  # a silent second try would be timed as a slow first one
-        timeout=REQUEST_TIMEOUT_S,
-        http_client=httpx.AsyncClient(trust_env=False, timeout=REQUEST_TIMEOUT_S, verify=VERIFY_TLS),
-    ) as client:
-        model = await _served_model(client)
+    async with connect(server) as client:
+        model = await served_model(client)
 
         async def ask(question: Question) -> Completion:
             async with gate:
@@ -153,7 +146,21 @@ async def run_load(
             raise
 
 
-async def _served_model(client: AsyncOpenAI) -> str:
+def connect(server: EngineEndpoint) -> AsyncOpenAI:
+    """A client for one run: a connection that was open during a pause of the server may be closed when used again."""
+    return AsyncOpenAI(
+        base_url=f"{server.url}/v1",
+        api_key="none",
+        max_retries=0,  # a silent second try would be timed as a slow first one
+        timeout=REQUEST_TIMEOUT_S,
+        http_client=httpx.AsyncClient(
+            trust_env=False, timeout=REQUEST_TIMEOUT_S, verify=VERIFY_TLS, limits=httpx.Limits(max_connections=None)
+        ),
+    )
+
+
+async def served_model(client: AsyncOpenAI) -> str:
+    """The name of the model that the server serves. Raises LoadError."""
     try:
         return (await client.models.list()).data[0].id
     except (OpenAIError, httpx.HTTPError, IndexError) as error:

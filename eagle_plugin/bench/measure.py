@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from eagle_plugin.bench.load import Completion, Sampling, accept_length, ask_all, flush_prefix_cache
 from eagle_plugin.bench.questions import Question
 from eagle_plugin.bench.servers import Server
+from eagle_plugin.bench.steal import StealWatch
 
 Name = TypeVar("Name", bound=str)
 
@@ -150,24 +151,34 @@ def run_repeat(server: Server, questions: Sequence[Question], sampling: Sampling
         server.pause()
 
 
+def _least_stolen(
+    server: Server, questions: Sequence[Question], sampling: Sampling, watch: StealWatch | None
+) -> Repeat:
+    if watch is None:
+        return run_repeat(server, questions, sampling)
+    return watch.least_stolen(lambda: run_repeat(server, questions, sampling), server.label).value
+
+
 def measure_interleaved(
     servers: Mapping[Name, Server],
     repeats: Sequence[Sequence[Question]],
     sampling: Sampling,
     on_repeat: Callable[[Name, int, Repeat], None] = lambda name, number, repeat: None,
     enough: Callable[[Mapping[Name, RepeatSeries]], bool] = lambda series: False,
+    watch: StealWatch | None = None,
 ) -> dict[Name, RepeatSeries]:
     """Ask every server the questions of every repeat, in another order of servers each time.
 
     All servers but the one that is asked are paused. The measurement ends when `enough` returns true for the repeats
-    so far, which are complete: each server has answered the same questions.
+    so far, which are complete: each server has answered the same questions. With a `watch`, a repeat of one server
+    that had too much steal is made again.
     """
     done: dict[Name, list[Repeat]] = {name: [] for name in servers}
     orders = itertools.cycle(itertools.permutations(servers))
     series: dict[Name, RepeatSeries] = {}
     for number, (questions, order) in enumerate(zip(repeats, orders, strict=False)):
         for name in order:
-            repeat = run_repeat(servers[name], questions, sampling)
+            repeat = _least_stolen(servers[name], questions, sampling, watch)
             done[name].append(repeat)
             on_repeat(name, number, repeat)
         series = {name: RepeatSeries(tuple(measured)) for name, measured in done.items()}

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from eagle_plugin.atomic_io import replace_file
 from eagle_plugin.bench.report import DemoReport, Quartiles
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLOURS = ("#9aa5b1", "#5b7fa6", "#d9662b")
 
@@ -14,8 +18,8 @@ class PictureError(RuntimeError):
     """The picture cannot be drawn here."""
 
 
-def draw_demo(report: DemoReport, path: Path) -> None:
-    """Write a PNG with one bar per server: tokens per second, and the ratio to plain decoding. Raises PictureError."""
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of that size in inches. Raises PictureError where matplotlib is missing."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -24,6 +28,14 @@ def draw_demo(report: DemoReport, path: Path) -> None:
             f"no picture: {error.name} is not installed; use the engine's environment (`make env`, `make env-vllm`) "
             "or: pip install matplotlib"
         ) from error
+    figure = Figure(figsize=(width, height), dpi=150)
+    FigureCanvasAgg(figure)
+    figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.08)
+    return figure
+
+
+def draw_demo(report: DemoReport, path: Path) -> None:
+    """Write a PNG with one bar per server: tokens per second, and the ratio to plain decoding. Raises PictureError."""
     spreads, settings = report.spread, report.settings
     names = (
         "plain decoding",
@@ -34,9 +46,7 @@ def draw_demo(report: DemoReport, path: Path) -> None:
     one = Quartiles(q1=1.0, median=1.0, q3=1.0)
     ratios = (one, spreads.builtin_speedup_vs_plain, spreads.speedup_vs_plain)
 
-    figure = Figure(figsize=(9, 4.6), dpi=150)
-    FigureCanvasAgg(figure)
-    figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.08)
+    figure = new_figure(9, 4.6)
     figure.suptitle(f"{report.target} in {report.engine} {report.engine_version}", fontsize=13, fontweight="bold")
     for axes, title, values, label in zip(
         figure.subplots(1, 2),

@@ -85,6 +85,11 @@ class DemoSettings(Strict):
     busy_percent: float = Field(
         ge=0, le=100, description="use of all cores by other processes just before the first repeat"
     )
+    over_steal_limit: float | None = Field(
+        default=None,
+        description="part of the measured spans in which more than 5 % of the processor time that was wanted went to "
+        "other guests of the host; such spans were measured again; null if unknown",
+    )
 
 
 class DemoReport(Strict):

@@ -15,6 +15,7 @@ from eagle_plugin.bench.servers import Server, check_worker
 from eagle_plugin.bench.side_by_side import show_side_by_side
 from eagle_plugin.bench.spec import Mode, ServerSpec
 from eagle_plugin.bench.startup import launched, wait_all, warm_up_all
+from eagle_plugin.bench.steal import StealWatch
 
 BUSY_LIMIT = 10.0  # percent of all cores
 SHOWN_QUESTIONS = 2
@@ -31,6 +32,7 @@ class SpeedResult(NamedTuple):
     plugin_line: str  # the line of the start-up log in which the plugin tells what it serves
     busy_percent: float  # use of all cores by other processes just before the measurement
     stop_reason: str
+    over_steal_limit: float | None  # part of the measured spans with too much steal; None if steal is unknown
 
 
 def measure_speed(
@@ -66,6 +68,7 @@ def measure_speed(
             steps.log(f"[bold yellow]other processes use {busy:.0f} % of this machine: the results will be off[/]")
         enough = EarlyStop(RATIOS, max_seconds=MEASURE_SECONDS)
         done, total = 0, len(repeats) * len(servers)
+        watch = StealWatch(total, lambda text: steps.log(f"[yellow]{text}[/]"))
         with steps.step("measuring") as step:
 
             def advance(mode: Mode, number: int, repeat: Repeat) -> None:
@@ -76,5 +79,5 @@ def measure_speed(
 
             sampling = Sampling(max_tokens=max_tokens)
             stop = (lambda series: False) if thorough else enough
-            series = measure_interleaved(servers, repeats, sampling, advance, stop)
-    return SpeedResult(series, version, plugin_line, busy, enough.reason)
+            series = measure_interleaved(servers, repeats, sampling, advance, stop, watch)
+    return SpeedResult(series, version, plugin_line, busy, enough.reason, watch.over_limit_share)

@@ -30,7 +30,8 @@ def wait_all(servers: Mapping[Name, Server], specs: Mapping[Name, ServerSpec], s
 
     Raises ServerError if one of them does not start or uses another worker than its spec asks for.
     """
-    with steps.step("starting " + " and ".join(server.label for server in servers.values())) as step:
+    few = " and ".join(server.label for server in servers.values())
+    with steps.step(f"starting {few if len(servers) <= 3 else f'{len(servers)} servers'}") as step:
         for name, server in servers.items():
             server.wait_ready(progress=step.update)
             line = check_worker(server, specs[name].mode)

@@ -7,11 +7,12 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.shape import PLAIN, Shape
 
+PENDING_TOKENS = 32  # tokens of plain rounds per request: when there are so many, the head reads them
 # One served round moves an estimate by so much of what it differs from its prediction.
-RATE = 0.1
-CHANGE_ROUNDS = 16  # rounds after a change of shape whose times are compared with those before it
+RATE = 0.2
+CHANGE_ROUNDS = 8  # rounds after a change of shape whose times are compared with those before it
 LARGEST_ERROR = math.log(2)  # a round that takes longer than twice its prediction counts as twice: others disturbed it
 FORGETTING = 0.999  # per round: what was learned of shapes that are not served fades
 
@@ -24,10 +25,14 @@ class Curve(NamedTuple):
 
     @classmethod
     def of(cls, points: Iterable[tuple[int, float]]) -> Curve:
-        """The curve through (rows, seconds) points, at least one; of equal rows the shortest time counts."""
+        """The curve under (rows, seconds) points, at least one.
+
+        A busy machine only adds time, and fewer rows never take more: the shortest time of so many rows or more counts.
+        """
         shortest: dict[int, float] = {}
-        for rows, seconds in points:
-            shortest[rows] = min(seconds, shortest.get(rows, math.inf))
+        least = math.inf
+        for rows, seconds in sorted(points, reverse=True):
+            shortest[rows] = least = min(least, seconds)
         ordered = sorted(shortest)
         return cls(tuple(ordered), tuple(shortest[rows] for rows in ordered))
 
@@ -67,7 +72,7 @@ class Costs(NamedTuple):
     """Seconds of the parts of a round of b requests, measured on one machine with one pair of models."""
 
     target: Forward  # W rows: the target's forward over the trees, and the walk
-    level: Forward  # K rows: one level of the draft, the head's forward and tree building
+    level: Forward  # K rows: one level of the draft, the head's forward and the choice of the next nodes
     extend: Forward  # E rows: the move of the accepted keys, and the head's forward over the accepted tokens
     fixed: float = 0.0  # of every round: the engine's scheduler and what no table has
 
@@ -78,12 +83,13 @@ class Costs(NamedTuple):
 
     def line(self, shape: Shape, b: int) -> tuple[float, float]:
         """Seconds of a round with empty prefixes, and seconds per token of the prefixes."""
-        steps, topk, width = shape
-        target = self.target.line(b, width)
-        level = self.level.line(b, topk)
-        extend = self.extend.line(b, shape.max_accept_length)
-        levels = max(steps - 1, 0)
-        return self.fixed + target[0] + extend[0] + levels * level[0], target[1] + extend[1] + levels * level[1]
+        parts = [(1.0, self.target.line(b, shape.width))]
+        if shape == PLAIN:
+            parts.append((1 / PENDING_TOKENS, self.extend.line(b, PENDING_TOKENS)))
+        else:
+            parts.append((1.0, self.extend.line(b, shape.max_accept_length)))
+            parts.append((shape.steps - 1, self.level.line(b, shape.topk)))
+        return self.fixed + sum(n * part[0] for n, part in parts), sum(n * part[1] for n, part in parts)
 
 
 class CostModel:

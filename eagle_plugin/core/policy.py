@@ -5,6 +5,7 @@ The shapes are those that gave the most tokens per second on two CPU cores (docs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 from eagle_plugin.core.costs import CostModel
@@ -38,6 +39,7 @@ def shape_for(draft_tokens: int, depth: int | None = None, topk: int | None = No
 
 # Widths that the policy chooses from: each is about half as much again as the one before.
 WIDTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+GRAPH_WIDTHS = (2, 3, 4, 8, 16)  # the same, where every shape needs CUDA graphs
 HYSTERESIS = 0.03  # a change must promise so much more than the present shape: less is noise
 REVIEW_ROUNDS = 8  # rounds between two choices for batches of one size
 PROBE_COST = 0.01  # of the time may be lost to shapes that are tried only to learn
@@ -63,6 +65,16 @@ def deepest_of(shapes: Collection[Shape]) -> list[Shape]:
     """Of the deepest shapes those with the most children per node, of any width."""
     deepest = max(shapes)
     return [shape for shape in shapes if shape[:2] == deepest[:2]]
+
+
+def captured_shapes(caps: Shape) -> list[Shape]:
+    """The few of `shapes_within` that get CUDA graphs: plain decoding, the caps, some between."""
+    shapes = [PLAIN]
+    for width in GRAPH_WIDTHS:
+        steps = min(caps.steps, width - 1 if caps.topk == 1 else math.ceil(math.log2(width)))
+        if width < caps.width and (caps.topk > 1 or width <= caps.steps):
+            shapes.append(Shape(steps, min(caps.topk, width - steps), width))
+    return [*shapes, caps]
 
 
 class Policy:

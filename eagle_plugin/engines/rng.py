@@ -1,7 +1,8 @@
-"""The random numbers of a decode round: functions of a request's key and its committed length, in both engines.
+"""The random numbers of a decode round: functions of a request's key and a position in it, in both engines.
 
-A seeded request draws the same numbers whatever its batch, and no number is used twice: every round commits at least
-one token.
+The numbers of a walk belong to the positions of its nodes. A node's position is passed once, by the token that is kept
+after it, so no number is used twice; and a request that has no sampled children gets the same token at a position
+whatever was drafted there. A seeded request is drafted so: its text depends neither on its batch nor on the shapes.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from torch import Tensor
 
 from eagle_plugin.core.policy import NUM_SAMPLED
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.kernels.sampling import uniforms
+from eagle_plugin.kernels.sampling import SamplingParams, uniforms
 
-# Streams of one (key, committed length); they never share a number.
-DRAFT, VERIFY, PREFILL = range(3)
+DRAFT, VERIFY = range(2)  # streams of one (key, position); they never share a number
 
 
 def request_keys(
@@ -35,22 +35,31 @@ def request_keys(
 class KeyTable:
     """The keys of all requests of one worker, on its device: a decode round reads them without the host.
 
-    A request keeps its key from its prefill to its end, so that its rounds need no new random bits: the counter, its
-    committed length, is another one in each.
+    A request keeps its key from its prefill to its end, so that its rounds need no new random bits: the counter, a
+    position, is another one in each.
     """
 
     def __init__(self, rows: int, device: torch.device | str, seed: int) -> None:
         """rows: of the engine's request table. Workers with the same `seed` draw the same keys."""
         self.table = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.seeded = torch.zeros(rows, dtype=torch.bool, device=device)  # whether the key is the request's seed
         self._random = torch.Generator().manual_seed(seed)
 
     def draw(self, rows: Tensor, seeds: Mapping[int, int]) -> None:
         """Give new keys to the requests in these rows [b] int64; request i of them has the seed seeds[i], if any."""
         self.table[rows] = request_keys(len(rows), seeds, generator=self._random).to(rows.device)
+        seeded = torch.zeros(len(rows), dtype=torch.bool)
+        seeded[list(seeds)] = True
+        self.seeded[rows] = seeded.to(rows.device)
 
     def of(self, rows: Tensor) -> Tensor:
         """The keys of the requests in these rows, [b] int64."""
         return self.table[rows]
+
+
+def without_sampled_children(sampling: SamplingParams, seeded: Tensor) -> SamplingParams:
+    """The parameters to draft by, where the requests marked in seeded [b] bool get deterministic children only."""
+    return sampling._replace(top_ks=sampling.top_ks.masked_fill(seeded, 1))
 
 
 def draft_uniforms(keys: Tensor, lengths: Tensor, shape: Shape) -> Tensor:
@@ -63,7 +72,15 @@ def draft_uniforms(keys: Tensor, lengths: Tensor, shape: Shape) -> Tensor:
 
 
 def verify_uniforms(keys: Tensor, lengths: Tensor, max_accept_length: int) -> Tensor:
-    """Numbers for the walk: S tests and a draw at each node of a path of E nodes; [b, E, S + 1] float64 in [0, 1)."""
-    return uniforms(keys, lengths, VERIFY, max_accept_length * (NUM_SAMPLED + 1)).view(
-        -1, max_accept_length, NUM_SAMPLED + 1
-    )
+    """Numbers for the walk: S tests and a draw at each node of a path of E nodes; [b, E, S + 1] float64 in [0, 1).
+
+    keys [b] int64; lengths [b] int64: the position of the root.
+    """
+    positions = lengths[:, None] + torch.arange(max_accept_length, device=lengths.device)
+    keys = keys.repeat_interleave(max_accept_length)
+    return uniforms(keys, positions.view(-1), VERIFY, NUM_SAMPLED + 1).view(-1, max_accept_length, NUM_SAMPLED + 1)
+
+
+def draw_uniforms(keys: Tensor, positions: Tensor) -> Tensor:
+    """The numbers of `verify_uniforms` that draw the token after one position per request, [b, 1] float64."""
+    return verify_uniforms(keys, positions, 1)[:, 0, -1:].contiguous()

@@ -261,15 +261,19 @@ class TreeBuilder:
 
 
 def accept(
-    drafts: Drafts, logits: Tensor, sampling: SamplingParams, keys: Tensor, lengths: Tensor, filters: Filters
+    drafts: Drafts, logits: Tensor, sampling: SamplingParams, keys: Tensor | None, lengths: Tensor, filters: Filters
 ) -> Accepted:
     """Walk each tree so that the accepted tokens have the target's distribution; see `core.verify.verify_tree`.
 
     logits [b * W, V] float32, row i * W + j after node j of request i, with every transform but temperature and
-    filters applied; sampling, keys [b] int64 and lengths [b] int64 (L) have one row per request.
+    filters applied; sampling, keys [b] int64 (None where all requests are greedy) and lengths [b] int64 (L) have one
+    row per request.
     """
     longest = drafts.shape.max_accept_length
-    uniforms = verify_uniforms(keys, lengths, longest)
+    if keys is None:
+        uniforms = torch.zeros(len(lengths), longest, NUM_SAMPLED + 1, dtype=torch.float64, device=lengths.device)
+    else:
+        uniforms = verify_uniforms(keys, lengths, longest)
     return verify_tree(drafts.tree, logits, sampling, drafts.proposals, uniforms, longest, filters=filters)
 
 

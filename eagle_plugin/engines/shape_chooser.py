@@ -54,13 +54,20 @@ class ShapeChooser:
     """
 
     def __init__(
-        self, caps: Shape, policy: Policy | None, shapes: Sequence[Shape] = (), clock: Callable[[], float] | None = None
+        self,
+        caps: Shape,
+        policy: Policy | None,
+        shapes: Sequence[Shape] = (),
+        clock: Callable[[], float] | None = time.perf_counter,
     ) -> None:
-        """policy: None for fixed shapes, or for random ones where `shapes` has those to choose from."""
+        """policy: None for fixed shapes, or for random ones where `shapes` has those to choose from.
+
+        clock: None where several ranks must choose alike: each would measure other times.
+        """
         self.caps, self.policy = caps, policy
         self._random = random.Random(2026)  # the same in every rank
         self._shapes = shapes
-        self._clock = clock or time.perf_counter
+        self._clock = clock
         self._path_sums: dict[tuple[Shape, int], PathSums] = {}
         self._drafted_shape, self._drafted = PLAIN, 0  # of the round before, and rounds since the shape changed
         self._last: tuple[float, ServedRound, bool] | None = None  # begin, round, whether the round before was its like
@@ -87,9 +94,11 @@ class ShapeChooser:
 
     def begin(self, shape: Shape, b: int, keys: int) -> None:
         """Note when a decode round begins: it ends when the next one begins, unless `pause` is called in between."""
+        if self._clock is None or self.policy is None:
+            return
         now, last = self._clock(), self._last
         like = last is not None and (last[1].shape, last[1].b) == (shape, b)
-        if last is not None and last[2] and self.policy is not None:
+        if last is not None and last[2]:
             began, before, _ = last
             self.policy.observe_time(before.shape, before.b, before.keys, now - began)
         self._last = now, ServedRound(shape, b, keys), like
@@ -114,3 +123,13 @@ class ShapeChooser:
             assert self.policy is not None
             self._path_sums[key] = PathSums(shape, children, self.policy.shapes, scores.device)
         return self._path_sums[key]
+
+
+def first_choices(policy: Policy, keys: int = 256) -> str:
+    """A log line: what a policy that has seen no request yet would choose, for prefixes of `keys` tokens."""
+    chosen = []
+    for b in (1, 8, 32):
+        rates = policy.rates(b, b * keys)
+        best = max(rates, key=rates.__getitem__)
+        chosen.append(f"{best} ({rates[best] / rates[PLAIN]:.2f}x of plain decoding) for {b}")
+    return f"of a typical head the policy expects, as steps/topk/width: {', '.join(chosen)} requests"

@@ -7,7 +7,6 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import platform
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,12 +16,12 @@ import torch
 
 import eagle_plugin
 from eagle_plugin.atomic_io import replace_output
+from eagle_plugin.devices import device_key
 from eagle_plugin.kernels import loader
 
 FIX = "set EAGLE_CACHE_DIR to a folder that can be written"
 SOURCES = ("core", "kernels", "engines", "selftest")  # folders of the package that decide about a result
 VERSION = 1  # of the records' form
-_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class Record(NamedTuple):
@@ -51,7 +50,7 @@ def key_of(part: str, device: torch.device | str, shape: Mapping[str, Any], engi
     device = torch.device(device)
     return {
         "part": part,
-        **_device_key(device),
+        **device_key(device),
         "torch": torch.__version__,
         "triton": _version("triton"),
         "plugin": eagle_plugin.__version__,
@@ -137,32 +136,6 @@ def _python_digest() -> str:
         for path in sorted((loader.PACKAGE / name).rglob("*.py")):
             digest.update(str(path.relative_to(loader.PACKAGE)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
-
-
-def _device_key(device: torch.device) -> dict[str, Any]:
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        capability = f"{properties.major}.{properties.minor}"
-        return {"device": f"{properties.name} ({capability})", "driver": driver_version()}
-    return {"device": f"{device.type} ({platform.machine()}, {_processor()})", "driver": platform.release()}
-
-
-def driver_version() -> str:
-    """The version of NVIDIA's driver as the system names it, else the CUDA version that it supports."""
-    try:
-        return _DRIVER.read_text(encoding="utf-8").splitlines()[0].strip()
-    except (OSError, IndexError, UnicodeDecodeError):
-        return f"CUDA {torch._C._cuda_getDriverVersion()}"  # type: ignore[attr-defined]
-
-
-@functools.cache
-def _processor() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def _version(distribution: str) -> str:

@@ -10,6 +10,7 @@ import pytest
 from eagle_plugin.bench.load import Completion, Sampling
 from eagle_plugin.bench.measure import EarlyStop, Repeat, RepeatSeries, measure_interleaved, ratio_spread, spread
 from eagle_plugin.bench.questions import Question, assign_rounds, read_questions
+from eagle_plugin.bench.steal import StealWatch, Ticks
 
 
 def answer(tokens: int, ttft_s: float, total_s: float, rounds: int | None = None) -> Completion:
@@ -77,6 +78,26 @@ def test_a_measurement_ends_after_a_complete_repeat(start_peer):
         servers, [questions] * 5, Sampling(max_tokens=2), enough=lambda series: len(series["ours"].repeats) == 2
     )
     assert [len(one.repeats) for one in series.values()] == [2, 2]
+
+
+def test_a_repeat_with_steal_is_made_again(start_peer):
+    servers = {name: start_peer(name, "--gap", "0.001") for name in ("plain", "ours")}
+    for server in servers.values():
+        server.wait_ready(30)
+        server.pause()
+    questions = [Question(id="q", group="chat", prompt="hello")]
+    # Before and after each span: the second one, of "ours", had 40 % steal.
+    readings = iter([Ticks(0, 0), Ticks(100, 0), Ticks(100, 0), Ticks(160, 40), Ticks(160, 40), Ticks(260, 40)])
+    logged: list[str] = []
+    watch = StealWatch(2, logged.append, read=lambda: next(readings))
+    series = measure_interleaved(servers, [questions], Sampling(max_tokens=2), watch=watch)
+    assert [len(one.repeats) for one in series.values()] == [1, 1]
+    assert (watch.spans, watch.over_limit, watch.repeated) == (3, 1, 1) and logged[0].startswith("ours: 40%")
+    asked = {}
+    for name, server in servers.items():
+        server.resume()
+        asked[name] = httpx.get(f"{server.url}/server_info").json()["flushes"]
+    assert asked == {"plain": 1, "ours": 2}
 
 
 def rated(*rates: float) -> RepeatSeries:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_plugin.core.costs import CHANGE_ROUNDS, CostModel, Costs, Curve, Forward
+from eagle_plugin.core.costs import CHANGE_ROUNDS, PENDING_TOKENS, CostModel, Costs, Curve, Forward
 from eagle_plugin.core.shape import PLAIN, Shape
 
 prop = settings(derandomize=True, deadline=None, max_examples=100, database=None)
@@ -26,11 +26,13 @@ COSTS = Costs(
 @prop
 @given(st.dictionaries(st.integers(1, 4096), st.floats(1e-4, 10.0), min_size=1, max_size=8), st.integers(1, 8192))
 def test_a_curve_is_linear_between_its_points(points: dict[int, float], rows: int) -> None:
-    curve = Curve.of(points.items())
-    found, last = curve.at(rows), max(points)
+    """Between the shortest times of so many rows or more."""
+    curve, last = Curve.of(points.items()), max(points)
+    ordered = sorted(points)
+    least = [min(points[more] for more in ordered if more >= n) for n in ordered]
+    found = curve.at(rows)
     if rows <= last:
-        ordered = sorted(points)
-        assert found == pytest.approx(np.interp(rows, ordered, [points[n] for n in ordered]))
+        assert found == pytest.approx(np.interp(rows, ordered, least))
     else:
         assert found > points[last]  # more rows are never free, whatever the noise of the last two points
 
@@ -49,7 +51,11 @@ def test_of_equal_rows_the_shortest_time_counts() -> None:
 @pytest.mark.parametrize(("b", "keys"), [(1, 0), (1, 4000), (16, 16 * 512)])
 def test_a_round_is_the_sum_of_its_parts(shape: Shape, b: int, keys: int) -> None:
     steps, topk, width = shape
-    wanted = COSTS.fixed + COSTS.target.seconds(b, width, keys) + COSTS.extend.seconds(b, shape.max_accept_length, keys)
+    wanted = COSTS.fixed + COSTS.target.seconds(b, width, keys)
+    if shape == PLAIN:  # the head reads the tokens of many plain rounds at once
+        wanted += COSTS.extend.seconds(b, PENDING_TOKENS, keys) / PENDING_TOKENS
+    else:
+        wanted += COSTS.extend.seconds(b, shape.max_accept_length, keys)
     for _ in range(1, steps):  # the first level was proposed by the extend of the round before
         wanted += COSTS.level.seconds(b, topk, keys)
     assert COSTS.round(shape, b, keys) == pytest.approx(wanted)
@@ -145,9 +151,13 @@ def test_one_absurd_time_changes_little(seconds: float) -> None:
     model = CostModel(COSTS)
     serve(model, A, 50, 1.0)
     model.observe(A, 4, 400, seconds)
-    assert list(ratios(model).values()) == pytest.approx([1.0] * 3, rel=0.08)
+    assert list(ratios(model).values()) == pytest.approx([1.0] * 3, rel=0.16)
+    serve(model, A, 50, 1.0)
+    assert list(ratios(model).values()) == pytest.approx([1.0] * 3, rel=0.001)
     model.observe(B, 4, 400, seconds)
-    assert list(ratios(model).values()) == pytest.approx([1.0] * 3, rel=0.25)
+    assert list(ratios(model).values()) == pytest.approx([1.0] * 3, rel=0.35)
+    serve(model, B, 50, 1.0)
+    assert list(ratios(model).values()) == pytest.approx([1.0] * 3, rel=0.02)
 
 
 def test_noise_of_times_is_averaged() -> None:

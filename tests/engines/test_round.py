@@ -269,6 +269,16 @@ def test_streams_never_share_a_number() -> None:
     assert len(set(drawn.tolist())) == len(drawn) and math.isclose(float(drawn.mean()), 0.5, abs_tol=0.15)
 
 
+def test_the_uniforms_of_a_walk_belong_to_positions() -> None:
+    """Whatever round passes a position: a long path's numbers are those of shorter ones that begin later."""
+    keys = torch.tensor([3, -8])
+    path = rng.verify_uniforms(keys, torch.tensor([17, 2]), 5)
+    for place in range(5):
+        later = torch.tensor([17 + place, 2 + place])
+        assert torch.equal(rng.verify_uniforms(keys, later, 5 - place), path[:, place:])
+        assert torch.equal(rng.draw_uniforms(keys, later)[:, 0], path[:, place, -1])
+
+
 def test_a_level_source_may_know_all_levels_at_once() -> None:
     """A parallel head (P-EAGLE) lists every depth in one forward: the builder asks for the levels in the same way."""
 

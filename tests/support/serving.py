@@ -18,9 +18,10 @@ from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.core.shape import Shape
 
 START_SECONDS = 600
-# How SGLang's rounds run: as on a CPU, with the scheduler one round ahead, and with captured functions too.
-SYNCHRONOUS: dict[str, str] = {}
-OVERLAP = {"EAGLE_OVERLAP": "1"}
+# How SGLang's rounds run: as on a CPU, all of one shape; with the scheduler one round ahead, and of random shapes; with
+# captured functions too.
+SYNCHRONOUS = {"EAGLE_POLICY": "fixed"}
+OVERLAP = {"EAGLE_OVERLAP": "1", "EAGLE_POLICY": "random"}
 GRAPHS = OVERLAP | {"EAGLE_GRAPHS": "emulate"}
 # Below the ports that the system hands out by itself, and a range for each worker of pytest-xdist: a port that is free
 # while a server is started is free still when it listens, ten seconds later.
@@ -39,6 +40,7 @@ def tiny_spec(
         "context_length": 512,
         "max_total_tokens": 4096,
         "extra_flags": ("--skip-server-warmup",),
+        "environment": SYNCHRONOUS,
     }
     return ServerSpec(target=target, head=head, shape=Shape(*shape), **(settings | changes))
 

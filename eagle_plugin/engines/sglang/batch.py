@@ -27,6 +27,7 @@ class RoundBatch(NamedTuple):
     is_greedy: bool  # all requests take the argmax
     start: RoundStart  # of B lanes
     lanes: Tensor  # [B] int64: 0 .. B - 1, the rows of start.table
+    seeded_rows: Tensor  # [P] bool: which rows of the engine's table have requests with seeds
 
     @property
     def prefix_lens(self) -> Tensor:
@@ -48,6 +49,10 @@ class RoundBatch(NamedTuple):
         """Of B lanes."""
         return self.start.sampling
 
+    def seeded(self) -> Tensor:
+        """Which requests have seeds, [B] bool."""
+        return self.seeded_rows[self.requests]
+
     def window(self, first: int, count: int) -> Tensor:
         """The cache slots of `count` positions from L + first on, contiguous [B, count] int64."""
         return self.start.window(first, count)
@@ -60,27 +65,33 @@ class RoundBatch(NamedTuple):
 class BatchReader:
     """Reads batches into memory that keeps its address."""
 
-    def __init__(self, caps: Shape, lanes: int, req_to_token: Tensor, keys: KeyTable) -> None:
-        """Room for trees up to `caps` of up to `lanes` requests; req_to_token [P, C] int32 is the engine's table."""
+    def __init__(self, reach: int, lanes: int, req_to_token: Tensor, keys: KeyTable) -> None:
+        """Room for up to `lanes` requests; req_to_token [P, C] int32 is the engine's table.
+
+        reach: of the largest shape (`Shape.reach`).
+        """
         device, columns = req_to_token.device, req_to_token.shape[1]
         self._req_to_token, self._keys, self._columns = req_to_token, keys, columns
         self._memory = memory = StaticMemory(device)
         for name in ("prefix_lens", "requests", "keys"):
             memory.allocate(name, lanes, torch.int64)
-        memory.allocate("slots", lanes * caps.reach, torch.int64)
+        memory.allocate("slots", lanes * reach, torch.int64)
         memory.allocate("table", lanes * columns, torch.int32)
         memory.allocate("top_ks", lanes, torch.int32, 1)
         for name in ("temperatures", "top_ps", "min_ps"):
             memory.allocate(name, lanes, torch.float32)
         self._lanes = torch.arange(lanes, device=device)
 
-    def read(self, shape: Shape, batch: Any, lanes: int) -> RoundBatch:
-        """Read an SGLang ``ScheduleBatch`` whose decode slots are allocated into `lanes` lanes."""
+    def read(self, shape: Shape, batch: Any, lanes: int, lengths: Tensor | None = None) -> RoundBatch:
+        """Read an SGLang ``ScheduleBatch`` whose decode slots are allocated into `lanes` lanes.
+
+        lengths [b] int64: L, if not that of the batch.
+        """
         info = batch.sampling_info
         made = self._batch(shape, len(batch.seq_lens), lanes, info.is_all_greedy)
         start_round(
             made.start,
-            batch.seq_lens.long(),
+            batch.seq_lens.long() if lengths is None else lengths,
             batch.req_pool_indices.long(),
             self._req_to_token,
             self._keys.table,
@@ -107,4 +118,9 @@ class BatchReader:
             view("table", lanes, self._columns),
             SamplingParams(*(view(name, lanes) for name in ("temperatures", "top_ks", "top_ps", "min_ps"))),
         )
-        return RoundBatch(shape, b, is_greedy, start, self._lanes[:lanes])
+        return RoundBatch(shape, b, is_greedy, start, self._lanes[:lanes], self._keys.seeded)
+
+
+def prefix_tokens(batch: Any) -> int:
+    """The tokens that the requests of this ``ScheduleBatch`` have in the cache, as far as the host knows by now."""
+    return sum(request.kv.kv_committed_len for request in batch.reqs)

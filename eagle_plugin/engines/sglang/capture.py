@@ -6,7 +6,7 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -31,8 +31,11 @@ def emulated() -> bool:
     return os.environ.get("EAGLE_GRAPHS", "") == "emulate"
 
 
-def capture_rounds(decode_round: DecodeRound, caps: Shape, device: str, most: int) -> None:
-    """Capture the rounds of up to `most` requests on a GPU, and on a CPU where graphs are emulated."""
+def capture_rounds(decode_round: DecodeRound, caps: Shape, shapes: Sequence[Shape], device: str, most: int) -> None:
+    """Capture the rounds of up to `most` requests on a GPU, and on a CPU where graphs are emulated.
+
+    shapes: those within `caps` that rounds may have.
+    """
     if device == "cuda":
         if check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED):
             return
@@ -47,9 +50,9 @@ def capture_rounds(decode_round: DecodeRound, caps: Shape, device: str, most: in
     begin, free = time.perf_counter(), _free_bytes(device)
     if device == "cuda":
         with graph_capture(), model_capture_mode(), _frozen_garbage():
-            decode_round.capture(CudaCapturer(), caps, sizes, _around)
+            decode_round.capture(CudaCapturer(), caps, shapes, sizes, _around)
     else:
-        decode_round.capture(EmulatedCapturer(), caps, sizes, _around)
+        decode_round.capture(EmulatedCapturer(), caps, shapes, sizes, _around)
     kind = "CUDA graphs" if device == "cuda" else "emulated graphs"
     rank_logger(logger).info(
         "eagle-plugin: %d %s for batches of up to %d requests took %.1f s and %.2f GiB of device memory",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from eagle_plugin.engines.round import Drafts, HeadState, TopM
 from eagle_plugin.engines.sglang.batch import BatchReader, RoundBatch
 from eagle_plugin.engines.sglang.drafter import DraftState, TreeDrafter
 from eagle_plugin.engines.sglang.logits import sanitize
+from eagle_plugin.engines.sglang.pending import PendingTokens
 from eagle_plugin.engines.sglang.verifier import TargetOutput, TreeVerifier
 from eagle_plugin.kernels.accepted_path import read_path
 
@@ -41,9 +42,11 @@ class DecodeRound:
 
     def __init__(self, drafter: TreeDrafter, verifier: TreeVerifier, reader: BatchReader) -> None:
         self._drafter, self._verifier, self._reader = drafter, verifier, reader
+        self.pending: PendingTokens | None = None  # where the head reads the tokens of plain rounds later
         self.functions = CapturedFunctions()
         self.memory: StaticMemory | None = None
         self._buckets = Buckets([])
+        self.shapes: tuple[Shape, ...] = ()  # that were captured
 
     def sizes(self) -> list[int]:
         """The batch sizes that were captured, the largest first."""
@@ -72,20 +75,25 @@ class DecodeRound:
         """Accept paths, for requests that ask for no more than temperature and filters."""
         return self._run("walk", batch, partial(self._walk, batch, drafts, output))
 
-    def extend(self, batch: RoundBatch, accepted: Accepted, output: TargetOutput) -> Extended:
-        """Move the accepted keys and values, and feed the accepted tokens to the head; accepted may have b requests."""
-        if self._is_captured("extend", batch) and not self._memory.holds("accepted.tokens", accepted.tokens):
-            self._put_accepted(accepted)
+    def extend(self, batch: RoundBatch, accepted: Accepted, output: TargetOutput, state: DraftState) -> Extended:
+        """Move the accepted keys and values, and feed the accepted tokens to the head; accepted may have b requests.
+
+        state is what the round began with: a plain round whose tokens the head reads later leaves it as it is.
+        """
+        if batch.shape == PLAIN and self.pending is not None:
+            return self._keep_pending(self.pending, batch, accepted, output, state)
+        self._provide(accepted, batch)
         return self._run("extend", batch, partial(self._extend, batch, accepted, output))
 
     def capture(
         self,
         capturer: Capturer,
         caps: Shape,
+        shapes: Sequence[Shape],
         sizes: list[int],
         around: Callable[[Buckets, int], AbstractContextManager[Any]],
     ) -> None:
-        """Capture the rounds of the shapes `caps` and PLAIN for these batch sizes.
+        """Capture the rounds of these shapes within `caps` for these batch sizes.
 
         around(buckets, size) is the context of the captures of one size; it may drop the size from the buckets.
         """
@@ -98,11 +106,13 @@ class DecodeRound:
                 break
         for size in list(buckets):
             with around(buckets, size):
-                for shape in (caps, PLAIN):
-                    self._capture_shape(capturer, shape, size)
-        self._buckets = buckets
+                outputs: dict[int, TargetOutput] = {}
+                for shape in shapes:
+                    self._capture_shape(capturer, shape, size, outputs)
+        self._buckets, self.shapes = buckets, tuple(shapes)
 
-    def _capture_shape(self, capturer: Capturer, shape: Shape, size: int) -> None:
+    def _capture_shape(self, capturer: Capturer, shape: Shape, size: int, outputs: dict[int, TargetOutput]) -> None:
+        """outputs: what the target's forward leaves, by width; shapes of one width share it."""
         capture, memory = self.functions.capture, self._memory
         for greedy in (True, False):
             batch = self._reader.padding(shape, size, greedy)
@@ -122,14 +132,18 @@ class DecodeRound:
                 return TargetOutput(logits, memory.put("features", output.features))
 
             drafts = capture(capturer, _key("draft", batch), draft)
-            if greedy:  # the same one serves sampled batches
-                output = capture(capturer, _key("verify", batch), verify)
+            if shape.width not in outputs:  # the same one serves sampled batches
+                outputs[shape.width] = capture(capturer, _key("verify", batch), verify)
+            output = outputs[shape.width]
 
             def walk(batch: RoundBatch = batch, drafts: Drafts = drafts, output: TargetOutput = output) -> Accepted:
                 return self._put_accepted(self._walk(batch, drafts, output))
 
             accepted = capture(capturer, _key("walk", batch), walk)
-            capture(capturer, _key("extend", batch), partial(self._extend, batch, accepted, output))
+            extend: Callable[[], Any] = partial(self._extend, batch, accepted, output)
+            if shape == PLAIN and self.pending is not None:
+                extend = partial(self.pending.add, batch, accepted, output.features)
+            capture(capturer, _key("extend", batch), extend)
 
     def padding_round(self, shape: Shape) -> tuple[DraftTree, TargetOutput, Accepted, DraftState]:
         """One lane of padding: what widths and dtypes the values of a round of this shape have."""
@@ -157,7 +171,6 @@ class DecodeRound:
             memory.allocate(name, lanes * like.numel(), like.dtype)
         memory.allocate("logits", lanes * output.logits.numel(), output.logits.dtype)
         memory.allocate("features", lanes * output.features.numel(), output.features.dtype)
-        memory.view("accepted.lengths", lanes).fill_(1)  # of lanes that no walk has written
         return memory
 
     # The functions. Those above that are captured differ from these only in where their values lie.
@@ -175,6 +188,14 @@ class DecodeRound:
         features = output.features[path.rows.view(-1)]
         return Extended(self._drafter.extend(batch, accepted, path, features), features)
 
+    def _keep_pending(
+        self, pending: PendingTokens, batch: RoundBatch, accepted: Accepted, output: TargetOutput, state: DraftState
+    ) -> Extended:
+        pending.rounds += 1
+        self._provide(accepted, batch)
+        self._run("extend", batch, partial(pending.add, batch, accepted, output.features))
+        return Extended(DraftState(state.head, accepted.tokens[:, 0]), output.features)
+
     @property
     def _memory(self) -> StaticMemory:
         assert self.memory is not None
@@ -189,6 +210,16 @@ class DecodeRound:
     def _static_state(self, lanes: int) -> DraftState:
         views = [self._memory.view(name, lanes, *s) for name, s in zip(STATE, self._state_shapes, strict=True)]
         return DraftState(HeadState(TopM(views[0], views[1]), views[2]), views[3])
+
+    def _provide(self, accepted: Accepted, batch: RoundBatch) -> None:
+        """Put paths that did not come from the captured walk where the captured extend reads them."""
+        if not self._is_captured("extend", batch) or self._memory.holds("accepted.tokens", accepted.tokens):
+            return
+        b, lanes = len(accepted.lengths), len(batch.lanes)
+        self._put_accepted(accepted)
+        for name, values in zip(ACCEPTED, accepted, strict=True):
+            # What a round of another shape left is no path of this one.
+            self._memory.view(name, lanes, *values.shape[1:])[b:] = 1 if name == "accepted.lengths" else 0
 
     def _put_accepted(self, accepted: Accepted) -> Accepted:
         return Accepted(*(self._memory.put(name, values) for name, values in zip(ACCEPTED, accepted, strict=True)))

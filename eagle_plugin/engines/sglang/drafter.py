@@ -20,7 +20,7 @@ from eagle_plugin.core.policy import MAX_TOP_M
 from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.engines.rng import draft_uniforms
+from eagle_plugin.engines.rng import draft_uniforms, without_sampled_children
 from eagle_plugin.engines.round import Drafts, HeadState, LevelRows, RecurrentLevels, TopM, TreeRows, draft, top_m_of
 from eagle_plugin.engines.sglang.attention import TreeAttention
 from eagle_plugin.engines.sglang.batch import RoundBatch
@@ -110,7 +110,7 @@ class TreeDrafter(EagleDraftWorker):
                 batch.shape,
                 state.roots,
                 RecurrentLevels(batch.shape, state.head, batch.prefix_lens, top_m, forward),
-                batch.sampling,
+                batch.sampling if batch.is_greedy else without_sampled_children(batch.sampling, batch.seeded()),
                 None if batch.is_greedy else draft_uniforms(batch.keys, batch.prefix_lens, batch.shape),
                 self.hot_token_id,
             )

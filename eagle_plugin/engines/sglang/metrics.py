@@ -3,12 +3,14 @@ warning about rejected drafts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.metrics import Recorder, RejectionWatch, RoundMetrics
+from eagle_plugin.engines.shape_chooser import ServedRound
 
 READ_ROUND = (
     "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
@@ -16,14 +18,14 @@ READ_ROUND = (
 )
 
 
-def count_rounds(shape: Shape, watch: RejectionWatch) -> None:
-    """Count the rounds of this process, whose trees have these caps.
+def count_rounds(shape: Shape, watch: RejectionWatch, observe: Callable[[ServedRound, list[int]], None]) -> None:
+    """Count the rounds of this process, whose trees have these caps, and tell their results to `observe`.
 
     To be called when the worker serves: a hook at start-up would import the scheduler into the launcher, and with it
     the Prometheus client, before SGLang has set the folder in which its processes share their values.
     """
     source = HookSource("eagle_plugin", "eagle-plugin")
-    HookRegistry.register(READ_ROUND, RoundCounter(shape, watch), HookType.AROUND, source=source)
+    HookRegistry.register(READ_ROUND, RoundCounter(shape, watch, observe), HookType.AROUND, source=source)
     HookRegistry.apply_hooks()
 
 
@@ -33,8 +35,8 @@ class RoundCounter:
     A request that has ended is verified once more under overlap scheduling; that round is not counted.
     """
 
-    def __init__(self, shape: Shape, watch: RejectionWatch) -> None:
-        self._shape, self._watch = shape, watch
+    def __init__(self, shape: Shape, watch: RejectionWatch, observe: Callable[[ServedRound, list[int]], None]) -> None:
+        self._shape, self._watch, self._observe = shape, watch, observe
         self._recorder: Recorder | None = None
 
     def __call__(self, original: Any, processor: Any, result: Any, batch: Any) -> Any:
@@ -46,6 +48,7 @@ class RoundCounter:
             return tokens
         kept = [n for n, counts in zip(result.num_correct_drafts_per_req_cpu, live, strict=True) if counts]
         self._watch.record(kept)
+        self._observe(result.served, kept)
         if processor.metrics_reporter.current_scheduler_metrics_enabled:
             metrics = self._metrics(processor.metrics_reporter.metrics_collector)
             metrics.record(kept, drafted * len(kept))

@@ -10,13 +10,14 @@ from eagle_plugin.core.policy import CPU_SHAPE
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.preflight import can_check, head_architecture, head_warnings
 from eagle_plugin.engines.sglang.support import has_own_draft_class, unsupported_flags
+from eagle_plugin.engines.shape_chooser import PolicyModeError, policy_mode
 from eagle_plugin.heads.checkpoint import HeadError
 
 logger = logging.getLogger("eagle_plugin")
 
 
 def check_launch(server_args: Any) -> None:
-    """Refuse a draft head that does not fit its target.
+    """Refuse a draft head that does not fit its target, and a policy that does not exist.
 
     Only folders on this disk are checked, and not those that SGLang loads with another class for draft heads. A folder
     whose config.json names a plain model, such as the target's, is checked, and refused.
@@ -31,6 +32,10 @@ def check_launch(server_args: Any) -> None:
     target, head = arguments.model_path, arguments.speculative_draft_model_path
     if algorithm not in ("EAGLE", "EAGLE3") or unsupported_flags(arguments):
         return
+    try:
+        policy_mode()
+    except PolicyModeError as error:
+        raise SystemExit(f"eagle-plugin: {error}") from error
     if head is None or not Path(target).is_dir():
         return
     if not Path(head).is_dir() and (Path(head).is_absolute() or head.startswith(".")):

@@ -55,9 +55,12 @@ class RandomBatches:
 
     def room(self, b: int) -> int:
         """The longest prefix for which b requests have slots."""
-        reach = self._parts.shape.reach
-        room = min(self._free() // b, self._parts.req_to_token.shape[1]) - reach - 1
-        return max(2, min(MOST_PREFIX, room))
+        return max(2, min(MOST_PREFIX, self.longest(b)))
+
+    def longest(self, b: int) -> int:
+        """The longest prefix for which b requests have slots, 0 if they have none."""
+        free = self._free() // b if b < len(self._parts.req_to_token) else 0
+        return max(min(free, self._parts.req_to_token.shape[1]) - self._parts.shape.reach - 1, 0)
 
     def _free(self) -> int:
         """Slots that whole pages have room for."""

@@ -33,6 +33,7 @@ class RoundTest:
         self._random = RandomBatches(parts)
         self._dtype = parts.caches[0].dtype
         self._eager = DecodeRound(parts.drafter, parts.verifier, parts.reader)
+        self._eager.pending = parts.decode_round.pending
         self.longest = 0  # of the accepted paths
         self.fingerprints: list[int] = []  # of each round's accepted tokens and trees: equal on all ranks
 
@@ -48,7 +49,8 @@ class RoundTest:
         Without graphs a few rounds run twice: their fingerprints are compared between ranks.
         """
         sizes = self._parts.decode_round.sizes() or [self._random.requests(TREE_REQUESTS)]
-        keys = [(n, shape, greedy) for n in sizes for shape in (self._parts.shape, PLAIN) for greedy in (True, False)]
+        shapes = self._parts.decode_round.shapes or (self._parts.shape, PLAIN)
+        keys = [(n, shape, greedy) for n in sizes for shape in shapes for greedy in (True, False)]
         order = [keys[i] for i in torch.randperm(len(keys), generator=self._random.generator).tolist()]
         reasons: dict[str, None] = {}
         for lanes, shape, greedy in order * (2 if len(keys) <= SECOND_PASS else 1):
@@ -83,7 +85,7 @@ class RoundTest:
         planted = _clone(output)
         accepted = captured.walk(batch, drafts, output)
         own_accepted = _clone(accepted)
-        extended = _clone(captured.extend(batch, accepted, output))
+        extended = _clone(captured.extend(batch, accepted, output, state))
         moved = self._moved(batch, own_accepted)
         return Results(own_drafts, own_output, own_accepted, extended, moved), planted
 
@@ -93,7 +95,7 @@ class RoundTest:
         drafts = self._eager.draft(batch, _padded(state, lanes))
         output = self._eager.verify(batch, found.drafts)
         accepted = self._eager.walk(batch, found.drafts, _clone(planted))  # it changes logits that are not finite
-        extended = self._eager.extend(batch, found.accepted, planted)
+        extended = self._eager.extend(batch, found.accepted, planted, state)
         return Results(drafts, output, accepted, extended, self._moved(batch, found.accepted))
 
     def _plant_paths(self, tree: DraftTree, logits: Tensor) -> None:

@@ -8,8 +8,8 @@ import torch
 from sglang.srt.layers.sampler import Sampler
 
 from eagle_plugin.core.tree import DraftTree
-from eagle_plugin.engines import rng
-from eagle_plugin.kernels.sampling import Proposals, SamplingParams, uniforms, verify_tree
+from eagle_plugin.engines.rng import draw_uniforms
+from eagle_plugin.kernels.sampling import Proposals, SamplingParams, verify_tree
 
 
 def sampling_params(info: Any) -> SamplingParams:
@@ -44,7 +44,7 @@ class SeededSampler(Sampler):
         tokens = draw_tokens(
             probs.float().log(),  # the temperature is in it already
             params._replace(temperatures=torch.ones_like(params.temperatures)),
-            uniforms(self._keys, positions.long(), rng.PREFILL, 1),
+            draw_uniforms(self._keys, positions.long()),
         )
         return tokens.int(), None
 

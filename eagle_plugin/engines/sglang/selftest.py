@@ -54,8 +54,8 @@ def failed_kernels(runner: Any) -> list[str]:
     return _told(agree(earlier.reasons if earlier else []))
 
 
-def check_rounds(worker: Any) -> None:
-    """Test the rounds of a `TreeWorker` whose graphs have been captured; the last step of its start.
+def check_rounds(worker: Any) -> bool:
+    """Test the rounds of a `TreeWorker` whose graphs have been captured; whether it may serve.
 
     If anything differs the engine's own worker takes its place. Either way the worker's ``announce`` says who serves.
     """
@@ -68,6 +68,7 @@ def check_rounds(worker: Any) -> None:
     if reasons:
         hand_over(worker)
     worker.announce(reasons)
+    return not reasons
 
 
 def test_rounds(parts: Parts) -> list[str]:

@@ -180,7 +180,9 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
                 log.warning(engine_serves(algorithm, "SGLang", reasons))
                 return
             head = server_args.speculative_draft_model_path
-            metrics.count_rounds(worker.shape, RejectionWatch(server_args.model_path, head, log))
+            watch = RejectionWatch(server_args.model_path, head, log)
+            # By name: the worker gets its policy later.
+            metrics.count_rounds(worker.shape, watch, lambda served, kept: worker.shapes.observe(served, kept))
             log.info(plugin_serves(algorithm, worker.shape, loader.backend(worker.device)))
 
         worker.announce = announce

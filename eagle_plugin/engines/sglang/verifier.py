@@ -90,7 +90,8 @@ class TreeVerifier:
         """Accept a path of each tree by the logits [b * W, V] after its nodes; b may be less than the lanes."""
         b = len(drafts.tree.tokens)
         sampling = type(batch.sampling)(*(values[:b] for values in batch.sampling))
-        return accept(drafts, logits, sampling, batch.keys[:b], batch.prefix_lens[:b], filters="joint")
+        keys = None if batch.is_greedy else batch.keys[:b]
+        return accept(drafts, logits, sampling, keys, batch.prefix_lens[:b], filters="joint")
 
     def walk_with_transforms(
         self,

@@ -17,29 +17,42 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.utils.common import async_d2h
 from torch import Tensor
 
+from eagle_plugin.core.costs import PENDING_TOKENS
+from eagle_plugin.core.policy import captured_shapes
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.rng import KeyTable
 from eagle_plugin.engines.round import HeadState, TopM
 from eagle_plugin.engines.sglang.attention import TreeAttention
-from eagle_plugin.engines.sglang.batch import BatchReader, RoundBatch
+from eagle_plugin.engines.sglang.batch import BatchReader, RoundBatch, prefix_tokens
 from eagle_plugin.engines.sglang.capture import capture_rounds
 from eagle_plugin.engines.sglang.decode_round import DecodeRound, Extended
 from eagle_plugin.engines.sglang.drafter import DraftState, TreeDrafter
 from eagle_plugin.engines.sglang.logits import needs_plain_round, transforms_of
+from eagle_plugin.engines.sglang.pending import PendingTokens
 from eagle_plugin.engines.sglang.ranks import RankAgreement
+from eagle_plugin.engines.sglang.round_costs import choose_shapes
 from eagle_plugin.engines.sglang.sampling import SeededSampler, request_seeds
 from eagle_plugin.engines.sglang.selftest import check_rounds
 from eagle_plugin.engines.sglang.verifier import TreeVerifier, grammar_tree, log_probabilities
+from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser, policy_mode
 
 
 @dataclass
 class RoundResult(GenerationBatchResult):
-    """The engine's result of a round, and why a part of it ran without graphs on a server that has them."""
+    """The engine's result of a round, why a part of it ran without graphs on a server that has them, and its shape."""
 
     eager_reasons: Sequence[str] = ()
+    served: ServedRound | None = None
+
+    def copy_to_cpu(self, *args: Any, **kwargs: Any) -> None:
+        """Start the copies to the host; the engine records the event that they are done at the end."""
+        if self.served is not None and self.served.sums is not None:
+            self.served = self.served._replace(sums=async_d2h(self.served.sums))
+        super().copy_to_cpu(*args, **kwargs)
 
 
 class TreeWorker(EAGLEWorkerV2):
@@ -73,6 +86,7 @@ class TreeWorker(EAGLEWorkerV2):
         self.extend_lens = torch.empty((), dtype=torch.int64, device=self.device)
         self.plan_stream, self.plan_stream_ctx = None, contextlib.nullcontext()
         self.shape = Shape(self.speculative_num_steps, self.topk, self.speculative_num_draft_tokens)
+        self.shapes = ShapeChooser(self.shape, None)  # the policy comes when the costs of a round are known
 
     def init_attention_backends(self) -> None:
         """Wrap the target's attention backend and the head's, after the engine has made both."""
@@ -91,7 +105,7 @@ class TreeWorker(EAGLEWorkerV2):
         self._keys = KeyTable(len(table), self.device, target.random_seed)  # the seed of all ranks
         self._verifier = TreeVerifier(target, attention, len(table), self.token_to_kv_pool_allocator)
         self._ranks = RankAgreement(get_parallel().tp_group, pool.size, self.shape.max_accept_length, self.device)
-        self._reader = BatchReader(self.shape, pool.size, table, self._keys)
+        self._reader = BatchReader(max(self.shape.reach, PENDING_TOKENS), pool.size, table, self._keys)
         self._round = DecodeRound(drafter, self._verifier, self._reader)
         # The target's decode rounds are captured by us: the engine would capture its own attention, without trees.
         target.init_cuda_graphs = partial(target.init_cuda_graphs, capture_decode_cuda_graph=False)
@@ -99,8 +113,14 @@ class TreeWorker(EAGLEWorkerV2):
     def init_cuda_graphs(self) -> None:
         """Capture the functions of our rounds, where the device has graphs and the user did not switch them off."""
         super().init_cuda_graphs()
-        capture_rounds(self._round, self.shape, self.device, self.req_to_token_pool.size)
-        check_rounds(self)
+        pool, mode = self.req_to_token_pool, policy_mode()
+        *_, output, _, _ = self._round.padding_round(PLAIN)
+        self._round.pending = PendingTokens(len(pool.req_to_token), output.features[0])
+        shapes = [PLAIN, self.shape] if mode == "fixed" else captured_shapes(self.shape)
+        capture_rounds(self._round, self.shape, shapes, self.device, pool.size)
+        if check_rounds(self):
+            self.shapes = choose_shapes(self, mode, pool.size)
+            self._round.pending.clear()  # what tests and measurements left
 
     def forward_batch_generation(
         self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None, pp_proxy_tensors: Any = None
@@ -108,14 +128,16 @@ class TreeWorker(EAGLEWorkerV2):
         """One scheduler step over a ``ScheduleBatch``: a prefill as the engine does it, or one decode round of ours."""
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             return self._prefill(batch, on_publish, pp_proxy_tensors)
-        b = len(batch.seq_lens)
-        shape = PLAIN if needs_plain_round(batch) else self.shape
+        b, keys = len(batch.seq_lens), prefix_tokens(batch)
+        shape = PLAIN if needs_plain_round(batch) else self.shapes.choose(b, keys)
+        self.shapes.begin(shape, b, keys)
+        state = self._caught_up(batch, shape)
         inputs = self._reader.read(shape, batch, self._round.lanes(b))
         # From here on the round reads its own copy of the slots: the scheduler may change its table.
         table_was_read = torch.get_device_module(self.device).Event()
         table_was_read.record()
 
-        drafts = self._round.draft(inputs, _state_of(batch.spec_info))
+        drafts = self._round.draft(inputs, state)
         real = drafts.first(b)
         tree = grammar_tree(real.tree) if batch.has_grammar else None
         output = self._round.verify(inputs, drafts)
@@ -133,18 +155,29 @@ class TreeWorker(EAGLEWorkerV2):
         if on_publish is not None:
             on_publish(new_lens)
         logprobs = log_probabilities(batch, logits, kept, shape.width) if batch.return_logprob else None
-        extended = self._round.extend(inputs, accepted, output)
+        extended = self._round.extend(inputs, accepted, output, state)
         result = self._result(batch, inputs, kept, new_lens, extended, logprobs)
+        result.served = self.shapes.launched(shape, b, keys, real)
         if self._round.sizes():
             result.eager_reasons = transforms if result.can_run_cuda_graph else ["batch size"]
         self._draft_worker.draft_runner.shared_read_done_event = table_was_read
         return result
 
+    def _caught_up(self, batch: Any, shape: Shape) -> DraftState:
+        """What a round begins with; the head reads the tokens of plain rounds first, if it drafts or they are many."""
+        state, pending = _state_of(batch.spec_info), self._round.pending
+        if pending is not None and (pending.rounds >= pending.most or (pending.rounds and shape != PLAIN)):
+            return pending.read(batch, self._reader, self._draft_worker, state)
+        return state
+
     def _prefill(self, batch: Any, on_publish: Any, pp_proxy_tensors: Any) -> Any:
         """The engine's prefill; the requests get new keys, by which their next tokens are drawn if any has a seed."""
+        self.shapes.pause()
         rows, seeds = batch.req_pool_indices.long(), request_seeds(batch.reqs)
         self._keys.draw(rows, seeds)
         self._sampler.use_keys(self._keys.of(rows) if seeds else None)
+        if self._round.pending is not None:
+            self._round.pending.forget(rows)
         penalties = self._verifier.penalties
         penalties.start(batch)
         result = self._forward_prefill_batch(batch, on_publish, pp_proxy_tensors)

@@ -18,6 +18,7 @@ from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.metrics import REJECTED_ROUNDS, RejectionWatch, forget
 from eagle_plugin.engines.sglang.metrics import RoundCounter
 from eagle_plugin.engines.sglang.worker import RoundResult
+from eagle_plugin.engines.shape_chooser import ServedRound
 
 STEPS, _, NODES = SHAPE  # of the server `plugin`
 PROMPTS = ["tree root leaf", "the quick brown fox", "a", "one two three", "x = y", "hello"]
@@ -54,6 +55,10 @@ def test_metrics_are_those_of_the_rounds(plugin: Server) -> None:
     assert found["accept_length_sum"] / rounds >= accept_length(answers) > 1.5
 
 
+def ignore(served: ServedRound, kept: list[int]) -> None:
+    """No policy listens."""
+
+
 def read_round(
     counter: RoundCounter,
     kept: list[int],
@@ -84,7 +89,9 @@ def read_round(
 
 def test_which_rounds_count() -> None:
     """Not those of requests that had ended before (overlap scheduling runs one more), and not plain ones."""
-    counter = RoundCounter(Shape(steps=3, topk=2, width=8), RejectionWatch("target", "head", logging.getLogger()))
+    counter = RoundCounter(
+        Shape(steps=3, topk=2, width=8), RejectionWatch("target", "head", logging.getLogger()), ignore
+    )
 
     def value(name: str) -> float | None:
         return REGISTRY.get_sample_value(f"eagle_plugin:{name}", {"model_name": "m", "rank": "0"})
@@ -99,7 +106,9 @@ def test_which_rounds_count() -> None:
 
 def test_rejected_drafts_are_told_without_metrics(caplog: pytest.LogCaptureFixture) -> None:
     """A server without --enable-metrics has the warning too; rounds that do not count are not counted here either."""
-    counter = RoundCounter(Shape(steps=3, topk=2, width=8), RejectionWatch("TARGET", "HEAD", logging.getLogger()))
+    counter = RoundCounter(
+        Shape(steps=3, topk=2, width=8), RejectionWatch("TARGET", "HEAD", logging.getLogger()), ignore
+    )
     for _ in range(REJECTED_ROUNDS):
         read_round(counter, [0], nodes=1, metrics=False)
         read_round(counter, [0], nodes=8, ended=(0,), metrics=False)

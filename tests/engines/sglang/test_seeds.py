@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from gtest import p_values
-from sampling_distribution import sample
+from sampling_distribution import distribution, next_logits, prompt_ids, sample
 from sampling_requests import AT_ONCE, PROMPT, ask, post
+from serving import accept_length
 
 pytest.importorskip("sglang")
+
+from eagle_plugin.engines.rng import draw_uniforms, request_keys
+from eagle_plugin.engines.sglang.sampling import draw_tokens
+from eagle_plugin.kernels.sampling import SamplingParams
+
 pytestmark = pytest.mark.server
 
 SETTINGS = [
@@ -33,6 +40,34 @@ def test_a_seed_fixes_the_text_alone_and_in_a_batch(setting, plugin):
     batch = [s | {"max_new_tokens": LENGTH} for seed in seeds for s in (setting | {"sampling_seed": seed}, *others)]
     answers = ask(plugin, [PROMPT] * len(batch), batch)
     assert [answer["text"] for answer in answers[:: len(others) + 1]] == alone
+
+
+def drawn_by_seed(target, setting: dict, seed: int) -> list[int]:
+    """The tokens of a seeded request, without drafts: each is drawn with the number of the position before it."""
+    ids, times = torch.tensor([prompt_ids(target, PROMPT)]), None
+    for _ in range(LENGTH):
+        logits = next_logits(target, ids)
+        times = torch.zeros_like(logits) if times is None else times
+        p = distribution(logits, times, setting).float()
+        plain = SamplingParams(
+            torch.ones(1), torch.tensor([p.shape[1]], dtype=torch.int32), torch.ones(1), torch.zeros(1)
+        )
+        u = draw_uniforms(request_keys(1, {0: seed}), torch.tensor([ids.shape[1] - 1]))
+        token = draw_tokens(p.log(), plain, u)[:, None]
+        times = times.scatter_add(1, token, torch.ones(1, 1))
+        ids = torch.cat([ids, token], dim=1)
+    return ids[0, -LENGTH:].tolist()
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_seeded_text_does_not_depend_on_drafts(setting, plugin, bigram_target):
+    """The server drafts trees, of one shape or of any; the tokens are those of the seed without drafts."""
+    seeds = [0, -7, 2**63 - 1]
+    answers = [ask(plugin, [PROMPT], setting | {"sampling_seed": seed, "max_new_tokens": LENGTH})[0] for seed in seeds]
+    assert [answer["output_ids"] for answer in answers] == [
+        drawn_by_seed(bigram_target, setting, seed) for seed in seeds
+    ]
+    assert accept_length(answers) > 1.05, "nothing was accepted: every text would be that of plain rounds"
 
 
 def test_a_seed_of_the_openai_endpoints(plugin):

@@ -16,6 +16,7 @@ pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang
 import toy_engine
 from toy_engine import COLUMNS, DRAFT_V, ROWS, SHAPE, Drafter, V, Verifier
 
+from eagle_plugin.core.shape import PLAIN
 from eagle_plugin.engines import round
 from eagle_plugin.engines.graph_emulator import EmulatedCapturer, recording_launches
 from eagle_plugin.engines.rng import KeyTable
@@ -59,10 +60,10 @@ def parts(sizes: list[int] = SIZES) -> Parts:
     """A round of toy models, captured for these batch sizes."""
     drafter, verifier = Drafter(), Verifier()
     table, keys = torch.zeros(ROWS, COLUMNS, dtype=torch.int32), KeyTable(ROWS, "cpu", seed=1)
-    reader = BatchReader(SHAPE, 8, table, keys)
+    reader = BatchReader(SHAPE.reach, 8, table, keys)
     decode_round = DecodeRound(drafter, verifier, reader)
     if sizes:
-        decode_round.capture(EmulatedCapturer(), SHAPE, sizes, lambda *_: contextlib.nullcontext())
+        decode_round.capture(EmulatedCapturer(), SHAPE, [PLAIN, SHAPE], sizes, lambda *_: contextlib.nullcontext())
     caches = [cache for model in (verifier.model, drafter.model) for cache in (model.keys, model.values)]
     return Parts(
         decode_round, reader, verifier, drafter, SHAPE, V, DRAFT_V, table, keys.table, Allocator(), caches

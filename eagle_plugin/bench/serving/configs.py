@@ -1,0 +1,42 @@
+"""The servers that the serving benchmark compares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal, get_args
+
+from eagle_plugin.bench.engines import ENGINES
+from eagle_plugin.bench.spec import ServerSpec
+from eagle_plugin.core.shape import Shape
+
+Config = Literal["plain", "builtin_chain", "builtin_tree", "fixed", "plugin"]
+CONFIGS: tuple[Config, ...] = get_args(Config)
+ALTERNATIVES: tuple[Config, ...] = ("plain", "builtin_chain", "builtin_tree")  # what a user has without the plugin
+CHAIN = Shape.chain(2)  # the best chain of both engines' own workers (docs/performance.md)
+POLICY = "EAGLE_POLICY"  # the plugin's variable: "auto" chooses the shape of every round, "fixed" keeps the given one
+
+
+def config_specs(plain: ServerSpec, wanted: Sequence[Config] | None = None) -> dict[Config, ServerSpec]:
+    """The servers by configuration, in the order of `CONFIGS`; `plain` has the sizes and, for the others, the head.
+
+    An engine whose own worker drafts chains only has no "builtin_tree".
+    """
+    engine = ENGINES[plain.engine]
+    builtin = replace(plain, mode="builtin")
+    plugin = replace(plain, mode="plugin", shape=engine.plugin_shape)
+    specs: dict[Config, ServerSpec] = {
+        "plain": replace(plain, mode="plain"),
+        "builtin_chain": replace(builtin, shape=CHAIN, name="chain"),
+        "builtin_tree": replace(builtin, shape=engine.builtin_shape, name="tree"),
+        "fixed": with_policy(plugin, "fixed"),
+        "plugin": with_policy(plugin, "auto"),
+    }
+    if engine.builtin_shape.topk == 1:
+        del specs["builtin_tree"]
+    return {config: spec for config, spec in specs.items() if wanted is None or config in wanted}
+
+
+def with_policy(spec: ServerSpec, policy: Literal["fixed", "auto"], name: str = "") -> ServerSpec:
+    """The plugin's server under that policy; `name` tells it from others in log files."""
+    return replace(spec, environment={**spec.environment, POLICY: policy}, name=name or policy)

@@ -1,0 +1,88 @@
+"""Which cells the serving benchmark measures: numbers of clients, temperatures, prompts and repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from eagle_plugin.bench.serving.prompts import PromptKind, tokens_per_request
+
+CONCURRENCIES = (1, 2, 4, 8, 16, 32)
+REPEATS = 5
+EXTRA_REPEATS = 3  # of the cells beside the main ones
+
+
+class Cell(NamedTuple):
+    """One kind of load: what one row of the report measures."""
+
+    concurrency: int
+    temperature: float
+    prompts: PromptKind
+
+    def __str__(self) -> str:
+        clients = "1 client" if self.concurrency == 1 else f"{self.concurrency} clients"
+        return f"{clients}, T {self.temperature:g}, {self.prompts} prompts"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cells with their repeats, and the part of the usual answer length that is asked for."""
+
+    repeats: dict[Cell, int]
+    length: float = 1.0
+
+    def turns(self) -> Iterator[tuple[int, Cell]]:
+        """Every (repeat, cell), in the order of the measurement: all cells once, then all again."""
+        for repeat in range(max(self.repeats.values())):
+            yield from ((repeat, cell) for cell, repeats in self.repeats.items() if repeat < repeats)
+
+    @property
+    def max_concurrency(self) -> int:
+        """The most clients of any cell."""
+        return max(cell.concurrency for cell in self.repeats)
+
+    def max_tokens(self, cell: Cell) -> int:
+        """Mean limit of an answer's tokens, chosen so that most cells take about ten seconds on two cores."""
+        usual = 64 if cell.concurrency <= 4 else 48 if cell.concurrency <= 16 else 32
+        # The prefill of a long prompt takes as long as some 80 decode steps.
+        return max(4, round(self.length * (96 if cell.prompts == "long" else usual)))
+
+    def cache_tokens(self) -> int:
+        """Cache slots with which no request of any cell has to wait for others."""
+        return max(cell.concurrency * tokens_per_request(cell.prompts, self.max_tokens(cell)) for cell in self.repeats)
+
+
+def requests_of(clients: int, prompts: PromptKind = "mixed") -> int:
+    """Questions of one measurement: three per client for few clients; two for many, and for long prompts."""
+    return 2 * clients if prompts == "long" else max(2 * clients, min(3 * clients, 12))
+
+
+def make_plan(
+    concurrencies: Sequence[int] | None = None,
+    temperatures: Sequence[float] | None = None,
+    prompts: Sequence[PromptKind] | None = None,
+    repeats: int | None = None,
+    quick: bool = False,
+) -> Plan:
+    """The default cells, or every combination of what is named.
+
+    By default every number of clients has mixed prompts at temperature 0, and a few numbers have temperature 0.7 or
+    long prompts; `concurrencies` alone keeps those of the default cells.
+    """
+    counts = tuple(concurrencies or ((1, 4, 16) if quick else CONCURRENCIES))
+    main = 2 if quick else REPEATS
+    if temperatures or prompts:
+        cells = {
+            Cell(count, temperature, kind): main
+            for kind in prompts or ("mixed",)
+            for temperature in temperatures or (0.0,)
+            for count in counts
+        }
+    else:
+        extra = 1 if quick else EXTRA_REPEATS
+        warm, long = ((4,), (1,)) if quick else ((1, 8, 32), (1, 4))
+        cells = {Cell(count, 0.0, "mixed"): main for count in counts}
+        cells |= {Cell(count, 0.7, "mixed"): extra for count in counts if count in warm}
+        cells |= {Cell(count, 0.0, "long"): extra for count in counts if count in long}
+    return Plan({cell: repeats or usual for cell, usual in cells.items()}, 0.5 if quick else 1.0)

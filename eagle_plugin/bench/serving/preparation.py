@@ -1,0 +1,74 @@
+"""What the serving benchmark and its trace do before they measure: options, sizes, and a look at the machine."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from eagle_plugin.bench.choices import add_model_options, resolve_head
+from eagle_plugin.bench.engines import ENGINES
+from eagle_plugin.bench.load import engine_version
+from eagle_plugin.bench.machine import busy_percent, usable_cores
+from eagle_plugin.bench.progress import Steps
+from eagle_plugin.bench.servers import Server
+from eagle_plugin.bench.spec import ServerSpec
+
+CONTEXT_LENGTH = 4096  # tokens; long prompts have about 2,100
+SPARE_TOKENS = 512  # vLLM starts only with more than one request of CONTEXT_LENGTH: one of its blocks holds none
+BUSY_LIMIT = 10.0  # percent of all cores
+
+
+def at_least(least: float, kind: Callable[[str], Any] = int) -> Callable[[str], Any]:
+    """An argument's type: a number that is not below `least`."""
+
+    def read(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not least <= value < float("inf"):
+            raise argparse.ArgumentTypeError(f"{text!r} was given, wanted a number of at least {least:g}")
+        return value
+
+    return read
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """The options that the benchmark and the trace share."""
+    add_model_options(parser)
+    parser.add_argument("--threads", type=at_least(1), help="OpenMP threads of every server")
+    parser.add_argument(
+        "--out", type=Path, default=Path("out"), help="folder of the report, the picture and logs/ (default: out)"
+    )
+
+
+def base_spec(options: argparse.Namespace, target: Path, clients: int, cache_tokens: int) -> ServerSpec:
+    """What all servers have in common, written as the plain one: sizes for so many clients, and the others' head."""
+    return ServerSpec(
+        target=target,
+        mode="plain",
+        head=resolve_head(options.head, target),
+        engine=options.engine,
+        threads=options.threads or ENGINES[options.engine].default_threads(usable_cores()),
+        context_length=CONTEXT_LENGTH,
+        max_total_tokens=max(cache_tokens, CONTEXT_LENGTH) + SPARE_TOKENS,
+        max_running_requests=clients,
+    )
+
+
+def version_of(server: Server) -> str:
+    """The version that a paused server reports."""
+    server.resume()
+    version = engine_version(server.endpoint)
+    server.pause()
+    return version
+
+
+def check_busy(steps: Steps) -> float:
+    """How busy the machine is while all servers are paused, in percent, with a warning if that is too much."""
+    busy = busy_percent()
+    if busy > BUSY_LIMIT:
+        steps.log(f"[bold yellow]other processes use {busy:.0f} % of this machine: the results will be off[/]")
+    return busy

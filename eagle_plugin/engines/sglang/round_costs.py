@@ -1,0 +1,195 @@
+"""Measures what the parts of a server's rounds cost, before the first request, once per machine and pair of models."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from sglang.srt.runtime_context import get_parallel
+
+from eagle_plugin.atomic_io import WriteError
+from eagle_plugin.core.costs import CostModel, Costs, Curve, Forward
+from eagle_plugin.core.policy import Policy, shapes_within
+from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.engines import cost_files
+from eagle_plugin.engines.sglang import version
+from eagle_plugin.engines.sglang.batch import RoundBatch
+from eagle_plugin.engines.sglang.drafter import DraftState
+from eagle_plugin.engines.sglang.random_batches import Parts, RandomBatches
+from eagle_plugin.engines.sglang.ranks import gather_objects, in_any_rank, rank_logger
+from eagle_plugin.engines.sglang.selftest import parts_of
+from eagle_plugin.engines.shape_chooser import ShapeChooser, first_choices
+
+BUDGET_SECONDS = 8.0  # larger batches are left out when it is spent
+SHORT_PREFIX, LONG_PREFIX = 32, 1024
+PASSES = 3
+MUCH_FASTER = 1.5
+SHORTEST = 1e-6  # seconds, where noise hides what a level takes
+T = TypeVar("T")
+
+logger = logging.getLogger("eagle_plugin")
+
+
+def choose_shapes(worker: Any, mode: str, most_requests: int) -> ShapeChooser:
+    """What chooses the shapes of a `TreeWorker`'s rounds, by the value of ``EAGLE_POLICY``."""
+    caps, captured = worker.shape, worker._round.shapes
+    if mode == "fixed":
+        return ShapeChooser(caps, None)
+    shapes = captured or shapes_within(caps)
+    if mode == "random":
+        return ShapeChooser(caps, None, shapes)
+    costs = _costs(worker, most_requests)
+    policy = Policy(caps, CostModel(costs), shapes)
+    rank_logger(logger).info("eagle-plugin: %s", first_choices(policy))
+    return ShapeChooser(caps, policy, clock=time.perf_counter if get_parallel().tp_size == 1 else None)
+
+
+def _costs(worker: Any, most_requests: int) -> Costs:
+    """The costs on disk (`cost_files`), else measured now; those of rank 0 in all ranks, which must choose alike."""
+    log, key, kept = rank_logger(logger), _key(worker), None
+    try:
+        kept = cost_files.read(key)
+    except cost_files.CostFileError as error:
+        log.warning("eagle-plugin: %s", error)
+    everyones = gather_objects(kept)
+    measurement = CostMeasurement(parts_of(worker), most_requests)
+    if None not in everyones and not in_any_rank(measurement.is_faster_than(everyones[0])):
+        log.info("eagle-plugin: the costs of a round were measured at an earlier start")
+        return everyones[0]  # type: ignore[no-any-return]
+    begin = time.perf_counter()
+    costs: Costs = gather_objects(measurement.run())[0]
+    log.info("eagle-plugin: measured the costs of a round in %.1f s", time.perf_counter() - begin)
+    try:
+        cost_files.write(key, costs)
+    except WriteError as error:
+        log.warning("eagle-plugin: the costs of a round are not kept, every start will measure them: %s", error)
+    return costs
+
+
+def _key(worker: Any) -> dict[str, Any]:
+    runner, arguments = worker.target_worker.model_runner, worker.server_args
+    return cost_files.key_of(
+        f"sglang {version.installed()}",
+        arguments.model_path,
+        arguments.speculative_draft_model_path,
+        torch.device("cuda", runner.gpu_id) if runner.device == "cuda" else runner.device,
+        str(runner.dtype),
+        worker.shape,
+        quantization=str(runner.model_config.quantization),
+        ranks=get_parallel().tp_size,
+        graphs=worker._round.sizes(),
+        requests=worker.req_to_token_pool.size,
+    )
+
+
+class Phases(NamedTuple):
+    """Seconds of the phases of one round."""
+
+    draft: float
+    target: float  # the target's forward and the walk
+    extend: float
+
+
+class CostMeasurement:
+    """Runs rounds of random requests on a server's own rows and slots, of all ranks at the same time."""
+
+    def __init__(self, parts: Parts, most_requests: int) -> None:
+        self._parts, self._most = parts, most_requests
+        self._random = RandomBatches(parts)
+        self._caps = parts.shape
+
+    def run(self) -> Costs:
+        """Rounds of 1, 2, 4 .. requests: plain, of one level, and of the caps.
+
+        Several passes over all sizes: what disturbs one hardly disturbs the same size of the next.
+        """
+        caps = self._caps
+        one_level = Shape(1, caps.topk, min(caps.topk + 1, caps.width))
+        target, level, extend, fixed = [], [], [], []
+        self._phases(1, caps, SHORT_PREFIX)  # the first run of anything is slow
+        begin, most = time.perf_counter(), self._most
+        for _ in range(PASSES):
+            for b in self._sizes(most):
+                if b > 1 and in_any_rank(time.perf_counter() - begin > BUDGET_SECONDS):
+                    most = b // 2
+                    break
+                plain, first, full = (self._phases(b, shape, SHORT_PREFIX) for shape in (PLAIN, one_level, caps))
+                for shape, phases in ((PLAIN, plain), (one_level, first), (caps, full)):
+                    target.append((b * shape.width, phases.target))
+                    if shape != PLAIN:
+                        extend.append((b * shape.max_accept_length, phases.extend))
+                if caps.steps > 1:
+                    level.append((b * caps.topk, max(full.draft - first.draft, SHORTEST) / (caps.steps - 1)))
+                fixed.append(first.draft)
+        costs = Costs(
+            Forward(Curve.of(target)), Forward(Curve.of(level or extend)), Forward(Curve.of(extend)), min(fixed)
+        )
+        return self._with_context(costs)
+
+    def is_faster_than(self, costs: Costs) -> bool:
+        """Whether a round now takes so much less than these costs say that they were measured on a busy machine."""
+        for shape in (PLAIN, self._caps):
+            found = min(sum(self._phases(1, shape, SHORT_PREFIX)) for _ in range(PASSES))
+            if found * MUCH_FASTER < costs.round(shape, 1, SHORT_PREFIX):
+                return True
+        return False
+
+    def _with_context(self, costs: Costs) -> Costs:
+        """The slopes over the tokens of the prefix, from one request with a long one."""
+        keys = min(LONG_PREFIX, self._random.longest(1)) - SHORT_PREFIX
+        if keys < LONG_PREFIX // 4:
+            return costs
+        slopes = {}
+        for shape in (PLAIN, self._caps):
+            short, long = (self._shortest(shape, prefix) for prefix in (SHORT_PREFIX, SHORT_PREFIX + keys))
+            slopes[shape] = Phases(*(max(y - x, 0.0) / keys for x, y in zip(short, long, strict=True)))
+        plain, full = slopes[PLAIN], slopes[self._caps]
+        per_row = max(full.target - plain.target, 0.0) / (self._caps.width - 1)
+        levels = max(self._caps.steps - 1, 1)
+        return costs._replace(
+            target=costs.target._replace(per_key=max(plain.target - per_row, 0.0), per_key_and_row=per_row),
+            level=costs.level._replace(per_key_and_row=full.draft / levels / self._caps.topk),
+            extend=costs.extend._replace(per_key_and_row=full.extend / self._caps.max_accept_length),
+        )
+
+    def _sizes(self, most: int) -> Iterator[int]:
+        b = 1
+        while b <= most and self._random.longest(b) >= SHORT_PREFIX:
+            yield b
+            b *= 2
+
+    def _shortest(self, shape: Shape, prefix: int) -> Phases:
+        found = [self._phases(1, shape, prefix) for _ in range(PASSES)]
+        return Phases(*(min(phase) for phase in zip(*found, strict=True)))
+
+    def _phases(self, b: int, shape: Shape, prefix: int) -> Phases:
+        lanes = self._parts.decode_round.lanes(b)
+        with self._random.borrowed(b, prefix + self._caps.reach) as rows:
+            lengths = torch.full((b,), prefix, dtype=torch.int64, device=self._random.device)
+            batch = self._parts.reader.read(shape, self._random.schedule(rows, lengths, greedy=True), lanes)
+            state = self._random.state(b)
+            first, second = self._one_round(batch, state), self._one_round(batch, state)
+        return Phases(*map(min, first, second))
+
+    def _one_round(self, batch: RoundBatch, state: DraftState) -> Phases:
+        functions = self._parts.decode_round
+        drafted, drafts = self._timed(partial(functions.draft, batch, state))
+        verified, output = self._timed(partial(functions.verify, batch, drafts))
+        walked, accepted = self._timed(partial(functions.walk, batch, drafts, output))
+        extended, _ = self._timed(partial(functions.extend, batch, accepted, output, state))
+        return Phases(drafted, verified + walked, extended)
+
+    def _timed(self, function: Callable[[], T]) -> tuple[float, T]:
+        self._wait()
+        begin = time.perf_counter()
+        result = function()
+        self._wait()
+        return time.perf_counter() - begin, result
+
+    def _wait(self) -> None:
+        if self._random.device.type == "cuda":
+            torch.cuda.synchronize(self._random.device)

@@ -1,0 +1,130 @@
+"""The head reads the tokens of plain rounds later, and then has the state that it would have had."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang environment is not installed")
+
+from toy_engine import DRAFT_V, ROWS, SHAPE, TABLE, Drafter, H, V, Verifier
+
+from eagle_plugin.core.costs import PENDING_TOKENS
+from eagle_plugin.core.shape import PLAIN
+from eagle_plugin.engines.rng import KeyTable
+from eagle_plugin.engines.round import HeadState, TopM
+from eagle_plugin.engines.sglang.batch import BatchReader
+from eagle_plugin.engines.sglang.decode_round import DecodeRound
+from eagle_plugin.engines.sglang.drafter import DraftState
+from eagle_plugin.engines.sglang.pending import PendingTokens
+
+FEATURES = 3 * H
+
+
+class Server:
+    """Plain rounds of a batch, whose requests begin with given lengths."""
+
+    def __init__(self, lazily: bool) -> None:
+        self.drafter, verifier = Drafter(), Verifier()
+        self.reader = BatchReader(PENDING_TOKENS, ROWS, TABLE, KeyTable(ROWS, "cpu", seed=1))
+        self.round = DecodeRound(self.drafter, verifier, self.reader)
+        self.pending = PendingTokens(ROWS, torch.zeros(FEATURES))
+        if lazily:
+            self.round.pending = self.pending
+        self.state: DraftState | None = None
+
+    def schedule(self, rows: list[int], lengths: list[int]) -> Any:
+        b = len(rows)
+        info = SimpleNamespace(
+            temperatures=torch.ones(b, 1), top_ks=torch.ones(b, dtype=torch.int32), top_ps=torch.ones(b),
+            min_ps=torch.zeros(b), is_all_greedy=True,
+        )  # fmt: skip
+        return SimpleNamespace(seq_lens=torch.tensor(lengths), req_pool_indices=torch.tensor(rows), sampling_info=info)
+
+    def plain_round(self, rows: list[int], lengths: list[int], state: DraftState) -> DraftState:
+        batch = self.reader.read(PLAIN, self.schedule(rows, lengths), len(rows))
+        drafts = self.round.draft(batch, state)
+        output = self.round.verify(batch, drafts)
+        accepted = self.round.walk(batch, drafts, output)
+        return self.round.extend(batch, accepted, output, state).state
+
+    def caught_up(self, rows: list[int], lengths: list[int], state: DraftState) -> DraftState:
+        return self.pending.read(self.schedule(rows, lengths), self.reader, self.drafter, state)
+
+    def head_rows(self, rows: list[int], lengths: list[int]) -> Tensor:
+        """Keys of the head at all committed positions."""
+        return torch.cat([self.drafter.model.keys[TABLE[row, :n].long()] for row, n in zip(rows, lengths, strict=True)])
+
+
+def first_state(b: int) -> DraftState:
+    g = torch.Generator().manual_seed(3)
+    logp, tokens = torch.randn(b, DRAFT_V, generator=g).log_softmax(1).sort(descending=True)
+    top = TopM(logp, tokens)
+    return DraftState(HeadState(top, torch.randn(b, H, generator=g)), torch.randint(0, V, (b,), generator=g))
+
+
+def run(lazily: bool, joins_after: int, rounds: int) -> tuple[Server, DraftState, list[int]]:
+    """Request 1 decodes `rounds` tokens; request 2 joins after some, with the state of its prefill."""
+    server, both = Server(lazily), first_state(2)
+    rows, lengths = [3, 7], [9, 14]
+    server.pending.forget(torch.tensor([3]))
+
+    def of(state: DraftState, i: int) -> DraftState:
+        head = HeadState(TopM(*(x[i : i + 1] for x in state.head.top)), state.head.hidden[i : i + 1])
+        return DraftState(head, state.roots[i : i + 1])
+
+    state = of(both, 0)
+    for number in range(rounds):
+        if number == joins_after:
+            server.pending.forget(torch.tensor([7]))
+            second = of(both, 1)
+            top = TopM(*map(torch.cat, zip(state.head.top, second.head.top, strict=True)))
+            head = HeadState(top, torch.cat([state.head.hidden, second.head.hidden]))
+            state = DraftState(head, torch.cat([state.roots, second.roots]))
+        count = 1 if number < joins_after else 2
+        state = server.plain_round(rows[:count], lengths[:count], state)
+        lengths = [n + (i < count) for i, n in enumerate(lengths)]
+    if joins_after == rounds:  # just before the drafted round
+        second = of(both, 1)
+        top = TopM(*map(torch.cat, zip(state.head.top, second.head.top, strict=True)))
+        state = DraftState(
+            HeadState(top, torch.cat([state.head.hidden, second.head.hidden])), torch.cat([state.roots, second.roots])
+        )
+        server.pending.forget(torch.tensor([7]))
+    if lazily:
+        assert server.pending.rounds == rounds
+        state = server.caught_up(rows, lengths, state)
+        assert server.pending.rounds == 0
+    return server, state, lengths
+
+
+@pytest.mark.parametrize(("joins_after", "rounds"), [(0, 1), (0, 5), (2, 6), (4, 4), (1, PENDING_TOKENS)])
+def test_the_head_is_where_it_would_have_been(joins_after: int, rounds: int) -> None:
+    each, wanted, lengths = run(False, joins_after, rounds)
+    later, found, _ = run(True, joins_after, rounds)
+    assert torch.equal(found.roots, wanted.roots)
+    for x, y in zip((*found.head.top, found.head.hidden), (*wanted.head.top, wanted.head.hidden), strict=True):
+        width = SHAPE.topk if x.dim() == 2 and x.shape[1] == DRAFT_V else x.shape[1]
+        assert torch.allclose(x[:, :width].float(), y[:, :width].float(), rtol=1e-4, atol=1e-4)
+    rows = [3, 7]
+    assert torch.allclose(later.head_rows(rows, lengths), each.head_rows(rows, lengths), rtol=1e-4, atol=1e-4)
+
+
+def test_a_state_that_was_not_read_differs() -> None:
+    """The control: without reading, the head would go on from where it was."""
+    _, wanted, _ = run(False, 0, 5)
+    assert not torch.equal(first_state(2).head.hidden, wanted.head.hidden)
+
+
+def test_slots_beyond_the_committed_tokens_are_not_written() -> None:
+    """A request that joined late has fewer tokens than the forward has rows; the slots after them may be another's."""
+    server, _, lengths = run(True, 4, 4)
+    after = TABLE[7, lengths[1] :].long()
+    untouched = Drafter().model.keys[after]
+    assert torch.equal(server.drafter.model.keys[after], untouched)
+    rewritten = TABLE[3, 9 : lengths[0]].long()
+    assert not torch.equal(server.drafter.model.keys[rewritten], Drafter().model.keys[rewritten])
