@@ -18,10 +18,12 @@ class Device(NamedTuple):
 
     name: str
     bandwidth: float  # bytes per second
+    flops: float  # of dense bf16 matrix products, per second
 
 
-H100 = Device("H100", 3.35e12)  # NVIDIA H100 SXM data sheet
-H200 = Device("H200", 4.8e12)  # NVIDIA H200 data sheet
+H100 = Device("H100", 3.35e12, 989e12)  # NVIDIA H100 SXM data sheet
+H200 = Device("H200", 4.8e12, 989e12)  # NVIDIA H200 data sheet
+B200 = Device("B200", 8e12, 2250e12)  # NVIDIA HGX B200 data sheet, one GPU
 
 
 class Decoder(NamedTuple):

@@ -10,12 +10,10 @@ from typing import NamedTuple
 from eagle_plugin.core.shape import PLAIN, Shape
 
 PENDING_TOKENS = 32  # tokens of plain rounds per request: when there are so many, the head reads them
-# One served round moves the estimates by so much of what it differs from its prediction.
-SPEED_RATE = 0.2  # of the machine: all shapes alike
-SHAPE_RATE = 0.05  # of one shape at one batch size
+# One served round moves an estimate by so much of what it differs from its prediction.
+RATE = 0.2
+CHANGE_ROUNDS = 8  # rounds after a change of shape whose times are compared with those before it
 LARGEST_ERROR = math.log(2)  # a round that takes longer than twice its prediction counts as twice: others disturbed it
-KEYS_STEP = 64  # tokens of a prefix: the cost of a round is computed once for so many
-MOST_TABLES = 10_000  # computed costs that are kept
 FORGETTING = 0.999  # per round: what was learned of shapes that are not served fades
 
 
@@ -62,7 +60,12 @@ class Forward(NamedTuple):
 
     def seconds(self, b: int, rows: int, keys: int) -> float:
         """keys: tokens of the prefixes of all b requests."""
-        return self.curve.at(b * rows) + keys * (self.per_key + self.per_key_and_row * rows)
+        fixed, per_key = self.line(b, rows)
+        return fixed + keys * per_key
+
+    def line(self, b: int, rows: int) -> tuple[float, float]:
+        """Seconds with empty prefixes, and seconds per token of the prefixes of all b requests."""
+        return self.curve.at(b * rows), self.per_key + self.per_key_and_row * rows
 
 
 class Costs(NamedTuple):
@@ -75,61 +78,75 @@ class Costs(NamedTuple):
 
     def round(self, shape: Shape, b: int, keys: int) -> float:
         """Seconds of a round of b requests whose prefixes have `keys` tokens together."""
-        seconds = self.fixed + self.target.seconds(b, shape.width, keys)
+        fixed, per_key = self.line(shape, b)
+        return fixed + keys * per_key
+
+    def line(self, shape: Shape, b: int) -> tuple[float, float]:
+        """Seconds of a round with empty prefixes, and seconds per token of the prefixes."""
+        parts = [(1.0, self.target.line(b, shape.width))]
         if shape == PLAIN:
-            return seconds + self.extend.seconds(b, PENDING_TOKENS, keys) / PENDING_TOKENS
-        seconds += self.extend.seconds(b, shape.max_accept_length, keys)
-        return seconds + (shape.steps - 1) * self.level.seconds(b, shape.topk, keys)
+            parts.append((1 / PENDING_TOKENS, self.extend.line(b, PENDING_TOKENS)))
+        else:
+            parts.append((1.0, self.extend.line(b, shape.max_accept_length)))
+            parts.append((shape.steps - 1, self.level.line(b, shape.topk)))
+        return self.fixed + sum(n * part[0] for n, part in parts), sum(n * part[1] for n, part in parts)
 
 
 class CostModel:
     """`Costs`, corrected by the rounds that were served.
 
     A correction has two parts: the speed of the machine now, which no choice depends on, and what a shape costs more or
-    less than its table says. All inputs are numbers of the host. Ranks that must choose alike share both.
+    less than its table says. What changes while the shape stays is the machine's. What changes with the shape is the
+    shapes': half of it is added to the error of the new one and half is taken from the error of the one before, so that
+    a machine that becomes slower just then costs no shape anything after the next change. All inputs are numbers of the
+    host. Ranks that must choose alike share both.
     """
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
         self.speed = 0.0  # log of measured over predicted seconds, of all shapes
-        self.errors: dict[
-            tuple[Shape, int], float
-        ] = {}  # the same of (shape, size class of the batch), without `speed`
+        # The same, without `speed`, of one shape at one size class of the batch, and the round that it was learned in.
+        self.errors: dict[int, dict[Shape, tuple[float, int]]] = {}
         self._rounds = 0
-        self._seen: dict[tuple[Shape, int], int] = {}  # round in which it was served last
-        self._tables: dict[tuple[Shape, int, int], float] = {}
+        self._served: tuple[int, Shape] | None = None  # the last one
+        self._before: tuple[int, Shape] | None = None  # the one before the last change
+        self._since_change = 0
+        self._tables: dict[int, dict[Shape, tuple[float, float]]] = {}
 
     def seconds(self, shapes: Iterable[Shape], b: int, keys: int) -> dict[Shape, float]:
         """What a round of each shape will take at the present speed of the machine."""
-        return {
-            shape: self._table(shape, b, keys) * math.exp(self.speed + self._error((shape, b.bit_length())))
-            for shape in shapes
-        }
+        table = self._tables.setdefault(b, {})
+        errors = self.errors.get(b.bit_length(), {})
+        speed = math.exp(self.speed)
+        found = {}
+        for shape in shapes:
+            fixed, per_key = table.get(shape) or table.setdefault(shape, self.costs.line(shape, b))
+            found[shape] = (fixed + keys * per_key) * speed
+        for shape in errors.keys() & found.keys():
+            found[shape] *= math.exp(self._error((b.bit_length(), shape)))
+        return found
 
     def observe(self, shape: Shape, b: int, keys: int, seconds: float) -> None:
-        """Learn from one served round; a time that is not positive (a clock was set) counts for nothing."""
+        """Learn from one served round; a time that is not positive and finite (a clock was set) counts for nothing."""
         if not seconds > 0 or math.isinf(seconds):
             return
         self._rounds += 1
-        key = shape, b.bit_length()
-        before = self._error(key)
-        error = math.log(seconds / self._table(shape, b, keys)) - self.speed - before
-        error = max(-LARGEST_ERROR, min(LARGEST_ERROR, error))
-        self.speed += SPEED_RATE * error
-        self.errors[key] = before + SHAPE_RATE * error
-        self._seen[key] = self._rounds
+        key = b.bit_length(), shape
+        if key != self._served:
+            self._before, self._served, self._since_change = self._served, key, 0
+        self._since_change += 1
+        error = math.log(seconds / self.costs.round(shape, b, keys)) - self.speed - self._error(key)
+        step = RATE * max(-LARGEST_ERROR, min(LARGEST_ERROR, error))
+        self.speed += step
+        if self._before is not None and self._since_change <= CHANGE_ROUNDS:
+            self._add_error(key, step)
+            self._add_error(self._before, -step)
 
-    def _error(self, key: tuple[Shape, int]) -> float:
-        error = self.errors.get(key)
-        return 0.0 if error is None else error * FORGETTING ** (self._rounds - self._seen[key])
+    def _error(self, key: tuple[int, Shape]) -> float:
+        size, shape = key
+        error, learned = self.errors.get(size, {}).get(shape, (0.0, 0))
+        return error * FORGETTING ** (self._rounds - learned)
 
-    def _table(self, shape: Shape, b: int, keys: int) -> float:
-        """`Costs.round`, for a number of keys that is rounded to KEYS_STEP per request, and kept."""
-        step = b * KEYS_STEP
-        rounded = (keys + step // 2) // step * step
-        key = shape, b, rounded
-        if key not in self._tables:
-            if len(self._tables) >= MOST_TABLES:
-                self._tables.clear()
-            self._tables[key] = self.costs.round(shape, b, rounded)
-        return self._tables[key]
+    def _add_error(self, key: tuple[int, Shape], step: float) -> None:
+        size, shape = key
+        self.errors.setdefault(size, {})[shape] = self._error(key) + step, self._rounds

@@ -32,11 +32,18 @@ class PathSums:
 
     def __call__(self, scores: Tensor) -> Tensor:
         """[J, D] float32, means over b requests; scores [b, C] float32 are those of the candidate table."""
-        ordered, order = scores.sort(dim=-1, descending=True, stable=True)
-        possible = self._possible[:, order]  # [J, b, C]
+        return self.per_request(scores).mean(dim=1)
+
+    def per_request(self, scores: Tensor) -> Tensor:
+        """The sums [J, b, D] float32 of every request."""
+        return (scores.exp() * self.nodes(scores)) @ self._at_depth
+
+    def nodes(self, scores: Tensor) -> Tensor:
+        """The candidates that each tree has, [J, b, C] bool."""
+        order = scores.sort(dim=-1, descending=True, stable=True).indices
+        possible = self._possible[:, order]  # [J, b, C], best first
         kept = possible & (possible.cumsum(dim=-1) <= self._nodes)
-        sums = (ordered.exp() * kept).unsqueeze(-2) @ self._at_depth[order]  # [J, b, 1, D]
-        return sums.mean(dim=1).squeeze(1)
+        return torch.zeros_like(kept).scatter(-1, order.expand_as(kept), kept)
 
     def by_shape(self, sums: Tensor) -> dict[Shape, list[float]]:
         """The sums on the host, by depth 1 .. steps of each shape."""

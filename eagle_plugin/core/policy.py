@@ -42,8 +42,10 @@ WIDTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 GRAPH_WIDTHS = (2, 3, 4, 8, 16)  # the same, where every shape needs CUDA graphs
 HYSTERESIS = 0.03  # a change must promise so much more than the present shape: less is noise
 REVIEW_ROUNDS = 8  # rounds between two choices for batches of one size
-PROBE_COST = 0.01  # of the time may be spent on shapes that are tried only to learn
-PROBE_ROUNDS = (32, 1024)  # fewest and most rounds between two of them
+PROBE_COST = 0.01  # of the time may be lost to shapes that are tried only to learn
+PROBE_ROUNDS = 32  # rounds between two of them, if both yield what was expected: fewer tell of the same tokens
+MOST_SPARE = 4.0  # rounds' time that probes may have earned for the next ones, or owe
+CHANGED_BATCH = 1.25  # a batch that grew or shrank by so much is reviewed at once
 
 
 def shapes_within(caps: Shape) -> list[Shape]:
@@ -57,6 +59,12 @@ def shapes_within(caps: Shape) -> list[Shape]:
             if steps < width <= candidates + 1:
                 shapes.append(Shape(steps, topk, width))
     return shapes if caps in shapes else [*shapes, caps]
+
+
+def deepest_of(shapes: Collection[Shape]) -> list[Shape]:
+    """Of the deepest shapes those with the most children per node, of any width."""
+    deepest = max(shapes)
+    return [shape for shape in shapes if shape[:2] == deepest[:2]]
 
 
 def captured_shapes(caps: Shape) -> list[Shape]:
@@ -74,7 +82,7 @@ class Policy:
 
     It reads numbers of earlier rounds only, all of them on the host, so a choice never waits for a device; the same
     numbers give the same choices in every rank. While it does not draft all that the caps allow, it tries a shape now
-    and then that tells what the present one does not.
+    and then that tells what the present one does not: a probe.
     """
 
     def __init__(self, caps: Shape, costs: CostModel, shapes: Sequence[Shape] | None = None) -> None:
@@ -82,11 +90,14 @@ class Policy:
         self.caps, self.costs = caps, costs
         self.shapes = tuple(shapes or shapes_within(caps))
         self.survival = Survival(self.shapes)
-        self.present = caps  # until the first path sums are known, which are those of all shapes
+        self._deepest = deepest_of(self.shapes)
+        self.present = caps  # until the first path sums are known, which then are those of all shapes
         self._is_measured = False
         self._asked: tuple[int, Collection[Shape] | None] = 0, None
-        self._since_review, self._since_probe = REVIEW_ROUNDS, 0
-        self._probe, self._probe_after = PLAIN, 0
+        self._since_review = 0
+        self._probe = caps
+        self._lost = 0.0  # what a probe costs, in rounds of the present shape
+        self._spare = 0.0  # what may be lost to probes, in the same unit
 
     def choose(self, b: int, keys: int, allowed: Collection[Shape] | None = None) -> Shape:
         """The shape of the next round of b requests whose prefixes have `keys` tokens together.
@@ -94,20 +105,23 @@ class Policy:
         allowed: the shapes that this batch can have, if not all; plain decoding is one of them.
         """
         self._since_review += 1
-        self._since_probe += 1
-        if self._since_review >= REVIEW_ROUNDS or (b, allowed) != self._asked:
+        if self._since_review > REVIEW_ROUNDS or self._is_other_batch(b, allowed):
             self._review(b, keys, allowed)
-            self._asked, self._since_review = (b, allowed), 0
-        if self._probe == self.present or self._since_probe < self._probe_after:
+            self._asked, self._since_review = (b, allowed), 1
+        if self._probe == self.present:
             return self.present
-        self._since_probe = 0
+        self._spare += PROBE_COST
+        if self._spare < self._lost:
+            return self.present
+        self._spare -= self._lost
         return self._probe
 
-    def rates(self, b: int, keys: int) -> dict[Shape, float]:
-        """Expected tokens per second of the batch, by shape."""
-        seconds = self.costs.seconds(self.shapes, b, keys)
+    def rates(self, b: int, keys: int, allowed: Collection[Shape] | None = None) -> dict[Shape, float]:
+        """Expected tokens per second of the batch, by shape; allowed: of these only."""
+        shapes = self.shapes if allowed is None else [shape for shape in self.shapes if shape in allowed]
         expected = self.survival.expected()
-        return {shape: b * (1 + expected[shape]) / seconds[shape] for shape in self.shapes}
+        seconds = self.costs.seconds(shapes, b, keys)
+        return {shape: b * (1 + expected[shape]) / time for shape, time in seconds.items()}
 
     def observe_sums(self, shape: Shape, b: int, sums: Mapping[Shape, Sequence[float]]) -> None:
         """As `Survival.observe_sums`."""
@@ -115,29 +129,43 @@ class Policy:
         self.survival.observe_sums(shape, b, sums)
 
     def observe_accepted(self, shape: Shape, b: int, reached: Sequence[int]) -> None:
-        """As `Survival.observe_accepted`."""
+        """As `Survival.observe_accepted`. A probe that yields more than was expected pays for the next ones."""
+        if shape != self.present:
+            expected = self.survival.expected()
+            more = (sum(reached) / b - expected[shape]) / (1 + expected[self.present])
+            self._spare = max(-MOST_SPARE, min(self._spare + more, MOST_SPARE))
         self.survival.observe_accepted(shape, b, reached)
 
     def observe_time(self, shape: Shape, b: int, keys: int, seconds: float) -> None:
         """As `CostModel.observe`."""
         self.costs.observe(shape, b, keys, seconds)
 
+    def _is_other_batch(self, b: int, allowed: Collection[Shape] | None) -> bool:
+        last, allowed_last = self._asked
+        return not last / CHANGED_BATCH < b < last * CHANGED_BATCH or allowed != allowed_last
+
     def _review(self, b: int, keys: int, allowed: Collection[Shape] | None) -> None:
-        rates = self.rates(b, keys)
-        if allowed is not None:
-            rates = {shape: rate for shape, rate in rates.items() if shape in allowed}
+        rates = self.rates(b, keys, allowed)
         best = max(rates, key=rates.__getitem__)
-        if not self._is_measured and self.present in rates:
-            best = self.present
+        if not self._is_measured and self.caps in rates:
+            self.present = best = self.caps
         if self.present not in rates or rates[best] > rates[self.present] * (1 + HYSTERESIS):
             self.present = best
-        # Plain rounds tell nothing of the drafts; rounds of small trees nothing of deeper levels.
-        drafting = [shape for shape in rates if shape != PLAIN] or [self.present]
-        deepest = self.caps if self.caps in rates else max(drafting)
-        self._probe = max(drafting, key=rates.__getitem__) if self.present == PLAIN else deepest
-        pair = (self._probe, self.present)
-        seconds = self.costs.seconds(pair, b, keys)
-        # In rounds of the present shape: what a probe takes, less what it yields.
-        lost = seconds[self._probe] / seconds[self.present] * (1 - min(rates[self._probe] / rates[self.present], 1))
-        fewest, most = PROBE_ROUNDS
-        self._probe_after = min(max(fewest, math.ceil(lost / PROBE_COST)), most)
+        self._probe = self._most_telling(rates)
+        if self._probe != self.present:
+            # A probe takes `longer` rounds of the present shape, and yields the tokens of so many times the ratio of
+            # their rates.
+            seconds = self.costs.seconds((self._probe, self.present), b, keys)
+            longer = seconds[self._probe] / seconds[self.present]
+            lost = longer * (1 - rates[self._probe] / rates[self.present])
+            self._lost = max(lost, PROBE_ROUNDS * PROBE_COST)
+
+    def _most_telling(self, rates: Mapping[Shape, float]) -> Shape:
+        """The shape that tells most of what rounds of the present one do not, and costs least.
+
+        Plain rounds tell nothing of the drafts; shallow trees nothing of deeper levels, chains nothing of siblings.
+        """
+        if self.present == PLAIN:
+            return max((shape for shape in rates if shape != PLAIN), key=rates.__getitem__, default=PLAIN)
+        deepest = self._deepest if self.caps in rates else deepest_of(rates)
+        return self.present if self.present in deepest else max(deepest, key=rates.__getitem__)

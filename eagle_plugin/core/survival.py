@@ -2,7 +2,9 @@
 
 The score of a path is the head's estimate that the target will take it, so the sum of the scores of a tree's nodes
 estimates its accepted tokens, also of trees that were not drafted. Such sums, by depth, predict a round twice as well
-as the past rounds do. What is left is a factor per depth, learned from accepted over predicted counts, and aged.
+as the past rounds do. What is left is a factor per depth, the product of one correction per level: accepted over
+predicted nodes of this level after an accepted node of the level before. A level of which little is known is taken to
+err as the one above it. All counts age.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from eagle_plugin.core.shape import Shape
 
 SUM_MEMORY = 20  # requests' rounds after which a measured sum has 1/e of its weight
 FACTOR_MEMORY = 60  # the same of the counts of a factor
+UNSEEN_MEMORY = 600  # the same where the drafted trees did not reach
 FEWEST_ROUNDS = 10  # of a batch, that a memory spans at least
-PRIOR = 1.0  # accepted token per depth that always counts for the factor 1
+PRIOR = 1.0  # accepted token per level: the weight of the level above
 # The chance that the target takes a node's first, second .. child, of a head that nothing is known of.
 TYPICAL = (0.6, 0.15, 0.07, 0.04)
 
@@ -28,41 +31,59 @@ class Survival:
         depth = max(shape.steps for shape in shapes)
         self._accepted = [0.0] * depth
         self._predicted = [0.0] * depth
+        self._expected: dict[Shape, float] | None = None  # until something is observed
 
-    def expected(self) -> dict[Shape, float]:
+    def expected(self) -> Mapping[Shape, float]:
         """Accepted drafted tokens per request and round, without the bonus token, by shape."""
-        factors = self.factors()
-        return {shape: sum(map(mul, factors, sums)) for shape, sums in self._sums.items()}
+        if self._expected is None:
+            factors = self.factors()
+            self._expected = {shape: sum(map(mul, factors, sums)) for shape, sums in self._sums.items()}
+        return self._expected
 
     def factors(self) -> list[float]:
         """Accepted over predicted tokens, by depth from 1 on."""
-        counts = zip(self._accepted, self._predicted, strict=True)
-        return [(accepted + PRIOR) / (predicted + PRIOR) for accepted, predicted in counts]
+        factor, correction, factors = 1.0, 1.0, []
+        for accepted, predicted in zip(self._accepted, self._predicted, strict=True):
+            correction = (accepted + PRIOR * correction) / (predicted + PRIOR)
+            factor *= correction
+            factors.append(factor)
+        return factors
 
     def observe_sums(self, shape: Shape, b: int, sums: Mapping[Shape, Sequence[float]]) -> None:
         """Learn the sums of path scores of a round of b requests that drafted this shape.
 
-        sums has those of every shape that the drafted candidates cover, the drafted one among them. The others get the
-        change of the drafted one.
+        sums has those of every shape that the drafted candidates cover, the drafted one among them. At the same depth
+        the others change as the drafted one does; at further levels each changes as much again as its last level.
         """
+        self._expected = None
         rate = 1 - _kept(b, SUM_MEMORY)
-        before = sum(self._sums[shape])
+        before = self._sums[shape]
         for covered, values in sums.items():
             old = self._sums[covered]
             self._sums[covered] = [x + rate * (new - x) for x, new in zip(old, values, strict=True)]
-        change = sum(self._sums[shape]) / before if before > 0 else 1.0
+        changes = [new / old if old > 0 else 1.0 for new, old in zip(self._sums[shape], before, strict=True)]
+        above, last = ([1.0, 1.0, *changes])[-2:]
+        again = last / above if above > 0 else 1.0
+        changes += [last * again**level for level in range(1, len(self._accepted) - shape.steps + 1)]
         for other in self._sums.keys() - sums.keys():
-            self._sums[other] = [min(x * change, 1.0) for x in self._sums[other]]
+            self._sums[other] = [min(x * change, 1.0) for x, change in zip(self._sums[other], changes, strict=False)]
 
     def observe_accepted(self, shape: Shape, b: int, reached: Sequence[int]) -> None:
         """Learn from b requests that verified trees of this shape.
 
         reached[d] of them accepted a node of depth d + 1.
         """
-        kept = _kept(b, FACTOR_MEMORY)
+        self._expected = None
+        kept, unseen = _kept(b, FACTOR_MEMORY), _kept(b, UNSEEN_MEMORY)
+        before, sum_before = float(b), 1.0
         for depth, (accepted, total) in enumerate(zip(reached, self._sums[shape], strict=True)):
+            predicted = before * total / sum_before if sum_before > 0 else 0.0
             self._accepted[depth] = kept * self._accepted[depth] + accepted
-            self._predicted[depth] = kept * self._predicted[depth] + b * total
+            self._predicted[depth] = kept * self._predicted[depth] + predicted
+            before, sum_before = accepted, total
+        for depth in range(shape.steps, len(self._accepted)):
+            self._accepted[depth] *= unseen
+            self._predicted[depth] *= unseen
 
 
 def typical_sums(shape: Shape) -> list[float]:

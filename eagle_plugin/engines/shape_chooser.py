@@ -18,7 +18,7 @@ from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.engines.round import Drafts
 from eagle_plugin.errors import UserError
 
-SUM_ROUNDS = 4  # of so many drafted rounds one tells its path sums
+SUM_ROUNDS = 4  # of so many rounds of one shape the first tells its path sums
 MODES = ("auto", "fixed", "random")
 
 
@@ -71,7 +71,7 @@ class ShapeChooser:
         self._shapes = shapes
         self._clock = clock
         self._path_sums: dict[tuple[Shape, int], PathSums] = {}
-        self._drafted = 0
+        self._drafted_shape, self._drafted = PLAIN, 0  # of the round before, and rounds since the shape changed
         self._last: tuple[float, ServedRound, bool] | None = None  # begin, round, whether the round before was its like
         self._load = 0, 0  # requests and tokens of their prefixes, of the latest choice
         self._totals: dict[Shape, ShapeTotals] = {}
@@ -88,9 +88,11 @@ class ShapeChooser:
     def launched(self, shape: Shape, b: int, keys: int, drafts: Drafts) -> ServedRound:
         """Note a round whose drafts, of b requests, were launched."""
         if self.policy is None or drafts.scores is None:
+            self._drafted_shape = shape
             return ServedRound(shape, b, keys)
-        self._drafted += 1
-        if self._drafted % SUM_ROUNDS != 1:
+        self._drafted = self._drafted + 1 if shape == self._drafted_shape else 0
+        self._drafted_shape = shape
+        if self._drafted % SUM_ROUNDS:
             return ServedRound(shape, b, keys)
         sums = self._sums_of(shape, drafts.scores)
         return ServedRound(shape, b, keys, sums(drafts.scores), sums)

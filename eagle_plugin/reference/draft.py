@@ -14,7 +14,7 @@ from torch import Tensor
 from eagle_plugin.core.propose import Proposals
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.core.tree import DraftTree, Frontier, grow_level, new_table, select_tree
+from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier, grow_level, new_table, select_tree
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.layers import KeyValues
 from eagle_plugin.reference.rules import Rule
@@ -68,7 +68,22 @@ def draft_trees(
     roots [b] int64, 1 or more: positions in tokens; nothing of the text after its root is used for a tree. params: of b
     requests. shape.width: 2..64.
     """
-    steps, topk, width = shape
+    table, proposals = draft_candidates(head, tokens, prefill, roots, rule, params, gen, shape)
+    return select_tree(table, torch.tensor(tokens, device=roots.device)[roots], shape.width), proposals
+
+
+def draft_candidates(
+    head: DraftHead,
+    tokens: list[int],
+    prefill: HeadPrefill,
+    roots: Tensor,
+    rule: Rule,
+    params: SamplingParams,
+    gen: torch.Generator,
+    shape: Shape,
+) -> tuple[CandidateTable, Proposals]:
+    """All candidates of the trees of `draft_trees`, before the selection."""
+    steps, topk, _ = shape
     b, k = len(roots), rule.children(topk)
     draft_to_target = head.to_target(torch.arange(len(head.d2t), device=roots.device))
     tail = DraftTail(head, prefill, roots, steps, topk)
@@ -93,8 +108,7 @@ def draft_trees(
         logp, chosen, draws = (values.view(b, rows, k) for values in children[:3])
         frontier = grow_level(table, offset, level, logp, chosen, frontier, topk if level < steps else 0, draws)
         offset, first_row = offset + rows * k, first_row + rows
-    tree = select_tree(table, torch.tensor(tokens, device=roots.device)[roots], width)
-    return tree, Proposals(*(torch.cat(parts, dim=1) for parts in zip(*proposals, strict=True)))
+    return table, Proposals(*(torch.cat(parts, dim=1) for parts in zip(*proposals, strict=True)))
 
 
 class DraftTail:

@@ -1,0 +1,63 @@
+"""Records a trace for the simulator: the shipped head on greedy responses of its target, with the reference decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.acceptance import generate_response
+from benchmarks.simulate_traces import CAPS, MISSED, Trace
+from eagle_plugin.bench.choices import TARGET, resolve_target
+from eagle_plugin.bench.questions import assign_rounds, read_questions
+from eagle_plugin.models.shipped import HEAD, head_folder, question_files
+from eagle_plugin.reference.decode import load_head, sampling_params
+from eagle_plugin.reference.draft import draft_candidates, prefill_head
+from eagle_plugin.reference.rules import RULES
+from eagle_plugin.reference.target import target_features
+
+
+@torch.no_grad()
+def record(prompts: int, tokens: int, console: Console) -> Trace:
+    """A trace of `prompts` questions of examples/prompts, at each of `tokens` generated tokens but the last ones."""
+    folder = resolve_target(TARGET, console)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
+    head = load_head(model, folder, head_folder(HEAD), algorithm="EAGLE3")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    questions = list(chain.from_iterable(assign_rounds(read_questions(question_files()))))[:prompts]
+    parts, starts, gen = [], [0], torch.Generator().manual_seed(0)
+    with Progress(console=console) as bar:
+        for question in bar.track(questions, description="responses"):
+            chat = [{"role": "user", "content": question.prompt}]
+            ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+            text = generate_response(model, ids, tokens, 0.0, tokenizer.eos_token_id, gen)
+            if len(text) > len(ids) + CAPS.steps:
+                parts.append(record_text(model, head, text, len(ids)))
+                starts.append(starts[-1] + len(parts[-1][0]))
+    scores, paths = (torch.cat(values) for values in zip(*parts, strict=True))
+    return Trace(scores.float().numpy(), paths.numpy().astype(np.uint8), np.array(starts[:-1], dtype=np.int32))
+
+
+def record_text(model: Any, head: Any, tokens: Sequence[int], prompt: int) -> tuple[Tensor, Tensor]:
+    """The scores [T, C] and paths [T, D] of a greedy text of the target whose first `prompt` tokens were given."""
+    text = list(tokens)
+    roots = torch.arange(prompt, len(text) - CAPS.steps)
+    prefill = prefill_head(head, text, target_features(model, head, text))
+    params = sampling_params(0.0, len(head.embedding), len(roots))
+    gen = torch.Generator().manual_seed(0)
+    table, _ = draft_candidates(head, text, prefill, roots, RULES["target_only"], params, gen, CAPS)
+    path = torch.full((len(roots), CAPS.steps), MISSED)
+    parent = torch.full((len(roots), 1), -1)
+    following = torch.tensor(text)
+    for depth in range(1, CAPS.steps + 1):
+        right = (table.parents == parent) & (table.tokens == following[roots + depth][:, None])
+        parent = torch.where(right.any(-1), right.long().argmax(-1), -2)[:, None]  # -2: no candidate's parent
+        path[:, depth - 1] = torch.where(parent[:, 0] >= 0, parent[:, 0], MISSED)
+    return table.scores, path

@@ -1,0 +1,112 @@
+"""Sums of path scores against plain Python over a random candidate table, and against `core.tree.select_tree`."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from eagle_plugin.core.path_sums import PathSums
+from eagle_plugin.core.policy import NUM_SAMPLED, shapes_within
+from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.core.tree import CandidateTable, Frontier, grow_level, new_table, select_tree
+
+DRAFTED = [Shape(1, 1, 2), Shape.chain(4), Shape(2, 4, 8), Shape(3, 4, 16), Shape(3, 3, 6), Shape(4, 2, 64)]
+
+
+def draft_table(shape: Shape, children: int, b: int, seed: int) -> tuple[CandidateTable, list[list[list[int]]]]:
+    """A random table of b requests, and the candidates of each level's frontier by request, best first."""
+    gen = torch.Generator().manual_seed(seed)
+    table = new_table(b, (1 + shape.draft_slots) * children)
+    previous: Frontier | None = None
+    frontiers = []
+    offset, rows = 0, 1
+    for level in range(1, shape.steps + 1):
+        logp = torch.randn(b, rows, children + 3, generator=gen).mul(2).log_softmax(-1)[..., :children]
+        logp = logp.sort(dim=-1, descending=True).values
+        logp[torch.rand(b, rows, children, generator=gen) < 0.05] = -math.inf  # a grammar, or a broken head
+        tokens = torch.randint(1000, (b, rows, children), generator=gen)
+        previous = grow_level(table, offset, level, logp, tokens, previous, shape.topk if level < shape.steps else 0)
+        frontiers.append(previous.candidates.tolist())
+        offset, rows = offset + rows * children, shape.topk
+    return table, frontiers
+
+
+def slow_sums(drafted: Shape, wanted: Shape, children: int, table: CandidateTable, frontiers, request: int):
+    """The sums [D] of one request by the rule of `PathSums`, candidate by candidate."""
+    scores = table.scores[request].tolist()
+    place = {}  # candidate -> its place in the frontier of its level
+    for frontier in frontiers:
+        place |= {candidate: i for i, candidate in enumerate(frontier[request])}
+    possible = []
+    depth_of = {}
+    for candidate in range(len(scores)):
+        parent = int(table.parents[request, candidate])
+        depth_of[candidate] = 1 if parent < 0 else depth_of[parent] + 1
+        child = candidate % children
+        is_first_child = child < wanted.topk or child >= drafted.topk  # a sampled one counts in every shape
+        is_first_node = parent < 0 or place[parent] < wanted.topk
+        if depth_of[candidate] <= wanted.steps and is_first_child and is_first_node:
+            possible.append(candidate)
+    best = sorted(possible, key=lambda candidate: (-scores[candidate], candidate))[: wanted.width - 1]
+    return [
+        sum(math.exp(scores[candidate]) for candidate in best if depth_of[candidate] == depth)
+        for depth in range(1, drafted.steps + 1)
+    ]
+
+
+@pytest.mark.parametrize("sampled", [0, NUM_SAMPLED])
+@pytest.mark.parametrize("drafted", DRAFTED, ids=str)
+def test_sums_of_every_covered_shape(drafted: Shape, sampled: int) -> None:
+    b, children = 3, drafted.topk + sampled
+    shapes = [*shapes_within(Shape(4, 4, 16)), drafted]
+    table, frontiers = draft_table(drafted, children, b, seed=drafted.width)
+    sums = PathSums(drafted, children, shapes, "cpu")
+    assert set(sums.shapes) == {x for x in shapes if x.steps <= drafted.steps and x.topk <= drafted.topk}
+    assert PLAIN in sums.shapes
+    found = sums(table.scores)
+    assert found.shape == (len(sums.shapes), drafted.steps)
+    for shape, values in zip(sums.shapes, found.tolist(), strict=True):
+        slow = [slow_sums(drafted, shape, children, table, frontiers, i) for i in range(b)]
+        assert values == pytest.approx([sum(column) / b for column in zip(*slow, strict=True)], rel=1e-5, abs=1e-7)
+
+
+def sums_of_selection(table: CandidateTable, width: int, steps: int) -> Tensor:
+    """The sums [D] of the trees that `select_tree` picks: every candidate's token is its place in the table."""
+    b, C = table.scores.shape
+    places = torch.arange(C).expand(b, C).contiguous()
+    tree = select_tree(table._replace(tokens=places), torch.zeros(b, dtype=torch.int64), width)
+    scores = table.scores.gather(1, tree.tokens).exp()
+    is_at = (tree.depths[:, :, None] == torch.arange(1, steps + 1)) & (tree.parents >= 0)[:, :, None]
+    return (scores[:, :, None] * is_at).sum(1).mean(0)
+
+
+@pytest.mark.parametrize("sampled", [0, NUM_SAMPLED])
+@pytest.mark.parametrize("drafted", DRAFTED, ids=str)
+def test_the_drafted_shape_has_the_sums_of_the_selected_tree(drafted: Shape, sampled: int) -> None:
+    children = drafted.topk + sampled
+    table, _ = draft_table(drafted, children, 3, seed=7)
+    sums = PathSums(drafted, children, [drafted], "cpu")
+    found = sums(table.scores)[0]
+    torch.testing.assert_close(found, sums_of_selection(table, drafted.width, drafted.steps))
+    if 2 < drafted.width <= table.scores.shape[1]:  # the control: a tree with one node less has other sums
+        assert (found - sums_of_selection(table, drafted.width - 1, drafted.steps)).abs().max() > 1e-6
+    assert sums.by_shape(found[None]) == {drafted: pytest.approx(found.tolist())}
+
+
+def test_values_of_a_shape_end_with_its_last_level() -> None:
+    drafted = Shape(3, 2, 8)
+    shapes = shapes_within(drafted)
+    table, _ = draft_table(drafted, 2, 2, seed=1)
+    sums = PathSums(drafted, 2, shapes, "cpu")
+    by_shape = sums.by_shape(sums(table.scores))
+    assert {shape: len(values) for shape, values in by_shape.items()} == {shape: shape.steps for shape in shapes}
+    assert all(values == sorted(values, reverse=True) for values in by_shape.values())
+
+
+def test_a_head_without_candidates_promises_nothing() -> None:
+    drafted = Shape(3, 2, 8)
+    scores = torch.full((2, (1 + drafted.draft_slots) * 2), -math.inf)
+    assert PathSums(drafted, 2, shapes_within(drafted), "cpu")(scores).count_nonzero() == 0

@@ -1,0 +1,131 @@
+"""The policy in a world with known costs and acceptance: it finds the best shape and stays there."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from policy_world import CAPS, HIGH, LOW, MIDDLE, SURE, World, device, new_policy
+
+from eagle_plugin.core import policy as module
+from eagle_plugin.core.policy import HYSTERESIS, shapes_within
+from eagle_plugin.core.shape import PLAIN, Shape
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Shapes
+
+
+@pytest.mark.parametrize(
+    "caps", [CAPS, Shape(7, 4, 64), Shape(1, 1, 2), Shape.chain(3), Shape(2, 4, 8), PLAIN], ids=str
+)
+def test_shapes_within_caps(caps: Shape) -> None:
+    shapes = shapes_within(caps)
+    assert shapes[0] == PLAIN and caps in shapes and len(set(shapes)) == len(shapes)
+    for steps, topk, width in shapes[1:]:
+        assert steps <= caps.steps and topk <= caps.topk and width <= caps.width
+        assert steps < width  # a path to the last level has room
+    assert {Shape.chain(n) for n in range(1, caps.steps + 1) if n < caps.width} <= set(shapes)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The choice
+
+
+@pytest.mark.parametrize("b", [1, 4, 16, 64, 256])
+@pytest.mark.parametrize("free_rows", [4, 64, 512])
+@pytest.mark.parametrize("accepts", [HIGH, LOW, SURE], ids=["high", "low", "sure"])
+def test_the_best_shape_is_found(accepts: tuple[float, ...], free_rows: int, b: int) -> None:
+    policy, world = new_policy(device(free_rows)), World(device(free_rows), accepts, noise=0.03)
+    world.serve(policy, b, 1000)
+    best = world.best(policy.shapes, b)
+    assert world.rate(policy.present, b) > world.rate(best, b) * (1 - HYSTERESIS - 0.03)
+
+
+@pytest.mark.parametrize(
+    ("accepts", "free_rows", "b", "wanted"),
+    [(HIGH, 64, 1, "tree"), (SURE, 64, 16, "chain"), (HIGH, 64, 256, "off"), (LOW, 4, 4, "off")],
+)
+def test_chain_tree_and_off_are_each_best_somewhere(
+    accepts: tuple[float, ...], free_rows: int, b: int, wanted: str
+) -> None:
+    """The control of the test above: its cases have different answers, and a wrong one costs."""
+    policy, world = new_policy(device(free_rows)), World(device(free_rows), accepts)
+    world.serve(policy, b, 1000)
+    kinds = {shape: "off" if shape == PLAIN else "chain" if shape.topk == 1 else "tree" for shape in policy.shapes}
+    assert kinds[policy.present] == wanted == kinds[world.best(policy.shapes, b)]
+    others = [shape for shape in policy.shapes if kinds[shape] != wanted]
+    assert world.rate(policy.present, b) > 1.02 * max(world.rate(shape, b) for shape in others)
+
+
+def test_long_prefixes_count() -> None:
+    """The target's time is then that of its keys, so that drafted rows are nearly free."""
+    policy, world = new_policy(device(64)), World(device(64), HIGH)
+    world.serve(policy, 64, 1000)
+    short = policy.present
+    world.serve(policy, 64, 1000, keys=64 * 1_000_000)
+    assert policy.present.width > short.width
+    assert world.rate(policy.present, 64, 64_000_000) > 0.95 * world.rate(
+        world.best(policy.shapes, 64, 64_000_000), 64, 64_000_000
+    )
+
+
+def test_the_first_rounds_draft_all_so_that_the_first_sums_are_those_of_all_shapes() -> None:
+    policy = new_policy(device(4))
+    assert [policy.choose(64, 0) for _ in range(5)] == [CAPS] * 5
+    assert policy.choose(64, 0, [PLAIN]) == PLAIN
+    assert policy.choose(64, 0) == CAPS
+    World(device(4), LOW).serve(policy, 64, 20)
+    assert policy.present == PLAIN
+
+
+def test_allowed_shapes() -> None:
+    allowed = frozenset({PLAIN, Shape.chain(2), Shape(1, 4, 6)})
+    policy, world = new_policy(device(64)), World(device(64), HIGH)
+    world.serve(policy, 1, 200)
+    free = policy.present
+    assert free not in allowed
+    assert {policy.choose(1, 0, allowed) for _ in range(500)} <= allowed
+    assert policy.present == world.best(sorted(allowed), 1)
+    assert policy.choose(1, 0) == free  # at once
+    assert {policy.choose(1, 0, frozenset({PLAIN})) for _ in range(500)} == {PLAIN}
+    with_caps = frozenset({PLAIN, CAPS})
+    assert {policy.choose(1, 0, with_caps) for _ in range(50)} == {CAPS}
+
+
+def test_two_policies_that_see_the_same_choose_alike() -> None:
+    """As the ranks of tensor parallelism must."""
+    policies = [new_policy(device(64)) for _ in range(2)]
+    other = new_policy(device(64))
+    chosen: list[list[Shape]] = [[], []]
+    for policy, shapes in zip([*policies, other], [*chosen, others := []], strict=True):  # type: ignore[misc]
+        world, gen = World(device(64), HIGH, seed=policy is other, noise=0.2), random.Random(0)
+        for _ in range(200):
+            world.accepts = gen.choice((HIGH, LOW))
+            shapes += world.serve(policy, gen.randint(1, 200), gen.randint(1, 30))
+    assert chosen[0] == chosen[1] and len(set(chosen[0])) > 5
+    assert others != chosen[0]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Hysteresis
+
+
+NEARLY_EQUAL = [(1, 64), (8, 64), (32, 256)]  # (requests, free rows) at which two shapes are nearly as good
+
+
+def flips(b: int, free_rows: int) -> int:
+    """How often the present shape changes in 4,000 rounds; times have 10 % noise, tokens are accepted by chance."""
+    policy, world = new_policy(device(free_rows)), World(device(free_rows), MIDDLE, noise=0.1)
+    world.serve(policy, b, 500)
+    presents = []
+    for _ in range(500):
+        world.serve(policy, b, 8)
+        presents.append(policy.present)
+    return sum(x != y for x, y in zip(presents, presents[1:], strict=False))
+
+
+def test_noise_does_not_make_it_flip(monkeypatch: pytest.MonkeyPatch) -> None:
+    calm = [flips(*case) for case in NEARLY_EQUAL]
+    assert max(calm) <= 10
+    monkeypatch.setattr(module, "HYSTERESIS", 0.0)  # the control
+    assert sum(flips(*case) for case in NEARLY_EQUAL) > 2 * sum(calm)

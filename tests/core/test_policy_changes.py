@@ -1,0 +1,180 @@
+"""The policy in a world that changes: acceptance, batch size, slow machines and clocks; and what its probes cost."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from policy_world import CAPS, HIGH, LOW, SURE, World, device, new_policy
+
+from eagle_plugin.core import policy as module
+from eagle_plugin.core.policy import Policy
+from eagle_plugin.core.shape import PLAIN, Shape
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Changes of the acceptance
+
+# Rounds until a fall and a rise are followed, by batch size. With one request, the sums wrong and the drafts off it may
+# take 1,500 rounds to come back, and takes 280 in the median: a probe tells of one token or none, and probes may cost a
+# hundredth of the time.
+FOLLOWED = {1: (100, 1500), 32: (25, 100)}
+
+
+@pytest.mark.parametrize("follows", [False, True], ids=["sums stay", "sums follow"])
+@pytest.mark.parametrize("b", [1, 32])
+@pytest.mark.parametrize("free_rows", [1.3, 8], ids=["off when low", "shallow when low"])
+def test_acceptance_that_falls_and_rises_is_followed(free_rows: float, b: int, follows: bool) -> None:
+    """free_rows are per request, so that the best shapes are the same at both batch sizes."""
+    for seed in range(8):
+        costs = device(free_rows * b, level=0.1)
+        policy, world = new_policy(costs), World(costs, HIGH, seed=seed, noise=0.03)
+        world.serve(policy, b, 600)
+        high = policy.present
+        for accepts, most in zip((LOW, HIGH), FOLLOWED[b], strict=True):
+            world.accepts = accepts
+            world.predicts = accepts if follows else HIGH
+            assert 0 < world.rounds_until_good(policy, b, 5000) <= most
+            world.serve(policy, b, 1000)
+            assert world.rate(policy.present, b) >= 0.9 * world.rate(world.best(policy.shapes, b), b)
+            if accepts == LOW:
+                assert policy.present.steps < high.steps and (policy.present == PLAIN) == (free_rows == 1.3)
+
+
+def test_without_probes_it_never_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the test above."""
+    monkeypatch.setattr(module, "PROBE_COST", 0.0)
+    monkeypatch.setattr(module, "PROBE_ROUNDS", math.inf)
+    monkeypatch.setattr(Policy, "_most_telling", lambda self, rates: self.present)
+    costs = device(48)
+    policy, world = new_policy(costs), World(costs, HIGH)
+    world.serve(policy, 32, 600)
+    assert policy.present != PLAIN
+    world.accepts = LOW
+    world.serve(policy, 32, 600)
+    assert policy.present == PLAIN
+    world.accepts = HIGH
+    assert set(world.serve(policy, 32, 5000)) == {PLAIN}
+
+
+def test_when_the_batch_shrinks_it_drafts_at_once() -> None:
+    policy, world = new_policy(device(64)), World(device(64), HIGH)
+    world.serve(policy, 256, 500)
+    assert policy.present == PLAIN
+    assert policy.choose(2, 0) != PLAIN
+    assert world.rate(policy.present, 2) > 0.95 * world.rate(world.best(policy.shapes, 2), 2)
+    assert policy.choose(256, 0) == PLAIN
+
+
+def test_a_batch_that_shrinks_by_one_request_at_a_time_is_reviewed_too() -> None:
+    policy, world = new_policy(device(64)), World(device(64), HIGH)
+    world.serve(policy, 256, 500)
+    for b in range(256, 0, -1):
+        world.serve(policy, b, 1)
+    assert world.rate(policy.present, 1) > 0.95 * world.rate(world.best(policy.shapes, 1), 1)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Probes
+
+
+@pytest.mark.parametrize("b", [1, 32])
+@pytest.mark.parametrize("accepts", [HIGH, LOW, (0.05, 0.02, 0.01, 0.01)], ids=["high", "low", "none"])
+@pytest.mark.parametrize("free_rows", [1.5, 4, 100])
+def test_probes_cost_a_hundredth_of_the_time(free_rows: float, accepts: tuple[float, ...], b: int) -> None:
+    """By the true rates: what is lost against the present shape, in rounds that do not have it."""
+    costs = device(free_rows * b)
+    policy, world = new_policy(costs), World(costs, accepts)
+    world.serve(policy, b, 1000)
+    lost = total = 0.0
+    probes = 0
+    for _ in range(4000):
+        (shape,) = world.serve(policy, b, 1)
+        seconds = costs.round(shape, b, 0)
+        total += seconds
+        if shape != policy.present:
+            probes += 1
+            lost += seconds * (1 - world.rate(shape, b) / world.rate(policy.present, b))
+    assert lost / total < 0.0125
+    covers_all = policy.present[:2] == CAPS[:2]
+    assert (probes == 0) if covers_all else (probes >= 10)
+
+
+def test_probes_of_deep_trees_are_the_cheapest_that_tell() -> None:
+    """A chain is best; the probes are trees of the caps' depth and children, but not of their width."""
+    policy, world = new_policy(device(64), Shape(4, 4, 64)), World(device(64), SURE)
+    world.serve(policy, 16, 500)
+    chosen = world.serve(policy, 16, 5000)
+    probes = {shape for shape in chosen if shape.topk > 1}
+    assert policy.present.topk == 1 and probes
+    assert all(shape[:2] == (4, 4) and shape.width < 16 for shape in probes)
+
+
+def test_a_probe_that_pays_brings_the_next_one_forward() -> None:
+    costs = device(48)
+    policy, world = new_policy(costs), World(costs, LOW)
+    world.serve(policy, 32, 1000)
+    assert policy.present == PLAIN
+
+    def gap(accepted: int) -> int:
+        """Rounds from one probe to the next, if the first has so many accepted tokens."""
+        while (shape := policy.choose(32, 0)) == PLAIN:
+            pass
+        policy.observe_accepted(shape, 32, [accepted, *[0] * (shape.steps - 1)])
+        n = 1
+        while policy.choose(32, 0) == PLAIN:
+            n += 1
+        return n
+
+    usual = round(32 * policy.survival.expected()[Shape(1, 1, 2)])
+    assert gap(32) < 3
+    policy = new_policy(costs)
+    World(costs, LOW).serve(policy, 32, 1000)
+    assert 20 < gap(usual) < 50
+    assert gap(0) > 25
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Clocks and slow machines
+
+
+@pytest.mark.parametrize("slow_of", ["all", "present", "drafting"])
+def test_rounds_that_take_ten_times_as_long_for_a_while(slow_of: str) -> None:
+    """Of all shapes, of the one that is served, or of all that draft: afterwards the choice is right again."""
+    policy, world = new_policy(device(64)), World(device(64), HIGH, noise=0.03)
+    world.serve(policy, 8, 500)
+    best = policy.present
+    is_slow = {"all": lambda s: True, "present": lambda s: s == best, "drafting": lambda s: s != PLAIN}[slow_of]
+    world.slower = lambda shape, n: 10.0 if is_slow(shape) else 1.0
+    world.serve(policy, 8, 300)
+    world.slower = lambda shape, n: 1.0
+    assert world.rounds_until_good(policy, 8, 20_000) <= (0 if slow_of == "all" else 3000)
+    world.serve(policy, 8, 1000)
+    assert world.rate(policy.present, 8) > 0.95 * world.rate(best, 8)
+
+
+def test_a_shape_that_is_slower_than_its_table_is_left() -> None:
+    policy, world = new_policy(device(64)), World(device(64), HIGH, noise=0.03)
+    best = world.best(policy.shapes, 8)
+    world.slower = lambda shape, n: 1.6 if shape == best else 1.0
+    left = world.best(policy.shapes, 8)
+    assert left != best
+    chosen = world.serve(policy, 8, 4000)
+    assert chosen[-3000:].count(best) < 600
+    assert world.rate(policy.present, 8) > 0.9 * world.rate(left, 8)
+    blind = new_policy(device(64))  # the control: without times it stays
+    blind.observe_time = lambda *args: None  # type: ignore[method-assign]
+    assert World(device(64), HIGH).serve(blind, 8, 4000)[-3000:].count(best) > 2000
+
+
+@pytest.mark.parametrize("jump", [-3600.0, 0.0, 1e9, math.nan, math.inf])
+def test_a_clock_that_jumps_changes_no_choice(jump: float) -> None:
+    policy, world = new_policy(device(64)), World(device(64), HIGH)
+    world.serve(policy, 8, 500)
+    best = policy.present
+    for _ in range(5):
+        policy.observe_time(best, 8, 0, jump)
+        policy.observe_time(CAPS, 8, 0, jump)
+        world.serve(policy, 8, 40)
+        assert world.rate(policy.present, 8) > 0.9 * world.rate(best, 8)
+    world.serve(policy, 8, 300)
+    assert policy.present == best

@@ -1,0 +1,217 @@
+"""What the shape chooser tells the policy of served rounds, and when."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from policy_world import device
+
+from eagle_plugin.core.costs import CostModel
+from eagle_plugin.core.path_sums import PathSums
+from eagle_plugin.core.policy import Policy, shapes_within
+from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.engines.round import Drafts
+from eagle_plugin.engines.shape_chooser import SUM_ROUNDS, PolicyModeError, ShapeChooser, policy_mode
+
+CAPS = Shape(3, 2, 8)
+CHAIN = Shape.chain(2)
+
+
+class Recorder(Policy):
+    """A policy that keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(CAPS, CostModel(device(64)))
+        self.told: list[tuple[object, ...]] = []
+
+    def observe_sums(self, *args: object) -> None:
+        self.told.append(("sums", *args))
+
+    def observe_accepted(self, *args: object) -> None:
+        self.told.append(("accepted", *args))
+
+    def observe_time(self, *args: object) -> None:
+        self.told.append(("time", *args))
+
+
+def drafts_of(shape: Shape, b: int, sampled: int = 0) -> Drafts:
+    scores = torch.randn(
+        b, (1 + shape.draft_slots) * (shape.topk + sampled), generator=torch.Generator().manual_seed(b)
+    )
+    return Drafts.plain(torch.zeros(b))._replace(shape=shape, scores=-scores.abs())
+
+
+def clock_of(*times: float) -> Iterator[float]:
+    return iter(times)
+
+
+@pytest.mark.parametrize(("value", "mode"), [(None, "auto"), ("", "auto"), ("fixed", "fixed"), ("random", "random")])
+def test_mode(value: str | None, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EAGLE_POLICY", raising=False)
+    if value is not None:
+        monkeypatch.setenv("EAGLE_POLICY", value)
+    assert policy_mode() == mode
+
+
+def test_an_unknown_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EAGLE_POLICY", "best")
+    with pytest.raises(PolicyModeError, match="'best', wanted one of auto, fixed, random"):
+        policy_mode()
+
+
+def test_fixed_shapes_are_the_caps() -> None:
+    chooser = ShapeChooser(CAPS, None)
+    assert {chooser.choose(b, 0) for b in range(1, 100)} == {CAPS}
+    assert chooser.choose(1, 0, frozenset({PLAIN, CHAIN})) == PLAIN
+    assert chooser.choose(1, 0, frozenset({PLAIN, CAPS})) == CAPS
+
+
+def test_random_shapes_are_the_same_in_every_rank() -> None:
+    shapes = shapes_within(CAPS)
+    ranks = [ShapeChooser(CAPS, None, shapes) for _ in range(2)]
+    chosen = [[rank.choose(1, 0) for _ in range(500)] for rank in ranks]
+    assert chosen[0] == chosen[1] and set(chosen[0]) == set(shapes)
+    allowed = frozenset({PLAIN, CHAIN})
+    assert {ranks[0].choose(1, 0, allowed) for _ in range(100)} == allowed
+
+
+def test_the_policy_chooses() -> None:
+    asked = []
+
+    class Asked(Recorder):
+        def choose(self, b, keys, allowed=None):  # type: ignore[no-untyped-def]
+            asked.append((b, keys, allowed))
+            return CHAIN
+
+    allowed = frozenset({PLAIN, CHAIN})
+    assert ShapeChooser(CAPS, Asked()).choose(3, 70, allowed) == CHAIN
+    assert asked == [(3, 70, allowed)]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Times
+
+
+def time_rounds(rounds: list[tuple[Shape, int] | None], times: list[float]) -> list[tuple[object, ...]]:
+    """What the policy is told of rounds (shape, b) that begin at these times; None is a pause."""
+    clock = clock_of(*times)
+    policy = Recorder()
+    chooser = ShapeChooser(CAPS, policy, clock=lambda: next(clock))
+    for number, one in enumerate(rounds):
+        if one is None:
+            chooser.pause()
+        else:
+            chooser.begin(*one, keys=100 + number)
+    return policy.told
+
+
+def test_a_round_ends_when_the_next_one_begins() -> None:
+    told = time_rounds([(CHAIN, 2)] * 4, [1.0, 1.5, 2.25, 4.25])
+    assert told == [("time", CHAIN, 2, 101, 0.75), ("time", CHAIN, 2, 102, 2.0)]
+
+
+def test_the_first_round_of_a_shape_or_of_a_batch_is_not_timed() -> None:
+    """While it is launched the device may still compute the round before, which was another."""
+    told = time_rounds([(CHAIN, 2), (CAPS, 2), (CAPS, 2), (CAPS, 3), (CAPS, 3), (CHAIN, 3)], [*range(6)])
+    assert told == [("time", CAPS, 2, 102, 1), ("time", CAPS, 3, 104, 1)]
+
+
+def test_a_pause_is_no_round() -> None:
+    told = time_rounds([(CHAIN, 2), (CHAIN, 2), None, (CHAIN, 2), (CHAIN, 2), (CHAIN, 2)], [0.0, 1.0, 50.0, 51.0, 52.0])
+    assert told == [("time", CHAIN, 2, 104, 1.0)]
+
+
+@pytest.mark.parametrize("jump", [-3600.0, 0.0, math.nan, 1e9])
+def test_a_clock_that_jumps_leaves_the_predictions(jump: float) -> None:
+    """Backwards, not at all, to no number, or far ahead; the next rounds are timed as ever."""
+    policy = Policy(CAPS, CostModel(device(64)))
+    now = 0.0
+    chooser = ShapeChooser(CAPS, policy, clock=lambda: now)
+    for number in range(400):
+        now += jump if number == 300 else policy.costs.costs.round(CAPS, 2, 0)
+        now = 0.0 if math.isnan(now) and number > 300 else now
+        chooser.begin(CAPS, 2, 0)
+    before = policy.costs.costs.round(CAPS, 2, 0)
+    assert policy.costs.seconds([CAPS], 2, 0)[CAPS] == pytest.approx(before, rel=0.01)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Results
+
+
+def test_what_was_accepted_by_depth() -> None:
+    policy = Recorder()
+    chooser = ShapeChooser(CAPS, policy)
+    served = chooser.launched(CAPS, 4, 100, drafts_of(CAPS, 4)._replace(scores=None))
+    chooser.observe(served, [0, 3, 1, 2])
+    assert policy.told == [("accepted", CAPS, 4, [3, 2, 1])]
+
+
+def test_requests_that_ended_meanwhile_do_not_count() -> None:
+    policy = Recorder()
+    chooser = ShapeChooser(CAPS, policy)
+    served = chooser.launched(CAPS, 4, 100, drafts_of(CAPS, 4)._replace(scores=None))
+    chooser.observe(served, [1, 0])
+    chooser.observe(served, [])
+    assert policy.told == [("accepted", CAPS, 2, [1, 0, 0])]
+
+
+def test_plain_rounds_tell_nothing_of_drafts() -> None:
+    policy = Recorder()
+    chooser = ShapeChooser(CAPS, policy)
+    chooser.observe(chooser.launched(PLAIN, 2, 100, Drafts.plain(torch.zeros(2))), [0, 0])
+    assert policy.told == []
+
+
+@pytest.mark.parametrize("sampled", [0, 2])
+def test_sums_of_the_drafted_trees(sampled: int) -> None:
+    policy = Recorder()
+    chooser = ShapeChooser(CAPS, policy)
+    drafts = drafts_of(CAPS, 3, sampled)
+    chooser.observe(chooser.launched(CAPS, 3, 100, drafts), [0, 1, 2])
+    sums = PathSums(CAPS, CAPS.topk + sampled, policy.shapes, "cpu")
+    assert drafts.scores is not None
+    assert policy.told[0] == ("sums", CAPS, 3, sums.by_shape(sums(drafts.scores)))
+    assert [kind for kind, *_ in policy.told] == ["sums", "accepted"]
+
+
+def test_every_fourth_round_tells_its_sums_and_every_first_one_of_a_shape() -> None:
+    """A probe is a single round of another shape: it must tell all that it can."""
+    policy = Recorder()
+    chooser = ShapeChooser(CAPS, policy)
+    rounds = [CAPS] * 9 + [CHAIN] + [CAPS] * 2 + [PLAIN] + [CAPS] * 2
+    has_sums = []
+    for shape in rounds:
+        drafts = Drafts.plain(torch.zeros(2)) if shape == PLAIN else drafts_of(shape, 2)
+        served = chooser.launched(shape, 2, 100, drafts)
+        chooser.observe(served, [0, 1])
+        has_sums.append(served.sums is not None)
+    assert SUM_ROUNDS == 4
+    first = [True, False, False, False]
+    assert has_sums == [*first, *first, True, True, True, False, False, True, False]
+    assert [kind for kind, *_ in policy.told].count("sums") == has_sums.count(True)
+
+
+def test_results_may_come_rounds_later() -> None:
+    policy = Recorder()
+    chooser = ShapeChooser(CAPS, policy)
+    served = [chooser.launched(shape, 2, 100, drafts_of(shape, 2)) for shape in (CAPS, CHAIN)]
+    for one, kept in zip(served, ([1, 1], [2, 0]), strict=True):
+        chooser.observe(one, kept)
+    assert [told[:3] for told in policy.told if told[0] == "accepted"] == [
+        ("accepted", CAPS, 2),
+        ("accepted", CHAIN, 2),
+    ]
+
+
+def test_without_a_policy_nothing_is_noted() -> None:
+    chooser = ShapeChooser(CAPS, None)
+    served = chooser.launched(CAPS, 2, 100, drafts_of(CAPS, 2))
+    assert served.sums is None
+    chooser.begin(CAPS, 2, 100)
+    chooser.begin(CAPS, 2, 100)
+    chooser.begin(CAPS, 2, 100)
+    chooser.observe(served, [1, 2])
