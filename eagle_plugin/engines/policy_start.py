@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from eagle_plugin.atomic_io import WriteError
@@ -16,25 +16,38 @@ from eagle_plugin.engines.cost_files import CostFileError
 from eagle_plugin.engines.shape_chooser import first_choices
 
 
-def start_policy(caps: Shape, key: Mapping[str, Any], measure: Callable[[], Costs], logger: logging.Logger) -> Policy:
+def start_policy(
+    caps: Shape,
+    key: Mapping[str, Any],
+    measure: Callable[[], Costs],
+    logger: logging.Logger,
+    shapes: Sequence[Shape] | None = None,
+    is_faster_than: Callable[[Costs], bool] = lambda costs: False,
+    gather: Callable[[Any], list[Any]] = lambda value: [value],
+) -> Policy:
     """The policy with the costs of this key (`cost_files.key_of`); `measure` is called where none are kept.
+
+    shapes: as for `Policy`. is_faster_than(costs): whether kept costs were measured on a busy machine; they are then
+    measured again. gather: the value that each rank gives, by rank; all take the costs of rank 0, to choose alike.
 
     Logs one line that says where the costs are from and which shapes they lead to; another one where a file cannot be
     read or written.
     """
-    costs, source = None, "the costs of a round were measured at an earlier start"
+    kept, source = None, "the costs of a round were measured at an earlier start"
     try:
-        costs = cost_files.read(key)
+        kept = cost_files.read(key)
     except CostFileError as error:
         logger.warning("eagle-plugin: %s", error)
-    if costs is None:
+    everyones = gather(kept)
+    costs: Costs = everyones[0]
+    if None in everyones or any(gather(is_faster_than(costs))):
         began = time.perf_counter()
-        costs = measure()
+        costs = gather(measure())[0]
         source = f"measured the costs of a round in {time.perf_counter() - began:.1f} s"
         try:
             cost_files.write(key, costs)
         except WriteError as error:
             logger.warning("eagle-plugin: the costs of a round are not kept, every start will measure them: %s", error)
-    policy = Policy(caps, CostModel(costs))
+    policy = Policy(caps, CostModel(costs), shapes)
     logger.info("eagle-plugin: %s; %s", source, first_choices(policy))
     return policy

@@ -82,3 +82,24 @@ def test_a_folder_that_cannot_be_written_is_told_and_the_server_starts(lines: Li
     machine = Machine()
     assert machine.start() == COSTS
     assert sum("every start will measure them: cannot write" in line for line in lines.logged) == 1
+
+
+def test_costs_of_a_busy_machine_are_measured_again() -> None:
+    machine = Machine()
+    for is_faster, measured in ((True, 1), (False, 1), (True, 2)):
+        start_policy(CAPS, KEY, machine, logger, is_faster_than=lambda costs, answer=is_faster: answer)
+        assert machine.measured == measured
+
+
+def test_all_ranks_take_the_costs_of_rank_0(lines: Lines) -> None:
+    """Also where only one of them has kept none."""
+    slower = COSTS._replace(fixed=1.0)
+
+    def gather(value: Any) -> list[Any]:
+        return [slower if isinstance(value, Costs) else value, value]
+
+    assert start_policy(CAPS, KEY, Machine(), logger, gather=gather).costs.costs == slower
+    assert start_policy(CAPS, KEY, Machine(), logger, gather=gather).costs.costs == slower
+    machine = Machine()
+    start_policy(CAPS, KEY, machine, logger, gather=lambda value: [value, None])
+    assert machine.measured == 1

@@ -11,19 +11,19 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from sglang.srt.runtime_context import get_parallel
 
-from eagle_plugin.atomic_io import WriteError
-from eagle_plugin.core.costs import CostModel, Costs, Curve, Forward
-from eagle_plugin.core.policy import Policy, shapes_within
+from eagle_plugin.core.costs import Costs, Curve, Forward
+from eagle_plugin.core.policy import shapes_within
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.engines import cost_files
 from eagle_plugin.engines.policy_log import without_policy
+from eagle_plugin.engines.policy_start import start_policy
 from eagle_plugin.engines.sglang import version
 from eagle_plugin.engines.sglang.batch import RoundBatch
 from eagle_plugin.engines.sglang.drafter import DraftState
 from eagle_plugin.engines.sglang.random_batches import Parts, RandomBatches
 from eagle_plugin.engines.sglang.ranks import gather_objects, in_any_rank, rank_logger
 from eagle_plugin.engines.sglang.selftest import parts_of
-from eagle_plugin.engines.shape_chooser import ShapeChooser, first_choices
+from eagle_plugin.engines.shape_chooser import ShapeChooser
 
 BUDGET_SECONDS = 8.0  # larger batches are left out when it is spent
 SHORT_PREFIX, LONG_PREFIX = 32, 1024
@@ -45,32 +45,17 @@ def choose_shapes(worker: Any, mode: str, most_requests: int) -> ShapeChooser:
     shapes = captured or shapes_within(caps)
     if mode == "random":
         return ShapeChooser(caps, None, shapes)
-    costs = _costs(worker, most_requests)
-    policy = Policy(caps, CostModel(costs), shapes)
-    rank_logger(logger).info("eagle-plugin: %s", first_choices(policy))
-    return ShapeChooser(caps, policy, clock=time.perf_counter if get_parallel().tp_size == 1 else None)
-
-
-def _costs(worker: Any, most_requests: int) -> Costs:
-    """The costs on disk (`cost_files`), else measured now; those of rank 0 in all ranks, which must choose alike."""
-    log, key, kept = rank_logger(logger), _key(worker), None
-    try:
-        kept = cost_files.read(key)
-    except cost_files.CostFileError as error:
-        log.warning("eagle-plugin: %s", error)
-    everyones = gather_objects(kept)
     measurement = CostMeasurement(parts_of(worker), most_requests)
-    if None not in everyones and not in_any_rank(measurement.is_faster_than(everyones[0])):
-        log.info("eagle-plugin: the costs of a round were measured at an earlier start")
-        return everyones[0]  # type: ignore[no-any-return]
-    begin = time.perf_counter()
-    costs: Costs = gather_objects(measurement.run())[0]
-    log.info("eagle-plugin: measured the costs of a round in %.1f s", time.perf_counter() - begin)
-    try:
-        cost_files.write(key, costs)
-    except WriteError as error:
-        log.warning("eagle-plugin: the costs of a round are not kept, every start will measure them: %s", error)
-    return costs
+    policy = start_policy(
+        caps,
+        _key(worker),
+        measurement.run,
+        rank_logger(logger),
+        shapes,
+        measurement.is_faster_than,
+        gather_objects,
+    )
+    return ShapeChooser(caps, policy, clock=time.perf_counter if get_parallel().tp_size == 1 else None)
 
 
 def _key(worker: Any) -> dict[str, Any]:
@@ -135,11 +120,11 @@ class CostMeasurement:
 
     def is_faster_than(self, costs: Costs) -> bool:
         """Whether a round now takes so much less than these costs say that they were measured on a busy machine."""
-        for shape in (PLAIN, self._caps):
-            found = min(sum(self._phases(1, shape, SHORT_PREFIX)) for _ in range(PASSES))
-            if found * MUCH_FASTER < costs.round(shape, 1, SHORT_PREFIX):
-                return True
-        return False
+        # Of both shapes in any case: all ranks have to make the same forwards.
+        shapes = (PLAIN, self._caps)
+        found = [min(sum(self._phases(1, shape, SHORT_PREFIX)) for _ in range(PASSES)) for shape in shapes]
+        kept = [costs.round(shape, 1, SHORT_PREFIX) for shape in shapes]
+        return any(now * MUCH_FASTER < before for now, before in zip(found, kept, strict=True))
 
     def _with_context(self, costs: Costs) -> Costs:
         """The slopes over the tokens of the prefix, from one request with a long one."""

@@ -3,7 +3,6 @@ graph, a skewed mask."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,18 +13,14 @@ from torch import Tensor
 pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang environment is not installed")
 
 import toy_engine
-from toy_engine import COLUMNS, DRAFT_V, ROWS, SHAPE, Drafter, V, Verifier
+import toy_parts
+from toy_engine import COLUMNS, ROWS, SHAPE, Drafter
+from toy_parts import SIZES, parts
 
-from eagle_plugin.core.shape import PLAIN
 from eagle_plugin.engines import round
-from eagle_plugin.engines.graph_emulator import EmulatedCapturer, recording_launches
-from eagle_plugin.engines.rng import KeyTable
+from eagle_plugin.engines.graph_emulator import recording_launches
 from eagle_plugin.engines.sglang import selftest
-from eagle_plugin.engines.sglang.batch import BatchReader
-from eagle_plugin.engines.sglang.decode_round import DecodeRound
 from eagle_plugin.engines.sglang.round_test import Parts, RoundTest
-
-SIZES = [1, 4]
 
 
 @pytest.fixture(scope="module")
@@ -33,41 +28,6 @@ def recorded() -> Iterator[None]:
     """Launches of native kernels are seen by captures."""
     with recording_launches():
         yield
-
-
-class Allocator:
-    """Of cache slots, as SGLang's with pages of one token."""
-
-    page_size = 1
-
-    def __init__(self) -> None:
-        self.free_slots = torch.arange(1, ROWS * COLUMNS)
-
-    def available_size(self) -> int:
-        return len(self.free_slots)
-
-    def alloc(self, n: int) -> Tensor | None:
-        if n > len(self.free_slots):
-            return None
-        taken, self.free_slots = self.free_slots[:n], self.free_slots[n:]
-        return taken
-
-    def free(self, slots: Tensor) -> None:
-        self.free_slots = torch.cat([self.free_slots, slots])
-
-
-def parts(sizes: list[int] = SIZES) -> Parts:
-    """A round of toy models, captured for these batch sizes."""
-    drafter, verifier = Drafter(), Verifier()
-    table, keys = torch.zeros(ROWS, COLUMNS, dtype=torch.int32), KeyTable(ROWS, "cpu", seed=1)
-    reader = BatchReader(SHAPE.reach, 8, table, keys)
-    decode_round = DecodeRound(drafter, verifier, reader)
-    if sizes:
-        decode_round.capture(EmulatedCapturer(), SHAPE, [PLAIN, SHAPE], sizes, lambda *_: contextlib.nullcontext())
-    caches = [cache for model in (verifier.model, drafter.model) for cache in (model.keys, model.values)]
-    return Parts(
-        decode_round, reader, verifier, drafter, SHAPE, V, DRAFT_V, table, keys.table, Allocator(), caches
-    )  # fmt: skip
 
 
 def test_a_healthy_round_passes(recorded: None) -> None:
@@ -205,7 +165,7 @@ class Baked(Drafter):
 
 
 def test_a_value_kept_by_python_is_found(recorded: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "Drafter", Baked)
+    monkeypatch.setattr(toy_parts, "Drafter", Baked)
     assert any("extend: roots" in reason for reason in RoundTest(parts([4])).run())
 
 

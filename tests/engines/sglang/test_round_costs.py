@@ -1,0 +1,99 @@
+"""What a round costs, measured on a round of toy models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang environment is not installed")
+
+from toy_engine import COLUMNS, ROWS, SHAPE, Verifier
+from toy_parts import parts
+
+from eagle_plugin.core.costs import Costs, Curve, Forward
+from eagle_plugin.core.shape import PLAIN
+from eagle_plugin.engines.sglang import round_costs
+from eagle_plugin.engines.sglang.round_costs import CostMeasurement
+
+LANES = 8
+
+
+class Clock:
+    """Every reading is a millisecond later; forwards that take long advance it too."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += 1e-3
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(round_costs, "time", made)
+    monkeypatch.setattr(round_costs, "in_any_rank", bool)  # one rank, without the engine's groups
+    return made
+
+
+def curves(costs: Costs) -> list[Curve]:
+    return [costs.target.curve, costs.level.curve, costs.extend.curve]
+
+
+def test_every_part_is_measured_up_to_the_largest_batch() -> None:
+    made = parts([])
+    costs = CostMeasurement(made, LANES).run()
+    target, level, extend = (set(curve.rows) for curve in curves(costs))
+    sizes = [1, 2, 4, LANES]
+    assert target >= {*sizes, *(b * SHAPE.width for b in sizes)}
+    assert level == {b * SHAPE.topk for b in sizes}
+    assert extend == {b * e for b in sizes for e in (2, SHAPE.max_accept_length)}
+    for curve in curves(costs):
+        assert min(curve.seconds) > 0 and list(curve.seconds) == sorted(curve.seconds)
+    assert costs.round(SHAPE, LANES, 0) > costs.round(PLAIN, LANES, 0) > 0
+    # Nothing is left behind.
+    assert sorted(made.allocator.free_slots.tolist()) == list(range(1, ROWS * COLUMNS))
+    assert not made.req_to_token.any() and not made.keys.any()
+
+
+def test_a_spent_budget_leaves_out_larger_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_costs, "BUDGET_SECONDS", 0.0)
+    costs = CostMeasurement(parts([]), LANES).run()
+    assert max(costs.target.curve.rows) == SHAPE.width and costs.round(SHAPE, LANES, 0) > 0
+
+
+def test_a_small_cache_leaves_out_larger_batches() -> None:
+    made = parts([])
+    made.allocator.free_slots = torch.arange(1, 110)  # of two requests
+    assert max(CostMeasurement(made, LANES).run().level.curve.rows) == 2 * SHAPE.topk
+
+
+def scaled(costs: Costs, factor: float) -> Costs:
+    def of(forward: Forward) -> Forward:
+        return Forward(Curve(forward.curve.rows, tuple(factor * x for x in forward.curve.seconds)))
+
+    return Costs(of(costs.target), of(costs.level), of(costs.extend), factor * costs.fixed)
+
+
+def test_costs_of_a_busy_machine_are_recognised() -> None:
+    measurement = CostMeasurement(parts([]), 1)
+    costs = measurement.run()
+    assert measurement.is_faster_than(scaled(costs, 100.0))
+    assert not measurement.is_faster_than(scaled(costs, 0.01))
+
+
+def test_the_times_are_those_of_the_parts(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: where only the target takes long, only the target's curve is high."""
+    forward = Verifier.forward
+
+    def slow(self: Verifier, *given: Any, **named: Any) -> Any:
+        clock.now += 1.0
+        return forward(self, *given, **named)
+
+    monkeypatch.setattr(Verifier, "forward", slow)
+    costs = CostMeasurement(parts([]), 1).run()
+    target, level, extend = (curve.seconds for curve in curves(costs))
+    assert min(target) > 1 and max(level + extend) < 1 and costs.fixed < 1

@@ -1,0 +1,57 @@
+"""What the self-test and the measurement of costs run on, of toy models."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from toy_engine import COLUMNS, DRAFT_V, ROWS, SHAPE, Drafter, V, Verifier
+
+from eagle_plugin.core.shape import PLAIN
+from eagle_plugin.engines.graph_emulator import EmulatedCapturer
+from eagle_plugin.engines.rng import KeyTable
+from eagle_plugin.engines.sglang.batch import BatchReader
+from eagle_plugin.engines.sglang.decode_round import DecodeRound
+from eagle_plugin.engines.sglang.random_batches import Parts
+
+
+class Allocator:
+    """Of cache slots, as SGLang's with pages of one token."""
+
+    page_size = 1
+
+    def __init__(self) -> None:
+        self.free_slots = torch.arange(1, ROWS * COLUMNS)
+
+    def available_size(self) -> int:
+        return len(self.free_slots)
+
+    def alloc(self, n: int) -> Tensor | None:
+        if n > len(self.free_slots):
+            return None
+        taken, self.free_slots = self.free_slots[:n], self.free_slots[n:]
+        return taken
+
+    def free(self, slots: Tensor) -> None:
+        self.free_slots = torch.cat([self.free_slots, slots])
+
+
+SIZES = (1, 4)
+
+
+def parts(sizes: Sequence[int] = SIZES) -> Parts:
+    """A round of toy models, captured for these batch sizes."""
+    drafter, verifier = Drafter(), Verifier()
+    table, keys = torch.zeros(ROWS, COLUMNS, dtype=torch.int32), KeyTable(ROWS, "cpu", seed=1)
+    reader = BatchReader(SHAPE.reach, 8, table, keys)
+    decode_round = DecodeRound(drafter, verifier, reader)
+    if sizes:
+        decode_round.capture(
+            EmulatedCapturer(), SHAPE, [PLAIN, SHAPE], list(sizes), lambda *_: contextlib.nullcontext()
+        )
+    caches = [cache for model in (verifier.model, drafter.model) for cache in (model.keys, model.values)]
+    return Parts(
+        decode_round, reader, verifier, drafter, SHAPE, V, DRAFT_V, table, keys.table, Allocator(), caches
+    )  # fmt: skip
