@@ -22,7 +22,8 @@ LAW: dict[str, set[str]] = {
     "models": set(),
     "heads": {"core", "models"},
     "data": {"models"},
-    "bench": {"core.shape", "core.policy", "models"},  # what trees it asks the servers for
+    # What trees it asks the servers for, and what a server's policy reports.
+    "bench": {"core.shape", "core.policy", "core.policy_report", "models"},
     "kernels": {"core"},
     "reference": {"core", "heads"},
     "evaluate": {"core", "heads", "data", "models", "reference"},

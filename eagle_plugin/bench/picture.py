@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from eagle_plugin.atomic_io import replace_file
 from eagle_plugin.bench.report import DemoReport, Quartiles
+from eagle_plugin.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 COLOURS = ("#9aa5b1", "#5b7fa6", "#d9662b")
 
 
-class PictureError(RuntimeError):
+class PictureError(UserError):
     """The picture cannot be drawn here."""
 
 

@@ -5,12 +5,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 PREFIX = "eagle_plugin:"
 # With a head that is right for one draft in ten, so many rounds in a row are rejected once in 10^9 rounds.
 REJECTED_ROUNDS = 200
 _registered: list[Any] = []
+T = TypeVar("T")
+
+
+def register(metric: T) -> T:
+    """This metric, which `forget` takes out of the registry again."""
+    _registered.append(metric)
+    return metric
 
 
 def forget() -> None:
@@ -35,28 +42,19 @@ class RoundMetrics:
         forget()
 
         def counter(name: str, what: str, *more: str) -> Any:
-            _registered.append(Counter(PREFIX + name, what, [*label_names, *more]))
-            return _registered[-1]
+            return register(Counter(PREFIX + name, what, [*label_names, *more]))
 
         self._depth = depth
         self._rounds = counter("verify_rounds", "Trees that the target verified.")
         self._drafted = counter("drafted_tokens", "Drafted tokens that the target verified.")
         self._accepted = counter("accepted_tokens", "Drafted tokens that were kept.")
         self._at_depth = counter("accepted_at_depth", "Rounds that kept a drafted token of this depth.", "depth")
-        self._lengths = Histogram(
-            PREFIX + "accept_length",
-            "Tokens that a round yields, the target's own (bonus) token included.",
-            label_names,
-            buckets=range(1, depth + 2),
+        lengths = "Tokens that a round yields, the target's own (bonus) token included."
+        self._lengths = register(Histogram(PREFIX + "accept_length", lengths, label_names, buckets=range(1, depth + 2)))
+        rejected = "Rounds in a row, up to the latest, that kept no drafted token."
+        self._rejected = register(
+            Gauge(PREFIX + "rejected_rounds", rejected, label_names, multiprocess_mode="mostrecent")
         )
-        _registered.append(self._lengths)
-        self._rejected = Gauge(
-            PREFIX + "rejected_rounds",
-            "Rounds in a row, up to the latest, that kept no drafted token.",
-            label_names,
-            multiprocess_mode="mostrecent",
-        )
-        _registered.append(self._rejected)
         self._eager = counter(
             "eager_steps", "Steps of a server with graphs whose walk over the trees ran without one.", "reason"
         )

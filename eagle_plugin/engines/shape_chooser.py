@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
 from eagle_plugin.core.path_sums import PathSums
 from eagle_plugin.core.policy import Policy
+from eagle_plugin.core.policy_report import Expected, PolicyReport, ShapeTotals
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.engines.round import Drafts
 from eagle_plugin.errors import UserError
@@ -71,9 +73,12 @@ class ShapeChooser:
         self._path_sums: dict[tuple[Shape, int], PathSums] = {}
         self._drafted = 0
         self._last: tuple[float, ServedRound, bool] | None = None  # begin, round, whether the round before was its like
+        self._load = 0, 0  # requests and tokens of their prefixes, of the latest choice
+        self._totals: dict[Shape, ShapeTotals] = {}
 
     def choose(self, b: int, keys: int, allowed: Collection[Shape] | None = None) -> Shape:
         """The shape of the next round; as `Policy.choose`."""
+        self._load = b, keys
         if self.policy is not None:
             return self.policy.choose(b, keys, allowed)
         if self._shapes:
@@ -98,7 +103,7 @@ class ShapeChooser:
         like = last is not None and (last[1].shape, last[1].b) == (shape, b)
         if last is not None and last[2]:
             began, before, _ = last
-            self.policy.observe_time(before.shape, before.b, before.keys, now - began)
+            self._observe_time(before, now - began)
         self._last = now, ServedRound(shape, b, keys), like
 
     def pause(self) -> None:
@@ -107,12 +112,52 @@ class ShapeChooser:
 
     def observe(self, served: ServedRound, kept: Sequence[int]) -> None:
         """Learn from a round's results; kept has the accepted draft tokens of each request, on the host."""
+        if kept:
+            self._count(served.shape, rounds=len(kept), tokens=len(kept) + sum(kept), steps=1)
         if self.policy is None or served.shape == PLAIN or not kept:
             return
         if served.sums is not None and served.path_sums is not None:
             self.policy.observe_sums(served.shape, served.b, served.path_sums.by_shape(served.sums))
         reached = [sum(n >= depth for n in kept) for depth in range(1, served.shape.steps + 1)]
         self.policy.observe_accepted(served.shape, len(kept), reached)
+
+    @property
+    def totals(self) -> Mapping[Shape, ShapeTotals]:
+        """What the rounds of each shape yielded so far; to be read by the thread that makes the other calls."""
+        return self._totals
+
+    def report(self) -> PolicyReport:
+        """What the policy has seen and expects now; it takes some 100 microseconds of the thread of the other calls."""
+        totals, (b, keys), policy = dict(self._totals), self._load, self.policy
+        if policy is None:
+            return PolicyReport("random" if self._shapes else "fixed", self.caps, self.caps, b, keys, totals=totals)
+        expected: dict[Shape, Expected] = {}
+        if b:
+            seconds, accepted = policy.costs.seconds(policy.shapes, b, keys), policy.survival.expected()
+            expected = {shape: Expected(seconds[shape], 1 + accepted[shape]) for shape in policy.shapes}
+        return PolicyReport(
+            mode="auto",
+            caps=self.caps,
+            present=policy.present,
+            requests=b,
+            prefix_tokens=keys,
+            slowdown=math.exp(policy.costs.speed),
+            factors=tuple(policy.survival.factors()),
+            totals=totals,
+            expected=expected,
+        )
+
+    def _observe_time(self, served: ServedRound, seconds: float) -> None:
+        """Learn how long a step took, and count it with what was expected of it before."""
+        assert self.policy is not None
+        shape, b, keys = served.shape, served.b, served.keys
+        if seconds > 0:
+            predicted = self.policy.costs.seconds((shape,), b, keys)[shape]
+            self._count(shape, timed=1, seconds=seconds, predicted=predicted)
+        self.policy.observe_time(shape, b, keys, seconds)
+
+    def _count(self, shape: Shape, **more: float) -> None:
+        self._totals[shape] = self._totals.get(shape, ShapeTotals()).plus(**more)
 
     def _sums_of(self, shape: Shape, scores: Tensor) -> PathSums:
         children = scores.shape[1] // (1 + shape.draft_slots)

@@ -16,6 +16,8 @@ from unittest import mock
 from tiny_models import tiny_eagle3_head, tiny_llama
 
 from eagle_plugin import cli
+from eagle_plugin.core.policy_report import MARK, Expected, PolicyReport
+from eagle_plugin.core.shape import PLAIN, Shape
 
 TRAIN = """\
 target: {target}
@@ -46,6 +48,7 @@ class Case(NamedTuple):
     places: dict[str, str]
 
 
+CAPS = Shape(2, 4, 8)
 MODEL = "--target {target} --head {head} --out {out}"
 SERVES = {"target": "config", "head": "config", "out": "new folder"}  # the engine reads the rest
 # Of a new sub-command: a call that works, and the places that it reads and writes.
@@ -82,6 +85,7 @@ CASES = {
     "demo": Case(f"{MODEL} --prompts {{questions}}", {**SERVES, "questions": "file"}),
     "serve": Case(MODEL, SERVES),
     "bench": Case(MODEL, SERVES),
+    "explain": Case("{log} --picture {out}", {"log": "file", "out": "new file", "stdout": "stdout"}),
     "selftest": Case(
         "--device cpu --again --model-shape heads=2,kv_heads=1,head_dim=16,vocabulary=200,draft_vocabulary=130,width=8,"
         "steps=2,topk=4,dtype=float32",
@@ -130,6 +134,8 @@ def make_inputs(folder: Path) -> dict[str, Path]:
         code = cli.main(args)
     if code:
         raise RuntimeError("the feature store for the accidents was not made")
+    report = PolicyReport("auto", CAPS, CAPS, 1, 10, expected={PLAIN: Expected(0.1, 1.0), CAPS: Expected(0.2, 2.5)})
+    made["log"] = _write(folder / "log" / "server.log", f"eagle-plugin: policy; {MARK}{report.as_json()}\n")
     made["recipe"] = _write(folder / "recipe" / "recipe.yaml", TRAIN.format(**made))
     made["job"] = _write(folder / "job" / "job.yaml", JOB.format(**made))
     opening = {"from": "human", "value": "Why is the sky blue in the evening?"}

@@ -8,16 +8,18 @@ from typing import Any
 
 from eagle_plugin.core.policy import CPU_SHAPE
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.engines.policy_log import log_seconds
 from eagle_plugin.engines.preflight import can_check, head_architecture, head_warnings
 from eagle_plugin.engines.sglang.support import has_own_draft_class, unsupported_flags
-from eagle_plugin.engines.shape_chooser import PolicyModeError, policy_mode
+from eagle_plugin.engines.shape_chooser import policy_mode
+from eagle_plugin.errors import UserError
 from eagle_plugin.heads.checkpoint import HeadError
 
 logger = logging.getLogger("eagle_plugin")
 
 
 def check_launch(server_args: Any) -> None:
-    """Refuse a draft head that does not fit its target, and a policy that does not exist.
+    """Refuse a draft head that does not fit its target, and settings of the policy that do not exist.
 
     Only folders on this disk are checked, and not those that SGLang loads with another class for draft heads. A folder
     whose config.json names a plain model, such as the target's, is checked, and refused.
@@ -34,7 +36,8 @@ def check_launch(server_args: Any) -> None:
         return
     try:
         policy_mode()
-    except PolicyModeError as error:
+        log_seconds()
+    except UserError as error:
         raise SystemExit(f"eagle-plugin: {error}") from error
     if head is None or not Path(target).is_dir():
         return

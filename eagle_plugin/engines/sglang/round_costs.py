@@ -16,6 +16,7 @@ from eagle_plugin.core.costs import CostModel, Costs, Curve, Forward
 from eagle_plugin.core.policy import Policy, shapes_within
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.engines import cost_files
+from eagle_plugin.engines.policy_log import without_policy
 from eagle_plugin.engines.sglang import version
 from eagle_plugin.engines.sglang.batch import RoundBatch
 from eagle_plugin.engines.sglang.drafter import DraftState
@@ -37,6 +38,8 @@ logger = logging.getLogger("eagle_plugin")
 def choose_shapes(worker: Any, mode: str, most_requests: int) -> ShapeChooser:
     """What chooses the shapes of a `TreeWorker`'s rounds, by the value of ``EAGLE_POLICY``."""
     caps, captured = worker.shape, worker._round.shapes
+    if mode != "auto":
+        rank_logger(logger).info(without_policy(mode, caps))
     if mode == "fixed":
         return ShapeChooser(caps, None)
     shapes = captured or shapes_within(caps)

@@ -182,7 +182,7 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
             head = server_args.speculative_draft_model_path
             watch = RejectionWatch(server_args.model_path, head, log)
             # By name: the worker gets its policy later.
-            metrics.count_rounds(worker.shape, watch, lambda served, kept: worker.shapes.observe(served, kept))
+            metrics.count_rounds(worker.shape, watch, lambda: worker.shapes, log)
             log.info(plugin_serves(algorithm, worker.shape, loader.backend(worker.device)))
 
         worker.announce = announce

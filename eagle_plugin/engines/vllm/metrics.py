@@ -1,20 +1,23 @@
 """Our metrics beside vLLM's: our class replaces the one that counts drafts in its Prometheus logger, and counts both.
 
 vLLM's entry point for loggers is not used: it switches statistics on that a user has switched off, and engines without
-a server do not have it. The warning about rejected drafts does not depend on statistics: its rounds are counted where
-the scheduler reads their tokens.
+a server do not have it. What the policy does comes in a file (`policy_reports`). The warning about rejected drafts does
+not depend on statistics: its rounds are counted where the scheduler reads their tokens.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
+from prometheus_client import REGISTRY
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.spec_decode.metrics import SpecDecodingProm, SpecDecodingStats
 
 from eagle_plugin.engines import metrics
-from eagle_plugin.engines.vllm.served import is_served, served_shape
+from eagle_plugin.engines.vllm.policy_reports import ReportCollector
+from eagle_plugin.engines.vllm.served import is_served, report_path, served_shape
 
 logger = logging.getLogger("vllm.eagle_plugin")
 _WATCH = "_eagle_plugin_watch"  # of a scheduler
@@ -41,8 +44,14 @@ class TreeMetrics(SpecDecodingProm):
         shape = served_shape(speculative_config)
         if shape is not None:
             ours = metrics.RoundMetrics(labelnames, shape.max_accept_length - 1)
-            labels = {number: map(str, values) for number, values in per_engine_labelvalues.items()}
+            labels = {number: [*map(str, values)] for number, values in per_engine_labelvalues.items()}
             self._recorders = {number: ours.labelled(*values) for number, values in labels.items()}
+            path, one = report_path(speculative_config), len(labels) == 1
+            # Several API servers share what they count by files of the client's own, and show nothing else.
+            if path is not None and one and "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+                (values,) = labels.values()
+                collector = ReportCollector(path, dict(zip(labelnames, values, strict=True)))
+                REGISTRY.register(metrics.register(collector))
 
     def observe(self, spec_decoding_stats: SpecDecodingStats, engine_idx: int = 0) -> None:
         """Count the verified trees of one step of one engine."""

@@ -1,12 +1,15 @@
-"""The mark on vLLM's configuration that says that the plugin's worker serves; it travels to every process."""
+"""The marks on vLLM's configuration, which travel to every process: that the plugin's worker serves, and the file in
+which it reports."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from eagle_plugin.core.shape import Shape
 
 _SERVED = "_eagle_plugin_serves"
+_REPORT = "_eagle_plugin_report"
 
 
 def mark_served(speculative_config: Any, shape: Shape) -> None:
@@ -22,3 +25,13 @@ def served_shape(speculative_config: Any) -> Shape | None:
 def is_served(speculative_config: Any) -> bool:
     """Whether our worker serves the configuration that this ``SpeculativeConfig`` is part of."""
     return served_shape(speculative_config) is not None
+
+
+def mark_report(speculative_config: Any, path: Path) -> None:
+    """Note in a vLLM ``SpeculativeConfig`` the file in which our worker reports what its policy does."""
+    setattr(speculative_config, _REPORT, path)
+
+
+def report_path(speculative_config: Any) -> Path | None:
+    """That file; None where there is none."""
+    return getattr(speculative_config, _REPORT, None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from eagle_plugin.engines.policy_log import log_seconds
 from eagle_plugin.engines.preflight import (
     can_check,
     foreign_head_warnings,
@@ -18,7 +19,8 @@ from eagle_plugin.engines.preflight import (
 from eagle_plugin.engines.shape_chooser import policy_mode
 from eagle_plugin.engines.startup import engine_serves
 from eagle_plugin.engines.vllm.options import Options
-from eagle_plugin.engines.vllm.served import mark_served
+from eagle_plugin.engines.vllm.policy_reports import make_report_path
+from eagle_plugin.engines.vllm.served import mark_report, mark_served
 from eagle_plugin.errors import UserError
 
 logger = logging.getLogger("vllm.eagle_plugin")
@@ -59,6 +61,8 @@ def choose_worker(vllm_config: Any) -> None:
     mark_served(speculative, shape)
     from eagle_plugin.engines.vllm.metrics import export  # imports vLLM's server side: only where we serve
 
+    log_seconds()
+    mark_report(speculative, make_report_path())
     export()
 
 

@@ -14,11 +14,13 @@ from serving import accept_length, generate_all
 
 pytest.importorskip("sglang")
 from eagle_plugin.bench.servers import Server
-from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.policy_report import shape_of
+from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.engines.metrics import REJECTED_ROUNDS, RejectionWatch, forget
+from eagle_plugin.engines.policy_log import PolicyLog
 from eagle_plugin.engines.sglang.metrics import RoundCounter
 from eagle_plugin.engines.sglang.worker import RoundResult
-from eagle_plugin.engines.shape_chooser import ServedRound
+from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser
 
 STEPS, _, NODES = SHAPE  # of the server `plugin`
 PROMPTS = ["tree root leaf", "the quick brown fox", "a", "one two three", "x = y", "hello"]
@@ -33,7 +35,7 @@ def exported(url: str) -> dict[str, float]:
             labels, _, number = rest.rpartition("} ")
             pairs = dict(pair.split("=", 1) for pair in labels.split(","))
             assert pairs["model_name"] and pairs["tp_rank"] == '"0"'
-            label = pairs.get("depth") or pairs.get("le")
+            label = pairs.get("depth") or pairs.get("le") or pairs.get("shape")
             found[name + (" " + label.strip('"') if label else "")] = float(number)
     return found
 
@@ -45,18 +47,30 @@ def test_metrics_are_those_of_the_rounds(plugin: Server) -> None:
     found = {name: value - before.get(name, 0.0) for name, value in exported(plugin.url).items()}
     rounds = sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
     kept = sum(answer["meta_info"]["spec_num_correct_drafts"] for answer in answers)
-    assert found["verify_rounds_total"] == found["accept_length_count"] == rounds
-    assert found["accepted_tokens_total"] == kept and found["accept_length_sum"] == kept + rounds
-    assert found["drafted_tokens_total"] == rounds * (NODES - 1)
+    by_shape = {shape_of(name.split()[1]): n for name, n in found.items() if name.startswith("shape_rounds_total ")}
+    drafted = rounds - by_shape.get(PLAIN, 0)
+    assert sum(by_shape.values()) == rounds and all(shape.width <= NODES for shape in by_shape)
+    assert found["verify_rounds_total"] == found["accept_length_count"] == drafted
+    assert found["accepted_tokens_total"] == kept and found["accept_length_sum"] == kept + drafted
+    assert found["drafted_tokens_total"] == sum(n * (shape.width - 1) for shape, n in by_shape.items())
     at_depth = [found[f"accepted_at_depth_total {depth}"] for depth in range(1, STEPS + 1)]
     assert sum(at_depth) == kept and sorted(at_depth, reverse=True) == at_depth
-    assert at_depth[-1] > 0 and at_depth[0] < rounds  # some drafts were kept whole and some not at all
+    assert at_depth[-1] > 0 and at_depth[0] < drafted  # some drafts were kept whole and some not at all
+    for name, total in (("shape_tokens_total", kept + rounds), ("shape_steps_total", None)):
+        values = [value for key, value in found.items() if key.startswith(f"{name} ")]
+        assert sum(values) == total if total else 0 < sum(values) < rounds  # three requests at a time
+    assert not any(name.startswith("expected_") for name in found)  # no policy
     # The last round of an answer may say more than was asked for.
-    assert found["accept_length_sum"] / rounds >= accept_length(answers) > 1.5
+    assert (kept + rounds) / rounds >= accept_length(answers) > 1.5
 
 
-def ignore(served: ServedRound, kept: list[int]) -> None:
-    """No policy listens."""
+def make_counter() -> RoundCounter:
+    """With the warning's logger, and no policy."""
+    shape, logger = Shape(steps=3, topk=2, width=8), logging.getLogger()
+    chooser = ShapeChooser(shape, None)
+    return RoundCounter(
+        shape, RejectionWatch("TARGET", "HEAD", logger), lambda: chooser, PolicyLog(lambda: chooser, logger)
+    )
 
 
 def read_round(
@@ -82,33 +96,33 @@ def read_round(
         current_scheduler_metrics_enabled=metrics,
         metrics_collector=SimpleNamespace(labels={"model_name": "m", "rank": 0}),
     )
-    result = RoundResult(speculative_num_draft_tokens=nodes)
+    shape = PLAIN if nodes == 1 else Shape(steps=3, topk=2, width=nodes)
+    result = RoundResult(speculative_num_draft_tokens=nodes, served=ServedRound(shape, len(kept), 10))
     processor, batch = SimpleNamespace(metrics_reporter=reporter), SimpleNamespace(reqs=requests)
     assert counter(original, processor, result, batch) == "tokens"
 
 
 def test_which_rounds_count() -> None:
-    """Not those of requests that had ended before (overlap scheduling runs one more), and not plain ones."""
-    counter = RoundCounter(
-        Shape(steps=3, topk=2, width=8), RejectionWatch("target", "head", logging.getLogger()), ignore
-    )
+    """Not those of requests that had ended before (overlap scheduling runs one more); plain ones by shape only."""
+    counter = make_counter()
 
-    def value(name: str) -> float | None:
-        return REGISTRY.get_sample_value(f"eagle_plugin:{name}", {"model_name": "m", "rank": "0"})
+    def value(name: str, **more: str) -> float | None:
+        return REGISTRY.get_sample_value(f"eagle_plugin:{name}", {"model_name": "m", "rank": "0"} | more)
 
     read_round(counter, [2, 0, 3, 1], nodes=8, ended=(2,), retracted=(3,))
     assert (value("verify_rounds_total"), value("accepted_tokens_total"), value("drafted_tokens_total")) == (2, 2, 14)
     read_round(counter, [0, 0], nodes=1)
     read_round(counter, [1], nodes=8)
     assert (value("verify_rounds_total"), value("accepted_tokens_total"), value("drafted_tokens_total")) == (3, 3, 21)
+    assert value("accept_length_count") == 3
+    assert value("shape_rounds_total", shape="3/2/8") == 3 and value("shape_tokens_total", shape="3/2/8") == 6
+    assert value("shape_rounds_total", shape="0/1/1") == value("shape_tokens_total", shape="0/1/1") == 2
     forget()
 
 
 def test_rejected_drafts_are_told_without_metrics(caplog: pytest.LogCaptureFixture) -> None:
     """A server without --enable-metrics has the warning too; rounds that do not count are not counted here either."""
-    counter = RoundCounter(
-        Shape(steps=3, topk=2, width=8), RejectionWatch("TARGET", "HEAD", logging.getLogger()), ignore
-    )
+    counter = make_counter()
     for _ in range(REJECTED_ROUNDS):
         read_round(counter, [0], nodes=1, metrics=False)
         read_round(counter, [0], nodes=8, ended=(0,), metrics=False)

@@ -5,16 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from serving import accept_length, generate_all, responses, serving, tiny_spec
+from serving import generate, generate_all, responses, serving, tiny_spec
 
 pytest.importorskip("sglang")
+from eagle_plugin.bench.explain import main as explain
+from eagle_plugin.bench.policy_sources import SourceError, read_report
 from eagle_plugin.bench.questions import read_questions
+from eagle_plugin.core.policy import shapes_within
+from eagle_plugin.core.policy_report import accept_length as drafted_length
+from eagle_plugin.core.policy_report import difference, sum_of
+from eagle_plugin.core.shape import Shape
 from eagle_plugin.models.store import get_model
 
 pytestmark = pytest.mark.server
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 HEAD = EXAMPLES / "heads" / "smollm2-135m-instruct-eagle3"
+CAPS = Shape(3, 4, 16)
 WORDS = ["river", "engine", "garden", "number", "window", "teacher", "planet", "recipe", "bridge"]
 
 
@@ -22,7 +29,10 @@ WORDS = ["river", "engine", "garden", "number", "window", "teacher", "planet", "
 def servers(tmp_path_factory):
     target = get_model("smollm2-135m-instruct")
     sizes = {"context_length": 2048, "max_total_tokens": 16384}
-    specs = [tiny_spec(target, **sizes), tiny_spec(target, HEAD, (3, 4, 16), **sizes)]
+    flags = ("--skip-server-warmup", "--enable-metrics")
+    policy = {"EAGLE_POLICY_LOG_SECONDS": "1"}  # as users start it: the policy chooses the shapes
+    tree = tiny_spec(target, HEAD, CAPS, extra_flags=flags, environment=policy, **sizes)
+    specs = [tiny_spec(target, **sizes), tree]
     with serving(specs, tmp_path_factory.mktemp("real")) as running:
         yield running
 
@@ -46,5 +56,40 @@ def test_greedy_text_equals_plain_decoding(every, servers):
     answers = generate_all(tree, prompts, 64, at_once=8)
     different = [q for q, text, answer in zip(questions, expected, answers, strict=True) if answer["text"] != text]
     assert not different
-    # Measured about 1.95 at this shape (examples/heads card); far less would mean that drafts are read wrongly.
-    assert accept_length(answers) > 1.7
+    # Measured about 1.6 where most trees are chains of one token, and 1.95 with the caps (examples/heads card); far
+    # less would mean that drafts are read wrongly.
+    length = drafted_length(read_report(tree.url).totals)
+    assert length is not None and length > 1.3
+
+
+def test_what_the_policy_does_can_be_read(servers, capsys):
+    """From the metrics and from the log; the counts are those of the answers, whatever was chosen."""
+    tree = servers[1]
+    generate(tree, chat("Why?"), 8)  # there are no metrics before the first round
+    before = read_report(tree.url)
+    answers = generate_all(tree, [chat(f"Write one sentence about a {word}.") for word in WORDS[:4]], 40, at_once=1)
+    found = read_report(tree.url)
+    assert set(found.expected) == set(shapes_within(CAPS)) and found.present in found.expected
+    assert len(found.factors) == CAPS.steps and found.requests == 1 and 40 < found.prefix_tokens < 100
+    added = sum_of(difference(found.totals, before.totals).values())
+    assert added.rounds == added.steps == sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
+    tokens = sum(answer["meta_info"]["completion_tokens"] - 1 for answer in answers)
+    assert tokens <= added.tokens <= tokens + CAPS.steps * len(answers)  # a last round may say more than was asked for
+    assert 0 < added.timed < added.steps and added.seconds > 0 and added.predicted > 0
+
+    logged = read_report(str(tree.log))
+    assert set(logged.expected) == set(found.expected) and logged.caps == CAPS
+    assert sum_of(logged.totals.values()).rounds <= sum_of(found.totals.values()).rounds
+    assert "eagle-plugin: policy, " in tree.log.read_text()
+    for source in (tree.url, str(tree.log)):
+        assert explain([source]) == 0
+        assert capsys.readouterr().out.startswith("now ")
+
+
+def test_a_plain_server_has_no_policy(servers):
+    for source, why in (
+        (servers[0].url, "--enable-metrics"),
+        (str(servers[0].log), "not the log of a server on the pl"),
+    ):
+        with pytest.raises(SourceError, match=why):
+            read_report(source)

@@ -1,0 +1,185 @@
+"""Reads what a server's policy does: from its metrics, from its log, or from a file with either."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+
+from eagle_plugin.core.policy_report import (
+    MARK,
+    NO_POLICY,
+    Expected,
+    PolicyReport,
+    ReportError,
+    ShapeTotals,
+    shape_of,
+)
+from eagle_plugin.core.shape import Shape
+from eagle_plugin.errors import UserError
+
+PREFIX = "eagle_plugin:"
+STDIN = "-"
+TIMEOUT = 15.0  # seconds
+SERVES = "is served by the plugin's draft trees"  # in the start-up line of a server on the plugin
+# Metrics by shape -> the field of ShapeTotals.
+TOTALS = {
+    "shape_rounds_total": "rounds",
+    "shape_tokens_total": "tokens",
+    "shape_steps_total": "steps",
+    "timed_steps_total": "timed",
+    "step_seconds_total": "seconds",
+    "predicted_step_seconds_total": "predicted",
+}
+
+
+class SourceError(UserError):
+    """A source that tells nothing about a policy; the message says what was found, what was wanted and the fix."""
+
+
+def read_report(source: str) -> PolicyReport:
+    """The newest report of a server's URL, of a file, or of standard input (`-`). Raises SourceError."""
+    if source.startswith(("http://", "https://")):
+        return report_of_metrics(_fetch(source), source)
+    if source == STDIN:
+        return report_of_lines(sys.stdin, "the standard input")
+    try:
+        with Path(source).open(encoding="utf-8", errors="replace") as lines:
+            return report_of_lines(lines, source)
+    except OSError as error:
+        raise SourceError(
+            f"{source} cannot be read ({error.strerror or error}), wanted the URL of a server or the file of its log"
+        ) from error
+
+
+def report_of_lines(lines: Iterable[str], source: str) -> PolicyReport:
+    """The last report of a log, or of a text of metrics. Raises SourceError."""
+    newest, fault, metrics, seen = None, None, [], ""
+    for line in lines:
+        if line.startswith(PREFIX):
+            metrics.append(line)
+        elif MARK in line:
+            try:
+                newest = _report_at_end(line)
+            except ReportError as error:  # such as a line that is cut short
+                fault = error
+        elif NO_POLICY in line:
+            seen = f"its server has no policy, EAGLE_POLICY is {line.partition(NO_POLICY)[2].partition(':')[0]}"
+        elif SERVES in line and not seen:
+            seen = "its server has written none yet: it writes one per EAGLE_POLICY_LOG_SECONDS (60) while it decodes"
+    if newest is not None:
+        return newest
+    if metrics:
+        return report_of_metrics("".join(metrics), source)
+    if fault is not None:
+        raise SourceError(f"{source} has an unreadable line of the policy: {fault}; use its server's eagle-plugin")
+    found = seen or "it is not the log of a server on the plugin"
+    raise SourceError(f"{source} has no line of the policy ({MARK.strip()}): {found}")
+
+
+def _report_at_end(line: str) -> PolicyReport:
+    """Of a log line; what a terminal or a log collector adds after the JSON is ignored. Raises ReportError."""
+    text = line.partition(MARK)[2]
+    try:
+        _, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError) as error:
+        raise ReportError(f"its JSON is not whole ({str(error)[:80]})") from error
+    return PolicyReport.from_json(text[:end])
+
+
+def _fetch(url: str) -> str:
+    """The text of a server's metrics endpoint. Raises SourceError."""
+    address = url.rstrip("/").removesuffix("/v1")
+    address = address if address.endswith("/metrics") else f"{address}/metrics"
+    try:
+        answer = httpx.get(address, timeout=TIMEOUT, trust_env=False, follow_redirects=True)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise SourceError(f"{url} does not answer ({error or type(error).__name__}): check address and port") from error
+    if answer.status_code == httpx.codes.NOT_FOUND:
+        raise SourceError(f"{address} is not there (404): start SGLang with --enable-metrics, or name the server's log")
+    if answer.status_code != httpx.codes.OK:
+        raise SourceError(f"{address} answered with status {answer.status_code}, wanted 200: name the server's log")
+    return answer.text
+
+
+class Sample(NamedTuple):
+    """One number of a text of metrics."""
+
+    name: str  # without PREFIX
+    label: str  # shape or depth, else empty
+    value: float
+
+
+def report_of_metrics(text: str, source: str) -> PolicyReport:
+    """The report of a text of metrics: of the engine or rank with the most rounds, if it has several.
+
+    Raises SourceError.
+    """
+    by_engine = _samples(text, source)
+    if not any(by_engine.values()):
+        raise SourceError(
+            f"{source} has no metrics of eagle-plugin: its server is not on the plugin, or has decoded nothing yet"
+        )
+    samples = max(by_engine.values(), key=lambda found: sum(x.value for x in found if x.name == "shape_rounds_total"))
+    values: dict[str, dict[str, float]] = defaultdict(dict)
+    for sample in samples:
+        values[sample.name][sample.label] = sample.value
+    if not values["expected_step_seconds"]:
+        raise SourceError(
+            f"{source} has no metrics of a policy: its server has none (EAGLE_POLICY is not auto), or has several API "
+            "servers, and then its log tells"
+        )
+    try:
+        return _report(values)
+    except (KeyError, ValueError, IndexError) as error:
+        raise SourceError(
+            f"{source} has metrics of another form ({type(error).__name__}: {error}): use its server's eagle-plugin"
+        ) from error
+
+
+def _samples(text: str, source: str) -> dict[tuple[tuple[str, str], ...], list[Sample]]:
+    """Our samples by the engine's own labels. Raises SourceError."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found: dict[tuple[tuple[str, str], ...], list[Sample]] = defaultdict(list)
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples if family.name.startswith(PREFIX) else ():
+                labels = dict(sample.labels)
+                own = labels.pop("shape", "") or labels.pop("depth", "")
+                labels.pop("le", None), labels.pop("reason", None)
+                engine = tuple(sorted(labels.items()))
+                found[engine].append(Sample(sample.name.removeprefix(PREFIX), own, sample.value))
+    except ValueError as error:
+        raise SourceError(f"{source} is no text of Prometheus metrics ({str(error)[:80]})") from error
+    return found
+
+
+def _report(values: Mapping[str, Mapping[str, float]]) -> PolicyReport:
+    """Raises KeyError, ValueError and IndexError."""
+    requests = values["policy_requests"][""]
+    totals: dict[Shape, ShapeTotals] = {}
+    for name, field in TOTALS.items():
+        for label, value in values[name].items():
+            shape, number = shape_of(label), value if "seconds" in name else int(value)
+            totals[shape] = totals.get(shape, ShapeTotals()).plus(**{field: number})
+    expected = {}
+    for label, seconds in values["expected_step_seconds"].items():
+        tokens = values["expected_tokens_per_second"][label] * seconds / requests
+        expected[shape_of(label)] = Expected(seconds, tokens)
+    return PolicyReport(
+        mode="auto",
+        caps=max(expected, key=lambda shape: (shape.width, shape.steps, shape.topk)),
+        present=[shape_of(label) for label, chosen in values["chosen_shape"].items() if chosen == 1][0],
+        requests=int(requests),
+        prefix_tokens=int(values["policy_prefix_tokens"][""]),
+        slowdown=values["slowdown"][""],
+        factors=tuple(factor for _, factor in sorted(values["calibration_factor"].items(), key=lambda x: int(x[0]))),
+        totals=totals,
+        expected=expected,
+    )
