@@ -69,7 +69,7 @@ def report_of_lines(lines: Iterable[str], source: str) -> PolicyReport:
             except ReportError as error:  # such as a line that is cut short
                 fault = error
         elif NO_POLICY in line:
-            seen = f"its server has no policy, EAGLE_POLICY is {line.partition(NO_POLICY)[2].partition(':')[0]}"
+            seen = f"its server has no policy, {line.partition(NO_POLICY)[2].partition(':')[0]}"
         elif SERVES in line and not seen:
             seen = "its server has written none yet: it writes one per EAGLE_POLICY_LOG_SECONDS (60) while it decodes"
     if newest is not None:

@@ -14,7 +14,7 @@ from eagle_plugin.core.shape import PLAIN, Shape
 
 VERSION = 1  # of the JSON form
 MARK = "policy-report "  # before the JSON, at the end of a log line
-NO_POLICY = "no policy, EAGLE_POLICY is "  # in the start-up line of a server without one
+NO_POLICY = "eagle-plugin: no policy, "  # before the reason, in the start-up line of a server without one
 
 
 class ReportError(ValueError):

@@ -100,7 +100,10 @@ def sentence(report: PolicyReport, added: Mapping[Shape, ShapeTotals], seconds: 
     return "; ".join([*parts, present_choice(report)])
 
 
-def without_policy(mode: str, caps: Shape) -> str:
-    """The start-up line of a server without a policy; `eagle-plugin explain` looks for it."""
-    what = f"the shape {caps}" if mode == "fixed" else f"a random shape within {caps}"
-    return f"eagle-plugin: {NO_POLICY}{mode}: every round has {what}"
+def without_policy(caps: Shape, mode: str, reason: str = "") -> str:
+    """The start-up line of a server without a policy; `eagle-plugin explain` looks for it.
+
+    reason: why there is none, if ``EAGLE_POLICY`` does not say it.
+    """
+    what = f"a random shape within {caps}" if mode == "random" else f"the shape {caps}"
+    return f"{NO_POLICY}{reason or f'EAGLE_POLICY is {mode}'}: every round has {what}"

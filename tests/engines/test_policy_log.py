@@ -141,8 +141,13 @@ def test_wrong_seconds(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
         log_seconds()
 
 
-def test_the_line_of_a_server_without_a_policy() -> None:
-    assert without_policy("fixed", CAPS).endswith("EAGLE_POLICY is fixed: every round has the shape 2/2/4")
-    assert without_policy("random", CAPS).endswith(
-        "EAGLE_POLICY is random: every round has a random shape within 2/2/4"
-    )
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("fixed",), "eagle-plugin: no policy, EAGLE_POLICY is fixed: every round has the shape 2/2/4"),
+        (("random",), "eagle-plugin: no policy, EAGLE_POLICY is random: every round has a random shape within 2/2/4"),
+        (("auto", "it is late"), "eagle-plugin: no policy, it is late: every round has the shape 2/2/4"),
+    ],
+)
+def test_the_line_of_a_server_without_a_policy(arguments: tuple[str, ...], line: str) -> None:
+    assert without_policy(CAPS, *arguments) == line

@@ -39,7 +39,7 @@ def choose_shapes(worker: Any, mode: str, most_requests: int) -> ShapeChooser:
     """What chooses the shapes of a `TreeWorker`'s rounds, by the value of ``EAGLE_POLICY``."""
     caps, captured = worker.shape, worker._round.shapes
     if mode != "auto":
-        rank_logger(logger).info(without_policy(mode, caps))
+        rank_logger(logger).info(without_policy(caps, mode))
     if mode == "fixed":
         return ShapeChooser(caps, None)
     shapes = captured or shapes_within(caps)
