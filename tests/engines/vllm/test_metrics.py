@@ -44,7 +44,7 @@ def ours() -> dict[str, float]:
     for metric in REGISTRY.collect():
         for sample in metric.samples if metric.name.startswith("eagle_plugin:") else ():
             assert sample.labels.get("model_name", "bigram") == "bigram" and sample.labels["engine"] == "0"
-            label = sample.labels.get("depth") or sample.labels.get("le")
+            label = sample.labels.get("depth") or sample.labels.get("le") or sample.labels.get("shape")
             found[sample.name.removeprefix("eagle_plugin:") + (f" {label}" if label else "")] = sample.value
     return found
 
@@ -74,7 +74,7 @@ def step_by_step(llm: LLM, steps: int) -> list[int]:
 def test_counters_are_those_of_the_rounds(llm: LLM) -> None:
     theirs, before = counters(llm), ours()
     rounds = step_by_step(llm, 25)
-    now, found = counters(llm), {name: value - before[name] for name, value in ours().items()}
+    now, found = counters(llm), {name: value - before.get(name, 0.0) for name, value in ours().items()}
     assert len(rounds) == 24 * len(PROMPTS) and set(rounds) == set(range(1, DEPTH + 2))  # every length occurred
 
     drafts, drafted, accepted = (
