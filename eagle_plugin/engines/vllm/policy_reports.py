@@ -59,10 +59,10 @@ class PolicyReporter:
         self._written, self._rounds_written = now, rounds
         try:
             self._write(self._path)
+        except FileNotFoundError:  # the folder goes when the launcher ends
+            self._path = None
         except OSError as error:
-            logger.warning(
-                "eagle-plugin: the metrics of the policy end here: %s cannot be written (%s)", self._path, error
-            )
+            logger.warning("eagle-plugin: the policy's metrics stop: %s cannot be written (%s)", self._path, error)
             self._path = None
 
     def _write(self, path: Path) -> None:

@@ -1,0 +1,117 @@
+"""The file in which vLLM's worker reports what its policy does: when it is written, and what the metrics show of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from log_lines import Lines
+from prometheus_client import CollectorRegistry
+
+from eagle_plugin.core.costs import CostModel, Costs, Curve, Forward
+from eagle_plugin.core.policy import Policy
+from eagle_plugin.core.policy_report import PolicyReport
+from eagle_plugin.core.shape import Shape
+from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser
+from eagle_plugin.engines.vllm.policy_reports import PolicyReporter, ReportCollector, make_report_path
+from eagle_plugin.engines.vllm.served import mark_report, report_path
+
+CAPS = Shape(2, 2, 4)
+FORWARD = Forward(Curve.of([(1, 0.01), (64, 0.02)]))
+
+
+class Clock:
+    now = 5.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Worker:
+    """A chooser whose rounds are reported into a file."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.config = SimpleNamespace()
+        if path is not None:
+            mark_report(self.config, path)
+        self.clock = Clock()
+        self.chooser = ShapeChooser(CAPS, Policy(CAPS, CostModel(Costs(FORWARD, FORWARD, FORWARD))))
+        self.reporter = PolicyReporter(self.config, lambda: self.chooser, self.clock)
+
+    def step(self, seconds: float, rounds: int = 1, has_tokens: bool = True) -> None:
+        self.clock.now += seconds
+        if rounds:
+            self.chooser.choose(rounds, 100)
+            self.chooser.observe(ServedRound(CAPS, rounds, 100), [1] * rounds)
+        self.reporter.step(has_tokens)
+
+
+def value(path: Path, name: str, **labels: str) -> float | None:
+    registry = CollectorRegistry()
+    registry.register(ReportCollector(path, {"engine": "0"}))
+    return registry.get_sample_value(f"eagle_plugin:{name}", {"engine": "0"} | labels)
+
+
+def rounds(path: Path) -> float | None:
+    return value(path, "shape_rounds_total", shape="2/2/4")
+
+
+def test_the_path_is_private_and_its_folder_is_there() -> None:
+    path, other = make_report_path(), make_report_path()
+    assert path != other and not path.exists()
+    assert stat.S_IMODE(os.stat(path.parent).st_mode) == 0o700
+
+
+def test_it_is_written_once_per_second_and_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "policy.json"
+    worker = Worker(path)
+    assert report_path(worker.config) == path
+    worker.step(0.0, rounds=0)
+    assert not path.exists() and rounds(path) is None
+    worker.step(0.1, rounds=2)
+    assert rounds(path) == 2
+    worker.step(0.5, rounds=2)
+    assert rounds(path) == 2  # too early
+    worker.step(0.6, rounds=2)
+    assert rounds(path) == 6
+    worker.step(0.1, rounds=3)
+    worker.step(0.0, rounds=0, has_tokens=False)  # no request is left
+    assert rounds(path) == 9 and value(path, "policy_requests") == 3
+    written = path.stat().st_mtime_ns
+    worker.step(5.0, rounds=0, has_tokens=False)  # nothing new
+    assert path.stat().st_mtime_ns == written and [entry.name for entry in tmp_path.iterdir()] == [path.name]
+    assert PolicyReport.from_json(path.read_text()).totals == worker.chooser.totals
+
+
+def test_without_a_path_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Worker(None).step(1.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("folder", "warnings"), [("gone", 0), ("a file", 1)])
+def test_a_file_that_cannot_be_written_ends_the_reports(folder: str, warnings: int, tmp_path: Path) -> None:
+    """Silently where the folder is gone, as it is when the server ends."""
+    if warnings:
+        (tmp_path / "a file").write_text("")
+    logger, lines = logging.getLogger("vllm.eagle_plugin"), Lines()
+    logger.addHandler(lines)
+    try:
+        worker = Worker(tmp_path / folder / "policy.json")
+        worker.step(1.0)
+        worker.step(5.0)
+    finally:
+        logger.removeHandler(lines)
+    assert len(lines.logged) == warnings and all("policy's metrics stop" in line for line in lines.logged)
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"version": 99}'])
+def test_what_cannot_be_read_has_no_values(text: str, tmp_path: Path) -> None:
+    (tmp_path / "policy.json").write_text(text)
+    collected: list[Any] = list(ReportCollector(tmp_path / "policy.json", {}).collect())
+    assert collected and not any(family.samples for family in collected)
