@@ -94,9 +94,9 @@ def test_reports_change_no_choice() -> None:
         assert shapes.policy is not None
         shapes.policy.observe_sums(shapes.caps, 1, {shape: typical_sums(shape) for shape in shapes.policy.shapes})
         for number in range(200):
-            b = 1 + number // 50
+            b = 1 + number // 50 * 8
             shape = shapes.choose(b, 100 * b)
-            serve(shapes, clock, shape, b, [number % 2 if shape.steps else 0] * b, 0.01 + shape.width * 0.004)
+            serve(shapes, clock, shape, b, [number % 2 if shape.steps else 0] * b, 0.01 + b * shape.width * 0.001)
             found.append(shape)
             if asks:
                 shapes.report()

@@ -22,6 +22,7 @@ from eagle_plugin.core.policy import shapes_within
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.cost_files import key_of
+from eagle_plugin.engines.policy_log import without_policy
 from eagle_plugin.engines.policy_start import start_policy
 from eagle_plugin.engines.rng import without_sampled_children
 from eagle_plugin.engines.round import Drafts
@@ -33,6 +34,7 @@ from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch, TreeProposer
 from eagle_plugin.engines.vllm.options import Options
 from eagle_plugin.engines.vllm.pending import PendingTokens, PlainRows
+from eagle_plugin.engines.vllm.policy_reports import PolicyReporter
 from eagle_plugin.engines.vllm.round_costs import measure
 from eagle_plugin.engines.vllm.sampling import request_keys, sampling_params, seeded
 from eagle_plugin.engines.vllm.shapes import RoundShapes
@@ -53,6 +55,7 @@ class TreeModelRunner(CPUModelRunner):
         self._policy_mode = "fixed" if self.use_async_scheduling else policy_mode()
         shapes = shapes_within(self._caps) if self._policy_mode == "random" else ()
         self._shapes = RoundShapes(ShapeChooser(self._caps, None, shapes))
+        self._reporter = PolicyReporter(self.speculative_config, lambda: self._shapes.chooser)
         self.drafter: TreeProposer = TreeProposer(vllm_config, device, self)
         self._store = DraftStore()
         self._pending = PendingTokens(self.max_num_reqs)
@@ -119,9 +122,15 @@ class TreeModelRunner(CPUModelRunner):
             )
             policy = start_policy(self._caps, key, lambda: measure(self, self._caps), logger)
             self._shapes = RoundShapes(ShapeChooser(self._caps, policy))
+            return
+        reason = "steps are scheduled ahead (async_scheduling)" if self.use_async_scheduling else ""
+        if self._policy_mode == "auto":
+            reason = f"--max-model-len is {self.max_model_len} tokens, of which a round writes {self._caps.reach}"
+        logger.info(without_policy(self._caps, self._policy_mode, reason))
 
     def _update_states(self, scheduler_output: Any) -> Any:
         """Forget the trees of finished requests as well; this is called in steps without tokens too."""
+        self._reporter.step(has_tokens=scheduler_output.total_num_scheduled_tokens > 0)
         self._store.forget(scheduler_output.finished_req_ids)
         gone = scheduler_output.finished_req_ids | (scheduler_output.preempted_req_ids or set())
         if self.cache_config.enable_prefix_caching:  # others may find the blocks of these requests

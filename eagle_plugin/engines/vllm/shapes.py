@@ -17,7 +17,7 @@ class RoundShapes:
     """Leads a `ShapeChooser` through the steps of a worker."""
 
     def __init__(self, chooser: ShapeChooser) -> None:
-        self._chooser = chooser
+        self.chooser = chooser
         self._keys = 0  # tokens of the prefixes of the step's requests
         self._drafted: ServedRound | None = None  # by the last step that drafted
         self._verified: tuple[ServedRound, list[int]] | None = None  # of this step: the round, its requests' places
@@ -28,24 +28,24 @@ class RoundShapes:
         self._keys = keys
         self._verified = None if served is None or not batch.newest else (served, batch.newest)
         if served is None or not len(batch.newest) == batch.b == served.b:
-            self._chooser.pause()  # prompts, cut trees, requests that came or went: not the time of a round
+            self.chooser.pause()  # prompts, cut trees, requests that came or went: not the time of a round
 
     def choose(self, batch: RoundBatch) -> Shape:
         """The shape of the trees to draft for the requests of the step."""
-        return self._chooser.choose(batch.b, self._keys)
+        return self.chooser.choose(batch.b, self._keys)
 
     def begin(self, shape: Shape, batch: RoundBatch) -> None:
         """Note that the next round begins with its drafting."""
-        self._chooser.begin(shape, batch.b, self._keys)
+        self.chooser.begin(shape, batch.b, self._keys)
 
     def launched(self, batch: RoundBatch, drafts: Drafts, whole: bool) -> None:
         """Note the drafted trees; whole: every request's prompt is read to its end, so that all drafts are verified."""
         scored = drafts if whole else drafts._replace(scores=None)
-        self._drafted = self._chooser.launched(drafts.shape, batch.b, self._keys, scored)
+        self._drafted = self.chooser.launched(drafts.shape, batch.b, self._keys, scored)
 
     def observe(self, tokens: Sequence[Sequence[int]]) -> None:
         """Tell the chooser what the step accepted; tokens: of each request, the bonus token included, on the host."""
         verified, self._verified = self._verified, None
         if verified is not None:
             served, places = verified
-            self._chooser.observe(served, [len(tokens[i]) - 1 for i in places if tokens[i]])
+            self.chooser.observe(served, [len(tokens[i]) - 1 for i in places if tokens[i]])

@@ -135,6 +135,14 @@ def test_a_head_folder_with_another_models_config_is_checked(check_launch, tiny_
     check_launch(tiny_target, head)
 
 
+@pytest.mark.parametrize(("name", "value"), [("EAGLE_POLICY", "fast"), ("EAGLE_POLICY_LOG_SECONDS", "often")])
+def test_wrong_settings_of_the_policy_are_refused(name, value, check_launch, tiny_target, tiny_eagle3, monkeypatch):
+    check_launch(tiny_target, tiny_eagle3)
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit, match=f"^eagle-plugin: {name} is '{value}', wanted"):
+        check_launch(tiny_target, tiny_eagle3)
+
+
 def test_a_head_with_nan_is_refused(check_launch, tiny_target, tiny_eagle3, tmp_path):
     head = tmp_path / "head"
     shutil.copytree(tiny_eagle3, head)

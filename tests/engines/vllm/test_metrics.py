@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY
 from vllm import LLM, SamplingParams
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 from vllm_bigram import PROMPTS, write_models
-from vllm_engines import counters, engine, generate
+from vllm_engines import counters, engine, generate, runner
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.vllm.metrics import kept_tokens, watch_rounds
@@ -44,7 +44,7 @@ def ours() -> dict[str, float]:
     for metric in REGISTRY.collect():
         for sample in metric.samples if metric.name.startswith("eagle_plugin:") else ():
             assert sample.labels.get("model_name", "bigram") == "bigram" and sample.labels["engine"] == "0"
-            label = sample.labels.get("depth") or sample.labels.get("le")
+            label = sample.labels.get("depth") or sample.labels.get("le") or sample.labels.get("shape")
             found[sample.name.removeprefix("eagle_plugin:") + (f" {label}" if label else "")] = sample.value
     return found
 
@@ -74,9 +74,14 @@ def step_by_step(llm: LLM, steps: int) -> list[int]:
 def test_counters_are_those_of_the_rounds(llm: LLM) -> None:
     theirs, before = counters(llm), ours()
     rounds = step_by_step(llm, 25)
-    now, found = counters(llm), {name: value - before[name] for name, value in ours().items()}
+    shape, reporter = f"{DEPTH}/2/{NODES}", runner(llm)._reporter
+    reporter.step(has_tokens=False)  # as the step after the last request
+    now, found = counters(llm), {name: value - before.get(name, 0.0) for name, value in ours().items()}
     assert len(rounds) == 24 * len(PROMPTS) and set(rounds) == set(range(1, DEPTH + 2))  # every length occurred
 
+    assert found[f"shape_rounds_total {shape}"] == len(rounds) and found[f"shape_steps_total {shape}"] == 24
+    assert found[f"shape_tokens_total {shape}"] == sum(rounds)
+    assert not any(name.startswith("expected_") for name in found)  # no policy
     drafts, drafted, accepted = (
         now[f"vllm:spec_decode_num_{name}"] - theirs[f"vllm:spec_decode_num_{name}"]
         for name in ("drafts", "draft_tokens", "accepted_tokens")

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 from tiny_checkpoints import read_config
 from vllm_engines import engine, generate, random_shapes, rounds, runner
 from vllm_greedy import make_prompts, write_heads, write_target
@@ -17,6 +18,12 @@ from eagle_plugin.engines import cost_files
 from eagle_plugin.engines.vllm import runner as vllm_runner
 
 PROMPTS = [(prompt * 3)[:120] for prompt in make_prompts(12)]
+
+
+def exported(name: str) -> dict[str, float]:
+    """One of the policy's metrics in this process, by shape."""
+    samples = [sample for metric in REGISTRY.collect() for sample in metric.samples]
+    return {x.labels["shape"]: x.value for x in samples if x.name == f"eagle_plugin:{name}"}
 
 
 @pytest.mark.parametrize(
@@ -35,17 +42,22 @@ def test_text_equals_plain_decoding(tmp_path: Path, window: int, monkeypatch: py
     assert sum(a != b for a, b in zip(plain, everything, strict=True)) > len(PROMPTS) // 2  # the window counts
     with engine(target, head, policy="auto", depth=3, topk=3) as llm:
         served = runner(llm)
-        costs = served._shapes._chooser.policy.costs.costs
+        costs = served._shapes.chooser.policy.costs.costs
         with monkeypatch.context() as patch:
             patch.setattr(vllm_runner, "measure", None)  # what is kept is not measured again
             served.choose_by_costs()
-        assert served._shapes._chooser.policy.costs.costs == costs
+        assert served._shapes.chooser.policy.costs.costs == costs
         rows = {name: getattr(costs, name).curve.rows for name in ("target", "level", "extend")}
         # 8 requests of 8 nodes, 3 nodes per level and 4 accepted tokens: every size up to these.
         assert {name: found[-1] for name, found in rows.items()} == {"target": 64, "level": 24, "extend": 32}
         assert rows["target"][:4] == (1, 2, 3, 4)
         assert all(min(getattr(costs, name).curve.seconds) > 0 for name in rows)
         assert generate(llm, PROMPTS, max_tokens=40) == plain
+        served._reporter.step(has_tokens=False)
+        report = served._shapes.chooser.report()
+        assert exported("shape_rounds_total") == {str(x): n.rounds for x, n in report.totals.items()} != {}
+        assert exported("expected_step_seconds").keys() == {str(x) for x in report.expected} != set()
+        assert sum(exported("timed_steps_total").values()) > 0
         before = rounds(llm)
         with random_shapes(llm):
             assert generate(llm, PROMPTS, max_tokens=40) == plain
