@@ -101,7 +101,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         target = resolve_target(options.target, steps.console)
         threads = options.threads or ENGINES[options.engine].default_threads(usable_cores())
         plain = ServerSpec(target=target, mode="plain", engine=options.engine, threads=threads)
-        candidate = replace(plain, mode=options.mode, head=resolve_head(options.head, target))
+        fixed = {"EAGLE_POLICY": "fixed"}  # the shape itself is measured, not what a policy makes of it
+        candidate = replace(plain, mode=options.mode, head=resolve_head(options.head, target), environment=fixed)
         repeats = assign_rounds(read_questions(question_files()))[: options.rounds]
         sampling = Sampling(max_tokens=options.max_tokens)
         shapes = options.shapes or ENGINES[options.engine].sweep_shapes[options.mode]
