@@ -95,12 +95,15 @@ def test_without_a_path_nothing_is_written(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("folder", "warnings"), [("gone", 0), ("a file", 1)])
-def test_a_file_that_cannot_be_written_ends_the_reports(folder: str, warnings: int, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_ends_the_reports(
+    folder: str, warnings: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Silently where the folder is gone, as it is when the server ends."""
     if warnings:
         (tmp_path / "a file").write_text("")
     logger, lines = logging.getLogger("vllm.eagle_plugin"), Lines()
     logger.addHandler(lines)
+    caplog.set_level(logging.WARNING, logger.name)  # an engine before this test set another one
     try:
         worker = Worker(tmp_path / folder / "policy.json")
         worker.step(1.0)
