@@ -15,6 +15,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm_bigram import ASYNC, OPTIONS, PROMPTS, TREES, Acceptance, ask, endings, write_models
 from vllm_engines import engine
 
+from eagle_plugin.engines.shape_chooser import ShapeChooser
 from eagle_plugin.engines.vllm.runner import TreeModelRunner
 
 BOOLEAN = {"type": "boolean"}
@@ -148,6 +149,7 @@ def test_sampled_responses_are_valid(plugin: LLM) -> None:
 def test_whole_trees_under_a_grammar_are_noticed(
     plugin: LLM, expected: dict[str, list[tuple[Any, ...]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control: the scheduler follows a grammar along the drafts as if they were a chain."""
+    """The control: the scheduler follows a grammar along the drafts as if they were a chain. In trees of all caps."""
+    monkeypatch.setattr(ShapeChooser, "choose", lambda self, *asked: self.caps)
     monkeypatch.setattr(TreeModelRunner, "_chains", lambda self: None)
     assert endings(greedy(plugin, "words")) != expected["words"]
