@@ -35,6 +35,14 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
+def save_figure(figure: Figure, path: Path, caption: str = "") -> None:
+    """Write the figure to a PNG file, whole or not at all, with small text below it. Raises OSError."""
+    if caption:
+        figure.supxlabel(caption, fontsize=8.5, color="#444444")
+    with replace_file(path) as partial:
+        figure.savefig(partial, format="png")
+
+
 def draw_demo(report: DemoReport, path: Path) -> None:
     """Write a PNG with one bar per server: tokens per second, and the ratio to plain decoding. Raises PictureError."""
     spreads, settings = report.spread, report.settings
@@ -76,11 +84,8 @@ def draw_demo(report: DemoReport, path: Path) -> None:
         axes.set_ylim(0, 1.15 * max(value.q3 for value in values))
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(axis="x", length=0)
-    figure.supxlabel(
+    caption = (
         f"bf16, one request at a time, greedy; medians and quartiles of {settings.repeats} interleaved repeats\n"
-        f"{report.machine.cores} cores, {report.machine.cpu}, {settings.threads} threads; {report.date[:10]}",
-        fontsize=8.5,
-        color="#444444",
+        f"{report.machine.cores} cores, {report.machine.cpu}, {settings.threads} threads; {report.date[:10]}"
     )
-    with replace_file(path) as partial:
-        figure.savefig(partial, format="png")
+    save_figure(figure, path, caption)

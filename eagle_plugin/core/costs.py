@@ -135,7 +135,7 @@ class CostModel:
         if key != self._served:
             self._before, self._served, self._since_change = self._served, key, 0
         self._since_change += 1
-        error = math.log(seconds / self.costs.round(shape, b, keys)) - self.speed - self._error(key)
+        error = math.log(seconds / self.seconds((shape,), b, keys)[shape])
         step = RATE * max(-LARGEST_ERROR, min(LARGEST_ERROR, error))
         self.speed += step
         if self._before is not None and self._since_change <= CHANGE_ROUNDS:

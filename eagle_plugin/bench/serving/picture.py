@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eagle_plugin.atomic_io import replace_file
-from eagle_plugin.bench.picture import PictureError, new_figure
+from eagle_plugin.bench.picture import PictureError, new_figure, save_figure
 from eagle_plugin.bench.serving.configs import Config
 from eagle_plugin.bench.serving.report import Row, ServingReport
 from eagle_plugin.bench.serving.table import NAMES
@@ -65,11 +64,8 @@ def draw_serving(report: ServingReport, path: Path) -> None:
     first = figure.axes[0]
     first.set_ylabel("tokens per second relative to plain decoding")
     first.legend(fontsize=8, frameon=False)
-    figure.supxlabel(
+    caption = (
         f"closed loop, bf16; medians and quartiles of interleaved repeats; {report.machine.cores} cores, "
-        f"{report.machine.cpu}, {report.settings.threads} threads; {report.date[:10]}",
-        fontsize=8.5,
-        color="#444444",
+        f"{report.machine.cpu}, {report.settings.threads} threads; {report.date[:10]}"
     )
-    with replace_file(path) as partial:
-        figure.savefig(partial, format="png")
+    save_figure(figure, path, caption)

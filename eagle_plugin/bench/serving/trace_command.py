@@ -12,12 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from eagle_plugin.atomic_io import replace_file
 from eagle_plugin.bench.choices import check_engine, parse_shape, resolve_target
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.machine import describe_machine
 from eagle_plugin.bench.outcome import exit_status
-from eagle_plugin.bench.picture import new_figure
+from eagle_plugin.bench.picture import new_figure, save_figure
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.serving.measure import warm_up_under_load
 from eagle_plugin.bench.serving.outputs import draw, now, report_path, save, steal_count, versions
@@ -170,8 +169,7 @@ def draw_trace(report: TraceReport, path: Path) -> None:
     for axes in (rates, lengths):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.3)
-    with replace_file(path) as partial:
-        figure.savefig(partial, format="png")
+    save_figure(figure, path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
