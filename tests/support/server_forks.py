@@ -1,8 +1,8 @@
 """SGLang servers that start in a second: forks of a process that has imported the engine once.
 
-Each of a server's three processes otherwise imports SGLang by itself, which is nearly all that a start with a tiny model
-consists of: 11 s of processor time each. Nothing else differs: a fork gets the command line, the environment and the
-log of its server, and runs what ``python -m sglang.launch_server`` runs; the engine's own processes are forks of it.
+Otherwise each of a server's three processes imports SGLang by itself, 11 s of processor time each: nearly all that a
+start with a tiny model consists of. Nothing else differs: a fork gets the command line, the environment and the log of
+its server, and runs what ``python -m sglang.launch_server`` runs; the engine's own processes are forks of it.
 
 As a script: the process that forks. It reads one JSON object per line from its input and answers with one.
 """
@@ -29,9 +29,10 @@ READ_LATE = {
     *("EAGLE_TEST_FAULT", "EAGLE_TEST_WAITS", "EAGLE_TEST_WAITS_CONTROL"),
     *("PYTHONPATH", "SGLANG_CPU_OMP_THREADS_BIND", "PYTEST_CURRENT_TEST"),
 }
-OF_TINY_SERVERS = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | {
-    name: value
-    for name, value in (("HF_HUB_OFFLINE", "1"), ("TOKENIZERS_PARALLELISM", "false"), ("PYTHONUNBUFFERED", "1"))
+# What a server of one thread has besides the variables of this process; bench/servers.py and bench/sglang_server.py.
+OF_SERVERS = {
+    **{"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+    **{"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"},
 }
 LAUNCH = ["-m", "sglang.launch_server"]
 
@@ -40,10 +41,10 @@ class Forks:
     """The process that has imported SGLang."""
 
     def __init__(self) -> None:
-        self._printed = tempfile.TemporaryFile()  # noqa: SIM115: as long as the process
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, __file__],
-            env=dict(os.environ) | OF_TINY_SERVERS,
+            env=dict(os.environ) | OF_SERVERS,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._printed,
@@ -111,7 +112,7 @@ def can_fork(server: Server) -> bool:
     """Whether this server's environment is one that the process that forks can give to its modules after importing."""
     if server.command[: 1 + len(LAUNCH)] != [sys.executable, *LAUNCH]:
         return False
-    imported = dict(os.environ) | OF_TINY_SERVERS
+    imported = dict(os.environ) | OF_SERVERS
     names = (imported.keys() | server.environment.keys()) - READ_LATE
     return all(imported.get(name) == server.environment.get(name) for name in names)
 

@@ -33,7 +33,8 @@ def servers(tmp_path_factory):
     policy = {"EAGLE_POLICY_LOG_SECONDS": "1"}  # as users start it: the policy chooses the shapes
     tree = tiny_spec(target, HEAD, CAPS, extra_flags=flags, environment=policy, **sizes)
     specs = [tiny_spec(target, **sizes), tree]
-    with serving(specs, tmp_path_factory.mktemp("real")) as running:
+    # The model and the policy of users, started as they start it.
+    with serving(specs, tmp_path_factory.mktemp("real"), as_users=True) as running:
         yield running
 
 
