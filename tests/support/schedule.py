@@ -6,6 +6,7 @@ groups in the order of the collected tests, so that the longest go first and sho
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -13,15 +14,19 @@ from typing import Any
 import pytest
 
 VLLM_ENVIRONMENT = "test_vllm_environment.py"
-# Files whose tests ask the same servers.
+# Files whose tests ask the same servers: those of "sglang bigram", in each of the ways in which its rounds run.
 SHARED = {
     f"engines/sglang/test_{name}.py": "sglang bigram"
     for name in ("grammar", "logprobs", "metrics", "parameters", "sampling", "seeds")
 }
+WAYS = ("synchronous", "overlap", "graphs")  # parameters of the fixture `plugin`, so in the names of its tests
+WAY = re.compile(rf"[\[-]({'|'.join(WAYS)})[\]-]")
 # Seconds of the groups that take longest, on two cores: the lines "group" of `make test ARGS=--durations=20`.
 # Only their order matters; a group that is not named comes after all of these.
 SECONDS = {
-    "sglang bigram": 720,
+    "sglang bigram graphs": 300,
+    "sglang bigram synchronous": 250,
+    "engines/sglang/test_broken_verifier.py": 100,
     "engines/sglang/test_tiny.py": 278,
     "engines/vllm/test_greedy_requests.py": 182,
     "test_group[sampling]": 143,
@@ -79,7 +84,10 @@ def group_of(nodeid: str) -> str:
     """The group of a test, by its identifier "tests/FOLDER/FILE::NAME"."""
     path, _, name = nodeid.partition("::")
     file = path.removeprefix("tests/")
-    return name if file == VLLM_ENVIRONMENT else SHARED.get(file, file)
+    if file == VLLM_ENVIRONMENT:
+        return name
+    way = WAY.search(name) if file in SHARED else None
+    return f"{SHARED[file]} {way[1]}" if way else file
 
 
 def longest_first(items: list[pytest.Item]) -> None:

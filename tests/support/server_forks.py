@@ -26,7 +26,11 @@ from eagle_plugin.bench.servers import Server
 # process that imported the modules. PYTHONPATH is among them because a fork looks for the added folders itself.
 READ_LATE = {
     *("EAGLE_PLUGIN", "EAGLE_POLICY", "EAGLE_POLICY_LOG_SECONDS", "EAGLE_OVERLAP", "EAGLE_GRAPHS", "EAGLE_SELFTEST"),
-    *("EAGLE_TEST_FAULT", "EAGLE_TEST_WAITS", "EAGLE_TEST_WAITS_CONTROL"),
+    *("EAGLE_CACHE_DIR", "EAGLE_TEST_FAULT", "EAGLE_TEST_WAITS", "EAGLE_TEST_WAITS_CONTROL"),
+    *(
+        "SGLANG_TEST_RETRACT",
+        "SGLANG_TEST_RETRACT_INTERVAL",
+    ),  # by the scheduler's module when it is imported: see become
     *("PYTHONPATH", "SGLANG_CPU_OMP_THREADS_BIND", "PYTEST_CURRENT_TEST"),
 }
 # What a server of one thread has besides the variables of this process; bench/servers.py and bench/sglang_server.py.
@@ -125,6 +129,8 @@ def become(request: dict[str, Any]) -> None:
 
     import numpy as np
     import torch
+    from sglang.srt.environ import envs
+    from sglang.srt.managers import scheduler
 
     os.setsid()
     log, nothing = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), os.open(os.devnull, os.O_RDONLY)
@@ -136,6 +142,8 @@ def become(request: dict[str, Any]) -> None:
     added = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
     sys.path[:0] = added
     importlib.invalidate_caches()
+    scheduler.TEST_RETRACT = envs.SGLANG_TEST_RETRACT.get()
+    scheduler.TEST_RETRACT_INTERVAL = envs.SGLANG_TEST_RETRACT_INTERVAL.get()
     sys.argv = ["launch_server.py", *request["arguments"]]
     # The engine asks for "spawn", which imports everything again.
     multiprocessing.set_start_method("fork", force=True)
