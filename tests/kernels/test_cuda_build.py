@@ -14,7 +14,7 @@ import tvm_ffi
 
 from eagle_plugin.kernels import build, loader
 
-pytestmark = pytest.mark.skipif(not build.find_nvcc(), reason="needs nvcc")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not build.find_nvcc(), reason="needs nvcc")]
 
 CSRC = Path(__file__).parents[2] / "csrc"
 EXPORT = re.compile(r"^TVM_FFI_DLL_EXPORT_TYPED_FUNC\((\w+),", re.MULTILINE)

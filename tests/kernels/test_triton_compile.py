@@ -22,7 +22,10 @@ SHARED = 99 * 1024  # bytes per block, the smallest limit since sm_80
 STACK = 64  # bytes per thread: a few registers spilled in the widest tile; whole rows of a tile would be kilobytes
 SIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
-pytestmark = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 leaves nothing to compile")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 leaves nothing to compile"),
+]
 
 
 class Compiled(NamedTuple):

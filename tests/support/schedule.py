@@ -37,7 +37,6 @@ SECONDS = {
     "engines/sglang/test_host_waits.py": 108,
     "test_group[requests]": 97,
     "test_optimize.py": 90,
-    "test_group[logprobs]": 87,
     "engines/sglang/test_selftest_start.py": 87,
     "test_group[parameters]": 82,
     "test_group[scheduling]": 80,
