@@ -22,11 +22,16 @@ PROMPTS = ["tree root leaf", "the quick brown fox", "a", "one two three four"]
 LENGTH = 40
 
 
+def greedy_ids(target: Path, prompt: str, length: int, penalties: dict[str, float]) -> list[int]:
+    """`length` tokens of transformers under penalties on the generated tokens, the prompt left out."""
+    return _greedy_ids(target, prompt, length, tuple(penalties.items()))
+
+
 @functools.cache
-def _greedy(target: Path, prompt: str, penalties: tuple[tuple[str, float], ...]) -> list[int]:
+def _greedy_ids(target: Path, prompt: str, length: int, penalties: tuple[tuple[str, float], ...]) -> list[int]:
     ids = torch.tensor([prompt_ids(target, prompt)])
     start, setting = ids.shape[1], dict(penalties) | {"temperature": 0}
-    for _ in range(LENGTH):
+    for _ in range(length):
         logits = next_logits(target, ids)
         times = torch.bincount(ids[0, start:], minlength=logits.shape[1])[None]
         ids = torch.cat([ids, distribution(logits, times, setting).argmax(-1)[None]], dim=1)
@@ -42,8 +47,8 @@ def ask_penalised(server: Server, penalties: dict[str, float]) -> list[dict[str,
 
 def assert_penalised_greedy_text(answers: list[dict[str, Any]], target: Path, penalties: dict[str, float]) -> None:
     """The answers of :func:`ask_penalised` are those of transformers, and penalties change the text."""
-    wanted = [_greedy(target, prompt, tuple(penalties.items())) for prompt in PROMPTS]
-    assert wanted != [_greedy(target, prompt, ()) for prompt in PROMPTS]
+    wanted = [greedy_ids(target, prompt, LENGTH, penalties) for prompt in PROMPTS]
+    assert wanted != [greedy_ids(target, prompt, LENGTH, {}) for prompt in PROMPTS]
     penalised = [*range(0, 12, 2), *range(12, 24)]
     for i in penalised:
         assert answers[i]["output_ids"] == wanted[i % len(PROMPTS)], i

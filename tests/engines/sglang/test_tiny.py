@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import random
 import time
@@ -11,11 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-import torch
+from penalised_greedy import greedy_ids
 from scipy import stats
 from serving import GRAPHS, OVERLAP, SYNCHRONOUS, generate, generate_all, responses, serving, tiny_spec
 from tiny_checkpoints import EOS
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytest.importorskip("sglang")
 pytestmark = pytest.mark.server
@@ -107,28 +105,6 @@ def test_generation_up_to_the_context_length(servers):
         assert responses([generate(server, "tree", 8)]) == responses([generate(plain, "tree", 8)])
 
 
-@functools.cache
-def loaded(target):
-    """The tokenizer and the model of transformers."""
-    return AutoTokenizer.from_pretrained(target), AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
-
-
-def penalised_greedy(target, prompt: str, count: int, frequency=0.0, presence=0.0, repetition=1.0) -> str:
-    """Greedy text under penalties on the generated tokens, by transformers; the additive ones come first."""
-    tokenizer, model = loaded(target)
-    ids = tokenizer(prompt, return_tensors="pt").input_ids
-    length = ids.shape[1]
-    for _ in range(count):
-        with torch.no_grad():
-            logits = model(ids).logits[0, -1]
-        times = torch.bincount(ids[0, length:], minlength=len(logits))
-        logits = logits - frequency * times - presence * (times > 0)
-        scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
-        logits = torch.where(times > 0, scaled, logits)
-        ids = torch.cat([ids, logits.argmax()[None, None]], dim=1)
-    return tokenizer.decode(ids[0, length:])
-
-
 def test_penalised_text_is_that_of_transformers(servers, tiny_target):
     """Greedy, under penalties that change the text.
 
@@ -138,11 +114,11 @@ def test_penalised_text_is_that_of_transformers(servers, tiny_target):
     prompts = make_prompts(8)
     for frequency, presence, repetition in ((0.9, 0.0, 1.0), (0.0, 0.5, 1.4)):
         sampling = {"frequency_penalty": frequency, "presence_penalty": presence, "repetition_penalty": repetition}
-        expected = [penalised_greedy(tiny_target, prompt, 32, *sampling.values()) for prompt in prompts]
-        assert expected != [penalised_greedy(tiny_target, prompt, 32) for prompt in prompts]
+        expected = [greedy_ids(tiny_target, prompt, 32, sampling) for prompt in prompts]
+        assert expected != [greedy_ids(tiny_target, prompt, 32, {}) for prompt in prompts]
         for server in trees:
             answers = generate_all(server, prompts, 32, at_once=4, **sampling)
-            assert responses(answers) == expected, sampling
+            assert [answer["output_ids"] for answer in answers] == expected, sampling
 
 
 def test_biases_decode_as_without_speculation(servers):
