@@ -26,15 +26,15 @@ def test_the_tables_name_files_that_exist() -> None:
 def test_groups() -> None:
     assert schedule.group_of("tests/core/test_tree.py::test_a[x::y]") == "core/test_tree.py"
     seeds = "engines/sglang/test_seeds.py"
-    assert schedule.group_of(f"tests/{seeds}::test_a[graphs]") == "sglang bigram graphs"
-    assert schedule.group_of(f"tests/{seeds}::test_a[synchronous-setting0]") == "sglang bigram synchronous"
+    assert schedule.group_of(f"tests/{seeds}::test_a[graphs]") == "sglang draws graphs"
+    assert schedule.group_of(f"tests/{seeds}::test_a[synchronous-setting0]") == "sglang draws synchronous"
     assert schedule.group_of(f"tests/{seeds}::test_graphs[a]") == seeds  # asks none of the servers
     assert schedule.group_of("tests/test_vllm_environment.py::test_group[greedy]") == "test_group[greedy]"
 
 
 def test_the_longest_group_is_first_and_none_is_parted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "SECONDS", {"b.py": 5, "sglang bigram graphs": 9})
-    shared = [f"engines/sglang/test_{name}.py::1[graphs]" for name in ("seeds", "grammar")]
+    monkeypatch.setattr(schedule, "SECONDS", {"b.py": 5, "sglang draws graphs": 9})
+    shared = [f"engines/sglang/test_{name}.py::1[graphs]" for name in ("seeds", "sampling")]
     names = ["a.py::1", "b.py::1", shared[0], "c.py::1", shared[1]]
     items = [SimpleNamespace(nodeid=f"tests/{name}") for name in names]
     schedule.longest_first(items)
