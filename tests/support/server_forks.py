@@ -41,14 +41,20 @@ OF_SERVERS = {
 LAUNCH = ["-m", "sglang.launch_server"]
 
 
+def environment_of_imports() -> dict[str, str]:
+    """The environment in which the engine would be imported now."""
+    return dict(os.environ) | OF_SERVERS
+
+
 class Forks:
     """The process that has imported SGLang."""
 
     def __init__(self) -> None:
+        self.environment = environment_of_imports()
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, __file__],
-            env=dict(os.environ) | OF_SERVERS,
+            env=self.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._printed,
@@ -116,7 +122,8 @@ def can_fork(server: Server) -> bool:
     """Whether this server's environment is one that the process that forks can give to its modules after importing."""
     if server.command[: 1 + len(LAUNCH)] != [sys.executable, *LAUNCH]:
         return False
-    imported = dict(os.environ) | OF_SERVERS
+    started = forks.cache_info().currsize > 0
+    imported = forks().environment if started else environment_of_imports()
     names = (imported.keys() | server.environment.keys()) - READ_LATE
     return all(imported.get(name) == server.environment.get(name) for name in names)
 

@@ -33,7 +33,7 @@ def test_a_server_is_forked_where_its_variables_are_read_late(spec: ServerSpec, 
 
 
 @pytest.mark.server
-def test_a_fork_that_cannot_start_says_why(tiny_target: Path, tmp_path: Path) -> None:
+def test_a_fork_that_cannot_start_says_why(tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `python -m sglang.launch_server` does, see test_refusals.py; and the next fork is none the worse for it."""
     head = tiny_eagle3_head(tmp_path / "head", tiny_llama(tmp_path / "other", hidden=96, heads=6, kv_heads=2))
     refused = r"ended with exit code 1 before it was ready(.|\n)*\| eagle-plugin: .* 96 "
@@ -43,4 +43,6 @@ def test_a_fork_that_cannot_start_says_why(tiny_target: Path, tmp_path: Path) ->
         assert isinstance(server, ForkedServer)
         processes = server.members()
         assert len(processes) >= 3
+        monkeypatch.setenv("SGLANG_OTHER", "1")  # too late for what was imported
+        assert not can_fork(Server.of(tiny_spec(tiny_target), tmp_path, 1))
     assert not [pid for pid in processes if psutil.pid_exists(pid)]
