@@ -36,7 +36,7 @@ def test_a_server_is_forked_where_its_variables_are_read_late(spec: ServerSpec, 
 def test_a_fork_that_cannot_start_says_why(tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `python -m sglang.launch_server` does, see test_refusals.py; and the next fork is none the worse for it."""
     head = tiny_eagle3_head(tmp_path / "head", tiny_llama(tmp_path / "other", hidden=96, heads=6, kv_heads=2))
-    refused = r"ended with exit code 1 before it was ready(.|\n)*\| eagle-plugin: .* 96 "
+    refused = r"ended with exit code 1 before it was ready(.|\n)*\| eagle-plugin: .*hidden_size 96, "
     with pytest.raises(ServerError, match=refused), serving([tiny_spec(tiny_target, head)], tmp_path / "wrong"):
         pytest.fail("it started")
     with serving([tiny_spec(tiny_target)], tmp_path / "right") as (server,):
