@@ -140,7 +140,10 @@ def become(request: dict[str, Any]) -> None:
     from sglang.srt.managers import scheduler
 
     os.setsid()
-    log, nothing = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), os.open(os.devnull, os.O_RDONLY)
+    log, nothing = (
+        os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644),
+        os.open(os.devnull, os.O_RDONLY),
+    )
     for file, number in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(file, number)
     os.chdir(request["directory"])
