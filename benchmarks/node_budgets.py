@@ -49,7 +49,7 @@ from eagle_plugin.errors import UserError
 
 TRACES = Path(__file__).with_name("traces")
 GREEDY, SAMPLED = TRACES / "smollm2-135m.npz", TRACES / "smollm2-135m-sampled.npz"
-REQUESTS = (2, 4, 8, 16, 32, 64, 128)
+REQUESTS = (2, 4, 8, 16, 32, 64, 128, 256)
 SHOWN_WIDTHS = (2, 3, 4, 6, 8)
 ALL_BUT_SAME = tuple(way for way in WAYS if way != SAME)
 WITH_EXACT_ROWS = (ways.SAME_CALIBRATED, RAW, ways.CALIBRATED, ways.CAPPED, ways.ORACLE)

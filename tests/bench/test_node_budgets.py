@@ -131,7 +131,7 @@ def test_rounds_are_written_and_read(rounds: Rounds, tmp_path: Path) -> None:
     scores[0, 0] = -np.inf
     rounds._replace(scores=scores).save(tmp_path / "new" / "rounds.npz")
     again = Rounds.load(tmp_path / "new" / "rounds.npz")
-    assert np.isneginf(again.scores[0, 0]) and np.abs(again.scores - scores)[1:].max() < 0.02
+    assert np.isneginf(again.scores[0, 0]) and np.abs(again.scores[1:] - scores[1:]).max() < 0.02
     assert (again.reach == rounds.reach).all() and (again.starts == rounds.starts).all()
 
 
@@ -189,11 +189,13 @@ def test_walked_rounds_have_the_simulators_accept_length(trace: Trace, rounds: R
 
 def test_costs_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("EAGLE_CACHE_DIR", str(tmp_path / "kernels"))
-    key = cost_files.key_of("vllm 1", "models/small", "head", "cpu", "torch.bfloat16", CAPS)
-    cost_files.write(key, simulated_costs())
+    key = {"engine": "vllm 1", "target": "models/small", "dtype": "torch.bfloat16", "device": "cpu", "threads": 2}
+    quiet = simulated_costs()
+    cost_files.write(key, quiet)
+    cost_files.write(key | {"requests": 8}, quiet._replace(fixed=1.0))  # measured on a busy machine
     (cost_files.folder() / "broken.json").write_text("{")
     name, costs = measured_costs("vllm", "small") or ("", None)
-    assert "vllm 1" in name and costs == simulated_costs()
+    assert "vllm 1" in name and costs == quiet
     assert measured_costs("sglang", "small") is None and measured_costs("vllm", "large") is None
 
 
