@@ -19,7 +19,7 @@ a SIMULATED H100 with Llama-3.1-8B. Ways:
     oracle               chosen by what the target will accept: a bound that nothing reaches
     walked               raw, and rounds begin where the last ones ended, instead of anywhere (greedy rounds only)
 
-Behind +-: the standard error over another choice of texts.
+After +-: the standard error over another choice of responses.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from eagle_plugin.core.costs import Costs
 from eagle_plugin.errors import UserError
 
 TRACES = Path(__file__).with_name("traces")
-GREEDY, SAMPLED = TRACES / "smollm2-135m.npz", TRACES / "smollm2-135m-sampled.npz"
+GREEDY_TRACE, SAMPLED_TRACE = TRACES / "smollm2-135m.npz", TRACES / "smollm2-135m-sampled.npz"
 REQUESTS = (2, 4, 8, 16, 32, 64, 128, 256)
 SHOWN_WIDTHS = (2, 3, 4, 6, 8)
 ALL_BUT_SAME = tuple(way for way in WAYS if way != SAME)
@@ -98,7 +98,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", nargs="+", type=int, default=REQUESTS, help="requests of a batch")
     parser.add_argument("--context", type=int, default=1000, help="tokens of each request's prefix")
-    parser.add_argument("--samples", type=int, default=16, help="bootstrap samples of the texts")
+    parser.add_argument("--samples", type=int, default=16, help="bootstrap samples of the responses")
     parser.add_argument("--rounds", type=int, default=1024, help="rounds per sample; at least 16 batches")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, default=Path("out/node-budgets.json"))
@@ -117,7 +117,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def load_rounds() -> dict[str, Rounds]:
     """The rounds to compare on, by what they are."""
     try:
-        greedy, sampled = Rounds.of_trace(Trace.load(GREEDY)), Rounds.load(SAMPLED)
+        greedy, sampled = Rounds.of_trace(Trace.load(GREEDY_TRACE)), Rounds.load(SAMPLED_TRACE)
     except (OSError, KeyError, ValueError) as error:
         raise UserError(f"the recorded rounds in {TRACES} cannot be read ({error}): check them out again") from error
     synthetic = Rounds.of_trace(synthetic_trace("Llama-3.1-8B"))
@@ -230,7 +230,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.record:
         rounds = record(options.prompts, options.tokens, options.temperature, console)
         rounds.save(options.record)
-        console.print(f"{len(rounds.scores)} rounds of {len(rounds.starts)} texts, written to {options.record}")
+        console.print(f"{len(rounds.scores)} rounds of {len(rounds.starts)} responses, written to {options.record}")
         return 0
     report = run(options, console)
     options.json.parent.mkdir(parents=True, exist_ok=True)

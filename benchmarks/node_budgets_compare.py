@@ -96,7 +96,7 @@ def _batches(of: Ranked, picked: np.ndarray, given: np.ndarray, cap: int, is_pad
 
 
 class Measured(NamedTuple):
-    """Of one number of requests, with R bootstrap samples of the texts."""
+    """Of one number of requests, with R bootstrap samples of the responses."""
 
     accepted: dict[tuple[str, Plan], np.ndarray]  # [R] drafted tokens per request and round
     rates: dict[str, dict[tuple[str, Plan], np.ndarray]]  # by name of the costs: [R] tokens per second of the batch
@@ -128,13 +128,13 @@ def measure(
     rounds: Rounds, ranked: dict[tuple[str, int, int], Ranked], costs: dict[str, Costs],
     b: int, context: int, samples: int, batches: int, seed: int,
 ) -> Measured:  # fmt: skip
-    """Draw batches of random rounds, from another choice of texts in each sample."""
-    gen, texts = np.random.default_rng((seed, b)), rounds.texts()
-    by_text = [np.flatnonzero(texts == text) for text in range(len(rounds.starts))]
+    """Draw batches of random rounds, from another choice of responses in each sample."""
+    gen, responses = np.random.default_rng((seed, b)), rounds.responses()
+    by_response = [np.flatnonzero(responses == text) for text in range(len(rounds.starts))]
     accepted: dict[tuple[str, Plan], list[float]] = {}
     rates: dict[str, dict[tuple[str, Plan], list[float]]] = {name: {} for name in costs}
     for _ in range(samples):
-        chosen = np.concatenate([by_text[text] for text in gen.integers(0, len(by_text), len(by_text))])
+        chosen = np.concatenate([by_response[text] for text in gen.integers(0, len(by_response), len(by_response))])
         picked = chosen[gen.integers(0, len(chosen), (batches, b))]
         for way, plan, found in compare(ranked, picked):
             accepted.setdefault((way, plan), []).append(found.accepted)
@@ -152,12 +152,12 @@ def walk(
 ) -> float:  # fmt: skip
     """Tokens per second of b requests whose rounds begin where their last ones ended; for rounds at every position.
 
-    way: SAME or RAW. Requests in easy parts of their texts leave them in fewer rounds, so they are rarer in a batch
+    way: SAME or RAW. Requests in easy parts of their responses leave them in fewer rounds, so they are rarer in a batch
     than among random rounds. The rounds must be greedy: the accepted tokens are whole numbers.
     """
     gen, ends = np.random.default_rng((seed, b)), np.append(rounds.starts[1:], len(rounds.scores))
     at = gen.integers(0, len(rounds.scores), (batches, b))
-    end = ends[rounds.texts()[at]]
+    end = ends[rounds.responses()[at]]
     tokens, all_rows = 0.0, []
     for number in range(WARM_UP + WALKED):
         given = np.full((batches, b), round(plan.width) - 1)

@@ -19,11 +19,11 @@ MOST_NODES = 32  # of one tree, the root included
 
 
 class Rounds(NamedTuple):
-    """T rounds at positions of some texts; C candidates of `CAPS`, in the order of `core.tree.CandidateTable`."""
+    """T rounds at positions of some responses; C candidates of `CAPS`, in the order of `core.tree.CandidateTable`."""
 
     scores: np.ndarray  # [T, C] float32, the path scores: sums of log probabilities; -inf: no candidate
     reach: np.ndarray  # [T, C] float32, probability that the walk comes to the candidate
-    starts: np.ndarray  # [texts] int32: first round of each text
+    starts: np.ndarray  # [responses] int32: first round of each text
 
     @classmethod
     def of_trace(cls, trace: Trace) -> Rounds:
@@ -70,7 +70,7 @@ class Rounds(NamedTuple):
             found[:, depths == depth] = best.repeat(self.children, axis=1)
         return found
 
-    def texts(self) -> np.ndarray:
+    def responses(self) -> np.ndarray:
         """The text [T] of each round."""
         return np.searchsorted(self.starts, np.arange(len(self.scores)), side="right") - 1
 
@@ -81,7 +81,7 @@ def calibrate(rounds: Rounds) -> np.ndarray:
     For each depth a rising step function from score to chance (isotonic regression). It is learned from every other
     text and used for the rest, and the other way round.
     """
-    depths, parents, half = rounds.depths(), rounds.parents(), rounds.texts() % 2
+    depths, parents, half = rounds.depths(), rounds.parents(), rounds.responses() % 2
     estimates = np.zeros_like(rounds.scores)
     for fold in (0, 1):
         learned, used = half != fold, np.flatnonzero(half == fold)

@@ -96,10 +96,10 @@ def test_smaller_drafts_are_trees(trace: Trace, rounds: Rounds, steps: int, topk
     assert (parents[t, trace.path[t, d + 1]] == trace.path[t, d]).all()
 
 
-def test_depths_and_texts(rounds: Rounds) -> None:
+def test_depths_and_responses(rounds: Rounds) -> None:
     depths = rounds.depths()
     assert [int((depths == d).sum()) for d in range(1, CAPS.steps + 1)] == [4] + [16] * 6
-    assert (np.bincount(rounds.texts()) == 60).all()
+    assert (np.bincount(rounds.responses()) == 60).all()
     assert rounds.reach[:, depths == 1].sum(1).max() == 1
 
 
@@ -111,8 +111,8 @@ def test_calibrated_scores(trace: Trace, rounds: Rounds) -> None:
         assert found.mean() == pytest.approx(mean, rel=0.1) and np.exp(half.scores).mean() > 1.5 * mean
         surest = found[:, 0] > 0.9
         assert surest.any() and rounds.reach[surest, 0].mean() > 0.85
-        # No text teaches its own estimates: other chances in the even texts change those of the odd ones only.
-        even = of.texts() % 2 == 0
+        # No text teaches its own estimates: other chances in the even responses change those of the odd ones only.
+        even = of.responses() % 2 == 0
         changed = calibrate(of._replace(reach=np.where(even[:, None], 0.5, of.reach).astype(np.float32)))
         assert (changed[even] == found[even]).all() and (changed[~even] != found[~even]).any()
 
@@ -235,8 +235,8 @@ def test_trees_of_a_candidate_table() -> None:
 
 def test_the_committed_rounds_are_a_real_heads() -> None:
     """Chances that fall along the depths, and that the path scores estimate."""
-    rounds = Rounds.load(node_budgets.SAMPLED)
-    assert node_budgets.SAMPLED.stat().st_size < 300_000 and len(rounds.scores) > 400 and rounds.children == 6
+    rounds = Rounds.load(node_budgets.SAMPLED_TRACE)
+    assert node_budgets.SAMPLED_TRACE.stat().st_size < 300_000 and len(rounds.scores) > 400 and rounds.children == 6
     depths = rounds.depths()
     by_depth = [float(rounds.reach[:, depths == d].sum(1).mean()) for d in range(1, CAPS.steps + 1)]
     assert by_depth == sorted(by_depth, reverse=True) and 0.5 < by_depth[0] < 0.9
