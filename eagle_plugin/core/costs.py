@@ -12,7 +12,7 @@ from eagle_plugin.core.shape import PLAIN, Shape
 # The phases of a round: the head's forwards that draft levels; the target's forward over the trees, with the walk; the
 # head's forward over the accepted tokens, with the move of their keys; all else.
 PHASES = ("draft", "verify", "extend", "fixed")
-PENDING_TOKENS = 32  # tokens of plain rounds per request: when there are so many, the head reads them
+PENDING_TOKENS = 32  # tokens of plain rounds per request that the head reads in one forward
 # One served round moves an estimate by so much of what it differs from its prediction.
 RATE = 0.2
 CHANGE_ROUNDS = 8  # rounds after a change of shape whose times are compared with those before it
@@ -136,6 +136,13 @@ class CostModel:
         for shape in errors.keys() & found.keys():
             found[shape] *= math.exp(self._error((b.bit_length(), shape)))
         return found
+
+    def catch_up(self, b: int, keys: int, tokens: int) -> float:
+        """Seconds in which the head reads so many tokens of plain rounds of each request."""
+        whole, rest = divmod(tokens, PENDING_TOKENS)
+        extend = self.costs.extend
+        parts = (whole * extend.seconds(b, PENDING_TOKENS, keys), extend.seconds(b, rest, keys) if rest else 0.0)
+        return sum(parts) * math.exp(self.speed)
 
     def phases(self, shape: Shape, b: int, keys: int) -> dict[str, float]:
         """The parts of what a round will take, by `PHASES`: corrected alike, since only whole rounds are timed."""

@@ -6,7 +6,7 @@ Counts of two moments can be subtracted, so that the median of any span of time 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 # Errors |measured / predicted - 1|, the upper bounds of the classes; larger ones are in a class of their own.
 BOUNDS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0)
@@ -24,7 +24,7 @@ def cumulated(counts: Sequence[int]) -> dict[str, int]:
     return {label: sum(counts[: place + 1]) for place, label in enumerate(labels)} if counts else {}
 
 
-def counts_of(cumulated_steps: dict[str, float]) -> tuple[int, ...]:
+def counts_of(cumulated_steps: Mapping[str, float]) -> tuple[int, ...]:
     """The inverse of `cumulated`. Raises KeyError where a class is missing."""
     if not cumulated_steps:
         return ()

@@ -80,11 +80,11 @@ class ShapeChooser:
         self.phases = dict.fromkeys(PHASES, 0.0)  # of the predicted seconds of the timed steps
         self.errors = [0] * CLASSES  # the timed steps by the error of their prediction
 
-    def choose(self, b: int, keys: int, allowed: Collection[Shape] | None = None) -> Shape:
+    def choose(self, b: int, keys: int, allowed: Collection[Shape] | None = None, pending: int = 0) -> Shape:
         """The shape of the next round; as `Policy.choose`."""
         self._load = b, keys
         if self.policy is not None:
-            return self.policy.choose(b, keys, allowed)
+            return self.policy.choose(b, keys, allowed, pending)
         if self._shapes:
             return self._random.choice([x for x in self._shapes if allowed is None or x in allowed])
         return self.caps if allowed is None or self.caps in allowed else PLAIN

@@ -51,6 +51,16 @@ def test_the_phases_are_the_parts_of_a_round(shape: Shape) -> None:
     assert all(found[name] == pytest.approx(1.5 * part, rel=0.01) for name, part in uncorrected.items())
 
 
+def test_the_head_reads_what_it_missed_in_forwards_of_32_tokens() -> None:
+    model = CostModel(COSTS)
+    whole, rest = COSTS.extend.seconds(4, PENDING_TOKENS, 100), COSTS.extend.seconds(4, 5, 100)
+    assert model.catch_up(4, 100, 2 * PENDING_TOKENS + 5) == pytest.approx(2 * whole + rest)
+    assert model.catch_up(4, 100, PENDING_TOKENS) == pytest.approx(whole) and model.catch_up(4, 100, 0) == 0
+    for _ in range(100):
+        model.observe(A, 4, 100, 2 * COSTS.round(A, 4, 100))
+    assert model.catch_up(4, 100, 5) == pytest.approx(2 * rest, rel=0.01)
+
+
 def test_a_curve_goes_on_as_its_last_two_points() -> None:
     assert Curve.of([(1, 1.0), (4, 4.0), (8, 6.0)]).at(16) == pytest.approx(10.0)
     assert Curve.of([(4, 2.0)]).at(8) == pytest.approx(4.0)

@@ -83,13 +83,13 @@ def test_the_policy_chooses() -> None:
     asked = []
 
     class Asked(Recorder):
-        def choose(self, b, keys, allowed=None):  # type: ignore[no-untyped-def]
-            asked.append((b, keys, allowed))
+        def choose(self, b, keys, allowed=None, pending=0):  # type: ignore[no-untyped-def]
+            asked.append((b, keys, allowed, pending))
             return CHAIN
 
     allowed = frozenset({PLAIN, CHAIN})
-    assert ShapeChooser(CAPS, Asked()).choose(3, 70, allowed) == CHAIN
-    assert asked == [(3, 70, allowed)]
+    assert ShapeChooser(CAPS, Asked()).choose(3, 70, allowed, pending=5) == CHAIN
+    assert asked == [(3, 70, allowed, 5)]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
