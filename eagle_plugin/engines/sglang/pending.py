@@ -39,8 +39,8 @@ class PendingTokens:
     def longest(self, requests: Sequence[Any]) -> int:
         """No SGLang ``Req`` of these has more tokens; the host's count, which may be too large.
 
-        A request has none after its prefill, which yields its first output token. With overlap scheduling the host is
-        one token behind.
+        A request has none after its prefill, which yields its first output token. With overlap scheduling the host
+        has one token less by then.
         """
         if not self.rounds:
             return 0

@@ -21,6 +21,7 @@ from eagle_plugin.engines.sglang.batch import BatchReader
 from eagle_plugin.engines.sglang.decode_round import DecodeRound
 from eagle_plugin.engines.sglang.drafter import DraftState
 from eagle_plugin.engines.sglang.pending import MOST_TOKENS, PendingTokens
+from eagle_plugin.engines.sglang.worker import TreeWorker
 
 FEATURES = 3 * H
 MORE = 36, PENDING_TOKENS + 10  # two forwards, of the second of which one request has no tokens
@@ -157,3 +158,17 @@ def test_slots_beyond_the_committed_tokens_are_not_written() -> None:
     assert torch.equal(server.drafter.model.keys[after], untouched)
     rewritten = TABLE[3, 9 : lengths[0]].long()
     assert not torch.equal(server.drafter.model.keys[rewritten], Drafter().model.keys[rewritten])
+
+
+@pytest.mark.parametrize(
+    ("shape", "longest", "reads"), [(PLAIN, 3, False), (PLAIN, 4, True), (SHAPE, 0, False), (SHAPE, 1, True)]
+)
+def test_the_head_reads_before_drafts_or_when_a_request_has_many_tokens(shape: Any, longest: int, reads: bool) -> None:
+    read = []
+    pending = SimpleNamespace(most=4, read=lambda *given: read.append(given[-1]))
+    worker: Any = SimpleNamespace(_round=SimpleNamespace(pending=pending), _reader=None, _draft_worker=None)
+    batch = SimpleNamespace(
+        spec_info=SimpleNamespace(topk_p=None, topk_index=None, hidden_states=None, bonus_tokens=torch.zeros(1))
+    )
+    TreeWorker._caught_up(worker, batch, shape, longest)
+    assert read == ([longest] if reads else [])
