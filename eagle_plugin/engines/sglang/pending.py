@@ -11,13 +11,13 @@ from torch import Tensor
 from eagle_plugin.core.costs import PENDING_TOKENS
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted
+from eagle_plugin.engines.pending_limit import most_pending
 from eagle_plugin.engines.round import HeadState, TopM
 from eagle_plugin.engines.sglang.batch import BatchReader, RoundBatch
 from eagle_plugin.engines.sglang.drafter import DraftState, TreeDrafter
 from eagle_plugin.kernels.accepted_path import read_path
 
 MOST_TOKENS = 128  # per request: what is left of an answer when it ends is never read
-MOST_BYTES = 2**28  # of all requests' states
 
 
 class PendingTokens:
@@ -29,7 +29,7 @@ class PendingTokens:
 
     def __init__(self, rows: int, state: Tensor) -> None:
         """rows: of the engine's request table; state: one row of the target's states."""
-        self.most = max(1, min(MOST_TOKENS, MOST_BYTES // (rows * state.nbytes)))
+        self.most = min(MOST_TOKENS, most_pending(rows * state.nbytes))
         device = state.device
         self._counts = torch.zeros(rows, dtype=torch.int64, device=device)
         self._tokens = torch.zeros(rows, self.most, dtype=torch.int64, device=device)
