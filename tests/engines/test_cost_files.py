@@ -30,7 +30,7 @@ COSTS = Costs(
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the files."""
-    # Not by EAGLE_CACHE_DIR: the native library would be built there anew.
+    loader.backend()  # a library that is not open yet would be built anew in the other folder
     monkeypatch.setattr(loader, "cache_dir", lambda: tmp_path / "cache" / "kernels")
     return tmp_path / "cache" / "costs"
 

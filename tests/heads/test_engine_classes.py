@@ -24,7 +24,10 @@ from eagle_plugin.heads.eagle3 import Eagle3Head
 from eagle_plugin.heads.export import save_head
 
 EMBEDDING = "model.embed_tokens.weight"
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed"),
+]
 
 
 DRAFT_IDS = torch.arange(10, 138)

@@ -22,6 +22,15 @@ SETTINGS: dict[str, Any] = {
     "max_running_requests": 32,
 }
 PROMPT = "tree root leaf"
+SAMPLING: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 1.3, "top_k": 5},
+    {"temperature": 1.0, "min_p": 0.1},
+]
+REQUESTS = 1000  # per setting
+VIEWS = 6
+LEAST_P = 1e-4 / (VIEWS * (len(SAMPLING) + 1))  # a right verifier fails one of these tests once in 10,000 runs
 AT_ONCE = 500  # the scheduler looks at its whole queue before every batch
 
 

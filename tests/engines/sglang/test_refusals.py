@@ -163,15 +163,13 @@ def test_a_head_of_another_target_is_refused_in_one_sentence(tiny_target, tmp_pa
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.server
-def test_a_file_that_is_no_safetensors_is_refused(tiny_target, tiny_eagle3, tmp_path):
+def test_a_file_that_is_no_safetensors_is_refused(check_launch, tiny_target, tiny_eagle3, tmp_path):
+    """As test_a_head_of_another_target_is_refused_in_one_sentence, which shows what a launch makes of the exception."""
     head = tmp_path / "head"
     shutil.copytree(tiny_eagle3, head)
     (head / "model.safetensors").write_bytes(b"not safetensors at all")
-    result = launch(tiny_target, head)
-    assert result.returncode != 0
-    assert result.stderr.strip().splitlines()[-1].startswith("eagle-plugin: ")
-    assert "model.safetensors" in result.stderr.strip().splitlines()[-1]
+    with pytest.raises(SystemExit, match=r"^eagle-plugin: [^\n]*model\.safetensors[^\n]*$"):
+        check_launch(tiny_target, head)
 
 
 @pytest.mark.server
