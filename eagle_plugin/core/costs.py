@@ -72,9 +72,12 @@ class Costs(NamedTuple):
     """Seconds of the parts of a round of b requests, measured on one machine with one pair of models."""
 
     target: Forward  # W rows: the target's forward over the trees, and the walk
-    level: Forward  # K rows: one level of the draft, the head's forward and the choice of the next nodes
+    # K rows: one level of the draft, the head's forward and the choice of the next nodes; or of a head that drafts all
+    # levels in one forward, D - 1 rows: all levels after the first.
+    level: Forward
     extend: Forward  # E rows: the move of the accepted keys, and the head's forward over the accepted tokens
     fixed: float = 0.0  # of every round: the engine's scheduler and what no table has
+    is_parallel: bool = False  # whether the head drafts all levels in one forward
 
     def round(self, shape: Shape, b: int, keys: int) -> float:
         """Seconds of a round of b requests whose prefixes have `keys` tokens together."""
@@ -88,7 +91,10 @@ class Costs(NamedTuple):
             parts.append((1 / PENDING_TOKENS, self.extend.line(b, PENDING_TOKENS)))
         else:
             parts.append((1.0, self.extend.line(b, shape.max_accept_length)))
-            parts.append((shape.steps - 1, self.level.line(b, shape.topk)))
+            if not self.is_parallel:
+                parts.append((shape.steps - 1, self.level.line(b, shape.topk)))
+            elif shape.steps > 1:
+                parts.append((1.0, self.level.line(b, shape.steps - 1)))
         return self.fixed + sum(n * part[0] for n, part in parts), sum(n * part[1] for n, part in parts)
 
 

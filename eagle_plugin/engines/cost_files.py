@@ -20,7 +20,7 @@ from eagle_plugin.errors import UserError
 from eagle_plugin.kernels import loader
 
 FIX = "set EAGLE_CACHE_DIR to a folder that can be written"
-VERSION = 1  # of the files' form, and of how the costs are measured
+VERSION = 2  # of the files' form, and of how the costs are measured
 
 
 class CostFileError(UserError):
@@ -73,7 +73,8 @@ def read(key: Mapping[str, Any]) -> Costs | None:
         if kept["version"] != VERSION or kept["key"] != json.loads(json.dumps(key)):
             raise _fault(path, "was written for another server or by another version")
         costs = kept["costs"]
-        return Costs(**{name: _forward(costs[name]) for name in _FORWARDS}, fixed=_seconds(costs["fixed"]))
+        forwards = {name: _forward(costs[name]) for name in _FORWARDS}
+        return Costs(**forwards, fixed=_seconds(costs["fixed"]), is_parallel=_flag(costs["is_parallel"]))
     except (ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
         raise _fault(path, f"has no costs of this form ({type(error).__name__}: {str(error)[:80]})") from error
 
@@ -85,7 +86,8 @@ def write(key: Mapping[str, Any], costs: Costs) -> None:
         WriteError: they cannot be written; what was kept before is as it was.
     """
     as_json: dict[str, Any] = {name: _forward_as_json(getattr(costs, name)) for name in _FORWARDS}
-    kept = {"version": VERSION, "key": dict(key), "costs": as_json | {"fixed": costs.fixed}}
+    as_json |= {"fixed": costs.fixed, "is_parallel": costs.is_parallel}
+    kept = {"version": VERSION, "key": dict(key), "costs": as_json}
     with replace_output(_path(key), FIX) as temporary:
         temporary.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
@@ -113,6 +115,12 @@ def _seconds(value: Any) -> float:
     if type(value) not in (int, float) or not 0 <= value < math.inf:
         raise ValueError(f"{value!r} instead of seconds")
     return float(value)
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"{value!r} instead of true or false")
+    return value
 
 
 def _fault(path: Path, what: str) -> CostFileError:

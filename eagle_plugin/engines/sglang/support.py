@@ -169,9 +169,10 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
         if reasons:
             log.warning(engine_serves(algorithm, "SGLang", reasons))
             return engine_worker(**arguments)
-        from eagle_plugin.engines.sglang import metrics
+        from eagle_plugin.engines.sglang import eagle3_model, metrics
         from eagle_plugin.engines.sglang.worker import TreeWorker
 
+        eagle3_model.register()
         worker = TreeWorker(**arguments)
 
         def announce(reasons: list[str]) -> None:
