@@ -132,7 +132,7 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def read_mask_token(config: dict[str, Any]) -> int | None:
+def read_mask_token(config: dict[str, Any], where: Path | str = "config.json of the head") -> int | None:
     """The id of P-EAGLE's mask token in a head's config.json, under the first of the names that vLLM reads.
 
     Raises:
@@ -142,7 +142,7 @@ def read_mask_token(config: dict[str, Any]) -> int | None:
         value = config.get(key)
         if value is not None:
             if type(value) is not int:
-                raise HeadError(f"config.json of the head has {key} {value!r}, wanted a whole number; correct the key")
+                raise HeadError(f"{where} has {key} {value!r}, wanted a whole number; correct config.json")
             return value
     return None
 

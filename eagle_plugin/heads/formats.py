@@ -173,7 +173,7 @@ class PEagleFormat(Eagle3Format):
                 f"{folder} has mask_hidden of shape {list(mask.shape)}, wanted [1, {width}] as fc reads; "
                 "export the head again"
             )
-        token = read_mask_token(config)
+        token = read_mask_token(config, folder)
         if token is None or not 0 <= token < config["vocab_size"]:
             raise HeadError(
                 f"{folder} has mask_hidden and mask_token_id {token}, wanted 0 to {config['vocab_size'] - 1}; "

@@ -62,6 +62,18 @@ def test_a_round_is_the_sum_of_its_parts(shape: Shape, b: int, keys: int) -> Non
     assert CostModel(COSTS).seconds([shape], b, keys) == {shape: pytest.approx(wanted)}
 
 
+@pytest.mark.parametrize("shape", [PLAIN, A, B, C, Shape(1, 4, 5), Shape(16, 4, 64)])
+def test_of_a_parallel_head_one_forward_drafts_all_levels(shape: Shape) -> None:
+    """Of steps - 1 rows per request, whatever the children per node."""
+    b, keys = 4, 1000
+    costs = COSTS._replace(is_parallel=True)
+    wanted = COSTS.round(shape, b, keys)
+    if shape.steps > 1:
+        wanted -= (shape.steps - 1) * COSTS.level.seconds(b, shape.topk, keys)
+        wanted += COSTS.level.seconds(b, shape.steps - 1, keys)
+    assert costs.round(shape, b, keys) == pytest.approx(wanted)
+
+
 def test_keys_cost_by_request_and_by_row() -> None:
     forward = Forward(Curve.of([(1, 1.0)]), per_key=0.25, per_key_and_row=0.5)
     assert forward.seconds(1, 3, 10) == pytest.approx(3 + 10 * 0.25 + 10 * 3 * 0.5)
