@@ -22,6 +22,20 @@ SETTINGS: dict[str, Any] = {
     "max_running_requests": 32,
 }
 PROMPT = "tree root leaf"
+PENALISED = {
+    "temperature": 0.8,
+    "top_p": 0.95,
+    "top_k": 20,
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 1.2,
+    "logit_bias": {"87": 2.5},  # a token that is generated often, and so penalised often
+}
+PENALTIES = [
+    {"frequency_penalty": 0.9},
+    {"presence_penalty": 0.5, "repetition_penalty": 1.4},
+    {"frequency_penalty": 0.3, "presence_penalty": -0.4, "repetition_penalty": 0.8},
+]
+PROMPTS = ["tree root leaf", "the quick brown fox", "a", "one two three four"]
 AT_ONCE = 500  # the scheduler looks at its whole queue before every batch
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import broken_verifier
 import pytest
-import torch
 from gtest import p_values
-from sampling_distribution import distribution, next_logits, prompt_ids, sample
-from sampling_requests import PROMPT, SETTINGS, ask, draw
+from sampling_distribution import greedy, sample
+from sampling_requests import PENALISED, PENALTIES, PROMPT, PROMPTS, SETTINGS, ask, draw
 from serving import OVERLAP, accept_length, serving, tiny_spec
 
 pytest.importorskip("sglang")
@@ -19,14 +18,6 @@ SAMPLING = [
     {"temperature": 1.3, "top_k": 5},
     {"temperature": 1.0, "min_p": 0.1},
 ]
-PENALISED = {
-    "temperature": 0.8,
-    "top_p": 0.95,
-    "top_k": 20,
-    "frequency_penalty": 0.5,
-    "repetition_penalty": 1.2,
-    "logit_bias": {"87": 2.5},  # a token that is generated often, and so penalised often
-}
 REQUESTS = 1000  # per setting
 VIEWS = 6
 LEAST_P = 1e-4 / (VIEWS * (len(SAMPLING) + 1))  # a right verifier fails one of these tests once in 10,000 runs
@@ -102,25 +93,6 @@ def test_a_broken_verifier_is_found_out(fault, number, count, faulty, plain, exp
     finally:
         broken_verifier.choose(folder, "none")
     assert min(found.values()) < LEAST_P**2, found
-
-
-def greedy(target, prompt: str, length: int, penalties: dict) -> list[int]:
-    """Tokens of greedy decoding under penalties, one at a time."""
-    ids = torch.tensor([prompt_ids(target, prompt)])
-    start = ids.shape[1]
-    for _ in range(length):
-        logits = next_logits(target, ids)
-        times = torch.bincount(ids[0, start:], minlength=logits.shape[1])[None]
-        ids = torch.cat([ids, distribution(logits, times, penalties | {"temperature": 0}).argmax(-1)[None]], dim=1)
-    return ids[0, start:].tolist()
-
-
-PENALTIES = [
-    {"frequency_penalty": 0.9},
-    {"presence_penalty": 0.5, "repetition_penalty": 1.4},
-    {"frequency_penalty": 0.3, "presence_penalty": -0.4, "repetition_penalty": 0.8},
-]
-PROMPTS = ["tree root leaf", "the quick brown fox", "a", "one two three four"]
 
 
 @pytest.mark.parametrize("penalties", PENALTIES)
