@@ -22,9 +22,9 @@ class MaskRow(NamedTuple):
 class ParallelLevels:
     """A `LevelSource` whose levels depend on the root alone: all nodes of a level have the same likely children.
 
-    Level 1 is what the head listed after the last accepted token. The masked rows come behind it, at the positions
+    Level 1 is what the head listed after the last accepted token. The masked rows come after it, at the positions
     L .. L + D - 2 of the head; row j sees all tokens before and the rows 0 .. j, and lists the tokens of level j + 2.
-    They run at the beginning of a draft, and not behind the accepted rows of the round before: so they are as many as
+    They run at the beginning of a draft, and not after the accepted rows of the round before: so they are as many as
     this round needs, their slots are among those that a round reserves for its levels, and a prefill or the reading of
     many tokens at once needs nothing more. Their keys stay in slots after L, which the next round overwrites.
     """

@@ -120,7 +120,9 @@ class TreeWorker(EAGLEWorkerV2):
         pool, mode = self.req_to_token_pool, policy_mode()
         *_, output, _, _ = self._round.padding_round(PLAIN)
         self._round.pending = PendingTokens(len(pool.req_to_token), output.features[0])
-        shapes = [PLAIN, self.shape] if mode == "fixed" else captured_shapes(self.shape)
+        shapes = (
+            [PLAIN, self.shape] if mode == "fixed" else captured_shapes(self.shape, self._draft_worker.mask is not None)
+        )
         capture_rounds(self._round, self.shape, shapes, self.device, pool.size)
         if check_rounds(self):
             self.shapes = choose_shapes(self, mode, pool.size)

@@ -158,7 +158,7 @@ def with_mask(head: Path, **keys: object) -> None:
     config(mask_token_id=3, **keys)(head)
 
 
-def test_fewer_trained_levels_than_steps_are_said(check_launch, tiny_target, tiny_eagle3, tmp_path, caplog):
+def test_fewer_trained_levels_than_steps_are_logged(check_launch, tiny_target, tiny_eagle3, tmp_path, caplog):
     head = tmp_path / "head"
     shutil.copytree(tiny_eagle3, head)
     record = {"format": 1, "kind": "peagle", "aux_layers": [2, 3, 4], "target": {}}
