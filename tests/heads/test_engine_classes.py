@@ -147,6 +147,10 @@ def test_the_mask_of_a_parallel_head(heads: dict[str, tuple[Path, DraftHead]], e
         head, results = heads[name][1], engine.results[name]
         torch.testing.assert_close(results["mask state"], head.mask_state().detach(), rtol=1e-4, atol=1e-5)
         assert int(results["mask token"]) == head.mask_token_id
+        with torch.no_grad():
+            head.get_parameter("mask_hidden").mul_(-2)
+            torch.testing.assert_close(results["new mask state"], head.mask_state(), rtol=1e-4, atol=1e-5)
+            head.get_parameter("mask_hidden").div_(-2)
     assert not torch.allclose(engine.results["peagle"]["mask state"], torch.zeros(1, 64), atol=0.1)
 
 

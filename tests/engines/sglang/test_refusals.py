@@ -21,6 +21,7 @@ from eagle_plugin.core.shape import Shape
 
 pytest.importorskip("sglang")
 from eagle_plugin.engines.sglang import plugin, support, version
+from eagle_plugin.heads.files import HeadError
 
 SERVED = {
     **{name: served[0] for name, served, _ in support._FLAGS},
@@ -189,6 +190,23 @@ def test_a_mask_that_is_half_there_is_refused(check_launch, tiny_target, tiny_ea
     config(mask_token_id=512)(features)
     with pytest.raises(SystemExit, match="eagle-plugin: .* mask_hidden and mask_token_id 512, wanted 0 to 511"):
         check_launch(tiny_target, features)
+
+
+def test_a_head_that_its_own_class_refuses_ends_the_start_in_one_sentence(monkeypatch):
+    """Of a model hub: nothing was checked before it was loaded."""
+    from eagle_plugin.engines.sglang import eagle3_model, selftest, worker
+
+    def refuse(**arguments: object) -> None:
+        raise HeadError("the draft head has no mask")
+
+    monkeypatch.setattr(support, "unsupported_reasons", lambda *_: [])
+    monkeypatch.setattr(support, "rank_logger", lambda logger: logger)  # the engine's groups do not exist yet
+    monkeypatch.setattr(selftest, "failed_kernels", lambda _: [])
+    monkeypatch.setattr(eagle3_model, "register", lambda: None)
+    monkeypatch.setattr(worker, "TreeWorker", refuse)
+    create = support.worker_factory("EAGLE3", object)
+    with pytest.raises(SystemExit, match="^eagle-plugin: the draft head has no mask$"):
+        create(None, 0, 0, SimpleNamespace(model_runner=None))
 
 
 @pytest.mark.server
