@@ -75,9 +75,12 @@ class Costs(NamedTuple):
     """Seconds of the parts of a round of b requests, measured on one machine with one pair of models."""
 
     target: Forward  # W rows: the target's forward over the trees, and the walk
-    level: Forward  # K rows: one level of the draft, the head's forward and the choice of the next nodes
+    # K rows: one level of the draft, the head's forward and the choice of the next nodes; or of a head that drafts all
+    # levels in one forward, D - 1 rows: all levels after the first.
+    level: Forward
     extend: Forward  # E rows: the move of the accepted keys, and the head's forward over the accepted tokens
     fixed: float = 0.0  # of every round: the engine's scheduler and what no table has
+    is_parallel: bool = False  # whether the head drafts all levels in one forward
 
     def round(self, shape: Shape, b: int, keys: int) -> float:
         """Seconds of a round of b requests whose prefixes have `keys` tokens together."""
@@ -90,13 +93,14 @@ class Costs(NamedTuple):
         return sum(fixed), sum(per_key)
 
     def phase_lines(self, shape: Shape, b: int) -> tuple[tuple[float, float], ...]:
-        """`line` of each of the `PHASES`. A plain round has its share of the forward that reads for many of them."""
-        levels = max(shape.steps - 1, 0)
-        reads, rows = (1 / PENDING_TOKENS, PENDING_TOKENS) if shape == PLAIN else (1.0, shape.max_accept_length)
+        """`line` of each of the `PHASES`. In a plain round the head does not run; it reads later, see `catch_up`."""
+        levels, rows = max(shape.steps - 1, 0), shape.topk
+        if self.is_parallel:
+            levels, rows = min(levels, 1), levels
         parts = (
-            (levels, self.level.line(b, shape.topk)),
+            (levels, self.level.line(b, rows)),
             (1.0, self.target.line(b, shape.width)),
-            (reads, self.extend.line(b, rows)),
+            (shape != PLAIN, self.extend.line(b, shape.max_accept_length)),
             (1.0, (self.fixed, 0.0)),
         )
         return tuple((times * fixed, times * per_key) for times, (fixed, per_key) in parts)

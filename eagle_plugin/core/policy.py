@@ -67,13 +67,17 @@ def deepest_of(shapes: Collection[Shape]) -> list[Shape]:
     return [shape for shape in shapes if shape[:2] == deepest[:2]]
 
 
-def captured_shapes(caps: Shape) -> list[Shape]:
-    """The few of `shapes_within` that get CUDA graphs: plain decoding, the caps, some between."""
+def captured_shapes(caps: Shape, is_parallel: bool = False) -> list[Shape]:
+    """The few of `shapes_within` that get CUDA graphs: plain decoding, the caps, some between.
+
+    is_parallel: the head drafts all levels in one forward, so that no tree need be shallow.
+    """
     shapes = [PLAIN]
     for width in GRAPH_WIDTHS:
         steps = min(caps.steps, width - 1 if caps.topk == 1 else math.ceil(math.log2(width)))
+        topk = min(caps.topk, width - steps)
         if width < caps.width and (caps.topk > 1 or width <= caps.steps):
-            shapes.append(Shape(steps, min(caps.topk, width - steps), width))
+            shapes.append(Shape(min(caps.steps, width - 1) if is_parallel else steps, topk, width))
     return [*shapes, caps]
 
 

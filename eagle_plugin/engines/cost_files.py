@@ -17,7 +17,7 @@ from eagle_plugin.devices import device_key
 from eagle_plugin.errors import UserError
 from eagle_plugin.kernels import loader
 
-VERSION = 1  # of the files' form, and of how the costs are measured
+VERSION = 2  # of the files' form, and of how the costs are measured
 
 
 class CostFileError(UserError):
@@ -61,7 +61,8 @@ def read(key: Mapping[str, Any]) -> Costs | None:
     path = keyed_json.path_of(folder(), key)
     try:
         costs = keyed_json.read(path, key, VERSION)["costs"]
-        return Costs(**{name: _forward(costs[name]) for name in _FORWARDS}, fixed=_seconds(costs["fixed"]))
+        forwards = {name: _forward(costs[name]) for name in _FORWARDS}
+        return Costs(**forwards, fixed=_seconds(costs["fixed"]), is_parallel=_flag(costs["is_parallel"]))
     except FileNotFoundError:
         return None
     except keyed_json.OtherKeyError as error:
@@ -79,8 +80,8 @@ def write(key: Mapping[str, Any], costs: Costs) -> None:
         WriteError: they cannot be written; what was kept before is as it was.
     """
     as_json: dict[str, Any] = {name: _forward_as_json(getattr(costs, name)) for name in _FORWARDS}
-    content = {"costs": as_json | {"fixed": costs.fixed}}
-    keyed_json.write(keyed_json.path_of(folder(), key), key, VERSION, content)
+    as_json |= {"fixed": costs.fixed, "is_parallel": costs.is_parallel}
+    keyed_json.write(keyed_json.path_of(folder(), key), key, VERSION, {"costs": as_json})
 
 
 _FORWARDS = ("target", "level", "extend")
@@ -106,6 +107,12 @@ def _seconds(value: Any) -> float:
     if type(value) not in (int, float) or not 0 <= value < math.inf:
         raise ValueError(f"{value!r} instead of seconds")
     return float(value)
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"{value!r} instead of true or false")
+    return value
 
 
 def _fault(path: Path, what: str) -> CostFileError:

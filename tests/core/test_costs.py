@@ -76,14 +76,24 @@ def test_of_equal_rows_the_shortest_time_counts() -> None:
 def test_a_round_is_the_sum_of_its_parts(shape: Shape, b: int, keys: int) -> None:
     steps, topk, width = shape
     wanted = COSTS.fixed + COSTS.target.seconds(b, width, keys)
-    if shape == PLAIN:  # the head reads the tokens of many plain rounds at once
-        wanted += COSTS.extend.seconds(b, PENDING_TOKENS, keys) / PENDING_TOKENS
-    else:
+    if shape != PLAIN:  # else the head reads the round's tokens later, or never
         wanted += COSTS.extend.seconds(b, shape.max_accept_length, keys)
     for _ in range(1, steps):  # the first level was proposed by the extend of the round before
         wanted += COSTS.level.seconds(b, topk, keys)
     assert COSTS.round(shape, b, keys) == pytest.approx(wanted)
     assert CostModel(COSTS).seconds([shape], b, keys) == {shape: pytest.approx(wanted)}
+
+
+@pytest.mark.parametrize("shape", [PLAIN, A, B, C, Shape(1, 4, 5), Shape(16, 4, 64)])
+def test_of_a_parallel_head_one_forward_drafts_all_levels(shape: Shape) -> None:
+    """Of steps - 1 rows per request, whatever the children per node."""
+    b, keys = 4, 1000
+    costs = COSTS._replace(is_parallel=True)
+    wanted = COSTS.round(shape, b, keys)
+    if shape.steps > 1:
+        wanted -= (shape.steps - 1) * COSTS.level.seconds(b, shape.topk, keys)
+        wanted += COSTS.level.seconds(b, shape.steps - 1, keys)
+    assert costs.round(shape, b, keys) == pytest.approx(wanted)
 
 
 def test_keys_cost_by_request_and_by_row() -> None:
