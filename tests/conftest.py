@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import peagle_models
 import pytest
 import schedule
 import tiny_models
@@ -84,6 +85,13 @@ def markov_eagle3(checkpoints: Path, markov_target: Path) -> Path:
 @pytest.fixture(scope="session")
 def markov_eagle3_reduced(checkpoints: Path, markov_target: Path) -> Path:
     return tiny_models.markov_eagle3_head(checkpoints / "markov-eagle3-reduced", markov_target, reduced=True)
+
+
+@pytest.fixture(scope="session")
+def markov_peagle(checkpoints: Path, markov_target: Path) -> Path:
+    """A head of three layers, right at four levels, with a draft vocabulary."""
+    kept = sorted(set(tiny_models.read_markov_map(markov_target).tolist()))
+    return peagle_models.peagle_head(checkpoints / "markov-peagle", markov_target, kept)
 
 
 @pytest.fixture(scope="session")

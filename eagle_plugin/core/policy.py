@@ -67,13 +67,17 @@ def deepest_of(shapes: Collection[Shape]) -> list[Shape]:
     return [shape for shape in shapes if shape[:2] == deepest[:2]]
 
 
-def captured_shapes(caps: Shape) -> list[Shape]:
-    """The few of `shapes_within` that get CUDA graphs: plain decoding, the caps, some between."""
+def captured_shapes(caps: Shape, is_parallel: bool = False) -> list[Shape]:
+    """The few of `shapes_within` that get CUDA graphs: plain decoding, the caps, some between.
+
+    is_parallel: the head drafts all levels in one forward, so that no tree need be shallow.
+    """
     shapes = [PLAIN]
     for width in GRAPH_WIDTHS:
         steps = min(caps.steps, width - 1 if caps.topk == 1 else math.ceil(math.log2(width)))
+        topk = min(caps.topk, width - steps)
         if width < caps.width and (caps.topk > 1 or width <= caps.steps):
-            shapes.append(Shape(steps, min(caps.topk, width - steps), width))
+            shapes.append(Shape(min(caps.steps, width - 1) if is_parallel else steps, topk, width))
     return [*shapes, caps]
 
 
@@ -99,10 +103,11 @@ class Policy:
         self._lost = 0.0  # what a probe costs, in rounds of the present shape
         self._spare = 0.0  # what may be lost to probes, in the same unit
 
-    def choose(self, b: int, keys: int, allowed: Collection[Shape] | None = None) -> Shape:
+    def choose(self, b: int, keys: int, allowed: Collection[Shape] | None = None, pending: int = 0) -> Shape:
         """The shape of the next round of b requests whose prefixes have `keys` tokens together.
 
-        allowed: the shapes that this batch can have, if not all; plain decoding is one of them.
+        allowed: the shapes that this batch can have, if not all; plain decoding is one of them. pending: tokens of
+        plain rounds per request that the head has to read before it drafts; a probe pays for that.
         """
         self._since_review += 1
         if self._since_review > REVIEW_ROUNDS or self._is_other_batch(b, allowed):
@@ -113,7 +118,12 @@ class Policy:
         self._spare += PROBE_COST
         if self._spare < self._lost:
             return self.present
-        self._spare -= self._lost
+        lost = self._lost
+        if pending:
+            lost += self.costs.catch_up(b, keys, pending) / self.costs.seconds((self.present,), b, keys)[self.present]
+        if self._spare < lost:
+            return self.present
+        self._spare -= lost
         return self._probe
 
     def rates(self, b: int, keys: int, allowed: Collection[Shape] | None = None) -> dict[Shape, float]:

@@ -29,6 +29,18 @@ class Shape(NamedTuple):
         """Cache slots after the committed tokens that a round of this shape writes."""
         return max(self.width, self.draft_slots, self.max_accept_length)
 
+    @property
+    def candidates(self) -> int:
+        """Deterministic drafts of which the nodes are chosen."""
+        return self.topk * (1 + self.draft_slots) if self.steps else 0
+
+    def within_steps(self, most: int | None) -> Shape:
+        """The same caps with at most so many levels (None: any), and no more nodes than those have drafts for."""
+        if most is None or most >= self.steps:
+            return self
+        shallow = self._replace(steps=most)
+        return shallow._replace(width=min(self.width, shallow.candidates + 1))
+
     @classmethod
     def chain(cls, length: int) -> Shape:
         """`length` draft tokens, one after the other."""

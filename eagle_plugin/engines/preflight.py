@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from eagle_plugin.heads.checkpoint import HeadError, check_head, check_stored, read_config
+from eagle_plugin.heads.kinds import find_spec
+from eagle_plugin.heads.manifest import trained_depths
 
 
 def can_check(target: str, head: str) -> bool:
@@ -25,13 +27,23 @@ def head_architecture(head: str) -> str:
     return str(names[0]) if isinstance(names, list) and names else ""
 
 
-def head_warnings(target: str, head: str, algorithm: str) -> list[str]:
+def head_warnings(target: str, head: str, algorithm: str, steps: int | None = None) -> list[str]:
     """Check a head's folder, of whatever class, against its target's; returns warnings for the log.
+
+    steps: the user's cap of a tree's depth.
 
     Raises:
         HeadError: the head does not fit the target, or is not a head of Llama layers for this algorithm.
     """
-    return list(check_head(target, head, algorithm=algorithm).warnings)
+    found = check_head(target, head, algorithm=algorithm)
+    depths = trained_depths(head) if find_spec(found.kind).levels == "parallel" else None
+    if steps is None or depths is None or depths >= steps:
+        return list(found.warnings)
+    return [
+        *found.warnings,
+        f"{head} was trained to draft {depths} tokens in one forward, so its trees have {depths} levels and not "
+        f"{steps}; train it with phases.steps {steps} for deeper ones",
+    ]
 
 
 def foreign_head_warnings(target: str, head: str) -> list[str]:

@@ -98,7 +98,6 @@ def check_head(target_dir: str | Path, head_dir: str | Path, *, algorithm: str) 
         bytes=sum(prod(t.shape) * BYTES[t.dtype] for t in used),
         warnings=(
             *_compare_lengths(target, config, folder),
-            *spec.format.warn(folder),
             *_name_unknown(tensors, {*wanted, *spec.format.known_tensors(config)}, spec, folder),
             *(compare_target(manifest, target_dir, folder) if manifest is not None else ()),
         ),

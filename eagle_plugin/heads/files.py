@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Algorithm = Literal["EAGLE", "EAGLE3"]  # as SGLang names them; P-EAGLE heads are of EAGLE3's architecture
 INDEX_FILE = "model.safetensors.index.json"
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}  # a head's weights; safetensors' name: torch's
+MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")  # names of P-EAGLE's mask token in config.json
 LEGACY_NAMES = {
     "midlayer": "layers.0",
     "aux_norm_low": "fc_norm.0",
@@ -131,11 +132,18 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def read_mask_token(config: dict[str, Any]) -> int | None:
-    """The id of P-EAGLE's mask token in a head's config.json, under the first of the names that vLLM reads."""
-    for key in ("mask_token_id", "pard_token", "ptd_token_id"):
-        if config.get(key) is not None:
-            return int(config[key])
+def read_mask_token(config: dict[str, Any], where: Path | str = "config.json of the head") -> int | None:
+    """The id of P-EAGLE's mask token in a head's config.json, under the first of the names that vLLM reads.
+
+    Raises:
+        HeadError: it is not a whole number.
+    """
+    for key in MASK_KEYS:
+        value = config.get(key)
+        if value is not None:
+            if type(value) is not int:
+                raise HeadError(f"{where} has {key} {value!r}, wanted a whole number; correct config.json")
+            return value
     return None
 
 

@@ -13,7 +13,15 @@ from typing import Any
 
 from eagle_plugin.heads.aux_layers import captured_layers
 from eagle_plugin.heads.draft_vocabulary import check_draft_vocabulary
-from eagle_plugin.heads.files import Algorithm, HeadError, StoredTensor, canonical_name, read_mask_token, text_config
+from eagle_plugin.heads.files import (
+    MASK_KEYS,
+    Algorithm,
+    HeadError,
+    StoredTensor,
+    canonical_name,
+    read_mask_token,
+    text_config,
+)
 
 Shapes = Iterator[tuple[str, tuple[int, ...]]]  # canonical name and shape of each tensor
 
@@ -80,10 +88,6 @@ class EagleFormat:
     def check_tensors(self, config: dict[str, Any], tensors: dict[str, StoredTensor], folder: Path) -> None:
         """Raise HeadError for what the head stores beyond `wanted_tensors` and the engine would ignore."""
 
-    def warn(self, folder: Path) -> list[str]:
-        """What serves, but not well: one sentence each."""
-        return []
-
 
 class Eagle3Format(EagleFormat):
     """fc reads the aux hidden states; the first layer reads the embedding; the head has a draft vocabulary."""
@@ -146,6 +150,12 @@ class Eagle3Format(EagleFormat):
                 f"{folder} has {dropped[0]}, which the engine's EAGLE-3 layer drops without a message; "
                 "train the head without attention biases"
             )
+        claim = next((key for key in (*MASK_KEYS, "parallel_drafting") if config.get(key) not in (None, False)), None)
+        if claim is not None and "mask_hidden" not in tensors:
+            raise HeadError(
+                f"{folder} has {claim} {config[claim]} in config.json and no tensor mask_hidden, wanted both for a "
+                "P-EAGLE head and neither for an EAGLE-3 head; export the head again, or remove the key"
+            )
 
 
 class PEagleFormat(Eagle3Format):
@@ -163,18 +173,12 @@ class PEagleFormat(Eagle3Format):
                 f"{folder} has mask_hidden of shape {list(mask.shape)}, wanted [1, {width}] as fc reads; "
                 "export the head again"
             )
-        token = read_mask_token(config)
+        token = read_mask_token(config, folder)
         if token is None or not 0 <= token < config["vocab_size"]:
             raise HeadError(
                 f"{folder} has mask_hidden and mask_token_id {token}, wanted 0 to {config['vocab_size'] - 1}; "
                 "write the id of the token that masked rows were trained with into config.json"
             )
-
-    def warn(self, folder: Path) -> list[str]:
-        return [
-            f"{folder} is a P-EAGLE head; stock SGLang drafts one token at a time with it, which it was not trained "
-            'for; serve it with vLLM and "parallel_drafting": true'
-        ]
 
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -75,6 +75,19 @@ def read_manifest(folder: str | Path) -> dict[str, Any] | None:
     return values
 
 
+def trained_depths(folder: str | Path) -> int | None:
+    """How many levels a P-EAGLE head was trained to draft in one forward, at last; None where nothing says so.
+
+    Raises:
+        HeadError: as `read_manifest`.
+    """
+    manifest = read_manifest(folder)
+    try:
+        return int((manifest or {})["training"]["recipe"]["phases"][-1]["steps"])
+    except (KeyError, IndexError, TypeError, ValueError):
+        return None  # trained by another project, or not at all
+
+
 def compare_target(manifest: dict[str, Any], target_dir: str | Path, head_dir: str | Path) -> list[str]:
     """Warnings about a target that differs from the one that the head was trained for.
 

@@ -18,7 +18,7 @@ from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted, verify_greedy
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.draft_head import DraftHead, head_class
-from eagle_plugin.heads.kinds import spec_of_tensors
+from eagle_plugin.heads.kinds import find_spec
 from eagle_plugin.reference.draft import draft_tree
 from eagle_plugin.reference.rules import RULES, Rule
 from eagle_plugin.reference.target import path_logits
@@ -39,10 +39,7 @@ def load_head(model: Any, target_dir: str | Path, head_dir: str | Path, *, algor
     """
     info = check_head(target_dir, head_dir, algorithm=algorithm)
     embedding, lm_head = model.get_input_embeddings().weight.detach(), model.get_output_embeddings().weight.detach()
-    # SGLang drafts with a P-EAGLE head as with an EAGLE-3 head, the most general kind that this class loads.
-    spec = spec_of_tensors((), info.architecture)
-    assert spec is not None
-    return head_class(spec).load(head_dir, info.aux_layer_ids, embedding, lm_head, embedding.dtype)
+    return head_class(find_spec(info.kind)).load(head_dir, info.aux_layer_ids, embedding, lm_head, embedding.dtype)
 
 
 def sampling_params(temperature: float, vocabulary: int, b: int = 1) -> SamplingParams:

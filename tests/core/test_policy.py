@@ -8,7 +8,7 @@ import pytest
 from policy_world import CAPS, HIGH, LOW, MIDDLE, SURE, World, device, new_policy
 
 from eagle_plugin.core import policy as module
-from eagle_plugin.core.policy import HYSTERESIS, shapes_within
+from eagle_plugin.core.policy import HYSTERESIS, captured_shapes, shapes_within
 from eagle_plugin.core.shape import PLAIN, Shape
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -25,6 +25,17 @@ def test_shapes_within_caps(caps: Shape) -> None:
         assert steps <= caps.steps and topk <= caps.topk and width <= caps.width
         assert steps < width  # a path to the last level has room
     assert {Shape.chain(n) for n in range(1, caps.steps + 1) if n < caps.width} <= set(shapes)
+
+
+@pytest.mark.parametrize("caps", [CAPS, Shape(7, 4, 64), Shape(16, 4, 64), Shape.chain(3), Shape(2, 4, 8)], ids=str)
+def test_the_captured_shapes_of_a_parallel_head_are_deep(caps: Shape) -> None:
+    """Its levels cost one forward together; widths and children are those of other heads."""
+    shapes, others = captured_shapes(caps, is_parallel=True), captured_shapes(caps)
+    assert [shape[1:] for shape in shapes] == [shape[1:] for shape in others]
+    for shape in shapes[1:]:
+        assert shape.steps == min(caps.steps, shape.width - 1) or shape == caps
+        assert shape.candidates + 1 >= shape.width or shape == caps
+    assert sum(shape.steps for shape in shapes) > sum(shape.steps for shape in others) or caps.steps <= 3
 
 
 # ---------------------------------------------------------------------------------------------------------------------

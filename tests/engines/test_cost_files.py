@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from eagle_plugin import keyed_json
 from eagle_plugin.atomic_io import WriteError
 from eagle_plugin.core.costs import Costs, Curve, Forward
 from eagle_plugin.core.shape import Shape
@@ -23,6 +24,7 @@ COSTS = Costs(
     level=Forward(Curve.of([(1, 0.001)])),
     extend=Forward(Curve.of([(1, 0.001), (4, 0.002)]), 1e-9),
     fixed=0.002,
+    is_parallel=True,
 )
 
 
@@ -42,7 +44,7 @@ def test_what_is_read_is_what_was_written() -> None:
     assert cost_files.read(key()) is None
     cost_files.write(key(), COSTS)
     assert cost_files.read(key()) == COSTS
-    other = COSTS._replace(fixed=0.0)
+    other = COSTS._replace(fixed=0.0, is_parallel=False)
     cost_files.write(key(), other)
     assert cost_files.read(key()) == other
 
@@ -53,7 +55,7 @@ def test_costs_belong_to_one_key(name: str, cache: Path) -> None:
     assert name in key() and cost_files.read(key(**{name: "another"})) is None
     # A file of another server under this one's name: copied by hand, or two keys of one digest.
     (path,) = cache.iterdir()
-    cost_files._path(key(**{name: "another"})).write_bytes(path.read_bytes())
+    keyed_json.path_of(cost_files.folder(), key(**{name: "another"})).write_bytes(path.read_bytes())
     with pytest.raises(CostFileError, match="was written for another server"):
         cost_files.read(key(**{name: "another"}))
 
@@ -89,6 +91,8 @@ DAMAGES: dict[str, Callable[[str], str]] = {
     "fixed is text": broken(lambda kept: kept["costs"].update(fixed="0.1")),
     "fixed is true": broken(lambda kept: kept["costs"].update(fixed=True)),
     "fixed is not a number": broken(lambda kept: kept["costs"].update(fixed=math.nan)),
+    "no kind of levels": broken(lambda kept: kept["costs"].pop("is_parallel")),
+    "the kind of levels is a number": broken(lambda kept: kept["costs"].update(is_parallel=1)),
     "negative": broken(lambda kept: kept["costs"]["target"].update(per_key=-1e-9)),
     "infinite": broken(lambda kept: kept["costs"]["target"].update(per_key_and_row=math.inf)),
     "no points": broken(lambda kept: kept["costs"]["level"].update(seconds_by_rows=[])),

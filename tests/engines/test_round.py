@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
+from draft_paths import Path, best_paths, paths_of
 from torch import Tensor
 
 from eagle_plugin.core.policy import MAX_TOP_M
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.core.tree import Frontier
 from eagle_plugin.core.verify import Accepted, verify_greedy
 from eagle_plugin.engines import rng
 from eagle_plugin.engines.round import (
@@ -33,7 +32,6 @@ from eagle_plugin.kernels.tree import topk_log_softmax
 
 VOCABULARY = 11
 SHAPES = [Shape(1, 4, 5), Shape(2, 4, 8), Shape(3, 2, 6), Shape(4, 3, 16), Shape.chain(3)]
-Path = tuple[int, ...]
 
 
 def sampling(b: int, temperature: float = 0.0) -> SamplingParams:
@@ -81,31 +79,6 @@ class ToyHead:
             logits.append(logits_after(i, path))
         assert rows.tail == rows.first_slot + rows.nodes
         return torch.stack(logits), torch.tensor(hidden, dtype=torch.float64)
-
-
-def paths_of(drafts: Drafts, i: int) -> list[Path]:
-    """The path of every node but the root, padding left out."""
-    tokens, parents = drafts.tree.tokens[i].tolist(), drafts.tree.parents[i].tolist()
-    found: dict[int, Path] = {0: ()}
-    for node in range(1, len(tokens)):
-        if parents[node] >= 0:
-            found[node] = (*found[parents[node]], tokens[node])
-    return [found[node] for node in sorted(found)][1:]
-
-
-def best_paths(shape: Shape, logits_of: Callable[[Path], Tensor]) -> set[Path]:
-    """The nodes that a best-first search with this beam keeps, over Python's own tuples."""
-    beam: list[tuple[float, Path]] = [(0.0, ())]
-    candidates: list[tuple[float, Path]] = []
-    for _ in range(shape.steps):
-        level = []
-        for score, path in beam:
-            logp = logits_of(path).log_softmax(0)
-            for token in logp.argsort(descending=True)[: shape.topk].tolist():
-                level.append((score + float(logp[token]), (*path, token)))
-        candidates += level
-        beam = sorted(level, reverse=True)[: shape.topk]
-    return {path for _, path in sorted(candidates, reverse=True)[: shape.width - 1]}
 
 
 def draft_with(head: ToyHead, shape: Shape, temperature: float = 0.0, chains: Tensor | None = None) -> Drafts:
@@ -277,24 +250,3 @@ def test_the_uniforms_of_a_walk_belong_to_positions() -> None:
         later = torch.tensor([17 + place, 2 + place])
         assert torch.equal(rng.verify_uniforms(keys, later, 5 - place), path[:, place:])
         assert torch.equal(rng.draw_uniforms(keys, later)[:, 0], path[:, place, -1])
-
-
-def test_a_level_source_may_know_all_levels_at_once() -> None:
-    """A parallel head (P-EAGLE) lists every depth in one forward: the builder asks for the levels in the same way."""
-
-    shape = Shape(3, 3, 20)
-    logits = torch.randn(shape.steps, VOCABULARY, generator=torch.Generator().manual_seed(4))
-
-    class Parallel:
-        levels = TopM(*topk_log_softmax(logits, shape.topk))
-
-        def root(self) -> TopM:
-            return TopM(*(values[:1] for values in self.levels))
-
-        def children(self, level: int, frontier: Frontier) -> TopM:
-            return TopM(*(values[level - 1].expand(frontier.tokens.shape[1], -1) for values in self.levels))
-
-    drafts = draft(shape, torch.zeros(1).long(), Parallel(), sampling(1), None, None)
-    paths = set(paths_of(drafts, 0))
-    assert {len(path) for path in paths} == {1, 2, 3}
-    assert paths == best_paths(shape, lambda path: logits[len(path)])

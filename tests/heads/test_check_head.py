@@ -97,6 +97,22 @@ REFUSALS: dict[str, tuple[str, Edit, list[str]]] = {
     # P-EAGLE
     "mask width": ("tiny_eagle3", put("mask_hidden", torch.ones(1, 64)), ["mask_hidden", "[1, 64]", "[1, 192]"]),
     "no mask token": ("tiny_eagle3", put("mask_hidden", torch.ones(1, 192)), ["mask_token_id None", "0 to 511"]),
+    "mask token a text": (
+        "tiny_eagle3",
+        lambda p: (put("mask_hidden", torch.ones(1, 192))(p), config(mask_token_id="3")(p)),
+        ["mask_token_id '3'", "whole number"],
+    ),
+    "mask token beyond the vocabulary": (
+        "tiny_eagle3",
+        lambda p: (put("mask_hidden", torch.ones(1, 192))(p), config(ptd_token_id=512)(p)),
+        ["mask_token_id 512", "0 to 511"],
+    ),
+    "token without features": ("tiny_eagle3", config(ptd_token_id=3), ["ptd_token_id 3", "no tensor mask_hidden"]),
+    "claims parallel drafting": (
+        "tiny_eagle3",
+        config(parallel_drafting=True),
+        ["parallel_drafting True", "no tensor mask_hidden", "EAGLE-3"],
+    ),
     # draft vocabulary
     "no lm_head": ("tiny_eagle3_reduced", drop("lm_head.weight"), ["lm_head.weight", "export"]),
     "no draft size": ("tiny_eagle3", config(draft_vocab_size=...), ["no draft_vocab_size", "512"]),

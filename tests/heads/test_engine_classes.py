@@ -43,6 +43,8 @@ EXPORTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # options of the
         {},
     ),
     "peagle": ({"kind": "peagle", "layers": 2, "mask_token_id": 3}, {}),
+    "peagle 3.0": ({"kind": "peagle", "mask_token_id": 511, "norms": "3.0", "draft_ids": DRAFT_IDS}, {}),
+    "peagle before fc": ({"kind": "peagle", "layers": 4, "mask_token_id": 0, "norms": "before_fc"}, {}),
     "eagle3 yarn": ({"kind": "eagle3"}, {"rope_parameters": YARN}),
     "eagle3 llama3": ({"kind": "eagle3"}, {"rope_parameters": LLAMA3}),
 }
@@ -138,6 +140,21 @@ def test_equal_to_the_engines_classes(heads: dict[str, tuple[Path, DraftHead]], 
         if name not in WRONG:
             assert_equal(head, name, engine)
     assert "target_ids" in engine.results["written reduced"] and "target_ids" in engine.results["eagle3 3.0"]
+
+
+def test_the_mask_of_a_parallel_head(heads: dict[str, tuple[Path, DraftHead]], engine: Engine) -> None:
+    """Our class for SGLang keeps it, through the norms and fc of real features, and finds none in other heads."""
+    masked = {name for name, results in engine.results.items() if "mask state" in results}
+    assert masked == {"peagle", "peagle 3.0", "peagle before fc"}
+    for name in masked:
+        head, results = heads[name][1], engine.results[name]
+        torch.testing.assert_close(results["mask state"], head.mask_state().detach(), rtol=1e-4, atol=1e-5)
+        assert int(results["mask token"]) == head.mask_token_id
+        with torch.no_grad():
+            head.get_parameter("mask_hidden").mul_(-2)
+            torch.testing.assert_close(results["new mask state"], head.mask_state(), rtol=1e-4, atol=1e-5)
+            head.get_parameter("mask_hidden").div_(-2)
+    assert not torch.allclose(engine.results["peagle"]["mask state"], torch.zeros(1, 64), atol=0.1)
 
 
 @pytest.mark.parametrize("name", WRONG)

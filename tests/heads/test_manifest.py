@@ -12,7 +12,7 @@ from trained_heads import trained_head
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.heads.files import HeadError
-from eagle_plugin.heads.manifest import read_manifest
+from eagle_plugin.heads.manifest import read_manifest, trained_depths
 
 
 @pytest.fixture
@@ -92,3 +92,20 @@ def test_tokenizer_kept_elsewhere_is_not_compared(pair: tuple[Path, Path]) -> No
     target, head = pair
     (target / "tokenizer.json").unlink()
     assert check_head(target, head, algorithm="EAGLE3").warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("training", "depths"),
+    [
+        ({"recipe": {"phases": [{"steps": 2}, {"steps": 8}]}}, 8),
+        ({"recipe": {"phases": []}}, None),
+        ({"recipe": {"phases": [{"steps": "many"}]}}, None),
+        ({"recipe": 3}, None),
+        ({}, None),
+    ],
+)
+def test_levels_that_a_head_was_trained_for(pair: tuple[Path, Path], training: object, depths: int | None) -> None:
+    path = pair[1] / "eagle_plugin.json"
+    assert trained_depths(pair[1]) is None and trained_depths(pair[0]) is None
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"training": training}))
+    assert trained_depths(pair[1]) == depths

@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import peagle_models
 import pytest
 import scipy.stats
 import tiny_models
@@ -35,7 +36,7 @@ ALARM, CAUGHT = 1e-4, 1e-9
 
 
 class Markov(NamedTuple):
-    """The target, a head that is wrong after 30 % of the tokens, and the target's logits after each token."""
+    """The target, a head that is wrong now and then, and the target's logits after each token."""
 
     model: Any
     head: DraftHead
@@ -50,11 +51,15 @@ class Drafted(NamedTuple):
     root: int
 
 
-@pytest.fixture(scope="module")
-def markov(markov_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Markov:
+@pytest.fixture(scope="module", params=["eagle3", "peagle"])
+def markov(request: pytest.FixtureRequest, markov_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Markov:
     model = AutoModelForCausalLM.from_pretrained(markov_target, dtype=torch.float32).eval()
     folder = tmp_path_factory.mktemp("head")
-    tiny_models.markov_eagle3_head(folder, markov_target, reduced=True, wrong=0.3)
+    if request.param == "eagle3":
+        tiny_models.markov_eagle3_head(folder, markov_target, reduced=True, wrong=0.3)
+    else:
+        kept = sorted(set(tiny_models.read_markov_map(markov_target).tolist()))
+        peagle_models.peagle_head(folder, markov_target, kept, wrong=0.3)
     with torch.no_grad():
         logits = model(torch.arange(model.config.vocab_size)[:, None]).logits[:, 0]
     return Markov(model, load_head(model, markov_target, folder, algorithm="EAGLE3"), logits)

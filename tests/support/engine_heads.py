@@ -1,6 +1,6 @@
 """Runs SGLang's own head classes on given inputs, outside a server but in a process of its own (their state is global).
 
-SGLang has no class for P-EAGLE: its EAGLE-3 class runs such a head's layers and drops mask_hidden.
+SGLang has no class for P-EAGLE: its EAGLE-3 class runs such a head's layers and drops mask_hidden, ours keeps it.
 
 Usage: engine_heads.py TARGET OUT ALGORITHM=HEAD...; reads OUT/inputs.safetensors, writes OUT/<i>.safetensors.
 Only the attention kernel is replaced, by torch's causal one; names, loading, norms, RoPE and MLP are the engine's.
@@ -21,11 +21,13 @@ from sglang.srt.distributed import init_distributed_environment, initialize_mode
 from sglang.srt.layers.dp_attention import initialize_dp_attention
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.models.llama_eagle import LlamaForCausalLMEagle
-from sglang.srt.models.llama_eagle3 import LlamaForCausalLMEagle3
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 from torch import Tensor, nn
 from transformers import LlamaConfig
+
+from eagle_plugin.engines.sglang.eagle3_model import Eagle3Head, mask_of
+from eagle_plugin.heads.files import HeadError
 
 
 class NoMode:
@@ -55,7 +57,7 @@ def start_engine(target: Path, out: Path) -> None:
 def run(algorithm: str, folder: Path, target: dict[str, Tensor], inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     torch.manual_seed(int.from_bytes(folder.name.encode()[-6:]))  # tensors that a checkpoint lacks differ between heads
     config = LlamaConfig(**json.loads((folder / "config.json").read_text()))
-    model = (LlamaForCausalLMEagle3 if algorithm == "EAGLE3" else LlamaForCausalLMEagle)(config)
+    model = (Eagle3Head if algorithm == "EAGLE3" else LlamaForCausalLMEagle)(config)
     model.load_weights(iter(load_file(folder / "model.safetensors").items()))
     embedding, lm_head = (nn.Parameter(target[name], False) for name in ("model.embed_tokens.weight", "lm_head.weight"))
     if algorithm == "EAGLE3":
@@ -73,7 +75,33 @@ def run(algorithm: str, folder: Path, target: dict[str, Tensor], inputs: dict[st
     results = {"state": state, "logits": F.linear(normed, model.lm_head.weight)}
     if getattr(model, "hot_token_id", None) is not None:
         results["target_ids"] = model.hot_token_id
+    if (mask := mask_of(model)) is not None:
+        results |= {"mask state": mask.hidden.clone(), "mask token": torch.tensor(mask.token)}
+        name = "mask_hidden"
+        model.load_weights(iter([(name, -2 * load_file(folder / "model.safetensors")[name])]))
+        assert mask_of(model) is mask, "captured rounds read another mask than the new one"
+        results["new mask state"] = mask.hidden.clone()
+        refuse_half_a_mask(config, model.model.fc.in_features)
     return results
+
+
+def refuse_half_a_mask(config: LlamaConfig, width: int) -> None:
+    """The class says what is wrong with a checkpoint that no launcher has looked at."""
+    features = ("mask_hidden", torch.ones(1, width))
+    token, other = {"mask_token_id": 3, "ptd_token_id": 3}, {"mask_token_id": 10**6, "ptd_token_id": 3}
+    cases: list[tuple[dict[str, int], list[tuple[str, Tensor]], str]] = [
+        (token, [], "has mask_token_id 3 in config.json and no tensor mask_hidden"),
+        (other, [features], "has mask_hidden and mask_token_id 1000000, wanted 0 to"),
+        (token, [("mask_hidden", torch.ones(1, 5))], "mask_hidden of shape [1, 5], wanted [1, "),
+    ]
+    for keys, weights, wanted in cases:
+        values = config.to_dict() | keys
+        try:
+            Eagle3Head(LlamaConfig(**values)).load_weights(iter(weights))
+        except HeadError as error:
+            assert wanted in str(error), error
+        else:
+            raise AssertionError(f"not refused: {wanted}")
 
 
 def main() -> None:

@@ -31,6 +31,14 @@ SAMPLING: list[dict[str, Any]] = [
 REQUESTS = 1000  # per setting
 VIEWS = 6
 LEAST_P = 1e-4 / (VIEWS * (len(SAMPLING) + 1))  # a right verifier fails one of these tests once in 10,000 runs
+PENALISED = {
+    "temperature": 0.8,
+    "top_p": 0.95,
+    "top_k": 20,
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 1.2,
+    "logit_bias": {"87": 2.5},  # a token that is generated often, and so penalised often
+}
 AT_ONCE = 500  # the scheduler looks at its whole queue before every batch
 
 

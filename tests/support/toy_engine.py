@@ -13,6 +13,7 @@ from torch import Tensor
 
 from eagle_plugin.core.shape import MAX_WIDTH, Shape
 from eagle_plugin.core.tree import chain_ancestors
+from eagle_plugin.engines.parallel_levels import MaskRow
 from eagle_plugin.engines.sglang.batch import RoundBatch
 from eagle_plugin.engines.sglang.drafter import TreeDrafter, TreeExtendInput, no_tokens
 from eagle_plugin.engines.sglang.verifier import TreeVerifier
@@ -61,6 +62,12 @@ class Drafter(TreeDrafter):
     def _forward(self, batch: RoundBatch, *, tokens: Any, positions: Any, slots: Any, info: Any, **_: Any) -> Any:
         logits, hidden = self.model(tokens, positions, slots, info)
         return SimpleNamespace(next_token_logits=logits, hidden_states=hidden)
+
+
+class ParallelDrafter(Drafter):
+    """The head drafts all levels in one forward over masked rows."""
+
+    mask = MaskRow(7, torch.randn(1, H, generator=torch.Generator().manual_seed(8)))
 
 
 class Verifier(TreeVerifier):

@@ -41,9 +41,9 @@ class Allocator:
 SIZES = (1, 4)
 
 
-def parts(sizes: Sequence[int] = SIZES) -> Parts:
+def parts(sizes: Sequence[int] = SIZES, kind: type[Drafter] = Drafter) -> Parts:
     """A round of toy models, captured for these batch sizes."""
-    drafter, verifier = Drafter(), Verifier()
+    drafter, verifier = kind(), Verifier()
     table, keys = torch.zeros(ROWS, COLUMNS, dtype=torch.int32), KeyTable(ROWS, "cpu", seed=1)
     reader = BatchReader(SHAPE.reach, 8, table, keys)
     decode_round = DecodeRound(drafter, verifier, reader)

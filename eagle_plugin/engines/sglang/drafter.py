@@ -1,4 +1,5 @@
-"""Drafts the tree: one forward of the head per level, every draft node attending to its own ancestors."""
+"""Drafts the tree: one forward of the head per level, every draft node attending to its own ancestors; or one forward
+over masked rows for all levels."""
 
 from __future__ import annotations
 
@@ -20,11 +21,23 @@ from eagle_plugin.core.policy import MAX_TOP_M
 from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.core.verify import Accepted
+from eagle_plugin.engines.parallel_levels import MaskRow, ParallelLevels
 from eagle_plugin.engines.rng import draft_uniforms, without_sampled_children
-from eagle_plugin.engines.round import Drafts, HeadState, LevelRows, RecurrentLevels, TopM, TreeRows, draft, top_m_of
+from eagle_plugin.engines.round import (
+    Drafts,
+    HeadState,
+    LevelRows,
+    LevelSource,
+    RecurrentLevels,
+    TopM,
+    TreeRows,
+    draft,
+    top_m_of,
+)
 from eagle_plugin.engines.sglang.attention import TreeAttention
 from eagle_plugin.engines.sglang.batch import RoundBatch
 from eagle_plugin.engines.sglang.draft_weights import use_int8_weights
+from eagle_plugin.engines.sglang.eagle3_model import mask_of
 from eagle_plugin.engines.sglang.forward import TreeForward
 from eagle_plugin.kernels.accepted_path import AcceptedPath
 
@@ -55,6 +68,8 @@ class DraftState(NamedTuple):
 class TreeDrafter(EagleDraftWorker):
     """The engine's draft worker (weights, pools, the prefill pass) with our drafting in a decode round."""
 
+    mask: MaskRow | None = None  # what masked rows read: the head drafts all levels in one forward
+
     def init_attention_backend(self) -> None:
         """Wrap the head's attention backend and round its weights; the engine's per-branch backends are not built."""
         self.tree_attention = TreeAttention(self.draft_runner.attn_backend)
@@ -68,6 +83,7 @@ class TreeDrafter(EagleDraftWorker):
         self._nothing = no_tokens(self.topk, self.draft_runner.device)
         self._most_children: int = get_spec().speculative_eagle_topk
         self._forward = TreeForward(self.draft_runner, self.tree_attention)
+        self.mask = mask_of(self.draft_runner.model)
         use_int8_weights(self.draft_runner.model, self.target_worker.model_runner.model)
 
     def _capture_cuda_graphs(self) -> None:
@@ -105,11 +121,16 @@ class TreeDrafter(EagleDraftWorker):
             )
             return output.next_token_logits, output.hidden_states
 
+        levels: LevelSource
+        if self.mask is None:
+            levels = RecurrentLevels(batch.shape, state.head, batch.prefix_lens, top_m, forward)
+        else:
+            levels = ParallelLevels(batch.shape, state.head, batch.prefix_lens, top_m, self.mask, forward)
         with self._contexts():
             return draft(
                 batch.shape,
                 state.roots,
-                RecurrentLevels(batch.shape, state.head, batch.prefix_lens, top_m, forward),
+                levels,
                 batch.sampling if batch.is_greedy else without_sampled_children(batch.sampling, batch.seeded()),
                 None if batch.is_greedy else draft_uniforms(batch.keys, batch.prefix_lens, batch.shape),
                 self.hot_token_id,

@@ -51,7 +51,7 @@ def check_launch(server_args: Any) -> None:
     try:
         if has_own_draft_class(head_architecture(head)):
             return
-        for warning in head_warnings(target, head, algorithm):
+        for warning in head_warnings(target, head, algorithm, arguments.speculative_num_steps):
             logger.warning("eagle-plugin: %s", warning)
     except HeadError as error:
         raise SystemExit(f"eagle-plugin: {error}") from error

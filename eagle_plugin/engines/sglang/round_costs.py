@@ -71,6 +71,7 @@ def _key(worker: Any) -> dict[str, Any]:
         ranks=get_parallel().tp_size,
         graphs=worker._round.sizes(),
         requests=worker.req_to_token_pool.size,
+        is_parallel=worker.draft_worker.mask is not None,
     )
 
 
@@ -89,6 +90,7 @@ class CostMeasurement:
         self._parts, self._most = parts, most_requests
         self._random = RandomBatches(parts)
         self._caps = parts.shape
+        self._is_parallel = parts.drafter.mask is not None
 
     def run(self) -> Costs:
         """Rounds of 1, 2, 4 .. requests: plain, of one level, and of the caps.
@@ -111,10 +113,15 @@ class CostMeasurement:
                     if shape != PLAIN:
                         extend.append((b * shape.max_accept_length, phases.extend))
                 if caps.steps > 1:
-                    level.append((b * caps.topk, max(full.draft - first.draft, SHORTEST) / (caps.steps - 1)))
+                    rows, times = self._level
+                    level.append((b * rows, max(full.draft - first.draft, SHORTEST) / times))
                 fixed.append(first.draft)
         costs = Costs(
-            Forward(Curve.of(target)), Forward(Curve.of(level or extend)), Forward(Curve.of(extend)), min(fixed)
+            Forward(Curve.of(target)),
+            Forward(Curve.of(level or extend)),
+            Forward(Curve.of(extend)),
+            min(fixed),
+            self._is_parallel,
         )
         return self._with_context(costs)
 
@@ -137,12 +144,18 @@ class CostMeasurement:
             slopes[shape] = Phases(*(max(y - x, 0.0) / keys for x, y in zip(short, long, strict=True)))
         plain, full = slopes[PLAIN], slopes[self._caps]
         per_row = max(full.target - plain.target, 0.0) / (self._caps.width - 1)
-        levels = max(self._caps.steps - 1, 1)
+        rows, times = self._level
         return costs._replace(
             target=costs.target._replace(per_key=max(plain.target - per_row, 0.0), per_key_and_row=per_row),
-            level=costs.level._replace(per_key_and_row=full.draft / levels / self._caps.topk),
+            level=costs.level._replace(per_key_and_row=full.draft / times / rows),
             extend=costs.extend._replace(per_key_and_row=full.extend / self._caps.max_accept_length),
         )
+
+    @property
+    def _level(self) -> tuple[int, int]:
+        """Rows per request of the head's forwards in a draft of the caps, and how many forwards."""
+        deeper = max(self._caps.steps - 1, 1)
+        return (deeper, 1) if self._is_parallel else (self._caps.topk, deeper)
 
     def _sizes(self, most: int) -> Iterator[int]:
         b = 1

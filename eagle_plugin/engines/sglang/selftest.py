@@ -22,6 +22,7 @@ from eagle_plugin.engines.sglang.hand_over import hand_over
 from eagle_plugin.engines.sglang.random_batches import Parts
 from eagle_plugin.engines.sglang.ranks import gather_objects, rank_logger
 from eagle_plugin.engines.sglang.round_test import RoundTest
+from eagle_plugin.heads.files import read_mask_token
 from eagle_plugin.selftest import record, suite
 from eagle_plugin.selftest.shapes import DTYPES, ModelShape, as_text
 
@@ -124,6 +125,7 @@ def round_key(runner: Any, shape: ModelShape) -> dict[str, Any]:
         "quantization": str(config.quantization),
         "head": draft.hf_config.architectures[0],
         "head_layers": draft.num_hidden_layers,
+        "head_is_parallel": read_mask_token(dict(vars(draft.hf_config))) is not None,
         "ranks": get_parallel().tp_size,
         "page_size": get_schedule().page_size,
         "requests": get_schedule().max_running_requests,

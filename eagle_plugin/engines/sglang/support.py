@@ -14,7 +14,8 @@ from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.engines.metrics import RejectionWatch
 from eagle_plugin.engines.sglang.gpu import Gpu, unsupported_cache, unsupported_gpu
 from eagle_plugin.engines.sglang.ranks import rank_logger
-from eagle_plugin.engines.startup import engine_serves, plugin_serves
+from eagle_plugin.engines.startup import StartRefused, engine_serves, plugin_serves
+from eagle_plugin.heads.files import HeadError
 from eagle_plugin.kernels import loader
 
 logger = logging.getLogger("eagle_plugin")
@@ -169,10 +170,14 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
         if reasons:
             log.warning(engine_serves(algorithm, "SGLang", reasons))
             return engine_worker(**arguments)
-        from eagle_plugin.engines.sglang import metrics
+        from eagle_plugin.engines.sglang import eagle3_model, metrics
         from eagle_plugin.engines.sglang.worker import TreeWorker
 
-        worker = TreeWorker(**arguments)
+        eagle3_model.register()
+        try:
+            worker = TreeWorker(**arguments)
+        except HeadError as error:  # of a head on a model hub: those in folders were checked by the launcher
+            raise StartRefused(error) from None
 
         def announce(reasons: list[str]) -> None:
             """Say who serves, once that is decided: after the last part of the self-test."""

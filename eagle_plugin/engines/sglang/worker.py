@@ -31,6 +31,7 @@ from eagle_plugin.engines.sglang.batch import BatchReader, RoundBatch, prefix_to
 from eagle_plugin.engines.sglang.capture import capture_rounds
 from eagle_plugin.engines.sglang.decode_round import DecodeRound, Extended
 from eagle_plugin.engines.sglang.drafter import DraftState, TreeDrafter
+from eagle_plugin.engines.sglang.eagle3_model import mask_of
 from eagle_plugin.engines.sglang.logits import needs_plain_round, transforms_of
 from eagle_plugin.engines.sglang.pending import PendingTokens
 from eagle_plugin.engines.sglang.ranks import RankAgreement
@@ -39,6 +40,7 @@ from eagle_plugin.engines.sglang.sampling import SeededSampler, request_seeds
 from eagle_plugin.engines.sglang.selftest import check_rounds
 from eagle_plugin.engines.sglang.verifier import TreeVerifier, grammar_tree, log_probabilities
 from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser, policy_mode
+from eagle_plugin.heads.manifest import trained_depths
 
 
 @dataclass
@@ -56,7 +58,7 @@ class RoundResult(GenerationBatchResult):
 
 
 class TreeWorker(EAGLEWorkerV2):
-    """EAGLE-2 / EAGLE-3 with dynamic draft trees; the user's flags are the caps of every round's shape.
+    """EAGLE-2, EAGLE-3 and P-EAGLE with dynamic draft trees; the user's flags are the caps of every round's shape.
 
     A subclass of the engine's worker, so that whatever the engine asks of that class holds here too. Its constructor is
     not called: it would build the engine's own draft worker. Every attribute that it sets is set here
@@ -86,6 +88,8 @@ class TreeWorker(EAGLEWorkerV2):
         self.extend_lens = torch.empty((), dtype=torch.int64, device=self.device)
         self.plan_stream, self.plan_stream_ctx = None, contextlib.nullcontext()
         self.shape = Shape(self.speculative_num_steps, self.topk, self.speculative_num_draft_tokens)
+        if mask_of(self._draft_worker.draft_runner.model) is not None:
+            self.shape = self.shape.within_steps(trained_depths(server_args.speculative_draft_model_path))
         self.shapes = ShapeChooser(self.shape, None)  # the policy comes when the costs of a round are known
 
     def init_attention_backends(self) -> None:
@@ -116,7 +120,9 @@ class TreeWorker(EAGLEWorkerV2):
         pool, mode = self.req_to_token_pool, policy_mode()
         *_, output, _, _ = self._round.padding_round(PLAIN)
         self._round.pending = PendingTokens(len(pool.req_to_token), output.features[0])
-        shapes = [PLAIN, self.shape] if mode == "fixed" else captured_shapes(self.shape)
+        shapes = (
+            [PLAIN, self.shape] if mode == "fixed" else captured_shapes(self.shape, self._draft_worker.mask is not None)
+        )
         capture_rounds(self._round, self.shape, shapes, self.device, pool.size)
         if check_rounds(self):
             self.shapes = choose_shapes(self, mode, pool.size)
@@ -129,9 +135,10 @@ class TreeWorker(EAGLEWorkerV2):
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             return self._prefill(batch, on_publish, pp_proxy_tensors)
         b, keys = len(batch.seq_lens), prefix_tokens(batch)
-        shape = PLAIN if needs_plain_round(batch) else self.shapes.choose(b, keys)
+        pending = 0 if self._round.pending is None else self._round.pending.longest(batch.reqs)
+        shape = PLAIN if needs_plain_round(batch) else self.shapes.choose(b, keys, pending=pending)
         self.shapes.begin(shape, b, keys)
-        state = self._caught_up(batch, shape)
+        state = self._caught_up(batch, shape, pending)
         inputs = self._reader.read(shape, batch, self._round.lanes(b))
         # From here on the round reads its own copy of the slots: the scheduler may change its table.
         table_was_read = torch.get_device_module(self.device).Event()
@@ -163,11 +170,14 @@ class TreeWorker(EAGLEWorkerV2):
         self._draft_worker.draft_runner.shared_read_done_event = table_was_read
         return result
 
-    def _caught_up(self, batch: Any, shape: Shape) -> DraftState:
-        """What a round begins with; the head reads the tokens of plain rounds first, if it drafts or they are many."""
+    def _caught_up(self, batch: Any, shape: Shape, longest: int) -> DraftState:
+        """What a round begins with; the head reads the tokens of plain rounds first, if it drafts or they are many.
+
+        longest: no request has more of them.
+        """
         state, pending = _state_of(batch.spec_info), self._round.pending
-        if pending is not None and (pending.rounds >= pending.most or (pending.rounds and shape != PLAIN)):
-            return pending.read(batch, self._reader, self._draft_worker, state)
+        if pending is not None and longest and (longest >= pending.most or shape != PLAIN):
+            return pending.read(batch, self._reader, self._draft_worker, state, longest)
         return state
 
     def _prefill(self, batch: Any, on_publish: Any, pp_proxy_tensors: Any) -> Any:

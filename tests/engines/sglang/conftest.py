@@ -7,6 +7,7 @@ from pathlib import Path
 
 import bigram_models
 import httpx
+import peagle_models
 import pytest
 from sampling_requests import SETTINGS, SHAPE
 from serving import GRAPHS, OVERLAP, SYNCHRONOUS, serving, tiny_spec
@@ -24,6 +25,13 @@ def bigram_eagle3(checkpoints: Path, bigram_target: Path) -> Path:
     return bigram_models.bigram_eagle3_head(checkpoints / "bigram-eagle3", bigram_target)
 
 
+@pytest.fixture(scope="session")
+def bigram_peagle(checkpoints: Path, bigram_target: Path) -> Path:
+    """A head of three layers: four levels of what the target most likely says, with noise on the logits."""
+    kept = bigram_models.spoken(bigram_target)
+    return peagle_models.peagle_head(checkpoints / "bigram-peagle", bigram_target, kept, wrong=0.5)
+
+
 @pytest.fixture(scope="package")
 def plain(tmp_path_factory: pytest.TempPathFactory, bigram_target: Path) -> Iterator[Server]:
     """Plain decoding of a target that is worth sampling from."""
@@ -34,17 +42,20 @@ def plain(tmp_path_factory: pytest.TempPathFactory, bigram_target: Path) -> Iter
 @pytest.fixture(
     scope="package",
     params=[
-        pytest.param(SYNCHRONOUS, id="synchronous"),
-        pytest.param(OVERLAP, id="overlap", marks=pytest.mark.matrix),
-        pytest.param(GRAPHS, id="graphs"),
+        pytest.param((SYNCHRONOUS, "bigram_eagle3"), id="synchronous"),
+        pytest.param((OVERLAP, "bigram_eagle3"), id="overlap", marks=pytest.mark.matrix),
+        pytest.param((GRAPHS, "bigram_eagle3"), id="graphs"),
+        # test_parallel_heads.py has the short forms of these tests.
+        pytest.param((GRAPHS, "bigram_peagle"), id="all levels at once", marks=pytest.mark.matrix),
     ],
 )
 def plugin(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, bigram_target: Path, bigram_eagle3: Path
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, bigram_target: Path
 ) -> Iterator[Server]:
     """The same target with the plugin's trees of 16 nodes, in each of the ways in which rounds run."""
-    settings = SETTINGS | {"extra_flags": (*SETTINGS["extra_flags"], "--enable-metrics"), "environment": request.param}
-    spec = tiny_spec(bigram_target, bigram_eagle3, SHAPE, **settings)
+    environment, head = request.param
+    settings = SETTINGS | {"extra_flags": (*SETTINGS["extra_flags"], "--enable-metrics"), "environment": environment}
+    spec = tiny_spec(bigram_target, request.getfixturevalue(head), SHAPE, **settings)
     with serving([spec], tmp_path_factory.mktemp("plugin")) as (server,):
         before = httpx.get(f"{server.url}/metrics", trust_env=False).text
         assert "sglang:" in before and "eagle_plugin:" not in before  # ours come with the first round

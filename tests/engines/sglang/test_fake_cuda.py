@@ -19,6 +19,7 @@ from eagle_plugin.core.shape import MAX_WIDTH, PLAIN, Shape
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.graphs import Graph
+from eagle_plugin.engines.parallel_levels import MaskRow
 from eagle_plugin.engines.rng import KeyTable
 from eagle_plugin.engines.round import HeadState, TopM
 from eagle_plugin.engines.sglang.attention import TreeAttention
@@ -107,6 +108,14 @@ class Drafter(TreeDrafter):
         )
 
 
+class ParallelDrafter(Drafter):
+    """The same with a head that drafts all levels in one forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = MaskRow(7, torch.zeros(1, HIDDEN, device=CUDA))
+
+
 class Verifier(TreeVerifier):
     """The verifier, with a target whose forward checks what it is given and computes nothing."""
 
@@ -153,6 +162,11 @@ def decode_round(library: FakeLibrary) -> DecodeRound:
     return DecodeRound(Drafter(), Verifier(), reader())
 
 
+@pytest.fixture(params=[Drafter, ParallelDrafter], ids=["levels one by one", "all levels at once"])
+def any_round(request: pytest.FixtureRequest, library: FakeLibrary) -> DecodeRound:
+    return DecodeRound(request.param(), Verifier(), reader())
+
+
 def test_a_batch_is_read_in_one_launch(library: FakeLibrary) -> None:
     batch = reader().read(SHAPE, schedule_batch(), 4)
     assert all_on_cuda(*batch, batch.window(0, 4), *batch.tree_rows(batch.start.slots, 4))
@@ -162,7 +176,8 @@ def test_a_batch_is_read_in_one_launch(library: FakeLibrary) -> None:
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])
 @pytest.mark.parametrize("shape", [SHAPE, PLAIN], ids=str)
-def test_a_round(library: FakeLibrary, decode_round: DecodeRound, shape: Shape, greedy: bool, captured: bool) -> None:
+def test_a_round(library: FakeLibrary, any_round: DecodeRound, shape: Shape, greedy: bool, captured: bool) -> None:
+    decode_round = any_round
     if captured:
         decode_round.capture(Capturer(), SHAPE, [PLAIN, SHAPE], [2, 4], lambda *_: contextlib.nullcontext())
     schedule = schedule_batch()

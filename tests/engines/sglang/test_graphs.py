@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang environment is not installed")
 
-from toy_engine import COLUMNS, DRAFT_V, ROWS, SHAPE, TABLE, Drafter, H, V, Verifier
+from toy_engine import COLUMNS, DRAFT_V, ROWS, SHAPE, TABLE, Drafter, H, ParallelDrafter, V, Verifier
 
 from eagle_plugin.core.policy import captured_shapes
 from eagle_plugin.core.shape import Shape
@@ -130,8 +130,9 @@ def capture(case: Case, sizes: list[int] = SIZES) -> Case:
     return case
 
 
-def test_every_captured_function_equals_eager(recorded: None) -> None:
-    case = capture(Case())
+@pytest.mark.parametrize("drafter", [Drafter, ParallelDrafter], ids=["levels one by one", "all levels at once"])
+def test_every_captured_function_equals_eager(recorded: None, drafter: type[Drafter]) -> None:
+    case = capture(Case(drafter=drafter))
     assert len(case.round.functions) == len(SIZES) * len(SHAPES) * 7  # draft, walk, extend twice and verify once
     assert not case.differing(range(1, 201))
     assert case.round.functions.replays == 4 * 200

@@ -1,4 +1,4 @@
-"""Heads that know their target: every draft is accepted, for an EAGLE-3 head and an EAGLE-2 head."""
+"""Heads that know their target: every draft is accepted, for a head of each kind."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ pytestmark = pytest.mark.server
 
 
 @pytest.fixture(scope="module")
-def markov(tmp_path_factory, markov_target, markov_eagle3_reduced, markov_eagle2):
+def markov(tmp_path_factory, markov_target, markov_eagle3_reduced, markov_eagle2, markov_peagle):
     """A target whose next token depends on the current one alone, and heads that know it."""
     specs = [
         tiny_spec(markov_target, markov_eagle3_reduced, (4, 2, 8)),
         tiny_spec(markov_target, markov_eagle2, (5, 1, 6), algorithm="EAGLE"),
+        tiny_spec(markov_target, markov_peagle, (4, 2, 8)),
     ]
     with serving(specs, tmp_path_factory.mktemp("markov")) as running:
         yield running
@@ -23,7 +24,7 @@ def markov(tmp_path_factory, markov_target, markov_eagle3_reduced, markov_eagle2
 
 def test_a_perfect_head_reaches_the_greatest_accept_length(markov, markov_target):
     successor = read_markov_map(markov_target)
-    for server, steps in zip(markov, (4, 5), strict=True):
+    for server, steps in zip(markov, (4, 5, 4), strict=True):
         count = 1 + 6 * (steps + 1)  # the prefill's token and six full rounds
         answer = generate(server, "root", count)
         ids = answer["output_ids"]

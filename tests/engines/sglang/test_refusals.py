@@ -11,15 +11,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from head_edits import tensors
+from head_edits import config, tensors
 from serving import generate, serving, tiny_spec
 from tiny_models import tiny_eagle3_head, tiny_llama
 
 from eagle_plugin.bench.servers import child_environment
 from eagle_plugin.bench.sglang_server import command
+from eagle_plugin.core.shape import Shape
 
 pytest.importorskip("sglang")
 from eagle_plugin.engines.sglang import plugin, support, version
+from eagle_plugin.heads.files import HeadError
 
 SERVED = {
     **{name: served[0] for name, served, _ in support._FLAGS},
@@ -149,6 +151,62 @@ def test_a_head_with_nan_is_refused(check_launch, tiny_target, tiny_eagle3, tmp_
     tensors(lambda t: t["norm.weight"].fill_(float("nan")))(head)
     with pytest.raises(SystemExit, match=r"eagle-plugin: .* norm\.weight with 64 values that are not finite"):
         check_launch(tiny_target, head)
+
+
+def with_mask(head: Path, **keys: object) -> None:
+    """Make an EAGLE-3 head's folder that of a P-EAGLE head."""
+    tensors(lambda t: t.update(mask_hidden=t["fc.weight"][:1].clone()))(head)
+    config(mask_token_id=3, **keys)(head)
+
+
+def test_fewer_trained_levels_than_steps_are_logged(check_launch, tiny_target, tiny_eagle3, tmp_path, caplog):
+    head = tmp_path / "head"
+    shutil.copytree(tiny_eagle3, head)
+    record = {"format": 1, "kind": "peagle", "aux_layers": [2, 3, 4], "target": {}}
+
+    def trained_for(levels: int) -> str:
+        caplog.clear()
+        training = {"recipe": {"phases": [{"steps": 1}, {"steps": levels}]}}
+        (head / "eagle_plugin.json").write_text(json.dumps(record | {"training": training}))
+        check_launch(tiny_target, head)
+        return caplog.text
+
+    assert "trained to draft" not in trained_for(2)  # an EAGLE-3 head drafts as many levels as one likes
+    with_mask(head)
+    assert "was trained to draft 2 tokens in one forward, so its trees have 2 levels and not 3" in trained_for(2)
+    assert "trained to draft" not in trained_for(3)
+    assert Shape(3, 2, 11).within_steps(2) == Shape(2, 2, 7) and Shape(3, 2, 5).within_steps(2) == Shape(2, 2, 5)
+
+
+def test_a_mask_that_is_half_there_is_refused(check_launch, tiny_target, tiny_eagle3, tmp_path):
+    token, features = tmp_path / "token", tmp_path / "features"
+    for head in (token, features):
+        shutil.copytree(tiny_eagle3, head)
+        with_mask(head)
+        check_launch(tiny_target, head)
+    tensors(lambda t: t.pop("mask_hidden"))(token)
+    with pytest.raises(SystemExit, match="eagle-plugin: .* mask_token_id 3 in config.json and no tensor mask_hidden"):
+        check_launch(tiny_target, token)
+    config(mask_token_id=512)(features)
+    with pytest.raises(SystemExit, match="eagle-plugin: .* mask_hidden and mask_token_id 512, wanted 0 to 511"):
+        check_launch(tiny_target, features)
+
+
+def test_a_head_that_its_own_class_refuses_ends_the_start_in_one_sentence(monkeypatch):
+    """Of a model hub: nothing was checked before it was loaded."""
+    from eagle_plugin.engines.sglang import eagle3_model, selftest, worker
+
+    def refuse(**arguments: object) -> None:
+        raise HeadError("the draft head has no mask")
+
+    monkeypatch.setattr(support, "unsupported_reasons", lambda *_: [])
+    monkeypatch.setattr(support, "rank_logger", lambda logger: logger)  # the engine's groups do not exist yet
+    monkeypatch.setattr(selftest, "failed_kernels", lambda _: [])
+    monkeypatch.setattr(eagle3_model, "register", lambda: None)
+    monkeypatch.setattr(worker, "TreeWorker", refuse)
+    create = support.worker_factory("EAGLE3", object)
+    with pytest.raises(SystemExit, match="^eagle-plugin: the draft head has no mask$"):
+        create(None, 0, 0, SimpleNamespace(model_runner=None))
 
 
 @pytest.mark.server

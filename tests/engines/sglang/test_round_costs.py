@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang environment is not installed")
 
-from toy_engine import COLUMNS, ROWS, SHAPE, Verifier
+from toy_engine import COLUMNS, ROWS, SHAPE, ParallelDrafter, Verifier
 from toy_parts import parts
 
 from eagle_plugin.core.costs import Costs, Curve, Forward
@@ -57,6 +57,12 @@ def test_every_part_is_measured_up_to_the_largest_batch() -> None:
     # Nothing is left behind.
     assert sorted(made.allocator.free_slots.tolist()) == list(range(1, ROWS * COLUMNS))
     assert not made.req_to_token.any() and not made.keys.any()
+
+
+def test_the_rows_of_a_parallel_head_are_levels() -> None:
+    costs = CostMeasurement(parts([], ParallelDrafter), LANES).run()
+    assert costs.is_parallel and not CostMeasurement(parts([]), 1).run().is_parallel
+    assert set(costs.level.curve.rows) == {b * (SHAPE.steps - 1) for b in (1, 2, 4, LANES)}
 
 
 def test_a_spent_budget_leaves_out_larger_batches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,20 +6,11 @@ import pytest
 from gtest import p_values
 from penalised_greedy import PENALTIES, ask_penalised, assert_penalised_greedy_text
 from sampling_distribution import sample
-from sampling_requests import LEAST_P, PROMPT, REQUESTS, SAMPLING, VIEWS, ask, draw
+from sampling_requests import LEAST_P, PENALISED, PROMPT, REQUESTS, SAMPLING, VIEWS, ask, draw
 from serving import accept_length
 
 pytest.importorskip("sglang")
 pytestmark = pytest.mark.server
-
-PENALISED = {
-    "temperature": 0.8,
-    "top_p": 0.95,
-    "top_k": 20,
-    "frequency_penalty": 0.5,
-    "repetition_penalty": 1.2,
-    "logit_bias": {"87": 2.5},  # a token that is generated often, and so penalised often
-}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,110 @@
+"""Trees of a head that drafts all levels in one forward over masked rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from draft_paths import best_paths, paths_of
+from torch import Tensor
+
+from eagle_plugin.core.policy import MAX_TOP_M
+from eagle_plugin.core.sampling import SamplingParams
+from eagle_plugin.core.shape import Shape
+from eagle_plugin.engines import rng
+from eagle_plugin.engines.parallel_levels import MaskRow, ParallelLevels
+from eagle_plugin.engines.round import Drafts, HeadState, LevelRows, TopM, draft, top_m_of
+from eagle_plugin.kernels.tree import topk_log_softmax
+
+VOCABULARY, MASK_TOKEN = 11, 37
+SHAPES = [Shape(1, 4, 5), Shape(2, 4, 8), Shape(3, 3, 20), Shape(6, 2, 12), Shape(16, 4, 64), Shape.chain(8)]
+LENGTHS = torch.tensor([7, 30, 2])
+
+
+def logits_of(request: int, level: int) -> Tensor:
+    """The head's logits [V] of a level, whatever was drafted before it."""
+    gen = torch.Generator().manual_seed(hash((request, level)) % 2**31)
+    return 2 * torch.randn(VOCABULARY, generator=gen)
+
+
+class MaskedHead:
+    """A head that checks the masked rows that it is asked for, and counts its forwards."""
+
+    mask = MaskRow(MASK_TOKEN, torch.full((1, 5), 0.25))
+
+    def __init__(self, shape: Shape) -> None:
+        self.rows, self.forwards = shape.steps - 1, 0
+
+    def state(self, top_m: int) -> HeadState:
+        logits = torch.stack([logits_of(i, 1) for i in range(len(LENGTHS))])
+        return HeadState(TopM(*topk_log_softmax(logits, min(top_m, VOCABULARY))), torch.full((3, 5), torch.nan))
+
+    def __call__(self, rows: LevelRows) -> tuple[Tensor, Tensor]:
+        self.forwards += 1
+        n = self.rows
+        assert rows.nodes == n and rows.first_slot == 0 and rows.tail == n
+        assert rows.tokens.tolist() == [MASK_TOKEN] * (3 * n)
+        assert torch.equal(rows.hidden, self.mask.hidden.expand(3 * n, 5)) and rows.hidden.is_contiguous()
+        # The head's row of the root is at position L - 1; the masked ones come after it, and each sees those before.
+        assert torch.equal(rows.positions.view(3, n), LENGTHS[:, None] + torch.arange(n))
+        assert rows.ancestors.tolist() == [[2 ** (j + 1) - 1 for j in range(n)]] * 3
+        rows.hidden.zero_()  # as layers that add in place
+        return torch.stack([logits_of(i, j + 2) for i in range(3) for j in range(n)]), torch.zeros(3 * n, 5)
+
+
+def draft_with(head: MaskedHead, shape: Shape, temperature: float = 0.0) -> Drafts:
+    greedy = temperature == 0
+    top_m = top_m_of(shape, greedy)
+    levels = ParallelLevels(shape, head.state(top_m), LENGTHS, top_m, head.mask, head)
+    sampling = SamplingParams(
+        torch.full((3,), temperature or 1.0),
+        torch.full((3,), 1 if greedy else VOCABULARY, dtype=torch.int32),
+        torch.ones(3),
+        torch.zeros(3),
+    )
+    uniforms = None if greedy else rng.draft_uniforms(torch.arange(3) + 5, LENGTHS, shape)
+    return draft(shape, torch.arange(3), levels, sampling, uniforms, None)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_trees_are_the_best_paths_of_the_levels_distributions(shape: Shape) -> None:
+    head = MaskedHead(shape)
+    drafts = draft_with(head, shape)
+    for i in range(3):
+        paths = paths_of(drafts, i)
+        assert len(paths) == len(set(paths))
+        assert set(paths) == best_paths(shape, lambda path, i=i: logits_of(i, len(path) + 1))
+    assert head.forwards == (shape.steps > 1)
+
+
+def test_a_level_in_the_place_of_another_is_seen() -> None:
+    """The control: the trees depend on which masked row a level takes its tokens from."""
+    shape = Shape(3, 3, 20)
+    paths = set(paths_of(draft_with(MaskedHead(shape), shape), 0))
+    assert paths != best_paths(shape, lambda path: logits_of(0, max(len(path), 1)))
+
+
+@pytest.mark.parametrize("shape", [Shape(2, 3, 16), Shape(4, 2, 16)], ids=str)
+def test_sampled_children_are_drawn_from_their_levels_distribution(shape: Shape) -> None:
+    """Every node has its own draws, of the same distribution as all nodes of its level."""
+    drafts = draft_with(MaskedHead(shape), shape, temperature=1.0)
+    rows = 1 + shape.draft_slots
+    tokens, weights = drafts.proposals.tokens, drafts.proposals.weights
+    assert tokens.shape == (3, rows, min(MAX_TOP_M, VOCABULARY))
+    for i in range(3):
+        for row in range(rows):
+            level = 1 if row == 0 else 2 + (row - 1) // shape.topk
+            p = logits_of(i, level).softmax(0)
+            p[p.topk(shape.topk).indices] = 0  # the deterministic children are not drawn
+            found = torch.zeros(VOCABULARY, dtype=torch.float64).index_add(0, tokens[i, row], weights[i, row].double())
+            torch.testing.assert_close((found / found.sum()).float(), p / p.sum(), rtol=1e-4, atol=1e-6)
+    tree = drafts.tree
+    drawn = [(int(r), int(t)) for r, t in zip(tree.draws.view(-1), tree.tokens.view(-1), strict=True) if r >= 0]
+    assert len({row for row, _ in drawn}) > 2 and len({token for _, token in drawn}) > 2
+
+
+def test_a_request_drafts_the_same_in_any_round() -> None:
+    """The levels of a shallow round are those of a deep one."""
+    deep, shallow = Shape(6, 2, 64), Shape(3, 2, 64)
+    for i in range(3):
+        paths = [set(paths_of(draft_with(MaskedHead(shape), shape), i)) for shape in (deep, shallow)]
+        assert paths[1] == {path for path in paths[0] if len(path) <= shallow.steps}
