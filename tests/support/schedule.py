@@ -28,18 +28,18 @@ WAY = re.compile(rf"[\[-]({'|'.join(WAYS)})[\]-]")
 # Seconds of the groups that take longest, on two cores: the lines "group" of `make test ARGS=--durations=20`.
 # Only their order matters; a group that is not named comes after all of these.
 SECONDS = {
+    "sglang draws graphs": 190,
     "engines/sglang/test_tiny.py": 170,
     "kernels/test_cuda_emulation.py": 160,
     "test_group[greedy]": 150,
-    "sglang draws graphs": 150,
     "engines/sglang/test_real.py": 150,
     "test_group[sampling]": 145,
     "test_group[requests]": 140,
     "test_group[parameters]": 135,
-    "sglang draws synchronous": 130,
-    "sglang requests graphs": 130,
-    "sglang requests synchronous": 120,
     "test_optimize.py": 115,
+    "sglang requests graphs": 110,
+    "sglang draws synchronous": 100,
+    "sglang requests synchronous": 90,
     "engines/sglang/test_broken_verifier.py": 90,
     "test_group[scheduling]": 77,
     "engines/sglang/test_tensor_parallel.py": 75,

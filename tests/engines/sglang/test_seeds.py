@@ -8,7 +8,7 @@ import torch
 from gtest import p_values
 from sampling_distribution import distribution, next_logits, prompt_ids, sample
 from sampling_requests import AT_ONCE, PROMPT, ask, post
-from serving import accept_length
+from serving import GRAPHS, OVERLAP, SYNCHRONOUS, accept_length
 
 pytest.importorskip("sglang")
 
@@ -16,7 +16,20 @@ from eagle_plugin.engines.rng import draw_uniforms, request_keys
 from eagle_plugin.engines.sglang.sampling import draw_tokens
 from eagle_plugin.kernels.sampling import SamplingParams
 
-pytestmark = pytest.mark.server
+# In make test with captured rounds of random shapes, which know a request's seed in the most ways. That synchronous
+# rounds of one shape draw the same by a seed is shown by test_tensor_parallel.py, whose one rank runs them.
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.parametrize(
+        "plugin",
+        [
+            pytest.param(SYNCHRONOUS, id="synchronous", marks=pytest.mark.matrix),
+            pytest.param(OVERLAP, id="overlap", marks=pytest.mark.matrix),
+            pytest.param(GRAPHS, id="graphs"),
+        ],
+        indirect=True,
+    ),
+]
 
 SETTINGS = [
     {"temperature": 1.0},
