@@ -11,7 +11,7 @@ import math
 from typing import NamedTuple
 
 from benchmarks.roofline import AUX_LAYERS, DRAFT_VOCABULARY, LLAMA_8B, Decoder, Device
-from eagle_plugin.core.costs import PENDING_TOKENS, Costs, Curve, Forward
+from eagle_plugin.core.costs import Costs, Curve, Forward
 from eagle_plugin.core.shape import PLAIN, Shape
 
 MEMORY_EFFICIENCY = 0.85  # of the data sheet's bandwidth
@@ -128,16 +128,11 @@ class Machine(NamedTuple):
         return read / self.target.gpus, computed / self.target.gpus
 
     def seconds(self, shape: Shape, b: int, keys: int) -> float:
-        """A round of b requests whose prefixes have `keys` tokens together.
-
-        After PENDING_TOKENS plain rounds the head reads their tokens.
-        """
+        """A round of b requests whose prefixes have `keys` tokens together; in a plain one the head does not run."""
         steps, topk, width = shape
         read, computed = self.keys(self.layers_of_head)
         if shape == PLAIN:
-            rows = PENDING_TOKENS
-            late = self.head_seconds(b * rows, True) + keys * (read + computed * rows)
-            return self.fixed + self._verify(width, b, keys) + late / rows
+            return self.fixed + self._verify(width, b, keys)
         levels = max(steps - 1, 0)
         rows = shape.max_accept_length + (levels if self.is_parallel else 0)
         total = self.fixed + self._verify(width, b, keys)
