@@ -82,6 +82,8 @@ def summary(report: PolicyReport) -> list[str]:
     if report.factors:
         corrected = ", ".join(f"{factor:.2f} at depth {depth}" for depth, factor in enumerate(report.factors, start=1))
         lines.append(f"accepted over predicted tokens: {corrected}")
+    if report.reading:
+        lines.append(f"to draft, the head reads prompts: {report.reading * 1e3:.2f} ms per output token")
     lines.append(f"a step takes {report.slowdown:.2f} times what was measured at the start")
     if total.timed and total.predicted > 0:
         off = total.seconds / total.predicted - 1

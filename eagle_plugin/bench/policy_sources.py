@@ -22,7 +22,7 @@ from eagle_plugin.core.policy_report import (
     shape_of,
 )
 from eagle_plugin.core.prediction_errors import counts_of
-from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.errors import UserError
 
 PREFIX = "eagle_plugin:"
@@ -181,10 +181,11 @@ def _report(values: Mapping[str, Mapping[str, float]]) -> PolicyReport:
         for label, value in values[name].items():
             shape, number = shape_of(label), value if "seconds" in name else int(value)
             totals[shape] = totals.get(shape, ShapeTotals()).plus(**{field: number})
-    expected = {}
+    expected, reading = {}, values["prompt_reading_seconds"][""]
     for label, seconds in values["expected_step_seconds"].items():
-        tokens = values["expected_tokens_per_second"][label] * seconds / requests
-        expected[shape_of(label)] = Expected(seconds, tokens)
+        rate, shape = values["expected_tokens_per_second"][label], shape_of(label)
+        share = 0.0 if shape == PLAIN else rate * reading  # of the time, in which the head reads prompts
+        expected[shape] = Expected(seconds, rate * seconds / (1 - share) / requests)
     return PolicyReport(
         mode="auto",
         caps=max(expected, key=lambda shape: (shape.width, shape.steps, shape.topk)),
@@ -195,6 +196,7 @@ def _report(values: Mapping[str, Mapping[str, float]]) -> PolicyReport:
         factors=tuple(factor for _, factor in sorted(values["calibration_factor"].items(), key=lambda x: int(x[0]))),
         totals=totals,
         expected=expected,
+        reading=reading,
         phases=dict(values["predicted_phase_seconds_total"]),
         errors=counts_of(values["prediction_error_steps_total"]),
     )

@@ -81,6 +81,7 @@ class Costs(NamedTuple):
     extend: Forward  # E rows: the move of the accepted keys, and the head's forward over the accepted tokens
     fixed: float = 0.0  # of every round: the engine's scheduler and what no table has
     is_parallel: bool = False  # whether the head drafts all levels in one forward
+    prompt_token: float = 0.0  # for the head to read one token of a prompt, where it does so only in order to draft
 
     def round(self, shape: Shape, b: int, keys: int) -> float:
         """Seconds of a round of b requests whose prefixes have `keys` tokens together."""
@@ -140,6 +141,10 @@ class CostModel:
         for shape in errors.keys() & found.keys():
             found[shape] *= math.exp(self._error((b.bit_length(), shape)))
         return found
+
+    def prompt_token(self) -> float:
+        """Seconds that a token of a prompt costs because there are drafts."""
+        return self.costs.prompt_token * math.exp(self.speed)
 
     def catch_up(self, b: int, keys: int, tokens: int) -> float:
         """Seconds in which the head reads so many tokens of plain rounds of each request."""

@@ -45,6 +45,8 @@ REVIEW_ROUNDS = 8  # rounds between two choices for batches of one size
 PROBE_COST = 0.01  # of the time may be lost to shapes that are tried only to learn
 PROBE_ROUNDS = 32  # rounds between two of them, if both yield what was expected: fewer tell of the same tokens
 MOST_SPARE = 4.0  # rounds' time that probes may have earned for the next ones, or owe
+PROMPT_MEMORY = 4096  # output tokens over which the prompt tokens per output token are averaged
+PRIOR_TOKENS = 512.0  # output tokens without a prompt that are assumed at the start
 CHANGED_BATCH = 1.25  # a batch that grew or shrank by so much is reviewed at once
 
 
@@ -102,6 +104,7 @@ class Policy:
         self._probe = caps
         self._lost = 0.0  # what a probe costs, in rounds of the present shape
         self._spare = 0.0  # what may be lost to probes, in the same unit
+        self._prompt_tokens, self._output_tokens = 0.0, PRIOR_TOKENS  # of the last some PROMPT_MEMORY output tokens
 
     def choose(self, b: int, keys: int, allowed: Collection[Shape] | None = None, pending: int = 0) -> Shape:
         """The shape of the next round of b requests whose prefixes have `keys` tokens together.
@@ -131,7 +134,22 @@ class Policy:
         shapes = self.shapes if allowed is None else [shape for shape in self.shapes if shape in allowed]
         expected = self.survival.expected()
         seconds = self.costs.seconds(shapes, b, keys)
-        return {shape: b * (1 + expected[shape]) / time for shape, time in seconds.items()}
+        reading = self.reading()
+        rates = {}
+        for shape, time in seconds.items():
+            tokens = b * (1 + expected[shape])
+            rates[shape] = tokens / (time if shape == PLAIN else time + tokens * reading)
+        return rates
+
+    def reading(self) -> float:
+        """Seconds per output token in which the head reads prompts, where it reads them only in order to draft."""
+        return self.costs.prompt_token() * self._prompt_tokens / self._output_tokens
+
+    def observe_tokens(self, prompt: int, output: int) -> None:
+        """Learn from a step how many prompt tokens are read per output token, whether the head reads them or not."""
+        kept = math.exp(-output / PROMPT_MEMORY)
+        self._prompt_tokens = self._prompt_tokens * kept + prompt
+        self._output_tokens = self._output_tokens * kept + output
 
     def observe_sums(self, shape: Shape, b: int, sums: Mapping[Shape, Sequence[float]]) -> None:
         """As `Survival.observe_sums`."""

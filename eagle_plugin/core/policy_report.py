@@ -57,12 +57,16 @@ class PolicyReport(NamedTuple):
     factors: tuple[float, ...] = ()  # accepted over predicted tokens, by depth from 1 on
     totals: Mapping[Shape, ShapeTotals] = {}
     expected: Mapping[Shape, Expected] = {}  # of every shape that may be chosen; empty without a policy or a step
+    reading: float = 0.0  # seconds per output token in which the head reads prompts, if trees are drafted
     phases: Mapping[str, float] = {}  # of the predicted seconds of the timed steps, by `costs.PHASES`
     errors: tuple[int, ...] = ()  # the timed steps by the error of their prediction, see `prediction_errors`
 
     def rates(self) -> dict[Shape, float]:
         """Expected tokens per second of the batch by shape, the best first."""
-        rates = {shape: self.requests * x.tokens / x.seconds for shape, x in self.expected.items()}
+        rates = {}
+        for shape, (seconds, per_request) in self.expected.items():
+            tokens = self.requests * per_request
+            rates[shape] = tokens / (seconds if shape == PLAIN else seconds + tokens * self.reading)
         return dict(sorted(rates.items(), key=lambda item: -item[1]))
 
     def gain(self, shape: Shape) -> float:
@@ -88,6 +92,7 @@ class PolicyReport(NamedTuple):
                 "factors": list(map(_short, self.factors)),
                 "totals": _rows(self.totals),
                 "expected": _rows(self.expected),
+                "reading": _short(self.reading),
                 "phases": {name: _short(seconds) for name, seconds in self.phases.items()},
                 "errors": self.errors,
             },
@@ -111,6 +116,7 @@ class PolicyReport(NamedTuple):
                 factors=tuple(map(_number, found["factors"])),
                 totals={shape_of(name): _totals(row) for name, row in found["totals"].items()},
                 expected={shape_of(name): Expected(*map(_positive, row)) for name, row in found["expected"].items()},
+                reading=_number(found.get("reading", 0.0)),
                 phases={str(name): _number(seconds) for name, seconds in found.get("phases", {}).items()},
                 errors=_classes(found.get("errors", [])),
             )

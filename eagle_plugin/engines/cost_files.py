@@ -17,7 +17,7 @@ from eagle_plugin.devices import device_key
 from eagle_plugin.errors import UserError
 from eagle_plugin.kernels import loader
 
-VERSION = 2  # of the files' form, and of how the costs are measured
+VERSION = 3  # of the files' form, and of how the costs are measured
 
 
 class CostFileError(UserError):
@@ -62,7 +62,8 @@ def read(key: Mapping[str, Any]) -> Costs | None:
     try:
         costs = keyed_json.read(path, key, VERSION)["costs"]
         forwards = {name: _forward(costs[name]) for name in _FORWARDS}
-        return Costs(**forwards, fixed=_seconds(costs["fixed"]), is_parallel=_flag(costs["is_parallel"]))
+        seconds = [_seconds(costs[name]) for name in ("fixed", "prompt_token")]
+        return Costs(**forwards, fixed=seconds[0], is_parallel=_flag(costs["is_parallel"]), prompt_token=seconds[1])
     except FileNotFoundError:
         return None
     except keyed_json.OtherKeyError as error:
@@ -80,7 +81,7 @@ def write(key: Mapping[str, Any], costs: Costs) -> None:
         WriteError: they cannot be written; what was kept before is as it was.
     """
     as_json: dict[str, Any] = {name: _forward_as_json(getattr(costs, name)) for name in _FORWARDS}
-    as_json |= {"fixed": costs.fixed, "is_parallel": costs.is_parallel}
+    as_json |= {name: getattr(costs, name) for name in ("fixed", "prompt_token", "is_parallel")}
     keyed_json.write(keyed_json.path_of(folder(), key), key, VERSION, {"costs": as_json})
 
 

@@ -90,6 +90,12 @@ GAUGES = (
         "Seconds of a step over those that were measured at the start, of all shapes.",
     ),
     ReportMetric(
+        "prompt_reading_seconds",
+        None,
+        lambda report: {"": report.reading} if report.expected else {},
+        "Seconds per output token in which the head reads prompts, if trees are drafted.",
+    ),
+    ReportMetric(
         "policy_requests",
         None,
         lambda report: {"": report.requests} if report.expected else {},

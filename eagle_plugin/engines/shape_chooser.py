@@ -127,6 +127,11 @@ class ShapeChooser:
         reached = [sum(n >= depth for n in kept) for depth in range(1, served.shape.steps + 1)]
         self.policy.observe_accepted(served.shape, len(kept), reached)
 
+    def observe_tokens(self, prompt: int, output: int) -> None:
+        """As `Policy.observe_tokens`."""
+        if self.policy is not None:
+            self.policy.observe_tokens(prompt, output)
+
     @property
     def totals(self) -> Mapping[Shape, ShapeTotals]:
         """What the rounds of each shape yielded so far; to be read by the thread that makes the other calls."""
@@ -151,6 +156,7 @@ class ShapeChooser:
             factors=tuple(policy.survival.factors()),
             totals=totals,
             expected=expected,
+            reading=policy.reading(),
             phases=dict(self.phases),
             errors=tuple(self.errors),
         )

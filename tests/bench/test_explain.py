@@ -99,8 +99,26 @@ def test_the_last_line_of_a_log_counts(tmp_path: Path) -> None:
 
 
 TIMED = REPORT._replace(
-    phases={"draft": 0.01, "verify": 0.06, "extend": 0.02, "fixed": 0.01}, errors=(0, 1, 0, 0, 1, 0, 3, *[0] * 11)
+    phases={"draft": 0.01, "verify": 0.06, "extend": 0.02, "fixed": 0.01},
+    errors=(0, 1, 0, 0, 1, 0, 3, *[0] * 11),
 )
+
+
+def test_what_the_head_reads_of_prompts_comes_from_log_and_metrics(
+    tmp_path: Path, server: tuple[str, dict[str, str]]
+) -> None:
+    url, pages = server
+    report = REPORT._replace(reading=0.002)
+    log = tmp_path / "server.log"
+    log.write_text(f"eagle-plugin: policy; policy-report {report.as_json()}\n")
+    pages["/metrics"] = metrics_of(report)
+    for source in (str(log), url):
+        found = read_report(source)
+        assert found.reading == 0.002 and found.rates() == pytest.approx(report.rates())
+        for shape, expected in found.expected.items():
+            assert expected == pytest.approx(report.expected[shape])
+        assert "to draft, the head reads prompts: 2.00 ms per output token" in call(source)[1]
+    assert found.gain(CAPS) < 0.95 * REPORT.gain(CAPS)
 
 
 def test_phases_and_errors_come_from_log_and_metrics(tmp_path: Path, server: tuple[str, dict[str, str]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -87,6 +88,40 @@ def test_the_first_rounds_draft_all_so_that_the_first_sums_are_those_of_all_shap
     assert policy.choose(64, 0) == CAPS
     World(device(4), LOW).serve(policy, 64, 20)
     assert policy.present == PLAIN
+
+
+@pytest.mark.parametrize(("prompt", "drafts"), [(0, True), (16, True), (512, False)])
+def test_prompts_that_the_head_reads_count_against_drafts(prompt: int, drafts: bool) -> None:
+    """A head that takes 0.01 of a plain round per prompt token: with many prompt tokens per answer it is left off."""
+    costs = device(64)._replace(prompt_token=0.01)
+    policy, world = new_policy(costs), World(costs, HIGH)
+    world.serve(policy, 16, 200)
+    for _ in range(2000):
+        policy.observe_tokens(prompt, 16)
+    world.serve(policy, 16, 200)
+    assert (policy.present != PLAIN) == drafts
+    assert policy.reading() == pytest.approx(0.01 * prompt / 16 * math.exp(policy.costs.speed), rel=0.01)
+    # By enumeration: of two answers, one drafted and one plain, the faster one with its share of the prompts.
+    rates, tokens = policy.rates(16, 0), policy.survival.expected()
+    for shape, seconds in policy.costs.seconds(policy.shapes, 16, 0).items():
+        yielded = 16 * (1 + tokens[shape])
+        share = 0 if shape == PLAIN else yielded * policy.reading()
+        assert rates[shape] == pytest.approx(yielded / (seconds + share))
+
+
+def test_prompts_are_averaged_over_many_answers() -> None:
+    """One long prompt is not a load of long prompts; a load of them is known after some thousand tokens."""
+    policy = new_policy(device(64)._replace(prompt_token=1.0))
+    policy.observe_tokens(2000, 1)
+    assert policy.reading() < 4
+    for _ in range(3000):
+        policy.observe_tokens(0, 1)
+    assert policy.reading() < 0.5
+    for _ in range(40):  # answers of 500 tokens after 2,000 of the prompt
+        policy.observe_tokens(2000, 0)
+        for _ in range(500):
+            policy.observe_tokens(0, 1)
+    assert policy.reading() == pytest.approx(4, rel=0.1)
 
 
 def test_allowed_shapes() -> None:

@@ -50,6 +50,15 @@ def test_the_json_form_is_one_line_and_comes_back() -> None:
     assert PolicyReport.from_json(third.as_json()).slowdown == 0.333333
 
 
+def test_what_the_head_reads_of_prompts_counts_against_drafts() -> None:
+    report = REPORT._replace(reading=0.125)
+    assert PolicyReport.from_json(report.as_json()) == report
+    for shape, (seconds, tokens) in report.expected.items():
+        share = 0 if shape == PLAIN else report.requests * tokens * 0.125
+        assert report.rates()[shape] == pytest.approx(report.requests * tokens / (seconds + share))
+    assert report.gain(report.present) < REPORT.gain(report.present)
+
+
 def test_phases_and_errors_come_back_and_may_be_missing() -> None:
     """A server of an earlier version has none."""
     report = REPORT._replace(phases={"draft": 0.5, "verify": 1.25}, errors=tuple(range(CLASSES)))

@@ -25,6 +25,7 @@ COSTS = Costs(
     extend=Forward(Curve.of([(1, 0.001), (4, 0.002)]), 1e-9),
     fixed=0.002,
     is_parallel=True,
+    prompt_token=0.0003,
 )
 
 

@@ -89,6 +89,11 @@ class PendingTokens:
     def __len__(self) -> int:
         return len(self._kept)
 
+    @property
+    def rows(self) -> int:
+        """Of all requests."""
+        return len(self._tokens) - len(self._free)
+
     def add(self, request_ids: Sequence[str], lens: Sequence[int], rows: PlainRows, slot_table: Tensor) -> None:
         """Keep the rows of a step, `lens` of each request; slot_table [b, S] int32 has theirs."""
         places = self._take_places(rows)
@@ -134,7 +139,7 @@ class PendingTokens:
         if not self._kept:
             return []
         most = most_pending(self._features.shape[1] * self._features.element_size())
-        if len(self._tokens) - len(self._free) <= most:
+        if self.rows <= most:
             return []
         return largest_first({name: len(kept.places) for name, kept in self._kept.items()}, most)
 

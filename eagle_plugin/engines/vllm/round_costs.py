@@ -21,6 +21,7 @@ from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.engines.round import Drafts, HeadState, TopM, TreeRows, accept, top_m_of
 from eagle_plugin.engines.vllm.attention import ExtendRows, Rows, TreeMetadata, slot_table
 from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch
+from eagle_plugin.engines.vllm.pending import PendingRows
 from eagle_plugin.engines.vllm.sampling import sampling_params
 from eagle_plugin.kernels.sampling import SamplingParams
 
@@ -28,6 +29,7 @@ BUDGET = 12.0  # seconds: what is left of the larger batches when they are spent
 REPEATS, ENOUGH = 3, 0.5  # runs of each forward, seconds after which one is enough; the shortest counts
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 SHORT, LONG = 16, 1024  # tokens of the prefixes
+PROMPT = 128  # tokens of a prompt that the head reads
 LONG_BATCH = 4  # requests with long prefixes
 
 Timer = Callable[[int, int, int], float]  # seconds of a forward over b requests, R rows of each, prefixes of L tokens
@@ -57,7 +59,7 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
             if not late and timer.fits(b, rows, timer.short) and b * rows not in points[name]:
                 points[name][b * rows] = time_forward(b, rows, timer.short)
     target, level, extend = (Forward(Curve.of(points[name].items()), *slopes[name]) for name in kinds)
-    return Costs(target, level, extend)
+    return Costs(target, level, extend, prompt_token=timer.prompt_token())
 
 
 def _slopes(timer: RoundTimer, time_forward: Timer, most: int) -> tuple[float, float]:
@@ -145,6 +147,20 @@ class RoundTimer:
         table = self._head_table(b, keys)
         drafter = self._runner.drafter
         return _shortest(lambda: drafter.extend(batch, features, table, self._caps, True))
+
+    def prompt_token(self) -> float:
+        """Seconds per token of a prompt in which the head reads it, proposing nothing."""
+        n = min(PROMPT, self.longest, self.most_rows)
+        requests, nothing = self._requests(1, 0)
+        lens = torch.full_like(requests, n)
+        pending = PendingRows(
+            tokens=torch.zeros(n, dtype=torch.int32, device=self._device),
+            positions=torch.arange(n, device=self._device),
+            features=self._features.new_zeros(n, self._features.shape[1]),
+            rows=ExtendRows(requests, lens, lens, nothing),
+            slot_table=self._head_table(1, n),
+        )
+        return _shortest(lambda: self._runner.drafter.read_pending(pending)) / n
 
     def level(self, b: int, topk: int, keys: int) -> float:
         """Seconds of one level of the draft after the first: the head's forward over `topk` nodes per request."""

@@ -149,8 +149,9 @@ class TreeModelRunner(CPUModelRunner):
         counts = np.array(prepared[1].num_draft_tokens, dtype=np.int64)
         prefix_lens = self.num_computed_tokens[: len(counts)]
         batch = RoundBatch.read(counts, num_scheduled_tokens, self.input_batch.req_ids, prefix_lens, self._store)
-        keys = self.input_batch.num_computed_tokens_cpu[: batch.b].sum() + (num_scheduled_tokens - counts).sum()
-        self._shapes.scheduled(batch, int(keys))
+        committed = (num_scheduled_tokens - counts).sum()
+        keys = self.input_batch.num_computed_tokens_cpu[: batch.b].sum() + committed
+        self._shapes.scheduled(batch, int(keys), int(committed) - batch.b)
         if len(batch.trees):
             tree = batch.drafts.tree
             positions = batch.prefix_lens[batch.trees, None] + tree.depths
@@ -218,7 +219,7 @@ class TreeModelRunner(CPUModelRunner):
         self._copy_valid_sampled_token_count(next_tokens, counts)
         greedy = sampling_metadata.all_greedy
         in_prompts = self.discard_request_mask.np[: batch.b]  # requests that sample nothing yet
-        shape = PLAIN if in_prompts.all() else self._shapes.choose(batch)
+        shape = PLAIN if in_prompts.all() else self._shapes.choose(batch, self._pending.rows)
         n = scheduler_output.total_num_scheduled_tokens
         ids, positions = self.input_ids.gpu[:n], self.positions[:n]
         features = hidden_states if aux_hidden_states is None else torch.cat(aux_hidden_states, dim=-1)

@@ -18,21 +18,24 @@ class RoundShapes:
 
     def __init__(self, chooser: ShapeChooser) -> None:
         self.chooser = chooser
-        self._keys = 0  # tokens of the prefixes of the step's requests
+        self._keys, self._prompt_tokens = 0, 0  # of the step: of its requests' prefixes, and of prompts among its rows
         self._drafted: ServedRound | None = None  # by the last step that drafted
         self._verified: tuple[ServedRound, list[int]] | None = None  # of this step: the round, its requests' places
 
-    def scheduled(self, batch: RoundBatch, keys: int) -> None:
-        """Note a step; keys: tokens that its requests have without drafts, a number of the host."""
+    def scheduled(self, batch: RoundBatch, keys: int, prompt_tokens: int) -> None:
+        """Note a step; keys: tokens that its requests have without drafts, a number of the host.
+
+        prompt_tokens: rows of the step after which no token is drawn.
+        """
         served, self._drafted = self._drafted, None
-        self._keys = keys
+        self._keys, self._prompt_tokens = keys, prompt_tokens
         self._verified = None if served is None or not batch.newest else (served, batch.newest)
         if served is None or not len(batch.newest) == batch.b == served.b:
             self.chooser.pause()  # prompts, cut trees, requests that came or went: not the time of a round
 
-    def choose(self, batch: RoundBatch) -> Shape:
-        """The shape of the trees to draft for the requests of the step."""
-        return self.chooser.choose(batch.b, self._keys)
+    def choose(self, batch: RoundBatch, pending: int = 0) -> Shape:
+        """The shape of the trees to draft for the requests of the step; pending: tokens that the head has not read."""
+        return self.chooser.choose(batch.b, self._keys, pending=-(-pending // batch.b))
 
     def begin(self, shape: Shape, batch: RoundBatch) -> None:
         """Note that the next round begins with its drafting."""
@@ -45,6 +48,7 @@ class RoundShapes:
 
     def observe(self, tokens: Sequence[Sequence[int]]) -> None:
         """Tell the chooser what the step accepted; tokens: of each request, the bonus token included, on the host."""
+        self.chooser.observe_tokens(self._prompt_tokens, sum(map(len, tokens)))
         verified, self._verified = self._verified, None
         if verified is not None:
             served, places = verified

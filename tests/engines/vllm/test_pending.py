@@ -43,8 +43,8 @@ def take(kept: PendingTokens, names: str) -> PendingRows:
 
 def whole(kept: PendingTokens) -> bool:
     """Whether every place of the store is free, or holds one row."""
-    held = [place for entry in kept._kept.values() for place in entry.places] + kept._free
-    return sorted(held) == list(range(len(kept._features)))
+    taken = [place for entry in kept._kept.values() for place in entry.places]
+    return sorted(taken + kept._free) == list(range(len(kept._features))) and kept.rows == len(taken)
 
 
 def test_the_rows_of_a_step_read_the_token_after_them() -> None:

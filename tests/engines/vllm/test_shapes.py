@@ -24,10 +24,13 @@ class Heard(ShapeChooser):
     def __init__(self) -> None:
         super().__init__(CAPS, None)
         self.calls: list[tuple[Any, ...]] = []
+        self.tokens: list[tuple[int, int]] = []
+        self.pending: list[int] = []
         self.next = CAPS
 
-    def choose(self, b: int, keys: int, allowed: Any = None) -> Shape:
+    def choose(self, b: int, keys: int, allowed: Any = None, pending: int = 0) -> Shape:
         self.calls.append(("choose", b, keys))
+        self.pending.append(pending)
         return self.next
 
     def begin(self, shape: Shape, b: int, keys: int) -> None:
@@ -39,6 +42,9 @@ class Heard(ShapeChooser):
     def launched(self, shape: Shape, b: int, keys: int, drafts: Drafts) -> ServedRound:
         self.calls.append(("launched", shape, b, keys, drafts.scores is not None))
         return ServedRound(shape, b, keys)
+
+    def observe_tokens(self, prompt: int, output: int) -> None:
+        self.tokens.append((prompt, output))
 
     def observe(self, served: ServedRound, kept: Any) -> None:
         self.calls.append(("observe", served, list(kept)))
@@ -54,7 +60,7 @@ class Worker:
     def schedule(self, names: str, counts: list[int], lens: list[int], keys: int = 50) -> RoundBatch:
         prefix = torch.zeros(len(names), dtype=torch.int64)
         batch = RoundBatch.read(np.array(counts), np.array(lens), list(names), prefix, self.store)
-        self.shapes.scheduled(batch, keys)
+        self.shapes.scheduled(batch, keys, sum(lens) - sum(counts) - len(names))
         return batch
 
     def draft(self, batch: RoundBatch, names: str, whole: bool = True) -> Shape:
@@ -108,6 +114,20 @@ def test_plain_rounds_go_on_without_a_pause(worker: Worker) -> None:
     worker.heard.next = CAPS
     worker.draft(worker.schedule("ab", [0, 0], [1, 9]), "ab")
     assert worker.calls()[0] == ("pause",)
+
+
+def test_prompt_tokens_and_output_tokens_of_a_step_are_told(worker: Worker) -> None:
+    """A chunk of 9 rows draws one token at most; drafts are no prompt."""
+    worker.schedule("abc", [3, 3, 0], [4, 4, 9])
+    worker.shapes.observe([[1, 2], [3], []])
+    worker.schedule("ab", [0, 0], [1, 1])
+    worker.shapes.observe([[1], [3]])
+    assert worker.heard.tokens == [(8, 3), (0, 2)]
+
+
+def test_what_the_head_has_to_read_is_told_per_request(worker: Worker) -> None:
+    worker.shapes.choose(worker.schedule("abc", [0, 0, 0], [1, 1, 9]), 100)
+    assert worker.heard.pending[-1] == 34
 
 
 def test_a_request_that_ended_stops_the_clock_and_the_others_are_observed(worker: Worker) -> None:
