@@ -168,6 +168,23 @@ def test_other_kinds_train_and_export(features, tmp_path: Path, kind: str) -> No
             run_training(tmp_path, "taken", recipe(features.target, features.store, head=head))
 
 
+def test_parallel_drafting_starts_from_an_eagle3_head(features, tmp_path: Path) -> None:
+    values = recipe(features.target, features.store, head={"kind": "eagle3"}, budget={"updates": 12})
+    start = str(run_training(tmp_path, "start", values) / "head")
+    head = {"kind": "peagle", "from": start, "layers": 2, "mask_token_id": 2}
+    values = recipe(features.target, features.store, head=head, phases=[{"steps": 4}], budget={"updates": 12})
+    run = run_training(tmp_path, "parallel", values | {"loss": {"segment_rows": 50}})
+    trained = load_any_head(run / "head", features.target)
+    assert trained.kind == "peagle" and len(trained.layers) == 2
+    before, *_, after = read_log(run / "logs" / "val.csv")
+    last = read_log(tmp_path / "start" / "logs" / "val.csv")[-1]
+    assert before["loss_1"] == pytest.approx(last["loss_1"], abs=1e-2)  # exported in bfloat16
+    assert after["loss_4"] < before["loss_4"] - 0.05
+    values["head"] = {"kind": "peagle", "from": str(run / "head"), "layers": 3}
+    with pytest.raises(TrainError, match="is a head of kind peagle and has its own layers"):
+        run_training(tmp_path, "again", values)
+
+
 def test_micro_batches_sum_to_the_whole(features, tmp_path: Path) -> None:
     values = recipe(features.target, features.store, budget={"updates": 3}, checkpoint_every=100)
     whole = load_file(newest(run_training(tmp_path, "whole", values)))
