@@ -14,7 +14,7 @@ from training_runs import newest, recipe, run_training, weights
 
 from eagle_plugin.data.vocabulary import save_draft_vocabulary
 from eagle_plugin.heads.load import load_any_head
-from eagle_plugin.train.curve import draw_curve
+from eagle_plugin.train.curve import draw_curve, write_curve
 from eagle_plugin.train.logs import COLUMNS, TRAIN_COLUMNS, CsvLog, depth_columns, read_log
 from eagle_plugin.train.recipe import BudgetSettings, OptimiserSettings, PhaseSettings, TrainError
 from eagle_plugin.train.schedule import learning_factor, phase_at, spent_share
@@ -95,13 +95,18 @@ def test_learning_curve_is_a_picture(run: Path) -> None:
     assert svg.count("<path") > 10 and "depth 1" in svg
     # The same numbers give the same bytes.
     assert [path.name for path in draw_curve(run / "logs", "eagle3 for tiny-llama")] == ["curve.png", "curve.svg"]
+    curve = json.loads((run / "logs" / "curve.json").read_text())["held_out"]
+    rows = read_log(run / "logs" / "val.csv")
+    assert [entry["update"] for entry in curve] == [row["update"] for row in rows]
+    assert curve[-1]["accuracy"] == [rows[-1]["accuracy_1"], rows[-1]["accuracy_2"]]
+    assert curve[-1]["total_loss"] == rows[-1]["loss"] != curve[-1]["loss"][0]
     assert (run / "logs" / "curve.svg").read_text() == svg
 
 
 def test_nothing_to_draw_draws_nothing(tmp_path: Path) -> None:
     for name in ("train", "val"):
         CsvLog(tmp_path / f"{name}.csv", COLUMNS, 0).close()
-    assert draw_curve(tmp_path, "empty") == [] and not list(tmp_path.glob("*.png"))
+    assert draw_curve(tmp_path, "empty") == [] and write_curve(tmp_path) is None and not list(tmp_path.glob("*.png"))
 
 
 def test_torn_log_is_cut_back_to_the_checkpoint(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from live_memory import LiveMemory
 from torch import Tensor
 from toy_targets import peagle_head, random_documents, random_readout
 
+from benchmarks.live_memory import LiveMemory
 from eagle_plugin.train.batches import Batch, weigh_chains
 from eagle_plugin.train.methods import ObjectiveSettings
 from eagle_plugin.train.objectives import Objective
