@@ -234,6 +234,7 @@ def main() -> int:
         f"{options.kind}, {options.threads} threads, documents of {options.length} tokens, teacher {options.teacher}"
     )
     table = Table("steps", "tokens", "median s", "tokens/s", "fastest", "tokens/s (busy)", "peak MB", title=title)
+    table.columns[0].no_wrap = True
     for trainer in trainers:
         tokens, median = len(trainer.batch), statistics.median(trainer.seconds)
         busy = tokens * options.threads / statistics.median(trainer.busy)

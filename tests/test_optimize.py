@@ -1,5 +1,6 @@
 """The whole job on a real model: prompts, answers from a stock engine, features, training, measurement."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from eagle_plugin.errors import UserError
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.models import get_model
 from eagle_plugin.models.shipped import recipe_file
+from eagle_plugin.optimize import command
 from eagle_plugin.optimize.recipe import read_job
 from eagle_plugin.optimize.stages import data_stages, list_stages
 
@@ -136,6 +138,35 @@ def test_minutes_replace_the_budget(recipe, tmp_path):
     stages = list_stages(read_job(recipe), tmp_path, tmp_path, minutes=3)
     runs = [stage.recipe for stage in stages if stage.recipe]
     assert len(runs) == 2 and all("budget:\n  minutes: 1.5\n" in run and "updates" not in run for run in runs)
+
+
+def test_a_second_job_uses_the_data_of_the_first_and_a_killed_one_goes_on(recipe, tmp_path, tiny_target, monkeypatch):
+    """Stages that write their file and do nothing else; one is killed the first time."""
+    ran, killed = [], ["train longer"]
+
+    def call(args, name):
+        ran.append(name)
+        if name in killed:
+            killed.remove(name)
+            raise KeyboardInterrupt
+        stage = next(stage for stage in stages if stage.name == name)
+        stage.output.parent.mkdir(parents=True, exist_ok=True)
+        stage.output.write_text(name)
+
+    monkeypatch.setattr(command, "_call", call)
+    monkeypatch.setattr(command, "_endpoint", lambda *args: contextlib.nullcontext([]))
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    text = recipe.read_text().replace("smollm2-135m-instruct", str(tiny_target))
+    first.write_text(text)
+    second.write_text(text.replace("  base:", "  other:"))
+    data, codes = tmp_path / "data", []
+    for path, name in ((first, "a"), (first, "a"), (second, "b"), (second, "b")):
+        stages = list_stages(read_job(path), tiny_target, tmp_path / name, data)
+        codes.append(main(["optimize", str(path), "--data", str(data), "--out", str(tmp_path / name)]))
+    before = ["prompts", "answers of the target", "vocabulary", "features of generated rows"]
+    assert codes == [130, 0, 0, 0]
+    assert ran == [*before, "train base", "train longer", "train longer", "train other", "train longer"]
+    assert (tmp_path / "a" / "head").read_text() == "train longer"
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "soon"])

@@ -98,7 +98,7 @@ def test_learning_curve_is_a_picture(run: Path) -> None:
     curve = json.loads((run / "logs" / "curve.json").read_text())["held_out"]
     rows = read_log(run / "logs" / "val.csv")
     assert [entry["update"] for entry in curve] == [row["update"] for row in rows]
-    assert curve[-1]["accuracy"] == [rows[-1]["accuracy_1"], rows[-1]["accuracy_2"]]
+    assert curve[-1]["accuracy"] == [rows[-1][f"accuracy_{k}"] for k in (1, 2, 3)]
     assert curve[-1]["total_loss"] == rows[-1]["loss"] != curve[-1]["loss"][0]
     assert (run / "logs" / "curve.svg").read_text() == svg
 
