@@ -48,6 +48,7 @@ def draw_curve(logs: Path, title: str) -> list[Path]:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import EngFormatter, MaxNLocator
 
     settings: Any = {"svg.hashsalt": "eagle-plugin", "svg.fonttype": "none"}  # the same numbers give the same bytes
     with matplotlib.rc_context(settings):
@@ -71,6 +72,9 @@ def draw_curve(logs: Path, title: str) -> list[Path]:
             axes.set(xlabel="tokens", ylabel=meaning, title=f"{name}, {where}", ylim=(0, 1))
             if axes.lines:
                 axes.legend()
+        for axes in (losses, *by_depth):
+            axes.xaxis.set_major_locator(MaxNLocator(5))
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         figure.suptitle(title)
         files = [logs / "curve.png", logs / "curve.svg"]
         for path in files:
