@@ -128,14 +128,20 @@ GPU_PYTHON ?= python3
 gpu: ## everything that needs an NVIDIA GPU, to out/gpu/*.json (docs/gpu.md); uses GPU_PYTHON, by default python3
 	@$(GPU_PYTHON) benchmarks/gpu/run.py $(ARGS)
 
-HEAD := smollm2-135m-instruct-eagle3
-RECIPE ?= smollm2-135m-instruct
+# What `make head` trains: eagle3 or peagle. Both share the prompts, answers and features in out/head.
+KIND ?= eagle3
+HEAD_OF_eagle3 := smollm2-135m-instruct
+HEAD_OF_peagle := smollm2-135m-instruct-peagle
+RECIPE ?= $(or $(HEAD_OF_$(KIND)),$(error KIND is '$(KIND)', wanted eagle3 or peagle))
+HEAD_OUT := out/head$(if $(filter eagle3,$(KIND)),,-$(KIND))
 
-head: env ## train a head by RECIPE (hours; resumes after an interruption), to out/head/head
-	OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 $(BIN)/eagle-plugin optimize $(RECIPE) --out out/head $(ARGS)
+head: env ## train a head by RECIPE, of KIND=eagle3 or peagle (hours; resumes after an interruption; ARGS='--minutes 10')
+	OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 $(BIN)/eagle-plugin optimize $(RECIPE) --data out/head --out $(HEAD_OUT) $(ARGS)
 
-head-eval: env ## accept length of the head in examples/heads on held-out prompts, to out/heads.json
-	OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 $(BIN)/eagle-plugin eval smollm2-135m-instruct $(HEAD) --json out/heads.json $(ARGS)
+HEADS ?= $(sort $(notdir $(patsubst %/config.json,%,$(wildcard examples/heads/*/config.json))))
+
+head-eval: env ## accept lengths of the heads in examples/heads on held-out prompts, to out/heads.json
+	OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 $(BIN)/eagle-plugin eval smollm2-135m-instruct $(HEADS) --json out/heads.json $(ARGS)
 
 lock: ## resolve the locks in environments/ again (a maintainer's step)
 	environments/make.sh lock sglang

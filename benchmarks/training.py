@@ -4,7 +4,9 @@
     python benchmarks/training.py --kind peagle --steps 8
     python benchmarks/training.py --profile              # where the time goes
     python benchmarks/training.py --peer                 # beside speculators' EAGLE-3 module, where it is installed
+    python benchmarks/training.py --kind peagle --peer --steps 4 8 16 --length 1024    # beside its P-EAGLE module
 
+"peak MB" is the most memory that the tensors of one step have at once, without parameters and optimiser.
 A token is a row of the batch, prompt or response. Configurations are interleaved. The wall clock counts what other
 processes take; the processor's time does not, so "tokens/s (busy)" is what the threads would do undisturbed.
 
@@ -20,6 +22,7 @@ import os
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 # Fresh pages come at a tenth of the speed of used memory; glibc reads these at its start only.
@@ -27,12 +30,15 @@ MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "1000000000000"}
 if __name__ == "__main__" and any(os.environ.get(key) != value for key, value in MEMORY.items()):
     os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | MEMORY)
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import torch  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 from torch import nn  # noqa: E402
 from transformers import LlamaConfig  # noqa: E402
 
+from benchmarks.live_memory import LiveMemory  # noqa: E402
 from eagle_plugin.data.store.features import Readout  # noqa: E402
 from eagle_plugin.heads.draft_head import DraftHead  # noqa: E402
 from eagle_plugin.heads.eagle2 import Eagle2Head  # noqa: E402
@@ -102,6 +108,13 @@ class TimedTrainer:
     def loss(self) -> torch.Tensor:
         raise NotImplementedError
 
+    def peak_bytes(self) -> int:
+        """The memory of the tensors that one forward and backward make, gradients included."""
+        with LiveMemory() as memory:
+            self.loss().backward()
+        self.optimiser.zero_grad()
+        return memory.peak
+
     def step(self) -> None:
         """Train on the batch once and note the time."""
         start, busy = time.perf_counter(), time.process_time()
@@ -121,7 +134,11 @@ class Ours(TimedTrainer):
         head = make_head(options.kind, options.draft_vocab, options.norms)
         readout = Readout(torch.randn(VOCAB, HIDDEN).mul_(0.05).bfloat16(), None)
         settings = ObjectiveSettings(
-            steps=steps, teacher=options.teacher, loss=options.loss, train_lm_head=not options.peer
+            steps=steps,
+            teacher=options.teacher,
+            loss=options.loss,
+            train_lm_head=not options.peer,
+            segment_rows=options.segment_rows,
         )
         self.objective = Objective(head, readout, settings)
         super().__init__(f"ours, {steps}", self.objective, make_batch(options.batch_tokens, options.length))
@@ -137,28 +154,30 @@ class Speculators(TimedTrainer):
     def __init__(self, options: argparse.Namespace, steps: int) -> None:
         from speculators.losses import resolve_loss_config
         from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
+        from speculators.models.peagle import PEagleDraftModel, PEagleSpeculatorConfig
 
         torch.manual_seed(0)
-        modern = options.norms == "3.1"
+        modern = options.norms == "3.1" and options.kind == "eagle3"
         shape = make_head(options.kind, options.draft_vocab, options.norms).config
         shape._attn_implementation = "sdpa"
-        config = Eagle3SpeculatorConfig(
-            transformer_layer_config=shape,
-            draft_vocab_size=options.draft_vocab,
-            norm_before_residual=False,
-            fc_norm=modern,
-            norm_output=modern,
-            eagle_aux_hidden_state_layer_ids=list(AUX),
-        )
-        self.model = Eagle3DraftModel(config=config).float()
+        values: dict[str, Any] = {
+            "transformer_layer_config": shape,
+            "draft_vocab_size": options.draft_vocab,
+            "norm_before_residual": False,
+            "fc_norm": modern,
+            "norm_output": modern,
+            "eagle_aux_hidden_state_layer_ids": list(AUX),
+        }
+        self.call: dict[str, Any] = {"loss_config": resolve_loss_config("ce", "eager")}
+        if options.kind == "peagle":
+            self.model = PEagleDraftModel(config=PEagleSpeculatorConfig(mask_token_id=VOCAB - 1, **values)).float()
+            self.call |= {"num_depths": steps, "down_sample_ratio": 0.7, "down_sample_ratio_min": 0.2}
+        else:
+            self.model = Eagle3DraftModel(config=Eagle3SpeculatorConfig(**values)).float()
+            self.call |= {"ttt_steps": steps, "ttt_step_loss_decay": 0.8}
         for name, parameter in self.model.named_parameters():
             nn.init.ones_(parameter) if parameter.dim() == 1 else nn.init.normal_(parameter, std=0.02)
             parameter.requires_grad_(not name.startswith(("verifier", "embed_tokens", "lm_head")))
-        self.call = {
-            "ttt_steps": steps,
-            "ttt_step_loss_decay": 0.8,
-            "loss_config": resolve_loss_config("ce", "eager"),
-        }
         super().__init__(f"speculators, {steps}", self.model, make_batch(options.batch_tokens, options.length))
 
     def loss(self) -> torch.Tensor:
@@ -187,6 +206,7 @@ def main() -> int:
     parser.add_argument("--draft-vocab", type=int, default=8192)
     parser.add_argument("--batch-tokens", type=int, default=4096)
     parser.add_argument("--length", type=int, default=256, help="tokens of a document (default: 256)")
+    parser.add_argument("--segment-rows", type=int, default=2048, help="P-EAGLE: masked rows at once (default: 2048)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peer", action="store_true", help="compare with speculators: same head, teacher draft")
@@ -194,8 +214,10 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.peer:
-        if options.kind != "eagle3" or importlib.util.find_spec("speculators") is None:
-            parser.error("--peer wants --kind eagle3 and the package speculators; install it, or leave --peer out")
+        if options.kind == "eagle2" or importlib.util.find_spec("speculators") is None:
+            parser.error(
+                "--peer wants --kind eagle3 or peagle and the package speculators; install it, or leave it out"
+            )
         options.teacher = "draft"
 
     trainers: list[TimedTrainer] = []
@@ -211,12 +233,14 @@ def main() -> int:
     title = (
         f"{options.kind}, {options.threads} threads, documents of {options.length} tokens, teacher {options.teacher}"
     )
-    table = Table("steps", "tokens", "median s", "tokens/s", "fastest", "tokens/s (busy)", title=title)
+    table = Table("steps", "tokens", "median s", "tokens/s", "fastest", "tokens/s (busy)", "peak MB", title=title)
+    table.columns[0].no_wrap = True
     for trainer in trainers:
         tokens, median = len(trainer.batch), statistics.median(trainer.seconds)
         busy = tokens * options.threads / statistics.median(trainer.busy)
         speeds = (f"{speed:,.0f}" for speed in (tokens / median, tokens / min(trainer.seconds), busy))
-        table.add_row(trainer.name, f"{tokens:,}", f"{median:.3f}", *speeds)
+        peak = f"{trainer.peak_bytes() / 1e6:,.0f}"
+        table.add_row(trainer.name, f"{tokens:,}", f"{median:.3f}", *speeds, peak)
     Console().print(table)
     if options.profile:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

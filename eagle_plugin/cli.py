@@ -4,12 +4,15 @@ import argparse
 import importlib
 import importlib.metadata
 import importlib.util
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 from eagle_plugin import __version__
+from eagle_plugin.atomic_io import write_output
 from eagle_plugin.command_end import end_of, importing
 from eagle_plugin.errors import UserError
 
@@ -46,7 +49,7 @@ DATA_COMMANDS = {
     "verify": ("eagle_plugin.data.verify", "read a feature store or a training run in full and check every digest"),
 }
 OWN_PARSERS = {
-    "optimize": ("eagle_plugin.optimize", "from prompts to a trained head with its measured gain: one recipe"),
+    "optimize": ("eagle_plugin.optimize.command", "from prompts to a trained head with its measured gain: one recipe"),
     "train": ("eagle_plugin.train.command", "train a draft head from a feature store"),
     "eval": ("eagle_plugin.evaluate.eval_command", "measure the acceptance of draft heads"),
     "export": ("eagle_plugin.heads.export_command", "rewrite any head as one that both engines load"),
@@ -140,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--files-only", action="store_true", help="check the files only; do not run the target and the head"
     )
+    check.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to this file")
     check.set_defaults(run=_check)
 
     data = commands.add_parser("data", help="from prompts to a feature store, step by step")
@@ -202,7 +206,7 @@ def _check(arguments: argparse.Namespace) -> None:
     algorithm = arguments.algorithm
     if arguments.files_only:
         info = check_head(target, head, algorithm=algorithm or stored_algorithm(read_config(head)))
-        warnings, drafts = list(info.warnings), "not measured (--files-only)"
+        warnings, drafts, measured = list(info.warnings), "not measured (--files-only)", {}
     else:
         with importing():
             from eagle_plugin.evaluate.check import PROMPTS, check
@@ -213,12 +217,14 @@ def _check(arguments: argparse.Namespace) -> None:
             )
         info, warnings, stats = report.info, report.warnings, report.served.stats
         drafts = f"first draft right for {stats.cumulative[0]:.1%}, accept length {stats.accept_length:.2f}"
+        measured = stats.to_json() | {"trained_acceptance": report.trained}
         if report.trained is not None:
             drafts += f" (in training {report.trained:.1%})"
     layers = ", ".join(map(str, info.aux_layer_ids)) or "none"
     _table(
         ("head", head),
         ("target", target),
+        ("kind", info.kind),
         ("fits", f"--speculative-algorithm {info.algorithm}"),
         ("architecture", f"{info.architecture}, {info.num_layers} layer(s), hidden size {info.hidden_size}"),
         ("vocabulary", f"{info.draft_vocab_size:,} of {info.vocab_size:,} tokens"),
@@ -228,6 +234,9 @@ def _check(arguments: argparse.Namespace) -> None:
     )
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
+    if arguments.json:
+        found = {"kind": info.kind, "aux_layers": info.aux_layer_ids, **measured, "warnings": warnings}
+        write_output(arguments.json, [json.dumps(found, indent=1), "\n"], "name another file with --json")
 
 
 def _version(arguments: argparse.Namespace) -> None:

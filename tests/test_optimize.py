@@ -1,5 +1,6 @@
 """The whole job on a real model: prompts, answers from a stock engine, features, training, measurement."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -9,7 +10,10 @@ from eagle_plugin.cli import main
 from eagle_plugin.errors import UserError
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.models import get_model
-from eagle_plugin.optimize import list_stages, read_job
+from eagle_plugin.models.shipped import recipe_file
+from eagle_plugin.optimize import command
+from eagle_plugin.optimize.recipe import read_job
+from eagle_plugin.optimize.stages import data_stages, list_stages
 
 RECIPE = """\
 target: smollm2-135m-instruct
@@ -107,7 +111,66 @@ def test_a_stage_that_is_not_there_is_refused_before_anything_runs(recipe, tmp_p
     assert not out.exists()
 
 
-def test_the_shipped_recipe_is_read(tmp_path):
-    job = read_job(Path("examples/recipes/smollm2-135m-instruct.yaml"))
-    assert [stage.name for stage in list_stages(job, tmp_path, tmp_path)][-1] == "evaluate"
+@pytest.mark.parametrize("name", sorted(path.stem for path in Path("examples/recipes").glob("*.yaml")))
+def test_the_shipped_recipes_are_read(tmp_path, name):
+    job = read_job(recipe_file(name))
+    names = [stage.name for stage in list_stages(job, tmp_path, tmp_path)]
+    assert names[-2:] == ["check", "evaluate"]
     assert job.compare is not None and (job.compare / "model.safetensors").is_file()  # by its name
+
+
+def test_the_shipped_recipes_share_the_stages_before_training(tmp_path):
+    """So that a second head needs no second answers and features."""
+    jobs = [read_job(path) for path in sorted(Path("examples/recipes").glob("*.yaml"))]
+    first, second = (list(data_stages(job, tmp_path, tmp_path)) for job in jobs)
+    assert first == second and len(first) > 5
+
+
+def test_data_and_head_have_folders_of_their_own(recipe, tmp_path):
+    data, out = tmp_path / "data", tmp_path / "out"
+    stages = list_stages(read_job(recipe), tmp_path / "target", out, data)
+    assert [stage.output.is_relative_to(data) for stage in stages] == [True] * 4 + [False] * 2
+    assert all(stage.output.is_relative_to(out) for stage in stages[4:])
+    assert f"- {data / 'features' / 'generated'}" in stages[4].recipe and str(data / "vocab") in stages[4].recipe
+
+
+def test_minutes_replace_the_budget(recipe, tmp_path):
+    stages = list_stages(read_job(recipe), tmp_path, tmp_path, minutes=3)
+    runs = [stage.recipe for stage in stages if stage.recipe]
+    assert len(runs) == 2 and all("budget:\n  minutes: 1.5\n" in run and "updates" not in run for run in runs)
+
+
+def test_a_second_job_uses_the_data_of_the_first_and_a_killed_one_goes_on(recipe, tmp_path, tiny_target, monkeypatch):
+    """Stages that write their file and do nothing else; one is killed the first time."""
+    ran, killed = [], ["train longer"]
+
+    def call(args, name):
+        ran.append(name)
+        if name in killed:
+            killed.remove(name)
+            raise KeyboardInterrupt
+        stage = next(stage for stage in stages if stage.name == name)
+        stage.output.parent.mkdir(parents=True, exist_ok=True)
+        stage.output.write_text(name)
+
+    monkeypatch.setattr(command, "_call", call)
+    monkeypatch.setattr(command, "_endpoint", lambda *args: contextlib.nullcontext([]))
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    text = recipe.read_text().replace("smollm2-135m-instruct", str(tiny_target))
+    first.write_text(text)
+    second.write_text(text.replace("  base:", "  other:"))
+    data, codes = tmp_path / "data", []
+    for path, name in ((first, "a"), (first, "a"), (second, "b"), (second, "b")):
+        stages = list_stages(read_job(path), tiny_target, tmp_path / name, data)
+        codes.append(main(["optimize", str(path), "--data", str(data), "--out", str(tmp_path / name)]))
+    before = ["prompts", "answers of the target", "vocabulary", "features of generated rows"]
+    assert codes == [130, 0, 0, 0]
+    assert ran == [*before, "train base", "train longer", "train longer", "train other", "train longer"]
+    assert (tmp_path / "a" / "head").read_text() == "train longer"
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "soon"])
+def test_minutes_are_a_positive_number(recipe, tmp_path, value, capsys):
+    with pytest.raises(SystemExit):
+        main(["optimize", str(recipe), "--out", str(tmp_path / "out"), "--minutes", value])
+    assert f"{value} is not a number of minutes above 0" in capsys.readouterr().err

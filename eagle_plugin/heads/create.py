@@ -70,6 +70,30 @@ def new_head(
     return head
 
 
+def continue_as(
+    kind: str,
+    head: DraftHead,
+    target_dir: str | Path,
+    *,
+    layers: int | None = None,
+    mask_token_id: int | None = None,
+    seed: int = 0,
+) -> DraftHead:
+    """Make a head of another kind that starts from a trained head, in the head's dtype on the CPU.
+
+    A P-EAGLE head can start from an EAGLE-3 head: it takes all of its tensors, so that its first draft is that of the
+    EAGLE-3 head. New are `mask_hidden`, drawn from N(0, 0.02), and `layers` beyond those of the head (None: as many):
+    they have the matrices of the first layer, but o_proj and down_proj are zero, so that they pass their input on until
+    training moves them. mask_token_id as in `new_head`.
+
+    Raises:
+        HeadError: the kind cannot start from that of the head, or the options do not fit it.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    wanted = len(head.layers) if layers is None else layers
+    return head_class(find_spec(kind)).continue_head(head, TargetFiles(target_dir), wanted, mask_token_id, generator)
+
+
 @torch.no_grad()
 def _draw(head: DraftHead, generator: torch.Generator) -> None:
     """N(0, 0.02) for matrices and the mask's features; norms stay one and the bias of fc zero."""

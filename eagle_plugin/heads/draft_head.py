@@ -139,6 +139,20 @@ class DraftHead(nn.Module):
         raise HeadError(f"an {self.kind} head drafts from all tokens of its target; leave its vocabulary as it is")
 
     @classmethod
+    def continue_head(
+        cls, head: DraftHead, target: TargetFiles, layers: int, mask_token_id: int | None, generator: torch.Generator
+    ) -> Self:
+        """A head of this kind that starts from a trained one of another kind; see `heads.create.continue_as`.
+
+        Raises:
+            HeadError: this kind cannot start from that one, or the options do not fit it.
+        """
+        raise HeadError(
+            f"a head of kind {cls.kind} cannot start from one of kind {head.kind}; leave the kind out to train that "
+            "head further, or name no head to start from"
+        )
+
+    @classmethod
     def load(
         cls,
         folder: str | Path,

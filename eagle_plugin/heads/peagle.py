@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from eagle_plugin.heads.draft_head import NewHeadOptions, StoredHead
+from eagle_plugin.heads.draft_head import DraftHead, NewHeadOptions, StoredHead
 from eagle_plugin.heads.eagle3 import Eagle3Head
 from eagle_plugin.heads.files import HeadError, read_mask_token
 from eagle_plugin.heads.mask_token import choose_mask_token
@@ -17,6 +18,9 @@ from eagle_plugin.heads.target_files import TargetFiles
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+STD = 0.02  # of new features of a masked row
 
 
 class PEagleHead(Eagle3Head):
@@ -50,6 +54,37 @@ class PEagleHead(Eagle3Head):
                 f"mask_token_id is {token}, wanted 0 to {target.vocab_size - 1}; name a token of the target"
             )
         return super().new_keys(target, ids, options) | {"mask_token_id": token}
+
+    @classmethod
+    @torch.no_grad()
+    def continue_head(
+        cls, head: DraftHead, target: TargetFiles, layers: int, mask_token_id: int | None, generator: torch.Generator
+    ) -> Self:
+        """As in the base class, from an EAGLE-3 head."""
+        if not isinstance(head, Eagle3Head) or isinstance(head, PEagleHead):
+            return super().continue_head(head, target, layers, mask_token_id, generator)
+        old = len(head.layers)
+        if layers < old:
+            raise HeadError(f"the head has {old} layers and {layers} are wanted; name {old} or more")
+        ids = head.to_target(torch.arange(len(head.d2t)))
+        keys = cls.new_keys(target, ids, NewHeadOptions(ids, "3.0", head.aux_layers, mask_token_id))
+        config = copy.deepcopy(head.config)
+        config.num_hidden_layers, config.mask_token_id = layers, keys["mask_token_id"]
+        made = cls(config, head.aux_layers)
+        made.mask_hidden.normal_(0.0, STD, generator=generator)
+        state = dict(head.state_dict())
+        hidden = config.hidden_size
+        for name, tensor in [item for item in state.items() if item[0].startswith("layers.0.")]:
+            part = name.removeprefix("layers.0.")
+            if part == "input_layernorm.weight":  # of the embedding, which later layers do not read
+                continue
+            value = tensor[:, -hidden:] if part.startswith(("self_attn.q", "self_attn.k", "self_attn.v")) else tensor
+            passes = part.startswith(("self_attn.o_proj", "mlp.down_proj"))
+            for i in range(old, layers):
+                state[f"layers.{i}.{part}"] = torch.zeros_like(value) if passes else value.clone()
+        state["mask_hidden"] = made.mask_hidden.to(head.fc.weight.dtype)
+        made.load_state_dict(state, assign=True)
+        return made
 
     @classmethod
     def adapt_config(cls, config: dict[str, Any], raw: dict[str, Any], speculators: bool) -> None:

@@ -21,7 +21,7 @@ from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.models import head_folder, target_folder
 from eagle_plugin.train.checkpoint import remove_run, saved_update
-from eagle_plugin.train.curve import draw_curve
+from eagle_plugin.train.curve import draw_curve, write_curve
 from eagle_plugin.train.distributed import Ranks, join_ranks
 from eagle_plugin.train.loop import RunResult, Trainer
 from eagle_plugin.train.model import DTYPES, check_features, make_head, make_objective, take_parameters
@@ -98,6 +98,7 @@ def train(settings: TrainRecipe, out: Path, ranks: Ranks, source: Source) -> int
         notes = _notes(settings, outcome, digest_items(source.items))
         save_head(whole, out / "head", target_dir=settings.target, manifest=notes)
         draw_curve(out / "logs", f"{head.kind} for {settings.target.name}")
+        write_curve(out / "logs")
         Console().print(_summary(settings, out, whole, outcome))
     ranks.wait()
     return 0
@@ -175,6 +176,7 @@ def _summary(settings: TrainRecipe, out: Path, head: DraftHead, outcome: RunResu
     ]
     if held_out := outcome.held_out:
         rows += [
+            ("held-out accuracy by depth", _join(held_out["accuracy"])),
             ("held-out acceptance by depth", _join(held_out["acceptance"])),
             ("held-out alpha by depth (T = 1)", _join(held_out["alpha"])),
             ("target's mass on the draft vocabulary", f"{held_out['mass'][0]:.1%}"),

@@ -133,6 +133,11 @@ class Layer:
         self.gate_up = (gate_up * layer.post_attention_layernorm.weight).to(dtype)
         self.down = mlp.down_proj.weight.to(dtype)
 
+    def weights(self) -> list[Tensor]:
+        """The tensors that a call multiplies with."""
+        found = (self.qkv, self.qkv_bias, self.output, self.output_bias, self.gate_up, self.down)
+        return [tensor for tensor in found if tensor is not None]
+
     def read_embeddings(self, embeds: Tensor) -> Tensor | None:
         """embeds [N, H] -> their part of q, k, v [N, (h + 2 g) D], or None where the layer does not read them."""
         if self.embed is None:
@@ -148,12 +153,14 @@ class Layer:
     ) -> Tensor:
         """x [N, H] and the embeddings' part of q, k, v -> [N, H].
 
-        attention: q [N, h, D], k and v [N, g, D] -> [N, h, D].
+        attention: q [N, h, D], k and v [N, g, D] -> [N, h, D]. x and embedded may have one row that stands for all rows
+        of the rotation.
         """
         mixed = F.linear(normalise(x, self.eps) if self.normed else x, self.qkv, self.qkv_bias)
         if embedded is not None:
             mixed = mixed + embedded
         heads, groups, _ = self.sizes
+        mixed = mixed.expand(len(rotation.cos), -1)
         qk, v = mixed.unflatten(-1, (-1, self.head_dim)).split([heads + groups, groups], 1)
         qk = rotation(qk)
         attended = attention(qk[:, :heads], qk[:, heads:], v)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.train.batches import Batch
-from eagle_plugin.train.parallel import Slots, draft_parallel, sample_slots
+from eagle_plugin.train.parallel import MaskedRows, ParallelPass, sample_masked_rows
+from eagle_plugin.train.segments import Segment, add_segments, cut_segments
 from eagle_plugin.train.unroll import unroll
 
 
@@ -33,6 +35,7 @@ class ObjectiveSettings:
     noise: float = 0.2  # EAGLE-2: width of the uniform noise on the features, times min(1, 512 / length)
     keep_rate: float = 0.7  # P-EAGLE: share of depth d that is drafted, to the power d ...
     keep_floor: float = 0.2  # ... but at least this
+    segment_rows: int = 2048  # P-EAGLE: most masked rows whose activations exist at once
     dtype: torch.dtype = torch.bfloat16  # of activations; parameters keep their own
 
 
@@ -41,11 +44,12 @@ class BatchPlan(NamedTuple):
 
     weights: Tensor  # [steps, N] float32
     totals: Tensor  # [steps] float64, sums of the weights of the rows that are learnt from
-    slots: Slots | None  # ParallelDrafting only
+    masked: MaskedRows | None  # ParallelDrafting only
     noise: Tensor | None  # [N, H], FeatureRegression only
 
 
 Drafts = tuple[list[Tensor], list[Tensor]]  # by step: the states [rows, H], and the rows of the batch they start from
+Score = Callable[[Drafts], tuple[Tensor, Tensor]]  # -> the loss of these drafts, and their measures without gradient
 
 
 class TrainingTimeTest:
@@ -60,14 +64,16 @@ class TrainingTimeTest:
         """Draw what is random about a batch with these weights [steps, N]."""
         return BatchPlan(weights, weights.sum(-1, dtype=torch.float64), None, None)
 
-    def draft(self, head: Any, batch: Batch, plan: BatchPlan, s: ObjectiveSettings) -> Drafts:
-        """The states of the rows that count."""
+    def learn(
+        self, head: Any, batch: Batch, plan: BatchPlan, s: ObjectiveSettings, score: Score
+    ) -> tuple[Tensor, Tensor]:
+        """Draft from the rows that count, and return what `score` says of the drafts."""
         # All steps share the target rows of step 0, so that none needs its own choice of them. The few additional rows
         # at the beginning of a document have weight 0.
         first = (plan.weights[0] > 0).nonzero()[:, 0]
         anchors = [first[first >= k] - k for k in range(s.steps)]
         steps = unroll(head, batch, s.steps, s.dtype, plan.noise)
-        return [state.index_select(0, anchor) for state, anchor in zip(steps, anchors, strict=True)], anchors
+        return score(([state.index_select(0, anchor) for state, anchor in zip(steps, anchors, strict=True)], anchors))
 
     def vocabulary_weight(self, s: ObjectiveSettings) -> float:
         """The weight of the loss over the vocabulary."""
@@ -99,28 +105,45 @@ class FeatureRegression(TrainingTimeTest):
 
 
 class ParallelDrafting(TrainingTimeTest):
-    """P-EAGLE (arXiv 2602.01469): all depths in one pass, over sampled slots."""
+    """P-EAGLE (arXiv 2602.01469): all depths in one pass over sampled masked rows, segment by segment."""
 
     default_decay = 1.0
 
     def plan(
         self, head: Any, batch: Batch, weights: Tensor, s: ObjectiveSettings, generator: torch.Generator, training: bool
     ) -> BatchPlan:
-        slots = sample_slots(batch, weights, s.keep_rate, s.keep_floor, generator)
-        picked = weights[slots.depth, slots.anchor].double()
+        masked = sample_masked_rows(batch, weights, s.keep_rate, s.keep_floor, generator)
         totals = torch.zeros(len(weights), dtype=torch.float64, device=weights.device)
-        return BatchPlan(weights, totals.index_add_(0, slots.depth, picked), slots, None)
+        totals.index_add_(0, masked.depth, weights[masked.depth, masked.anchor].double())
+        totals[0] = weights[0].sum(dtype=torch.float64)
+        return BatchPlan(weights, totals, masked, None)
 
-    def draft(self, head: Any, batch: Batch, plan: BatchPlan, s: ObjectiveSettings) -> Drafts:
-        assert plan.slots is not None
-        anchor, depth = plan.slots
-        counts = plan.weights[depth, anchor] > 0
-        picks = [((depth == k) & counts).nonzero()[:, 0] for k in range(s.steps)]
-        states = draft_parallel(head, batch, plan.slots, s.dtype)
-        return [states.index_select(0, pick) for pick in picks], [anchor[pick] for pick in picks]
+    def learn(
+        self, head: Any, batch: Batch, plan: BatchPlan, s: ObjectiveSettings, score: Score
+    ) -> tuple[Tensor, Tensor]:
+        assert plan.masked is not None
+        masked, work = plan.masked, ParallelPass(head, batch, s.steps, s.dtype)
+        counts = plan.weights[0] > 0
+        layers = len(work.layers)
+
+        def draft(segment: Segment, rows: list[Tensor]) -> tuple[Tensor, Tensor]:
+            states, keys, values = rows[0], rows[1 : 1 + layers], rows[1 + layers :]
+            first = counts[segment.start : segment.end].nonzero()[:, 0] + segment.start
+            by_step, anchors = [states.index_select(0, first - segment.context)], [first]
+            here = MaskedRows(masked.anchor[segment.masked], masked.depth[segment.masked])
+            deep = work.draft_masked(here, segment.context, keys, values) if len(here.anchor) else states[:0]
+            for depth in range(1, s.steps):
+                picked = (here.depth == depth).nonzero()[:, 0]
+                by_step.append(deep.index_select(0, picked))
+                anchors.append(here.anchor[picked])
+            return score((by_step, anchors))
+
+        weights = work.weights() + ([] if head.own_lm_head is None else [head.own_lm_head])
+        segments = cut_segments(batch, masked, s.segment_rows)
+        return add_segments(draft, segments, [work.states, *work.keys, *work.values], weights)
 
     def reach_parameters(self, head: Any, loss: Tensor) -> Tensor:
-        return loss + 0.0 * head.mask_hidden.sum()  # a batch without deep slots does not use it
+        return loss + 0.0 * head.mask_hidden.sum()  # a batch without masked rows does not use it
 
 
 METHODS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.optim import AdamW, Muon, Optimizer
 
 from eagle_plugin.data.store.features import Readout
 from eagle_plugin.data.vocabulary import load_draft_vocabulary
-from eagle_plugin.heads.create import new_head
+from eagle_plugin.heads.create import continue_as, new_head
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.heads.target_files import TargetFiles
@@ -40,20 +41,35 @@ def make_head(settings: TrainRecipe, aux_layers: tuple[int, ...]) -> DraftHead:
     """
     options, target = settings.head, settings.target
     ids = None if options.vocabulary is None else load_draft_vocabulary(options.vocabulary)[0]
-    if options.start is None:
-        head = new_head(options.kind, target, ids, aux_layers=aux_layers or None, seed=settings.seed, **options.shape())
-    else:
-        head = load_any_head(options.start, target, torch.float32)
-    if ids is None:
-        return head
-    if head.own_lm_head is None:
+    if options.start is not None:
+        return _existing_head(settings, options.start, ids)
+    head = new_head(options.kind, target, ids, aux_layers=aux_layers or None, seed=settings.seed, **options.shape())
+    _check_takes_vocabulary(head, options.vocabulary)
+    return head
+
+
+def _existing_head(settings: TrainRecipe, start: Path, ids: Tensor | None) -> DraftHead:
+    """The head in the folder `start`, with the draft vocabulary `ids` and of the kind that the recipe names."""
+    options, target = settings.head, settings.target
+    head = load_any_head(start, target, torch.float32)
+    if ids is not None:
+        _check_takes_vocabulary(head, options.vocabulary)
+        head.change_vocabulary(ids, TargetFiles(target).lm_head())
+    if options.kind not in ("auto", head.kind):
+        grown = {"layers": options.layers, "mask_token_id": options.mask_token_id}
+        return continue_as(options.kind, head, target, seed=settings.seed, **grown)
+    if options.shape():
+        own = ", ".join(options.shape())
+        raise TrainError(f"{start} is a head of kind {head.kind} and has its own {own}; leave these keys out")
+    return head
+
+
+def _check_takes_vocabulary(head: DraftHead, vocabulary: Path | None) -> None:
+    if vocabulary is not None and head.own_lm_head is None:
         raise TrainError(
-            f"head.vocabulary is {options.vocabulary}, and an {head.kind} head drafts from all tokens of its target; "
+            f"head.vocabulary is {vocabulary}, and an {head.kind} head drafts from all tokens of its target; "
             "leave the key out"
         )
-    if options.start is not None:
-        head.change_vocabulary(ids, TargetFiles(target).lm_head())
-    return head
 
 
 def check_features(head: DraftHead, aux_layers: tuple[int, ...]) -> None:

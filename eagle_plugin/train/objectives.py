@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from eagle_plugin.data.store.features import Readout
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.train.batches import Batch, weigh_chains
 from eagle_plugin.train.loss import RowScores, StepRows, Teacher, vocabulary_loss
-from eagle_plugin.train.methods import METHODS, BatchPlan, ObjectiveSettings
+from eagle_plugin.train.methods import METHODS, BatchPlan, Drafts, ObjectiveSettings
 from eagle_plugin.train.unroll import lm_head_input
 
 METRICS = (
@@ -89,9 +90,17 @@ class Objective(nn.Module):
         totals [steps]: `plan.totals` summed over all that one optimiser step learns from. detail: measure alpha, which
         is always done in evaluation mode.
         """
+        method, head = self.method, self.head
+        loss, sums = method.learn(head, batch, plan, self.settings, partial(self._score, batch, plan, totals, detail))
+        return Losses(method.reach_parameters(head, loss), sums)
+
+    def _score(
+        self, batch: Batch, plan: BatchPlan, totals: Tensor, detail: bool, drafts: Drafts
+    ) -> tuple[Tensor, Tensor]:
+        """The loss of some drafts, and their METRICS. The drafts of one row must be here with those of lower depth."""
         s, method, head = self.settings, self.method, self.head
         wanted = batch.document.new_zeros(len(batch), dtype=torch.bool)
-        steps, anchors = method.draft(head, batch, plan, s)
+        steps, anchors = drafts
         for k, anchor in enumerate(anchors):
             wanted[anchor + 1 + k] = True
         rows = wanted.nonzero()[:, 0]  # of the target: what follows token t+1+k
@@ -119,8 +128,7 @@ class Objective(nn.Module):
                 distance = F.smooth_l1_loss(wide, goal, reduction="none").mean(-1)
                 loss = loss + s.regression * scale[k] * (weights[k] * distance).sum()
             distances.append(distance.detach())
-        loss = method.reach_parameters(head, loss)
-        return Losses(loss, self._measure(batch, anchors, weights, scores, distances))
+        return loss, self._measure(batch, anchors, weights, scores, distances)
 
     def total_loss(self, metrics: dict[str, list[float]]) -> float:
         """The loss that is minimised, from the parts by depth that `summarize` returns."""

@@ -58,7 +58,9 @@ class HeadSettings(_Section):
     @model_validator(mode="after")
     def _check(self) -> HeadSettings:
         if self.start is not None:
-            fixed = sorted(self.model_fields_set - {"start", "vocabulary"})
+            # A head of another kind may start from it, with what only that kind has.
+            free = {"kind", "layers", "mask_token_id"} if self.kind != "auto" else set()
+            fixed = sorted(self.model_fields_set - {"start", "vocabulary"} - free)
             if fixed:
                 raise ValueError(f"an existing head (`from`) has its own {', '.join(fixed)}; leave these keys out")
         return self
@@ -145,6 +147,7 @@ class LossSettings(_Section):
     noise: Annotated[float, Field(ge=0, le=1)] = 0.2
     keep_rate: Share = 0.7
     keep_floor: Share = 0.2
+    segment_rows: Positive = 2048  # P-EAGLE: memory, not results
     prompt_weight: Annotated[float, Field(ge=0, le=1)] = 0.0
 
     @model_validator(mode="after")

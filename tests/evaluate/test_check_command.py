@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from eagle_plugin.cli import main
 from eagle_plugin.evaluate.check import check
+from eagle_plugin.heads.create import continue_as
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.heads.files import HeadError
 from eagle_plugin.heads.load import load_any_head
@@ -31,6 +32,24 @@ def test_good_head_passes(markov_target: Path, markov_eagle2: Path, markov_eagle
         assert report.info.algorithm == algorithm and report.others == [] and report.trained is None
         assert report.warnings == []
         assert report.served.stats.cumulative == pytest.approx([1.0] * 4)
+
+
+def test_a_peagle_head_is_recognised(
+    markov_target: Path, markov_eagle3_reduced: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is right in its first draft, as the head that it starts from, and its untrained masked rows are not."""
+    start = load_any_head(markov_eagle3_reduced, markov_target)
+    head = continue_as("peagle", start, markov_target, layers=2, mask_token_id=2)
+    save_head(head, tmp_path / "head", target_dir=markov_target)
+    report = check(markov_target, tmp_path / "head", prompts=PROMPTS)
+    assert report.info.kind == "peagle" and report.info.num_layers == 2
+    assert report.served.stats.cumulative[0] == 1.0 > 0.5 > report.served.stats.cumulative[1]
+    found = tmp_path / "check.json"
+    for folder, kind in ((tmp_path / "head", "peagle"), (markov_eagle3_reduced, "eagle3")):
+        assert main(["check", str(markov_target), str(folder), "--json", str(found)]) == 0
+        assert f"kind               {kind}\n" in capsys.readouterr().out
+        written = json.loads(found.read_text())
+        assert written["kind"] == kind and written["cumulative"][0] == 1.0
 
 
 def test_head_of_another_target_is_refused(markov_target: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from eagle_plugin.heads.eagle2 import Eagle2Head
 from eagle_plugin.heads.eagle3 import Eagle3Head
 from eagle_plugin.heads.peagle import PEagleHead
 from eagle_plugin.train.batches import Batch, pack
+from eagle_plugin.train.parallel import MaskedRows, ParallelPass
 
 AUX_LAYERS = (1, 2, 3)
 
@@ -70,6 +71,14 @@ def peagle_head(seed: int = 0, draft_ids: Tensor | None = None, **config: Any) -
     if draft_ids is not None:
         config["draft_vocab_size"] = len(draft_ids)
     return randomise(PEagleHead(head_config(mask_token_id=39, **config), AUX_LAYERS), seed, draft_ids)
+
+
+def parallel_states(head: PEagleHead, batch: Batch, rows: MaskedRows) -> dict[tuple[int, int], Tensor]:
+    """The state of every verified row and of these masked rows in float32, by (anchor, depth)."""
+    work = ParallelPass(head, batch, int(rows.depth.max()) + 1 if len(rows.depth) else 1, torch.float32)
+    masked = work.draft_masked(rows, 0, work.keys, work.values)
+    verified = {(anchor, 0): state for anchor, state in enumerate(work.states)}
+    return verified | dict(zip(zip(*(x.tolist() for x in rows), strict=True), masked, strict=True))
 
 
 def random_documents(lengths: list[tuple[int, int]], seed: int = 0, hidden: int = 16, vocab: int = 39) -> Batch:

@@ -36,20 +36,31 @@ def runs(features, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     # Few documents per update, so that the two shares have unequal masks, and several forwards each.
     values = recipe(features.target, features.store, budget={"updates": UPDATES}, batch_tokens=120, micro_tokens=50)
     values |= {"log_every": 1, "eval_every": 4, "checkpoint_every": 4}
-    one = run_training(folder, "one", values)
-    files = [write_recipe(folder / f"{name}.yaml", values | {"parallel": name}) for name in ("ddp", "fsdp")]
-    launch([*files, write_recipe(folder / "local.yaml", values)])
-    return {"one": one} | {name: folder / name for name in ("ddp", "fsdp", "local")}
+    # Without dropped rows, which every process draws for itself; several segments per forward.
+    masked = {"kind": "peagle", "layers": 2, "mask_token_id": 2}
+    peagle = values | {"head": masked, "loss": {"keep_rate": 1.0, "keep_floor": 1.0, "segment_rows": 12}}
+    recipes = {"": values, "-peagle": peagle}
+    found = {f"one{kind}": run_training(folder, f"one{kind}", each) for kind, each in recipes.items()}
+    files = [
+        write_recipe(folder / f"{name}{kind}.yaml", each | {"parallel": name})
+        for name in ("ddp", "fsdp")
+        for kind, each in recipes.items()
+    ]
+    files.append(write_recipe(folder / "local.yaml", values))
+    launch(files)
+    return found | {file.stem: file.with_suffix("") for file in files}
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp"])
-def test_two_processes_equal_one(runs: dict[str, Path], name: str) -> None:
+@pytest.mark.parametrize("kind", ["", "-peagle"])
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_equal_one(runs: dict[str, Path], parallel: str, kind: str) -> None:
+    name, one = f"{parallel}{kind}", f"one{kind}"
     for split in ("train", "val"):
-        ours, theirs = (read_log(runs[run] / "logs" / f"{split}.csv") for run in (name, "one"))
+        ours, theirs = (read_log(runs[run] / "logs" / f"{split}.csv") for run in (name, one))
         assert [row["update"] for row in ours] == [row["update"] for row in theirs]
         for key in ("tokens", "loss", "loss_2", "accuracy_1"):
             assert [row[key] for row in ours] == pytest.approx([row[key] for row in theirs], rel=1e-4)
-    assert distance(newest(runs[name]), newest(runs["one"])) < 2e-5
+    assert distance(newest(runs[name]), newest(runs[one])) < 2e-5
 
 
 def test_control_sums_that_are_not_shared_give_other_weights(runs: dict[str, Path]) -> None:

@@ -14,7 +14,7 @@ from training_runs import newest, recipe, run_training, weights
 
 from eagle_plugin.data.vocabulary import save_draft_vocabulary
 from eagle_plugin.heads.load import load_any_head
-from eagle_plugin.train.curve import draw_curve
+from eagle_plugin.train.curve import draw_curve, write_curve
 from eagle_plugin.train.logs import COLUMNS, TRAIN_COLUMNS, CsvLog, depth_columns, read_log
 from eagle_plugin.train.recipe import BudgetSettings, OptimiserSettings, PhaseSettings, TrainError
 from eagle_plugin.train.schedule import learning_factor, phase_at, spent_share
@@ -95,13 +95,18 @@ def test_learning_curve_is_a_picture(run: Path) -> None:
     assert svg.count("<path") > 10 and "depth 1" in svg
     # The same numbers give the same bytes.
     assert [path.name for path in draw_curve(run / "logs", "eagle3 for tiny-llama")] == ["curve.png", "curve.svg"]
+    curve = json.loads((run / "logs" / "curve.json").read_text())["held_out"]
+    rows = read_log(run / "logs" / "val.csv")
+    assert [entry["update"] for entry in curve] == [row["update"] for row in rows]
+    assert curve[-1]["accuracy"] == [rows[-1][f"accuracy_{k}"] for k in (1, 2, 3)]
+    assert curve[-1]["total_loss"] == rows[-1]["loss"] != curve[-1]["loss"][0]
     assert (run / "logs" / "curve.svg").read_text() == svg
 
 
 def test_nothing_to_draw_draws_nothing(tmp_path: Path) -> None:
     for name in ("train", "val"):
         CsvLog(tmp_path / f"{name}.csv", COLUMNS, 0).close()
-    assert draw_curve(tmp_path, "empty") == [] and not list(tmp_path.glob("*.png"))
+    assert draw_curve(tmp_path, "empty") == [] and write_curve(tmp_path) is None and not list(tmp_path.glob("*.png"))
 
 
 def test_torn_log_is_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
@@ -166,6 +171,23 @@ def test_other_kinds_train_and_export(features, tmp_path: Path, kind: str) -> No
         with pytest.raises(TrainError, match="holds token 20, which the head uses as its mask"):
             head["mask_token_id"] = 20
             run_training(tmp_path, "taken", recipe(features.target, features.store, head=head))
+
+
+def test_parallel_drafting_starts_from_an_eagle3_head(features, tmp_path: Path) -> None:
+    values = recipe(features.target, features.store, head={"kind": "eagle3"}, budget={"updates": 12})
+    start = str(run_training(tmp_path, "start", values) / "head")
+    head = {"kind": "peagle", "from": start, "layers": 2, "mask_token_id": 2}
+    values = recipe(features.target, features.store, head=head, phases=[{"steps": 4}], budget={"updates": 12})
+    run = run_training(tmp_path, "parallel", values | {"loss": {"segment_rows": 50}})
+    trained = load_any_head(run / "head", features.target)
+    assert trained.kind == "peagle" and len(trained.layers) == 2
+    before, *_, after = read_log(run / "logs" / "val.csv")
+    last = read_log(tmp_path / "start" / "logs" / "val.csv")[-1]
+    assert before["loss_1"] == pytest.approx(last["loss_1"], abs=1e-2)  # exported in bfloat16
+    assert after["loss_4"] < before["loss_4"] - 0.05
+    values["head"] = {"kind": "peagle", "from": str(run / "head"), "layers": 3}
+    with pytest.raises(TrainError, match="is a head of kind peagle and has its own layers"):
+        run_training(tmp_path, "again", values)
 
 
 def test_micro_batches_sum_to_the_whole(features, tmp_path: Path) -> None:

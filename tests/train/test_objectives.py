@@ -9,7 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from toy_targets import eagle2_head, eagle3_head, peagle_head, random_documents, random_readout
+from toy_targets import (
+    eagle2_head,
+    eagle3_head,
+    parallel_states,
+    peagle_head,
+    random_documents,
+    random_readout,
+)
 
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.eagle2 import Eagle2Head
@@ -17,7 +24,6 @@ from eagle_plugin.heads.peagle import PEagleHead
 from eagle_plugin.train.batches import Batch, pack
 from eagle_plugin.train.methods import ObjectiveSettings
 from eagle_plugin.train.objectives import METRICS, Objective, summarize
-from eagle_plugin.train.parallel import draft_parallel
 from eagle_plugin.train.unroll import unroll
 
 DRAFT = torch.arange(0, 40, 2)
@@ -43,11 +49,10 @@ def states_of(head: DraftHead, objective: Objective, batch: Batch) -> list[dict[
     """By step, the head's state of every row that drafts there."""
     steps = objective.settings.steps
     if isinstance(head, PEagleHead):
-        slots = objective.plan(batch, 0).slots
-        assert slots is not None
-        flat = draft_parallel(head, batch, slots, torch.float32)
-        rows = list(zip(slots.anchor.tolist(), slots.depth.tolist(), flat, strict=True))
-        return [{anchor: state for anchor, depth, state in rows if depth == k} for k in range(steps)]
+        masked = objective.plan(batch, 0).masked
+        assert masked is not None
+        states = parallel_states(head, batch, masked)
+        return [{anchor: states[anchor, depth] for anchor, depth in states if depth == k} for k in range(steps)]
     unrolled = unroll(head, batch, steps, torch.float32)  # type: ignore[arg-type]
     return [dict(enumerate(states)) for states in unrolled]
 

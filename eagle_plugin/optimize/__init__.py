@@ -1,0 +1,1 @@
+"""A recipe as a sequence of sub-commands, from prompts to a trained head with its measured gain."""

@@ -1,0 +1,134 @@
+"""The stages of a job: which sub-command makes which file, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from eagle_plugin.data.sources.sets import SETS
+from eagle_plugin.optimize.recipe import JobError, JobRecipe
+from eagle_plugin.recipes import did_you_mean
+from eagle_plugin.train.recipe import parse_recipe
+
+VOCABULARY = "vocabulary.safetensors"
+
+
+class Stage(NamedTuple):
+    """One sub-command of the job; it is done when `output` exists and no stage up to this one has changed since."""
+
+    name: str
+    args: list[str]
+    output: Path
+    needs_server: bool = False
+    recipe: str = ""  # of a training run: the content of the file that args[1] names
+
+
+def list_stages(
+    job: JobRecipe, target: Path, out: Path, data: Path | None = None, minutes: float | None = None
+) -> list[Stage]:
+    """The sub-commands of a job in their order: those of `data_stages`, then those of `head_stages`.
+
+    data: the folder of prompts, answers and features (None: out). minutes: of training, instead of the recipe's budget.
+
+    Raises:
+        JobError, TrainError: a later stage would fail, perhaps after hours: its part of the recipe is wrong.
+    """
+    data = out if data is None else data
+    return [*data_stages(job, target, data), *head_stages(job, target, out, data, minutes)]
+
+
+def data_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
+    """From prompts to features, all in the folder `data`."""
+    yield from _prompt_stages(job, target, data)
+    rows = [data / f"{name}.jsonl" for name in _stores(job)]
+    if job.vocabulary is not None:
+        out = data / VOCABULARY
+        args = ["data", "vocabulary", *map(str, rows), "--target", str(target), "--size", str(job.vocabulary)]
+        yield Stage("vocabulary", [*args, "--out", str(out)], out)
+    for file in rows:
+        store = data / "features" / file.stem
+        args = ["data", "features", str(file), "--target", str(target), "--store", str(store)]
+        if job.aux_layers is not None:
+            args += ["--aux-layers", ",".join(map(str, job.aux_layers))]
+        yield Stage(f"features of {file.stem} rows", args, store / "manifest.json")
+
+
+def head_stages(job: JobRecipe, target: Path, out: Path, data: Path, minutes: float | None) -> Iterator[Stage]:
+    """Training, check and evaluation, all in the folder `out`."""
+    for name in job.evaluate:
+        _check_known("evaluate", name, SETS)
+    if job.compare is not None and not (job.compare / "config.json").is_file():
+        raise JobError(f"the recipe's compare is {job.compare}, which holds no config.json; give the folder of a head")
+    budget = None if minutes is None else {"minutes": minutes / len(job.train)}
+    head: Path | None = None
+    for name, keys in job.train.items():
+        folder = out / "train" / name
+        args = ["train", f"{folder}.yaml", "--out", str(folder)]
+        recipe = _train_recipe(name, keys | ({"budget": budget} if budget else {}), job, target, data, head)
+        yield Stage(f"train {name}", args, folder / "head", recipe=recipe)
+        head = folder / "head"
+    if job.evaluate:
+        checked, report = out / "check.json", out / "eval.json"
+        yield Stage("check", ["check", str(target), str(head), "--json", str(checked)], checked)
+        heads = [str(path) for path in (job.compare, head) if path is not None]
+        args = ["eval", str(target), *heads, "--sets", *job.evaluate, "--json", str(report)]
+        yield Stage("evaluate", args, report)
+
+
+def _stores(job: JobRecipe) -> list[str]:
+    """The names of the files of token rows, and of their feature stores."""
+    return ["generated"] if job.recorded is None else ["generated", "recorded"]
+
+
+def _prompt_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
+    prompts, settings = data / "prompts.jsonl", job.prompts
+    if bool(settings.files) == (settings.builtin is not None):
+        raise JobError("the recipe's prompts name both files and builtin, or neither; give one of them")
+    if settings.builtin is not None:
+        args = ["data", "builtin", "--limit", str(settings.builtin), "--out", str(prompts)]
+    else:
+        args = ["data", "prepare", *map(str, settings.files), "--privacy", settings.privacy, "--out", str(prompts)]
+    yield Stage("prompts", args, prompts)
+    ask, rows = job.generate, data / "generated.jsonl"
+    args = ["data", "generate", str(prompts), "--out", str(rows), "--max-tokens", str(ask.max_tokens)]
+    args += ["--concurrency", str(ask.concurrency)]
+    if ask.temperatures:
+        args += ["--temperature", *map(str, ask.temperatures)]
+    for url in ask.endpoints:
+        args += ["--endpoint", url]
+    yield Stage("answers of the target", args, rows, needs_server=not ask.endpoints)
+    if job.recorded is not None:
+        dialogues, rows = data / "dialogues.jsonl", data / "recorded.jsonl"
+        args = ["data", "builtin", "--recorded", "--limit", str(job.recorded.count), "--out", str(dialogues)]
+        yield Stage("recorded dialogues", args, dialogues)
+        args = ["data", "render", str(dialogues), "--target", str(target), "--out", str(rows)]
+        yield Stage("rendered dialogues", [*args, "--max-length", str(job.recorded.max_length)], rows)
+
+
+def _check_known(key: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        hint = did_you_mean(str(name), known)
+        raise JobError(f"the recipe's {key} names {name!r}, wanted of {', '.join(known)}{hint}; correct it")
+
+
+def _train_recipe(name: str, keys: dict[str, Any], job: JobRecipe, target: Path, data: Path, head: Path | None) -> str:
+    """The recipe of one training run; all but the first start from the head before them, with its draft vocabulary."""
+    for part in ("head", "data"):
+        if not isinstance(keys.get(part, {}), dict):
+            raise JobError(f"the recipe's train.{name}.{part} is {keys[part]!r}, wanted a mapping of keys; correct it")
+    shape = dict(keys.get("head", {}))
+    if head is not None:
+        shape["from"] = str(head)
+    elif job.vocabulary is not None:
+        shape["vocabulary"] = str(data / VOCABULARY)
+    stores = keys.get("data", {}).get("store", ["generated"])
+    stores = stores if isinstance(stores, list) else [stores]
+    for store in stores:
+        _check_known(f"train.{name}.data.store", store, _stores(job))
+    source = {"store": [str(data / "features" / store) for store in stores]}
+    values = {**keys, "target": str(target), "head": shape, "data": source}
+    parse_recipe(values, f"the recipe's train.{name}")
+    return yaml.safe_dump(values, sort_keys=False)
