@@ -7,7 +7,9 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 from numpy.typing import NDArray
+from serving import GRAPHS, OVERLAP, SYNCHRONOUS
 
 from eagle_plugin.bench.servers import Server
 
@@ -20,6 +22,13 @@ SETTINGS: dict[str, Any] = {
         "--constrained-json-disable-any-whitespace",  # a random model would go on with spaces for ever
     ),
     "max_running_requests": 32,
+}
+# How rounds run, and the fixture of the head: the parameters of the fixture `plugin`, by their names.
+WAYS = {
+    "synchronous": (SYNCHRONOUS, "bigram_eagle3"),
+    "overlap": (OVERLAP, "bigram_eagle3"),
+    "graphs": (GRAPHS, "bigram_eagle3"),
+    "all levels at once": (GRAPHS, "bigram_peagle"),
 }
 PROMPT = "tree root leaf"
 SAMPLING: list[dict[str, Any]] = [
@@ -40,6 +49,14 @@ PENALISED = {
     "logit_bias": {"87": 2.5},  # a token that is generated often, and so penalised often
 }
 AT_ONCE = 500  # the scheduler looks at its whole queue before every batch
+
+
+def ways_of_rounds(*in_make_test: str) -> list[Any]:
+    """Parameters of the fixture `plugin`: these of WAYS in ``make test``, the others in ``make test-matrix``."""
+    return [
+        pytest.param(way, id=name, marks=() if name in in_make_test else pytest.mark.matrix)
+        for name, way in WAYS.items()
+    ]
 
 
 def post(server: Server, path: str, body: dict[str, Any]) -> Any:

@@ -23,7 +23,7 @@ SHARED = {
     }.items()
     for name in names
 }
-# Parameters of the fixture `plugin`, so in the names of its tests.
+# Parameters of the fixture `plugin`, so in the names of its tests; sampling_requests.py.
 WAYS = ("synchronous", "overlap", "graphs", "all levels at once")
 WAY = re.compile(rf"[\[-]({'|'.join(WAYS)})[\]-]")
 # Seconds of the groups that take longest, on two cores: the lines "group" of `make test ARGS=--durations=20`.

@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ class Forks:
 
     def __init__(self) -> None:
         self.environment = environment_of_imports()
+        self._asking = threading.Lock()  # servers are stopped side by side
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, __file__],
@@ -67,8 +69,9 @@ class Forks:
         """The answer to one request; raises RuntimeError with what was printed if the process has ended."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
-            print(json.dumps(request), file=self._process.stdin, flush=True)
-            return json.loads(self._process.stdout.readline())
+            with self._asking:
+                print(json.dumps(request), file=self._process.stdin, flush=True)
+                return json.loads(self._process.stdout.readline())
         except (OSError, ValueError) as error:
             self._printed.seek(0)
             printed = self._printed.read()[-2000:].decode(errors="replace")

@@ -9,8 +9,8 @@ import bigram_models
 import httpx
 import peagle_models
 import pytest
-from sampling_requests import SETTINGS, SHAPE
-from serving import GRAPHS, OVERLAP, SYNCHRONOUS, serving, tiny_spec
+from sampling_requests import SETTINGS, SHAPE, ways_of_rounds
+from serving import serving, tiny_spec
 
 from eagle_plugin.bench.servers import Server
 
@@ -41,13 +41,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory, bigram_target: Path) -> Iter
 
 @pytest.fixture(
     scope="package",
-    params=[
-        pytest.param((SYNCHRONOUS, "bigram_eagle3"), id="synchronous"),
-        pytest.param((OVERLAP, "bigram_eagle3"), id="overlap", marks=pytest.mark.matrix),
-        pytest.param((GRAPHS, "bigram_eagle3"), id="graphs"),
-        # test_parallel_heads.py has the short forms of these tests.
-        pytest.param((GRAPHS, "bigram_peagle"), id="all levels at once", marks=pytest.mark.matrix),
-    ],
+    params=ways_of_rounds("synchronous", "graphs"),  # test_parallel_heads.py: the short forms with its head
 )
 def plugin(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, bigram_target: Path

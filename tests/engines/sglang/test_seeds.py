@@ -7,8 +7,8 @@ import pytest
 import torch
 from gtest import p_values
 from sampling_distribution import distribution, next_logits, prompt_ids, sample
-from sampling_requests import AT_ONCE, PROMPT, ask, post
-from serving import GRAPHS, OVERLAP, SYNCHRONOUS, accept_length
+from sampling_requests import AT_ONCE, PROMPT, ask, post, ways_of_rounds
+from serving import accept_length
 
 pytest.importorskip("sglang")
 
@@ -20,15 +20,7 @@ from eagle_plugin.kernels.sampling import SamplingParams
 # rounds of one shape draw the same by a seed is shown by test_tensor_parallel.py, whose one rank runs them.
 pytestmark = [
     pytest.mark.server,
-    pytest.mark.parametrize(
-        "plugin",
-        [
-            pytest.param(SYNCHRONOUS, id="synchronous", marks=pytest.mark.matrix),
-            pytest.param(OVERLAP, id="overlap", marks=pytest.mark.matrix),
-            pytest.param(GRAPHS, id="graphs"),
-        ],
-        indirect=True,
-    ),
+    pytest.mark.parametrize("plugin", ways_of_rounds("graphs"), indirect=True),
 ]
 
 SETTINGS = [
