@@ -28,6 +28,7 @@ UNITS = {
 }  # fmt: skip
 ENGINES = {
     "greedy": ("greedy",),
+    "P-EAGLE": ("parallel_heads",),
     "scheduling": ("greedy_scheduling", "windows", "lora"),
     "requests": ("greedy_requests", "metrics"),
     "sampling": ("sampling_distribution", "seeds"),
