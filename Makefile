@@ -88,13 +88,18 @@ serve: $(ENGINE_ENV) ## run a server with the plugin on 127.0.0.1 until Ctrl-C
 WORKERS ?= 2
 PYTEST = $(CALM) $(BIN)/python -m pytest -n $(WORKERS)
 
-test: lint env-vllm ## lint, then the tests with real engines: at least one case of everything (about 30 minutes on two cores)
+# Both environments at once, and lint beside the second one.
+PREPARE = @$(MAKE) --no-print-directory -j2 lint env-vllm
+
+test: ## lint, then the tests with real engines: at least one case of everything (about 25 minutes on two cores)
+	$(PREPARE)
 	$(PYTEST) -m 'not matrix' $(ARGS)
 
-test-fast: env env-vllm ## the tests that start no engine
-	$(PYTEST) -m 'not server and not matrix' $(ARGS)
+test-fast: env ## the tests that start no engine and compile nothing (under five minutes)
+	$(PYTEST) -m 'not server and not slow and not matrix' $(ARGS)
 
-test-matrix: lint env-vllm ## every test: make test, and more sizes, settings and builds of the same
+test-matrix: ## every test: make test, and more sizes, settings and builds of the same
+	$(PREPARE)
 	$(PYTEST) $(ARGS)
 
 CODE := $(wildcard *.py eagle_plugin compat tests benchmarks tools)

@@ -27,10 +27,13 @@ find_uv() { # prints uv's path, nothing where it cannot be had
     local found
     found=$(command -v uv || true)
     if [ -n "$found" ] && "$found" --version >/dev/null 2>&1; then echo "$found"; return 0; fi
-    if [ ! -x "$TOOLS/bin/uv" ]; then
+    # Two environments may be made at once: one of them installs uv, the other waits at the lock.
+    (
+        ! command -v flock >/dev/null || flock 9
+        [ ! -x "$TOOLS/bin/uv" ] || exit 0
         say "no uv on PATH, installing it into $TOOLS"
-        { make_venv "$TOOLS" && "$TOOLS/bin/pip" install -q uv; } >&2 || return 0
-    fi
+        { make_venv "$TOOLS" && "$TOOLS/bin/pip" install -q uv; } >&2
+    ) 9<"$0" || return 0
     echo "$TOOLS/bin/uv"
 }
 

@@ -23,7 +23,7 @@ LAW: dict[str, set[str]] = {
     "heads": {"core", "models"},
     "data": {"models"},
     # What trees it asks the servers for, and what a server's policy reports.
-    "bench": {"core.shape", "core.policy", "core.policy_report", "models"},
+    "bench": {"core.shape", "core.policy", "core.policy_report", "core.prediction_errors", "models"},
     "kernels": {"core"},
     "reference": {"core", "heads"},
     "evaluate": {"core", "heads", "data", "models", "reference"},

@@ -19,18 +19,23 @@ def test_the_tables_name_files_that_exist() -> None:
     environment = runpy.run_path(str(ROOT / "tests" / schedule.VLLM_ENVIRONMENT))
     processes = {f"test_group[{group}]" for group in environment["GROUPS"]}
     assert set(schedule.SHARED) <= FILES
-    assert set(schedule.SECONDS) <= (FILES - set(schedule.SHARED)) | set(schedule.SHARED.values()) | processes
+    shared = {f"{name} {way}" for name in schedule.SHARED.values() for way in schedule.WAYS}
+    assert set(schedule.SECONDS) <= FILES | shared | processes
 
 
 def test_groups() -> None:
     assert schedule.group_of("tests/core/test_tree.py::test_a[x::y]") == "core/test_tree.py"
-    assert schedule.group_of("tests/engines/sglang/test_seeds.py::test_a") == "sglang bigram"
+    seeds = "engines/sglang/test_seeds.py"
+    assert schedule.group_of(f"tests/{seeds}::test_a[graphs]") == "sglang draws graphs"
+    assert schedule.group_of(f"tests/{seeds}::test_a[synchronous-setting0]") == "sglang draws synchronous"
+    assert schedule.group_of(f"tests/{seeds}::test_graphs[a]") == seeds  # asks none of the servers
     assert schedule.group_of("tests/test_vllm_environment.py::test_group[greedy]") == "test_group[greedy]"
 
 
 def test_the_longest_group_is_first_and_none_is_parted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "SECONDS", {"b.py": 5, "sglang bigram": 9})
-    names = ["a.py::1", "b.py::1", "engines/sglang/test_seeds.py::1", "c.py::1", "engines/sglang/test_grammar.py::1"]
+    monkeypatch.setattr(schedule, "SECONDS", {"b.py": 5, "sglang draws graphs": 9})
+    shared = [f"engines/sglang/test_{name}.py::1[graphs]" for name in ("seeds", "sampling")]
+    names = ["a.py::1", "b.py::1", shared[0], "c.py::1", shared[1]]
     items = [SimpleNamespace(nodeid=f"tests/{name}") for name in names]
     schedule.longest_first(items)
     assert [item.nodeid.removeprefix("tests/") for item in items] == [names[i] for i in (2, 4, 1, 0, 3)]

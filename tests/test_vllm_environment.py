@@ -32,8 +32,7 @@ ENGINES = {
     "scheduling": ("greedy_scheduling", "windows", "lora"),
     "requests": ("greedy_requests", "metrics"),
     "sampling": ("sampling_distribution", "seeds"),
-    "parameters": ("grammar", "parameters", "sampling_thinking"),
-    "logprobs": ("logprobs", "refusals"),
+    "parameters": ("grammar", "parameters", "sampling_thinking", "logprobs", "refusals"),
     "real model": ("serving",),
 }
 GROUPS = UNITS | ENGINES
@@ -54,7 +53,13 @@ def selection(asked: str) -> list[str]:
 
 
 @pytest.mark.skipif(not PYTHON.exists(), reason="there is no .venv-vllm; make it with `make env-vllm`")
-@pytest.mark.parametrize("group", [*UNITS, *(pytest.param(name, marks=pytest.mark.server) for name in ENGINES)])
+@pytest.mark.parametrize(
+    "group",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in UNITS),
+        *(pytest.param(name, marks=pytest.mark.server) for name in ENGINES),
+    ],
+)
 def test_group(group: str, request: pytest.FixtureRequest) -> None:
     if group == "real model":
         get_model("smollm2-135m-instruct")

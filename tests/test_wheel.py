@@ -21,6 +21,8 @@ from serving import VLLM_PYTHON
 from eagle_plugin.bench.servers import free_port
 from eagle_plugin.models import get_model
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 HEAD, TARGET = "smollm2-135m-instruct-eagle3", "smollm2-135m-instruct"
 ENGINES = ("sglang", "vllm")

@@ -29,7 +29,8 @@ class Engine:
     version_path: str  # a GET of it returns JSON with a "version"
     flush: Callable[[httpx.Client], bool]  # empties the prefix cache; False: requests still hold parts of it
     request_fields: Mapping[str, Any]  # added to every request, so that the answer reports its verify rounds
-    verify_rounds: Callable[[Any], int | None]  # read from one chunk of a stream; None if the chunk has no such field
+    # Rounds of a request, plain ones included, read from one chunk of a stream; None if the chunk has no such field.
+    verify_rounds: Callable[[Any], int | None]
 
     def default_threads(self, cores: int) -> int:
         """OpenMP threads of a server that has `cores` for itself."""

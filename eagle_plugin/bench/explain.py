@@ -11,6 +11,7 @@ from rich.table import Table
 
 from eagle_plugin.bench.policy_sources import SourceError, read_report
 from eagle_plugin.core.policy_report import PolicyReport, ShapeTotals, name_of, present_choice, sum_of
+from eagle_plugin.core.prediction_errors import median_error
 from eagle_plugin.core.shape import PLAIN, Shape
 
 DESCRIPTION = """\
@@ -84,10 +85,23 @@ def summary(report: PolicyReport) -> list[str]:
     lines.append(f"a step takes {report.slowdown:.2f} times what was measured at the start")
     if total.timed and total.predicted > 0:
         off = total.seconds / total.predicted - 1
-        lines.append(f"{total.timed:,} timed steps took {off:+.1%} against their predictions")
+        lines.append(f"{total.timed:,} timed steps took {off:+.1%} against their predictions{_median(report)}")
+        if any(report.phases.values()):
+            lines.append(_phases(report))
     else:
         lines.append("no step was timed yet: only those between two of the same shape and batch size are")
     return lines
+
+
+def _median(report: PolicyReport) -> str:
+    error = median_error(report.errors)
+    return "" if error is None else f"; |measured / predicted - 1| of one step: {error:.1%} in the median"
+
+
+def _phases(report: PolicyReport) -> str:
+    total = sum(report.phases.values())
+    parts = ", ".join(f"{name} {seconds / total:.1%}" for name, seconds in report.phases.items())
+    return f"of the predicted time of these steps: {parts}"
 
 
 def shape_table(report: PolicyReport) -> Table:

@@ -35,7 +35,7 @@ class Completion:
     ttft_s: float
     total_s: float
     gaps_s: tuple[float, ...]
-    verify_rounds: int | None  # speculative rounds of this request; None if the engine reports none
+    verify_rounds: int | None  # of this request, those without drafts included; None if the engine reports none
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ async def stream_chat(
             usage = chunk.usage or usage
             if on_tokens and chunk.usage:
                 on_tokens(chunk.usage.completion_tokens)
-            rounds = engine.verify_rounds(chunk) or rounds
+            found = engine.verify_rounds(chunk)
+            rounds = rounds if found is None else found
             for choice in chunk.choices:
                 if choice.finish_reason:
                     finish_reason, finished = choice.finish_reason, now
@@ -175,7 +176,7 @@ def ask_all(
 
 
 def accept_length(completions: Iterable[Completion]) -> float | None:
-    """Mean accept length with the bonus token: tokens that verify rounds delivered / verify rounds.
+    """Mean accept length with the bonus token: tokens that rounds delivered / rounds; a plain round delivers one.
 
     The first token of an answer comes from the prefill and is not counted; tokens cut off by `max_tokens` or a stop
     string were not delivered and are not counted either. None if no request reported verify rounds.

@@ -6,6 +6,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from eagle_plugin.core.policy_report import (
     ShapeTotals,
     shape_of,
 )
+from eagle_plugin.core.prediction_errors import counts_of
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.errors import UserError
 
@@ -55,6 +57,18 @@ def read_report(source: str) -> PolicyReport:
         raise SourceError(
             f"{source} cannot be read ({error.strerror or error}), wanted the URL of a server or the file of its log"
         ) from error
+
+
+def counted_errors(log: str) -> tuple[int, ...]:
+    """The timed steps of a server by the error of their prediction, by the last whole line of the policy in its log.
+
+    Empty if there is none.
+    """
+    for line in reversed(log.splitlines()):
+        if MARK in line:
+            with suppress(ReportError):  # the line is being written
+                return _report_at_end(line).errors
+    return ()
 
 
 def report_of_lines(lines: Iterable[str], source: str) -> PolicyReport:
@@ -111,7 +125,7 @@ class Sample(NamedTuple):
     """One number of a text of metrics."""
 
     name: str  # without PREFIX
-    label: str  # shape or depth, else empty
+    label: str  # its own one beside the engine's, such as the shape or the depth; else empty
     value: float
 
 
@@ -151,10 +165,9 @@ def _samples(text: str, source: str) -> dict[tuple[tuple[str, str], ...], list[S
         for family in text_string_to_metric_families(text):
             for sample in family.samples if family.name.startswith(PREFIX) else ():
                 labels = dict(sample.labels)
-                own = labels.pop("shape", "") or labels.pop("depth", "")
-                labels.pop("le", None), labels.pop("reason", None)
+                owns = [labels.pop(name, "") for name in ("shape", "depth", "phase", "le", "reason")]
                 engine = tuple(sorted(labels.items()))
-                found[engine].append(Sample(sample.name.removeprefix(PREFIX), own, sample.value))
+                found[engine].append(Sample(sample.name.removeprefix(PREFIX), "".join(owns), sample.value))
     except ValueError as error:
         raise SourceError(f"{source} is no text of Prometheus metrics ({str(error)[:80]})") from error
     return found
@@ -182,4 +195,6 @@ def _report(values: Mapping[str, Mapping[str, float]]) -> PolicyReport:
         factors=tuple(factor for _, factor in sorted(values["calibration_factor"].items(), key=lambda x: int(x[0]))),
         totals=totals,
         expected=expected,
+        phases=dict(values["predicted_phase_seconds_total"]),
+        errors=counts_of(values["prediction_error_steps_total"]),
     )

@@ -70,10 +70,18 @@ def flush(client: httpx.Client) -> bool:
 
 
 def verify_rounds(chunk: Any) -> int | None:
-    """The last chunk, the one with the usage, has the number of steps in which drafts were verified."""
+    """The rounds of a request, from the last chunk, the one with the usage.
+
+    vLLM counts only the steps that verified drafts. The policy serves plain rounds too, and a round of either kind
+    yields one token of the target's own: there are as many rounds as tokens after the first one that no draft gave.
+    These are less than the steps of a request without plain rounds whose last draft was cut off: then the steps count.
+    """
     metrics = getattr(chunk, "metrics", None)
     details = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
-    return int(details["num_spec_steps"]) if details else None
+    if not details or chunk.usage is None:
+        return None
+    own = chunk.usage.completion_tokens - 1 - int(details["num_accepted_draft_tokens"])
+    return max(int(details["num_spec_steps"]), own)
 
 
 ENGINE = Engine(

@@ -9,7 +9,10 @@ from typing import NamedTuple
 
 from eagle_plugin.core.shape import PLAIN, Shape
 
-PENDING_TOKENS = 32  # tokens of plain rounds per request: when there are so many, the head reads them
+# The phases of a round: the head's forwards that draft levels; the target's forward over the trees, with the walk; the
+# head's forward over the accepted tokens, with the move of their keys; all else.
+PHASES = ("draft", "verify", "extend", "fixed")
+PENDING_TOKENS = 32  # tokens of plain rounds per request that the head reads in one forward
 # One served round moves an estimate by so much of what it differs from its prediction.
 RATE = 0.2
 CHANGE_ROUNDS = 8  # rounds after a change of shape whose times are compared with those before it
@@ -86,16 +89,21 @@ class Costs(NamedTuple):
 
     def line(self, shape: Shape, b: int) -> tuple[float, float]:
         """Seconds of a round with empty prefixes, and seconds per token of the prefixes."""
-        parts = [(1.0, self.target.line(b, shape.width))]
-        if shape == PLAIN:
-            parts.append((1 / PENDING_TOKENS, self.extend.line(b, PENDING_TOKENS)))
-        else:
-            parts.append((1.0, self.extend.line(b, shape.max_accept_length)))
-            if not self.is_parallel:
-                parts.append((shape.steps - 1, self.level.line(b, shape.topk)))
-            elif shape.steps > 1:
-                parts.append((1.0, self.level.line(b, shape.steps - 1)))
-        return self.fixed + sum(n * part[0] for n, part in parts), sum(n * part[1] for n, part in parts)
+        fixed, per_key = zip(*self.phase_lines(shape, b), strict=True)
+        return sum(fixed), sum(per_key)
+
+    def phase_lines(self, shape: Shape, b: int) -> tuple[tuple[float, float], ...]:
+        """`line` of each of the `PHASES`. In a plain round the head does not run; it reads later, see `catch_up`."""
+        levels, rows = max(shape.steps - 1, 0), shape.topk
+        if self.is_parallel:
+            levels, rows = min(levels, 1), levels
+        parts = (
+            (levels, self.level.line(b, rows)),
+            (1.0, self.target.line(b, shape.width)),
+            (shape != PLAIN, self.extend.line(b, shape.max_accept_length)),
+            (1.0, (self.fixed, 0.0)),
+        )
+        return tuple((times * fixed, times * per_key) for times, (fixed, per_key) in parts)
 
 
 class CostModel:
@@ -118,6 +126,7 @@ class CostModel:
         self._before: tuple[int, Shape] | None = None  # the one before the last change
         self._since_change = 0
         self._tables: dict[int, dict[Shape, tuple[float, float]]] = {}
+        self._phase_lines: dict[tuple[int, Shape], tuple[tuple[float, float], ...]] = {}
 
     def seconds(self, shapes: Iterable[Shape], b: int, keys: int) -> dict[Shape, float]:
         """What a round of each shape will take at the present speed of the machine."""
@@ -131,6 +140,22 @@ class CostModel:
         for shape in errors.keys() & found.keys():
             found[shape] *= math.exp(self._error((b.bit_length(), shape)))
         return found
+
+    def catch_up(self, b: int, keys: int, tokens: int) -> float:
+        """Seconds in which the head reads so many tokens of plain rounds of each request."""
+        whole, rest = divmod(tokens, PENDING_TOKENS)
+        extend = self.costs.extend
+        parts = (whole * extend.seconds(b, PENDING_TOKENS, keys), extend.seconds(b, rest, keys) if rest else 0.0)
+        return sum(parts) * math.exp(self.speed)
+
+    def phases(self, shape: Shape, b: int, keys: int) -> dict[str, float]:
+        """The parts of what a round will take, by `PHASES`: corrected alike, since only whole rounds are timed."""
+        lines = self._phase_lines.get((b, shape))
+        if lines is None:
+            lines = self._phase_lines[b, shape] = self.costs.phase_lines(shape, b)
+        parts = [fixed + keys * per_key for fixed, per_key in lines]
+        correction = self.seconds((shape,), b, keys)[shape] / sum(parts)
+        return {name: part * correction for name, part in zip(PHASES, parts, strict=True)}
 
     def observe(self, shape: Shape, b: int, keys: int, seconds: float) -> None:
         """Learn from one served round; a time that is not positive and finite (a clock was set) counts for nothing."""

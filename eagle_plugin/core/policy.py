@@ -108,10 +108,11 @@ class Policy:
         self._lost = 0.0  # what a probe costs, in rounds of the present shape
         self._spare = 0.0  # what may be lost to probes, in the same unit
 
-    def choose(self, b: int, keys: int, allowed: Collection[Shape] | None = None) -> Shape:
+    def choose(self, b: int, keys: int, allowed: Collection[Shape] | None = None, pending: int = 0) -> Shape:
         """The shape of the next round of b requests whose prefixes have `keys` tokens together.
 
-        allowed: the shapes that this batch can have, if not all; plain decoding is one of them.
+        allowed: the shapes that this batch can have, if not all; plain decoding is one of them. pending: tokens of
+        plain rounds per request that the head has to read before it drafts; a probe pays for that.
         """
         self._since_review += 1
         if self._since_review > REVIEW_ROUNDS or self._is_other_batch(b, allowed):
@@ -122,7 +123,12 @@ class Policy:
         self._spare += PROBE_COST
         if self._spare < self._lost:
             return self.present
-        self._spare -= self._lost
+        lost = self._lost
+        if pending:
+            lost += self.costs.catch_up(b, keys, pending) / self.costs.seconds((self.present,), b, keys)[self.present]
+        if self._spare < lost:
+            return self.present
+        self._spare -= lost
         return self._probe
 
     def rates(self, b: int, keys: int, allowed: Collection[Shape] | None = None) -> dict[Shape, float]:

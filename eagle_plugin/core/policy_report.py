@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from eagle_plugin.core.prediction_errors import CLASSES
 from eagle_plugin.core.shape import PLAIN, Shape
 
 VERSION = 1  # of the JSON form
@@ -56,6 +57,8 @@ class PolicyReport(NamedTuple):
     factors: tuple[float, ...] = ()  # accepted over predicted tokens, by depth from 1 on
     totals: Mapping[Shape, ShapeTotals] = {}
     expected: Mapping[Shape, Expected] = {}  # of every shape that may be chosen; empty without a policy or a step
+    phases: Mapping[str, float] = {}  # of the predicted seconds of the timed steps, by `costs.PHASES`
+    errors: tuple[int, ...] = ()  # the timed steps by the error of their prediction, see `prediction_errors`
 
     def rates(self) -> dict[Shape, float]:
         """Expected tokens per second of the batch by shape, the best first."""
@@ -85,6 +88,8 @@ class PolicyReport(NamedTuple):
                 "factors": list(map(_short, self.factors)),
                 "totals": _rows(self.totals),
                 "expected": _rows(self.expected),
+                "phases": {name: _short(seconds) for name, seconds in self.phases.items()},
+                "errors": self.errors,
             },
             separators=(",", ":"),
         )
@@ -106,6 +111,8 @@ class PolicyReport(NamedTuple):
                 factors=tuple(map(_number, found["factors"])),
                 totals={shape_of(name): _totals(row) for name, row in found["totals"].items()},
                 expected={shape_of(name): Expected(*map(_positive, row)) for name, row in found["expected"].items()},
+                phases={str(name): _number(seconds) for name, seconds in found.get("phases", {}).items()},
+                errors=_classes(found.get("errors", [])),
             )
         except ReportError:
             raise
@@ -181,6 +188,12 @@ def _short(value: float) -> float:
 def _totals(row: Any) -> ShapeTotals:
     rounds, tokens, steps, timed, seconds, predicted = map(_number, row)
     return ShapeTotals(int(rounds), int(tokens), int(steps), int(timed), seconds, predicted)
+
+
+def _classes(row: Any) -> tuple[int, ...]:
+    if len(row) not in (0, CLASSES):
+        raise ReportError(f"errors has {len(row)} classes, wanted {CLASSES}")
+    return tuple(int(_number(count)) for count in row)
 
 
 def _number(value: Any) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,14 +10,13 @@ from typing import Any
 import torch
 
 import eagle_plugin
-from eagle_plugin.atomic_io import replace_output
+from eagle_plugin import keyed_json
 from eagle_plugin.core.costs import Costs, Curve, Forward
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.devices import device_key
 from eagle_plugin.errors import UserError
 from eagle_plugin.kernels import loader
 
-FIX = "set EAGLE_CACHE_DIR to a folder that can be written"
 VERSION = 2  # of the files' form, and of how the costs are measured
 
 
@@ -61,20 +58,17 @@ def read(key: Mapping[str, Any]) -> Costs | None:
     Raises:
         CostFileError: there is a file, but not one that `write` made for this key.
     """
-    path = _path(key)
+    path = keyed_json.path_of(folder(), key)
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise _fault(path, f"cannot be read ({error})") from error
-    try:
-        kept = json.loads(text)
-        if kept["version"] != VERSION or kept["key"] != json.loads(json.dumps(key)):
-            raise _fault(path, "was written for another server or by another version")
-        costs = kept["costs"]
+        costs = keyed_json.read(path, key, VERSION)["costs"]
         forwards = {name: _forward(costs[name]) for name in _FORWARDS}
         return Costs(**forwards, fixed=_seconds(costs["fixed"]), is_parallel=_flag(costs["is_parallel"]))
+    except FileNotFoundError:
+        return None
+    except keyed_json.OtherKeyError as error:
+        raise _fault(path, "was written for another server or by another version") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise _fault(path, f"cannot be read ({error})") from error
     except (ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
         raise _fault(path, f"has no costs of this form ({type(error).__name__}: {str(error)[:80]})") from error
 
@@ -87,9 +81,7 @@ def write(key: Mapping[str, Any], costs: Costs) -> None:
     """
     as_json: dict[str, Any] = {name: _forward_as_json(getattr(costs, name)) for name in _FORWARDS}
     as_json |= {"fixed": costs.fixed, "is_parallel": costs.is_parallel}
-    kept = {"version": VERSION, "key": dict(key), "costs": as_json}
-    with replace_output(_path(key), FIX) as temporary:
-        temporary.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    keyed_json.write(keyed_json.path_of(folder(), key), key, VERSION, {"costs": as_json})
 
 
 _FORWARDS = ("target", "level", "extend")
@@ -125,8 +117,3 @@ def _flag(value: Any) -> bool:
 
 def _fault(path: Path, what: str) -> CostFileError:
     return CostFileError(f"{path} {what}: the costs of a round are measured again")
-
-
-def _path(key: Mapping[str, Any]) -> Path:
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
-    return folder() / f"{digest}.json"

@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from eagle_plugin.core.costs import PHASES
 from eagle_plugin.core.path_sums import PathSums
 from eagle_plugin.core.policy import Policy
 from eagle_plugin.core.policy_report import Expected, PolicyReport, ShapeTotals
+from eagle_plugin.core.prediction_errors import CLASSES, class_of
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.engines.round import Drafts
 from eagle_plugin.errors import UserError
@@ -75,12 +77,14 @@ class ShapeChooser:
         self._last: tuple[float, ServedRound, bool] | None = None  # begin, round, whether the round before was its like
         self._load = 0, 0  # requests and tokens of their prefixes, of the latest choice
         self._totals: dict[Shape, ShapeTotals] = {}
+        self.phases = dict.fromkeys(PHASES, 0.0)  # of the predicted seconds of the timed steps
+        self.errors = [0] * CLASSES  # the timed steps by the error of their prediction
 
-    def choose(self, b: int, keys: int, allowed: Collection[Shape] | None = None) -> Shape:
+    def choose(self, b: int, keys: int, allowed: Collection[Shape] | None = None, pending: int = 0) -> Shape:
         """The shape of the next round; as `Policy.choose`."""
         self._load = b, keys
         if self.policy is not None:
-            return self.policy.choose(b, keys, allowed)
+            return self.policy.choose(b, keys, allowed, pending)
         if self._shapes:
             return self._random.choice([x for x in self._shapes if allowed is None or x in allowed])
         return self.caps if allowed is None or self.caps in allowed else PLAIN
@@ -147,6 +151,8 @@ class ShapeChooser:
             factors=tuple(policy.survival.factors()),
             totals=totals,
             expected=expected,
+            phases=dict(self.phases),
+            errors=tuple(self.errors),
         )
 
     def _observe_time(self, served: ServedRound, seconds: float) -> None:
@@ -154,8 +160,12 @@ class ShapeChooser:
         assert self.policy is not None
         shape, b, keys = served.shape, served.b, served.keys
         if seconds > 0:
-            predicted = self.policy.costs.seconds((shape,), b, keys)[shape]
+            phases = self.policy.costs.phases(shape, b, keys)  # before the step corrects them
+            predicted = sum(phases.values())
             self._count(shape, timed=1, seconds=seconds, predicted=predicted)
+            self.errors[class_of(seconds, predicted)] += 1
+            for name, part in phases.items():
+                self.phases[name] += part
         self.policy.observe_time(shape, b, keys, seconds)
 
     def _count(self, shape: Shape, **more: float) -> None:

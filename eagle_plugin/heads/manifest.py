@@ -76,15 +76,15 @@ def read_manifest(folder: str | Path) -> dict[str, Any] | None:
 
 
 def trained_depths(folder: str | Path) -> int | None:
-    """How many levels a P-EAGLE head was trained to draft in one forward; None where nothing says so.
+    """How many levels a P-EAGLE head was trained to draft in one forward, at last; None where nothing says so.
 
     Raises:
         HeadError: as `read_manifest`.
     """
     manifest = read_manifest(folder)
     try:
-        return max(int(phase["steps"]) for phase in (manifest or {})["training"]["recipe"]["phases"])
-    except (KeyError, TypeError, ValueError):
+        return int((manifest or {})["training"]["recipe"]["phases"][-1]["steps"])
+    except (KeyError, IndexError, TypeError, ValueError):
         return None  # trained by another project, or not at all
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
-import json
 import os
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -15,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 
 import eagle_plugin
+from eagle_plugin import keyed_json
 from eagle_plugin.atomic_io import replace_output
 from eagle_plugin.devices import device_key
 from eagle_plugin.kernels import loader
 
-FIX = "set EAGLE_CACHE_DIR to a folder that can be written"
 SOURCES = ("core", "kernels", "engines", "selftest")  # folders of the package that decide about a result
 VERSION = 1  # of the records' form
 
@@ -63,14 +62,12 @@ def key_of(part: str, device: torch.device | str, shape: Mapping[str, Any], engi
 def read(key: Mapping[str, Any]) -> Record | None:
     """The record of this key; None where there is none, or none that can be read and understood."""
     try:
-        kept = json.loads(_path(key).read_text(encoding="utf-8"))
-        if kept["version"] != VERSION or kept["key"] != json.loads(json.dumps(key)):
-            return None
+        kept = keyed_json.read(_path(key), key, VERSION)
         reasons, seconds = kept["reasons"], float(kept["seconds"])
         if not isinstance(reasons, list) or not all(isinstance(reason, str) for reason in reasons):
             return None
         return Record(reasons, str(kept["date"]), seconds)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, keyed_json.OtherKeyError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -81,10 +78,7 @@ def write(key: Mapping[str, Any], reasons: list[str], seconds: float) -> Record:
         WriteError: it cannot be written.
     """
     record = Record(reasons, datetime.now(timezone.utc).isoformat(timespec="seconds"), seconds)
-    kept = {"version": VERSION, **record._asdict(), "key": dict(key)}
-    path = _path(key)
-    with replace_output(path, FIX) as temporary:
-        temporary.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    keyed_json.write(_path(key), key, VERSION, record._asdict())
     return record
 
 
@@ -95,7 +89,7 @@ def check_writable() -> None:
         WriteError: nothing can be written to the folder of the records.
     """
     probe = folder() / "probe"
-    with replace_output(probe, FIX) as temporary:
+    with replace_output(probe, keyed_json.FIX) as temporary:
         temporary.write_text("a record can be written here\n", encoding="utf-8")
     probe.unlink(missing_ok=True)
 
@@ -146,5 +140,4 @@ def _version(distribution: str) -> str:
 
 
 def _path(key: Mapping[str, Any]) -> Path:
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
-    return folder() / f"{key['part']}-{digest}.json"
+    return keyed_json.path_of(folder(), key, f"{key['part']}-")

@@ -47,7 +47,7 @@ def arguments(checkouts, tmp_path, monkeypatch) -> list[str]:
     """Options of a comparison whose servers are peers that import the plugin; the new one has a third of the pauses."""
 
     def command(spec: ServerSpec, port: int) -> list[str]:
-        gap = "0.06" if spec.name == "base" else "0.02"
+        gap = "0.03" if spec.name == "base" else "0.01"
         return [str(spec.python), str(PEER), str(port), "--gap", gap, "--import", "eagle_plugin.probe"]
 
     monkeypatch.setitem(ENGINES, "sglang", replace(ENGINES["sglang"], command=command))

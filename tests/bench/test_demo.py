@@ -63,7 +63,8 @@ def test_a_demo_ends_early_and_writes_table_report_and_picture(arguments, tmp_pa
         assert picture.format == "PNG" and min(picture.size) > 500
 
 
-def test_thorough_makes_every_repeat_and_compares_every_question(arguments, tmp_path, capsys):
+def test_thorough_makes_every_repeat_and_compares_every_question(arguments, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "GAPS", dict.fromkeys(GAPS, 0.002))  # no speed is looked at
     assert demo.main([*arguments, "--thorough", "--max-tokens", "4"]) == 1
     document = json.loads((tmp_path / "out/demo.json").read_text())
     assert document["settings"]["repeats"] == document["settings"]["max_repeats"] == 5
@@ -79,6 +80,7 @@ def test_thorough_and_quick_exclude_each_other(capsys):
 
 def test_without_matplotlib_the_demo_says_what_to_install(arguments, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setattr(sys.modules[__name__], "GAPS", dict.fromkeys(GAPS, 0.002))  # no speed is looked at
     assert demo.main([*arguments, "--quick", "--max-tokens", "4"]) == 0  # q5 is not among the three questions
     assert not (tmp_path / "out/demo.png").exists() and (tmp_path / "out/demo.json").exists()
     assert "no picture: matplotlib.figure is not installed" in capsys.readouterr().out

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from eagle_plugin import cli
 from eagle_plugin.bench.explain import summary
 from eagle_plugin.bench.policy_picture import lines_by_depth
-from eagle_plugin.bench.policy_sources import SourceError, read_report, report_of_lines
+from eagle_plugin.bench.policy_sources import SourceError, counted_errors, read_report, report_of_lines
 from eagle_plugin.core.policy_report import Expected, PolicyReport, ShapeTotals
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.engines.policy_log import without_policy
@@ -96,6 +96,31 @@ def test_the_last_line_of_a_log_counts(tmp_path: Path) -> None:
     log.write_text("loading\n" + older + LINE.rstrip() + "\x1b[0m\nlast words\n" + LINE[: len(LINE) // 2 * 2 - 40])
     assert read_report(str(log)) == REPORT
     assert read_report(str(log)) != report_of_lines([older], "older")
+
+
+TIMED = REPORT._replace(
+    phases={"draft": 0.01, "verify": 0.06, "extend": 0.02, "fixed": 0.01}, errors=(0, 1, 0, 0, 1, 0, 3, *[0] * 11)
+)
+
+
+def test_phases_and_errors_come_from_log_and_metrics(tmp_path: Path, server: tuple[str, dict[str, str]]) -> None:
+    url, pages = server
+    log = tmp_path / "server.log"
+    log.write_text(f"eagle-plugin: policy; policy-report {TIMED.as_json()}\n")
+    pages["/metrics"] = metrics_of(TIMED)
+    for found in (read_report(str(log)), read_report(url)):
+        assert (found.phases, found.errors) == (TIMED.phases, TIMED.errors)
+    lines = summary(TIMED)
+    assert lines[4].endswith("against their predictions; |measured / predicted - 1| of one step: 6.3% in the median")
+    assert lines[5] == "of the predicted time of these steps: draft 10.0%, verify 60.0%, extend 20.0%, fixed 10.0%"
+
+
+def test_errors_of_a_log_that_is_being_written() -> None:
+    whole = f"eagle-plugin: policy; policy-report {TIMED.as_json()}\n"
+    more = whole.replace("[0,1,0,0,1,0,3,", "[0,1,0,0,1,0,4,")
+    assert counted_errors("loading\n" + whole + more + "200 OK\n")[6] == 4
+    assert counted_errors(whole + more[:-20]) == TIMED.errors
+    assert counted_errors("") == counted_errors("200 OK\n") == ()
 
 
 def test_the_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import psutil
@@ -13,11 +14,11 @@ import pytest
 import tiny_models
 from serving import VLLM_PYTHON, serving, vllm_spec
 
-from eagle_plugin.bench.load import Sampling, accept_length, ask_all, engine_version, flush_prefix_cache
+from eagle_plugin.bench.load import Completion, Sampling, accept_length, ask_all, engine_version, flush_prefix_cache
 from eagle_plugin.bench.questions import Question
 from eagle_plugin.bench.servers import Server, child_environment
 from eagle_plugin.bench.spec import ServerSpec
-from eagle_plugin.bench.vllm_server import command
+from eagle_plugin.bench.vllm_server import command, verify_rounds
 from eagle_plugin.core.shape import Shape
 
 TARGET, HEAD = Path("target"), Path("head")
@@ -61,6 +62,37 @@ def test_the_plugin_adds_its_tree_to_the_builtin_command():
 def test_the_builtin_speculation_has_no_trees(shape):
     with pytest.raises(ValueError, match=r"chains only.*wanted K/1/K\+1, for example 2/1/3"):
         command(spec("builtin", Shape(*shape)), 1)
+
+
+def last_chunk(tokens: int, steps: int, accepted: int) -> SimpleNamespace:
+    """The chunk with the usage: steps that verified drafts, and the draft tokens that they accepted."""
+    details = {"num_spec_steps": steps, "num_accepted_draft_tokens": accepted}
+    return SimpleNamespace(usage=SimpleNamespace(completion_tokens=tokens), metrics={"speculative_decoding": details})
+
+
+@pytest.mark.parametrize(
+    ("tokens", "steps", "accepted", "rounds"),
+    [
+        (33, 5, 6, 26),  # 21 plain rounds and 5 that drafted
+        (33, 0, 0, 32),  # plain rounds only
+        (33, 20, 12, 20),  # no plain rounds
+        (33, 20, 14, 20),  # the same, and `max_tokens` cut 2 tokens off
+        (1, 0, 0, 0),  # the token of the prefill
+    ],
+)
+def test_plain_rounds_count_in_the_rounds_of_a_request(tokens: int, steps: int, accepted: int, rounds: int) -> None:
+    assert verify_rounds(last_chunk(tokens, steps, accepted)) == rounds
+
+
+def test_the_accept_length_of_plain_rounds_is_one() -> None:
+    def answer(chunk: SimpleNamespace, rounds: int | None) -> Completion:
+        return Completion("q", "", "length", 1, chunk.usage.completion_tokens, 0.1, 1.0, (), rounds)
+
+    chunks = [last_chunk(33, 5, 6), last_chunk(33, 0, 0)]
+    assert accept_length(answer(chunk, verify_rounds(chunk)) for chunk in chunks) == 64 / 58
+    # The control: over the steps that vLLM counts, it is more than any draft of one token could give.
+    steps = [chunk.metrics["speculative_decoding"]["num_spec_steps"] for chunk in chunks]
+    assert accept_length(answer(chunk, n) for chunk, n in zip(chunks, steps, strict=True)) == 6.4
 
 
 def test_extra_flags_come_last():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_plugin.core.costs import CHANGE_ROUNDS, PENDING_TOKENS, CostModel, Costs, Curve, Forward
+from eagle_plugin.core.costs import CHANGE_ROUNDS, PENDING_TOKENS, PHASES, CostModel, Costs, Curve, Forward
 from eagle_plugin.core.shape import PLAIN, Shape
 
 prop = settings(derandomize=True, deadline=None, max_examples=100, database=None)
@@ -37,6 +37,30 @@ def test_a_curve_is_linear_between_its_points(points: dict[int, float], rows: in
         assert found > points[last]  # more rows are never free, whatever the noise of the last two points
 
 
+@pytest.mark.parametrize("shape", [PLAIN, A, B, C])
+def test_the_phases_are_the_parts_of_a_round(shape: Shape) -> None:
+    model = CostModel(COSTS)
+    for _ in range(50):
+        model.observe(shape, 4, 800, 1.5 * COSTS.round(shape, 4, 800))
+    found = model.phases(shape, 4, 800)
+    assert tuple(found) == PHASES and sum(found.values()) == pytest.approx(model.seconds((shape,), 4, 800)[shape])
+    uncorrected = CostModel(COSTS).phases(shape, 4, 800)
+    assert uncorrected["fixed"] == pytest.approx(0.5)
+    assert uncorrected["verify"] == pytest.approx(COSTS.target.seconds(4, shape.width, 800))
+    assert uncorrected["draft"] == pytest.approx(max(shape.steps - 1, 0) * COSTS.level.seconds(4, shape.topk, 800))
+    assert all(found[name] == pytest.approx(1.5 * part, rel=0.01) for name, part in uncorrected.items())
+
+
+def test_the_head_reads_what_it_missed_in_forwards_of_32_tokens() -> None:
+    model = CostModel(COSTS)
+    whole, rest = COSTS.extend.seconds(4, PENDING_TOKENS, 100), COSTS.extend.seconds(4, 5, 100)
+    assert model.catch_up(4, 100, 2 * PENDING_TOKENS + 5) == pytest.approx(2 * whole + rest)
+    assert model.catch_up(4, 100, PENDING_TOKENS) == pytest.approx(whole) and model.catch_up(4, 100, 0) == 0
+    for _ in range(100):
+        model.observe(A, 4, 100, 2 * COSTS.round(A, 4, 100))
+    assert model.catch_up(4, 100, 5) == pytest.approx(2 * rest, rel=0.01)
+
+
 def test_a_curve_goes_on_as_its_last_two_points() -> None:
     assert Curve.of([(1, 1.0), (4, 4.0), (8, 6.0)]).at(16) == pytest.approx(10.0)
     assert Curve.of([(4, 2.0)]).at(8) == pytest.approx(4.0)
@@ -52,9 +76,7 @@ def test_of_equal_rows_the_shortest_time_counts() -> None:
 def test_a_round_is_the_sum_of_its_parts(shape: Shape, b: int, keys: int) -> None:
     steps, topk, width = shape
     wanted = COSTS.fixed + COSTS.target.seconds(b, width, keys)
-    if shape == PLAIN:  # the head reads the tokens of many plain rounds at once
-        wanted += COSTS.extend.seconds(b, PENDING_TOKENS, keys) / PENDING_TOKENS
-    else:
+    if shape != PLAIN:  # else the head reads the round's tokens later, or never
         wanted += COSTS.extend.seconds(b, shape.max_accept_length, keys)
     for _ in range(1, steps):  # the first level was proposed by the extend of the round before
         wanted += COSTS.level.seconds(b, topk, keys)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from policy_world import CAPS, HIGH, LOW, SURE, World, device, new_policy
+from policy_world import CAPS, HIGH, LOW, SURE, World, device, new_policy, tree_sums
 
 from eagle_plugin.core import policy as module
 from eagle_plugin.core.policy import Policy
@@ -97,6 +97,31 @@ def test_probes_cost_a_hundredth_of_the_time(free_rows: float, accepts: tuple[fl
     assert lost / total < 0.0125
     covers_all = policy.present[:2] == CAPS[:2]
     assert (probes == 0) if covers_all else (probes >= 10)
+
+
+@pytest.mark.parametrize("charged", [True, False])
+def test_probes_pay_for_what_the_head_reads_before_them(charged: bool) -> None:
+    """Requests of 24 tokens decode plainly: before a probe the head reads what they have. Uncharged is the control."""
+    costs, b = device(48), 32
+    policy, world = new_policy(costs), World(costs, LOW)
+    world.serve(policy, b, 1000)
+    assert policy.present == PLAIN
+    lost = total = 0.0
+    pending = probes = 0
+    for _ in range(6000):
+        shape = policy.choose(b, 0, pending=pending if charged else 0)
+        seconds = costs.round(shape, b, 0)
+        total += seconds
+        if shape == PLAIN:
+            pending = min(pending + 1, 24)
+            continue
+        probes, total = probes + 1, total + policy.costs.catch_up(b, 0, pending)
+        lost += seconds * (1 - world.rate(shape, b) / world.rate(PLAIN, b)) + policy.costs.catch_up(b, 0, pending)
+        pending = 0
+        chances = tree_sums(shape, LOW)
+        policy.observe_accepted(shape, b, [round(b * chance) for chance in chances])
+    assert probes >= 10
+    assert lost / total < 0.0125 if charged else lost / total > 0.0175
 
 
 def test_probes_of_deep_trees_are_the_cheapest_that_tell() -> None:

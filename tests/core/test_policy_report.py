@@ -17,6 +17,7 @@ from eagle_plugin.core.policy_report import (
     sum_of,
     tokens_per_second,
 )
+from eagle_plugin.core.prediction_errors import CLASSES
 from eagle_plugin.core.shape import PLAIN, Shape
 
 SMALL, CAPS = Shape(1, 1, 2), Shape(2, 4, 8)
@@ -47,6 +48,16 @@ def test_the_json_form_is_one_line_and_comes_back() -> None:
     assert PolicyReport.from_json(text) == REPORT
     third = REPORT._replace(slowdown=1 / 3)
     assert PolicyReport.from_json(third.as_json()).slowdown == 0.333333
+
+
+def test_phases_and_errors_come_back_and_may_be_missing() -> None:
+    """A server of an earlier version has none."""
+    report = REPORT._replace(phases={"draft": 0.5, "verify": 1.25}, errors=tuple(range(CLASSES)))
+    assert PolicyReport.from_json(report.as_json()) == report
+    old = {name: value for name, value in json.loads(report.as_json()).items() if name not in ("phases", "errors")}
+    assert PolicyReport.from_json(json.dumps(old)) == REPORT
+    with pytest.raises(ReportError, match=f"errors has 2 classes, wanted {CLASSES}"):
+        PolicyReport.from_json(json.dumps(old | {"errors": [1, 2]}))
 
 
 def without(name: str) -> dict[str, Any]:

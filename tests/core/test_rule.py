@@ -42,7 +42,11 @@ def test_kernels_have_the_targets_joint_distribution(setting: str) -> None:
     assert length > 1.5  # drafts are accepted: this is not plain sampling in disguise
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+# One filter and all of them; of the others the kernels, which say what the oracle says, have the distribution above.
+@pytest.mark.parametrize(
+    "setting",
+    [one if one in ("T=0.7 top-p", "T=0.8 all") else pytest.param(one, marks=pytest.mark.matrix) for one in SETTINGS],
+)
 def test_oracle_has_the_targets_joint_distribution(setting: str) -> None:
     toy, params = make_toy(2), one_setting(1000, **SETTINGS[setting])
     tokens, _ = decode(toy, 1000, params, propose=proposing.propose, verify=verifying.verify_tree)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from eagle_plugin import keyed_json
 from eagle_plugin.atomic_io import WriteError
 from eagle_plugin.core.costs import Costs, Curve, Forward
 from eagle_plugin.core.shape import Shape
@@ -30,7 +31,7 @@ COSTS = Costs(
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the files."""
-    # Not by EAGLE_CACHE_DIR: the native library would be built there anew.
+    loader.backend()  # a library that is not open yet would be built anew in the other folder
     monkeypatch.setattr(loader, "cache_dir", lambda: tmp_path / "cache" / "kernels")
     return tmp_path / "cache" / "costs"
 
@@ -54,7 +55,7 @@ def test_costs_belong_to_one_key(name: str, cache: Path) -> None:
     assert name in key() and cost_files.read(key(**{name: "another"})) is None
     # A file of another server under this one's name: copied by hand, or two keys of one digest.
     (path,) = cache.iterdir()
-    cost_files._path(key(**{name: "another"})).write_bytes(path.read_bytes())
+    keyed_json.path_of(cost_files.folder(), key(**{name: "another"})).write_bytes(path.read_bytes())
     with pytest.raises(CostFileError, match="was written for another server"):
         cost_files.read(key(**{name: "another"}))
 

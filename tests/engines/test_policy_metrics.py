@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
-from eagle_plugin.core.costs import CostModel, Costs, Curve, Forward
+from eagle_plugin.core.costs import PHASES, CostModel, Costs, Curve, Forward
 from eagle_plugin.core.policy import Policy
+from eagle_plugin.core.prediction_errors import BOUNDS
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.engines.metrics import forget
-from eagle_plugin.engines.policy_metrics import GAUGES, TOTALS, PolicyMetrics, families
+from eagle_plugin.engines.policy_metrics import COUNTS, GAUGES, TOTALS, PolicyMetrics, families
 from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser
 
 CAPS = Shape(2, 2, 4)
@@ -51,6 +52,10 @@ def test_what_is_counted_and_expected() -> None:
     assert value("step_seconds_total", shape="2/2/4") == pytest.approx(0.1)
     assert value("predicted_step_seconds_total", shape="2/2/4") == pytest.approx(report.totals[CAPS].predicted)
     assert value("shape_rounds_total", shape="0/1/1") is None
+    phases = [value("predicted_phase_seconds_total", phase=phase) for phase in PHASES]
+    assert phases == list(report.phases.values()) and sum(phases) == pytest.approx(report.totals[CAPS].predicted)
+    assert value("prediction_error_steps_total", le="+Inf") == sum(report.errors) == 2
+    assert value("prediction_error_steps_total", le="0.2") == sum(report.errors[: BOUNDS.index(0.2) + 1])
     for shape, rate in report.rates().items():
         assert value("expected_tokens_per_second", shape=str(shape)) == rate
         assert value("expected_step_seconds", shape=str(shape)) == report.expected[shape].seconds
@@ -75,6 +80,24 @@ def test_counters_follow_every_round_and_gauges_once_per_second() -> None:
     clock.now += 0.2
     metrics.record(shapes)
     assert value("shape_rounds_total", shape="0/1/1") == 3 and value("policy_requests") == 3
+    forget()
+
+
+def test_steps_are_counted_once() -> None:
+    """What a report counts is counted again with each report."""
+    clock = Clock()
+    shapes = served_chooser(clock)
+    metrics = PolicyMetrics(LABELS, clock)
+    for _ in range(3):
+        metrics.record(shapes)
+        clock.now += 2
+    assert value("prediction_error_steps_total", le="+Inf") == 2
+    shapes.begin(CAPS, 2, 200)
+    metrics.record(shapes)
+    assert value("prediction_error_steps_total", le="+Inf") == 3
+    assert sum(value("predicted_phase_seconds_total", phase=phase) for phase in PHASES) == pytest.approx(
+        shapes.report().totals[CAPS].predicted
+    )
     forget()
 
 
@@ -108,12 +131,14 @@ def test_another_process_shows_the_same() -> None:
     here = samples(REGISTRY)
     assert here == samples(other)
     assert {name.partition("{")[0].removeprefix("eagle_plugin:").removesuffix("_total") for name in here} == {
-        metric.name for metric in (*TOTALS, *GAUGES)
+        metric.name for metric in (*TOTALS, *COUNTS, *GAUGES)
     }
     forget()
 
 
 def test_before_the_first_report_there_are_names_without_values() -> None:
     made = list(families(None, LABELS))
-    assert [family.name.removeprefix("eagle_plugin:") for family in made] == [x.name for x in (*TOTALS, *GAUGES)]
+    assert [family.name.removeprefix("eagle_plugin:") for family in made] == [
+        x.name for x in (*TOTALS, *COUNTS, *GAUGES)
+    ]
     assert not any(family.samples for family in made)

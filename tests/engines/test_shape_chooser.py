@@ -12,6 +12,7 @@ from policy_world import device
 from eagle_plugin.core.costs import CostModel
 from eagle_plugin.core.path_sums import PathSums
 from eagle_plugin.core.policy import Policy, shapes_within
+from eagle_plugin.core.prediction_errors import class_of
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.engines.round import Drafts
 from eagle_plugin.engines.shape_chooser import SUM_ROUNDS, PolicyModeError, ShapeChooser, policy_mode
@@ -82,13 +83,13 @@ def test_the_policy_chooses() -> None:
     asked = []
 
     class Asked(Recorder):
-        def choose(self, b, keys, allowed=None):  # type: ignore[no-untyped-def]
-            asked.append((b, keys, allowed))
+        def choose(self, b, keys, allowed=None, pending=0):  # type: ignore[no-untyped-def]
+            asked.append((b, keys, allowed, pending))
             return CHAIN
 
     allowed = frozenset({PLAIN, CHAIN})
-    assert ShapeChooser(CAPS, Asked()).choose(3, 70, allowed) == CHAIN
-    assert asked == [(3, 70, allowed)]
+    assert ShapeChooser(CAPS, Asked()).choose(3, 70, allowed, pending=5) == CHAIN
+    assert asked == [(3, 70, allowed, 5)]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -136,6 +137,29 @@ def test_a_clock_that_jumps_leaves_the_predictions(jump: float) -> None:
         chooser.begin(CAPS, 2, 0)
     before = policy.costs.costs.round(CAPS, 2, 0)
     assert policy.costs.seconds([CAPS], 2, 0)[CAPS] == pytest.approx(before, rel=0.01)
+
+
+def test_errors_are_of_the_predictions_before_the_steps() -> None:
+    """Every step corrects the table: a prediction made after it would be nearer to what was measured."""
+    now, took, errors_after = 0.0, 1.3 * device(64).round(CAPS, 2, 0), []
+    policy = Policy(CAPS, CostModel(device(64)))
+    chooser = ShapeChooser(CAPS, policy, clock=lambda: now)
+    chooser.begin(CAPS, 2, 0)
+    for _ in range(3):
+        chooser.begin(CAPS, 2, 0)
+        expected = policy.costs.seconds([CAPS], 2, 0)[CAPS]
+        counted, phases = list(chooser.errors), dict(chooser.phases)
+        now += took
+        chooser.begin(CAPS, 2, 0)
+        counted[class_of(took, expected)] += 1
+        assert chooser.errors == counted
+        assert sum(chooser.phases.values()) - sum(phases.values()) == pytest.approx(expected)
+        errors_after.append(class_of(took, policy.costs.seconds([CAPS], 2, 0)[CAPS]))
+        chooser.pause()
+        chooser.begin(CAPS, 2, 0)
+    # The control: counted after the correction, all three would be in lower classes.
+    assert sum(errors_after) < sum(place * n for place, n in enumerate(chooser.errors))
+    assert sum(chooser.errors) == 3 and chooser.report().errors == tuple(chooser.errors)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -24,7 +24,10 @@ from eagle_plugin.heads.eagle3 import Eagle3Head
 from eagle_plugin.heads.export import save_head
 
 EMBEDDING = "model.embed_tokens.weight"
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed"),
+]
 
 
 DRAFT_IDS = torch.arange(10, 138)
@@ -147,6 +150,10 @@ def test_the_mask_of_a_parallel_head(heads: dict[str, tuple[Path, DraftHead]], e
         head, results = heads[name][1], engine.results[name]
         torch.testing.assert_close(results["mask state"], head.mask_state().detach(), rtol=1e-4, atol=1e-5)
         assert int(results["mask token"]) == head.mask_token_id
+        with torch.no_grad():
+            head.get_parameter("mask_hidden").mul_(-2)
+            torch.testing.assert_close(results["new mask state"], head.mask_state(), rtol=1e-4, atol=1e-5)
+            head.get_parameter("mask_hidden").div_(-2)
     assert not torch.allclose(engine.results["peagle"]["mask state"], torch.zeros(1, 64), atol=0.1)
 
 

@@ -21,7 +21,7 @@ from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.tree import new_table
 from eagle_plugin.kernels import kv, loader, penalties, round_start, sampling, tree
 
-pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")]
 
 # order in which the threads of a block take turns; threads of a block, empty for the launcher's own number
 RUNS = [("forward", ""), ("reverse", "64"), ("random", "32")]

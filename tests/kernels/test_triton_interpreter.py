@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("triton")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "selection",
     [

@@ -20,7 +20,7 @@ def build_emulated(csrc: Path, folder: Path, only: str = "*", others: Path | Non
     refuses.
     """
     library = folder / "libeagle_emulated.so"
-    objects = _compile(csrc, folder, only, others, ["-O2"])
+    objects = _compile(csrc, folder, only, others, ["-O1"])
     subprocess.run(["g++", "-shared", *objects, "-o", str(library), *build.link_flags()], check=True)
     return library
 
@@ -28,8 +28,10 @@ def build_emulated(csrc: Path, folder: Path, only: str = "*", others: Path | Non
 def build_driver(csrc: Path, folder: Path, only: str = "*", others: Path | None = None) -> Path:
     """Build race_driver.cc with the kernels, whose threads are threads, under ThreadSanitizer; see build_emulated."""
     driver = folder / "driver"
-    objects = [*_compile(csrc, folder, only, others, THREADS), str(folder / "driver.o")]
-    _run_compiler(csrc, EMULATION / "race_driver.cc", Path(objects[-1]), THREADS)
+    objects = _compile(csrc, folder, only, others, THREADS)
+    if others is None:
+        objects.append(str(folder / "driver.o"))
+        _run_compiler(csrc, EMULATION / "race_driver.cc", Path(objects[-1]), THREADS)
     link = build.link_flags()
     rpath = f"-Wl,-rpath,{link[0].removeprefix('-L')}"
     subprocess.run(["g++", "-fsanitize=thread", *objects, "-o", str(driver), *link, rpath], check=True)
@@ -42,7 +44,7 @@ def _compile(csrc: Path, folder: Path, only: str, others: Path | None, flags: li
     with ThreadPoolExecutor(2) as pool:
         pairs = zip(sources, objects, strict=True)
         list(pool.map(lambda pair: _run_compiler(csrc, *pair, flags), pairs))
-    names = {path.name for path in objects} | {"driver.o"}
+    names = {path.name for path in objects}
     rest = sorted(others.glob("*.o")) if others else []
     return [str(path) for path in (*objects, *(path for path in rest if path.name not in names))]
 

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from eagle_plugin.engines.sglang.eagle3_model import Eagle3Head, mask_of
+from eagle_plugin.heads.files import HeadError
 
 
 class NoMode:
@@ -75,8 +76,32 @@ def run(algorithm: str, folder: Path, target: dict[str, Tensor], inputs: dict[st
     if getattr(model, "hot_token_id", None) is not None:
         results["target_ids"] = model.hot_token_id
     if (mask := mask_of(model)) is not None:
-        results |= {"mask state": mask.hidden, "mask token": torch.tensor(mask.token)}
+        results |= {"mask state": mask.hidden.clone(), "mask token": torch.tensor(mask.token)}
+        name = "mask_hidden"
+        model.load_weights(iter([(name, -2 * load_file(folder / "model.safetensors")[name])]))
+        assert mask_of(model) is mask, "captured rounds read another mask than the new one"
+        results["new mask state"] = mask.hidden.clone()
+        refuse_half_a_mask(config, model.model.fc.in_features)
     return results
+
+
+def refuse_half_a_mask(config: LlamaConfig, width: int) -> None:
+    """The class says what is wrong with a checkpoint that no launcher has looked at."""
+    features = ("mask_hidden", torch.ones(1, width))
+    token, other = {"mask_token_id": 3, "ptd_token_id": 3}, {"mask_token_id": 10**6, "ptd_token_id": 3}
+    cases: list[tuple[dict[str, int], list[tuple[str, Tensor]], str]] = [
+        (token, [], "has mask_token_id 3 in config.json and no tensor mask_hidden"),
+        (other, [features], "has mask_hidden and mask_token_id 1000000, wanted 0 to"),
+        (token, [("mask_hidden", torch.ones(1, 5))], "mask_hidden of shape [1, 5], wanted [1, "),
+    ]
+    for keys, weights, wanted in cases:
+        values = config.to_dict() | keys
+        try:
+            Eagle3Head(LlamaConfig(**values)).load_weights(iter(weights))
+        except HeadError as error:
+            assert wanted in str(error), error
+        else:
+            raise AssertionError(f"not refused: {wanted}")
 
 
 def main() -> None:

@@ -80,14 +80,3 @@ def sample(target: Path, prompt: str, setting: dict[str, Any], count: int, lengt
         times = times.scatter_add(1, drawn, torch.ones_like(drawn, dtype=times.dtype))
         ids = torch.cat([ids, drawn], dim=1)
     return ids[:, len(start) :]
-
-
-def greedy(target, prompt: str, length: int, penalties: dict) -> list[int]:
-    """Tokens of greedy decoding under penalties, one at a time."""
-    ids = torch.tensor([prompt_ids(target, prompt)])
-    start = ids.shape[1]
-    for _ in range(length):
-        logits = next_logits(target, ids)
-        times = torch.bincount(ids[0, start:], minlength=logits.shape[1])[None]
-        ids = torch.cat([ids, distribution(logits, times, penalties | {"temperature": 0}).argmax(-1)[None]], dim=1)
-    return ids[0, start:].tolist()

@@ -22,6 +22,15 @@ SETTINGS: dict[str, Any] = {
     "max_running_requests": 32,
 }
 PROMPT = "tree root leaf"
+SAMPLING: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 1.3, "top_k": 5},
+    {"temperature": 1.0, "min_p": 0.1},
+]
+REQUESTS = 1000  # per setting
+VIEWS = 6
+LEAST_P = 1e-4 / (VIEWS * (len(SAMPLING) + 1))  # a right verifier fails one of these tests once in 10,000 runs
 PENALISED = {
     "temperature": 0.8,
     "top_p": 0.95,
@@ -30,12 +39,6 @@ PENALISED = {
     "repetition_penalty": 1.2,
     "logit_bias": {"87": 2.5},  # a token that is generated often, and so penalised often
 }
-PENALTIES = [
-    {"frequency_penalty": 0.9},
-    {"presence_penalty": 0.5, "repetition_penalty": 1.4},
-    {"frequency_penalty": 0.3, "presence_penalty": -0.4, "repetition_penalty": 0.8},
-]
-PROMPTS = ["tree root leaf", "the quick brown fox", "a", "one two three four"]
 AT_ONCE = 500  # the scheduler looks at its whole queue before every batch
 
 

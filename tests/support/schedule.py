@@ -6,6 +6,7 @@ groups in the order of the collected tests, so that the longest go first and sho
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -13,65 +14,76 @@ from typing import Any
 import pytest
 
 VLLM_ENVIRONMENT = "test_vllm_environment.py"
-# Files whose tests ask the same servers.
+# Files whose tests ask the same servers, which each of the ways has in which rounds run.
 SHARED = {
-    f"engines/sglang/test_{name}.py": "sglang bigram"
-    for name in ("grammar", "logprobs", "metrics", "parameters", "sampling", "seeds")
+    f"engines/sglang/test_{name}.py": group
+    for group, names in {
+        "sglang requests": ("grammar", "logprobs", "metrics", "parameters"),
+        "sglang draws": ("sampling", "seeds"),
+    }.items()
+    for name in names
 }
+WAYS = (
+    "synchronous",
+    "overlap",
+    "graphs",
+    "all levels at once",
+)  # parameters of the fixture `plugin`, so in the names of its tests
+WAY = re.compile(rf"[\[-]({'|'.join(WAYS)})[\]-]")
 # Seconds of the groups that take longest, on two cores: the lines "group" of `make test ARGS=--durations=20`.
 # Only their order matters; a group that is not named comes after all of these.
 SECONDS = {
-    "sglang bigram": 720,
-    "engines/sglang/test_tiny.py": 278,
-    "engines/vllm/test_greedy_requests.py": 182,
-    "test_group[sampling]": 143,
-    "engines/sglang/test_tensor_parallel.py": 134,
-    "engines/sglang/test_real.py": 132,
-    "kernels/test_cuda_emulation.py": 128,
-    "test_group[greedy]": 119,
-    "engines/sglang/test_host_waits.py": 108,
-    "test_group[requests]": 97,
-    "test_optimize.py": 90,
-    "test_group[logprobs]": 87,
-    "engines/sglang/test_selftest_start.py": 87,
-    "test_group[parameters]": 82,
-    "test_group[scheduling]": 80,
-    "test_group[real model]": 71,
-    "engines/sglang/test_perfect_head.py": 71,
-    "engines/sglang/test_refusals.py": 61,
-    "kernels/test_cuda_build.py": 58,
-    "core/test_rule.py": 53,
-    "kernels/test_triton_compile.py": 50,
-    "bench/test_vllm_server.py": 49,
-    "bench/test_demo.py": 44,
-    "test_group[heads]": 40,
-    "evaluate/test_measure.py": 36,
-    "reference/test_decode.py": 30,
-    "engines/vllm/test_metrics.py": 29,
-    "compat/test_native.py": 29,
-    "kernels/test_triton_interpreter.py": 27,
-    "train/test_target_families.py": 27,
-    "test_wheel.py": 26,
-    "reference/test_sampled.py": 25,
-    "bench/test_compare_commits.py": 25,
-    "engines/sglang/test_launches.py": 23,
-    "heads/test_vllm_round_trip.py": 22,
-    "train/test_resume.py": 20,
-    "test_group[adapter]": 20,
-    "train/test_distributed.py": 19,
+    "engines/sglang/test_tiny.py": 170,
+    "kernels/test_cuda_emulation.py": 160,
+    "test_group[greedy]": 150,
+    "sglang draws graphs": 150,
+    "engines/sglang/test_real.py": 150,
+    "test_group[sampling]": 145,
+    "test_group[requests]": 140,
+    "test_group[parameters]": 135,
+    "sglang draws synchronous": 130,
+    "sglang requests graphs": 130,
+    "sglang requests synchronous": 120,
+    "test_optimize.py": 115,
+    "engines/sglang/test_broken_verifier.py": 90,
+    "test_group[scheduling]": 77,
+    "engines/sglang/test_tensor_parallel.py": 75,
+    "test_group[real model]": 62,
+    "engines/sglang/test_host_waits.py": 60,
+    "core/test_rule.py": 50,
+    "bench/test_vllm_server.py": 45,
+    "test_group[heads]": 36,
+    "engines/sglang/test_refusals.py": 35,
+    "kernels/test_triton_compile.py": 30,
+    "bench/test_demo.py": 28,
+    "train/test_resume.py": 25,
+    "train/test_target_families.py": 25,
+    "test_wheel.py": 24,
+    "kernels/test_cuda_build.py": 24,
+    "bench/serving/test_command.py": 22,
+    "data/test_prepare.py": 21,
+    "reference/test_decode.py": 21,
+    "kernels/test_triton_interpreter.py": 20,
+    "reference/test_sampled.py": 20,
+    "bench/test_compare_commits.py": 20,
+    "engines/sglang/test_launches.py": 19,
     "kernels/test_loader.py": 19,
-    "train/test_known_optimum.py": 18,
-    "data/test_prepare.py": 18,
-    "evaluate/test_check_command.py": 18,
-    "heads/test_engine_classes.py": 15,
-    "engines/sglang/test_ranks.py": 15,
-    "bench/test_gpu_steps.py": 14,
-    "heads/test_target_table.py": 14,
-    "test_accidents.py": 13,
-    "train/test_unroll.py": 12,
-    "train/test_loop.py": 12,
+    "train/test_distributed.py": 19,
+    "engines/sglang/test_selftest_start.py": 18,
+    "evaluate/test_measure.py": 17,
+    "test_group[adapter]": 16,
+    "heads/test_engine_classes.py": 16,
+    "engines/sglang/test_perfect_head.py": 15,
+    "bench/test_gpu_steps.py": 15,
+    "engines/sglang/test_server_forks.py": 15,
+    "evaluate/test_check_command.py": 13,
+    "train/test_objectives.py": 13,
+    "heads/test_target_table.py": 12,
+    "train/test_known_optimum.py": 12,
+    "test_accidents.py": 12,
     "data/generation/test_generation.py": 11,
-    "kernels/test_native_required.py": 11,
+    "bench/test_measure.py": 11,
+    "engines/sglang/test_ranks.py": 10,
 }
 
 
@@ -79,7 +91,10 @@ def group_of(nodeid: str) -> str:
     """The group of a test, by its identifier "tests/FOLDER/FILE::NAME"."""
     path, _, name = nodeid.partition("::")
     file = path.removeprefix("tests/")
-    return name if file == VLLM_ENVIRONMENT else SHARED.get(file, file)
+    if file == VLLM_ENVIRONMENT:
+        return name
+    way = WAY.search(name) if file in SHARED else None
+    return f"{SHARED[file]} {way[1]}" if way else file
 
 
 def longest_first(items: list[pytest.Item]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from server_forks import ForkedServer, can_fork
 
 from eagle_plugin.bench.servers import Server, check_worker
 from eagle_plugin.bench.spec import ServerSpec
@@ -67,18 +68,27 @@ def _next_port() -> int:
 
 
 @contextlib.contextmanager
-def serving(specs: Sequence[ServerSpec], logs: Path) -> Iterator[list[Server]]:
-    """Start the servers side by side, check that the worker asked for serves, and stop them all on the way out."""
-    with contextlib.ExitStack() as stack:
-        servers = []
+def serving(specs: Sequence[ServerSpec], logs: Path, *, as_users: bool = False) -> Iterator[list[Server]]:
+    """Start the servers side by side, check that the worker asked for serves, and stop them all on the way out.
+
+    Those that can be forks of an imported engine (server_forks.py) are, unless they are to start `as_users` start them.
+    """
+    servers: list[Server] = []
+    try:
         for number, spec in enumerate(specs):
             server = Server.of(spec, logs / str(number), _next_port())
-            stack.callback(server.stop)
-            servers.append(server.start())
+            if not as_users and can_fork(server):
+                server = ForkedServer.of(spec, logs / str(number), server.port)
+            servers.append(server)
+            server.start()
         for server, spec in zip(servers, specs, strict=True):
             server.wait_ready(START_SECONDS)
             check_worker(server, spec.mode)
         yield servers
+    finally:
+        with ThreadPoolExecutor() as pool:  # an SGLang server takes seconds to end
+            for stopped in [pool.submit(server.stop) for server in servers]:
+                stopped.result()
 
 
 def generate(server: Server, prompt: str, tokens: int, **sampling: Any) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def serving_report(rates: Mapping[Cell, Mapping[Config, Sequence[float]]] = RATE
     rows = build_rows("sglang", measurements(rates))
     return ServingReport(
         engine="sglang", engine_version="0.5.23", target="smol", head="smol-eagle3",
-        rows=rows, summary=summarise(rows),
+        rows=rows, summary=summarise(rows, measurements(rates)),
         steal=StealCount(limit=0.05, spans=30, over_limit=3, repeated=2, over_limit_share=0.1),
         settings=ServingSettings(threads=2, shapes={"plugin": "2/4/8"}, answer_length=1.0, cache_tokens=4096,
                                  busy_percent=1.0),

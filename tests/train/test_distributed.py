@@ -15,6 +15,8 @@ from training_runs import newest, recipe, run_training, write_recipe
 from eagle_plugin.train import command
 from eagle_plugin.train.logs import read_log
 
+pytestmark = pytest.mark.slow
+
 UPDATES = 8
 
 

@@ -87,6 +87,7 @@ def test_training(model_type: str, kind: str, runs: Runs) -> None:
     assert info.aux_layer_ids == (() if expected == "eagle2" else (1, 4, 6))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed")
 def test_equal_to_sglangs_classes(runs: Runs) -> None:
     """SGLang's class of the head, on the weights of each target, drafts the same as our module."""

@@ -109,7 +109,7 @@ def run(options: argparse.Namespace, path: Path, steps: Steps) -> ServingReport:
         target=target.name,
         head=base.head.name,
         rows=rows,
-        summary=summarise(rows),
+        summary=summarise(rows, measured.measurements),
         steal=steal_count(watch),
         settings=ServingSettings(
             threads=base.threads or 0,

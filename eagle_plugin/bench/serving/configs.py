@@ -14,6 +14,8 @@ Config = Literal["plain", "builtin_chain", "builtin_tree", "fixed", "plugin"]
 CONFIGS: tuple[Config, ...] = get_args(Config)
 ALTERNATIVES: tuple[Config, ...] = ("plain", "builtin_chain", "builtin_tree")  # what a user has without the plugin
 CHAIN = Shape.chain(2)  # the best chain of both engines' own workers (docs/performance.md)
+# The policy's log line is written once per second, so that each cell's share of its counts is known to a second.
+POLICY_LOG = {"EAGLE_POLICY_LOG_SECONDS": "1"}
 POLICY = "EAGLE_POLICY"  # the plugin's variable: "auto" chooses the shape of every round, "fixed" keeps the given one
 
 
@@ -39,4 +41,4 @@ def config_specs(plain: ServerSpec, wanted: Sequence[Config] | None = None) -> d
 
 def with_policy(spec: ServerSpec, policy: Literal["fixed", "auto"], name: str = "") -> ServerSpec:
     """The plugin's server under that policy; `name` tells it from others in log files."""
-    return replace(spec, environment={**spec.environment, POLICY: policy}, name=name or policy)
+    return replace(spec, environment={**spec.environment, **POLICY_LOG, POLICY: policy}, name=name or policy)

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from eagle_plugin.bench.load import Sampling, accept_length, ask_all, flush_prefix_cache
 from eagle_plugin.bench.measure import Name, warm_up
 from eagle_plugin.bench.other_load import OtherLoad
+from eagle_plugin.bench.policy_sources import counted_errors
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.questions import Question
 from eagle_plugin.bench.report import Strict
@@ -22,6 +23,7 @@ from eagle_plugin.bench.serving.plan import Cell, Plan, requests_of
 from eagle_plugin.bench.serving.prompts import PromptKind, select_asks
 from eagle_plugin.bench.serving.report import Measurement
 from eagle_plugin.bench.steal import StealWatch
+from eagle_plugin.core.prediction_errors import added
 
 WARM_UP_TOKENS, WARM_UP_CHARACTERS = 8, 500
 
@@ -64,6 +66,7 @@ class Loaded(NamedTuple):
 
     windows: list[Window]
     others: float
+    prediction_errors: tuple[int, ...]  # its policy's timed steps, see `core.prediction_errors`; empty without any
 
 
 def run_load(server: Server, phases: Sequence[Phase], temperature: float) -> Loaded:
@@ -77,8 +80,10 @@ def run_load(server: Server, phases: Sequence[Phase], temperature: float) -> Loa
         flush_prefix_cache(server.endpoint)
         cpu_seconds = server.cpu_clock()
         other = OtherLoad(cpu_seconds)
+        errors_before = counted_errors(server.log_text())
         windows = ask_in_phases(server.endpoint, phases, temperature, cpu_seconds)
-        return Loaded(windows, other.share())
+        others = other.share()
+        return Loaded(windows, others, added(counted_errors(server.log_text()), errors_before))
     except Exception:
         server.check_alive()  # raises the better explanation if the server has ended
         raise
@@ -162,4 +167,5 @@ def _measurement(repeat: int, cell: Cell, config: Config, loaded: Loaded, steal:
         accept_length=None if length is None else round(length, 3),
         steal=None if steal is None else round(steal, 4),
         others=round(loaded.others, 3),
+        prediction_errors=loaded.prediction_errors,
     )

@@ -14,7 +14,12 @@ from eagle_plugin.bench.report import Quartiles, Strict, quartiles
 from eagle_plugin.bench.serving.configs import ALTERNATIVES, CONFIGS, Config
 from eagle_plugin.bench.serving.plan import Cell
 from eagle_plugin.bench.serving.prompts import PromptKind
+from eagle_plugin.core.prediction_errors import median_error
 
+PREDICTION_ERROR = (
+    "median of |measured / predicted - 1| over the timed steps of the plugin's policy; the prediction is that before "
+    "the step; null where none was timed"
+)
 FEW_CLIENTS = 4  # the summary's mean is over rows with at most so many
 Value = TypeVar("Value")
 
@@ -34,9 +39,14 @@ class Measurement(Strict):
     cpu_seconds_per_token: float = Field(ge=0)
     ttft_ms: float
     tpot_ms: float
-    accept_length: float | None = Field(description="with the bonus token; null without speculation")
+    accept_length: float | None = Field(
+        description="tokens per round, with the bonus token; a plain round counts as one; null without speculation"
+    )
     steal: float | None = Field(description="stolen part of the processor time that was wanted; null if unknown")
     others: float = Field(ge=0, le=1, description="part of the machine that other processes used meanwhile")
+    prediction_errors: tuple[int, ...] = Field(
+        default=(), description="timed steps by the error of their prediction (core/prediction_errors.py)"
+    )
 
     @property
     def cell(self) -> Cell:
@@ -77,6 +87,7 @@ class Row(Strict):
     tpot_ms: dict[Config, float]
     steal: float | None = Field(description="mean steal of the measurements that the row comes from")
     others: float = Field(description="the most that other processes used of the machine during one of them")
+    prediction_error: float | None = Field(description=PREDICTION_ERROR)
     repeats: int
     spread: RowSpread
 
@@ -99,6 +110,7 @@ class Summary(Strict):
     worst_row: WorstRow | None = Field(description="of ratio_vs_best_alternative, over all rows")
     worst_ratio_vs_fixed: float | None
     worst_row_vs_fixed: WorstRow | None
+    prediction_error: float | None = Field(description=PREDICTION_ERROR)
 
 
 class StealCount(Strict):
@@ -180,6 +192,7 @@ def _row(engine: str, cell: Cell, measurements: Sequence[Measurement]) -> Row:
         tpot_ms=_medians(by_config, lambda one: one.tpot_ms, 2),
         steal=round(statistics.mean(steals), 4) if steals else None,
         others=max(one.others for one in measurements),
+        prediction_error=median_prediction_error(measurements),
         repeats=len(next(iter(by_config.values()))),
         spread=RowSpread(
             tokens_per_s={config: quartiles(spread(values)) for config, values in rates.items()},
@@ -214,8 +227,15 @@ def _ratio(values: Mapping[Config, Sequence[float]], ours: Config, theirs: Confi
     return quartiles(ratio_spread(values[ours], values[theirs]))
 
 
-def summarise(rows: Sequence[Row]) -> Summary:
-    """The summary of the rows."""
+def median_prediction_error(measurements: Sequence[Measurement]) -> float | None:
+    """Over the steps of all measurements together."""
+    counts = [one.prediction_errors for one in measurements if one.config == "plugin" and one.prediction_errors]
+    error = median_error([sum(classes) for classes in zip(*counts, strict=True)])
+    return None if error is None else round(error, 4)
+
+
+def summarise(rows: Sequence[Row], measurements: Sequence[Measurement]) -> Summary:
+    """The summary of the rows, which come from the measurements."""
     few = [
         row.ratio_vs_best_alternative
         for row in rows
@@ -227,6 +247,7 @@ def summarise(rows: Sequence[Row]) -> Summary:
         worst_row=_worst(rows, lambda row: row.ratio_vs_best_alternative),
         worst_ratio_vs_fixed=worst_vs_fixed.ratio if worst_vs_fixed else None,
         worst_row_vs_fixed=worst_vs_fixed,
+        prediction_error=median_prediction_error(measurements),
     )
 
 

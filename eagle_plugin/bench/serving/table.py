@@ -72,6 +72,10 @@ def summary_lines(report: ServingReport) -> list[str]:
     for name, worst in (("best", summary.worst_row), ("fixed", summary.worst_row_vs_fixed)):
         if worst is not None:
             lines.append(f"plugin / {name}, the lowest: {worst.ratio:.3f} ({_cell(worst)})")
+    if summary.prediction_error is not None:
+        lines.append(
+            f"predicted time of a step: off by {summary.prediction_error:.1%} in the median of the timed steps"
+        )
     lines.append(steal_sentence(report.steal))
     busiest = max(report.rows, key=lambda row: row.others)
     used = f"other processes used at most {busiest.others:.0%} of the machine during a measurement"

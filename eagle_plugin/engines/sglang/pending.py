@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,12 +11,13 @@ from torch import Tensor
 from eagle_plugin.core.costs import PENDING_TOKENS
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted
+from eagle_plugin.engines.pending_limit import most_pending
 from eagle_plugin.engines.round import HeadState, TopM
 from eagle_plugin.engines.sglang.batch import BatchReader, RoundBatch
 from eagle_plugin.engines.sglang.drafter import DraftState, TreeDrafter
 from eagle_plugin.kernels.accepted_path import read_path
 
-MOST_BYTES = 2**28  # of all requests' states
+MOST_TOKENS = 128  # per request: what is left of an answer when it ends is never read
 
 
 class PendingTokens:
@@ -27,12 +29,22 @@ class PendingTokens:
 
     def __init__(self, rows: int, state: Tensor) -> None:
         """rows: of the engine's request table; state: one row of the target's states."""
-        self.most = max(1, min(PENDING_TOKENS, MOST_BYTES // (rows * state.nbytes)))
+        self.most = min(MOST_TOKENS, most_pending(rows * state.nbytes))
         device = state.device
         self._counts = torch.zeros(rows, dtype=torch.int64, device=device)
         self._tokens = torch.zeros(rows, self.most, dtype=torch.int64, device=device)
         self._states = torch.zeros(rows, self.most, *state.shape, dtype=state.dtype, device=device)
         self.rounds = 0  # plain rounds since the head read last: no request has more tokens
+
+    def longest(self, requests: Sequence[Any]) -> int:
+        """No SGLang ``Req`` of these has more tokens; the host's count, which may be too large.
+
+        A request has none after its prefill, which yields its first output token. With overlap scheduling the host
+        has one token less by then.
+        """
+        if not self.rounds:
+            return 0
+        return min(self.rounds, self.most, max((len(one.output_ids) for one in requests), default=0))
 
     def forget(self, requests: Tensor) -> None:
         """The head has read all of these requests, rows [b] int64 of the table: a prefill, or a drafted round."""
@@ -51,26 +63,47 @@ class PendingTokens:
         self._states[rows, place] = states
         self._counts[rows] = place + 1
 
-    def read(self, schedule_batch: Any, reader: BatchReader, drafter: TreeDrafter, state: DraftState) -> DraftState:
+    def read(
+        self, schedule_batch: Any, reader: BatchReader, drafter: TreeDrafter, state: DraftState, longest: int
+    ) -> DraftState:
         """Let the head read the tokens of all requests of a batch; the state that a drafted round begins with.
 
-        state: what the requests began their last round with. A request without pending tokens keeps it.
+        state: what the requests began their last round with. A request without pending tokens keeps it. longest: no
+        request has more tokens; there is one forward per `PENDING_TOKENS` of them.
         """
         rows = schedule_batch.req_pool_indices.long()
-        b, longest, self.rounds = len(rows), min(self.rounds, self.most), 0
-        counts = self._counts[rows]
-        batch = reader.read(Shape.chain(longest - 1), schedule_batch, b, schedule_batch.seq_lens.long() - counts)
+        counts, self.rounds = self._counts[rows], 0
+        for first in range(0, longest, PENDING_TOKENS):
+            part = slice(first, min(first + PENDING_TOKENS, longest))
+            state = self._read_some(schedule_batch, reader, drafter, state, counts - first, part)
+        self.forget(rows)
+        return state
+
+    def _read_some(
+        self,
+        schedule_batch: Any,
+        reader: BatchReader,
+        drafter: TreeDrafter,
+        state: DraftState,
+        left: Tensor,
+        part: slice,
+    ) -> DraftState:
+        """One forward over these places; left [b] is each request's tokens from there on, below 1 if it has none."""
+        rows = schedule_batch.req_pool_indices.long()
+        b, longest = len(rows), part.stop - part.start
+        counts = left.clamp(0, longest)
+        lengths = schedule_batch.seq_lens.long() - left.clamp(min=0)
+        batch = reader.read(Shape.chain(longest - 1), schedule_batch, b, lengths)
         places = torch.arange(longest, device=rows.device)
         # The slots after the committed tokens are reserved for the caps of a round, and there may be fewer.
         batch.start.slots.masked_fill_(places >= counts[:, None], 0)
         accepted = Accepted(
             index=torch.zeros(b, longest, dtype=torch.int32, device=rows.device),
             lengths=counts.clamp(min=1).int(),
-            tokens=self._tokens[rows, :longest],
+            tokens=self._tokens[rows, part],
         )
         path = read_path(accepted, batch.prefix_lens, 1)
-        found = drafter.extend(batch, accepted, path, self._states[rows, :longest].flatten(0, 1))
-        self.forget(rows)
+        found = drafter.extend(batch, accepted, path, self._states[rows, part].flatten(0, 1))
         has_read = (counts > 0)[:, None]
         top = TopM(*(torch.where(has_read, new, old) for new, old in zip(found.head.top, state.head.top, strict=True)))
         return DraftState(HeadState(top, torch.where(has_read, found.head.hidden, state.head.hidden)), state.roots)

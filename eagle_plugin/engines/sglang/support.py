@@ -14,7 +14,8 @@ from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.engines.metrics import RejectionWatch
 from eagle_plugin.engines.sglang.gpu import Gpu, unsupported_cache, unsupported_gpu
 from eagle_plugin.engines.sglang.ranks import rank_logger
-from eagle_plugin.engines.startup import engine_serves, plugin_serves
+from eagle_plugin.engines.startup import StartRefused, engine_serves, plugin_serves
+from eagle_plugin.heads.files import HeadError
 from eagle_plugin.kernels import loader
 
 logger = logging.getLogger("eagle_plugin")
@@ -173,7 +174,10 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
         from eagle_plugin.engines.sglang.worker import TreeWorker
 
         eagle3_model.register()
-        worker = TreeWorker(**arguments)
+        try:
+            worker = TreeWorker(**arguments)
+        except HeadError as error:  # of a head on a model hub: those in folders were checked by the launcher
+            raise StartRefused(error) from None
 
         def announce(reasons: list[str]) -> None:
             """Say who serves, once that is decided: after the last part of the self-test."""

@@ -135,9 +135,10 @@ class TreeWorker(EAGLEWorkerV2):
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             return self._prefill(batch, on_publish, pp_proxy_tensors)
         b, keys = len(batch.seq_lens), prefix_tokens(batch)
-        shape = PLAIN if needs_plain_round(batch) else self.shapes.choose(b, keys)
+        pending = 0 if self._round.pending is None else self._round.pending.longest(batch.reqs)
+        shape = PLAIN if needs_plain_round(batch) else self.shapes.choose(b, keys, pending=pending)
         self.shapes.begin(shape, b, keys)
-        state = self._caught_up(batch, shape)
+        state = self._caught_up(batch, shape, pending)
         inputs = self._reader.read(shape, batch, self._round.lanes(b))
         # From here on the round reads its own copy of the slots: the scheduler may change its table.
         table_was_read = torch.get_device_module(self.device).Event()
@@ -169,11 +170,14 @@ class TreeWorker(EAGLEWorkerV2):
         self._draft_worker.draft_runner.shared_read_done_event = table_was_read
         return result
 
-    def _caught_up(self, batch: Any, shape: Shape) -> DraftState:
-        """What a round begins with; the head reads the tokens of plain rounds first, if it drafts or they are many."""
+    def _caught_up(self, batch: Any, shape: Shape, longest: int) -> DraftState:
+        """What a round begins with; the head reads the tokens of plain rounds first, if it drafts or they are many.
+
+        longest: no request has more of them.
+        """
         state, pending = _state_of(batch.spec_info), self._round.pending
-        if pending is not None and (pending.rounds >= pending.most or (pending.rounds and shape != PLAIN)):
-            return pending.read(batch, self._reader, self._draft_worker, state)
+        if pending is not None and longest and (longest >= pending.most or shape != PLAIN):
+            return pending.read(batch, self._reader, self._draft_worker, state, longest)
         return state
 
     def _prefill(self, batch: Any, on_publish: Any, pp_proxy_tensors: Any) -> Any:

@@ -70,9 +70,9 @@ class RoundBatch(NamedTuple):
     logits_rows: Tensor | None  # [b, W] int64: logits row of each node; None: in order
     starts: Tensor  # [b] int64: first query row of each request
     lens: Tensor  # [b] int64: query rows
+    host_lens: list[int]  # the same, on the host
     prefix_lens: Tensor  # [b] int64: tokens before this step
     uniform: bool  # every query row is a node, in order
-    plain: bool  # every request has one query row and no tree
     newest: list[int]  # requests that just verify all that the last step drafted for them; plain rounds count as well
 
     @property
@@ -129,9 +129,9 @@ class RoundBatch(NamedTuple):
             logits_rows=None if logits_rows is None else on_device(logits_rows),
             starts=on_device(starts),
             lens=on_device(lens),
+            host_lens=lens.tolist(),
             prefix_lens=prefix_lens.long(),
             uniform=len(trees) == b and not cut,
-            plain=bool((lens == 1).all()),
             newest=[i for i in whole if request_ids[i] in drafted],
         )
 

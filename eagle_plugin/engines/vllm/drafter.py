@@ -91,6 +91,10 @@ class ExtendBatch(NamedTuple):
         rows = ExtendRows(*(x[0] if len(kinds) == 1 else torch.cat(x) for x in zip(*kinds, strict=True)))
         return cls(tokens, places, states, last, lengths, rows)
 
+    def pending(self, features: Tensor, slot_table: Tensor) -> PendingRows:
+        """The rows as a forward of the head reads them; features [N, F] are the target's states of all query rows."""
+        return PendingRows(self.tokens, self.positions, features[self.states], self.rows, slot_table)
+
 
 class DraftBatch(NamedTuple):
     """What a drafting reads from b requests; L is a request's committed length, its root comes after it."""
@@ -159,14 +163,14 @@ class TreeProposer(EagleProposer):
 
         features [N, F] are the target's states of all its query rows.
         """
-        normed, hidden = self._read(batch.tokens, batch.positions, features[batch.states], batch.rows, slot_table)
+        normed, hidden = self._read(batch.pending(features, slot_table))
         logits = self._logits(normed[batch.last])
         top = TopM.of(logits, top_m_of(shape, greedy))
         return HeadState(top, hidden[batch.last])
 
     def read_pending(self, pending: PendingRows) -> None:
-        """Let the head read tokens of plain rounds, so that its caches have their keys and values."""
-        self._read(*pending)
+        """Let the head read tokens from which nothing is drafted, so that its caches have their keys and values."""
+        self._read(pending)
 
     def draft_tree(self, batch: DraftBatch, roots: Tensor, state: HeadState) -> Drafts:
         """Draft one tree per request; roots [b] int64 are the last committed tokens."""
@@ -197,10 +201,9 @@ class TreeProposer(EagleProposer):
         )
         return drafts if batch.chains is None else drafts._replace(tree=as_chains(drafts.tree, batch.chains))
 
-    def _read(
-        self, tokens: Tensor, positions: Tensor, features: Tensor, rows: ExtendRows, slot_table: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """One forward over consecutive tokens [r] of each request, with the target's states [r, F] of the positions."""
+    def _read(self, pending: PendingRows) -> tuple[Tensor, Tensor]:
+        """One forward over consecutive tokens of each request, with the target's states of their positions."""
+        tokens, positions, features, rows, slot_table = pending
         hidden = self.model.combine_hidden_states(features) if self.method == "eagle3" else features
         owners = rows.requests.repeat_interleave(rows.lens, output_size=len(tokens))
         slots = slot_table[owners, positions].long()

@@ -1,30 +1,43 @@
-"""Tokens of plain rounds that the head has not read: kept, and read in one forward when drafting starts again."""
+"""Tokens of plain steps that the head has not read: kept, and read in few forwards when their keys are wanted.
+
+They are wanted when drafting starts again, and when another request may find their blocks in the prefix cache.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from eagle_plugin.core.costs import PENDING_TOKENS
+from eagle_plugin.engines.pending_limit import largest_first, most_pending
 from eagle_plugin.engines.vllm.attention import ExtendRows
-
-MOST_BYTES = 2**28  # of all requests' states
+from eagle_plugin.engines.vllm.batch import RoundBatch
 
 
 class PlainRows(NamedTuple):
-    """One row per request of a plain round, as in `drafter.ExtendBatch`."""
+    """The rows of a step without trees, those of each request one after another, as in `drafter.ExtendBatch`."""
 
-    tokens: Tensor  # [b] int32
-    positions: Tensor  # [b] int64
-    features: Tensor  # [b, F]: the target's states
+    tokens: Tensor  # [N] int32: the token after each row
+    positions: Tensor  # [N] int64
+    features: Tensor  # [N, F]: the target's states
+
+    @classmethod
+    def after(
+        cls, batch: RoundBatch, next_tokens: Tensor, input_ids: Tensor, positions: Tensor, features: Tensor
+    ) -> PlainRows:
+        """The rows of a step; all but next_tokens, of b requests, are the target's, of its N query rows."""
+        tokens = input_ids.roll(-1)
+        tokens[batch.starts + batch.lens - 1] = next_tokens.to(tokens.dtype)
+        return cls(tokens, positions, features)
 
 
 class PendingRows(NamedTuple):
-    """Those of n requests, for one forward of the head."""
+    """Rows of n requests, for one forward of the head."""
 
     tokens: Tensor  # [r] int32
     positions: Tensor  # [r] int64
@@ -33,50 +46,142 @@ class PendingRows(NamedTuple):
     slot_table: Tensor  # [n, S] int32
 
 
-class PendingTokens:
-    """What the head must read before it drafts for a request again, or before the request's blocks are free."""
+@dataclass
+class _Run:
+    """Rows at consecutive positions."""
 
-    def __init__(self, most_requests: int) -> None:
-        self._most_requests = most_requests
-        self._rows: dict[str, list[tuple[PlainRows, int]]] = {}
-        self._tables: dict[str, Tensor] = {}  # [S] int32: a view of the slot table of the request's last plain round
+    first: int  # position of the first row
+    places: list[int]  # of the rows in the store
+
+    @property
+    def end(self) -> int:
+        """The position after the last row."""
+        return self.first + len(self.places)
+
+
+@dataclass
+class _Kept:
+    """What a request has: one run, and one more after each step in which vLLM asked for no drafts."""
+
+    runs: list[_Run]
+    slot_table: Tensor  # [S] int32: a view of that of the request's last plain step
+
+    @property
+    def places(self) -> list[int]:
+        """Those of all rows."""
+        return [place for run in self.runs for place in run.places]
+
+
+class PendingTokens:
+    """What the head must read before it drafts for a request again, or before others find the request's blocks.
+
+    Requests are known by name. What all of them have is limited together, by `pending_limit.MOST_BYTES`.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        """block_size: positions of a block of the head's cache."""
+        self.block_size = block_size
+        self._kept: dict[str, _Kept] = {}
+        self._tokens = torch.empty(0, dtype=torch.int32)  # the store; it grows
+        self._features = torch.empty(0, 0)
+        self._free: list[int] = []  # its places
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._kept)
 
-    def add(self, request_ids: Sequence[str], rows: PlainRows, slot_table: Tensor) -> bool:
-        """Keep the rows of a plain round, [b] in the order of the requests; whether one has as many as may be kept."""
-        row_bytes = rows.features.shape[1] * rows.features.element_size()
-        allowed = max(1, min(PENDING_TOKENS, MOST_BYTES // (self._most_requests * row_bytes)))
-        most = 0
-        for i, (name, table) in enumerate(zip(request_ids, slot_table.unbind(), strict=True)):
-            kept = self._rows.setdefault(name, [])
-            kept.append((rows, i))
-            self._tables[name] = table
-            most = max(most, len(kept))
-        return most >= allowed
+    def add(self, request_ids: Sequence[str], lens: Sequence[int], rows: PlainRows, slot_table: Tensor) -> None:
+        """Keep the rows of a step, `lens` of each request; slot_table [b, S] int32 has theirs."""
+        places = self._take_places(rows)
+        index = torch.tensor(places, device=rows.features.device)
+        self._tokens[index], self._features[index] = rows.tokens, rows.features
+        ends = np.cumsum(lens)
+        positions = rows.positions[torch.from_numpy(ends - lens).to(rows.positions.device)].tolist()
+        steps = zip(request_ids, positions, lens, ends.tolist(), slot_table.unbind(), strict=True)
+        for name, position, n, end, table in steps:
+            kept = self._kept.setdefault(name, _Kept([], table))
+            kept.slot_table = table
+            if not kept.runs or kept.runs[-1].end != position:
+                kept.runs.append(_Run(position, []))
+            kept.runs[-1].places += places[end - n : end]
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Drop the rows of these requests."""
-        for name in request_ids:
-            self._rows.pop(name, None)
-            self._tables.pop(name, None)
+        for name in self._kept.keys() & set(request_ids):
+            self._free += self._kept.pop(name).places
 
-    def take(self, request_ids: Iterable[str]) -> PendingRows | None:
-        """The rows of these requests, which are no longer kept then; None where there are none."""
-        names = [name for name in request_ids if name in self._rows]
-        if not names:
-            return None
-        entries = [self._rows[name] for name in names]
-        tables = [self._tables[name] for name in names]
-        self.forget(names)
-        one_by_one = [PlainRows(*(x[i : i + 1] for x in rows)) for kept in entries for rows, i in kept]
-        tokens, positions, features = (torch.cat(parts) for parts in zip(*one_by_one, strict=True))
-        device = tokens.device
-        lens = torch.tensor([len(kept) for kept in entries], device=device)
-        ends = lens.cumsum(0)
-        requests = torch.arange(len(names), device=device)
-        rows = ExtendRows(requests, positions[ends - 1] + 1, lens, ends - lens)
+    def keep_whole_blocks(self, request_ids: Iterable[str]) -> None:
+        """Drop the rows of these requests after their last full block: nobody finds a block that is not full."""
+        for name in self._kept.keys() & set(request_ids):
+            runs = self._kept[name].runs
+            full = runs[-1].end // self.block_size * self.block_size
+            for run in runs:
+                n = max(0, full - run.first)
+                self._free += run.places[n:]
+                del run.places[n:]
+
+    def of_blocks(self, blocks: Set[int]) -> list[str]:
+        """The requests that have rows in these blocks, by vLLM's numbers."""
+        size = self.block_size
+        found = []
+        for name, kept in self._kept.items() if blocks else ():
+            slots = kept.slot_table[kept.runs[0].first // size * size : kept.runs[-1].end : size]
+            if not blocks.isdisjoint((slots // (2 * size)).tolist()):  # a block's values are after its keys
+                found.append(name)
+        return found
+
+    def excess(self) -> list[str]:
+        """The requests to read now, because more is kept than may be."""
+        if not self._kept:
+            return []
+        most = most_pending(self._features.shape[1] * self._features.element_size())
+        if len(self._tokens) - len(self._free) <= most:
+            return []
+        return largest_first({name: len(kept.places) for name, kept in self._kept.items()}, most)
+
+    def take(self, request_ids: Iterable[str], most_rows: int) -> list[PendingRows]:
+        """The rows of these requests, which are no longer kept then, in forwards of at most `most_rows`."""
+        forwards: list[list[tuple[_Run, Tensor]]] = []
+        room = 0
+        for kept in [self._kept.pop(name) for name in request_ids if name in self._kept]:
+            for run in kept.runs:
+                while run.places:
+                    if not room:
+                        forwards.append([])
+                        room = most_rows
+                    part = _Run(run.first, run.places[:room])
+                    forwards[-1].append((part, kept.slot_table))
+                    room -= len(part.places)
+                    run = _Run(part.end, run.places[len(part.places) :])
+        return [self._rows_of(*zip(*parts, strict=True)) for parts in forwards]
+
+    def _rows_of(self, runs: Sequence[_Run], tables: Sequence[Tensor]) -> PendingRows:
+        """The rows of one forward; their places in the store are free then."""
+        device = self._features.device
+        places = [place for run in runs for place in run.places]
+        index = torch.tensor(places, device=device)
+        self._free += places
+        firsts = torch.tensor([run.first for run in runs], device=device)
+        lens = torch.tensor([len(run.places) for run in runs], device=device)
+        starts = lens.cumsum(0) - lens
+        shifts = (firsts - starts).repeat_interleave(lens, output_size=len(places))
+        positions = torch.arange(len(places), device=device) + shifts
         longest = max(len(table) for table in tables)
         slot_table = torch.stack([pad(table, (0, longest - len(table))) for table in tables])
-        return PendingRows(tokens, positions, features, rows, slot_table)
+        rows = ExtendRows(torch.arange(len(runs), device=device), firsts + lens, lens, starts)
+        return PendingRows(self._tokens[index], positions, self._features[index], rows, slot_table)
+
+    def _take_places(self, rows: PlainRows) -> list[int]:
+        """Free places of the store for these rows; it grows where it has too few."""
+        n, size = len(rows.features), len(self._features)
+        if n > len(self._free):
+            most = most_pending(rows.features.shape[1] * rows.features.element_size())
+            larger = max(min(2 * size, most), size + n)
+            tokens = rows.tokens.new_empty(larger)
+            features = rows.features.new_empty(larger, rows.features.shape[1])
+            if size:
+                tokens[:size], features[:size] = self._tokens, self._features
+            self._tokens, self._features = tokens, features
+            self._free = [*range(larger - 1, size - 1, -1), *self._free]
+        taken = self._free[-n:][::-1]
+        del self._free[-n:]
+        return taken

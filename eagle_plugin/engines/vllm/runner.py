@@ -58,7 +58,7 @@ class TreeModelRunner(CPUModelRunner):
         self._reporter = PolicyReporter(self.speculative_config, lambda: self._shapes.chooser)
         self.drafter: TreeProposer = TreeProposer(vllm_config, device, self)
         self._store = DraftStore()
-        self._pending = PendingTokens(self.max_num_reqs)
+        self._pending: PendingTokens  # with the caches
         self._batch: RoundBatch | None = None
         self._accepted: Accepted | None = None
         self._metadata: dict[str, TreeMetadata] = {}
@@ -99,6 +99,10 @@ class TreeModelRunner(CPUModelRunner):
             if caches:
                 groups.append(CacheGroup.of(names[0], caches))
         self._verifier = TreeVerifier(groups, self.sampler, self.model_config.logprobs_mode)
+        cache_groups = self.kv_cache_config.kv_cache_groups
+        head_layer = next(iter(self.drafter._draft_attn_layer_names))
+        self._head_group = next(i for i, group in enumerate(cache_groups) if head_layer in group.layer_names)
+        self._pending = PendingTokens(cache_groups[self._head_group].kv_cache_spec.block_size)
 
     def choose_by_costs(self) -> None:
         """Let the policy choose the shapes from now on, if it is asked for; the caches must be there, unused.
@@ -134,8 +138,9 @@ class TreeModelRunner(CPUModelRunner):
         self._reporter.step(has_tokens=scheduler_output.total_num_scheduled_tokens > 0)
         self._store.forget(scheduler_output.finished_req_ids)
         gone = scheduler_output.finished_req_ids | (scheduler_output.preempted_req_ids or set())
-        if self.cache_config.enable_prefix_caching:  # others may find the blocks of these requests
-            self._read_pending(gone)
+        if self.cache_config.enable_prefix_caching and len(self._pending):
+            self._pending.keep_whole_blocks(gone)  # which others may find from now on
+            self._read_pending([*gone, *self._pending.of_blocks(self._found_blocks(scheduler_output))])
         self._pending.forget(gone)
         return super()._update_states(scheduler_output)
 
@@ -213,23 +218,27 @@ class TreeModelRunner(CPUModelRunner):
         )
         self._copy_valid_sampled_token_count(next_tokens, counts)
         greedy = sampling_metadata.all_greedy
-        shape = self._shapes.choose(batch)
+        in_prompts = self.discard_request_mask.np[: batch.b]  # requests that sample nothing yet
+        shape = PLAIN if in_prompts.all() else self._shapes.choose(batch)
         n = scheduler_output.total_num_scheduled_tokens
+        ids, positions = self.input_ids.gpu[:n], self.positions[:n]
         features = hidden_states if aux_hidden_states is None else torch.cat(aux_hidden_states, dim=-1)
         slot_table = self._metadata[next(iter(self.drafter._draft_attn_layer_names))].slot_table
-        if shape == PLAIN and batch.plain:
+        if shape == PLAIN and not len(batch.trees):
             self._shapes.begin(shape, batch)
-            rows = PlainRows(next_tokens.int(), self.positions[batch.starts], features[batch.starts])
-            if self._pending.add(self.input_batch.req_ids, rows, slot_table):
-                self._read_pending(self.input_batch.req_ids)
+            rows = PlainRows.after(batch, next_tokens, ids, positions, features[:n])
+            self._pending.add(self.input_batch.req_ids, batch.host_lens, rows, slot_table)
+            self._read_pending(self._pending.excess())
             return self._keep(batch, Drafts.plain(next_tokens))
         self._read_pending(self.input_batch.req_ids)
-        extend = ExtendBatch.after(batch, accepted, next_tokens, self.input_ids.gpu[:n], self.positions[:n])
-        state = self.drafter.extend(extend, features, slot_table, shape, greedy)
-        self._shapes.begin(shape, batch)
+        extend = ExtendBatch.after(batch, accepted, next_tokens, ids, positions)
         if shape == PLAIN:
+            self.drafter.read_pending(extend.pending(features, slot_table))
+            self._shapes.begin(shape, batch)
             drafts = Drafts.plain(next_tokens)
         else:
+            state = self.drafter.extend(extend, features, slot_table, shape, greedy)
+            self._shapes.begin(shape, batch)
             chains = self._chains()
             params = sampling_params(sampling_metadata, None, batch.b, self.input_batch.vocab_size, self.device)
             if chains is not None:  # a chain is made of first children; sampled ones come after them
@@ -251,8 +260,18 @@ class TreeModelRunner(CPUModelRunner):
 
     def _read_pending(self, request_ids: Iterable[str]) -> None:
         """Let the head read what it has not read of these requests."""
-        if pending := self._pending.take(request_ids):
+        for pending in self._pending.take(request_ids, self.max_num_tokens):
             self.drafter.read_pending(pending)
+
+    def _found_blocks(self, scheduler_output: Any) -> set[int]:
+        """Blocks of the head's cache that requests found in the prefix cache as they entered this step's batch."""
+        cached = scheduler_output.scheduled_cached_reqs
+        entered = [(new.num_computed_tokens, new.block_ids) for new in scheduler_output.scheduled_new_reqs]
+        if cached.resumed_req_ids:
+            of_cached = zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True)
+            entered += [(n, blocks) for name, n, blocks in of_cached if name in cached.resumed_req_ids]
+        size = self._pending.block_size
+        return {block for n, blocks in entered for block in blocks[self._head_group][: n // size]}
 
     def _chains(self) -> Tensor | None:
         """Requests whose grammar the scheduler walks token by token [b] bool; None without any."""

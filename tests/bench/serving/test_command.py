@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image, ImageColor
@@ -14,10 +15,15 @@ from serving_reports import serving_report
 from eagle_plugin.bench import steal
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.picture import PictureError
+from eagle_plugin.bench.questions import Question
 from eagle_plugin.bench.serving import command, measure, preparation, trace_command
+from eagle_plugin.bench.serving.closed_loop import Ask, Phase
 from eagle_plugin.bench.serving.measure import Measured, resume_from
 from eagle_plugin.bench.serving.picture import COLOURS, draw_serving
 from eagle_plugin.bench.spec import ServerSpec
+from eagle_plugin.core.policy_report import MARK, PolicyReport
+from eagle_plugin.core.prediction_errors import CLASSES
+from eagle_plugin.core.shape import PLAIN, Shape
 
 PEER = Path(__file__).parents[2] / "support/peer.py"
 GAP = 0.003  # seconds per token
@@ -144,3 +150,23 @@ def test_a_picture_needs_plain_decoding(tmp_path):
     with pytest.raises(PictureError, match="measure plain"):
         draw_serving(alone, tmp_path / "alone.png")
     assert [path.name for path in tmp_path.iterdir()] == ["all.png"]
+
+
+def test_errors_of_predictions_are_those_of_the_load(monkeypatch):
+    """What the server's log had before the load, of warm-up and of other cells, does not count."""
+    before, after = (tuple(number if place == 3 else 0 for place in range(CLASSES)) for number in (5, 12))
+    report = PolicyReport("auto", Shape(2, 4, 8), PLAIN)
+    logs = [f"{MARK}{report._replace(errors=errors).as_json()}\n" for errors in (before, after)]
+    server = SimpleNamespace(
+        endpoint=None,
+        resume=lambda: None,
+        pause=lambda: None,
+        cpu_clock=lambda: lambda: 0.0,
+        log_text=lambda: logs.pop(0),
+    )
+    monkeypatch.setattr(measure, "warm_up", lambda *given, **named: None)
+    monkeypatch.setattr(measure, "flush_prefix_cache", lambda endpoint: None)
+    monkeypatch.setattr(measure, "ask_in_phases", lambda *given: [])
+    question = Question(id="q", group="chat", prompt="hello")
+    loaded = measure.run_load(server, [Phase(1, [Ask(question, 4)])], 0.0)  # type: ignore[arg-type]
+    assert loaded.prediction_errors[3] == 7 == sum(loaded.prediction_errors)

@@ -7,6 +7,7 @@ from serving_reports import MANY, ONE, RATES, measurement, measurements, serving
 from eagle_plugin.bench.serving.plan import Cell
 from eagle_plugin.bench.serving.report import build_rows, summarise
 from eagle_plugin.bench.serving.table import serving_table, summary_lines
+from eagle_plugin.core.prediction_errors import CLASSES, class_of
 
 
 def test_values_are_medians_and_ratios_are_taken_within_a_repeat():
@@ -41,7 +42,7 @@ def test_what_was_not_measured_is_null():
     assert row.accept_length == {"plugin": 2.0}
     (alone,) = build_rows("vllm", measurements({ONE: {"plugin": [30.0]}}))
     assert alone.best_alternative is None and alone.ratio_vs_best_alternative is None
-    empty = summarise([alone])
+    empty = summarise([alone], [])
     assert (empty.geometric_mean_ratio_1_to_4, empty.worst_row, empty.worst_ratio_vs_fixed) == (None, None, None)
 
 
@@ -53,12 +54,32 @@ def test_different_repeats_are_refused():
 def test_the_summary_has_the_mean_of_few_clients_and_the_worst_rows():
     four = Cell(4, 0.0, "mixed")
     rows = build_rows("sglang", measurements({**RATES, four: {"plain": [10.0], "fixed": [20.0], "plugin": [16.0]}}))
-    summary = summarise(rows)
+    summary = summarise(rows, [])
     assert summary.geometric_mean_ratio_1_to_4 == 1.6  # of 1.6 and 1.6; 16 clients have 0.96 and are not in it
     assert summary.worst_row is not None
     assert (summary.worst_row.concurrency, summary.worst_row.ratio) == (16, 0.96)
     assert summary.worst_ratio_vs_fixed == 0.8
     assert summary.worst_row_vs_fixed is not None and summary.worst_row_vs_fixed.concurrency == 4
+
+
+def test_the_error_of_predictions_is_the_median_over_the_steps_of_all_repeats():
+    """Not the mean or the median of the repeats' medians."""
+    few, many = [0] * CLASSES, [0] * CLASSES
+    few[class_of(1.9, 1.0)], many[class_of(1.13, 1.0)] = 2, 100
+    timed = [
+        measurement(repeat, ONE, "plugin", 10.0).model_copy(update={"prediction_errors": tuple(errors)})
+        for repeat, errors in enumerate((few, many, few))
+    ]
+    others = [measurement(repeat, ONE, "fixed", 10.0) for repeat in range(3)]
+    (row,) = build_rows("sglang", [*timed, *others])
+    # Half of the 104 steps are 52 of the 100 between 0.12 and 0.15.
+    assert row.prediction_error == pytest.approx(0.12 + 0.03 * 0.52, abs=1e-4)
+    summary = summarise([row], [*timed, *others])
+    assert summary.prediction_error == row.prediction_error
+    report = serving_report()
+    assert "off by 13.6% in the median" in "\n".join(summary_lines(report.model_copy(update={"summary": summary})))
+    assert "predicted time" not in "\n".join(summary_lines(report))
+    assert build_rows("sglang", others)[0].prediction_error is None
 
 
 def test_steal_is_the_mean_of_what_is_known():

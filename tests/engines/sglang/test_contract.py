@@ -261,6 +261,18 @@ def test_the_heads_linear_layers_can_be_given_another_method():
     torch.testing.assert_close(method.apply(output_layer, few), output_layer(few), rtol=0.05, atol=0.05)
 
 
+def test_a_masked_row_is_fused_as_the_features_of_real_rows_are():
+    """eagle3_model.py: the class that we register is found by its name, and fuses what is not as wide as a token."""
+    from sglang.srt.models.llama_eagle3 import LlamaForCausalLMEagle3, LlamaModel
+    from sglang.srt.models.registry import ModelRegistry
+
+    assert holds(type(ModelRegistry).resolve_model_cls, "self.models.get(first_arch)")
+    assert ModelRegistry.models["LlamaForCausalLMEagle3"] is LlamaForCausalLMEagle3
+    fusion = ["self.input_norm", "self.fc_norm", "hidden_states.chunk(self.num_aux_hidden_states, dim=-1)", "self.fc"]
+    assert in_order(LlamaModel.forward, ["hidden_states.shape[-1] != embeds.shape[-1]", *fusion, "self.layers"])
+    assert parameters(LlamaForCausalLMEagle3.load_weights) == ["self", "weights"]
+
+
 def test_the_output_stride_is_honoured():
     from sglang.srt.managers.scheduler_components import batch_result_processor as processor
 

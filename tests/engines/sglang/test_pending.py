@@ -20,9 +20,11 @@ from eagle_plugin.engines.round import HeadState, TopM
 from eagle_plugin.engines.sglang.batch import BatchReader
 from eagle_plugin.engines.sglang.decode_round import DecodeRound
 from eagle_plugin.engines.sglang.drafter import DraftState
-from eagle_plugin.engines.sglang.pending import PendingTokens
+from eagle_plugin.engines.sglang.pending import MOST_TOKENS, PendingTokens
+from eagle_plugin.engines.sglang.worker import TreeWorker
 
 FEATURES = 3 * H
+MORE = 36, PENDING_TOKENS + 10  # two forwards, of the second of which one request has no tokens
 
 
 class Server:
@@ -52,8 +54,8 @@ class Server:
         accepted = self.round.walk(batch, drafts, output)
         return self.round.extend(batch, accepted, output, state).state
 
-    def caught_up(self, rows: list[int], lengths: list[int], state: DraftState) -> DraftState:
-        return self.pending.read(self.schedule(rows, lengths), self.reader, self.drafter, state)
+    def caught_up(self, rows: list[int], lengths: list[int], state: DraftState, longest: int) -> DraftState:
+        return self.pending.read(self.schedule(rows, lengths), self.reader, self.drafter, state, longest)
 
     def head_rows(self, rows: list[int], lengths: list[int]) -> Tensor:
         """Keys of the head at all committed positions."""
@@ -67,8 +69,11 @@ def first_state(b: int) -> DraftState:
     return DraftState(HeadState(top, torch.randn(b, H, generator=g)), torch.randint(0, V, (b,), generator=g))
 
 
-def run(lazily: bool, joins_after: int, rounds: int) -> tuple[Server, DraftState, list[int]]:
-    """Request 1 decodes `rounds` tokens; request 2 joins after some, with the state of its prefill."""
+def run(lazily: bool, joins_after: int, rounds: int, missing: int = 0) -> tuple[Server, DraftState, list[int]]:
+    """Request 1 decodes `rounds` tokens; request 2 joins after some, with the state of its prefill.
+
+    missing: the last tokens that the head is not given to read.
+    """
     server, both = Server(lazily), first_state(2)
     rows, lengths = [3, 7], [9, 14]
     server.pending.forget(torch.tensor([3]))
@@ -97,12 +102,14 @@ def run(lazily: bool, joins_after: int, rounds: int) -> tuple[Server, DraftState
         server.pending.forget(torch.tensor([7]))
     if lazily:
         assert server.pending.rounds == rounds
-        state = server.caught_up(rows, lengths, state)
+        state = server.caught_up(rows, lengths, state, rounds - missing)
         assert server.pending.rounds == 0
     return server, state, lengths
 
 
-@pytest.mark.parametrize(("joins_after", "rounds"), [(0, 1), (0, 5), (2, 6), (4, 4), (1, PENDING_TOKENS)])
+@pytest.mark.parametrize(
+    ("joins_after", "rounds"), [(0, 1), (0, 5), (2, 6), (4, 4), (1, PENDING_TOKENS), (1, PENDING_TOKENS + 1), MORE]
+)
 def test_the_head_is_where_it_would_have_been(joins_after: int, rounds: int) -> None:
     each, wanted, lengths = run(False, joins_after, rounds)
     later, found, _ = run(True, joins_after, rounds)
@@ -120,6 +127,29 @@ def test_a_state_that_was_not_read_differs() -> None:
     assert not torch.equal(first_state(2).head.hidden, wanted.head.hidden)
 
 
+def test_a_bound_that_is_too_small_leaves_the_head_behind() -> None:
+    """The control of what `PendingTokens.longest` must be."""
+    _, wanted, lengths = run(False, *MORE)
+    server, found, _ = run(True, *MORE, missing=10)
+    assert not torch.allclose(found.head.hidden[0], wanted.head.hidden[0], rtol=1e-2, atol=1e-2)
+    rows = [3, 7]
+    assert not torch.allclose(
+        server.head_rows(rows, lengths), run(False, *MORE)[0].head_rows(rows, lengths), rtol=1e-2, atol=1e-2
+    )
+
+
+def test_no_request_has_more_tokens_than_the_host_says() -> None:
+    """An answer of n tokens, whose first one is the prefill's, has had fewer than n plain rounds."""
+    pending = PendingTokens(ROWS, torch.zeros(FEATURES))
+    requests = [SimpleNamespace(output_ids=[7] * n) for n in (3, 20, 1)]
+    pending.rounds = 100
+    assert pending.longest(requests) == 20 and pending.longest(requests[:1]) == 3 and pending.longest([]) == 0
+    pending.rounds = 5  # the head has read since
+    assert pending.longest(requests) == 5
+    pending.rounds, long = 1000, [SimpleNamespace(output_ids=[7] * 900)]
+    assert pending.longest(long) == pending.most == MOST_TOKENS
+
+
 def test_slots_beyond_the_committed_tokens_are_not_written() -> None:
     """A request that joined late has fewer tokens than the forward has rows; the slots after them may be another's."""
     server, _, lengths = run(True, 4, 4)
@@ -128,3 +158,17 @@ def test_slots_beyond_the_committed_tokens_are_not_written() -> None:
     assert torch.equal(server.drafter.model.keys[after], untouched)
     rewritten = TABLE[3, 9 : lengths[0]].long()
     assert not torch.equal(server.drafter.model.keys[rewritten], Drafter().model.keys[rewritten])
+
+
+@pytest.mark.parametrize(
+    ("shape", "longest", "reads"), [(PLAIN, 3, False), (PLAIN, 4, True), (SHAPE, 0, False), (SHAPE, 1, True)]
+)
+def test_the_head_reads_before_drafts_or_when_a_request_has_many_tokens(shape: Any, longest: int, reads: bool) -> None:
+    read = []
+    pending = SimpleNamespace(most=4, read=lambda *given: read.append(given[-1]))
+    worker: Any = SimpleNamespace(_round=SimpleNamespace(pending=pending), _reader=None, _draft_worker=None)
+    batch = SimpleNamespace(
+        spec_info=SimpleNamespace(topk_p=None, topk_index=None, hidden_states=None, bonus_tokens=torch.zeros(1))
+    )
+    TreeWorker._caught_up(worker, batch, shape, longest)
+    assert read == ([longest] if reads else [])

@@ -32,9 +32,11 @@ def servers(tmp_path_factory):
     flags = ("--skip-server-warmup", "--enable-metrics")
     policy = {"EAGLE_POLICY_LOG_SECONDS": "1"}  # as users start it: the policy chooses the shapes
     tree = tiny_spec(target, HEAD, CAPS, extra_flags=flags, environment=policy, **sizes)
-    specs = [tiny_spec(target, **sizes), tree]
-    with serving(specs, tmp_path_factory.mktemp("real")) as running:
-        yield running
+    with (
+        serving([tiny_spec(target, **sizes)], tmp_path_factory.mktemp("plain")) as plain,
+        serving([tree], tmp_path_factory.mktemp("tree"), as_users=True) as trees,
+    ):
+        yield [*plain, *trees]
 
 
 def chat(question: str) -> str:

@@ -21,6 +21,7 @@ from eagle_plugin.core.shape import Shape
 
 pytest.importorskip("sglang")
 from eagle_plugin.engines.sglang import plugin, support, version
+from eagle_plugin.heads.files import HeadError
 
 SERVED = {
     **{name: served[0] for name, served, _ in support._FLAGS},
@@ -191,6 +192,23 @@ def test_a_mask_that_is_half_there_is_refused(check_launch, tiny_target, tiny_ea
         check_launch(tiny_target, features)
 
 
+def test_a_head_that_its_own_class_refuses_ends_the_start_in_one_sentence(monkeypatch):
+    """Of a model hub: nothing was checked before it was loaded."""
+    from eagle_plugin.engines.sglang import eagle3_model, selftest, worker
+
+    def refuse(**arguments: object) -> None:
+        raise HeadError("the draft head has no mask")
+
+    monkeypatch.setattr(support, "unsupported_reasons", lambda *_: [])
+    monkeypatch.setattr(support, "rank_logger", lambda logger: logger)  # the engine's groups do not exist yet
+    monkeypatch.setattr(selftest, "failed_kernels", lambda _: [])
+    monkeypatch.setattr(eagle3_model, "register", lambda: None)
+    monkeypatch.setattr(worker, "TreeWorker", refuse)
+    create = support.worker_factory("EAGLE3", object)
+    with pytest.raises(SystemExit, match="^eagle-plugin: the draft head has no mask$"):
+        create(None, 0, 0, SimpleNamespace(model_runner=None))
+
+
 @pytest.mark.server
 def test_a_head_of_another_target_is_refused_in_one_sentence(tiny_target, tmp_path):
     other = tiny_llama(tmp_path / "other", hidden=96, heads=6, kv_heads=2)
@@ -203,15 +221,13 @@ def test_a_head_of_another_target_is_refused_in_one_sentence(tiny_target, tmp_pa
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.server
-def test_a_file_that_is_no_safetensors_is_refused(tiny_target, tiny_eagle3, tmp_path):
+def test_a_file_that_is_no_safetensors_is_refused(check_launch, tiny_target, tiny_eagle3, tmp_path):
+    """As test_a_head_of_another_target_is_refused_in_one_sentence, which shows what a launch makes of the exception."""
     head = tmp_path / "head"
     shutil.copytree(tiny_eagle3, head)
     (head / "model.safetensors").write_bytes(b"not safetensors at all")
-    result = launch(tiny_target, head)
-    assert result.returncode != 0
-    assert result.stderr.strip().splitlines()[-1].startswith("eagle-plugin: ")
-    assert "model.safetensors" in result.stderr.strip().splitlines()[-1]
+    with pytest.raises(SystemExit, match=r"^eagle-plugin: [^\n]*model\.safetensors[^\n]*$"):
+        check_launch(tiny_target, head)
 
 
 @pytest.mark.server

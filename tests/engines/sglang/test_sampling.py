@@ -1,31 +1,21 @@
-"""Sampled and penalised text has exactly the target's distribution, and a broken verifier is found out."""
+"""Sampled and penalised text has exactly the target's distribution; test_broken_verifier.py has the controls."""
 
 from __future__ import annotations
 
-import broken_verifier
 import pytest
 from gtest import p_values
-from sampling_distribution import greedy, sample
-from sampling_requests import PENALISED, PENALTIES, PROMPT, PROMPTS, SETTINGS, ask, draw
-from serving import OVERLAP, accept_length, serving, tiny_spec
+from penalised_greedy import PENALTIES, ask_penalised, assert_penalised_greedy_text
+from sampling_distribution import sample
+from sampling_requests import LEAST_P, PENALISED, PROMPT, REQUESTS, SAMPLING, VIEWS, ask, draw
+from serving import accept_length
 
 pytest.importorskip("sglang")
 pytestmark = pytest.mark.server
 
-SAMPLING = [
-    {"temperature": 1.0},
-    {"temperature": 0.7, "top_p": 0.9},
-    {"temperature": 1.3, "top_k": 5},
-    {"temperature": 1.0, "min_p": 0.1},
-]
-REQUESTS = 1000  # per setting
-VIEWS = 6
-LEAST_P = 1e-4 / (VIEWS * (len(SAMPLING) + 1))  # a right verifier fails one of these tests once in 10,000 runs
-
 
 @pytest.fixture(scope="module")
 def drawn(plugin):
-    """Sequences [REQUESTS, 4] of the plugin, for each setting of SAMPLED."""
+    """Sequences [REQUESTS, 4] of the plugin, for each setting of SAMPLING."""
     return draw(plugin, SAMPLING, REQUESTS)
 
 
@@ -58,56 +48,7 @@ def test_drafts_are_accepted_at_every_temperature(plugin):
         assert accept_length(answers) > 1.4, setting
 
 
-@pytest.fixture(scope="module")
-def faulty(tmp_path_factory, bigram_target, bigram_eagle3):
-    """A server whose verifier can be broken, and which retracts requests now and then; yields it and its switch.
-
-    Its scheduler is one round ahead; the faults read values on the host, so that nothing is captured.
-    """
-    folder = tmp_path_factory.mktemp("faulty")
-    environment = broken_verifier.install(folder) | OVERLAP
-    environment |= {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "16"}
-    spec = tiny_spec(bigram_target, bigram_eagle3, (3, 2, 8), environment=environment, **SETTINGS)
-    with serving([spec], folder) as (server,):
-        yield server, folder
-
-
-@pytest.mark.parametrize(
-    "fault, number, count",
-    [  # the mildest faults need the most requests
-        ("temperature one", 1, REQUESTS),
-        ("no filters", 2, REQUESTS),
-        pytest.param("no filters", 3, 1500, marks=pytest.mark.matrix),
-        ("every draw accepted", 0, REQUESTS),
-        pytest.param("every draw accepted", 1, 1500, marks=pytest.mark.matrix),
-        pytest.param("one number for both", 0, 2500, marks=pytest.mark.matrix),
-        pytest.param("whole p after rejection", 0, 2500, marks=pytest.mark.matrix),
-    ],
-)
-def test_a_broken_verifier_is_found_out(fault, number, count, faulty, plain, expected):
-    server, folder = faulty
-    wanted = expected[number] if count == REQUESTS else draw(plain, [SAMPLING[number]], 4 * REQUESTS)[0]
-    broken_verifier.choose(folder, fault)
-    try:
-        found = p_values(draw(server, [SAMPLING[number]], count)[0], wanted)
-    finally:
-        broken_verifier.choose(folder, "none")
-    assert min(found.values()) < LEAST_P**2, found
-
-
 @pytest.mark.parametrize("penalties", PENALTIES)
-def test_penalised_greedy_text_is_that_of_transformers(penalties, plugin, faulty, bigram_target):
-    """Also for requests that were retracted and resumed on the way."""
-    length = 40
-    wanted = [greedy(bigram_target, prompt, length, penalties) for prompt in PROMPTS]
-    assert wanted != [greedy(bigram_target, prompt, length, {}) for prompt in PROMPTS]
-    sampling = {"temperature": 0, "max_new_tokens": length} | penalties
-    retracting, _ = faulty
-    for server in (plugin, retracting):
-        answers = ask(server, PROMPTS * 3, [sampling, {"temperature": 1.0, "max_new_tokens": length}] * 6)
-        answers += ask(server, PROMPTS * 3, sampling)
-        penalised = [*range(0, 12, 2), *range(12, 24)]
-        for i in penalised:
-            assert answers[i]["output_ids"] == wanted[i % len(PROMPTS)], (server.label, i)
-        assert accept_length(answers[12:]) > 1.2
-    assert any(answer["meta_info"]["num_retractions"] > 0 for answer in answers), "nothing was retracted"
+def test_penalised_greedy_text_is_that_of_transformers(penalties, plugin, bigram_target):
+    """Beside sampled requests without penalties, and alone; test_broken_verifier.py: of retracted requests."""
+    assert_penalised_greedy_text(ask_penalised(plugin, penalties), bigram_target, penalties)

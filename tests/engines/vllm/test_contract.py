@@ -19,7 +19,7 @@ from vllm.v1.attention import selector
 from vllm.v1.attention.backend import AttentionImpl, AttentionMetadataBuilder, CommonAttentionMetadata
 from vllm.v1.attention.backends import registry
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheLayout
@@ -200,6 +200,10 @@ def test_the_batch_and_the_scheduler() -> None:
     assert isinstance(InputBatch.req_ids, property)
     assert parameters(InputBatch.update_async_output_token_ids) == ["self"]
     assert {"finished_req_ids", "total_num_scheduled_tokens"} <= fields(SchedulerOutput)
+    # Who enters the batch, with which blocks, and how many of its tokens were found in the prefix cache.
+    assert {"scheduled_new_reqs", "scheduled_cached_reqs"} <= fields(SchedulerOutput)
+    assert {"block_ids", "num_computed_tokens"} <= fields(NewRequestData)
+    assert {"req_ids", "resumed_req_ids", "new_block_ids", "num_computed_tokens"} <= fields(CachedRequestData)
     assert "sampling_params" in fields(CachedRequestState)
     assert "num_prompt_tokens" in assigned(CachedRequestState)
     assert {"num_draft_tokens"} <= fields(SpecDecodeMetadata)

@@ -15,10 +15,11 @@ from vllm_greedy import Reference, make_prompts, write_heads, write_target
 
 from eagle_plugin.core.policy import shapes_within
 from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.engines import pending_limit
 from eagle_plugin.engines.round import Drafts
 from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser
-from eagle_plugin.engines.vllm import drafter, pending
-from eagle_plugin.engines.vllm.batch import RoundBatch
+from eagle_plugin.engines.vllm import drafter
+from eagle_plugin.engines.vllm.pending import PendingTokens
 from eagle_plugin.engines.vllm.verifier import CacheGroup
 
 PROMPTS = make_prompts(56)
@@ -88,13 +89,13 @@ def trees(models: Models, request: pytest.FixtureRequest) -> Iterator[Trees]:
 
 CASES = [
     ("reduced", 3, 4, 16),
-    ("reduced", 1, 1, 2),
+    pytest.param(("reduced", 1, 1, 2), marks=pytest.mark.matrix),  # among the random shapes of the first case too
     pytest.param(("full", 2, 4, 8), marks=pytest.mark.matrix),
     ("full", 4, 1, 5),
     pytest.param(("reduced", 4, 2, 8), marks=pytest.mark.matrix),
     pytest.param(("eagle2", 2, 2, 4), marks=pytest.mark.matrix),
-    ("eagle2", 3, 4, 13),
     pytest.param(("peagle", 5, 3, 16), marks=pytest.mark.matrix),  # test_parallel_heads.py has others
+    ("eagle2", 3, 4, 13),
 ]
 
 
@@ -104,7 +105,9 @@ def test_equal_to_plain_decoding(models: Models, trees: Trees) -> None:
     assert accept_length(trees.llm) > (1.3 if trees.shape[0] == 1 else 1.5)
 
 
-@pytest.mark.parametrize("trees", [CASES[0], CASES[-2]], indirect=True, ids=str, scope="module")
+@pytest.mark.parametrize(
+    "trees", [CASES[0], pytest.param(CASES[-1], marks=pytest.mark.matrix)], indirect=True, ids=str, scope="module"
+)
 def test_equal_to_plain_decoding_whatever_the_shapes(models: Models, trees: Trees) -> None:
     with random_shapes(trees.llm) as counts:
         assert generate(trees.llm, PROMPTS, max_tokens=LENGTH) == models.expected
@@ -134,8 +137,10 @@ class TestControls:
 
         original = drafter.TreeRows
         monkeypatch.setattr(drafter, "TreeRows", seeing)
-        assert generate(trees.llm, PROMPTS, max_tokens=LENGTH) == models.expected
-        assert trees.rounds() != models.rounds(trees.head, trees.shape)
+        before = rounds(trees.llm)
+        found = generate(trees.llm, [PROMPTS[i] for i in COUNTED], max_tokens=LENGTH)
+        assert found == [models.expected[i] for i in COUNTED]
+        assert rounds(trees.llm, before) != models.rounds(trees.head, trees.shape)
 
 
 class SomePlain(ShapeChooser):
@@ -156,13 +161,16 @@ class SomePlain(ShapeChooser):
         return super().launched(shape, b, keys, drafts)
 
 
+@pytest.mark.parametrize("chunks", [False, True], ids=["whole", "chunks"])
 @pytest.mark.parametrize("trees", CASES[:1], indirect=True, ids=str, scope="module")
-def test_what_plain_rounds_yielded_is_read_before_the_next_tree(
-    models: Models, trees: Trees, monkeypatch: pytest.MonkeyPatch
+def test_what_plain_steps_yielded_is_read_before_the_next_tree(
+    models: Models, trees: Trees, chunks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The head reads it at once, and drafts as if it had read it token by token."""
+    """Prompts, in chunks too, and plain rounds: the head drafts as if it had read each step's tokens at once."""
     served = runner(trees.llm)
-    read = RoundBatch.read
+    if chunks:
+        monkeypatch.setattr(core(trees.llm).scheduler, "max_num_scheduled_tokens", 24)
+    add = PendingTokens.add
 
     def candidates(owner: Any = None, name: str = "", value: Any = None) -> Tensor:
         chooser = SomePlain(served._caps)
@@ -175,11 +183,23 @@ def test_what_plain_rounds_yielded_is_read_before_the_next_tree(
         assert answers == [models.expected[i] for i in COUNTED]
         return torch.cat([scores.flatten() for scores in chooser.scores])
 
-    wanted = candidates(RoundBatch, "read", lambda *given: read(*given)._replace(plain=False))  # one by one
-    for found in (candidates(), candidates(pending, "PENDING_TOKENS", 3)):
+    def add_and_read(pending: PendingTokens, names: list[str], *rows: Any) -> None:
+        add(pending, names, *rows)
+        served._read_pending(names)
+
+    def add_decodes(pending: PendingTokens, names: list[str], lens: list[int], *rows: Any) -> None:
+        if max(lens) == 1:
+            add(pending, names, lens, *rows)
+
+    wanted = candidates(PendingTokens, "add", add_and_read)
+    few = candidates(pending_limit, "MOST_BYTES", 40 * served.drafter.hidden_size)  # a few rows
+    for found in (candidates(), few, candidates(served, "max_num_tokens", 7)):
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
-    never = candidates(served.drafter, "read_pending", lambda rows: None)
-    assert never.shape != wanted.shape or (never - wanted).abs().max() > 5e-3
+    for wrong in (
+        candidates(served.drafter, "read_pending", lambda rows: None),
+        candidates(PendingTokens, "add", add_decodes),  # without the prompts
+    ):
+        assert wrong.shape != wanted.shape or (wrong - wanted).abs().max() > 5e-3
 
 
 def test_asynchronous_scheduling(models: Models) -> None:

@@ -56,6 +56,12 @@ def pair(folder: Path, plain: LLM, request: pytest.FixtureRequest) -> Iterator[P
         assert accept_length(llm) > 1.5
 
 
+@pytest.fixture(scope="module")
+def answers(plain: LLM) -> list[list[int]]:
+    """48 tokens of plain decoding to each of PROMPTS."""
+    return generate(plain, PROMPTS)
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_kept(pair: Pair) -> Iterator[None]:
     """After each test no block, tree or request is left over."""
@@ -110,14 +116,13 @@ def test_continued_answers(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("after", [1, 4, 9])
-def test_aborts_leave_the_others_alone(pair: Pair, after: int) -> None:
+def test_aborts_leave_the_others_alone(pair: Pair, answers: list[list[int]], after: int) -> None:
     """Some of the requests go in the middle of a batch; new ones take their place."""
-    expected = generate(pair.plain, PROMPTS)
     served, found = pair.trees.llm_engine, {}
     settings = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True, detokenize=False)
     for i, prompt in enumerate(PROMPTS):
         served.add_request(f"{after}.{i}", TokensPrompt(prompt_token_ids=prompt), settings)
-    wanted = {f"{after}.{i}": answer for i, answer in enumerate(expected)}
+    wanted = {f"{after}.{i}": answer for i, answer in enumerate(answers)}
     gone = {f"{after}.{i}" for i in (0, 2, 3, 7, 9)}  # the last waits while the others are served; none has ended
     scheduler = core(pair.trees).scheduler
     steps = 0
@@ -146,24 +151,20 @@ def test_the_end_of_the_context(pair: Pair) -> None:
     )
 
 
-def test_several_answers_to_a_prompt(pair: Pair) -> None:
+def test_several_answers_to_a_prompt(pair: Pair, answers: list[list[int]]) -> None:
     """vLLM refuses n > 1 at temperature 0; with top_k 1 every answer is the greedy one."""
-    expected = generate(pair.plain, PROMPTS)
-    answers = run(pair.trees, PROMPTS, n=3, temperature=1.0, top_k=1)
-    assert [[list(choice.token_ids) for choice in answer.outputs] for answer in answers] == [
-        [answer] * 3 for answer in expected
-    ]
+    found = run(pair.trees, PROMPTS, n=3, temperature=1.0, top_k=1)
+    assert [[list(choice.token_ids) for choice in one.outputs] for one in found] == [[answer] * 3 for answer in answers]
 
 
-def test_max_tokens_inside_a_tree(pair: Pair) -> None:
-    expected = generate(pair.plain, PROMPTS)
+def test_max_tokens_inside_a_tree(pair: Pair, answers: list[list[int]]) -> None:
     for n in (1, 2, 3, 6):
-        assert generate(pair.trees, PROMPTS, max_tokens=n) == [answer[:n] for answer in expected]
+        assert generate(pair.trees, PROMPTS, max_tokens=n) == [answer[:n] for answer in answers]
 
 
-def test_stop_tokens(pair: Pair) -> None:
+def test_stop_tokens(pair: Pair, answers: list[list[int]]) -> None:
     """Tokens that answers say, so at any node of a tree; what is accepted after them must not come out."""
-    stops = [answer[7 + i % 9] for i, answer in enumerate(generate(pair.plain, PROMPTS))]
+    stops = [answer[7 + i % 9] for i, answer in enumerate(answers)]
     for stop in sorted(set(stops))[:4]:
         found, expected = (endings(run(llm, PROMPTS, stop_token_ids=[stop])) for llm in (pair.trees, pair.plain))
         assert found == expected

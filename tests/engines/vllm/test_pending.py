@@ -1,64 +1,161 @@
-"""The rows of plain rounds that the head reads later: each once, in order, where its request's blocks are."""
+"""Rows that the head reads later: each once, in order, where its request's blocks are."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from eagle_plugin.core.costs import PENDING_TOKENS
-from eagle_plugin.engines.vllm import pending
-from eagle_plugin.engines.vllm.pending import PendingTokens, PlainRows
+from eagle_plugin.engines import pending_limit
+from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
+from eagle_plugin.engines.vllm.pending import PendingRows, PendingTokens, PlainRows
+
+BLOCK = 4
+MANY = 1000  # rows of a forward
 
 
-def add(kept: PendingTokens, names: str, position: int, slots: int = 8) -> bool:
-    """A round in which the requests' tokens tell their names and positions, their slots the names."""
-    codes = torch.tensor([ord(name) for name in names])
-    rows = PlainRows((codes * 100 + position).int(), torch.full_like(codes, position), codes[:, None] + torch.zeros(3))
-    return kept.add(list(names), rows, (codes[:, None] * 1000 + torch.arange(slots)).int())
+def code(name: str) -> int:
+    return ord(name) - ord("a") + 1
+
+
+def add(kept: PendingTokens, names: str, positions: list[int], lens: list[int] | None = None, slots: int = 12) -> None:
+    """A step whose tokens tell their requests and positions, its features and slots the request.
+
+    Request c is in vLLM's blocks 10 c, 10 c + 1 and so on.
+    """
+    lens = lens or [1] * len(names)
+    owners = torch.tensor([code(name) for name in names]).repeat_interleave(torch.tensor(lens))
+    places = torch.cat([torch.arange(first, first + n) for first, n in zip(positions, lens, strict=True)])
+    rows = PlainRows((owners * 100 + places).int(), places, owners[:, None] + torch.zeros(3))
+    table = torch.stack([slots_of(code(name), slots) for name in names])
+    kept.add(list(names), lens, rows, table)
+
+
+def slots_of(request: int, slots: int) -> torch.Tensor:
+    places = torch.arange(slots)
+    return ((10 * request + places // BLOCK) * 2 * BLOCK + places % BLOCK).int()
+
+
+def take(kept: PendingTokens, names: str) -> PendingRows:
+    (found,) = kept.take(names, MANY)
+    return found
+
+
+def whole(kept: PendingTokens) -> bool:
+    """Whether every place of the store is free, or holds one row."""
+    held = [place for entry in kept._kept.values() for place in entry.places] + kept._free
+    return sorted(held) == list(range(len(kept._features)))
+
+
+def test_the_rows_of_a_step_read_the_token_after_them() -> None:
+    prefix = torch.tensor([7, 0])
+    batch = RoundBatch.read(np.array([0, 0]), np.array([1, 3]), ["a", "b"], prefix, DraftStore())
+    features = torch.randn(4, 3)
+    ids, positions = torch.tensor([5, 20, 21, 22], dtype=torch.int32), torch.tensor([7, 0, 1, 2])
+    rows = PlainRows.after(batch, torch.tensor([6, 23]), ids, positions, features)
+    assert rows.tokens.tolist() == [6, 21, 22, 23] and rows.tokens.dtype == torch.int32
+    assert rows.positions is positions and rows.features is features and batch.host_lens == [1, 3]
 
 
 def test_each_row_is_taken_once_and_in_order() -> None:
-    kept = PendingTokens(2)
-    for position, names in enumerate(["ab", "ba", "b"], start=4):
-        assert not add(kept, names, position)
-    found = kept.take(["b", "new", "a"])
-    assert found is not None and not len(kept)
-    a, b = ord("a"), ord("b")
-    assert found.positions.tolist() == [4, 5, 6, 4, 5]
-    assert found.tokens.tolist() == [b * 100 + 4, b * 100 + 5, b * 100 + 6, a * 100 + 4, a * 100 + 5]
-    assert found.features.tolist() == [[b] * 3] * 3 + [[a] * 3] * 2
+    """A prompt in two chunks, the second beside a request that decodes."""
+    kept = PendingTokens(BLOCK)
+    add(kept, "a", [0], [3])
+    add(kept, "ba", [7, 3], [1, 2])
+    add(kept, "ab", [5, 8])
+    add(kept, "b", [9])
+    assert len(kept) == 2 and whole(kept)
+    found = take(kept, "bxa")
+    assert found.positions.tolist() == [7, 8, 9, 0, 1, 2, 3, 4, 5]
+    assert found.tokens.tolist() == [207, 208, 209, 100, 101, 102, 103, 104, 105]
+    assert found.features.tolist() == [[2.0] * 3] * 3 + [[1.0] * 3] * 6
     requests, seq_lens, lens, starts = (values.tolist() for values in found.rows)
-    assert (requests, seq_lens, lens, starts) == ([0, 1], [7, 6], [3, 2], [0, 3])
-    assert kept.take(["a", "b"]) is None
+    assert (requests, seq_lens, lens, starts) == ([0, 1], [10, 6], [3, 6], [0, 3])
+    assert not kept.take("ab", MANY) and not len(kept) and whole(kept)
 
 
-def test_slot_tables_are_those_of_the_last_round() -> None:
-    """A request that was left out of later rounds has an older, shorter one."""
-    kept = PendingTokens(2)
-    add(kept, "ab", 4, slots=5)
-    add(kept, "b", 5, slots=7)
-    found = kept.take("ab")
-    assert found is not None
-    a, b = ord("a") * 1000, ord("b") * 1000
-    assert found.slot_table.tolist() == [[a + i for i in range(5)] + [0, 0], [b + i for i in range(7)]]
+def test_places_are_used_again() -> None:
+    kept = PendingTokens(BLOCK)
+    for step in range(20):
+        add(kept, "ab", [step, step])
+        if step % 3 == 2:
+            assert take(kept, "a").tokens.tolist() == [100 + step - 2, 100 + step - 1, 100 + step]
+        if step % 4 == 3:
+            assert take(kept, "b").tokens.tolist() == [200 + i for i in range(step - 3, step + 1)]
+        assert whole(kept)
+    assert len(kept._features) <= 16
+
+
+def test_a_step_that_was_left_out_stays_a_gap() -> None:
+    """Past the drafter's reach vLLM asks for no drafts, for the whole batch."""
+    kept = PendingTokens(BLOCK)
+    add(kept, "a", [4], [2])
+    add(kept, "a", [7])
+    found = take(kept, "a")
+    assert found.positions.tolist() == [4, 5, 7] and found.tokens.tolist() == [104, 105, 107]
+    requests, seq_lens, lens, starts = (values.tolist() for values in found.rows)
+    assert (requests, seq_lens, lens, starts) == ([0, 1], [6, 8], [2, 1], [0, 2])
+    assert found.slot_table.tolist() == [slots_of(1, 12).tolist()] * 2 and whole(kept)
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_long_readings_are_split(most: int) -> None:
+    """A request may be read by several forwards, each over the keys of those before it."""
+    kept = PendingTokens(BLOCK)
+    add(kept, "ab", [4, 0], [3, 4])
+    found = kept.take("ab", most)
+    assert [len(part.tokens) for part in found] == [most] * (7 // most) + [7 % most] * (7 % most > 0)
+    assert torch.cat([part.tokens for part in found]).tolist() == [104, 105, 106, 200, 201, 202, 203]
+    for part in found:
+        for i, (seq_len, n, start) in enumerate(zip(*(x.tolist() for x in part.rows[1:]), strict=True)):
+            assert part.positions[start : start + n].tolist() == list(range(seq_len - n, seq_len))
+            assert part.slot_table[i].tolist() == slots_of(int(part.tokens[start]) // 100, 12).tolist()
+    assert whole(kept)
+
+
+def test_slot_tables_are_those_of_the_last_step() -> None:
+    """A request that was left out of later steps has an older, shorter one."""
+    kept = PendingTokens(BLOCK)
+    add(kept, "ab", [4, 4], slots=5)
+    add(kept, "b", [5], slots=7)
+    assert take(kept, "ab").slot_table.tolist() == [[*slots_of(1, 5).tolist(), 0, 0], slots_of(2, 7).tolist()]
 
 
 def test_what_is_forgotten_is_not_read_and_others_stay() -> None:
-    kept = PendingTokens(2)
-    add(kept, "abc", 4)
+    kept = PendingTokens(BLOCK)
+    add(kept, "abc", [4, 4, 4])
     kept.forget(["a", "unknown"])
-    assert kept.take("a") is None and len(kept) == 2
-    found = kept.take("b")
-    assert found is not None and found.tokens.tolist() == [ord("b") * 100 + 4] and len(kept) == 1
+    assert not kept.take("a", MANY) and len(kept) == 2
+    assert take(kept, "b").tokens.tolist() == [204] and len(kept) == 1 and whole(kept)
 
 
-def test_full_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = PendingTokens(2)
-    told = [add(kept, "ab" if position > 2 else "a", position) for position in range(PENDING_TOKENS)]
-    assert told == [False] * (PENDING_TOKENS - 1) + [True]
-    row = 3 * 4  # bytes of a row's states
-    monkeypatch.setattr(pending, "MOST_BYTES", 2 * 5 * row)
-    kept = PendingTokens(2)
-    assert [add(kept, "a", position) for position in range(5)] == [False] * 4 + [True]
-    monkeypatch.setattr(pending, "MOST_BYTES", 0)
-    assert add(PendingTokens(2), "a", 1)
+@pytest.mark.parametrize(
+    ("first", "rows", "left"),
+    [(0, 3, 0), (0, 4, 4), (0, 7, 4), (2, 1, 0), (2, 2, 2), (2, 7, 6), (5, 2, 0)],
+)
+def test_after_the_last_full_block_nobody_finds_a_token(first: int, rows: int, left: int) -> None:
+    kept = PendingTokens(BLOCK)
+    add(kept, "ab", [first, first], [rows, rows])
+    kept.keep_whole_blocks(["a", "unknown"])
+    assert [len(part.tokens) for part in kept.take("a", MANY)] == [left] * (left > 0)
+    assert len(take(kept, "b").tokens) == rows and whole(kept)
+
+
+def test_who_has_rows_in_a_block() -> None:
+    """Request a has rows in its second and third block, b in its first."""
+    kept = PendingTokens(BLOCK)
+    add(kept, "ab", [6, 0], [3, 4])
+    assert [kept.of_blocks({block}) for block in (10, 11, 12, 13, 20, 21)] == [[], ["a"], ["a"], [], ["b"], []]
+    assert kept.of_blocks({12, 20, 99}) == ["a", "b"] and kept.of_blocks(set()) == []
+
+
+def test_too_much_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pending_limit, "MOST_BYTES", 10 * 3 * 4)  # 10 rows
+    kept = PendingTokens(BLOCK)
+    assert kept.excess() == []
+    add(kept, "abc", [0, 0, 0], [3, 6, 1])
+    assert kept.excess() == []
+    add(kept, "abc", [3, 6, 1])
+    assert kept.excess() == ["b", "a"]
+    take(kept, "".join(kept.excess()))
+    assert kept.excess() == [] and len(kept) == 1 and len(kept._features) <= 13

@@ -1,0 +1,135 @@
+"""What later requests find in the prefix cache was read by the head too, whoever decoded plainly before them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from trained_heads import Weights, rewrite
+from vllm import LLM, SamplingParams
+from vllm.inputs import TokensPrompt
+from vllm_engines import chosen_by, counters, engine, generate, runner
+from vllm_greedy import VOCAB, write_heads, write_target
+
+from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.engines.round import Drafts
+from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser
+
+BLOCK = 32
+DICE = random.Random(11)
+PROMPTS = [DICE.choices(range(3, VOCAB), k=70 + 9 * i) for i in range(5)]
+
+
+class AlwaysPlain(ShapeChooser):
+    """Never drafts."""
+
+    def choose(self, *arguments: Any) -> Shape:
+        return PLAIN
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tmp_path_factory.mktemp("prefixes")
+    target = write_target(folder)
+
+    def blur(weights: Weights) -> Weights:
+        """Let the head attend to all tokens alike; the heads of other tests attend to the newest ones."""
+        return {n: 0.05 * w if n.endswith(("q_proj.weight", "k_proj.weight")) else w for n, w in weights.items()}
+
+    head = rewrite(write_heads(folder, target)["reduced"], folder / "blurred", weights=blur)
+    with engine(target, head, depth=3, topk=4, nodes=16, block_size=BLOCK, enable_prefix_caching=True) as made:
+        yield made
+
+
+def plainly(llm: LLM) -> Any:
+    return chosen_by(llm, AlwaysPlain(runner(llm)._caps, None))
+
+
+def forget_all(llm: LLM) -> None:
+    """Empty the prefix cache, and the head's blocks, which still hold what it once read."""
+    assert llm.reset_prefix_cache()
+    served = runner(llm)
+    for layer in served.drafter._draft_attn_layer_names:
+        served.compilation_config.static_forward_context[layer].kv_cache.zero_()
+
+
+class Recorder(ShapeChooser):
+    """Drafts the caps, and keeps what the head made of its candidates."""
+
+    def __init__(self, caps: Shape) -> None:
+        super().__init__(caps, None)
+        self.scores: list[Tensor] = []
+
+    def launched(self, shape: Shape, b: int, keys: int, drafts: Drafts) -> ServedRound:
+        assert drafts.scores is not None
+        self.scores.append(drafts.scores.exp().clone())
+        return super().launched(shape, b, keys, drafts)
+
+
+def drafted(llm: LLM, prompts: list[list[int]]) -> Tensor:
+    """The probabilities of all candidates while each prompt in turn is answered with trees."""
+    recorder = Recorder(runner(llm)._caps)
+    with chosen_by(llm, recorder):
+        for prompt in prompts:
+            generate(llm, [prompt], max_tokens=12)
+    return torch.cat([scores.flatten() for scores in recorder.scores])
+
+
+def test_a_conversation_that_goes_on_is_drafted_as_a_new_one(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts and answers of plain requests are the prefix of drafted ones."""
+    served = runner(llm)
+
+    def go_on() -> tuple[list[list[int]], Tensor]:
+        """Prompts that go on after plain answers, and what the head drafts for them."""
+        forget_all(llm)
+        with plainly(llm):
+            answers = generate(llm, PROMPTS, max_tokens=50)
+        longer = [prompt + answer + [5, 9, 11] for prompt, answer in zip(PROMPTS, answers, strict=True)]
+        hits = counters(llm)["vllm:prefix_cache_hits"]
+        found = drafted(llm, longer)
+        assert counters(llm)["vllm:prefix_cache_hits"] - hits >= len(PROMPTS) * 2 * BLOCK
+        return longer, found
+
+    prompts, after_hits = go_on()
+    forget_all(llm)
+    fresh = drafted(llm, prompts)
+    torch.testing.assert_close(after_hits, fresh, atol=1e-4, rtol=0)
+    with monkeypatch.context() as patched:
+        patched.setattr(served.drafter, "read_pending", lambda rows: None)
+        prompts_again, unread = go_on()
+    assert prompts_again == prompts
+    assert unread.shape != fresh.shape or (unread - fresh).abs().max() > 5e-3
+
+
+def test_blocks_of_a_request_that_still_runs(llm: LLM) -> None:
+    """Who enters with a prefix of it makes the head read it; who has another prefix does not."""
+    served = runner(llm)
+    settings = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, detokenize=False)
+
+    def rows() -> dict[str, list[int]]:
+        return {
+            name.partition("-")[0]: [len(run.places) for run in kept.runs]
+            for name, kept in served._pending._kept.items()
+        }
+
+    prompt = PROMPTS[-1]
+    forget_all(llm)
+    with plainly(llm):
+        llm.llm_engine.add_request("a", TokensPrompt(prompt_token_ids=prompt), settings)
+        llm.llm_engine.step()
+        assert rows() == {"a": [len(prompt)]}
+        llm.llm_engine.add_request("b", TokensPrompt(prompt_token_ids=PROMPTS[0]), settings)
+        llm.llm_engine.step()
+        assert rows() == {"a": [len(prompt) + 1], "b": [len(PROMPTS[0])]}
+        llm.llm_engine.add_request("c", TokensPrompt(prompt_token_ids=prompt[:-3] + [4, 4]), settings)
+        llm.llm_engine.step()
+        found = len(prompt) - 1 - 2 * BLOCK  # of the three blocks that it has in common vLLM leaves the last one out
+        assert rows() == {"a": [1], "b": [len(PROMPTS[0]) + 1], "c": [found]}
+        while llm.llm_engine.has_unfinished_requests():
+            llm.llm_engine.step()
+    generate(llm, [[5, 6]], max_tokens=1)  # a step in which the worker hears of the end
+    assert not {"a", "b", "c"} & rows().keys()
