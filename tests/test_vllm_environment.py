@@ -28,7 +28,7 @@ UNITS = {
 }  # fmt: skip
 ENGINES = {
     "greedy": ("greedy",),
-    "P-EAGLE": ("parallel_heads",),
+    "P-EAGLE": ("parallel_drafts", "parallel_heads"),
     "scheduling": ("greedy_scheduling", "windows", "lora"),
     "requests": ("greedy_requests", "metrics"),
     "sampling": ("sampling_distribution", "seeds"),

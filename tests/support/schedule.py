@@ -23,12 +23,7 @@ SHARED = {
     }.items()
     for name in names
 }
-WAYS = (
-    "synchronous",
-    "overlap",
-    "graphs",
-    "all levels at once",
-)  # parameters of the fixture `plugin`, so in the names of its tests
+WAYS = ("synchronous", "overlap", "graphs", "all levels at once")  # parameters of the fixture `plugin`, so in the names of its tests
 WAY = re.compile(rf"[\[-]({'|'.join(WAYS)})[\]-]")
 # Seconds of the groups that take longest, on two cores: the lines "group" of `make test ARGS=--durations=20`.
 # Only their order matters; a group that is not named comes after all of these.
