@@ -100,7 +100,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 LEAST_P = 1e-4 / (6 * 2)  # six views of two settings: a right verifier fails one of these tests once in 10,000 runs
 PENALISED = {"frequency_penalty": 0.5}
-WORDS = {"structured_outputs": StructuredOutputsParams(regex=r"[ -~]{24}"), "ignore_eos": False, "detokenize": True}
+PATTERN = {"structured_outputs": StructuredOutputsParams(regex=r"[ -~]{24}"), "ignore_eos": False, "detokenize": True}
 
 
 class Plain(NamedTuple):
@@ -108,7 +108,7 @@ class Plain(NamedTuple):
 
     drawn: list[Any]
     penalised: list[list[int]]
-    words: list[tuple[Any, ...]]
+    matching: list[tuple[Any, ...]]
 
 
 def constrained() -> dict[str, Any]:
@@ -123,7 +123,7 @@ def plain(checkpoints: Path) -> Plain:
         return Plain(
             draw(llm, SETTINGS, 2 * REQUESTS),
             tokens(ask(llm, PROMPTS, [PENALISED] * len(PROMPTS))),
-            endings(ask(llm, PROMPTS, [WORDS] * len(PROMPTS), max_tokens=60)),
+            endings(ask(llm, PROMPTS, [PATTERN] * len(PROMPTS), max_tokens=60)),
         )
 
 
@@ -169,5 +169,5 @@ def test_penalised_greedy_text_is_that_of_plain_decoding(plugin: LLM, plain: Pla
 def test_text_under_a_grammar_is_that_of_plain_decoding(plugin: LLM, plain: Plain) -> None:
     """Its drafts are chains."""
     acceptance = Acceptance(plugin)
-    assert endings(ask(plugin, PROMPTS, [WORDS] * len(PROMPTS), max_tokens=60)) == plain.words
+    assert endings(ask(plugin, PROMPTS, [PATTERN] * len(PROMPTS), max_tokens=60)) == plain.matching
     assert acceptance.length > 1.2
