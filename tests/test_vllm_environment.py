@@ -28,7 +28,8 @@ UNITS = {
 }  # fmt: skip
 ENGINES = {
     "greedy": ("greedy",),
-    "scheduling": ("greedy_scheduling", "windows", "lora"),
+    "P-EAGLE": ("parallel_drafts", "parallel_heads"),
+    "scheduling": ("greedy_scheduling", "prefix_drafts", "windows", "lora"),
     "requests": ("greedy_requests", "metrics"),
     "sampling": ("sampling_distribution", "seeds"),
     "parameters": ("grammar", "parameters", "sampling_thinking", "logprobs", "refusals"),

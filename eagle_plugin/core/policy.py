@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 from eagle_plugin.core.costs import CostModel
-from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.core.shape import MAX_WIDTH, PLAIN, Shape
 from eagle_plugin.core.survival import Survival
 
 # Children of a node at temperature > 0 that are drawn instead of chosen. A slot competes for its place in the tree with
@@ -22,14 +22,19 @@ MAX_TOP_M = 128  # M: most likely tokens of a row that sampled children are draw
 
 CPU_SHAPE = Shape(steps=2, topk=4, width=8)  # a deeper tree costs more draft steps than it gains
 MAX_DEFAULT_TOPK = 4
+PARALLEL_LEVELS = 7  # of a head that drafts all levels in one forward, where nothing says how many it was trained for
 
 
-def shape_for(draft_tokens: int, depth: int | None = None, topk: int | None = None) -> Shape:
+def shape_for(draft_tokens: int, depth: int | None = None, topk: int | None = None, levels: int | None = None) -> Shape:
     """Return the shape of trees with `draft_tokens` drafted tokens; what is None is chosen.
 
     The levels after the first write draft keys into the slots that an engine reserves, one per drafted token: a chosen
-    topk never needs more of them. A given one may; the caller checks `Shape.draft_slots`.
+    topk never needs more of them. A given one may; the caller checks `Shape.draft_slots`. levels: of a head that
+    drafts all levels in one forward, how many it drafts well; its trees are as deep, because depth costs little.
     """
+    if levels is not None:
+        depth = depth or min(draft_tokens, levels, MAX_WIDTH // MAX_DEFAULT_TOPK)
+        topk = topk or max(1, min(MAX_DEFAULT_TOPK, draft_tokens, MAX_WIDTH // max(depth - 1, 1)))
     if depth is None:
         depth = 1 if draft_tokens == 1 else 2 if draft_tokens <= 7 else 3 if draft_tokens <= 15 else 4
     if topk is None:

@@ -26,7 +26,7 @@ from eagle_plugin.heads.files import (
     read_tensors,
     text_config,
 )
-from eagle_plugin.heads.formats import EagleFormat
+from eagle_plugin.heads.formats import EagleFormat, refuse_mask_without_features
 from eagle_plugin.heads.kinds import ALGORITHMS, HEADS, HeadSpec, spec_of_tensors
 from eagle_plugin.heads.manifest import compare_target, read_manifest
 
@@ -136,6 +136,7 @@ def check_stored(target_dir: str | Path, head_dir: str | Path) -> list[str]:
                 f"{folder} has {own} {config[own]}, but the target's {of_target} is {target.get(of_target)}; "
                 "use the head that was trained for this target"
             )
+    refuse_mask_without_features(config, names, folder)
     manifest = read_manifest(folder)
     digests = scan(stored.values(), digests=has_digests(manifest))
     if manifest is None:

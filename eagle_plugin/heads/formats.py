@@ -150,12 +150,17 @@ class Eagle3Format(EagleFormat):
                 f"{folder} has {dropped[0]}, which the engine's EAGLE-3 layer drops without a message; "
                 "train the head without attention biases"
             )
-        claim = next((key for key in (*MASK_KEYS, "parallel_drafting") if config.get(key) not in (None, False)), None)
-        if claim is not None and "mask_hidden" not in tensors:
-            raise HeadError(
-                f"{folder} has {claim} {config[claim]} in config.json and no tensor mask_hidden, wanted both for a "
-                "P-EAGLE head and neither for an EAGLE-3 head; export the head again, or remove the key"
-            )
+        refuse_mask_without_features(config, tensors, folder)
+
+
+def refuse_mask_without_features(config: dict[str, Any], tensors: Collection[str], folder: Path) -> None:
+    """Raise HeadError where config.json is that of a P-EAGLE head and the tensors, by canonical name, are not."""
+    claim = next((key for key in (*MASK_KEYS, "parallel_drafting") if config.get(key) not in (None, False)), None)
+    if claim is not None and "mask_hidden" not in tensors:
+        raise HeadError(
+            f"{folder} has {claim} {config[claim]} in config.json and no tensor mask_hidden, wanted both for a "
+            "P-EAGLE head and neither for an EAGLE-3 head; export the head again, or remove the key"
+        )
 
 
 class PEagleFormat(Eagle3Format):

@@ -8,6 +8,7 @@ from typing import Any
 
 import bigram_models
 import numpy as np
+import peagle_models
 from numpy.typing import NDArray
 from vllm import LLM, RequestOutput, SamplingParams
 from vllm_engines import counters
@@ -25,6 +26,14 @@ def write_models(folder: Path) -> tuple[Path, Path]:
     if not head.exists():
         bigram_models.bigram_target(target)
         bigram_models.bigram_eagle3_head(head, target)
+    return target, head
+
+
+def write_peagle(folder: Path) -> tuple[Path, Path]:
+    """The target and a P-EAGLE head of four levels that knows it nearly, written into `folder` once."""
+    target, head = write_models(folder)[0], folder / "bigram-peagle"
+    if not head.exists():
+        peagle_models.peagle_head(head, target, bigram_models.spoken(target), wrong=0.5)
     return target, head
 
 

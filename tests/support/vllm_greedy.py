@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import bigram_models
+import peagle_models
 import torch
 from tiny_checkpoints import Random, read_config
 from tiny_models import markov_eagle2_head
@@ -45,7 +46,7 @@ def write_target(folder: Path) -> Path:
 def write_heads(folder: Path, target: Path) -> dict[str, Path]:
     """EAGLE-2 and EAGLE-3 heads that are right about every other time, and whose drafts depend on what they attend to.
 
-    "reduced" has a draft vocabulary, "full" and "eagle2" have the target's.
+    "reduced" has a draft vocabulary, "full" and "eagle2" have the target's; "peagle" drafts four levels in one forward.
     """
     sharp = bigram_models.bigram_eagle3_head(folder / "sharp", target, wrong=0.2)
     kept = bigram_models.spoken(target)[: read_config(sharp)["draft_vocab_size"]]
@@ -72,6 +73,7 @@ def write_heads(folder: Path, target: Path) -> dict[str, Path]:
     return {
         "reduced": reduced,
         "full": rewrite(reduced, folder / "full", lambda c: c | {"draft_vocab_size": VOCAB}, widen),
+        "peagle": peagle_models.peagle_head(folder / "peagle", target, bigram_models.spoken(target), wrong=0.2),
         "eagle2": rewrite(calm, folder / "eagle2", lambda c: c | {"architectures": eagle2}, disturb),
     }
 

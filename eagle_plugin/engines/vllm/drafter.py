@@ -1,9 +1,11 @@
-"""Drafts the trees: one forward of the head per level, every draft node attending to its own ancestors."""
+"""Drafts the trees: one forward of the head per level, every draft node attending to its own ancestors; or one forward
+over masked rows for all levels."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from vllm.forward_context import set_forward_context
@@ -13,10 +15,22 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import as_chains
 from eagle_plugin.core.verify import Accepted
+from eagle_plugin.engines.parallel_levels import MaskRow, ParallelLevels
 from eagle_plugin.engines.rng import draft_uniforms
-from eagle_plugin.engines.round import Drafts, HeadState, LevelRows, RecurrentLevels, TopM, TreeRows, draft, top_m_of
+from eagle_plugin.engines.round import (
+    Drafts,
+    HeadState,
+    LevelRows,
+    LevelSource,
+    RecurrentLevels,
+    TopM,
+    TreeRows,
+    draft,
+    top_m_of,
+)
 from eagle_plugin.engines.vllm.attention import ExtendRows, Rows, TreeMetadata
 from eagle_plugin.engines.vllm.batch import RoundBatch
+from eagle_plugin.engines.vllm.masked_rows import keeping_the_mask, mask_row, mask_token
 from eagle_plugin.engines.vllm.pending import PendingRows
 from eagle_plugin.kernels.sampling import SamplingParams
 
@@ -96,6 +110,22 @@ class DraftBatch(NamedTuple):
 class TreeProposer(EagleProposer):
     """vLLM's proposer (weights, buffers, warm-up) with our drafting."""
 
+    mask: MaskRow | None = None  # what masked rows read: the head drafts all levels in one forward
+
+    def __init__(self, vllm_config: Any, device: torch.device, runner: Any) -> None:
+        super().__init__(vllm_config, device, runner)
+        self._runner = runner
+
+    def _get_model(self) -> Any:
+        """Load the head; the engine calls this as a part of load_model."""
+        token = mask_token(self.speculative_config)
+        if token is None:
+            return super()._get_model()
+        with keeping_the_mask(self.speculative_config):
+            model = super()._get_model()
+        self.mask = mask_row(model, token)
+        return model
+
     def load_model(self, target_model: Any) -> None:
         """Load the head as the engine does, and read its map from draft to target tokens."""
         super().load_model(target_model)
@@ -112,6 +142,21 @@ class TreeProposer(EagleProposer):
     def propose(self, *args: Any, **kwargs: Any) -> Any:
         """The engine's own drafting yields a chain; a caller of it would get another draft."""
         raise RuntimeError("vLLM called EagleProposer.propose on the plugin's drafter; it drafts by draft_tree()")
+
+    def prepare_next_token_ids_padded(
+        self, sampled_token_ids: Tensor, requests: Any, gpu_input_batch: Any, discard_request_mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """As the engine does, but after a part of a prompt comes the next token of the prompt.
+
+        The engine gives the last one of the whole prompt, which the head would read in the part's last row.
+        """
+        tokens, counts = super().prepare_next_token_ids_padded(
+            sampled_token_ids, requests, gpu_input_batch, discard_request_mask
+        )
+        for i in np.flatnonzero(self._runner.discard_request_mask.np[: gpu_input_batch.num_reqs]):
+            read = int(self._runner.optimistic_seq_lens_cpu[i])
+            tokens[i] = requests[gpu_input_batch.req_ids[i]].get_token_id(read)
+        return tokens, counts
 
     def extend(self, batch: ExtendBatch, features: Tensor, slot_table: Tensor, shape: Shape, greedy: bool) -> HeadState:
         """Feed a step's tokens to the head and list the most likely children of the next roots.
@@ -139,11 +184,16 @@ class TreeProposer(EagleProposer):
             normed, hidden = self._forward(rows.tokens.int(), rows.positions, rows.hidden, metadata)
             return self._logits(normed), hidden
 
-        greedy = batch.keys is None
+        top_m = top_m_of(batch.shape, batch.keys is None)
+        levels: LevelSource
+        if self.mask is None:
+            levels = RecurrentLevels(batch.shape, state, batch.lengths, top_m, forward)
+        else:
+            levels = ParallelLevels(batch.shape, state, batch.lengths, top_m, self.mask, forward)
         drafts = draft(
             batch.shape,
             roots,
-            RecurrentLevels(batch.shape, state, batch.lengths, top_m_of(batch.shape, greedy), forward),
+            levels,
             batch.sampling,
             None if batch.keys is None else draft_uniforms(batch.keys, batch.lengths, batch.shape),
             self._draft_to_target,

@@ -42,10 +42,11 @@ class Options:
             raise OptionError(f"{WHERE}: async_scheduling is {given['async_scheduling']!r}, wanted true or false")
         return cls(**given)
 
-    def shape(self, draft_tokens: int) -> Shape:
+    def shape(self, draft_tokens: int, levels: int | None = None) -> Shape:
         """The caps of a round that drafts this many tokens, the `num_speculative_tokens` of vLLM. Raises OptionError.
 
-        The levels after the first write draft keys into the slots that vLLM reserves, one per drafted token.
+        The levels after the first write draft keys into the slots that vLLM reserves, one per drafted token. levels:
+        as of `shape_for`, of a head that drafts all of them in one forward; it writes one key per level.
         """
         width = draft_tokens + 1
         if width > MAX_WIDTH:
@@ -53,11 +54,23 @@ class Options:
                 f"--speculative-config: num_speculative_tokens is {draft_tokens}, the plugin's trees have at most "
                 f"{MAX_WIDTH - 1} drafted tokens: lower it, or start the server with EAGLE_PLUGIN=0"
             )
-        shape = shape_for(draft_tokens, self.depth, self.topk)
-        if shape.draft_slots > draft_tokens:
+        shape = shape_for(draft_tokens, self.depth, self.topk, levels)
+        if levels is not None and shape.draft_slots > MAX_WIDTH:
             raise OptionError(
-                f"{WHERE}: depth {shape.steps} and topk {shape.topk} need {shape.draft_slots} drafted tokens per "
+                f"{WHERE}: depth {shape.steps} and topk {shape.topk} make (depth - 1) * topk {shape.draft_slots}, "
+                f"wanted at most {MAX_WIDTH}: lower depth or topk"
+            )
+        slots = shape.draft_slots if levels is None else shape.steps - 1
+        if slots > draft_tokens:
+            raise OptionError(
+                f"{WHERE}: depth {shape.steps} and topk {shape.topk} need {slots} drafted tokens per "
                 f"round, --speculative-config has num_speculative_tokens {draft_tokens}: raise it, or lower "
                 "depth or topk"
             )
         return shape
+
+    def within_trained(self, shape: Shape, trained: int | None) -> Shape:
+        """The same caps with at most as many levels as the head was trained to draft in one forward; None: any."""
+        shallow = shape.within_steps(trained)
+        # Scheduled ahead, every step has as many rows as tokens were asked for; a tree fills the rest with padding.
+        return shallow._replace(width=shape.width) if self.async_scheduling else shallow

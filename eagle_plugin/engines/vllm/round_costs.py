@@ -41,9 +41,10 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
     Its requests must be able to have more tokens than a round writes.
     """
     timer = RoundTimer(runner, caps)
+    is_parallel = runner.drafter.mask is not None
     kinds = {
         "target": (timer.target, caps.width),
-        "level": (timer.level, caps.topk),
+        "level": (timer.levels, max(caps.steps - 1, 1)) if is_parallel else (timer.level, caps.topk),
         "extend": (timer.extend, caps.max_accept_length),
     }
     for time_forward, most in kinds.values():
@@ -59,7 +60,7 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
             if not late and timer.fits(b, rows, timer.short) and b * rows not in points[name]:
                 points[name][b * rows] = time_forward(b, rows, timer.short)
     target, level, extend = (Forward(Curve.of(points[name].items()), *slopes[name]) for name in kinds)
-    return Costs(target, level, extend, prompt_token=timer.prompt_token())
+    return Costs(target, level, extend, is_parallel=is_parallel, prompt_token=timer.prompt_token())
 
 
 def _slopes(timer: RoundTimer, time_forward: Timer, most: int) -> tuple[float, float]:
@@ -164,8 +165,16 @@ class RoundTimer:
 
     def level(self, b: int, topk: int, keys: int) -> float:
         """Seconds of one level of the draft after the first: the head's forward over `topk` nodes per request."""
-        one, two = (self._draft(b, Shape(steps, topk, topk + 1), keys) for steps in (1, 2))
-        return max(two - one, two / 10)  # noise must not make a level free
+        return self._after_the_first(b, Shape(2, topk, topk + 1), keys)
+
+    def levels(self, b: int, rows: int, keys: int) -> float:
+        """Seconds of the `rows` levels of a draft after the first, which the head drafts in one forward."""
+        topk = self._caps.topk
+        return self._after_the_first(b, Shape(rows + 1, topk, topk + 1), keys)
+
+    def _after_the_first(self, b: int, shape: Shape, keys: int) -> float:
+        first, all_levels = self._draft(b, shape._replace(steps=1), keys), self._draft(b, shape, keys)
+        return max(all_levels - first, all_levels / 10)  # noise must not make a level free
 
     def _draft(self, b: int, shape: Shape, keys: int) -> float:
         requests, lengths = self._requests(b, keys)

@@ -32,11 +32,11 @@ from eagle_plugin.engines.vllm import version
 from eagle_plugin.engines.vllm.attention import TreeAttentionBackend, TreeMetadata
 from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch, TreeProposer
-from eagle_plugin.engines.vllm.options import Options
 from eagle_plugin.engines.vllm.pending import PendingTokens, PlainRows
 from eagle_plugin.engines.vllm.policy_reports import PolicyReporter
 from eagle_plugin.engines.vllm.round_costs import measure
 from eagle_plugin.engines.vllm.sampling import request_keys, sampling_params, seeded
+from eagle_plugin.engines.vllm.served import caps_of
 from eagle_plugin.engines.vllm.shapes import RoundShapes
 from eagle_plugin.engines.vllm.verifier import CacheGroup, TreeVerifier
 from eagle_plugin.kernels import loader
@@ -50,7 +50,7 @@ class TreeModelRunner(CPUModelRunner):
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         super().__init__(vllm_config, device)
-        self._caps: Shape = Options.read(vllm_config.additional_config).shape(self.num_spec_tokens)
+        self._caps: Shape = caps_of(self.speculative_config)
         # Scheduled ahead, a step has as many rows as the caps, whatever is drafted: nothing to choose.
         self._policy_mode = "fixed" if self.use_async_scheduling else policy_mode()
         shapes = shapes_within(self._caps) if self._policy_mode == "random" else ()
@@ -123,6 +123,7 @@ class TreeModelRunner(CPUModelRunner):
                 eager=config.model_config.enforce_eager,
                 quantization=config.model_config.quantization,
                 lora=config.lora_config is not None,
+                is_parallel=self.drafter.mask is not None,
             )
             policy = start_policy(self._caps, key, lambda: measure(self, self._caps), logger)
             self._shapes = RoundShapes(ShapeChooser(self._caps, policy))

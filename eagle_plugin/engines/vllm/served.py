@@ -22,6 +22,13 @@ def served_shape(speculative_config: Any) -> Shape | None:
     return getattr(speculative_config, _SERVED, None)
 
 
+def caps_of(speculative_config: Any) -> Shape:
+    """The same where it serves."""
+    shape = served_shape(speculative_config)
+    assert shape is not None
+    return shape
+
+
 def is_served(speculative_config: Any) -> bool:
     """Whether our worker serves the configuration that this ``SpeculativeConfig`` is part of."""
     return served_shape(speculative_config) is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from eagle_plugin.core.policy import PARALLEL_LEVELS
 from eagle_plugin.engines.policy_log import log_seconds
 from eagle_plugin.engines.preflight import (
     can_check,
@@ -18,17 +19,24 @@ from eagle_plugin.engines.preflight import (
 )
 from eagle_plugin.engines.shape_chooser import policy_mode
 from eagle_plugin.engines.startup import engine_serves
+from eagle_plugin.engines.vllm.masked_rows import mask_token
 from eagle_plugin.engines.vllm.options import Options
 from eagle_plugin.engines.vllm.policy_reports import make_report_path
 from eagle_plugin.engines.vllm.served import mark_report, mark_served
 from eagle_plugin.errors import UserError
+from eagle_plugin.heads.manifest import trained_depths
 
 logger = logging.getLogger("vllm.eagle_plugin")
 
 METHODS = ("eagle", "eagle3")
 ENGINE_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
 WORKER = "eagle_plugin.engines.vllm.worker.TreeCPUWorker"
-HEAD_ARCHITECTURES = ("EagleLlamaForCausalLM", "Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3")
+HEAD_ARCHITECTURES = (
+    "EagleLlamaForCausalLM",
+    "Eagle3LlamaForCausalLM",
+    "LlamaForCausalLMEagle3",
+    "PeagleLlamaForCausalLM",
+)
 # As config.json names them. vLLM also takes other words (official EAGLE heads, speculators), with rules of its own.
 OUR_ARCHITECTURES = ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3")
 _logged: set[str] = set()
@@ -53,9 +61,13 @@ def choose_worker(vllm_config: Any) -> None:
         _log_once(logging.WARNING, engine_serves(speculative.method, "vLLM", reasons))
         return
     policy_mode()
-    shape = options.shape(speculative.num_speculative_tokens)
-    for warning in _check_head(target, head, speculative.method):
+    is_parallel = mask_token(speculative) is not None
+    trained = trained_depths(head) if is_parallel else None
+    shape = options.shape(speculative.num_speculative_tokens, (trained or PARALLEL_LEVELS) if is_parallel else None)
+    for warning in _check_head(target, head, speculative.method, shape.steps):
         _log_once(logging.WARNING, f"eagle-plugin: {warning}")
+    shape = options.within_trained(shape, trained)
+    speculative.parallel_drafting = False  # it is how vLLM drafts; our worker knows the head by its mask token
     parallel.worker_cls = WORKER
     vllm_config.scheduler_config.async_scheduling = options.async_scheduling
     mark_served(speculative, shape)
@@ -66,12 +78,15 @@ def choose_worker(vllm_config: Any) -> None:
     export()
 
 
-def _check_head(target: str, head: str, method: str) -> list[str]:
-    """Warnings about a head that our worker will serve; empty where it is not in a folder. Raises HeadError."""
+def _check_head(target: str, head: str, method: str, steps: int | None = None) -> list[str]:
+    """Warnings about a head that our worker will serve; empty where it is not in a folder. Raises HeadError.
+
+    steps: the levels of its trees.
+    """
     if not can_check(target, head):
         return []
     if head_architecture(head) in OUR_ARCHITECTURES:
-        return head_warnings(target, head, method.upper())
+        return head_warnings(target, head, method.upper(), steps)
     return foreign_head_warnings(target, head)
 
 
@@ -107,7 +122,6 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
         (parallel.pipeline_parallel_size > 1, "--pipeline-parallel-size: pipeline parallelism is not served yet"),
         (parallel.data_parallel_size > 1, "--data-parallel-size: data parallelism inside one engine is not served yet"),
         (parallel.decode_context_parallel_size > 1, "--decode-context-parallel-size: it is not served yet"),
-        (speculative.parallel_drafting, "parallel_drafting: P-EAGLE heads are not served yet"),
         (speculative.disable_padded_drafter_batch, "disable_padded_drafter_batch: trees are drafted in padded batches"),
         (
             bool(speculative.num_speculative_tokens_per_batch_size),

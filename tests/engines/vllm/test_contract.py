@@ -11,6 +11,8 @@ from vllm.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfi
 from vllm.engine.arg_utils import EngineArgs
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention import attention as attention_layer
+from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM
+from vllm.model_executor.models.registry import _SPECULATIVE_DECODING_MODELS
 from vllm.platforms.cpu import CpuPlatform
 from vllm.sampling_params import SamplingParams
 from vllm.v1.attention import selector
@@ -21,6 +23,7 @@ from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, Schedul
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheLayout
+from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker import cpu_worker
@@ -31,6 +34,7 @@ from vllm.v1.worker.utils import AttentionGroup
 
 from eagle_plugin.engines.vllm import plugin, support, version
 from eagle_plugin.engines.vllm.attention import TreeAttentionBackend, TreeAttentionImpl, TreeMetadataBuilder
+from eagle_plugin.engines.vllm.drafter import TreeProposer
 from eagle_plugin.engines.vllm.runner import TreeModelRunner
 from eagle_plugin.engines.vllm.worker import TreeCPUWorker
 
@@ -214,6 +218,31 @@ def test_slots_are_reserved_for_the_levels_of_a_draft() -> None:
     )
     branch = "if speculative_config.use_eagle() or speculative_config.uses_draft_model():"
     assert holds(VllmConfig.num_lookahead_tokens.fget, f"{branch}\n    return self.num_speculative_tokens")
+
+
+def test_the_mask_of_a_head_is_kept_under_one_flag() -> None:
+    """masked_rows.py switches it on while the head's class is made and loaded, and off for all that plans a step."""
+    assert calls(SpecDecodeBaseProposer.load_model, "self._get_model") == ["self._get_model()"]
+    assert parameters(SpecDecodeBaseProposer._get_model) == ["self"]
+    flag = "speculative_config.parallel_drafting"
+    assert assignments(Eagle3LlamaForCausalLM.__init__, "self.use_parallel_drafting") == [flag]
+    assert holds(Eagle3LlamaForCausalLM.load_weights, "self.mask_hidden.copy_(loaded_weight.view(1, -1))")
+    own = "self.model.combine_hidden_states(flat_mask)"
+    assert calls(SpecDecodeBaseProposer.load_model, "self.model.combine_hidden_states") == [own]
+    slots = SpeculativeConfig.max_num_new_slots_for_drafting
+    assert holds(slots.fget, "self.parallel_drafting") and returned(slots.fget)[-1] == "0"
+    names = {"PeagleLlamaForCausalLM", "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}
+    assert {_SPECULATIVE_DECODING_MODELS[name][1] for name in names} == {Eagle3LlamaForCausalLM.__name__}
+
+
+def test_the_token_after_a_part_of_a_prompt() -> None:
+    """vLLM gives the last token of the prompt; the drafter gives the next one, by what the runner knows of the step."""
+    ours, engines = TreeProposer.prepare_next_token_ids_padded, SpecDecodeBaseProposer.prepare_next_token_ids_padded
+    assert parameters(ours) == parameters(engines)
+    assert holds(engines, "gpu_input_batch.num_tokens_no_spec[i] - 1")
+    assert parameters(TreeProposer.__init__) == parameters(EagleProposer.__init__)
+    assert "optimistic_seq_lens_cpu" in assigned(GPUModelRunner.__init__)
+    assert parameters(CachedRequestState.get_token_id) == ["self", "idx"]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

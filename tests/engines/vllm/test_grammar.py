@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 from vllm import LLM, RequestOutput
 from vllm.sampling_params import StructuredOutputsParams
-from vllm_bigram import ASYNC, OPTIONS, PROMPTS, TREES, Acceptance, ask, endings, write_models
+from vllm_bigram import ASYNC, OPTIONS, PROMPTS, TREES, Acceptance, ask, endings, write_models, write_peagle
 from vllm_engines import engine
 
 from eagle_plugin.engines.shape_chooser import ShapeChooser
@@ -106,11 +106,18 @@ def expected(models: tuple[Path, Path]) -> dict[str, list[tuple[Any, ...]]]:
         return {name: endings(greedy(plain, name)) for name in [*CONSTRAINTS, *MINIMAL]}
 
 
-@pytest.fixture(scope="module", params=["synchronous", pytest.param("asynchronous", marks=pytest.mark.matrix)])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "synchronous",
+        pytest.param("asynchronous", marks=pytest.mark.matrix),
+        pytest.param("levels at once", marks=pytest.mark.matrix),  # a P-EAGLE head; test_parallel_heads.py has less
+    ],
+)
 def plugin(
-    request: pytest.FixtureRequest, models: tuple[Path, Path], expected: dict[str, list[tuple[Any, ...]]]
+    request: pytest.FixtureRequest, checkpoints: Path, expected: dict[str, list[tuple[Any, ...]]]
 ) -> Iterator[LLM]:
-    target, head = models
+    target, head = (write_peagle if request.param == "levels at once" else write_models)(checkpoints)
     more = ASYNC if request.param == "asynchronous" else {"policy": "random"}
     with engine(target, head, **TREES, **more, **options()) as llm:
         yield llm

@@ -94,6 +94,7 @@ CASES = [
     ("full", 4, 1, 5),
     pytest.param(("reduced", 4, 2, 8), marks=pytest.mark.matrix),
     pytest.param(("eagle2", 2, 2, 4), marks=pytest.mark.matrix),
+    pytest.param(("peagle", 5, 3, 16), marks=pytest.mark.matrix),  # test_parallel_heads.py has others
     ("eagle2", 3, 4, 13),
 ]
 

@@ -57,6 +57,28 @@ def test_given_options_are_taken() -> None:
     assert Options(topk=3).shape(7) == (2, 3, 8)
 
 
+@pytest.mark.parametrize("levels", [1, 2, 7, 16, 40])
+@pytest.mark.parametrize("draft_tokens", range(1, MAX_WIDTH))
+def test_trees_of_one_forward_are_as_deep_as_the_head_drafts_well(draft_tokens: int, levels: int) -> None:
+    """One masked row per level, and all levels in one bitmask of 64."""
+    shape = Options().shape(draft_tokens, levels)
+    assert shape.width == draft_tokens + 1
+    assert shape.steps == min(draft_tokens, levels, 16) and shape.topk == min(draft_tokens, 4)
+    assert shape.draft_slots <= MAX_WIDTH
+
+
+def test_given_levels_of_one_forward() -> None:
+    assert Options(depth=6, topk=4).shape(7, 3) == (6, 4, 8)  # 20 slots for one level after the other
+    with pytest.raises(OptionError, match="depth 9 and topk 2 need 8 drafted tokens"):
+        Options(depth=9, topk=2).shape(7, 9)
+    with pytest.raises(OptionError, match=r"depth 10 and topk 8 make \(depth - 1\) \* topk 72, wanted at most 64"):
+        Options(depth=10, topk=8).shape(31, 9)
+    assert Options().within_trained(Options().shape(15, 9), 2) == (2, 4, 16)
+    assert Options().within_trained(Options().shape(15, 9), None) == (9, 4, 16)
+    assert Options().within_trained(Options().shape(15, 9), 1) == (1, 4, 5)
+    assert Options(async_scheduling=True).within_trained(Options().shape(15, 9), 1) == (1, 4, 16)
+
+
 def test_too_many_nodes() -> None:
     with pytest.raises(OptionError, match=r"num_speculative_tokens is 64, .* at most 63 drafted tokens: lower it"):
         Options().shape(MAX_WIDTH)

@@ -10,7 +10,7 @@ import pytest
 from tiny_checkpoints import EOS
 from tokenizers import Tokenizer
 from vllm import LLM
-from vllm_bigram import ASYNC, OPTIONS, PROMPTS, TREES, Acceptance, ask, endings, tokens, write_models
+from vllm_bigram import ASYNC, OPTIONS, PROMPTS, TREES, Acceptance, ask, endings, tokens, write_models, write_peagle
 from vllm_engines import engine
 
 from eagle_plugin.engines.vllm import logits
@@ -95,9 +95,16 @@ def expected(models: tuple[Path, Path]) -> Expected:
     return Expected(settings, generated)
 
 
-@pytest.fixture(scope="module", params=[pytest.param("synchronous", marks=pytest.mark.matrix), "asynchronous"])
-def plugin(request: pytest.FixtureRequest, models: tuple[Path, Path], expected: Expected) -> Iterator[LLM]:
-    target, head = models
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("synchronous", marks=pytest.mark.matrix),
+        pytest.param("levels at once", marks=pytest.mark.matrix),  # a P-EAGLE head; test_parallel_heads.py has less
+        "asynchronous",
+    ],
+)
+def plugin(request: pytest.FixtureRequest, checkpoints: Path, expected: Expected) -> Iterator[LLM]:
+    target, head = (write_peagle if request.param == "levels at once" else write_models)(checkpoints)
     more = ASYNC if request.param == "asynchronous" else {"policy": "random"}
     with engine(target, head, **TREES, **OPTIONS, **more) as llm:
         yield llm

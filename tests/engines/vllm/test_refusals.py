@@ -16,6 +16,7 @@ from vllm_configs import configure
 from eagle_plugin.engines.startup import StartRefused
 from eagle_plugin.engines.vllm import served
 from eagle_plugin.errors import UserError
+from eagle_plugin.heads.kinds import HEADS
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,33 @@ def test_a_head_of_another_target_is_refused(target: Path, tmp_path: Path) -> No
 def test_a_head_with_nan_is_refused(target: Path, head: Path) -> None:
     tensors(lambda t: t["norm.weight"].fill_(float("nan")))(head)
     with pytest.raises(StartRefused, match=r"norm\.weight with 64 values that are not finite"):
+        configure(target, head)
+
+
+def test_parallel_drafting_of_another_head_is_refused(target: Path, head: Path, tmp_path: Path) -> None:
+    asked = {"parallel_drafting": True}
+    with pytest.raises(StartRefused, match=r"parallel_drafting true and the draft head .*head, wanted a P-EAGLE head"):
+        configure(target, head, speculative=asked)
+    eagle2 = tiny_models.tiny_eagle2_head(tmp_path / "eagle2", target)
+    config(architectures=list(HEADS["eagle2"].architectures))(eagle2)  # the names of both engines
+    with pytest.raises(StartRefused, match="method eagle3, and .* in its config.json; remove parallel_drafting"):
+        configure(target, eagle2, method="eagle", speculative=asked)
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLMEagle3", "LlamaForCausalLM"])
+def test_a_mask_that_is_half_there_is_refused(architecture: str, target: Path, head: Path) -> None:
+    tensors(lambda t: t.update(mask_hidden=t["fc.weight"][:1].clone()))(head)
+    config(pard_token=3, architectures=[architecture])(head)
+    assert served.is_served(configure(target, head).speculative_config)
+    config(pard_token=512)(head)
+    with pytest.raises(StartRefused, match="mask_token_id 512, wanted 0 to 511; write the id of the token"):
+        configure(target, head)
+    config(pard_token="three")(head)
+    with pytest.raises(StartRefused, match="has pard_token 'three', wanted a whole number"):
+        configure(target, head)
+    config(pard_token=3)(head)
+    tensors(lambda t: t.pop("mask_hidden"))(head)
+    with pytest.raises(StartRefused, match="pard_token 3 in config.json and no tensor mask_hidden"):
         configure(target, head)
 
 

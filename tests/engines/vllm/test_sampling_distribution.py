@@ -15,7 +15,7 @@ from gtest import p_values
 from numpy.typing import NDArray
 from vllm import LLM
 from vllm.exceptions import VLLMValidationError
-from vllm_bigram import ASYNC, OPTIONS, PROMPT, TREES, Acceptance, ask, draw, write_models
+from vllm_bigram import ASYNC, OPTIONS, PROMPT, TREES, Acceptance, ask, draw, write_models, write_peagle
 from vllm_engines import engine, fixed_shapes
 
 from eagle_plugin.engines import round as decode_round
@@ -54,9 +54,10 @@ def expected(models: tuple[Path, Path]) -> list[NDArray[np.int64]]:
         return [*draw(plain, SAMPLING, 2 * REQUESTS), *draw(plain, [GREEDY], 1)]
 
 
-@pytest.fixture(scope="module")
-def plugin(models: tuple[Path, Path], expected: list[NDArray[np.int64]]) -> Iterator[LLM]:
-    target, head = models
+# test_parallel_heads.py has the short form for heads that draft all levels at once.
+@pytest.fixture(scope="module", params=["levels one by one", pytest.param("levels at once", marks=pytest.mark.matrix)])
+def plugin(request: pytest.FixtureRequest, checkpoints: Path, expected: list[NDArray[np.int64]]) -> Iterator[LLM]:
+    target, head = (write_peagle if request.param == "levels at once" else write_models)(checkpoints)
     with engine(target, head, policy="random", **TREES, **OPTIONS) as llm:
         yield llm
 

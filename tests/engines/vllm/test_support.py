@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import tiny_models
+from head_edits import config
 from log_lines import Lines
 from trained_heads import trained_head
 from vllm.config import VllmConfig
@@ -20,6 +21,7 @@ from vllm_configs import DEFAULTS, configure
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.vllm import plugin, served, support
+from eagle_plugin.engines.vllm.masked_rows import mask_token
 from eagle_plugin.heads.export import save_head
 
 
@@ -61,6 +63,36 @@ def test_a_plain_configuration_is_served(target: Path, head: Path, lines: list[s
     assert lines == []
     eager = configure(target, head, additional_config={"eagle_plugin": {"async_scheduling": True}})
     assert eager.scheduler_config.async_scheduling
+
+
+@pytest.mark.parametrize("speculative", [{}, {"parallel_drafting": True}], ids=["", "parallel_drafting"])
+def test_a_p_eagle_head_is_served(speculative: dict[str, Any], target: Path, tmp_path: Path, lines: list[str]) -> None:
+    """With the flag of vLLM's own drafting, which would take room of every step, or without it."""
+    save_head(trained_head("peagle", target, mask_token_id=2), tmp_path / "head", target_dir=target)
+    made = configure(target, tmp_path / "head", speculative=speculative)
+    assert made.parallel_config.worker_cls == support.WORKER
+    assert served.served_shape(made.speculative_config) == Shape(7, 4, 8)
+    assert mask_token(made.speculative_config) == 2
+    assert not made.speculative_config.parallel_drafting
+    assert made.speculative_config.max_num_new_slots_for_drafting == 0
+    assert lines == []
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_trees_have_no_more_levels_than_a_head_was_trained_for(
+    is_async: bool, target: Path, tmp_path: Path, lines: list[str]
+) -> None:
+    training = {"recipe": {"phases": [{"steps": 1}, {"steps": 2}]}}
+    head = trained_head("peagle", target, mask_token_id=2)
+    save_head(head, tmp_path / "head", target_dir=target, manifest={"training": training})
+    chosen = configure(target, tmp_path / "head")
+    assert served.served_shape(chosen.speculative_config) == Shape(2, 4, 8) and lines == []
+    options = {"depth": 5, "topk": 2, "async_scheduling": is_async}
+    deep = configure(target, tmp_path / "head", additional_config={"eagle_plugin": options})
+    # A step that is scheduled ahead has rows for all tokens that were asked for.
+    assert served.served_shape(deep.speculative_config) == Shape(2, 2, 8 if is_async else 7)
+    (line,) = lines
+    assert "was trained to draft 2 tokens in one forward, so its trees have 2 levels and not 5" in line
 
 
 def test_other_methods_and_none_are_not_ours(target: Path, lines: list[str]) -> None:
@@ -116,11 +148,13 @@ def test_another_worker_is_unsupported(target: Path, head: Path, lines: list[str
     assert "--worker-cls some.other.Worker: it is not vLLM's own" in lines[0]
 
 
-def test_p_eagle_is_unsupported(target: Path, tmp_path: Path, lines: list[str]) -> None:
+def test_a_p_eagle_head_of_another_class_is_unsupported(target: Path, tmp_path: Path, lines: list[str]) -> None:
+    """vLLM's own worker gets the flag as it was given."""
     save_head(trained_head("peagle", target, mask_token_id=2), tmp_path / "head", target_dir=target)
-    unsupported(
-        configure(target, tmp_path / "head", speculative={"parallel_drafting": True}), lines, "parallel_drafting"
-    )
+    config(architectures=["Eagle3Qwen3ForCausalLM"])(tmp_path / "head")
+    made = configure(target, tmp_path / "head", speculative={"parallel_drafting": True})
+    unsupported(made, lines, "draft head Eagle3Qwen3ForCausalLM: not one of")
+    assert made.speculative_config.parallel_drafting
 
 
 @pytest.mark.parametrize(
