@@ -35,7 +35,7 @@ class RoundShapes:
 
     def choose(self, batch: RoundBatch, pending: int = 0) -> Shape:
         """The shape of the trees to draft for the requests of the step; pending: tokens that the head has not read."""
-        return self.chooser.choose(batch.b, self._keys, pending=-(-pending // batch.b))
+        return self.chooser.choose(batch.b, self._keys, None, -(-pending // batch.b))
 
     def begin(self, shape: Shape, batch: RoundBatch) -> None:
         """Note that the next round begins with its drafting."""
