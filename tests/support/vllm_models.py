@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -40,7 +42,8 @@ def make_config(target: Path, head: Path, method: str, *, parallel: bool = False
         enforce_eager=True,
         speculative_config=speculative,
     )
-    return arguments.create_engine_config()
+    with mock.patch.dict(os.environ, EAGLE_PLUGIN="0"):  # for vLLM's own worker
+        return arguments.create_engine_config()
 
 
 class Served:
