@@ -27,8 +27,10 @@ from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.kinds import find_spec
 
 CPU = torch.device("cpu")
+OF_VLLM = mock.patch.dict(os.environ, EAGLE_PLUGIN="0")  # what is tested is vLLM's own: configuration and classes
 
 
+@OF_VLLM
 def make_config(target: Path, head: Path, method: str, *, parallel: bool = False) -> VllmConfig:
     """What vLLM makes of `--speculative-config` for these two folders; raises where it refuses to start."""
     speculative = {"method": method, "model": str(head), "num_speculative_tokens": 4}
@@ -42,13 +44,13 @@ def make_config(target: Path, head: Path, method: str, *, parallel: bool = False
         enforce_eager=True,
         speculative_config=speculative,
     )
-    with mock.patch.dict(os.environ, EAGLE_PLUGIN="0"):  # for vLLM's own worker
-        return arguments.create_engine_config()
+    return arguments.create_engine_config()
 
 
 class Served:
     """vLLM's target and draft modules as a worker loads them, with a KV cache of one block for one sequence."""
 
+    @OF_VLLM
     def __init__(self, config: VllmConfig) -> None:
         self.config = config
         with set_current_vllm_config(config):
