@@ -75,28 +75,31 @@ void stage_keys(const T* const* rows, int64_t d, float* keys, int column) {
   }
 }
 
-// Brings the keys and values of one block into the scratch. Keys that no row sees are zero, whatever their slot holds.
-// Returns false when a slot is outside the cache.
+// Brings the keys of one block into the scratch, and the values as float32 where `widen` is set; values[kBlock] says
+// where they are in the cache. Keys and values that no row sees
+// are zero, whatever their slot holds; columns from `to`, the end of what is seen, to the end of the block are not
+// written, but for those that share a vector. Returns false when a slot is outside the cache.
 template <class T>
-bool stage_block(const AttentionSpec& a, const Stretch& s, int64_t start, uint64_t seen, const Scratch& w) {
+bool stage_block(const AttentionSpec& a, const Stretch& s, int64_t start, uint64_t seen, int to, bool widen,
+                 const Scratch& w, const T** values) {
   static const T zeros[kMaxDim]{};
   const T* rows[kBlock];
-  for (int j = 0; j < kBlock; ++j) {
-    rows[j] = zeros;
-    float* value = w.values + j * a.dim_v;
-    if (!(seen >> j & 1)) {
-      std::memset(value, 0, sizeof(float) * a.dim_v);
-      continue;
+  const int columns = (to + simd::kLanes - 1) / simd::kLanes * simd::kLanes;
+  for (int j = 0; j < columns; ++j) {
+    rows[j] = values[j] = zeros;
+    if (seen >> j & 1) {
+      const int64_t slot = s.slots[start + j];
+      if (slot < 0 || slot >= a.slots) return false;
+      const int64_t at = slot * a.kv_heads + s.kv_head;
+      rows[j] = static_cast<const T*>(a.k) + at * a.dim;
+      values[j] = static_cast<const T*>(a.v) + at * a.dim_v;
     }
-    const int64_t slot = s.slots[start + j];
-    if (slot < 0 || slot >= a.slots) return false;
-    const int64_t at = slot * a.kv_heads + s.kv_head;
-    rows[j] = static_cast<const T*>(a.k) + at * a.dim;
-    const T* from = static_cast<const T*>(a.v) + at * a.dim_v;
-    for (int64_t d = 0; d < a.dim_v; d += simd::kLanes) simd::store(value + d, simd::load(from + d));
+    if (!widen) continue;
+    float* value = w.values + j * a.dim_v;
+    for (int64_t d = 0; d < a.dim_v; d += simd::kLanes) simd::store(value + d, simd::load(values[j] + d));
   }
   constexpr int step = simd::kLanes * 4 / sizeof(T);  // elements of a key in one vector
-  for (int column = 0; column < kBlock; column += simd::kLanes) {
+  for (int column = 0; column < columns; column += simd::kLanes) {
     int64_t d = 0;
     for (; d + step <= a.dim; d += step) stage_keys<step>(rows + column, d, w.keys, column);
     if constexpr (step > 16) {  // a dimension like 80
@@ -138,12 +141,12 @@ void tile_logits(const AttentionSpec& a, const float* q, const float* keys, floa
   }
 }
 
-// Hides what the row does not see and returns the new highest logit.
-inline float mask_row(float* logits, uint64_t seen, float highest) {
+// Hides what the row does not see of the columns before `to` and returns the new highest logit.
+inline float mask_row(float* logits, uint64_t seen, int to, float highest) {
   simd::Floats top = simd::broadcast(highest);
   simd::Ints lane_bit;
   for (int i = 0; i < simd::kLanes; ++i) lane_bit[i] = 1 << i;
-  for (int i = 0; i < kBlock; i += simd::kLanes) {
+  for (int i = 0; i < to; i += simd::kLanes) {
     simd::Floats x = simd::load(logits + i);
     if (~seen) {
       const simd::Ints bits = simd::broadcast(static_cast<int32_t>(seen >> i & ((1 << simd::kLanes) - 1)));
@@ -156,10 +159,10 @@ inline float mask_row(float* logits, uint64_t seen, float highest) {
 }
 
 // Turns one row of logits into weights and adds them, lane by lane, to the faded totals.
-inline void weigh_row(float* logits, float highest, float fade, float* totals) {
+inline void weigh_row(float* logits, int to, float highest, float fade, float* totals) {
   const float base = highest > kHidden ? highest : 0.0f;  // nothing seen so far: all weights are zero
   simd::Floats total = simd::load(totals) * fade;
-  for (int i = 0; i < kBlock; i += simd::kLanes) {
+  for (int i = 0; i < to; i += simd::kLanes) {
     const simd::Floats p = simd::exp(simd::load(logits + i) - base);
     total += p;
     simd::store(logits + i, p);
@@ -167,17 +170,17 @@ inline void weigh_row(float* logits, float highest, float fade, float* totals) {
   simd::store(totals, total);
 }
 
-// acc[kRowTile, d..] = acc * fade + weights values, for `Vectors` vectors from column d on.
-template <int Vectors>
-inline void tile_values(const float* weights, const float* values, int64_t stride, int from, int to, const float* fade,
-                        float* acc) {
+// acc[kRowTile, d..] = acc * fade + weights values, for `Vectors` vectors of the value that `value_of` gives for a key.
+template <int Vectors, class ValueOf>
+inline void tile_values(const float* weights, const ValueOf& value_of, int64_t stride, int from, int to,
+                        const float* fade, float* acc) {
   simd::Floats o[kRowTile][Vectors];
   for (int r = 0; r < kRowTile; ++r) {
     for (int i = 0; i < Vectors; ++i) o[r][i] = simd::load(acc + r * stride + i * simd::kLanes) * fade[r];
   }
   for (int j = from; j < to; ++j) {
     simd::Floats value[Vectors];
-    for (int i = 0; i < Vectors; ++i) value[i] = simd::load(values + j * stride + i * simd::kLanes);
+    for (int i = 0; i < Vectors; ++i) value[i] = simd::load(value_of(j) + i * simd::kLanes);
     for (int r = 0; r < kRowTile; ++r) {
       const simd::Floats p = simd::broadcast(weights[r * kBlock + j]);
       for (int i = 0; i < Vectors; ++i) o[r][i] += p * value[i];
@@ -188,6 +191,19 @@ inline void tile_values(const float* weights, const float* values, int64_t strid
   }
 }
 
+// The same, for all columns.
+template <class ValueOf>
+inline void add_values(const float* weights, const ValueOf& value_of, int64_t dim_v, int from, int to,
+                       const float* fade, float* acc) {
+  int64_t d = 0;
+  for (; d + kVectors * simd::kLanes <= dim_v; d += kVectors * simd::kLanes) {
+    tile_values<kVectors>(weights, [&](int j) { return value_of(j) + d; }, dim_v, from, to, fade, acc + d);
+  }
+  for (; d < dim_v; d += simd::kLanes) {
+    tile_values<1>(weights, [&](int j) { return value_of(j) + d; }, dim_v, from, to, fade, acc + d);
+  }
+}
+
 // The rows of `queries` queries (a.group rows each, q points at the first) over one stretch. Returns false when a slot
 // is outside the cache; what `out` holds is then unspecified.
 template <class T>
@@ -195,7 +211,8 @@ bool attend_stretch(const AttentionSpec& a, const Query* queries, int64_t count,
                     const Scratch& w, const Partial& out) {
   const int64_t rows = count * a.group, padded = padded_rows(rows);
   const int64_t tiles = (rows + kRowTile - 1) / kRowTile * kRowTile;
-  for (int64_t r = 0; r < padded; ++r) {
+  const bool widen = tiles > kRowTile;  // else every value is read once
+  for (int64_t r = 0; r < tiles; ++r) {
     if (r < rows) {
       const T* from = q + r / a.group * a.q_stride + r % a.group * a.dim;
       if constexpr (kPaired<T>) {
@@ -207,44 +224,43 @@ bool attend_stretch(const AttentionSpec& a, const Query* queries, int64_t count,
       std::memset(w.q + r * a.dim, 0, sizeof(float) * a.dim);
     }
     out.highest[r] = kHidden;
-    w.fade[r] = 0.0f;
   }
-  std::memset(w.totals, 0, sizeof(float) * padded * simd::kLanes);
-  std::memset(out.acc, 0, sizeof(float) * padded * a.dim_v);
+  std::memset(w.fade, 0, sizeof(float) * padded);
+  std::memset(w.totals, 0, sizeof(float) * tiles * simd::kLanes);
+  std::memset(out.acc, 0, sizeof(float) * tiles * a.dim_v);
 
   for (int64_t start = s.begin; start < s.end; start += kBlock) {
     uint64_t any = 0;
     for (int64_t i = 0; i < count; ++i) any |= queries[i].block(start);
     any &= bit_range(0, s.end - start);
     if (!any) continue;
-    if (!stage_block<T>(a, s, start, any, w)) return false;
     const int from = __builtin_ctzll(any), to = 64 - __builtin_clzll(any);
+    const T* values[kBlock];
+    if (!stage_block<T>(a, s, start, any, to, widen, w, values)) return false;
 
     for (int64_t r = 0; r < tiles; r += kRowTile) tile_logits<T>(a, w.q + r * a.dim, w.keys, w.logits + r * kBlock);
     uint64_t seen = 0;
     for (int64_t r = 0; r < tiles; ++r) {
       if (r < rows && r % a.group == 0) seen = queries[r / a.group].block(start) & any;
       const float before = out.highest[r];
-      out.highest[r] = mask_row(w.logits + r * kBlock, seen, before);
+      out.highest[r] = mask_row(w.logits + r * kBlock, seen, to, before);
       w.fade[r] = before - out.highest[r];
     }
     for (int64_t r = 0; r < padded; r += simd::kLanes) simd::store(w.fade + r, simd::exp(simd::load(w.fade + r)));
     for (int64_t r = 0; r < tiles; ++r) {
-      weigh_row(w.logits + r * kBlock, out.highest[r], w.fade[r], w.totals + r * simd::kLanes);
+      weigh_row(w.logits + r * kBlock, to, out.highest[r], w.fade[r], w.totals + r * simd::kLanes);
     }
     for (int64_t r = 0; r < tiles; r += kRowTile) {
-      int64_t d = 0;
-      const float* weights = w.logits + r * kBlock;
+      const float *weights = w.logits + r * kBlock, *fade = w.fade + r;
       float* acc = out.acc + r * a.dim_v;
-      for (; d + kVectors * simd::kLanes <= a.dim_v; d += kVectors * simd::kLanes) {
-        tile_values<kVectors>(weights, w.values + d, a.dim_v, from, to, w.fade + r, acc + d);
-      }
-      for (; d < a.dim_v; d += simd::kLanes) {
-        tile_values<1>(weights, w.values + d, a.dim_v, from, to, w.fade + r, acc + d);
+      if (widen) {
+        add_values(weights, [&](int j) { return w.values + j * a.dim_v; }, a.dim_v, from, to, fade, acc);
+      } else {
+        add_values(weights, [&](int j) { return values[j]; }, a.dim_v, from, to, fade, acc);
       }
     }
   }
-  for (int64_t r = 0; r < padded; ++r) out.total[r] = simd::sum(simd::load(w.totals + r * simd::kLanes));
+  for (int64_t r = 0; r < rows; ++r) out.total[r] = simd::sum(simd::load(w.totals + r * simd::kLanes));
   return true;
 }
 
