@@ -29,7 +29,6 @@ WAY = re.compile(rf"[\[-]({'|'.join(WAYS)})[\]-]")
 # Seconds of the groups that take longest, on two cores: the lines "group" of `make test ARGS=--durations=20`.
 # Only their order matters; a group that is not named comes after all of these.
 SECONDS = {
-    "heads/test_vllm_round_trip.py": 21,
     "sglang draws graphs": 159,
     "engines/sglang/test_tiny.py": 153,
     "test_group[sampling]": 123,
