@@ -95,7 +95,7 @@ test: ## lint, then the tests with real engines: at least one case of everything
 	$(PREPARE)
 	$(PYTEST) -m 'not matrix' $(ARGS)
 
-test-fast: env ## the tests that start no engine and compile nothing (under five minutes)
+test-fast: env ## the tests that start no engine and compile nothing (about five minutes)
 	$(PYTEST) -m 'not server and not slow and not matrix' $(ARGS)
 
 test-matrix: ## every test: make test, and more sizes, settings and builds of the same
