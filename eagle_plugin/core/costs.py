@@ -107,6 +107,14 @@ class Costs(NamedTuple):
         return tuple((times * fixed, times * per_key) for times, (fixed, per_key) in parts)
 
 
+def rate(shape: Shape, tokens: float, seconds: float, reading: float) -> float:
+    """Tokens per second of rounds of a shape, which take `seconds` for so many tokens.
+
+    reading: seconds per output token in which the head reads prompts, if there are drafts.
+    """
+    return tokens / (seconds if shape == PLAIN else seconds + tokens * reading)
+
+
 class CostModel:
     """`Costs`, corrected by the rounds that were served.
 

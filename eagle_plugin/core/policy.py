@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from eagle_plugin.core.costs import CostModel
+from eagle_plugin.core.costs import CostModel, rate
 from eagle_plugin.core.shape import MAX_WIDTH, PLAIN, Shape
 from eagle_plugin.core.survival import Survival
 
@@ -140,11 +140,7 @@ class Policy:
         expected = self.survival.expected()
         seconds = self.costs.seconds(shapes, b, keys)
         reading = self.reading()
-        rates = {}
-        for shape, time in seconds.items():
-            tokens = b * (1 + expected[shape])
-            rates[shape] = tokens / (time if shape == PLAIN else time + tokens * reading)
-        return rates
+        return {shape: rate(shape, b * (1 + expected[shape]), time, reading) for shape, time in seconds.items()}
 
     def reading(self) -> float:
         """Seconds per output token in which the head reads prompts, where it reads them only in order to draft."""

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from eagle_plugin.core.costs import rate
 from eagle_plugin.core.prediction_errors import CLASSES
 from eagle_plugin.core.shape import PLAIN, Shape
 
@@ -63,10 +64,10 @@ class PolicyReport(NamedTuple):
 
     def rates(self) -> dict[Shape, float]:
         """Expected tokens per second of the batch by shape, the best first."""
-        rates = {}
-        for shape, (seconds, per_request) in self.expected.items():
-            tokens = self.requests * per_request
-            rates[shape] = tokens / (seconds if shape == PLAIN else seconds + tokens * self.reading)
+        rates = {
+            shape: rate(shape, self.requests * tokens, seconds, self.reading)
+            for shape, (seconds, tokens) in self.expected.items()
+        }
         return dict(sorted(rates.items(), key=lambda item: -item[1]))
 
     def gain(self, shape: Shape) -> float:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import Frontier, chain_ancestors
-from eagle_plugin.engines.round import HeadForward, HeadState, LevelRows, TopM
+from eagle_plugin.engines.round import HeadForward, HeadState, LevelRows, LevelSource, RecurrentLevels, TopM
 
 
 class MaskRow(NamedTuple):
@@ -62,3 +62,12 @@ class ParallelLevels:
             )
         )
         return TopM(*(values.view(b, rows, -1) for values in TopM.of(logits, self._top_m)))
+
+
+def levels_of(
+    mask: MaskRow | None, shape: Shape, state: HeadState, lengths: Tensor, top_m: int, forward: HeadForward
+) -> LevelSource:
+    """The levels of a head: from one forward over masked rows where it has a mask, else from one forward per level."""
+    if mask is None:
+        return RecurrentLevels(shape, state, lengths, top_m, forward)
+    return ParallelLevels(shape, state, lengths, top_m, mask, forward)

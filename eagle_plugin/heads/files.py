@@ -147,6 +147,20 @@ def read_mask_token(config: dict[str, Any], where: Path | str = "config.json of 
     return None
 
 
+def check_mask_token(token: int | None, vocabulary: int, found: str) -> int:
+    """The id of P-EAGLE's mask token, of a head whose target has so many tokens; found: whose it is, before the id.
+
+    Raises:
+        HeadError: it is missing or not an id of the target.
+    """
+    if token is None or not 0 <= token < vocabulary:
+        raise HeadError(
+            f"{found} {token}, wanted 0 to {vocabulary - 1}; write the id of the token that masked rows were trained "
+            "with into config.json"
+        )
+    return token
+
+
 def canonical_name(name: str) -> str:
     """The parameter of a head that the tensor `name` of a checkpoint belongs to, without the prefix `model.`.
 

@@ -19,6 +19,7 @@ from eagle_plugin.heads.files import (
     HeadError,
     StoredTensor,
     canonical_name,
+    check_mask_token,
     read_mask_token,
     text_config,
 )
@@ -179,11 +180,7 @@ class PEagleFormat(Eagle3Format):
                 "export the head again"
             )
         token = read_mask_token(config, folder)
-        if token is None or not 0 <= token < config["vocab_size"]:
-            raise HeadError(
-                f"{folder} has mask_hidden and mask_token_id {token}, wanted 0 to {config['vocab_size'] - 1}; "
-                "write the id of the token that masked rows were trained with into config.json"
-            )
+        check_mask_token(token, config["vocab_size"], f"{folder} has mask_hidden and mask_token_id")
 
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")

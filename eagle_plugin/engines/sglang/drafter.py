@@ -21,19 +21,9 @@ from eagle_plugin.core.policy import MAX_TOP_M
 from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.engines.parallel_levels import MaskRow, ParallelLevels
+from eagle_plugin.engines.parallel_levels import MaskRow, levels_of
 from eagle_plugin.engines.rng import draft_uniforms, without_sampled_children
-from eagle_plugin.engines.round import (
-    Drafts,
-    HeadState,
-    LevelRows,
-    LevelSource,
-    RecurrentLevels,
-    TopM,
-    TreeRows,
-    draft,
-    top_m_of,
-)
+from eagle_plugin.engines.round import Drafts, HeadState, LevelRows, TopM, TreeRows, draft, top_m_of
 from eagle_plugin.engines.sglang.attention import TreeAttention
 from eagle_plugin.engines.sglang.batch import RoundBatch
 from eagle_plugin.engines.sglang.draft_weights import use_int8_weights
@@ -121,16 +111,11 @@ class TreeDrafter(EagleDraftWorker):
             )
             return output.next_token_logits, output.hidden_states
 
-        levels: LevelSource
-        if self.mask is None:
-            levels = RecurrentLevels(batch.shape, state.head, batch.prefix_lens, top_m, forward)
-        else:
-            levels = ParallelLevels(batch.shape, state.head, batch.prefix_lens, top_m, self.mask, forward)
         with self._contexts():
             return draft(
                 batch.shape,
                 state.roots,
-                levels,
+                levels_of(self.mask, batch.shape, state.head, batch.prefix_lens, top_m, forward),
                 batch.sampling if batch.is_greedy else without_sampled_children(batch.sampling, batch.seeded()),
                 None if batch.is_greedy else draft_uniforms(batch.keys, batch.prefix_lens, batch.shape),
                 self.hot_token_id,

@@ -11,7 +11,7 @@ from sglang.srt.models.registry import ModelRegistry
 from torch import Tensor
 
 from eagle_plugin.engines.parallel_levels import MaskRow
-from eagle_plugin.heads.files import HeadError, canonical_name, read_mask_token
+from eagle_plugin.heads.files import HeadError, canonical_name, check_mask_token, read_mask_token
 
 
 class Eagle3Head(LlamaForCausalLMEagle3):
@@ -47,12 +47,8 @@ class Eagle3Head(LlamaForCausalLMEagle3):
                 yield name, values
 
     def _set_mask(self, features: Tensor, token: int | None) -> None:
-        weight, vocabulary = self.model.fc.weight, self.config.vocab_size
-        if token is None or not 0 <= token < vocabulary:
-            raise HeadError(
-                f"the draft head has mask_hidden and mask_token_id {token}, wanted 0 to {vocabulary - 1}; write the id "
-                "of the token that masked rows were trained with into config.json"
-            )
+        weight, owner = self.model.fc.weight, "the draft head has mask_hidden and mask_token_id"
+        token = check_mask_token(token, self.config.vocab_size, owner)
         if features.numel() != weight.shape[1]:
             raise HeadError(
                 f"the draft head has mask_hidden of shape {list(features.shape)}, wanted [1, {weight.shape[1]}] as fc "

@@ -15,19 +15,9 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import as_chains
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.engines.parallel_levels import MaskRow, ParallelLevels
+from eagle_plugin.engines.parallel_levels import MaskRow, levels_of
 from eagle_plugin.engines.rng import draft_uniforms
-from eagle_plugin.engines.round import (
-    Drafts,
-    HeadState,
-    LevelRows,
-    LevelSource,
-    RecurrentLevels,
-    TopM,
-    TreeRows,
-    draft,
-    top_m_of,
-)
+from eagle_plugin.engines.round import Drafts, HeadState, LevelRows, TopM, TreeRows, draft, top_m_of
 from eagle_plugin.engines.vllm.attention import ExtendRows, Rows, TreeMetadata
 from eagle_plugin.engines.vllm.batch import RoundBatch
 from eagle_plugin.engines.vllm.masked_rows import keeping_the_mask, mask_row, mask_token
@@ -185,15 +175,10 @@ class TreeProposer(EagleProposer):
             return self._logits(normed), hidden
 
         top_m = top_m_of(batch.shape, batch.keys is None)
-        levels: LevelSource
-        if self.mask is None:
-            levels = RecurrentLevels(batch.shape, state, batch.lengths, top_m, forward)
-        else:
-            levels = ParallelLevels(batch.shape, state, batch.lengths, top_m, self.mask, forward)
         drafts = draft(
             batch.shape,
             roots,
-            levels,
+            levels_of(self.mask, batch.shape, state, batch.lengths, top_m, forward),
             batch.sampling,
             None if batch.keys is None else draft_uniforms(batch.keys, batch.lengths, batch.shape),
             self._draft_to_target,

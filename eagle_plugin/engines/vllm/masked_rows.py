@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from eagle_plugin.engines.parallel_levels import MaskRow
-from eagle_plugin.heads.files import MASK_KEYS, HeadError, read_mask_token
+from eagle_plugin.heads.files import MASK_KEYS, HeadError, check_mask_token, read_mask_token
 
 
 def mask_token(speculative_config: Any) -> int | None:
@@ -29,12 +29,7 @@ def mask_token(speculative_config: Any) -> int | None:
                 "parallel_drafting for an EAGLE head"
             )
         return None
-    if not 0 <= token < draft.get_vocab_size():
-        raise HeadError(
-            f"{head} has mask_token_id {token}, wanted 0 to {draft.get_vocab_size() - 1}; write the id of the token "
-            "that masked rows were trained with into config.json"
-        )
-    return token
+    return check_mask_token(token, draft.get_vocab_size(), f"{head} has mask_token_id")
 
 
 @contextmanager
