@@ -46,6 +46,7 @@ def shape_for(draft_tokens: int, depth: int | None = None, topk: int | None = No
 WIDTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 GRAPH_WIDTHS = (2, 3, 4, 8, 16)  # the same, where every shape needs CUDA graphs
 HYSTERESIS = 0.03  # a change must promise so much more than the present shape: less is noise
+CATCH_UP_ROUNDS = 64  # of plain decoding: in their time, drafting must earn what the head reads before it begins
 REVIEW_ROUNDS = 8  # rounds between two choices for batches of one size
 PROBE_COST = 0.01  # of the time may be lost to shapes that are tried only to learn
 PROBE_ROUNDS = 32  # rounds between two of them, if both yield what was expected: fewer tell of the same tokens
@@ -115,11 +116,12 @@ class Policy:
         """The shape of the next round of b requests whose prefixes have `keys` tokens together.
 
         allowed: the shapes that this batch can have, if not all; plain decoding is one of them. pending: tokens of
-        plain rounds per request that the head has to read before it drafts; a probe pays for that.
+        plain rounds per request that the head has to read before it drafts; a probe pays for that, and a change from
+        plain decoding must promise so much more.
         """
         self._since_review += 1
         if self._since_review > REVIEW_ROUNDS or self._is_other_batch(b, allowed):
-            self._review(b, keys, allowed)
+            self._review(b, keys, allowed, pending)
             self._asked, self._since_review = (b, allowed), 1
         if self._probe == self.present:
             return self.present
@@ -173,12 +175,16 @@ class Policy:
         last, allowed_last = self._asked
         return not last / CHANGED_BATCH < b < last * CHANGED_BATCH or allowed != allowed_last
 
-    def _review(self, b: int, keys: int, allowed: Collection[Shape] | None) -> None:
+    def _review(self, b: int, keys: int, allowed: Collection[Shape] | None, pending: int) -> None:
         rates = self.rates(b, keys, allowed)
         best = max(rates, key=rates.__getitem__)
         if not self._is_measured and self.caps in rates:
             self.present = best = self.caps
-        if self.present not in rates or rates[best] > rates[self.present] * (1 + HYSTERESIS):
+        promised = rates[best]
+        if self.present == PLAIN and pending:
+            span = CATCH_UP_ROUNDS * self.costs.seconds((PLAIN,), b, keys)[PLAIN]
+            promised *= span / (span + self.costs.catch_up(b, keys, pending))
+        if self.present not in rates or promised > rates[self.present] * (1 + HYSTERESIS):
             self.present = best
         self._probe = self._most_telling(rates)
         if self._probe != self.present:

@@ -9,7 +9,7 @@ import pytest
 from policy_world import CAPS, HIGH, LOW, MIDDLE, SURE, World, device, new_policy
 
 from eagle_plugin.core import policy as module
-from eagle_plugin.core.policy import HYSTERESIS, captured_shapes, shapes_within
+from eagle_plugin.core.policy import CATCH_UP_ROUNDS, HYSTERESIS, REVIEW_ROUNDS, captured_shapes, shapes_within
 from eagle_plugin.core.shape import PLAIN, Shape
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -107,6 +107,22 @@ def test_prompts_that_the_head_reads_count_against_drafts(prompt: int, drafts: b
         yielded = 16 * (1 + tokens[shape])
         share = 0 if shape == PLAIN else yielded * policy.reading()
         assert rates[shape] == pytest.approx(yielded / (seconds + share))
+
+
+@pytest.mark.parametrize(("pending", "drafts"), [(0, True), (4, True), (100_000, False)])
+def test_what_the_head_has_to_read_first_counts_against_leaving_plain_decoding(pending: int, drafts: bool) -> None:
+    policy, world = new_policy(device(64)), World(device(64), HIGH)
+    world.serve(policy, 16, 200)
+    assert policy.present != PLAIN
+    policy.present = PLAIN  # as after a time of low acceptance
+    for _ in range(2 * REVIEW_ROUNDS):
+        policy.choose(16, 0, None, pending)
+    assert (policy.present != PLAIN) == drafts
+    # By enumeration: the tokens of so many plain rounds' time, part of which goes to reading.
+    rates, seconds = policy.rates(16, 0), policy.costs.seconds((PLAIN,), 16, 0)[PLAIN]
+    time, reading = CATCH_UP_ROUNDS * seconds, policy.costs.catch_up(16, 0, pending)
+    drafted = max(rates.values()) * time
+    assert (drafted > rates[PLAIN] * (1 + HYSTERESIS) * (time + reading)) == drafts
 
 
 def test_prompts_are_averaged_over_many_answers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,12 @@ from torch import Tensor
 
 from eagle_plugin.engines.round import Drafts, TreeRows
 from eagle_plugin.engines.vllm.attention import ExtendRows, Rows
+
+
+@lru_cache(maxsize=256)
+def root_drafts(b: int, device: torch.device) -> Drafts:
+    """Roots of b requests without drafts, token 0 each; always the same tensors, which nobody may write to."""
+    return Drafts.plain(torch.zeros(b, dtype=torch.int64, device=device))
 
 
 class DraftStore:
@@ -100,6 +107,10 @@ class RoundBatch(NamedTuple):
         """
         device = prefix_lens.device
         b = len(counts)
+
+        def on_device(values: np.ndarray) -> Tensor:
+            return torch.from_numpy(values.astype(np.int64)).to(device)
+
         trees, others = np.nonzero(counts)[0], np.nonzero(counts == 0)[0]
         drafted, drafted_width = store.take_newest()
         whole = np.nonzero((lens == drafted_width) & (counts + 1 == drafted_width))[0].tolist()
@@ -116,9 +127,6 @@ class RoundBatch(NamedTuple):
         if width > 1 and (len(trees) < b or cut):
             first = np.cumsum(counts + 1) - counts - 1
             logits_rows = first[:, None] + np.minimum(nodes, counts[:, None])
-
-        def on_device(values: np.ndarray) -> Tensor:
-            return torch.from_numpy(values.astype(np.int64)).to(device)
 
         return cls(
             b=b,
@@ -154,6 +162,8 @@ class RoundBatch(NamedTuple):
         """The drafts of all b requests; those without a tree have a root only."""
         if len(self.trees) == self.b:
             return self.drafts
+        if not len(self.trees):
+            return root_drafts(self.b, self.trees.device)
         roots = Drafts.plain(self.others.new_zeros(len(self.others)), self.width)
         order = torch.cat([self.trees, self.others]).argsort()
         return Drafts.concatenate([self.drafts, roots]).take(order)
@@ -168,7 +178,9 @@ class RoundBatch(NamedTuple):
 
 
 def _take(store: DraftStore, request_ids: list[str], width: int, device: torch.device) -> Drafts:
-    drafts = store.take(request_ids) if request_ids else None
+    if not request_ids:
+        return root_drafts(0, device)
+    drafts = store.take(request_ids)
     if drafts is None:
         return Drafts.plain(torch.zeros(len(request_ids), dtype=torch.int64, device=device), width)
     return drafts.resize(width)

@@ -140,10 +140,14 @@ class TreeProposer(EagleProposer):
 
         The engine gives the last one of the whole prompt, which the head would read in the part's last row.
         """
+        prompts = np.flatnonzero(self._runner.discard_request_mask.np[: gpu_input_batch.num_reqs])
+        if sampled_token_ids.shape[1] == 1 and not len(prompts):  # a step without trees: one token each
+            tokens = sampled_token_ids[:, 0].int()
+            return tokens, torch.ones_like(tokens)
         tokens, counts = super().prepare_next_token_ids_padded(
             sampled_token_ids, requests, gpu_input_batch, discard_request_mask
         )
-        for i in np.flatnonzero(self._runner.discard_request_mask.np[: gpu_input_batch.num_reqs]):
+        for i in prompts:
             read = int(self._runner.optimistic_seq_lens_cpu[i])
             tokens[i] = requests[gpu_input_batch.req_ids[i]].get_token_id(read)
         return tokens, counts

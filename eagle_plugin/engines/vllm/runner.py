@@ -30,7 +30,7 @@ from eagle_plugin.engines.shape_chooser import ShapeChooser, policy_mode
 from eagle_plugin.engines.startup import plugin_serves
 from eagle_plugin.engines.vllm import version
 from eagle_plugin.engines.vllm.attention import TreeAttentionBackend, TreeMetadata
-from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
+from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch, root_drafts
 from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch, TreeProposer
 from eagle_plugin.engines.vllm.pending import PendingTokens, PlainRows
 from eagle_plugin.engines.vllm.policy_reports import PolicyReporter
@@ -230,13 +230,13 @@ class TreeModelRunner(CPUModelRunner):
             rows = PlainRows.after(batch, next_tokens, ids, positions, features[:n])
             self._pending.add(self.input_batch.req_ids, batch.host_lens, rows, slot_table)
             self._read_pending(self._pending.excess())
-            return self._keep(batch, Drafts.plain(next_tokens))
+            return self._keep(batch, root_drafts(batch.b, self.device))
         self._read_pending(self.input_batch.req_ids)
         extend = ExtendBatch.after(batch, accepted, next_tokens, ids, positions)
         if shape == PLAIN:
             self.drafter.read_pending(extend.pending(features, slot_table))
             self._shapes.begin(shape, batch)
-            drafts = Drafts.plain(next_tokens)
+            drafts = root_drafts(batch.b, self.device)
         else:
             state = self.drafter.extend(extend, features, slot_table, shape, greedy)
             self._shapes.begin(shape, batch)
