@@ -1,4 +1,4 @@
-"""The SGLang releases that this adapter was tested with; tests/engines/sglang/test_contract.py pins what it touches."""
+"""The SGLang releases that this adapter was tested with; tests/engines/sglang/test_contract*.py pin what it touches."""
 
 from __future__ import annotations
 
