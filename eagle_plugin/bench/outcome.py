@@ -15,8 +15,8 @@ from eagle_plugin.errors import UserError
 def exit_status(name: str, console: Console, command: Callable[[], int]) -> int:
     """Run a command that starts servers, and return its exit status: 1 after a failure, 130 after Ctrl-C.
 
-    A failure (ServerError, LoadError, UserError, ValueError) is printed as one message. SIGTERM leaves by SystemExit, so that the
-    servers are stopped.
+    A failure (ServerError, LoadError, UserError, ValueError) is printed as one message. SIGTERM leaves by SystemExit,
+    so that the servers are stopped.
     """
     with sigterm_as_exit():
         try:

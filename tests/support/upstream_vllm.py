@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bigram_models import spoken
+from bigram_models import VOCAB, spoken
 from tiny_adapters import write_adapter
 from upstream_run import Reproduction, run, say
 from vllm import LLM, SamplingParams
@@ -144,7 +144,7 @@ def chunk_ends(folder: Path) -> bool:
     """What the head reads beside the last features of each part of a prompt: the next token of the prompt is right."""
     target, eagle3 = write_models(folder)
     peagle = write_peagle(folder)[1]
-    prompt = [3 + 7 * i % 400 for i in range(70)]
+    prompt = [3 + 7 * i % (VOCAB - 3) for i in range(70)]
     wrong = {}
     for what, head, options in (
         ("EAGLE-3", eagle3, {}),
