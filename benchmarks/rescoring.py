@@ -182,11 +182,8 @@ def main() -> int:
     prompts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
     with Progress(console=console) as bar:
         rows = measure(model, head, prompts, options, tokenizer.eos_token_id, bar)
-    table = Table(
-        "tree", title=f"accept length, {options.shape} of {options.candidates} (±: standard error over prompts)"
-    )
-    table.add_column("accept length", justify="right")
-    table.add_column("gain", justify="right")
+    title = f"accept length, {options.shape} of {options.candidates} (±: standard error over prompts)"
+    table = Table("tree", "accept length", "gain", title=title)
     for row in rows:
         length, gain = f"{row['accept_length']:.3f}", f"{row['gain']:+.3f}"
         table.add_row(row["tree"], f"{length} ±{row['accept_length_error']:.3f}", f"{gain} ±{row['gain_error']:.3f}")
