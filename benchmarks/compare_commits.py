@@ -115,7 +115,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         options.repeats, options.max_tokens = 2, 32
     if options.repeats < 1:
         parser.error(f"--repeats is {options.repeats}, wanted at least 1")
-    options.shape = options.shape or ENGINES[options.engine].plugin_shape
     options.threads = options.threads or ENGINES[options.engine].default_threads(usable_cores())
     return options
 
@@ -159,8 +158,9 @@ def compare(options: argparse.Namespace, steps: Steps) -> CommitComparison:
     """Serve both sides, measure, and return the report. Raises ServerError, LoadError or ValueError."""
     target = resolve_target(options.target, steps.console)
     head = resolve_head(options.head, target)
+    shape = options.shape or ENGINES[options.engine].plugin_shape(head)
     plugin = ServerSpec(
-        target=target, head=head, mode="plugin", engine=options.engine, shape=options.shape, threads=options.threads
+        target=target, head=head, mode="plugin", engine=options.engine, shape=shape, threads=options.threads
     )
     checkouts = {"base": options.base, "new": options.new}
     pythons = {"base": options.base_python, "new": options.new_python}

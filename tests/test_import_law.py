@@ -22,8 +22,8 @@ LAW: dict[str, set[str]] = {
     "models": set(),
     "heads": {"core", "models"},
     "data": {"models"},
-    # What trees it asks the servers for, and what a server's policy reports.
-    "bench": {"core.shape", "core.policy", "core.policy_report", "core.prediction_errors", "models"},
+    # What trees it asks the servers for, those that a head gets by default, and what a server's policy reports.
+    "bench": {"core.shape", "core.policy", "core.policy_report", "core.prediction_errors", "heads.manifest", "models"},
     "kernels": {"core"},
     "reference": {"core", "heads"},
     "evaluate": {"core", "heads", "data", "models", "reference"},

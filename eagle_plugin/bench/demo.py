@@ -67,10 +67,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     options = parser.parse_args(argv)
     engine = ENGINES[options.engine]
-    shape = engine.plugin_shape
-    for name, best in (("steps", shape.steps), ("topk", shape.topk), ("draft_tokens", shape.width)):
-        if getattr(options, name) is None:
-            setattr(options, name, best)
     options.builtin = options.builtin or engine.builtin_shape
     if options.threads is None:
         options.threads = engine.default_threads(usable_cores())
@@ -85,7 +81,9 @@ def server_specs(options: argparse.Namespace, target: Path, head: Path) -> dict[
     plain = ServerSpec(
         target=target, mode="plain", engine=options.engine, device=options.device, threads=options.threads
     )
-    shape = Shape(options.steps, options.topk, options.draft_tokens)
+    best = ENGINES[options.engine].plugin_shape(head)
+    given = (options.steps, options.topk, options.draft_tokens)
+    shape = Shape(*(wanted if number is None else number for number, wanted in zip(given, best, strict=True)))
     return {
         "plain": plain,
         "builtin": replace(plain, mode="builtin", head=head, shape=options.builtin),

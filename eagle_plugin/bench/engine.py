@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 
 from eagle_plugin.bench.spec import EngineName, Mode, ServerSpec
+from eagle_plugin.core.policy import shape_for
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.heads.manifest import parallel_levels
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Engine:
     plugin_list: str  # the environment variable with which users choose the engine's plugins
     cpu_modules: Mapping[str, str]  # what the engine imports on a CPU beside its own: module -> how to install it
     reserved_cores: int  # cores left to the engine's processes that do not compute, if there is more than one core
-    plugin_shape: Shape  # the plugin's tree, if the user gives none
+    drafts: int  # tokens that the plugin drafts per round, if the user gives no tree
     builtin_shape: Shape  # the tree or chain of the engine's own speculation, if the user gives none
     sweep_shapes: Mapping[Mode, tuple[Shape, ...]]
     command: Callable[[ServerSpec, int], list[str]]  # spec, port -> args; ValueError for what it cannot serve
@@ -31,6 +34,10 @@ class Engine:
     request_fields: Mapping[str, Any]  # added to every request, so that the answer reports its verify rounds
     # Rounds of a request, plain ones included, read from one chunk of a stream; None if the chunk has no such field.
     verify_rounds: Callable[[Any], int | None]
+
+    def plugin_shape(self, head: Path | None) -> Shape:
+        """The plugin's tree for the head in this folder, if the user gives none: as the plugin itself chooses it."""
+        return shape_for(self.drafts, levels=parallel_levels(head))
 
     def default_threads(self, cores: int) -> int:
         """OpenMP threads of a server that has `cores` for itself."""

@@ -63,12 +63,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def server_spec(options: argparse.Namespace, target: Path) -> ServerSpec:
     """The server that the options ask for; ServerError if there is no head for this target."""
+    head = None if options.plain else resolve_head(options.head, target)
     return ServerSpec(
         target=target,
         mode="plain" if options.plain else "plugin",
-        head=None if options.plain else resolve_head(options.head, target),
+        head=head,
         engine=options.engine,
-        shape=options.shape or ENGINES[options.engine].plugin_shape,
+        shape=options.shape or ENGINES[options.engine].plugin_shape(head),
         dtype=options.dtype,
         threads=options.threads,
         extra_flags=tuple(options.engine_flags),

@@ -13,7 +13,7 @@ from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.core.policy import shape_for
 from eagle_plugin.core.shape import Shape
 
-SHAPE = shape_for(draft_tokens=5)  # vLLM has no default number of draft tokens; 5 were the fastest (docs/vllm.md)
+DRAFTS = 5  # vLLM has no default number of drafted tokens; 5 were the fastest (docs/vllm.md)
 
 
 def command(spec: ServerSpec, port: int) -> list[str]:
@@ -90,11 +90,11 @@ ENGINE = Engine(
     plugin_list="VLLM_PLUGINS",
     cpu_modules={},
     reserved_cores=1,  # as many as vLLM's own thread binding reserves on one socket
-    plugin_shape=SHAPE,
+    drafts=DRAFTS,
     builtin_shape=Shape.chain(2),
     sweep_shapes={
         "builtin": tuple(map(Shape.chain, (1, 2, 3, 4))),
-        "plugin": (Shape.chain(2), SHAPE, Shape(3, 3, 8), Shape(3, 4, 16)),
+        "plugin": (Shape.chain(2), shape_for(DRAFTS), Shape(3, 3, 8), Shape(3, 4, 16)),
     },
     command=command,
     environment=environment,

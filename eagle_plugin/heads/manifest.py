@@ -10,7 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from eagle_plugin.heads.files import HeadError, read_json
+from eagle_plugin.core.policy import PARALLEL_LEVELS
+from eagle_plugin.heads.files import HeadError, read_json, read_mask_token
 
 MANIFEST = "eagle_plugin.json"
 FORMAT = 1
@@ -86,6 +87,22 @@ def trained_depths(folder: str | Path) -> int | None:
         return int((manifest or {})["training"]["recipe"]["phases"][-1]["steps"])
     except (KeyError, IndexError, TypeError, ValueError):
         return None  # trained by another project, or not at all
+
+
+def parallel_levels(folder: str | Path | None) -> int | None:
+    """How many levels trees of a head get by default if it drafts all of them in one forward (P-EAGLE), else None.
+
+    As many as it was trained for, or `PARALLEL_LEVELS` where nothing says how many. None also for what is no folder of
+    this disk.
+
+    Raises:
+        HeadError: config.json or the record of the export cannot be read.
+    """
+    if folder is None or not (Path(folder) / "config.json").is_file():
+        return None
+    if read_mask_token(read_json(Path(folder) / "config.json"), folder) is None:
+        return None
+    return trained_depths(folder) or PARALLEL_LEVELS
 
 
 def compare_target(manifest: dict[str, Any], target_dir: str | Path, head_dir: str | Path) -> list[str]:

@@ -1,6 +1,7 @@
 """The options of the commands, and their messages when something is missing."""
 
 import argparse
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from eagle_plugin.bench.choices import parse_shape
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.questions import read_questions
 from eagle_plugin.bench.servers import ServerError
+from eagle_plugin.bench.serving.configs import config_specs
+from eagle_plugin.bench.spec import ServerSpec
+from eagle_plugin.core.policy import CPU_SHAPE
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.models.shipped import HEAD, question_files
 
@@ -111,10 +115,28 @@ def test_counts_below_one_are_refused(flag, capsys):
 
 def test_each_engine_has_its_own_shapes():
     sglang, vllm = demo.parse([]), demo.parse(["--engine", "vllm"])
-    assert (sglang.steps, sglang.topk, sglang.draft_tokens) == (2, 4, 8) == sglang.builtin
+    assert sglang.builtin == (2, 4, 8)
     assert vllm.builtin.topk == 1 and vllm.builtin.width == vllm.builtin.steps + 1
     assert ENGINES["sglang"].default_threads(2) == 2 and ENGINES["vllm"].default_threads(2) == 1
     assert ENGINES["vllm"].default_threads(1) == 1 and ENGINES["vllm"].default_threads(8) == 7
     given = demo.parse(["--engine", "vllm", "--topk", "3", "--builtin", "4"])
-    assert (given.steps, given.topk, given.draft_tokens) == (vllm.steps, 3, vllm.draft_tokens)
     assert given.builtin == (4, 1, 5)
+
+
+def test_the_tree_is_the_engines_and_the_heads(tmp_path):
+    """Deep for a head that drafts all levels in one forward; what is given stays."""
+    recurrent, parallel = tmp_path / "eagle3", tmp_path / "peagle"
+    for head, keys in ((recurrent, {}), (parallel, {"mask_token_id": 2})):
+        head.mkdir()
+        (head / "config.json").write_text(json.dumps(keys))
+
+    def shape(head, *options):
+        return demo.server_specs(demo.parse(options), tmp_path, head)["plugin"].shape
+
+    assert shape(recurrent, "--engine", "sglang") == CPU_SHAPE == (2, 4, 8)
+    assert shape(parallel, "--engine", "sglang") == (7, 4, 8)
+    assert shape(recurrent, "--engine", "vllm") == (2, 4, 6) and shape(parallel, "--engine", "vllm") == (5, 4, 6)
+    assert shape(recurrent, "--engine", "vllm", "--topk", "3") == (2, 3, 6)
+    assert shape(parallel, "--engine", "sglang", "--steps", "3", "--draft-tokens", "9") == (3, 4, 9)
+    specs = config_specs(ServerSpec(target=tmp_path, mode="plain", head=parallel, engine="vllm"))
+    assert specs["plugin"].shape == specs["fixed"].shape == (5, 4, 6) and specs["builtin_chain"].shape == (2, 1, 3)

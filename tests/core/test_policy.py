@@ -53,6 +53,22 @@ def test_the_best_shape_is_found(accepts: tuple[float, ...], free_rows: int, b: 
     assert world.rate(policy.present, b) > world.rate(best, b) * (1 - HYSTERESIS - 0.03)
 
 
+@pytest.mark.parametrize("b", [1, 8])
+@pytest.mark.parametrize("accepts", [HIGH, MIDDLE], ids=["high", "middle"])
+def test_a_head_that_drafts_all_levels_at_once_gets_deeper_trees(accepts: tuple[float, ...], b: int) -> None:
+    """The same forward of the head costs the same; it drafts one level, or all of them."""
+    caps, costs = Shape(8, 1, 9), device(256, level=0.1)
+    found = []
+    for is_parallel in (False, True):
+        drawn = costs._replace(is_parallel=is_parallel)
+        policy, world = new_policy(drawn, caps), World(drawn, accepts)
+        world.serve(policy, b, 1500)
+        assert world.rate(policy.present, b) > world.rate(world.best(policy.shapes, b), b) * (1 - HYSTERESIS - 0.01)
+        found.append(policy.present.steps)
+    one_forward_per_level, one_forward = found
+    assert one_forward > one_forward_per_level
+
+
 @pytest.mark.parametrize(
     ("accepts", "free_rows", "b", "wanted"),
     [(HIGH, 64, 1, "tree"), (SURE, 64, 16, "chain"), (HIGH, 64, 256, "off"), (LOW, 4, 4, "off")],

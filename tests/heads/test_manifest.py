@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from trained_heads import trained_head
 
+from eagle_plugin.core.policy import PARALLEL_LEVELS
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.heads.files import HeadError
-from eagle_plugin.heads.manifest import read_manifest, trained_depths
+from eagle_plugin.heads.manifest import parallel_levels, read_manifest, trained_depths
 
 
 @pytest.fixture
@@ -109,3 +110,24 @@ def test_levels_that_a_head_was_trained_for(pair: tuple[Path, Path], training: o
     assert trained_depths(pair[1]) is None and trained_depths(pair[0]) is None
     path.write_text(json.dumps(json.loads(path.read_text()) | {"training": training}))
     assert trained_depths(pair[1]) == depths
+
+
+def test_the_levels_that_trees_of_a_head_get(pair: tuple[Path, Path]) -> None:
+    """Deep ones for a head that drafts all of them in one forward, which its mask token tells."""
+    head = pair[1]
+    record, config = head / "eagle_plugin.json", head / "config.json"
+
+    def train(steps: int) -> None:
+        training = {"recipe": {"phases": [{"steps": steps}]}}
+        record.write_text(json.dumps(json.loads(record.read_text()) | {"training": training}))
+
+    train(3)
+    assert parallel_levels(head) is None
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"ptd_token_id": 5}))
+    assert parallel_levels(head) == 3
+    record.unlink()
+    assert parallel_levels(head) == PARALLEL_LEVELS
+    assert parallel_levels(None) is None and parallel_levels("a name/on a hub") is None
+    config.write_text("{")
+    with pytest.raises(HeadError, match="config.json"):
+        parallel_levels(head)

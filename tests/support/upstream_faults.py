@@ -75,6 +75,19 @@ FAULTS = (
         ),
     ),
     Fault(
+        "vllm-chunk-ends",
+        "at the end of a part of a prompt the head reads the prompt's last token in place of the next one",
+        (
+            Line(
+                "vllm/v1/spec_decode/llm_base_proposer.py",
+                1067,
+                "get_token_id(gpu_input_batch.num_tokens_no_spec[i] - 1)",
+            ),
+            Line("vllm/v1/worker/gpu_input_batch.py", 385, "self.num_tokens_no_spec[req_index] = request.num_tokens"),
+            Line("vllm/v1/spec_decode/llm_base_proposer.py", 1042, "next_token_id = req_state.get_token_id(seq_len)"),
+        ),
+    ),
+    Fault(
         "sglang-token-id",
         "a token id outside of the vocabulary ends the server",
         (

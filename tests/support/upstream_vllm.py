@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bigram_models import spoken
+from bigram_models import VOCAB, spoken
 from tiny_adapters import write_adapter
 from upstream_run import Reproduction, run, say
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.platforms.cpu import CpuPlatform
-from vllm_bigram import PROMPTS, ask, tokens, write_models
-from vllm_engines import engine
+from vllm_bigram import PROMPTS, ask, tokens, write_models, write_peagle
+from vllm_engines import engine, generate, runner
 from vllm_greedy import make_prompts, write_target
 
 from eagle_plugin.engines.vllm.version import installed
@@ -140,12 +140,45 @@ def lora_mixed(folder: Path) -> bool:
     return doubled == alone and changed > 0
 
 
+def chunk_ends(folder: Path) -> bool:
+    """What the head reads beside the last features of each part of a prompt: the next token of the prompt is right."""
+    target, eagle3 = write_models(folder)
+    peagle = write_peagle(folder)[1]
+    prompt = [3 + 7 * i % (VOCAB - 3) for i in range(70)]
+    wrong = {}
+    for what, head, options in (
+        ("EAGLE-3", eagle3, {}),
+        ("P-EAGLE, parallel_drafting", peagle, {"parallel_drafting": True}),
+        ("EAGLE-3, disable_padded_drafter_batch", eagle3, {"disable_padded_drafter_batch": True}),
+    ):
+        speculative = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 4} | options
+        with stock(target, head, speculative_config=speculative, max_num_batched_tokens=24, max_num_seqs=2) as llm:
+            drafter, read = runner(llm).drafter, []
+            original = drafter.set_inputs_first_pass
+
+            def kept(read: list[tuple[int, int]] = read, original: Any = original, **inputs: Any) -> Any:
+                read.append((int(inputs["target_positions"].max()), int(inputs["next_token_ids"][0])))
+                return original(**inputs)
+
+            drafter.set_inputs_first_pass = kept
+            generate(llm, [prompt], max_tokens=1)
+        ends = [(end, token) for end, token in read if end + 1 < len(prompt)]
+        found = [token for _, token in ends]
+        say(f"{what}: parts end at", [end for end, _ in ends])
+        say("  the prompt goes on with", [prompt[end + 1] for end, _ in ends])
+        say("  the head reads", f"{found}; the prompt's last token is {prompt[-1]}")
+        wrong[what] = found == [prompt[-1]] * len(ends) and len(ends) > 1
+        right = found == [prompt[end + 1] for end, _ in ends]
+    return list(wrong.values()) == [True, True, False] and right
+
+
 REPRODUCTIONS: dict[str, Reproduction] = {
     "vllm-sampler": sampler,
     "vllm-seed-chunks": seed_chunks,
     "vllm-min-tokens": min_tokens,
     "vllm-thinking-budget": thinking_budget,
     "vllm-lora-mixed": lora_mixed,
+    "vllm-chunk-ends": chunk_ends,
 }
 
 if __name__ == "__main__":

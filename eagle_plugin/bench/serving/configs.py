@@ -26,7 +26,7 @@ def config_specs(plain: ServerSpec, wanted: Sequence[Config] | None = None) -> d
     """
     engine = ENGINES[plain.engine]
     builtin = replace(plain, mode="builtin")
-    plugin = replace(plain, mode="plugin", shape=engine.plugin_shape)
+    plugin = replace(plain, mode="plugin", shape=engine.plugin_shape(plain.head))
     specs: dict[Config, ServerSpec] = {
         "plain": replace(plain, mode="plain"),
         "builtin_chain": replace(builtin, shape=CHAIN, name="chain"),

@@ -65,7 +65,7 @@ def _auto_parameters(original: Any, server_args: Any, model_arch: str) -> Any:
     """AROUND the engine's choice of (steps, topk, draft tokens) when the user gave none."""
     from eagle_plugin.engines.sglang.preflight import auto_parameters
 
-    return auto_parameters(server_args) or original(server_args, model_arch)
+    return auto_parameters(server_args, original(server_args, model_arch))
 
 
 def _keep_overlap(original: Any, server_args: Any) -> None:

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from eagle_plugin.core.policy import CPU_SHAPE
+from eagle_plugin.core.policy import CPU_SHAPE, shape_for
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.policy_log import log_seconds
 from eagle_plugin.engines.preflight import can_check, head_architecture, head_warnings
@@ -14,6 +14,7 @@ from eagle_plugin.engines.sglang.support import has_own_draft_class, unsupported
 from eagle_plugin.engines.shape_chooser import policy_mode
 from eagle_plugin.errors import UserError
 from eagle_plugin.heads.checkpoint import HeadError
+from eagle_plugin.heads.manifest import parallel_levels
 
 logger = logging.getLogger("eagle_plugin")
 
@@ -57,11 +58,25 @@ def check_launch(server_args: Any) -> None:
         raise SystemExit(f"eagle-plugin: {error}") from error
 
 
-def auto_parameters(server_args: Any) -> Shape | None:
-    """(steps, topk, draft tokens) on a CPU when the user gave none; None: the engine chooses."""
+def auto_parameters(server_args: Any, chosen: tuple[int, int, int]) -> Shape:
+    """The caps when the user gave none; chosen: what the engine then takes.
+
+    On a CPU they are ours. A head that drafts all levels in one forward gets deep trees on every device, because depth
+    costs it little.
+    """
     from sglang.srt.arg_groups.model_override_base import resolved_view
 
     arguments = resolved_view(server_args)
-    if arguments.device != "cpu" or arguments.speculative_algorithm not in ("EAGLE", "EAGLE3"):
-        return None
-    return CPU_SHAPE if arguments.page_size in (1, None) else None
+    if arguments.speculative_algorithm not in ("EAGLE", "EAGLE3"):
+        return Shape(*chosen)
+    is_ours = arguments.device == "cpu" and arguments.page_size in (1, None)
+    caps = CPU_SHAPE if is_ours else Shape(*chosen)
+    try:
+        levels = parallel_levels(arguments.speculative_draft_model_path)
+    except HeadError:  # `check_launch` comes next and says what is wrong
+        levels = None
+    if levels is None or unsupported_flags(arguments):
+        return caps
+    # A row of the target's forward costs more on a CPU than it yields: no further nodes there.
+    drafts = caps.width - 1 if is_ours else max(caps.width - 1, levels)
+    return shape_for(drafts, topk=caps.topk, levels=levels)

@@ -178,6 +178,35 @@ def test_fewer_trained_levels_than_steps_are_logged(check_launch, tiny_target, t
     assert Shape(3, 2, 11).within_steps(2) == Shape(2, 2, 7) and Shape(3, 2, 5).within_steps(2) == Shape(2, 2, 5)
 
 
+def test_a_parallel_head_gets_deep_trees_by_default(monkeypatch, tiny_target, tiny_eagle3, tmp_path):
+    """As many levels as its record names, else 7; not where the engine's own worker serves."""
+    from sglang.srt.arg_groups import model_override_base
+
+    from eagle_plugin.engines.sglang.preflight import auto_parameters
+
+    monkeypatch.setattr(model_override_base, "resolved_view", lambda arguments: arguments)
+    head, chain = tmp_path / "head", (3, 1, 4)
+    shutil.copytree(tiny_eagle3, head)
+
+    def chosen(engines: tuple[int, int, int] = (5, 4, 8), **flags: object) -> tuple[int, int, int]:
+        absent = dict.fromkeys(("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"))
+        given = {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": str(head), "page_size": 1}
+        return auto_parameters(SimpleNamespace(**(SERVED | absent | given | flags)), engines)
+
+    assert chosen() == (2, 4, 8) and chosen(device="cuda") == (5, 4, 8) and chosen(chain, device="cuda") == chain
+    with_mask(head)
+    assert chosen() == (7, 4, 8) and chosen(device="cuda") == (7, 4, 8) and chosen(chain, device="cuda") == (7, 1, 8)
+    assert chosen(chain, page_size=16) == (7, 1, 8)
+    assert chosen(enable_lora=True) == (2, 4, 8)
+    training = {"recipe": {"phases": [{"steps": 3}]}}
+    record = {"format": 1, "kind": "peagle", "aux_layers": [2, 3, 4], "target": {}, "training": training}
+    (head / "eagle_plugin.json").write_text(json.dumps(record))
+    assert chosen() == (3, 4, 8) and chosen(device="cuda") == (3, 4, 8) and chosen(chain, device="cuda") == chain
+    (head / "config.json").write_text("{")  # refused by the next check
+    assert chosen() == (2, 4, 8)
+    assert chosen(speculative_algorithm="NGRAM") == (5, 4, 8)
+
+
 def test_a_mask_that_is_half_there_is_refused(check_launch, tiny_target, tiny_eagle3, tmp_path):
     token, features = tmp_path / "token", tmp_path / "features"
     for head in (token, features):

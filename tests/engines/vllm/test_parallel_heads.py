@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 import broken_verifier
 import pytest
+from bigram_models import spoken
 from gtest import p_values
+from peagle_models import peagle_head
 from vllm import LLM
 from vllm.sampling_params import StructuredOutputsParams
 from vllm_bigram import OPTIONS, PROMPT, PROMPTS, Acceptance, ask, draw, endings, tokens, write_peagle
@@ -64,6 +66,20 @@ def test_greedy_text_equals_plain_decoding(shape: tuple[int, int, int], models: 
         with random_shapes(llm) as counts:
             assert generate(llm, ASKED, max_tokens=TEXT) == models.expected(ASKED)
         assert len(counts) > len(shapes_within(Shape(*shape))) // 2
+
+
+@pytest.mark.parametrize(("layers", "shape"), [(4, (16, 1, 17)), (2, (9, 8, 64))], ids=["16 levels", "64 slots"])
+def test_greedy_text_at_the_limits(layers: int, shape: tuple[int, int, int], models: Greedy, tmp_path: Path) -> None:
+    """Of levels, and of the slots that these read, (depth - 1) * topk; heads of other numbers of layers."""
+    head = peagle_head(tmp_path / "head", models.target, spoken(models.target), wrong=0.2, layers=layers)
+    depth, topk, nodes = shape
+    prompts = COUNTED[:4]
+    answers = [models.answers[tuple(prompt)] for prompt in prompts]
+    reference = Reference(models.target, [head])
+    with engine(models.target, head, depth=depth, topk=topk, nodes=nodes) as llm:
+        assert generate(llm, prompts, max_tokens=TEXT - 16) == [answer[: TEXT - 16] for answer in answers]
+        assert rounds(llm) == reference.rounds(head, prompts, answers, TEXT - 16, *shape)
+        assert accept_length(llm) > 1.3
 
 
 def test_asynchronous_scheduling(models: Greedy) -> None:
