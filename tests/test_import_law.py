@@ -23,7 +23,9 @@ LAW: dict[str, set[str]] = {
     "heads": {"core", "models"},
     "data": {"models"},
     # What trees it asks the servers for, and what a server's policy reports.
-    "bench": {"core.shape", "core.policy", "core.policy_report", "core.prediction_errors", "models"},
+    "bench": {
+        "core.draft_times", "core.shape", "core.policy", "core.policy_report", "core.prediction_errors", "models",
+    },  # fmt: skip
     "kernels": {"core"},
     "reference": {"core", "heads"},
     "evaluate": {"core", "heads", "data", "models", "reference"},
