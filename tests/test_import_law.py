@@ -24,7 +24,12 @@ LAW: dict[str, set[str]] = {
     "data": {"models"},
     # What trees it asks the servers for, and what a server's policy reports.
     "bench": {
-        "core.draft_times", "core.shape", "core.policy", "core.policy_report", "core.prediction_errors", "models",
+        "core.draft_times",
+        "core.shape",
+        "core.policy",
+        "core.policy_report",
+        "core.prediction_errors",
+        "models",
     },  # fmt: skip
     "kernels": {"core"},
     "reference": {"core", "heads"},

@@ -18,8 +18,7 @@ T = TypeVar("T")
 class DraftClock:
     """Calls what drafts, and writes the sum of its times into the log; by default it only calls.
 
-    The times are those of the host. On a CPU a call ends when its work is done; on a GPU it only launches the work, so
-    nothing is timed there.
+    The times are those of the host. On a GPU a call only launches its work, so nothing is timed there.
     """
 
     def __init__(
