@@ -18,7 +18,7 @@ T = TypeVar("T")
 class DraftClock:
     """Calls what drafts, and writes the sum of its times into the log; by default it only calls.
 
-    The times are those of the host. On a GPU a call only launches its work, so nothing is timed there.
+    The times are those of the host. A GPU works on after a call has returned, so nothing is timed there.
     """
 
     def __init__(

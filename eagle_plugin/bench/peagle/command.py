@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from eagle_plugin.bench.choices import check_engine, resolve_target
+from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.machine import describe_machine
 from eagle_plugin.bench.outcome import exit_status
 from eagle_plugin.bench.peagle.configs import FORMS, KS, MOST_LEVELS, PreparedHead, group_specs
@@ -119,7 +120,9 @@ def run(options: argparse.Namespace, path: Path, steps: Steps, prepare: Prepare,
     measured = resume_from(partial, identity, Measured) if options.resume else Measured(identity=identity)
     save(measured, partial)
     _check_memory(max(len(group.specs) for group in groups), steps)
-    busy, version, steals = check_busy(steps), versions(options.engine).get(options.engine, "unknown"), []
+    busy, installed, steals = check_busy(steps), versions(options.engine), []
+    names = ENGINES[options.engine].distributions
+    version = next((installed[name] for name in names if name in installed), "unknown")  # if nothing is left to measure
     for group in groups:
         if not group.is_measured(plan, measured):
             version, steal = measure_group(group, plan, questions, measured, partial, options.out / "logs", steps)
@@ -145,7 +148,7 @@ def run(options: argparse.Namespace, path: Path, steps: Steps, prepare: Prepare,
             cache_tokens=base.max_total_tokens,
             busy_percent=busy,
         ),
-        versions=versions(options.engine),
+        versions=installed,
         machine=describe_machine(),
         date=now(),
         measurements=measured.measurements,

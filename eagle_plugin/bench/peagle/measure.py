@@ -97,7 +97,7 @@ def measurement(
         prompts=cell.prompts,
         kind=config.kind,
         form=config.form,
-        shape=tuple(config.shape),
+        shape=(config.shape.steps, config.shape.topk, config.shape.width),
         tokens_per_s=round(window.tokens_per_s, 3),
         seconds=round(window.seconds, 3),
         requests=len(window.asked),

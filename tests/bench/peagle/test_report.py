@@ -75,7 +75,7 @@ def test_the_table_fits_and_names_everything():
     assert "untrained" not in text and "…" not in text
 
 
-def test_an_untrained_head_is_said_to_be_one():
+def test_table_and_summary_name_an_untrained_head():
     report = peagle_report(is_trained=False)
     assert "untrained" in printed(report)
     assert any("untrained" in line for line in summary_lines(report))
