@@ -24,13 +24,13 @@ COMPAT_NATIVE := $(wildcard compat/sglang-cpu/src/eagle_sglang_cpu/csrc/*.cc)
 CALM := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 ARGS ?=
 
-.PHONY: help env env-vllm wheel demo serve test test-fast test-matrix lint format bench acceptance gpu head head-eval lock clean distclean
+.PHONY: help env env-vllm wheel demo serve test test-fast test-matrix lint format bench bench-peagle acceptance gpu head head-eval lock clean distclean
 
 help: ## this text
 	@echo 'eagle-plugin: EAGLE speculative decoding for stock inference engines'
 	@echo
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r name text; do \
-		printf '  make %-11s %s\n' "$$name" "$$text"; done
+		printf '  make %-12s %s\n' "$$name" "$$text"; done
 	@echo
 	@echo 'The engine of demo, serve and bench: ENGINE=sglang (the default) or ENGINE=vllm'
 	@echo 'Options for the command behind demo, serve, bench, gpu and test go in ARGS:'
@@ -118,6 +118,9 @@ format: env ## let ruff and clang-format rewrite the files
 
 bench: $(ENGINE_ENV) ## the serving benchmark under load, to out/serving.json (up to an hour); see ARGS='--help'
 	.venv-$(ENGINE)/bin/python benchmarks/serving.py --engine $(ENGINE) $(ARGS)
+
+bench-peagle: $(ENGINE_ENV) ## EAGLE-3 and P-EAGLE heads with 3, 7 and 11 levels, to out/peagle.json (an hour); see ARGS='--help'
+	.venv-$(ENGINE)/bin/python benchmarks/peagle.py --engine $(ENGINE) $(ARGS)
 
 acceptance: env ## accept length of the sampling rules with the shipped head, to out/acceptance.json
 	$(CALM) $(BIN)/python benchmarks/acceptance.py --json out/acceptance.json $(ARGS)

@@ -23,7 +23,15 @@ LAW: dict[str, set[str]] = {
     "heads": {"core", "models"},
     "data": {"models"},
     # What trees it asks the servers for, those that a head gets by default, and what a server's policy reports.
-    "bench": {"core.shape", "core.policy", "core.policy_report", "core.prediction_errors", "heads.manifest", "models"},
+    "bench": {
+        "core.draft_times",
+        "core.shape",
+        "core.policy",
+        "core.policy_report",
+        "core.prediction_errors",
+        "heads.manifest",
+        "models",
+    },  # fmt: skip
     "kernels": {"core"},
     "reference": {"core", "heads"},
     "evaluate": {"core", "heads", "data", "models", "reference"},

@@ -162,6 +162,15 @@ class Server:
 
         return read
 
+    def memory_bytes(self) -> int:
+        """Memory of the group's processes; what they share counts once (Linux's PSS, elsewhere the resident size)."""
+        total = 0
+        for pid in self.members():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                found = psutil.Process(pid).memory_full_info()
+                total += getattr(found, "pss", found.rss)
+        return total
+
     def log_text(self) -> str:
         """Everything that the server has printed until now."""
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""

@@ -94,7 +94,7 @@ def run(options: argparse.Namespace, path: Path, steps: Steps) -> ServingReport:
         raise ValueError(f"--configs: {options.engine} has no {' and no '.join(options.configs)}; name others")
     identity = identify(specs, plan)
     partial = partial_path(path)
-    measured = resume_from(partial, identity) if options.resume else Measured(identity=identity)
+    measured = resume_from(partial, identity, Measured) if options.resume else Measured(identity=identity)
     save(measured, partial)  # now, and not after the servers have started, if the folder cannot be written
     with serving(specs, options.out / "logs", steps) as servers:
         temperatures = sorted({cell.temperature for cell in plan.repeats})

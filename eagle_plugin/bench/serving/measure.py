@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
@@ -23,15 +23,24 @@ from eagle_plugin.bench.serving.plan import Cell, Plan, requests_of
 from eagle_plugin.bench.serving.prompts import PromptKind, select_asks
 from eagle_plugin.bench.serving.report import Measurement
 from eagle_plugin.bench.steal import StealWatch
+from eagle_plugin.core.draft_times import DraftTimes, newest
 from eagle_plugin.core.prediction_errors import added
 
 WARM_UP_TOKENS, WARM_UP_CHARACTERS = 8, 500
 
 
-class Measured(Strict):
-    """The file of a run that is not finished: what its measurements depend on, and the measurements."""
+class Unfinished(Strict):
+    """The file of a run that is not finished: what its measurements depend on; the measurements are in subclasses."""
 
     identity: dict[str, str]
+
+
+Kept = TypeVar("Kept", bound=Unfinished)
+
+
+class Measured(Unfinished):
+    """The measurements of the serving benchmark until now."""
+
     measurements: list[Measurement] = []
 
     def get(self, repeat: int, cell: Cell, config: Config) -> Measurement | None:
@@ -42,12 +51,12 @@ class Measured(Strict):
         return None
 
 
-def resume_from(path: Path, identity: dict[str, str]) -> Measured:
+def resume_from(path: Path, identity: dict[str, str], kind: type[Kept]) -> Kept:
     """The measurements in `path`, none if there is no such file; ValueError if they are of other settings."""
     if not path.exists():
-        return Measured(identity=identity)
+        return kind(identity=identity)
     try:
-        found = Measured.model_validate_json(path.read_bytes())
+        found = kind.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a file of measurements"
         raise ValueError(f"--resume: {path} cannot be read ({reason}); remove it to start again") from None
@@ -67,6 +76,7 @@ class Loaded(NamedTuple):
     windows: list[Window]
     others: float
     prediction_errors: tuple[int, ...]  # its policy's timed steps, see `core.prediction_errors`; empty without any
+    drafts: DraftTimes = DraftTimes()  # of its rounds, where it writes them into its log
 
 
 def run_load(server: Server, phases: Sequence[Phase], temperature: float) -> Loaded:
@@ -80,10 +90,12 @@ def run_load(server: Server, phases: Sequence[Phase], temperature: float) -> Loa
         flush_prefix_cache(server.endpoint)
         cpu_seconds = server.cpu_clock()
         other = OtherLoad(cpu_seconds)
-        errors_before = counted_errors(server.log_text())
+        log_before = server.log_text()
         windows = ask_in_phases(server.endpoint, phases, temperature, cpu_seconds)
         others = other.share()
-        return Loaded(windows, others, added(counted_errors(server.log_text()), errors_before))
+        log = server.log_text()
+        errors = added(counted_errors(log), counted_errors(log_before))
+        return Loaded(windows, others, errors, newest(log).since(newest(log_before)))
     except Exception:
         server.check_alive()  # raises the better explanation if the server has ended
         raise
@@ -119,7 +131,27 @@ def measure_plan(
     path: Path,
     steps: Steps,
 ) -> StealWatch:
-    """Add the missing measurements of the plan to `measured`, and write it to `path` after each of them.
+    """Add the missing measurements of the plan to `measured`, and write it to `path` after each of them."""
+
+    def is_measured(repeat: int, cell: Cell, config: Config) -> bool:
+        return measured.get(repeat, cell, config) is not None
+
+    def keep(repeat: int, cell: Cell, config: Config, loaded: Loaded, steal: float | None) -> None:
+        measured.measurements.append(_measurement(repeat, cell, config, loaded, steal))
+        save(measured, path)
+
+    return measure_turns(servers, plan, questions, is_measured, keep, steps)
+
+
+def measure_turns(
+    servers: Mapping[Name, Server],
+    plan: Plan,
+    questions: Mapping[PromptKind, Sequence[Question]],
+    is_measured: Callable[[int, Cell, Name], bool],
+    keep: Callable[[int, Cell, Name, Loaded, float | None], None],
+    steps: Steps,
+) -> StealWatch:
+    """Put every server under the load of every cell, and call `keep` with what it did and the steal.
 
     In every repeat of a cell all servers answer the same questions, each in another place of the order than before.
     """
@@ -129,21 +161,20 @@ def measure_plan(
     done = 0
     with steps.step("measuring") as step:
         for repeat, cell in turns:
-            configs = list(servers)
-            first = (repeat + cells.index(cell)) % len(configs)
+            names = list(servers)
+            first = (repeat + cells.index(cell)) % len(names)
             count = requests_of(cell.concurrency, cell.prompts)
             asks = select_asks(questions[cell.prompts], repeat * count, count, plan.max_tokens(cell))
-            for config in configs[first:] + configs[:first]:
-                if measured.get(repeat, cell, config) is None:
-                    step.update(f"repeat {repeat + 1}, {cell}, {config}", done / total)
+            for name in names[first:] + names[:first]:
+                if not is_measured(repeat, cell, name):
+                    step.update(f"repeat {repeat + 1}, {cell}, {name}", done / total)
                     phases = [Phase(cell.concurrency, asks)]
-                    server = servers[config]
+                    server = servers[name]
                     loaded, steal = watch.least_stolen(
                         lambda server=server, phases=phases, cell=cell: run_load(server, phases, cell.temperature),  # type: ignore[misc]
-                        f"{cell}, {config}",
+                        f"{cell}, {name}",
                     )
-                    measured.measurements.append(_measurement(repeat, cell, config, loaded, steal))
-                    save(measured, path)
+                    keep(repeat, cell, name, loaded, steal)
                 done += 1
     return watch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from eagle_plugin.core.costs import PENDING_TOKENS
 from eagle_plugin.core.policy import captured_shapes
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted
+from eagle_plugin.engines.draft_clock import DraftClock
 from eagle_plugin.engines.rng import KeyTable
 from eagle_plugin.engines.round import HeadState, TopM
 from eagle_plugin.engines.sglang.attention import TreeAttention
@@ -34,7 +36,7 @@ from eagle_plugin.engines.sglang.drafter import DraftState, TreeDrafter
 from eagle_plugin.engines.sglang.eagle3_model import mask_of
 from eagle_plugin.engines.sglang.logits import needs_plain_round, transforms_of
 from eagle_plugin.engines.sglang.pending import PendingTokens
-from eagle_plugin.engines.sglang.ranks import RankAgreement
+from eagle_plugin.engines.sglang.ranks import RankAgreement, rank_logger
 from eagle_plugin.engines.sglang.round_costs import choose_shapes
 from eagle_plugin.engines.sglang.sampling import SeededSampler, request_seeds
 from eagle_plugin.engines.sglang.selftest import check_rounds
@@ -91,6 +93,7 @@ class TreeWorker(EAGLEWorkerV2):
         if mask_of(self._draft_worker.draft_runner.model) is not None:
             self.shape = self.shape.within_steps(trained_depths(server_args.speculative_draft_model_path))
         self.shapes = ShapeChooser(self.shape, None)  # the policy comes when the costs of a round are known
+        self._draft_clock = DraftClock(self.device, rank_logger(logging.getLogger("eagle_plugin")))
 
     def init_attention_backends(self) -> None:
         """Wrap the target's attention backend and the head's, after the engine has made both."""
@@ -144,7 +147,7 @@ class TreeWorker(EAGLEWorkerV2):
         table_was_read = torch.get_device_module(self.device).Event()
         table_was_read.record()
 
-        drafts = self._round.draft(inputs, state)
+        drafts = self._draft_clock.time(shape, partial(self._round.draft, inputs, state))
         real = drafts.first(b)
         tree = grammar_tree(real.tree) if batch.has_grammar else None
         output = self._round.verify(inputs, drafts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from eagle_plugin.core.policy import shapes_within
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.cost_files import key_of
+from eagle_plugin.engines.draft_clock import DraftClock
 from eagle_plugin.engines.policy_log import without_policy
 from eagle_plugin.engines.policy_start import start_policy
 from eagle_plugin.engines.rng import without_sampled_children
@@ -57,6 +59,7 @@ class TreeModelRunner(CPUModelRunner):
         self._shapes = RoundShapes(ShapeChooser(self._caps, None, shapes))
         self._reporter = PolicyReporter(self.speculative_config, lambda: self._shapes.chooser)
         self.drafter: TreeProposer = TreeProposer(vllm_config, device, self)
+        self._draft_clock = DraftClock(self.device.type, logger)
         self._store = DraftStore()
         self._pending: PendingTokens  # with the caches
         self._batch: RoundBatch | None = None
@@ -247,9 +250,9 @@ class TreeModelRunner(CPUModelRunner):
             if sampling_metadata.generators:
                 params = without_sampled_children(params, seeded(sampling_metadata, batch.b, self.device))
             keys = None if greedy else request_keys(sampling_metadata.generators, batch.b, self.device)
-            drafts = self.drafter.draft_tree(
-                DraftBatch(shape, extend.lengths, slot_table, params, keys, chains), next_tokens.long(), state
-            )
+            trees = DraftBatch(shape, extend.lengths, slot_table, params, keys, chains)
+            roots = next_tokens.long()
+            drafts = self._draft_clock.time(shape, partial(self.drafter.draft_tree, trees, roots, state))
         return self._keep(batch, drafts)
 
     def _keep(self, batch: RoundBatch, drafts: Drafts) -> Tensor:

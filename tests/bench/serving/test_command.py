@@ -105,10 +105,10 @@ def test_an_interrupted_run_is_continued(arguments, tmp_path, monkeypatch, capsy
 
 def test_a_broken_file_is_not_continued(tmp_path):
     path = tmp_path / "serving.measured.json"
-    assert resume_from(path, {"threads": "1"}) == Measured(identity={"threads": "1"})
+    assert resume_from(path, {"threads": "1"}, Measured) == Measured(identity={"threads": "1"})
     path.write_text("{")
     with pytest.raises(ValueError, match="--resume: .* cannot be read .*remove it"):
-        resume_from(path, {})
+        resume_from(path, {}, Measured)
 
 
 def test_a_folder_that_cannot_be_written_ends_the_run_before_a_server_starts(arguments, tmp_path, capsys):

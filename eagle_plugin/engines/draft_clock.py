@@ -1,0 +1,45 @@
+"""Times the drafting of served rounds on a CPU, for benchmarks (``EAGLE_DRAFT_TIMES=1``)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from eagle_plugin.core.draft_times import VARIABLE, DraftTimes
+from eagle_plugin.core.shape import PLAIN, Shape
+
+SECONDS = 0.25  # between two log lines
+T = TypeVar("T")
+
+
+class DraftClock:
+    """Calls what drafts, and writes the sum of its times into the log; by default it only calls.
+
+    The times are those of the host. A GPU works on after a call has returned, so nothing is timed there.
+    """
+
+    def __init__(
+        self, device_type: str, logger: logging.Logger, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        asked = os.environ.get(VARIABLE, "") == "1"
+        if asked and device_type != "cpu":
+            logger.warning("eagle-plugin: %s=1 times drafts on a CPU only, found a %s: none", VARIABLE, device_type)
+        self._on = asked and device_type == "cpu"
+        self._logger, self._clock = logger, clock
+        self._times, self._written = DraftTimes(), 0.0
+
+    def time(self, shape: Shape, draft: Callable[[], T]) -> T:
+        """What `draft` returns; a plain round drafts nothing and is not counted."""
+        if not self._on or shape == PLAIN:
+            return draft()
+        began = self._clock()
+        drafts = draft()
+        now = self._clock()
+        self._times = self._times.plus(now - began)
+        if now - self._written >= SECONDS:
+            self._written = now
+            self._logger.info("%s", self._times.line())
+        return drafts
