@@ -24,6 +24,9 @@ LAW: dict[str, set[str]] = {
     "data": {"models"},
     # What trees it asks the servers for, and what a server's policy reports.
     "bench": {"core.shape", "core.policy", "core.policy_report", "core.prediction_errors", "models"},
+    # What it asks the servers, which heads it starts them with, and what their manifests say.
+    "bench.states": {"bench", "models", "data.sources", "heads.files", "heads.kinds", "heads.manifest"},
+    "report": {"bench", "bench.states"},
     "kernels": {"core"},
     "reference": {"core", "heads"},
     "evaluate": {"core", "heads", "data", "models", "reference"},
@@ -32,7 +35,8 @@ LAW: dict[str, set[str]] = {
     "engines.sglang": {"core", "heads", "kernels", "engines", "selftest"},
     "engines.vllm": {"core", "heads", "kernels", "engines"},
     "train": {"core", "heads", "data", "models"},
-    "optimize": {"data", "bench", "models", "train.recipe"},  # the sub-commands run in processes of their own
+    # The other sub-commands run in processes of their own.
+    "optimize": {"data", "bench", "bench.states", "report", "models", "train.recipe"},
     "cli": {"models", "heads", "kernels", "evaluate", "engines", "engines.sglang", "engines.vllm"},
 }
 COMPAT_MAY_IMPORT = {"core", "kernels"}

@@ -31,6 +31,8 @@ class Engine:
     request_fields: Mapping[str, Any]  # added to every request, so that the answer reports its verify rounds
     # Rounds of a request, plain ones included, read from one chunk of a stream; None if the chunk has no such field.
     verify_rounds: Callable[[Any], int | None]
+    # Rounds of a request that accepted exactly 0, 1, 2, ... drafts, read in the same way.
+    accepted_drafts: Callable[[Any], tuple[int, ...] | None]
 
     def default_threads(self, cores: int) -> int:
         """OpenMP threads of a server that has `cores` for itself."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
@@ -26,12 +26,18 @@ from eagle_plugin.bench.steal import StealWatch
 from eagle_plugin.core.prediction_errors import added
 
 WARM_UP_TOKENS, WARM_UP_CHARACTERS = 8, 500
+Run = TypeVar("Run", bound="Unfinished")
 
 
-class Measured(Strict):
-    """The file of a run that is not finished: what its measurements depend on, and the measurements."""
+class Unfinished(Strict):
+    """The file of a run that is not finished, without its measurements."""
 
-    identity: dict[str, str]
+    identity: dict[str, str]  # what the measurements depend on
+
+
+class Measured(Unfinished):
+    """The same with the measurements of the serving benchmark."""
+
     measurements: list[Measurement] = []
 
     def get(self, repeat: int, cell: Cell, config: Config) -> Measurement | None:
@@ -43,11 +49,16 @@ class Measured(Strict):
 
 
 def resume_from(path: Path, identity: dict[str, str]) -> Measured:
+    """`read_unfinished` of the serving benchmark."""
+    return read_unfinished(Measured, path, identity)
+
+
+def read_unfinished(kind: type[Run], path: Path, identity: dict[str, str]) -> Run:
     """The measurements in `path`, none if there is no such file; ValueError if they are of other settings."""
     if not path.exists():
-        return Measured(identity=identity)
+        return kind(identity=identity)
     try:
-        found = Measured.model_validate_json(path.read_bytes())
+        found = kind.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a file of measurements"
         raise ValueError(f"--resume: {path} cannot be read ({reason}); remove it to start again") from None
