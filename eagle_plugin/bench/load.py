@@ -69,11 +69,12 @@ async def stream_chat(
     finish_reason, finished, usage, rounds = "", 0.0, None, None
     accepted: tuple[int, ...] = ()
     stream_options: Any = {"include_usage": True} | ({"continuous_usage_stats": True} if on_tokens else {})
+    messages: Any = question.messages or [{"role": "user", "content": question.prompt}]
     began = time.perf_counter()
     try:
         stream = await client.chat.completions.create(
             model=model,
-            messages=question.messages or [{"role": "user", "content": question.prompt}],  # type: ignore[arg-type]
+            messages=messages,
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
             seed=sampling.seed,

@@ -25,9 +25,9 @@ def draw_load(states: StatesReport) -> Iterator[Picture]:
         rows = [row for row in states.rows if row.prompts == prompts]
         for name, label, value in (
             ("tpot", "TPOT, ms (lower is better)", lambda row: row.tpot_ms),
-            ("rate", "output tokens per second (higher is better)", lambda row: row.tokens_per_s),
+            ("rate", "Output throughput, tokens/s (higher is better)", lambda row: row.tokens_per_s),
         ):
-            title = f"{label.split(' (')[0]}: {prompts} prompts"
+            title = f"{label}: {prompts} prompts"
             yield _over_concurrency(f"{name}-{number}", title, label, rows, value)
 
 
@@ -54,7 +54,7 @@ def _over_concurrency(
         axes.set_xticks(counts, [str(count) for count in counts])
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
-        axes.set(xlabel="concurrent clients", ylabel=label.split(" (")[0])
+        axes.set(xlabel="concurrency", ylabel=label.split(" (")[0])
 
     told = "; ".join(
         f"{NAMES[state]} " + ", ".join(f"{found.median:.4g} at {clients}" for clients, found in points)
@@ -142,7 +142,8 @@ def _by_domain(
         axes.set_xticks(range(len(domains)), [_short(domain, 14) for domain in domains], rotation=20)
         axes.set_xlim(-0.5, len(domains) - 0.5)
         axes.set_ylabel("tokens per round")
-        axes.set_ylim(bottom=1)
+        highest = max((values[2] for found in lengths.values() for values in found.values() if values), default=1.0)
+        axes.set_ylim(1, 1 + 1.1 * (highest - 1) + 0.05)
 
     told = "; ".join(
         f"{series} " + ", ".join(f"{values[0]:.2f} on {domain}" for domain, values in found.items() if values)
@@ -193,8 +194,8 @@ def draw_calibration(states: StatesReport) -> Iterator[Picture]:
         for state, factors in found.items():
             axes.plot(range(1, len(factors) + 1), factors, label=NAMES[state], **style(STATES.index(state)))
         axes.set_xticks(range(1, max(map(len, found.values())) + 1))
-        axes.set(xlabel="depth", ylabel="accepted / predicted")
-        axes.set_ylim(bottom=0)
+        highest = max(max(factors) for factors in found.values())
+        axes.set(xlabel="depth", ylabel="accepted / predicted", ylim=(0, 1.1 * max(1.0, highest)))
 
     told = "; ".join(
         f"{NAMES[state]} " + ", ".join(f"{factor:.2f} at depth {k}" for k, factor in enumerate(factors, 1))

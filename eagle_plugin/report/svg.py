@@ -17,6 +17,7 @@ COLOURS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#5
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", "-", "-.", ":", "--", "-.")
 WIDTH, HEIGHT = 4.6, 3.1  # inches; a picture is as wide as a phone, and two are beside each other on a desk
+LEGEND = 62  # characters in the width of a picture
 
 
 class Picture(NamedTuple):
@@ -64,7 +65,8 @@ def draw(name: str, title: str, alternative: str, plot: Callable[[Axes], None]) 
         axes.set_axisbelow(True)
         handles, labels = axes.get_legend_handles_labels()
         if handles:
-            figure.legend(handles, labels, loc="outside upper left", ncols=3, frameon=False, fontsize=9)
+            columns = max(1, LEGEND // (max(map(len, labels)) + 7))  # 7: the line and the gap beside a label
+            figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, fontsize=9)
         text = io.StringIO()
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     return Picture(title, _for_page(text.getvalue(), name), alternative)

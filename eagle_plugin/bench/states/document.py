@@ -1,4 +1,4 @@
-"""The result of the benchmark of a trained head, `states.json`: rows, comparisons, and the measurements behind them."""
+"""The result of the benchmark of a trained head, `states.json`: rows, comparisons, and the measurements that they come from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from eagle_plugin.bench.states.configs import STATES, State, Worker
 from eagle_plugin.bench.states.verdict import Finding, Ratio, describe, ratio_with_interval, sentence
 
 FORMAT = 1
-WORDS: dict[State, str] = {"none": "the target without EAGLE", "base": "the base head", "trained": "the trained head"}
+LONG_NAMES: dict[State, str] = {
+    "none": "the target without EAGLE",
+    "base": "the base head",
+    "trained": "the trained head",
+}
 
 
 class Cell(NamedTuple):
@@ -232,7 +236,7 @@ def verdict(comparisons: Sequence[Comparison], measurements: Sequence[Measuremen
     """The comparisons over all cells as one sentence, that with the base head first."""
     whole = {one.theirs: one for one in comparisons if one.concurrency is None}
     clauses = [
-        describe(Ratio(one.ratio, one.low, one.high), WORDS["trained"], WORDS[theirs])
+        describe(Ratio(one.ratio, one.low, one.high), LONG_NAMES["trained"], LONG_NAMES[theirs])
         for theirs in ("base", "none")
         if (one := whole.get(theirs)) is not None
     ]
@@ -240,4 +244,4 @@ def verdict(comparisons: Sequence[Comparison], measurements: Sequence[Measuremen
     sets = ", ".join(dict.fromkeys(one.prompts for one in measurements))
     repeats = len({one.repeat for one in measurements})
     counted = "1 repeat" if repeats == 1 else f"{repeats} repeats"
-    return sentence(clauses, f"in {engine}, at concurrency {clients}, on the prompts {sets}, over {counted}")
+    return sentence(clauses, f"in {engine}, at concurrency {clients}, on the sets of prompts {sets}, over {counted}")

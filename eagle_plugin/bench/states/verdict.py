@@ -72,8 +72,9 @@ def describe(ratio: Ratio, ours: str, theirs: str) -> str:
             f"there is no difference that this can show between {ours} and {theirs}: {ratio.ratio:.2f} times as many "
             f"output tokens per second ({interval})"
         )
-    more = "more" if ratio.finding == "more" else "fewer"
-    return f"{ours} serves {more} output tokens per second than {theirs}: {ratio.ratio:.2f} times as many ({interval})"
+    if ratio.finding == "more":
+        return f"{ours} serves {ratio.ratio:.2f} times as many output tokens per second as {theirs} ({interval})"
+    return f"{ours} serves fewer output tokens per second than {theirs}: {ratio.ratio:.2f} times as many ({interval})"
 
 
 def sentence(clauses: Sequence[str], where: str) -> str:
