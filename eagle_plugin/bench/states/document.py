@@ -1,4 +1,4 @@
-"""The result of the benchmark of a trained head, `states.json`: rows, comparisons, and the measurements that they come from."""
+"""The result of the benchmark of a trained head, `states.json`: rows, comparisons and the measurements under them."""
 
 from __future__ import annotations
 
