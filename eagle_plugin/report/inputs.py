@@ -97,6 +97,8 @@ def _find(folder: Path, patterns: Sequence[str]) -> Path | None:
 
 def _read_evaluation(path: Path) -> Evaluation:
     wanted = "`eagle-plugin eval --json`, FILE-details.json"
+    beside = path.with_name(f"{path.stem}-details.json")  # of FILE.json, which has plain numbers only
+    path = beside if beside.is_file() else path
     return _validate(_Evaluation, {"heads": _load(path, wanted)}, path, wanted).heads
 
 

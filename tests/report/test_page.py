@@ -182,6 +182,13 @@ def test_a_bad_input_is_one_sentence(
     assert message in error and error.count("\n") == 1 and not (tmp_path / "report.html").exists()
 
 
+def test_the_plain_file_of_an_evaluation_leads_to_its_details(tmp_path: Path, undrawn: None) -> None:
+    make(tmp_path)
+    (tmp_path / "heads.json").write_text('{"gsm8k": {"chain4_t0": 2.0}}')
+    found = read_inputs(tmp_path, evaluation=tmp_path / "heads.json").evaluation
+    assert found is not None and found["trained"]["gsm8k"]["tree16_t0"].low == 1.9
+
+
 def test_a_given_file_must_be_there(tmp_path: Path, undrawn: None) -> None:
     make(tmp_path)
     with pytest.raises(ReportError, match="nowhere.json cannot be read"):

@@ -242,4 +242,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         steps.log(f"written to {escape(str(request.out / STATES_FILE))}; for a page: eagle-plugin report {request.out}")
         return 0
 
-    return exit_status("the benchmark", steps.console, command)
+    return exit_status("benchmark", steps.console, command)

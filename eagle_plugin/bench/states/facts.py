@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from eagle_plugin.bench.states.document import HeadFacts
 from eagle_plugin.file_digests import hash_file
@@ -27,7 +28,7 @@ def head_facts(folder: Path) -> HeadFacts:
         config_sha256=hash_file(folder / "config.json"),
         weights_sha256=weights.hexdigest(),
         kind=manifest.get("kind"),
-        training=manifest.get("training"),
+        training=_without_folders(manifest.get("training")),
     )
 
 
@@ -39,4 +40,13 @@ def shown_name(path: Path) -> str:
 
 def shown_arguments(arguments: Sequence[str]) -> list[str]:
     """The arguments of a command with each path as its `shown_name`: a report has no names of users or folders."""
-    return [shown_name(Path(text)) if "/" in text else text for text in arguments]
+    return [_without_folders(text) for text in arguments]
+
+
+def _without_folders(value: Any) -> Any:
+    """A JSON value with the `shown_name` of each path in it."""
+    if isinstance(value, dict):
+        return {key: _without_folders(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(item) for item in value]
+    return shown_name(Path(value)) if isinstance(value, str) and "/" in value else value

@@ -16,6 +16,7 @@ from eagle_plugin.bench.serving import preparation
 from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.bench.states import command, measure
 from eagle_plugin.bench.states.configs import state_specs
+from eagle_plugin.bench.states.facts import head_facts, shown_arguments
 from eagle_plugin.report.page import write_report
 
 PEER = Path(__file__).parents[2] / "support/peer.py"
@@ -112,6 +113,19 @@ def test_what_cannot_be_measured_is_refused_before_a_server_starts(
     change = [text.format(file=tmp_path / "prompts.jsonl") for text in change]
     assert command.main([*arguments, *change]) == 1
     assert message in " ".join(capsys.readouterr().out.split()) and not (tmp_path / "out/logs").exists()
+
+
+def test_facts_of_a_head_name_no_folder(tmp_path: Path) -> None:
+    recipe = {"head": {"from": "/home/somebody/heads/old"}, "data": [{"url": "s3://bucket/somebody/features"}], "lr": 1}
+    manifest = {"format": 1, "kind": "eagle3", "aux_layers": [1], "target": {}, "training": {"recipe": recipe}}
+    (tmp_path / "eagle_plugin.json").write_text(json.dumps(manifest))
+    (tmp_path / "config.json").write_text("{}")
+    facts = head_facts(tmp_path)
+    assert facts.training == {"recipe": {"head": {"from": "old"}, "data": [{"url": "features"}], "lr": 1}}
+    assert shown_arguments(["/a/b/job/head", "--out", "x/y"]) == ["job/head", "--out", "y"]
+    weights = facts.weights_sha256
+    (tmp_path / "model.safetensors").write_text("other")
+    assert head_facts(tmp_path).weights_sha256 != weights
 
 
 def test_both_engines_tell_how_many_drafts_rounds_accepted() -> None:
