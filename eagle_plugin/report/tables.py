@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from eagle_plugin.bench.report import Quartiles
 from eagle_plugin.bench.states.configs import NAMES, State
-from eagle_plugin.bench.states.document import Comparison, HeadFacts, Row, StatesReport
+from eagle_plugin.bench.states.document import Comparison, HeadFacts, Row, StatesReport, count_repeats
 from eagle_plugin.bench.states.verdict import Finding, Ratio
 from eagle_plugin.report.inputs import Evaluation
 
@@ -43,7 +43,7 @@ def load_tables(states: StatesReport) -> list[Table]:
     """One table per set of prompts: medians and quartiles over the repeats."""
     tables: dict[str, Table] = {}
     for row in sorted(states.rows, key=lambda row: row.concurrency):
-        caption = f"{row.prompts} prompts: median (quartiles) over {row.repeats} repeats"
+        caption = f"{row.prompts} prompts: median (quartiles) over {count_repeats(row.repeats)}"
         tables.setdefault(row.prompts, Table(caption, COLUMNS, [])).rows.append(_load_row(row))
     return [tables[name] for name in dict.fromkeys(row.prompts for row in states.rows)]
 
@@ -181,7 +181,7 @@ def cautions(states: StatesReport) -> list[str]:
         )
     repeats = min(row.repeats for row in states.rows)
     if repeats < 3:
-        found.append(f"There are only {repeats} repeats: an interval over so few is wide or missing.")
+        found.append(f"Only {count_repeats(repeats)}: an interval over so few is wide or missing.")
     return found
 
 

@@ -243,5 +243,11 @@ def verdict(comparisons: Sequence[Comparison], measurements: Sequence[Measuremen
     clients = ", ".join(str(count) for count in sorted({one.concurrency for one in measurements}))
     sets = ", ".join(dict.fromkeys(one.prompts for one in measurements))
     repeats = len({one.repeat for one in measurements})
-    counted = "1 repeat" if repeats == 1 else f"{repeats} repeats"
-    return sentence(clauses, f"in {engine}, at concurrency {clients}, on the sets of prompts {sets}, over {counted}")
+    return sentence(
+        clauses, f"in {engine}, at concurrency {clients}, on the sets of prompts {sets}, over {count_repeats(repeats)}"
+    )
+
+
+def count_repeats(repeats: int) -> str:
+    """The number with its noun: "1 repeat" or "2 repeats"."""
+    return "1 repeat" if repeats == 1 else f"{repeats} repeats"
