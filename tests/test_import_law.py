@@ -32,6 +32,9 @@ LAW: dict[str, set[str]] = {
         "heads.manifest",
         "models",
     },  # fmt: skip
+    # What it asks the servers, which heads it starts them with, and what their manifests say.
+    "bench.states": {"bench", "models", "data.sources", "heads.files", "heads.kinds", "heads.manifest"},
+    "report": {"bench", "bench.states"},
     "kernels": {"core"},
     "reference": {"core", "heads"},
     "evaluate": {"core", "heads", "data", "models", "reference"},
@@ -40,7 +43,8 @@ LAW: dict[str, set[str]] = {
     "engines.sglang": {"core", "heads", "kernels", "engines", "selftest"},
     "engines.vllm": {"core", "heads", "kernels", "engines"},
     "train": {"core", "heads", "data", "models"},
-    "optimize": {"data", "bench", "models", "train.recipe"},  # the sub-commands run in processes of their own
+    # The other sub-commands run in processes of their own.
+    "optimize": {"data", "bench", "bench.states", "report", "models", "train.recipe"},
     "cli": {"models", "heads", "kernels", "evaluate", "engines", "engines.sglang", "engines.vllm"},
 }
 COMPAT_MAY_IMPORT = {"core", "kernels"}

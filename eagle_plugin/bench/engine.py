@@ -34,6 +34,8 @@ class Engine:
     request_fields: Mapping[str, Any]  # added to every request, so that the answer reports its verify rounds
     # Rounds of a request, plain ones included, read from one chunk of a stream; None if the chunk has no such field.
     verify_rounds: Callable[[Any], int | None]
+    # Rounds of a request that accepted exactly 0, 1, 2, ... drafts, read in the same way.
+    accepted_drafts: Callable[[Any], tuple[int, ...] | None]
 
     def plugin_shape(self, head: Path | None) -> Shape:
         """The plugin's tree for the head in this folder, if the user gives none: as the plugin itself chooses it."""

@@ -36,6 +36,8 @@ class Completion:
     total_s: float
     gaps_s: tuple[float, ...]
     verify_rounds: int | None  # of this request, those without drafts included; None if the engine reports none
+    # Rounds that accepted exactly 0, 1, 2, ... drafts, as the engine counts them; empty if it reports none.
+    accepted_drafts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,14 @@ async def stream_chat(
     pieces: list[str] = []
     arrivals: list[float] = []
     finish_reason, finished, usage, rounds = "", 0.0, None, None
+    accepted: tuple[int, ...] = ()
     stream_options: Any = {"include_usage": True} | ({"continuous_usage_stats": True} if on_tokens else {})
+    messages: Any = question.messages or [{"role": "user", "content": question.prompt}]
     began = time.perf_counter()
     try:
         stream = await client.chat.completions.create(
             model=model,
-            messages=[{"role": "user", "content": question.prompt}],
+            messages=messages,
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
             seed=sampling.seed,
@@ -85,6 +89,7 @@ async def stream_chat(
                 on_tokens(chunk.usage.completion_tokens)
             found = engine.verify_rounds(chunk)
             rounds = rounds if found is None else found
+            accepted = engine.accepted_drafts(chunk) or accepted
             for choice in chunk.choices:
                 if choice.finish_reason:
                     finish_reason, finished = choice.finish_reason, now
@@ -109,6 +114,7 @@ async def stream_chat(
         total_s=finished - began,
         gaps_s=tuple(later - earlier for earlier, later in zip(arrivals, arrivals[1:], strict=False)),
         verify_rounds=rounds,
+        accepted_drafts=accepted,
     )
 
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -18,6 +19,8 @@ class Question(BaseModel):
     id: str = Field(min_length=1)
     group: str = Field(min_length=1)
     prompt: str = Field(min_length=1)
+    # The conversation, where it is more than one user message; `prompt` is then its last one.
+    messages: list[dict[str, Any]] | None = None
 
 
 def read_questions(paths: Iterable[Path]) -> list[Question]:

@@ -57,9 +57,19 @@ def flush(client: httpx.Client) -> bool:
 
 def verify_rounds(chunk: Any) -> int | None:
     """SGLang sends the verify rounds of a request in a separate chunk before the usage."""
-    extension = getattr(chunk, "sglext", None)
-    details = extension.get("spec_tokens_details") if isinstance(extension, dict) else None
+    details = _details(chunk)
     return int(details["spec_verify_ct"]) if details else None
+
+
+def accepted_drafts(chunk: Any) -> tuple[int, ...] | None:
+    """The histogram in the same chunk; the plugin's rounds without drafts are among those with 0 accepted drafts."""
+    details = _details(chunk)
+    return tuple(map(int, details.get("spec_correct_drafts_histogram") or ())) if details else None
+
+
+def _details(chunk: Any) -> dict[str, Any] | None:
+    extension = getattr(chunk, "sglext", None)
+    return extension.get("spec_tokens_details") if isinstance(extension, dict) else None
 
 
 ENGINE = Engine(
@@ -77,4 +87,5 @@ ENGINE = Engine(
     flush=flush,
     request_fields={"return_spec_tokens_details": True},
     verify_rounds=verify_rounds,
+    accepted_drafts=accepted_drafts,
 )

@@ -76,12 +76,25 @@ def verify_rounds(chunk: Any) -> int | None:
     yields one token of the target's own: there are as many rounds as tokens after the first one that no draft gave.
     These are less than the steps of a request without plain rounds whose last draft was cut off: then the steps count.
     """
-    metrics = getattr(chunk, "metrics", None)
-    details = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
+    details = _details(chunk)
     if not details or chunk.usage is None:
         return None
     own = chunk.usage.completion_tokens - 1 - int(details["num_accepted_draft_tokens"])
     return max(int(details["num_spec_steps"]), own)
+
+
+def accepted_drafts(chunk: Any) -> tuple[int, ...] | None:
+    """The histogram in the same chunk; rounds without drafts are added to those with 0 accepted, as in SGLang."""
+    details, rounds = _details(chunk), verify_rounds(chunk)
+    if not details or rounds is None:
+        return None
+    none, *more = map(int, details["acceptance_histogram"])
+    return (none + rounds - int(details["num_spec_steps"]), *more)
+
+
+def _details(chunk: Any) -> dict[str, Any] | None:
+    metrics = getattr(chunk, "metrics", None)
+    return metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
 
 
 ENGINE = Engine(
@@ -102,4 +115,5 @@ ENGINE = Engine(
     flush=flush,
     request_fields={},
     verify_rounds=verify_rounds,
+    accepted_drafts=accepted_drafts,
 )

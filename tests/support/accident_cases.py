@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+from states_reports import states_report
 from tiny_models import tiny_eagle3_head, tiny_llama
 
 from eagle_plugin import cli
@@ -85,6 +86,10 @@ CASES = {
     "demo": Case(f"{MODEL} --prompts {{questions}}", {**SERVES, "questions": "file"}),
     "serve": Case(MODEL, SERVES),
     "bench": Case(MODEL, SERVES),
+    "benchmark": Case(
+        "{target} --head {head} --prompts {prompts} --sets --out {out}", {**SERVES, "prompts": "file"}
+    ),
+    "report": Case("{benchmark} --out {out}", {"benchmark": "folder", "out": "new folder", "stdout": "stdout"}),
     "explain": Case("{log} --picture {out}", {"log": "file", "out": "new file", "stdout": "stdout"}),
     "selftest": Case(
         "--device cpu --again --model-shape heads=2,kv_heads=1,head_dim=16,vocabulary=200,draft_vocabulary=130,width=8,"
@@ -136,6 +141,7 @@ def make_inputs(folder: Path) -> dict[str, Path]:
         raise RuntimeError("the feature store for the accidents was not made")
     report = PolicyReport("auto", CAPS, CAPS, 1, 10, expected={PLAIN: Expected(0.1, 1.0), CAPS: Expected(0.2, 2.5)})
     made["log"] = _write(folder / "log" / "server.log", f"eagle-plugin: policy; {MARK}{report.as_json()}\n")
+    made["benchmark"] = _write(folder / "benchmark" / "states.json", states_report().model_dump_json()).parent
     made["recipe"] = _write(folder / "recipe" / "recipe.yaml", TRAIN.format(**made))
     made["job"] = _write(folder / "job" / "job.yaml", JOB.format(**made))
     opening = {"from": "human", "value": "Why is the sky blue in the evening?"}

@@ -1,0 +1,245 @@
+"""`eagle-plugin benchmark`: serve a target without EAGLE, with the old and with the new head, and compare them."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from eagle_plugin.bench.choices import check_engine, default_engine, resolve_head, resolve_target
+from eagle_plugin.bench.engines import ENGINES
+from eagle_plugin.bench.machine import describe_machine, usable_cores
+from eagle_plugin.bench.outcome import exit_status
+from eagle_plugin.bench.policy_sources import SourceError, read_report
+from eagle_plugin.bench.progress import Steps
+from eagle_plugin.bench.servers import Server
+from eagle_plugin.bench.serving.measure import resume_from, warm_up_under_load
+from eagle_plugin.bench.serving.outputs import now, save, steal_count, versions
+from eagle_plugin.bench.serving.preparation import CONTEXT_LENGTH, SPARE_TOKENS, at_least, check_busy, version_of
+from eagle_plugin.bench.serving.prompts import DRAFT_SLOTS, LENGTHS
+from eagle_plugin.bench.spec import EngineName, ServerSpec
+from eagle_plugin.bench.startup import serving
+from eagle_plugin.bench.states.configs import WORKERS, State, Worker, state_specs
+from eagle_plugin.bench.states.document import (
+    Cell,
+    PromptFacts,
+    StatesReport,
+    StatesSettings,
+    build_rows,
+    compare,
+    verdict,
+)
+from eagle_plugin.bench.states.facts import head_facts, shown_arguments
+from eagle_plugin.bench.states.measure import StatesMeasured, StatesPlan, measure_states
+from eagle_plugin.bench.states.prompts import SET_NAMES, PromptSet, prompt_sets
+from eagle_plugin.bench.states.table import states_table
+from eagle_plugin.heads.manifest import describe_target
+
+STATES_FILE = "states.json"
+TEMPLATE_TOKENS = 128  # of a chat template around a prompt, at most
+DESCRIPTION = """\
+Measure what a trained head gains under load. Up to three servers answer the same
+questions: the target without EAGLE, with the base head (if --base-head names one)
+and with the trained head. One server at a time answers and the others are paused.
+Every repeat measures all of them, in another order each time. The result is
+OUT/states.json; `eagle-plugin report OUT` makes a page of it.
+"""
+EPILOG = """\
+examples:
+  eagle-plugin benchmark TARGET --head out/head/head --prompts out/head/prompts.jsonl --out out/benchmark
+  eagle-plugin benchmark TARGET --head NEW --base-head OLD --concurrency 1 4 16 --engine vllm --out out/benchmark
+  eagle-plugin benchmark TARGET --head NEW --sets shipped --concurrency 1 --repeats 3 --out out/trial    a short trial
+  eagle-plugin benchmark ... --resume                                    continue after an interruption
+
+TTFT: time to the first token. TPOT: (end - first token) / (tokens - 1) of a request. ITL: time between two chunks of
+a stream; with speculation a chunk has several tokens, so ITL is longer than TPOT. OTPS: tokens per second of a
+request, 1 / TPOT. --prompts: a file of `eagle-plugin data prepare`; its prompts of split val are asked if it has any.
+
+The defaults are 180 measurements: 4 numbers of clients, 3 sets, 5 repeats, 3 servers.
+"""
+
+
+@dataclass(frozen=True)
+class StatesRequest:
+    """What to compare; the fields are the options of the command."""
+
+    target: str
+    head: str
+    base_head: str | None = None
+    prompts: Path | None = None
+    sets: tuple[str, ...] = ()
+    concurrency: tuple[int, ...] = (1, 2, 4, 8)
+    engine: EngineName = "sglang"
+    worker: Worker = "plugin"
+    repeats: int = 5
+    max_tokens: int = 64
+    temperature: float = 0.0
+    limit: int = 80  # prompts of each set
+    threads: int | None = None
+    out: Path = Path("out/benchmark")
+    resume: bool = False
+    command: tuple[str, ...] = ()  # the arguments that the report tells
+
+
+def run_states(request: StatesRequest, steps: Steps) -> StatesReport:
+    """Start the servers, measure, and write OUT/states.json.
+
+    Raises:
+        ServerError, LoadError, ValueError, UserError: with one sentence for the user.
+    """
+    check_engine(request.engine)
+    target = resolve_target(request.target, steps.console)
+    head = resolve_head(request.head, target)
+    base_head = None if request.base_head is None else resolve_head(request.base_head, target)
+    answer = round(request.max_tokens * max(LENGTHS)) + DRAFT_SLOTS
+    longest = CONTEXT_LENGTH - answer - TEMPLATE_TOKENS
+    if longest < 1:
+        raise ValueError(f"--max-tokens {request.max_tokens} is too long for {CONTEXT_LENGTH} tokens; give less")
+    sets = prompt_sets(request.sets, request.prompts, target, request.limit, longest)
+    cells = tuple(Cell(clients, name) for name in sets for clients in sorted(set(request.concurrency)))
+    plan = StatesPlan(cells, request.repeats, request.max_tokens, request.temperature)
+    clients = max(request.concurrency)
+    tokens = clients * (max(found.longest for found in sets.values()) + TEMPLATE_TOKENS + answer)
+    specs = state_specs(_plain_spec(request, target, clients, tokens), head, base_head, request.worker)
+    heads = {state: head_facts(spec.head) for state, spec in specs.items() if spec.head is not None}
+    path = request.out / STATES_FILE
+    partial = path.with_suffix(".measured.json")
+    identity = _identify(request, specs, sets)
+    measured = (
+        resume_from(partial, identity, StatesMeasured) if request.resume else StatesMeasured(identity=identity)
+    )
+    save(measured, partial)  # now, and not after the servers have started, if the folder cannot be written
+    questions = {name: found.questions for name, found in sets.items()}
+    with serving(specs, request.out / "logs", steps) as servers:
+        warm_up_under_load(servers, next(iter(questions.values())), clients, [plan.temperature], steps)
+        version, busy = version_of(next(iter(servers.values()))), check_busy(steps)
+        watch = measure_states(servers, plan, questions, measured, partial, steps)
+        calibration = {state: factors for state, server in servers.items() if (factors := _calibration(server))}
+    ones = measured.measurements
+    comparisons = compare(ones)
+    report = StatesReport(
+        engine=request.engine,
+        engine_version=version,
+        target=describe_target(target),
+        heads=heads,
+        verdict=verdict(comparisons, ones, f"{request.engine} {version}"),
+        comparisons=comparisons,
+        rows=build_rows(ones),
+        calibration=calibration,
+        prompts={
+            name: PromptFacts(questions=len(found.questions), sha256=found.sha256, left_out=found.left_out)
+            for name, found in sets.items()
+        },
+        settings=StatesSettings(
+            worker=request.worker,
+            dtype=specs["none"].dtype,
+            device=specs["none"].device,
+            threads=specs["none"].threads or 0,
+            temperature=request.temperature,
+            max_tokens=request.max_tokens,
+            shapes={state: str(spec.shape) for state, spec in specs.items() if spec.mode != "plain"},
+            busy_percent=busy,
+        ),
+        steal=steal_count(watch),
+        versions=versions(request.engine),
+        machine=describe_machine(),
+        date=now(),
+        command=shown_arguments(request.command),
+        measurements=ones,
+    )
+    save(report, path)
+    partial.unlink(missing_ok=True)
+    return report
+
+
+def _plain_spec(request: StatesRequest, target: Path, clients: int, tokens: int) -> ServerSpec:
+    return ServerSpec(
+        target=target,
+        mode="plain",
+        engine=request.engine,
+        threads=request.threads or ENGINES[request.engine].default_threads(usable_cores()),
+        context_length=CONTEXT_LENGTH,
+        max_total_tokens=max(tokens, CONTEXT_LENGTH) + SPARE_TOKENS,
+        max_running_requests=clients,
+    )
+
+
+def _calibration(server: Server) -> list[float]:
+    """The factors in the last line of the server's policy; empty without a policy."""
+    with contextlib.suppress(SourceError):
+        return [round(factor, 4) for factor in read_report(str(server.log)).factors]
+    return []
+
+
+def _identify(
+    request: StatesRequest, specs: Mapping[State, ServerSpec], sets: Mapping[str, PromptSet]
+) -> dict[str, str]:
+    """What measurements must have in common to be in one report."""
+    return {
+        "engine": request.engine,
+        "target": str(specs["none"].target),
+        "servers": ", ".join(f"{state} {spec.head} {spec.shape} {spec.mode}" for state, spec in specs.items()),
+        "worker": request.worker,
+        "threads": str(specs["none"].threads),
+        "cache": str(specs["none"].max_total_tokens),
+        "prompts": ", ".join(f"{name} {found.sha256}" for name, found in sets.items()),
+        "answers": f"{request.max_tokens} tokens, temperature {request.temperature:g}",
+        "machine": describe_machine().cpu,
+        "versions": ", ".join(f"{name} {version}" for name, version in versions(request.engine).items()),
+    }
+
+
+def parse(argv: Sequence[str] | None) -> StatesRequest:
+    """The command's options."""
+    parser = argparse.ArgumentParser(
+        prog="eagle-plugin benchmark",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    default = StatesRequest("", "")
+    add("target", metavar="TARGET", help="folder of the target, or a name of `models list`")
+    add("--head", required=True, metavar="NEW", help="the trained head: a folder, or a name of `models list`")
+    add("--base-head", metavar="OLD", help="the head before training, or any head to compare with")
+    add("--prompts", type=Path, metavar="FILE", help="your held-out prompts, a file of `data prepare`")
+    add("--sets", nargs="*", choices=SET_NAMES, default=None, help=f"standard sets ({' '.join(SET_NAMES[:-1])})")
+    clients = " ".join(map(str, default.concurrency))
+    add("--concurrency", type=at_least(1), nargs="+", metavar="N", default=default.concurrency, help=f"({clients})")
+    engine = default_engine()
+    add("--engine", choices=sorted(ENGINES), default=engine, help=f"default: {engine}")
+    worker = "who serves the heads: the plugin, the plugin with one tree, or the engine's own EAGLE (%(default)s)"
+    add("--worker", choices=WORKERS, default=default.worker, help=worker)
+    add("--repeats", type=at_least(1), metavar="N", default=default.repeats, help="of every cell (%(default)s)")
+    add("--max-tokens", type=at_least(2), metavar="N", default=default.max_tokens, help="of an answer (%(default)s)")
+    add("--temperature", type=at_least(0, float), metavar="T", default=default.temperature, help="(%(default)s)")
+    add("--limit", type=at_least(1), metavar="N", default=default.limit, help="prompts of each set (%(default)s)")
+    add("--threads", type=at_least(1), metavar="N", help="OpenMP threads of every server (all cores)")
+    add("--out", type=Path, default=default.out, metavar="DIR", help="folder of states.json (%(default)s)")
+    add("--resume", action="store_true", help="keep what an interrupted run with the same options measured")
+    values = vars(parser.parse_args(argv))
+    given = tuple(sys.argv[2:] if argv is None else argv)
+    values["sets"] = SET_NAMES[:-1] if values["sets"] is None else tuple(values["sets"])
+    values["concurrency"] = tuple(values["concurrency"])
+    return replace(default, **values, command=given)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print the table and the verdict; 1 after a failure, whose message is printed."""
+    request = parse(argv)
+    steps = Steps(Console())
+
+    def command() -> int:
+        report = run_states(request, steps)
+        steps.console.print(states_table(report))
+        steps.log(f"[bold]{escape(report.verdict)}[/]")
+        steps.log(f"written to {escape(str(request.out / STATES_FILE))}; for a page: eagle-plugin report {request.out}")
+        return 0
+
+    return exit_status("benchmark", steps.console, command)
