@@ -62,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for chat in itertools.islice(read_chats(options.name, found.files), options.limit):
             count += 1
             yield json.dumps(chat, ensure_ascii=False) + "\n"
+        if not count:
+            files = ", ".join(map(str, found.files))
+            raise DataError(f"{files} holds no record of the data set {options.name}; give the set's own files")
 
     write_output(options.out, lines())
     source = {"set": options.name, "origin": found.origin, "files": [file.name for file in found.files]}

@@ -46,9 +46,9 @@ def _minutes(text: str) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a job; returns 0, raises UserError for anything refused."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words and words[0] in ACTIONS:
-        return run_action(words)
+    args = list(sys.argv[1:] if argv is None else argv)
+    if args and args[0] in ACTIONS:
+        return run_action(args)
     parser = argparse.ArgumentParser(
         prog="eagle-plugin optimize",
         usage="%(prog)s RECIPE --out DIR [options], or %(prog)s " + "|".join(ACTIONS) + " ...",
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--minutes", type=_minutes, metavar="M", help="train for M minutes in all, not for the recipe's budget"
     )
-    options = parser.parse_args(words)
+    options = parser.parse_args(args)
     console = Console(stderr=True)
     job = read_job(recipe_file(options.recipe))
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import math
@@ -33,6 +34,8 @@ JOB_FILE = "job.json"  # in each folder: which stages of it are done
 PROGRESS_FILE = ".progress.json"
 INTERRUPTED = 130
 PATIENCE_S = 600.0  # for the step that a stopped stage finishes, such as one update of the training
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: not between fork and exec
 
 
 class StopRequested(Exception):
@@ -144,7 +147,9 @@ def call(args: Sequence[str], name: str, log: Path, watch: Watch) -> None:
     command = [sys.executable, "-m", "eagle_plugin.cli", *args]
     environment = os.environ | ({VARIABLE: str(watch.progress_file)} if watch.progress_file else {})
     with _open_log(log) as file:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, preexec_fn=_end_with_job
+        )
         pump = threading.Thread(target=_copy, args=(process.stdout, file), daemon=True)
         pump.start()
         asked_at = math.inf
@@ -170,6 +175,12 @@ def call(args: Sequence[str], name: str, log: Path, watch: Watch) -> None:
     if code == INTERRUPTED:
         raise KeyboardInterrupt
     raise JobError(f"the stage '{name}' ended with exit code {code}; see its message above, then run the job again")
+
+
+def _end_with_job() -> None:
+    """In the new process: SIGTERM if the job is killed, so that no stage goes on alone and holds its files."""
+    if _LIBC is not None:
+        _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

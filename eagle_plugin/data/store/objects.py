@@ -33,11 +33,9 @@ class Folder(Protocol):
 
     def names(self) -> list[str]:
         """The names of all objects directly below the URL, sorted; empty before the first write."""
-        ...
 
     def sizes(self) -> dict[str, int | None]:
         """Name -> bytes of the same objects; None where the file system does not tell."""
-        ...
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | bytearray:
         """Bytes [start, stop) of an object, in one request; fewer if the object ends earlier.
@@ -45,7 +43,6 @@ class Folder(Protocol):
         Raises:
             FileNotFoundError: there is no such object.
         """
-        ...
 
     def create(self, name: str, data: bytes | bytearray | memoryview) -> None:
         """Write a new object whole.
@@ -54,15 +51,12 @@ class Folder(Protocol):
             ObjectExists: the name is taken; the existing object is not changed.
             DataError: the disk is full; nothing is left of the object.
         """
-        ...
 
     def replace(self, name: str, data: bytes) -> None:
         """Write an object whole; readers see the old one or the new one."""
-        ...
 
     def remove(self, name: str) -> None:
         """Remove an object."""
-        ...
 
 
 def open_folder(url: str | Path) -> Folder:
