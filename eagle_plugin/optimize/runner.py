@@ -30,6 +30,7 @@ from eagle_plugin.optimize.stages import Stage, data_stages, head_stages
 from eagle_plugin.optimize.watch import Watch
 from eagle_plugin.progress_file import VARIABLE
 
+COMMAND = (sys.executable, "-m", "eagle_plugin.cli")
 JOB_FILE = "job.json"  # in each folder: which stages of it are done
 PROGRESS_FILE = ".progress.json"
 INTERRUPTED = 130
@@ -144,11 +145,18 @@ def call(args: Sequence[str], name: str, log: Path, watch: Watch) -> None:
     Raises:
         JobError: it failed. StopRequested: it was asked to stop, and has ended. KeyboardInterrupt: Ctrl-C.
     """
-    command = [sys.executable, "-m", "eagle_plugin.cli", *args]
+    command = [*COMMAND, *args]
     environment = os.environ | ({VARIABLE: str(watch.progress_file)} if watch.progress_file else {})
     with _open_log(log) as file:
+        # A session of its own: a Ctrl-C reaches the stage once, as the SIGTERM of `_end`; a second signal would end a
+        # training without its checkpoint.
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, preexec_fn=_end_with_job
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=_end_with_job,
         )
         pump = threading.Thread(target=_copy, args=(process.stdout, file), daemon=True)
         pump.start()
@@ -184,7 +192,7 @@ def _end_with_job() -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """After Ctrl-C, which the terminal sends to the stage as well, or an error here: the stage saves and ends."""
+    """After Ctrl-C or an error here: the stage saves what it can and ends."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:
