@@ -42,6 +42,7 @@ EAGLE_PLUGIN=0 switches the plugin off: the engine runs unchanged.
 # Sub-commands with a parser of their own: module and one line of help.
 DATA_COMMANDS = {
     "builtin": ("eagle_plugin.data.builtin", "the built-in prompts"),
+    "set": ("eagle_plugin.data.named_set", "a well-known data set by name, from a file, a package or the hub"),
     "prepare": ("eagle_plugin.data.prepare", "your prompts: read any format, filter personal data, split"),
     "generate": ("eagle_plugin.data.generate", "let the target answer prompts through OpenAI endpoints"),
     "render": ("eagle_plugin.data.render", "recorded answers as token rows"),

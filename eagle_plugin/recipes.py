@@ -40,10 +40,17 @@ class _Loader(yaml.SafeLoader):
 def read_yaml(path: Path, refusal: type[UserError]) -> dict[str, Any]:
     """The mapping in a YAML file; raises `refusal` if there is none, or if a key is there twice."""
     try:
-        # A subclass of the safe loader, which makes plain values only.
-        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506
+        data = path.read_bytes()
     except OSError as error:
         raise refusal(f"{path} cannot be read ({error.strerror}); give the recipe's YAML file") from error
+    return parse_yaml(data, str(path), refusal)
+
+
+def parse_yaml(data: bytes, path: str, refusal: type[UserError]) -> dict[str, Any]:
+    """The mapping in the bytes of a YAML file, which `path` names in errors; see `read_yaml`."""
+    try:
+        # A subclass of the safe loader, which makes plain values only.
+        values = yaml.load(data.decode("utf-8"), _Loader)  # noqa: S506
     except _DuplicateKey as error:
         raise refusal(f"{path}: {error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -72,6 +79,38 @@ def validate(model: type[Model], values: dict[str, Any], where: str, refusal: ty
                 hint = did_you_mean(str(fault["loc"][-1]), _keys_at(model, fault["loc"][:-1]))
             faults.append(f"{key}: {message}{found}{hint}")
         raise refusal(f"{where} has {len(faults)} wrong key(s): {'; '.join(faults)}; correct them") from error
+
+
+def override_key(values: dict[str, Any], text: str, refusal: type[UserError]) -> None:
+    """Apply `a.b=value` of `--set` to a recipe's mapping, the value in YAML; a number is a place in a list.
+
+    Mappings on the way that are not there are made: `validate` refuses those that the recipe does not know.
+    """
+    key, sign, value = text.partition("=")
+    if not sign or not all(key.split(".")):
+        raise refusal(f"--set {text!r} is not key=value; write for example --set optimiser.lr=1e-3")
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise refusal(f"--set {text!r}: {value!r} is not YAML; quote it") from error
+    parts = key.split(".")
+    place: Any = values
+    for number, part in enumerate(parts):
+        above = parts[number - 1] if number else "recipe"
+        if isinstance(place, list):
+            if not part.isdigit() or int(part) >= len(place):
+                raise refusal(f"--set {text!r}: {above} has {len(place)} entries, wanted a number below that")
+            index: int | str = int(part)
+        elif isinstance(place, dict):
+            index = part
+        else:
+            raise refusal(f"--set {text!r} goes through {above!r}, which is a value; give the key that holds it")
+        if number == len(parts) - 1:
+            place[index] = parsed
+        else:
+            if isinstance(place, dict) and place.get(part) is None:
+                place[part] = {}
+            place = place[index]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

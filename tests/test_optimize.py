@@ -11,7 +11,7 @@ from eagle_plugin.errors import UserError
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.models import get_model
 from eagle_plugin.models.shipped import recipe_file
-from eagle_plugin.optimize import command
+from eagle_plugin.optimize import runner
 from eagle_plugin.optimize.recipe import read_job
 from eagle_plugin.optimize.stages import data_stages, list_stages
 
@@ -144,7 +144,7 @@ def test_a_second_job_uses_the_data_of_the_first_and_a_killed_one_goes_on(recipe
     """Stages that write their file and do nothing else; one is killed the first time."""
     ran, killed = [], ["train longer"]
 
-    def call(args, name):
+    def call(args, name, log, watch):
         ran.append(name)
         if name in killed:
             killed.remove(name)
@@ -153,8 +153,8 @@ def test_a_second_job_uses_the_data_of_the_first_and_a_killed_one_goes_on(recipe
         stage.output.parent.mkdir(parents=True, exist_ok=True)
         stage.output.write_text(name)
 
-    monkeypatch.setattr(command, "_call", call)
-    monkeypatch.setattr(command, "_endpoint", lambda *args: contextlib.nullcontext([]))
+    monkeypatch.setattr(runner, "call", call)
+    monkeypatch.setattr(runner, "_endpoint", lambda *args: contextlib.nullcontext([]))
     first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
     text = recipe.read_text().replace("smollm2-135m-instruct", str(tiny_target))
     first.write_text(text)

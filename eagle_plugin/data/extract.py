@@ -35,6 +35,7 @@ from eagle_plugin.data.store.plan import Run
 from eagle_plugin.devices import check_device
 from eagle_plugin.file_digests import hash_file
 from eagle_plugin.models import target_folder
+from eagle_plugin.progress_file import report_progress
 
 MIB = 1 << 20
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -94,7 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             stats = ExtractionStats()
             shards = _shards(arguments, manifest, run, writer.earlier, stats)
             for _ in extract(taps, shards, writer, stats):
-                bar.update(task, completed=stats.tokens + stats.skipped_tokens, rate=f"{stats.rate:,.0f} tokens/s")
+                done = stats.tokens + stats.skipped_tokens
+                bar.update(task, completed=done, rate=f"{stats.rate:,.0f} tokens/s")
+                report_progress(done, tokens, "tokens")
     _report(arguments, stats, total, rank, world)
     return 0
 

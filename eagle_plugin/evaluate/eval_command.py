@@ -29,6 +29,7 @@ from eagle_plugin.evaluate.stats import AcceptCounts, gain, summarize
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.models import head_folder, target_folder
+from eagle_plugin.progress_file import report_progress
 
 DESCRIPTION = """\
 Measure the accept length of draft heads (tokens per round, the bonus token
@@ -232,6 +233,7 @@ def _bars(console: Console) -> Iterator[Callable[[str, int], Callable[[int], Non
                 if not tasks:
                     tasks.append(progress.add_task(what, total=total))
                 progress.update(tasks[0], completed=done)
+                report_progress(done, total, what)
 
             return report
 

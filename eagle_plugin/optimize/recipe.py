@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from eagle_plugin.errors import UserError
 from eagle_plugin.models.shipped import head_folder
@@ -22,10 +22,21 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class SetSettings(_Section):
+    """A data set of `eagle-plugin data set`."""
+
+    name: str
+    path: Path | None = None  # a file or folder with the set's files; default: its package, or the hub
+    revision: str | None = None  # of the hub; default: the newest, which is recorded
+    sha256: str | None = None  # the digest that the set's files must have
+    limit: Positive | None = None  # records, from the first
+
+
 class PromptSettings(_Section):
-    """Prompts: files in any format that `data prepare` reads, or the built-in ones."""
+    """Prompts: files in any format that `data prepare` reads, well-known data sets, or the built-in ones."""
 
     files: list[Path] = []
+    sets: list[SetSettings] = []  # well-known data sets by name
     builtin: Positive | None = None  # how many built-in prompts
     privacy: str = "drop"  # of files, as in `data prepare`
 
@@ -47,17 +58,27 @@ class RecordedSettings(_Section):
 
 
 class JobRecipe(_Section):
-    """A whole recipe."""
+    """A whole recipe: prompts and training runs, or a head that exists and is only checked and measured."""
 
     target: str
-    prompts: PromptSettings
+    head: Annotated[Path, AfterValidator(head_folder)] | None = None  # your own head, instead of prompts and train
+    prompts: PromptSettings = PromptSettings()
     generate: GenerateSettings = GenerateSettings()
     recorded: RecordedSettings | None = None
     vocabulary: Positive | None = None
     aux_layers: list[Positive] | None = None
-    train: dict[str, dict[str, Any]] = Field(min_length=1)  # name -> keys of `eagle-plugin train`, in order
+    train: dict[str, dict[str, Any]] = {}  # name -> keys of `eagle-plugin train`, in order
     evaluate: list[str] = ["mtbench", "humaneval", "gsm8k"]  # held-out sets; [] skips check and evaluation
     compare: Annotated[Path, AfterValidator(head_folder)] | None = None  # the trained head is measured against this one
+
+    @model_validator(mode="after")
+    def _check(self) -> JobRecipe:
+        if (self.head is None) != bool(self.train):
+            raise ValueError(
+                f"wanted either train, with a name and keys of each training run, or head, found "
+                f"{'both' if self.train else 'neither'}"
+            )
+        return self
 
 
 def read_job(path: Path) -> JobRecipe:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from eagle_plugin.data.sources.sets import SETS
+from eagle_plugin.data.sources.training_sets import TRAINING_SETS
 from eagle_plugin.optimize.recipe import JobError, JobRecipe
 from eagle_plugin.recipes import did_you_mean
 from eagle_plugin.train.recipe import parse_recipe
@@ -41,7 +42,9 @@ def list_stages(
 
 
 def data_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
-    """From prompts to features, all in the folder `data`."""
+    """From prompts to features, all in the folder `data`; none for a head that exists."""
+    if job.head is not None:
+        return
     yield from _prompt_stages(job, target, data)
     rows = [data / f"{name}.jsonl" for name in _stores(job)]
     if job.vocabulary is not None:
@@ -63,13 +66,21 @@ def head_stages(job: JobRecipe, target: Path, out: Path, data: Path, minutes: fl
     if job.compare is not None and not (job.compare / "config.json").is_file():
         raise JobError(f"the recipe's compare is {job.compare}, which holds no config.json; give the folder of a head")
     budget = None if minutes is None else {"minutes": minutes / len(job.train)}
-    head: Path | None = None
+    head: Path | None = job.head
+    if head is not None and not (head / "config.json").is_file():
+        raise JobError(f"the recipe's head is {head}, which holds no config.json; give the folder of a head")
     for name, keys in job.train.items():
         folder = out / "train" / name
         args = ["train", f"{folder}.yaml", "--out", str(folder)]
         recipe = _train_recipe(name, keys | ({"budget": budget} if budget else {}), job, target, data, head)
         yield Stage(f"train {name}", args, folder / "head", recipe=recipe)
         head = folder / "head"
+    if head is not None:
+        yield from judge_stages(job, target, out, head)
+
+
+def judge_stages(job: JobRecipe, target: Path, out: Path, head: Path) -> Iterator[Stage]:
+    """What is done with a head that was trained or brought: the place for further stages, such as a benchmark."""
     if job.evaluate:
         checked, report = out / "check.json", out / "eval.json"
         yield Stage("check", ["check", str(target), str(head), "--json", str(checked)], checked)
@@ -85,12 +96,22 @@ def _stores(job: JobRecipe) -> list[str]:
 
 def _prompt_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
     prompts, settings = data / "prompts.jsonl", job.prompts
-    if bool(settings.files) == (settings.builtin is not None):
+    files = [*map(str, settings.files)]
+    if bool(files or settings.sets) == (settings.builtin is not None):
         raise JobError("the recipe's prompts name both files and builtin, or neither; give one of them")
+    for wanted in settings.sets:
+        made = data / "sets" / f"{wanted.name}.jsonl"
+        args = ["data", "set", wanted.name, "--out", str(made)]
+        for key in ("path", "revision", "sha256", "limit"):
+            if (value := getattr(wanted, key)) is not None:
+                args += [f"--{key}", str(value)]
+        _check_known("prompts.sets", wanted.name, TRAINING_SETS)
+        yield Stage(f"data set {wanted.name}", args, made)
+        files.append(str(made))
     if settings.builtin is not None:
         args = ["data", "builtin", "--limit", str(settings.builtin), "--out", str(prompts)]
     else:
-        args = ["data", "prepare", *map(str, settings.files), "--privacy", settings.privacy, "--out", str(prompts)]
+        args = ["data", "prepare", *files, "--privacy", settings.privacy, "--out", str(prompts)]
     yield Stage("prompts", args, prompts)
     ask, rows = job.generate, data / "generated.jsonl"
     args = ["data", "generate", str(prompts), "--out", str(rows), "--max-tokens", str(ask.max_tokens)]

@@ -9,6 +9,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from eagle_plugin.progress_file import report_progress
+
 
 class Bar:
     """One bar over the share of the budget, with loss, acceptance by depth and tokens per second. A context manager."""
@@ -34,6 +36,8 @@ class Bar:
     def advance(self, share: float) -> None:
         """Move the bar to a share of the budget."""
         self._progress.update(self._task, completed=min(share, 1.0))
+        if self._shown:
+            report_progress(min(share, 1.0), 1.0, "of the budget")
 
     def report(self, loss: float, acceptance: Sequence[float], tokens_per_s: float) -> None:
         """Show the newest numbers of the training."""

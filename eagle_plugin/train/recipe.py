@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from eagle_plugin.errors import UserError
 from eagle_plugin.heads.kinds import HEADS
-from eagle_plugin.recipes import read_yaml, validate
+from eagle_plugin.recipes import override_key, read_yaml, validate
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -222,7 +221,7 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> TrainRecipe:
     path = Path(path)
     values = read_yaml(path, TrainError)
     for override in overrides:
-        _override(values, override)
+        override_key(values, override, TrainError)
     return parse_recipe(values, str(path))
 
 
@@ -233,33 +232,6 @@ def parse_recipe(values: dict[str, Any], where: str) -> TrainRecipe:
         TrainError: naming every wrong key with its value and what was wanted.
     """
     return validate(TrainRecipe, values, where, TrainError)
-
-
-def _override(values: dict[str, Any], text: str) -> None:
-    key, sign, value = text.partition("=")
-    if not sign or not key:
-        raise TrainError(f"--set {text!r} is not key=value; write for example --set optimiser.lr=1e-3")
-    try:
-        parsed = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise TrainError(f"--set {text!r}: {value!r} is not YAML; quote it") from error
-    *path, last = key.split(".")
-    place: Any = values
-    for above, part in zip(["recipe", *path], [*path, last], strict=True):
-        if isinstance(place, list):
-            if not part.isdigit() or int(part) >= len(place):
-                raise TrainError(f"--set {text!r}: {above} has {len(place)} entries, wanted a number below that")
-            index: int | str = int(part)
-        elif isinstance(place, dict):
-            index = part
-            if part is not last:
-                place.setdefault(part, {})
-        else:
-            raise TrainError(f"--set {text!r} goes through {above!r}, which is a value; give the key that holds it")
-        if part is last:
-            place[index] = parsed
-        else:
-            place = place[index]
 
 
 def changed_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

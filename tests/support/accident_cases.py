@@ -59,6 +59,7 @@ CASES = {
     "models path": Case("smollm2-135m-instruct", {"cache": "cache"}),
     "check": Case("{target} {head}", {"target": "folder", "head": "folder"}),
     "data builtin": Case("--recorded --limit 2 --out {out}", {"out": "new file", "cache": "cache"}),
+    "data set": Case("sharegpt --path {sharegpt} --out {out}", {"sharegpt": "file", "out": "new file"}),
     "data prepare": Case("{chats} --privacy off --out {out}", {"chats": "file", "out": "new file"}),
     "data generate": Case("{prompts} --endpoint {url} --out {out}", {"prompts": "file", "out": "new file"}),
     "data render": Case(

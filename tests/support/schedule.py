@@ -65,6 +65,7 @@ SECONDS = {
     "kernels/test_loader.py": 18,
     "engines/sglang/test_refusals.py": 18,
     "heads/test_engine_classes.py": 17,
+    "optimize/test_jobs.py": 17,
     "evaluate/test_measure.py": 16,
     "evaluate/test_check_command.py": 16,
     "engines/sglang/test_launches.py": 16,

@@ -19,6 +19,7 @@ from eagle_plugin.data.generation.journal import Journal
 from eagle_plugin.data.generation.rollout import Rollout, assign_temperature, run_rollout
 from eagle_plugin.data.rows import DataError
 from eagle_plugin.data.sources.prompts import Prompt, read_prompts
+from eagle_plugin.progress_file import report_progress
 
 CONNECT_TIMEOUT_S = 10.0
 
@@ -154,6 +155,7 @@ async def generate(
                     stats.add(rollout)
                     rate = stats.response_tokens / (time.monotonic() - start)
                     bar.update(task, advance=1, rate=f"{rate:,.0f} tokens/s")
+                    report_progress(bar.tasks[task].completed, queue.total, "prompts")
 
             while True:
                 alive = [endpoint for endpoint in endpoints if not endpoint.dead]

@@ -1,6 +1,6 @@
 """Objects below one URL: a local folder, S3, Google Cloud Storage, Azure, or any other file system of fsspec.
 
-An object is written whole or not at all, and never replaces another one.
+An object is written whole or not at all. `create` never replaces another one; `replace` does, for small records.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-from eagle_plugin.atomic_io import PARTIAL, create_file
+from eagle_plugin.atomic_io import PARTIAL, create_file, replace_file
 from eagle_plugin.data.rows import DataError
 
 # obstore reads the settings of these from the environment: AWS_ENDPOINT, AWS_REGION, GOOGLE_SERVICE_ACCOUNT, AZURE_...
@@ -33,11 +33,9 @@ class Folder(Protocol):
 
     def names(self) -> list[str]:
         """The names of all objects directly below the URL, sorted; empty before the first write."""
-        ...
 
     def sizes(self) -> dict[str, int | None]:
         """Name -> bytes of the same objects; None where the file system does not tell."""
-        ...
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | bytearray:
         """Bytes [start, stop) of an object, in one request; fewer if the object ends earlier.
@@ -45,7 +43,6 @@ class Folder(Protocol):
         Raises:
             FileNotFoundError: there is no such object.
         """
-        ...
 
     def create(self, name: str, data: bytes | bytearray | memoryview) -> None:
         """Write a new object whole.
@@ -54,11 +51,12 @@ class Folder(Protocol):
             ObjectExists: the name is taken; the existing object is not changed.
             DataError: the disk is full; nothing is left of the object.
         """
-        ...
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Write an object whole; readers see the old one or the new one."""
 
     def remove(self, name: str) -> None:
         """Remove an object."""
-        ...
 
 
 def open_folder(url: str | Path) -> Folder:
@@ -117,13 +115,20 @@ class LocalFolder:
                 "what was finished before is kept"
             ) from error
 
+    def replace(self, name: str, data: bytes) -> None:
+        try:
+            with replace_file(self.path / name) as temporary:
+                temporary.write_bytes(data)
+        except OSError as error:
+            what = f"cannot write {self.path / name} ({error.strerror})"
+            raise DataError(f"{what}; free space or make {self.path} writable") from error
+
     def remove(self, name: str) -> None:
         try:
             (self.path / name).unlink()
         except OSError as error:
-            raise DataError(
-                f"cannot remove {self.path / name} ({error.strerror}); make {self.path} writable"
-            ) from error
+            what = f"cannot remove {self.path / name} ({error.strerror})"
+            raise DataError(f"{what}; make {self.path} writable") from error
 
     def remove_partial(self, prefix: str) -> None:
         """Remove the temporary files of a killed writer of names with this prefix; that writer must not be running."""
@@ -198,6 +203,10 @@ class ObjectStoreFolder:
             # In one request: a multipart upload cannot be refused if the object exists.
             self._store.put(name, bytes(data), mode="create", use_multipart=False)
 
+    def replace(self, name: str, data: bytes) -> None:
+        with self._errors("write", name):
+            self._store.put(name, data, use_multipart=False)
+
     def remove(self, name: str) -> None:
         with self._errors("remove", name):
             self._store.delete(name)
@@ -257,10 +266,17 @@ class FsspecFolder:
         with self._errors("write", name):
             if self._files.exists(path):
                 raise ObjectExists(f"{self.url}/{name} exists already; it was not changed")
-            self._files.makedirs(self._path, exist_ok=True)
-            partial = f"{path}{PARTIAL}{socket.gethostname()}-{os.getpid()}"
-            self._files.pipe_file(partial, bytes(data))
-            self._files.mv(partial, path)
+            self._write(path, bytes(data))
+
+    def replace(self, name: str, data: bytes) -> None:
+        with self._errors("write", name):
+            self._write(f"{self._path}/{name}", data)
+
+    def _write(self, path: str, data: bytes) -> None:
+        self._files.makedirs(self._path, exist_ok=True)
+        partial = f"{path}{PARTIAL}{socket.gethostname()}-{os.getpid()}"
+        self._files.pipe_file(partial, data)
+        self._files.mv(partial, path)
 
     def remove(self, name: str) -> None:
         with self._errors("remove", name):
