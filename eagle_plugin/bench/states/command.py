@@ -111,9 +111,7 @@ def run_states(request: StatesRequest, steps: Steps) -> StatesReport:
     path = request.out / STATES_FILE
     partial = path.with_suffix(".measured.json")
     identity = _identify(request, specs, sets)
-    measured = (
-        resume_from(partial, identity, StatesMeasured) if request.resume else StatesMeasured(identity=identity)
-    )
+    measured = resume_from(partial, identity, StatesMeasured) if request.resume else StatesMeasured(identity=identity)
     save(measured, partial)  # now, and not after the servers have started, if the folder cannot be written
     questions = {name: found.questions for name, found in sets.items()}
     with serving(specs, request.out / "logs", steps) as servers:

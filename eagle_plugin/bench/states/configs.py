@@ -43,5 +43,5 @@ def _with_head(plain: ServerSpec, head: Path, state: State, worker: Worker) -> S
     algorithm = stored_algorithm(read_config(head))
     if worker == "builtin":
         return replace(plain, mode="builtin", head=head, algorithm=algorithm, shape=engine.builtin_shape, name=state)
-    spec = replace(plain, mode="plugin", head=head, algorithm=algorithm, shape=engine.plugin_shape)
+    spec = replace(plain, mode="plugin", head=head, algorithm=algorithm, shape=engine.plugin_shape(head))
     return with_policy(spec, "auto" if worker == "plugin" else "fixed", state)
