@@ -32,6 +32,7 @@ examples:
   eagle-plugin demo                                  plain, built-in and plugin decoding in one table
   eagle-plugin bench --mode plugin                   the best tree shape on this machine
   eagle-plugin explain http://127.0.0.1:30000        what the policy of a server chooses, and why
+  eagle-plugin capture status /data/capture          what servers recorded of their traffic, for training
   eagle-plugin selftest                              do the kernels compute on this GPU what they should?
   eagle-plugin version                               what is installed, which kernels serve
 
@@ -56,6 +57,7 @@ OWN_PARSERS = {
     "demo": ("eagle_plugin.bench.demo", "serve a real model three ways and print one table"),
     "serve": ("eagle_plugin.bench.serve", "start a server with the plugin, or a plain one, and keep it running"),
     "bench": ("eagle_plugin.bench.sweep", "find the best tree shape of a worker on this machine"),
+    "capture": ("eagle_plugin.data.captures.command", "what servers recorded of their traffic: show it, export it"),
     "explain": ("eagle_plugin.bench.explain", "what does the policy of a server choose, and why?"),
     "selftest": ("eagle_plugin.selftest.command", "do the kernels compute on this device what they should?"),
 }
