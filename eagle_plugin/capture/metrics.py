@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 PREFIX = "eagle_plugin:"
 DROPPED = "dropped:"  # before the reason, in counts
@@ -23,12 +22,11 @@ class CaptureMetrics:
         # Not before: the client looks for PROMETHEUS_MULTIPROC_DIR, which engines set, when it is imported.
         from prometheus_client import Counter as Metric
 
-        self._totals = {
-            name: Metric(f"{PREFIX}capture_{name}", what, ["model_name"]).labels(model) for name, what in TOTALS.items()
-        }
-        dropped = "Answers that were not recorded, by reason."
-        self._dropped = Metric(f"{PREFIX}capture_dropped", dropped, ["model_name", "reason"])
-        self._made: list[Any] = [*self._totals.values(), self._dropped]
+        totals = {name: Metric(f"{PREFIX}capture_{name}", what, ["model_name"]) for name, what in TOTALS.items()}
+        what = "Answers that were not recorded, by reason."
+        self._dropped = Metric(f"{PREFIX}capture_dropped", what, ["model_name", "reason"])
+        self._totals = {name: metric.labels(model) for name, metric in totals.items()}
+        self.made = [*totals.values(), self._dropped]  # for who takes them out of the registry again
         self._model, self._shown = model, Counter[str]()
 
     def update(self, totals: Counter[str]) -> None:

@@ -6,6 +6,7 @@ pipe that is full stops the thread and never the server: what the queue cannot t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -65,7 +66,7 @@ class Recorder:
         """show gets the totals at most once per second, from the thread; command is for tests."""
         self._settings, self._show = settings, show
         self._waiting: deque[Exchange] = deque()
-        self._bytes = 0
+        self._bytes = self._sent = self._handled = 0
         self._own, self._written = Counter[str](), Counter[str]()
         self._changed = threading.Condition()
         self._closing = self._gone = False
@@ -116,6 +117,8 @@ class Recorder:
             self._process.wait(max(0.1, end - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._process.kill()
+            with self._changed:
+                self._give_up()
         self._show(self.totals())
 
     def _send_all(self) -> None:
@@ -129,6 +132,7 @@ class Recorder:
                     exchange = self._waiting.popleft() if self._waiting else None
                     self._bytes -= len(exchange) if exchange else 0
                     own, ends = self._own.copy(), self._closing and exchange is None
+                    self._sent += exchange is not None
                 if exchange is not None:
                     pipe.write(pack(exchange))
                     pipe.flush()
@@ -148,23 +152,31 @@ class Recorder:
         for line in answers:
             with self._changed:
                 self._written = Counter(json.loads(line))
+                self._handled = self._written.pop("exchanges", 0)
         if not self._closing:
             self._end()
 
     def _end(self) -> None:
         """The writer is gone: nothing is recorded any more, and the server serves on."""
         with self._changed:
-            first, self._gone = not self._gone, True
-            self._own[DROPPED + "writer_ended"] += len(self._waiting)
-            self._waiting.clear()
-            self._bytes = 0
-        if first:
-            logger.warning(
-                "eagle-plugin: the capture has ended, because its writer process %d ended with code %s; the server "
-                "serves on; restart it to capture again",
-                self._process.pid,
-                self._process.poll(),
-            )
+            if self._gone:
+                return
+            self._give_up()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        logger.warning(
+            "eagle-plugin: the capture has ended, because its writer process %d ended with code %s; the server serves "
+            "on; restart it to capture again",
+            self._process.pid,
+            self._process.poll(),
+        )
+
+    def _give_up(self) -> None:
+        """Count what is queued, or was sent and not handled, as dropped."""
+        self._gone = True
+        self._own[DROPPED + "writer_ended"] += len(self._waiting) + self._sent - self._handled
+        self._waiting.clear()
+        self._bytes = 0
 
 
 def _start(settings: CaptureSettings, *options: str, command: list[str] | None = None) -> subprocess.Popen[bytes]:

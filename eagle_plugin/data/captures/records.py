@@ -53,7 +53,7 @@ def records_of(exchange: Exchange, private: PrivacyFilter) -> Iterator[Captured]
     ids, n = _token_ids(chunks), body.get("n")
     n = n if type(n) is int and n > 0 else 1
     for index, answer in sorted(answers.items()):
-        number = index // n
+        number = 0 if len(requests) == 1 else index // n
         if broken or answer.finish not in FINISHED:
             yield Captured(dropped="aborted")
         elif number >= len(requests):

@@ -82,6 +82,10 @@ class SegmentWriter:
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "w") as file:
                 json.dump(dict(counts), file)
 
+    def discard_counts(self) -> None:
+        """Remove the counts of this process, which has written nothing."""
+        (self._folder / f"{self._name}{COUNTS}").unlink(missing_ok=True)
+
     def close(self) -> None:
         """End the segment."""
         if self._file is not None:
@@ -91,9 +95,11 @@ class SegmentWriter:
     def _open_next(self, needed: int) -> None:
         self.close()
         self._make_place(max(needed, self._size_of_one))
-        self._number += 1
-        path = self._folder / f"{self._name}-{self._number:06}.jsonl"
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, PRIVATE)
+        while self._file is None:
+            self._number += 1
+            path = self._folder / f"{self._name}-{self._number:06}.jsonl"
+            with contextlib.suppress(FileExistsError):
+                self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, PRIVATE)
         self._size = 0
 
     def _make_place(self, needed: int) -> None:

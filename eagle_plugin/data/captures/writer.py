@@ -44,20 +44,28 @@ def main(arguments: list[str]) -> int:
         print(json.dumps({"error": str(error)}), flush=True)
         return 2
     print(json.dumps({"version": eagle_plugin.__version__}), flush=True)
-    if "--check" not in arguments:
+    if "--check" in arguments:
+        segments.discard_counts()
+    else:
         CaptureWriter(private, segments).run(sys.stdin.buffer, os.getppid())
     return 0
 
 
 def _open(settings: CaptureSettings) -> tuple[PrivacyFilter, SegmentWriter]:
+    """First what is quick to refuse: the recognisers take seconds to import."""
     regions = parse_regions(settings.phone_regions) if settings.phone_regions else PHONE_REGIONS
-    private = PrivacyFilter(PrivacySettings(settings.privacy, settings.recogniser, regions, settings.tokenizer))
     try:
-        return private, SegmentWriter(Path(settings.folder), settings.limit)
+        segments = SegmentWriter(Path(settings.folder), settings.limit)
     except OSError as error:
         raise UserError(
             f"{settings.folder} cannot be written ({error.strerror or error}); set {FOLDER} to a folder of this user"
         ) from error
+    try:
+        filtering = PrivacySettings(settings.privacy, settings.recogniser, regions, settings.tokenizer)
+        return PrivacyFilter(filtering), segments
+    except UserError:
+        segments.discard_counts()
+        raise
 
 
 class CaptureWriter:
@@ -66,6 +74,7 @@ class CaptureWriter:
     def __init__(self, private: PrivacyFilter, segments: SegmentWriter) -> None:
         self._private, self._segments = private, segments
         self.counts: Counter[str] = Counter()  # names as in capture/metrics.py
+        self._exchanges = 0
         self._of_server: Counter[str] = Counter()
         self._told: Counter[str] | None = None
         self._told_at = 0.0
@@ -103,6 +112,7 @@ class CaptureWriter:
 
     def write(self, exchange: Exchange) -> None:
         """Filter one exchange and append its records."""
+        self._exchanges += 1
         try:
             for captured in records_of(exchange, self._private):
                 self.counts["filtered"] += bool(captured.found)
@@ -112,7 +122,9 @@ class CaptureWriter:
                     self._segments.append(captured.line)
                     self.counts["records"] += 1
                     self.counts["bytes"] += len(captured.line)
-        except OSError:
+        except OSError as error:
+            if not self.counts[DROPPED + "write_error"]:
+                print(f"eagle-plugin: a captured answer cannot be written: {error.strerror or error}", file=sys.stderr)
             self.counts[DROPPED + "write_error"] += 1
         except Exception as error:  # of a recogniser of the user, for instance; its message may hold text
             self.counts[DROPPED + "failed"] += 1
@@ -127,7 +139,7 @@ class CaptureWriter:
         self._told = both
         with contextlib.suppress(OSError):  # a full disk, a server that is gone
             self._segments.write_counts(both)
-            print(json.dumps(self.counts), flush=True)
+            print(json.dumps(self.counts | {"exchanges": self._exchanges}), flush=True)
 
 
 if __name__ == "__main__":
