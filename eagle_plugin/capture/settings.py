@@ -71,7 +71,7 @@ def capture_settings(environment: Mapping[str, str] = os.environ) -> CaptureSett
     )
     if settings.privacy not in MODES:
         raise CaptureError(
-            f"{FOLDER}_PRIVACY is {settings.privacy}, wanted {' or '.join(MODES)}: nothing is written without the filter"
+            f"{FOLDER}_PRIVACY is {settings.privacy}, wanted {' or '.join(MODES)}: nothing is written unfiltered"
         )
     python = settings.python or sys.executable
     if not os.access(python, os.X_OK):

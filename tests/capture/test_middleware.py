@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from captured_traffic import chat, delta, said, stream
+from captured_traffic import answered, chat, delta, stream
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
@@ -57,7 +57,7 @@ async def answer(request: Request) -> Any:
         return StreamingResponse(pieces(EVENTS), media_type="text/event-stream")
     if body.get("refuse"):
         return JSONResponse({"error": "no"}, status_code=400)
-    return JSONResponse(said("Hello"))
+    return JSONResponse(answered("Hello"))
 
 
 def application() -> Starlette:
@@ -81,7 +81,7 @@ def test_what_passes_is_kept_and_not_changed(path: str, streamed: bool) -> None:
     response = post(kept, body, path)
     (exchange,) = kept.exchanges
     assert json.loads(exchange.request) == body
-    assert exchange.answer == response.content == (EVENTS if streamed else JSONResponse(said("Hello")).body)
+    assert exchange.answer == response.content == (EVENTS if streamed else JSONResponse(answered("Hello")).body)
     assert not kept.dropped
 
 
@@ -112,7 +112,7 @@ def test_a_compressed_request_is_counted() -> None:
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()
-        await JSONResponse(said("A"))(scope, receive, send)
+        await JSONResponse(answered("A"))(scope, receive, send)
 
     async def ask() -> None:
         transport = httpx.ASGITransport(CaptureMiddleware(app, kept))

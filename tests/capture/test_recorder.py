@@ -108,15 +108,15 @@ def test_a_writer_that_ends_is_told_once_and_what_comes_is_dropped(caplog: pytes
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "answered"),
     [
-        ("print('{\"error\": \"no filter here\"}')", "EAGLE_CAPTURE: no filter here"),
+        ('print(\'{"error": "no filter here"}\')', "EAGLE_CAPTURE: no filter here"),
         ("raise SystemExit(3)", "ended with code 3 before it was ready"),
-        ("print('{\"version\": \"0.0.0\"}')", "has eagle-plugin 0.0.0, wanted"),
+        ('print(\'{"version": "0.0.0"}\')', "has eagle-plugin 0.0.0, wanted"),
     ],
 )
-def test_a_writer_that_cannot_start_is_refused(code: str, said: str) -> None:
-    with pytest.raises(CaptureError, match=said):
+def test_a_writer_that_cannot_start_is_refused(code: str, answered: str) -> None:
+    with pytest.raises(CaptureError, match=answered):
         make(code)
 
 

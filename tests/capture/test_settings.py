@@ -28,7 +28,7 @@ def test_sizes(text: str, limit: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "answered"),
     [
         ("EAGLE_CAPTURE", "relative/folder", "EAGLE_CAPTURE is relative/folder, wanted a folder from the root on"),
         ("EAGLE_CAPTURE_RATE", "2", "EAGLE_CAPTURE_RATE is 2, wanted the share"),
@@ -38,9 +38,13 @@ def test_sizes(text: str, limit: int) -> None:
         ("EAGLE_CAPTURE_LIMIT", "10KB", "EAGLE_CAPTURE_LIMIT is 10KB, wanted a size of 1MB or more"),
         ("EAGLE_CAPTURE_PRIVACY", "off", "EAGLE_CAPTURE_PRIVACY is off, wanted drop or redact: nothing is written"),
         ("EAGLE_CAPTURE_PYTHON", "/no/python", "EAGLE_CAPTURE_PYTHON is /no/python, wanted the path of a Python"),
-        ("EAGLE_CAPTURE_RATES", "1", "EAGLE_CAPTURE_RATES is not a setting of the capture, wanted one of EAGLE_CAPTURE"),
+        (
+            "EAGLE_CAPTURE_RATES",
+            "1",
+            "EAGLE_CAPTURE_RATES is not a setting of the capture, wanted one of",
+        ),
     ],
 )
-def test_what_cannot_be_used_is_refused(name: str, value: str, said: str) -> None:
-    with pytest.raises(CaptureError, match=said):
+def test_what_cannot_be_used_is_refused(name: str, value: str, answered: str) -> None:
+    with pytest.raises(CaptureError, match=answered):
         capture_settings({"EAGLE_CAPTURE": "/c"} | {name: value})

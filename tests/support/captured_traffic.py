@@ -16,8 +16,8 @@ def stream(events: list[dict[str, Any]]) -> bytes:
 
 def exchange(request: dict[str, Any], answer: Any, time: float = 1_700_000_000.0) -> Exchange:
     """answer: a body, or a list of events of a stream."""
-    answered = stream(answer) if isinstance(answer, list) else json.dumps(answer).encode()
-    return Exchange(time, json.dumps(request).encode(), answered)
+    body = stream(answer) if isinstance(answer, list) else json.dumps(answer).encode()
+    return Exchange(time, json.dumps(request).encode(), body)
 
 
 def chat(text: str, **more: Any) -> dict[str, Any]:
@@ -25,11 +25,11 @@ def chat(text: str, **more: Any) -> dict[str, Any]:
     return {"model": "m", "user": "u-17", "messages": [{"role": "user", "content": text}], **more}
 
 
-def said(*texts: str, **more: Any) -> dict[str, Any]:
-    """The body of an answer with a choice per text; more is in every choice."""
+def answered(*responses: str, **more: Any) -> dict[str, Any]:
+    """The body of an answer with a choice per response; more is in every choice."""
     choices = [
         {"index": index, "message": {"role": "assistant", "content": text}, "finish_reason": "stop", **more}
-        for index, text in enumerate(texts)
+        for index, text in enumerate(responses)
     ]
     return {"id": "chatcmpl-1", "choices": choices}
 

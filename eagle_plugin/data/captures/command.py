@@ -147,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="print one JSON object")
     status.set_defaults(run=_status)
     export = actions.add_parser("export", help="all records as one file, which `eagle-plugin data prepare` reads")
-    export.add_argument("--out", required=True, metavar="FILE", help="the JSON-lines file to write, whole or not at all")
+    export.add_argument("--out", required=True, metavar="FILE", help="the JSON-lines file to write")
     export.set_defaults(run=_export)
     for action in (status, export):
         action.add_argument("folder", metavar="FOLDER", help="the folder that EAGLE_CAPTURE named")

@@ -107,9 +107,7 @@ def _kept_ids(
     return None if result.prompt is None or result.found else (prompt_ids, answer_ids)
 
 
-def _record(
-    prompt: Prompt, finish: str | None, time: float, ids: tuple[list[int], list[int]] | None
-) -> dict[str, Any]:
+def _record(prompt: Prompt, finish: str | None, time: float, ids: tuple[list[int], list[int]] | None) -> dict[str, Any]:
     """The record of a filtered prompt with its answer; the id is random, so that it leads to nobody."""
     request: dict[str, Any] = dict(prompt.sampling)
     if prompt.tools:

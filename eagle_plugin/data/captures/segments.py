@@ -78,9 +78,11 @@ class SegmentWriter:
 
     def write_counts(self, counts: Mapping[str, int]) -> None:
         """Replace the counts of this process."""
-        with replace_file(self._folder / f"{self._name}{COUNTS}", flush=False) as path:
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "w") as file:
-                json.dump(dict(counts), file)
+        with (
+            replace_file(self._folder / f"{self._name}{COUNTS}", flush=False) as path,
+            open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "w") as file,
+        ):
+            json.dump(dict(counts), file)
 
     def discard_counts(self) -> None:
         """Remove the counts of this process, which has written nothing."""

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from captured_traffic import chat, delta, exchange, said
+from captured_traffic import answered, chat, delta, exchange
 from private_values import VALUES, known_types, sentence
 
 from eagle_plugin.capture.frames import Exchange
@@ -28,13 +28,13 @@ def message(record: dict[str, Any]) -> dict[str, Any]:
 def planted(place: str, text: str) -> Exchange:
     """An exchange with this text in one place of the request or the answer."""
     if place == "question":
-        return exchange(chat(text), said("Fine."))
+        return exchange(chat(text), answered("Fine."))
     if place == "history":
         turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": text}]
-        return exchange({"messages": [*turns, {"role": "user", "content": "And now?"}]}, said("Fine."))
+        return exchange({"messages": [*turns, {"role": "user", "content": "And now?"}]}, answered("Fine."))
     if place == "tools":
         tool = {"type": "function", "function": {"name": "find", "description": text}}
-        return exchange(chat("Hi", tools=[tool]), said("Fine."))
+        return exchange(chat("Hi", tools=[tool]), answered("Fine."))
     if place == "stream":  # cut in the middle of the value
         cut = len(text) - 12
         return exchange(chat("Hi"), [delta(content=text[:cut]), delta(content=text[cut:]), delta(finish="stop")])
@@ -42,7 +42,7 @@ def planted(place: str, text: str) -> Exchange:
         call = {"index": 0, "id": "call_1", "function": {"name": "find", "arguments": json.dumps({"text": text})}}
         return exchange(chat("Hi", tools=[TOOL]), [delta(tool_calls=[call]), delta(finish="tool_calls")])
     if place == "stop":
-        return exchange(chat("Hi", stop=[text]), said("Fine."))
+        return exchange(chat("Hi", stop=[text]), answered("Fine."))
     assert place == "prompt"
     body = {"choices": [{"index": 0, "text": "Fine.", "finish_reason": "stop"}]}
     return exchange({"model": "m", "prompt": text}, body)
@@ -71,7 +71,7 @@ def test_no_private_data_of_any_kind_is_on_the_disk(mode: str, write: Write, tmp
     assert {type for type, *_ in VALUES} == known_types()
     places = itertools.cycle(PLACES)
     sent = [planted(place, sentence(before, value)) for place, (_, before, value) in zip(places, VALUES, strict=False)]
-    records = write(*sent, exchange(chat("Hello"), said("Hi")), mode=mode)
+    records = write(*sent, exchange(chat("Hello"), answered("Hi")), mode=mode)
     counts = write.writer.counts
     assert counts["filtered"] == len(sent)
     assert len(records) == counts["records"] == (1 if mode == "drop" else len(VALUES) + 1)
@@ -88,7 +88,7 @@ def test_without_the_filter_the_same_traffic_is_on_the_disk(write: Write, tmp_pa
 
 
 def test_fields_that_no_training_needs_are_not_written(write: Write) -> None:
-    (record,) = write(exchange(chat("Hi", metadata={"who": "x"}, temperature=0.5), said("Hello")))
+    (record,) = write(exchange(chat("Hi", metadata={"who": "x"}, temperature=0.5), answered("Hello")))
     assert record["request"] == {"temperature": 0.5, "messages": [{"role": "user", "content": "Hi"}]}
     assert set(record) == {"v", "id", "time", "request", "response"} and len(record["id"]) == 32
     assert record["response"] == {
@@ -119,7 +119,12 @@ def test_tool_calls_and_turns_are_kept(write: Write) -> None:
     first = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "find", "arguments": '{"q": '}}
     rest = {"index": 0, "function": {"arguments": '"trees"}'}}
     other = {"index": 1, "id": "call_2", "function": {"name": "find", "arguments": "{}"}}
-    events = [delta(tool_calls=[first]), delta(tool_calls=[rest]), delta(tool_calls=[other]), delta(finish="tool_calls")]
+    events = [
+        delta(tool_calls=[first]),
+        delta(tool_calls=[rest]),
+        delta(tool_calls=[other]),
+        delta(finish="tool_calls"),
+    ]
     called = {"id": "call_0", "function": {"name": "find", "arguments": '{"q": "x"}'}}
     turns = [
         {"role": "system", "content": "Be kind"},
@@ -142,10 +147,10 @@ def test_tool_calls_and_turns_are_kept(write: Write) -> None:
         (chat("Hi"), [delta(content="A")], "aborted"),
         (chat("Hi"), [delta(content="A"), {"error": {"message": "no"}}, delta(finish="stop")], "aborted"),
         (chat("Hi"), {"choices": [{"message": {"content": "A"}, "finish_reason": "abort"}]}, "aborted"),
-        (chat("Hi"), said(""), "empty"),
+        (chat("Hi"), answered(""), "empty"),
         (chat("Hi"), {"object": "list"}, "unusable"),
         ({"prompt": "A", "echo": True}, {"choices": [{"text": "AB", "finish_reason": "stop"}]}, "unusable"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, said("A"), "unusable"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, answered("A"), "unusable"),
         ({"prompt": [5, 6]}, {"choices": [{"text": "A", "finish_reason": "stop"}]}, "token_ids"),
     ],
 )
@@ -155,7 +160,7 @@ def test_what_is_not_recorded_is_counted(request_body: Any, answer: Any, reason:
 
 
 def test_bytes_that_are_no_json_are_counted(write: Write) -> None:
-    broken = exchange(chat("Hi"), said("A"))
+    broken = exchange(chat("Hi"), answered("A"))
     assert write(Exchange(0.0, broken.request, b"data: {"), Exchange(0.0, b"{", broken.answer)) == []
     assert write.writer.counts["dropped:unusable"] == 2
 
@@ -174,7 +179,7 @@ def test_token_ids_are_kept_where_they_can_be_filtered(write: Write, filters: An
     def written(decode: Callable[[list[int]], str] | None) -> dict[str, Any]:
         private = PrivacyFilter(PrivacySettings("drop"))
         private._tokenizer = decode and SimpleNamespace(decode=decode)
-        body = said("Hello", token_ids=[7, 8]) | {"prompt_token_ids": [1, 2, 3]}
+        body = answered("Hello", token_ids=[7, 8]) | {"prompt_token_ids": [1, 2, 3]}
         *_, record = write(exchange(chat("Hi"), body), private=private)
         return record
 
@@ -200,7 +205,7 @@ def test_token_ids_of_a_stream_are_joined(write: Write) -> None:
 def test_data_prepare_reads_it(write: Write, tmp_path: Path) -> None:
     call = {"index": 0, "id": "c", "function": {"name": "find", "arguments": '{"q": 1}'}}
     write(
-        exchange(chat("Hi", max_completion_tokens=9), said("Hello", "Hey")),
+        exchange(chat("Hi", max_completion_tokens=9), answered("Hello", "Hey")),
         exchange(chat("Look"), [delta(tool_calls=[call]), delta(finish="tool_calls")]),
         exchange({"prompt": "Once"}, {"choices": [{"text": " upon", "finish_reason": "length"}]}),
     )
@@ -220,7 +225,7 @@ def test_a_defect_drops_one_answer_and_no_text_is_printed(write: Write, capfd: p
         raise RuntimeError(text)
 
     private._scanner.find = fail
-    assert write(exchange(chat("my secret text"), said("A")), private=private) == []
+    assert write(exchange(chat("my secret text"), answered("A")), private=private) == []
     assert write.writer.counts["dropped:failed"] == 1
     printed = capfd.readouterr()
     assert "RuntimeError" in printed.err and "secret text" not in printed.err + printed.out

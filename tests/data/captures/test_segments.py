@@ -69,16 +69,18 @@ def test_other_files_of_the_folder_are_left(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_whole_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, write = SegmentWriter(tmp_path, limit=16_000), os.write
     writer.append(line(1))
-    monkeypatch.setattr(segments.os, "write", lambda file, data: write(file, data[:50]) if len(data) > 60 else no_space())
+
+    def fill(file: int, data: bytes) -> int:
+        if len(data) > 60:
+            return write(file, data[:50])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(segments.os, "write", fill)
     with pytest.raises(OSError, match="No space"):
         writer.append(line(2, 0))
     monkeypatch.undo()
     writer.append(line(3))
     assert on_disk(tmp_path) == line(1) + line(3)
-
-
-def no_space() -> int:
-    raise OSError(28, "No space left on device")
 
 
 def test_what_another_server_removed_is_made_anew(tmp_path: Path) -> None:
