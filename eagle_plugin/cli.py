@@ -33,6 +33,7 @@ examples:
   eagle-plugin bench --mode plugin                   the best tree shape on this machine
   eagle-plugin benchmark TARGET --head HEAD          what does a trained head gain under load?
   eagle-plugin explain http://127.0.0.1:30000        what the policy of a server chooses, and why
+  eagle-plugin capture status /data/capture          what servers recorded of their traffic, for training
   eagle-plugin selftest                              do the kernels compute on this GPU what they should?
   eagle-plugin version                               what is installed, which kernels serve
 
@@ -60,6 +61,7 @@ OWN_PARSERS = {
     "bench": ("eagle_plugin.bench.sweep", "find the best tree shape of a worker on this machine"),
     "benchmark": ("eagle_plugin.bench.states.command", "what does a trained head gain under load?"),
     "report": ("eagle_plugin.report.command", "the page of a benchmark: HTML and Markdown"),
+    "capture": ("eagle_plugin.data.captures.command", "what servers recorded of their traffic: show it, export it"),
     "explain": ("eagle_plugin.bench.explain", "what does the policy of a server choose, and why?"),
     "selftest": ("eagle_plugin.selftest.command", "do the kernels compute on this device what they should?"),
 }

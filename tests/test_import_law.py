@@ -20,8 +20,9 @@ COMPAT = ROOT / "compat/sglang-cpu/src"
 LAW: dict[str, set[str]] = {
     "core": set(),
     "models": set(),
+    "capture": set(),  # runs in a server; its writer is a process of its own, in `data`
     "heads": {"core", "models"},
-    "data": {"models"},
+    "data": {"models", "capture"},
     # What trees it asks the servers for, those that a head gets by default, and what a server's policy reports.
     "bench": {
         "core.draft_times",
@@ -40,8 +41,8 @@ LAW: dict[str, set[str]] = {
     "evaluate": {"core", "heads", "data", "models", "reference"},
     "engines": {"core", "heads", "kernels"},
     "selftest": {"core", "kernels", "engines"},
-    "engines.sglang": {"core", "heads", "kernels", "engines", "selftest"},
-    "engines.vllm": {"core", "heads", "kernels", "engines"},
+    "engines.sglang": {"core", "heads", "kernels", "engines", "selftest", "capture"},
+    "engines.vllm": {"core", "heads", "kernels", "engines", "capture"},
     "train": {"core", "heads", "data", "models"},
     # The other sub-commands run in processes of their own.
     "optimize": {"data", "bench", "bench.states", "report", "models", "train.recipe"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import jsonschema
 import pytest
 from prometheus_client import REGISTRY
 
+from eagle_plugin.capture.metrics import CaptureMetrics
 from eagle_plugin.engines.metrics import PREFIX, RoundMetrics, forget
 from eagle_plugin.engines.policy_metrics import PolicyMetrics
 
@@ -107,11 +109,21 @@ def expressions(dashboard: dict[str, Any]) -> list[str]:
     return [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
 
 
+@contextmanager
+def captures() -> Iterator[None]:
+    """While the metrics of a capture are registered."""
+    made = CaptureMetrics("m").made
+    yield
+    for metric in made:
+        REGISTRY.unregister(metric)
+
+
 def exported() -> set[str]:
     """The sample names of everything that the plugin exports, with one name per histogram."""
     RoundMetrics(["model_name"], 2).labelled("m")
     PolicyMetrics({"model_name": "m"})
-    families = [family for family in REGISTRY.collect() if family.name.startswith(PREFIX)]
+    with captures():
+        families = [family for family in REGISTRY.collect() if family.name.startswith(PREFIX)]
     forget()
     return {family.name.removeprefix(PREFIX) + ("_total" if family.type == "counter" else "") for family in families}
 
@@ -177,8 +189,9 @@ def test_the_document_names_what_is_exported() -> None:
 def test_labels_of_the_document_are_those_of_the_metrics() -> None:
     RoundMetrics(["model_name"], 2)
     PolicyMetrics({"model_name": "m"})
-    own = {metric._name: set(metric._labelnames) - {"model_name"} for metric in list(REGISTRY._collector_to_names)
-           if getattr(metric, "_name", "").startswith(PREFIX)}  # fmt: skip
+    with captures():
+        own = {metric._name: set(metric._labelnames) - {"model_name"} for metric in list(REGISTRY._collector_to_names)
+               if getattr(metric, "_name", "").startswith(PREFIX)}  # fmt: skip
     forget()
     text = (ROOT / "docs/metrics.md").read_text("utf-8")
     documented = dict(re.findall(rf"^\| `({PREFIX}\w+)(?:\{{(\w+)\}})?`", text, re.MULTILINE))

@@ -70,6 +70,11 @@ class PrivacyFilter:
         self._scanner = Scanner(settings.recogniser, settings.phone_regions) if settings.mode != "off" else None
         self._tokenizer: Any = _load_tokenizer(settings.tokenizer) if settings.tokenizer else None
 
+    @property
+    def decodes(self) -> bool:
+        """Whether token ids can be filtered: there is a tokenizer."""
+        return self._tokenizer is not None
+
     def apply(self, raw: RawPrompt) -> FilteredPrompt:
         """Drop the prompt, redact it or pass it on, as the mode says."""
         prompt = raw.exact or raw.prompt

@@ -123,8 +123,8 @@ IDENTITY_NUMBERS = (
     _number("US_ITIN", "us.itin", r"9\d\d-?\d\d-?\d{4}", "itin", r"9\d\d-\d\d-\d{4}"),
     _number("ZA_ID", "za.idnr", r"\d{6} ?\d{4} ?\d{3}", "sa id|(?:sa |south african )?id(?:entity)? n(?:umber|o)"),
 )
-# Six digits, or the end of an Italian fiscal code. Both begin with a digit, so that the search is fast.
-_TRIGGER = re.compile(r"\d(?:[ ./-]?\d){5}|\d\d[A-Za-z]\d\d[A-Za-z]\d{3}[A-Za-z]")
+# Six digits, or the end of an Italian fiscal code or an Indian PAN. All begin with a digit: the search is fast.
+_TRIGGER = re.compile(r"\d(?:[ ./-]?\d){5}|\d\d[A-Za-z]\d\d[A-Za-z]\d{3}[A-Za-z]|\d{4}[A-Za-z](?!\w)")
 
 
 def load_checks() -> dict[str, Callable[[str], bool]]:

@@ -116,7 +116,8 @@ class _Stream:
 def _join_stream(text: str) -> dict[int, RecordedAnswer]:
     """The answers in a recorded stream: server-sent events (`data: {chunk}` lines) or plain JSON lines."""
     streams: dict[int, _Stream] = {}
-    for line in text.splitlines():
+    # Not splitlines(): it also splits at U+2028 and the like, which a JSON string may hold as they are.
+    for line in text.replace("\r", "\n").split("\n"):
         chunk = _decode_event(line)
         if isinstance(chunk.get("token"), dict):  # TGI and LMI
             streams.setdefault(0, _Stream()).add_token(chunk, chunk["token"])

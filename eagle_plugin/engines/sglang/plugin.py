@@ -10,6 +10,7 @@ import logging
 import os
 from typing import Any
 
+from eagle_plugin.capture.settings import FOLDER
 from eagle_plugin.engines.sglang import version
 from eagle_plugin.engines.startup import may_serve
 
@@ -20,6 +21,7 @@ ALGORITHMS = ("EAGLE", "EAGLE3")
 CREATE_WORKER = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker"
 RESOLVE_ARGUMENTS = "sglang.srt.arg_groups.speculative_hook._handle_eagle_family"
 AUTO_PARAMETERS = "sglang.srt.arg_groups.speculative_hook._auto_choose_speculative_params"
+PREPARE_ARGUMENTS = "sglang.srt.server_args.prepare_server_args"
 OVERLAP_ON_CPU = "sglang.srt.arg_groups.speculative_hook._disable_overlap_schedule_for_cpu"
 
 
@@ -32,6 +34,8 @@ def register() -> None:
     HookRegistry.register(CREATE_WORKER, _create_worker, HookType.AROUND)
     HookRegistry.register(RESOLVE_ARGUMENTS, _check_arguments, HookType.AFTER)
     HookRegistry.register(AUTO_PARAMETERS, _auto_parameters, HookType.AROUND)
+    if os.environ.get(FOLDER):
+        HookRegistry.register(PREPARE_ARGUMENTS, _capture, HookType.AFTER)
     if os.environ.get("EAGLE_OVERLAP") == "1":
         HookRegistry.register(OVERLAP_ON_CPU, _keep_overlap, HookType.AROUND)
     if os.environ.get("EAGLE_GRAPHS") == "emulate":
@@ -59,6 +63,14 @@ def _check_arguments(result: Any, server_args: Any) -> Any:
 
     check_launch(server_args)
     return result
+
+
+def _capture(server_args: Any, argv: Any) -> Any:
+    """AFTER the launcher has read its flags; the processes that it starts do not read them again."""
+    from eagle_plugin.engines.sglang.traffic_capture import add_middleware
+
+    add_middleware(server_args)
+    return server_args
 
 
 def _auto_parameters(original: Any, server_args: Any, model_arch: str) -> Any:

@@ -7,9 +7,11 @@ launcher has the whole configuration; the other processes get the decision with 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Any
 
+from eagle_plugin.capture.settings import FOLDER
 from eagle_plugin.engines.startup import StartRefused, may_serve, switched_off
 from eagle_plugin.engines.vllm import version
 from eagle_plugin.errors import UserError
@@ -33,6 +35,10 @@ def register() -> None:
     # Who makes a configuration from flags has this module, and calls us; other processes need not import it.
     if arguments := sys.modules.get("vllm.engine.arg_utils"):
         _wrap(arguments.EngineArgs, "create_speculative_config", _explain)
+        if os.environ.get(FOLDER):
+            from eagle_plugin.engines.vllm.traffic_capture import add_middleware
+
+            _wrap(arguments.EngineArgs, "from_cli_args", add_middleware)
 
 
 def _wrap(owner: type, name: str, hook: Any) -> None:

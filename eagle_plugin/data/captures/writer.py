@@ -1,0 +1,146 @@
+"""The writer process of a capture: reads exchanges from its input, filters private data, and writes what is left.
+
+Its output has one JSON object per line: first its version, or the sentence why it cannot start; then its counts. It
+ends when its input ends, or the server does. Texts never go into its output, its errors or a log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import IO
+
+import eagle_plugin
+from eagle_plugin.capture.frames import Exchange, read_frame
+from eagle_plugin.capture.metrics import DROPPED
+from eagle_plugin.capture.settings import FOLDER, CaptureSettings
+from eagle_plugin.data.captures.records import records_of
+from eagle_plugin.data.captures.segments import SegmentWriter
+from eagle_plugin.data.privacy.filter import PrivacyFilter, PrivacySettings
+from eagle_plugin.data.privacy.phones import PHONE_REGIONS, parse_regions
+from eagle_plugin.errors import UserError
+
+TELL_EVERY = 1.0  # seconds between two reports of counts
+SILENCE = 5.0  # seconds
+
+
+def main(arguments: list[str]) -> int:
+    """Run until the input ends; arguments are the settings as JSON, and perhaps `--check`, which only starts."""
+    settings = CaptureSettings.from_json(arguments[0])
+    for number in (signal.SIGINT, signal.SIGTERM):  # of the server's group; what is queued is written first
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        os.nice(10)
+    try:
+        private, segments = _open(settings)
+    except UserError as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        return 2
+    print(json.dumps({"version": eagle_plugin.__version__}), flush=True)
+    if "--check" in arguments:
+        segments.discard_counts()
+    else:
+        CaptureWriter(private, segments).run(sys.stdin.buffer, os.getppid())
+    return 0
+
+
+def _open(settings: CaptureSettings) -> tuple[PrivacyFilter, SegmentWriter]:
+    """First what is quick to refuse: the recognisers take seconds to import."""
+    regions = parse_regions(settings.phone_regions) if settings.phone_regions else PHONE_REGIONS
+    try:
+        segments = SegmentWriter(Path(settings.folder), settings.limit)
+    except OSError as error:
+        raise UserError(
+            f"{settings.folder} cannot be written ({error.strerror or error}); set {FOLDER} to a folder of this user"
+        ) from error
+    try:
+        filtering = PrivacySettings(settings.privacy, settings.recogniser, regions, settings.tokenizer)
+        return PrivacyFilter(filtering), segments
+    except UserError:
+        segments.discard_counts()
+        raise
+
+
+class CaptureWriter:
+    """Filters and writes exchanges, and counts what becomes of them."""
+
+    def __init__(self, private: PrivacyFilter, segments: SegmentWriter) -> None:
+        self._private, self._segments = private, segments
+        self.counts: Counter[str] = Counter()  # names as in capture/metrics.py
+        self._exchanges = 0
+        self._of_server: Counter[str] = Counter()
+        self._told: Counter[str] | None = None
+        self._told_at = 0.0
+        self._reading_since: float | None = None
+
+    def run(self, stream: IO[bytes], server: int | None = None) -> None:
+        """Write until the stream ends, or the process `server` is no longer the parent; it sends counts every second.
+
+        While nothing is received, this process has nothing to lose and may be ended.
+        """
+        if server is not None:
+            threading.Thread(target=self._end_with, args=(server,), daemon=True).start()
+        while True:
+            self._reading_since = time.monotonic()
+            frame = read_frame(stream)
+            self._reading_since = None
+            if frame is None:
+                break
+            if isinstance(frame, Exchange):
+                self.write(frame)
+            else:
+                self._of_server = Counter(frame)
+            if time.monotonic() - self._told_at >= TELL_EVERY:
+                self._tell()
+        self._tell()
+        self._segments.close()
+
+    def _end_with(self, server: int) -> None:
+        """A fork of the server may hold the pipe open, so that its end does not come."""
+        while True:
+            time.sleep(TELL_EVERY)
+            since = self._reading_since
+            if os.getppid() != server and since is not None and time.monotonic() - since > SILENCE:
+                os._exit(0)
+
+    def write(self, exchange: Exchange) -> None:
+        """Filter one exchange and append its records."""
+        self._exchanges += 1
+        try:
+            for captured in records_of(exchange, self._private):
+                self.counts["filtered"] += bool(captured.found)
+                if captured.dropped:
+                    self.counts[DROPPED + captured.dropped] += 1
+                if captured.line is not None:
+                    self._segments.append(captured.line)
+                    self.counts["records"] += 1
+                    self.counts["bytes"] += len(captured.line)
+        except OSError as error:
+            if not self.counts[DROPPED + "write_error"]:
+                print(f"eagle-plugin: a captured answer cannot be written: {error.strerror or error}", file=sys.stderr)
+            self.counts[DROPPED + "write_error"] += 1
+        except Exception as error:  # of a recogniser of the user, for instance; its message may hold text
+            self.counts[DROPPED + "failed"] += 1
+            print(f"eagle-plugin: a captured answer was dropped: {type(error).__name__}", file=sys.stderr)
+        self.counts["removed_segments"] = self._segments.removed
+
+    def _tell(self) -> None:
+        self._told_at = time.monotonic()
+        both = self.counts + self._of_server
+        if both == self._told:
+            return
+        self._told = both
+        with contextlib.suppress(OSError):  # a full disk, a server that is gone
+            self._segments.write_counts(both)
+            print(json.dumps(self.counts | {"exchanges": self._exchanges}), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,45 @@
+"""Puts the middleware of the capture into SGLang's HTTP server."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from eagle_plugin.capture.middleware import CaptureMiddleware
+from eagle_plugin.capture.recorder import check_writer
+from eagle_plugin.capture.settings import FOLDER, CaptureError, capture_settings
+from eagle_plugin.engines.startup import StartRefused
+
+logger = logging.getLogger("eagle_plugin")
+
+
+def add_middleware(server_args: Any) -> None:
+    """Add the middleware to the application that the launcher's process serves; nothing for other servers.
+
+    Raises:
+        StartRefused: the settings are wrong, or the writer cannot start.
+    """
+    try:
+        settings = capture_settings()
+        if settings is None:
+            return
+        if reason := other_server(server_args):
+            raise CaptureError(f"{FOLDER} is set, but nothing can be captured with {reason}; unset one of the two")
+        check_writer(settings)
+    except CaptureError as error:
+        raise StartRefused(error) from None
+    from sglang.srt.entrypoints.http_server import app
+
+    CaptureMiddleware.model = server_args.served_model_name or server_args.model_path
+    app.add_middleware(CaptureMiddleware)
+
+
+def other_server(server_args: Any) -> str | None:
+    """The setting with which requests do not come to the application of the launcher's process."""
+    if os.environ.get("SGLANG_RUST_SERVER", "0").lower() in ("1", "true"):
+        return "SGLANG_RUST_SERVER"
+    if server_args.tokenizer_worker_num > 1:  # further processes, which do not load plugins
+        return f"--tokenizer-worker-num {server_args.tokenizer_worker_num}"
+    flags = ("grpc_mode", "smg_grpc_mode", "encoder_only", "use_ray")
+    return next((f"--{flag.replace('_', '-')}" for flag in flags if getattr(server_args, flag, False)), None)
