@@ -3,8 +3,8 @@
 This folder has one module per sub-command of `eagle-plugin data`; the sub-folders have the parts that these use.
 Imports go down only, in this order (`tests/data/test_import_order.py`):
 
-    builtin, prepare, generate, render, vocabulary, extract, verify     the sub-commands
-    captures, generation, store                                         do not import each other
+    builtin, named_set, prepare, generate, render, vocabulary, extract, verify     the sub-commands
+    captures, generation, store                                                    do not import each other
     privacy
     sources
     masks, target_files

@@ -10,7 +10,7 @@ import eagle_plugin.data
 
 PACKAGE = "eagle_plugin.data"
 FOLDER = Path(eagle_plugin.data.__file__).parent
-COMMANDS = {"builtin", "prepare", "generate", "render", "vocabulary", "extract", "verify"}
+COMMANDS = {"builtin", "named_set", "prepare", "generate", "render", "vocabulary", "extract", "verify"}
 # From the bottom; parts of one set do not import each other.
 ORDER = [{"rows"}, {"masks", "target_files"}, {"sources"}, {"privacy"}, {"captures", "generation", "store"}, COMMANDS]
 

@@ -57,6 +57,7 @@ CASES = {
     "models list": Case("", {"stdout": "stdout"}),
     "models get": Case("smollm2-135m-instruct", {"cache": "cache"}),
     "models path": Case("smollm2-135m-instruct", {"cache": "cache"}),
+    "capture": Case("export {capture} --out {out}", {"capture": "folder", "out": "new file"}),
     "check": Case("{target} {head}", {"target": "folder", "head": "folder"}),
     "data builtin": Case("--recorded --limit 2 --out {out}", {"out": "new file", "cache": "cache"}),
     "data set": Case("sharegpt --path {sharegpt} --out {out}", {"sharegpt": "file", "out": "new file"}),
@@ -143,6 +144,9 @@ def make_inputs(folder: Path) -> dict[str, Path]:
     report = PolicyReport("auto", CAPS, CAPS, 1, 10, expected={PLAIN: Expected(0.1, 1.0), CAPS: Expected(0.2, 2.5)})
     made["log"] = _write(folder / "log" / "server.log", f"eagle-plugin: policy; {MARK}{report.as_json()}\n")
     made["benchmark"] = _write(folder / "benchmark" / "states.json", states_report().model_dump_json()).parent
+    captured = {"v": 1, "id": "a", "time": 0.0, "request": chat, "response": {"text": answer["content"]}}
+    name = "capture-20261123T000000-host-1-000001.jsonl"
+    made["capture"] = _write(folder / "capture" / "answers" / name, json.dumps(captured) + "\n").parent
     made["recipe"] = _write(folder / "recipe" / "recipe.yaml", TRAIN.format(**made))
     made["job"] = _write(folder / "job" / "job.yaml", JOB.format(**made))
     opening = {"from": "human", "value": "Why is the sky blue in the evening?"}

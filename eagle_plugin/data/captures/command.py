@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -67,10 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _status(arguments: argparse.Namespace) -> int:
     folder, capture = _folder(arguments.folder), Capture()
-    for line in _lines(folder, lambda path: None):
+    for line, record in _records(folder, lambda path: None):
         capture.records += 1
         capture.bytes += len(line)
-        time = json.loads(line).get("time")
+        time = record.get("time")
         capture.first = time if capture.first is None else capture.first
         capture.last = time
     capture.segments = len(segments_of(folder))
@@ -100,7 +101,7 @@ def _export(arguments: argparse.Namespace) -> int:
     with Progress(console=Console(stderr=True)) as progress, replace_output(out) as temporary:
         task = progress.add_task("exporting", total=len(segments_of(folder)))
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "wb") as file:
-            for line in _lines(folder, lambda path: progress.advance(task)):
+            for line, _ in _records(folder, lambda path: progress.advance(task)):
                 file.write(line)
                 records += 1
         if not records:
@@ -113,15 +114,28 @@ def _export(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _lines(folder: Path, ended: Callable[[Path], None]) -> Iterator[bytes]:
-    """The whole records of all segments; a writer that was killed, or writes just now, leaves a part at the end."""
+def _records(folder: Path, ended: Callable[[Path], None]) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The lines of all segments, and the records in them.
+
+    A writer that was killed, or writes just now, leaves a part of a line at the end.
+    """
     for path in segments_of(folder):
         if path.exists():  # else a running server has removed it for new ones
             with open_lines(path, "a file of a capture") as file:
-                for _, line in read_lines(file, str(path)):
+                for number, line in read_lines(file, str(path)):
                     if line.endswith(b"\n"):
-                        yield line
+                        yield line, _record(line, f"{path}:{number}")
         ended(path)
+
+
+def _record(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict):
+        raise DataError(f"{where} is not a JSON object, wanted a record of a capture; the file is damaged: remove it")
+    return record
 
 
 def _folder(name: str) -> Path:
