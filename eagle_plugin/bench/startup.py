@@ -41,9 +41,13 @@ def wait_all(servers: Mapping[Name, Server], specs: Mapping[Name, ServerSpec], s
 
 @contextlib.contextmanager
 def serving(specs: Mapping[Name, ServerSpec], logs: Path, steps: Steps) -> Iterator[dict[Name, Server]]:
-    """`launched` and `wait_all`: the servers are ready and paused."""
-    with launched(specs, logs) as servers:
-        wait_all(servers, specs, steps)
+    """The servers are ready and paused. They start one after another: the policy of one measures costs meanwhile."""
+    with contextlib.ExitStack() as stack:
+        servers: dict[Name, Server] = {}
+        for name, spec in specs.items():
+            started = stack.enter_context(launched({name: spec}, logs))
+            wait_all(started, {name: spec}, steps)
+            servers |= started
         yield servers
 
 

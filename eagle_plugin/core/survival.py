@@ -18,7 +18,7 @@ SUM_MEMORY = 20  # requests' rounds after which a measured sum has 1/e of its we
 FACTOR_MEMORY = 60  # the same of the counts of a factor
 UNSEEN_MEMORY = 600  # the same where the drafted trees did not reach
 FEWEST_ROUNDS = 10  # of a batch, that a memory spans at least
-PRIOR = 1.0  # accepted token per level: the weight of the level above
+PRIOR = 2.0  # accepted tokens per level: the weight of the level above
 # The chance that the target takes a node's first, second .. child, of a head that nothing is known of.
 TYPICAL = (0.6, 0.15, 0.07, 0.04)
 

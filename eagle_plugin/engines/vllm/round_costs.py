@@ -5,8 +5,9 @@ The target and the head run over made-up tokens in the cache's own blocks, whose
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,13 +27,15 @@ from eagle_plugin.engines.vllm.sampling import sampling_params
 from eagle_plugin.kernels.sampling import SamplingParams
 
 BUDGET = 12.0  # seconds: what is left of the larger batches when they are spent is not measured
-REPEATS, ENOUGH = 3, 0.5  # runs of each forward, seconds after which one is enough; the shortest counts
+PASSES = 2  # over all forwards: what disturbs the machine for some seconds disturbs one of them
+REPEATS, ENOUGH = 2, 0.5  # runs of each forward in a pass, seconds after which one is enough; the shortest counts
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 SHORT, LONG = 16, 1024  # tokens of the prefixes
 PROMPT = 128  # tokens of a prompt that the head reads
 LONG_BATCH = 4  # requests with long prefixes
 
 Timer = Callable[[int, int, int], float]  # seconds of a forward over b requests, R rows of each, prefixes of L tokens
+Kinds = Mapping[str, tuple[Timer, int]]  # a forward, and the most rows of a request that it has
 
 
 def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
@@ -42,7 +45,7 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
     """
     timer = RoundTimer(runner, caps)
     is_parallel = runner.drafter.mask is not None
-    kinds = {
+    kinds: dict[str, tuple[Timer, int]] = {
         "target": (timer.target, caps.width),
         "level": (timer.levels, max(caps.steps - 1, 1)) if is_parallel else (timer.level, caps.topk),
         "extend": (timer.extend, caps.max_accept_length),
@@ -50,30 +53,56 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
     for time_forward, most in kinds.values():
         time_forward(1, most, timer.short)  # what is allocated, read or compiled at the first time
     end = time.perf_counter() + budget
-    points: dict[str, dict[int, float]] = {name: {} for name in kinds}
-    slopes = {name: _slopes(timer, *kind) for name, kind in kinds.items()}
-    for total in ROWS:
-        for name, (time_forward, most) in kinds.items():
-            rows = min(total, most)
-            b = total // rows
-            late = time.perf_counter() > end and points[name]
-            if not late and timer.fits(b, rows, timer.short) and b * rows not in points[name]:
-                points[name][b * rows] = time_forward(b, rows, timer.short)
-    target, level, extend = (Forward(Curve.of(points[name].items()), *slopes[name]) for name in kinds)
+    times: dict[tuple[str, int, int, int], float] = {}  # the shortest, by forward, requests, rows, tokens of a prefix
+    for _ in range(PASSES):
+        for name, (_, most) in kinds.items():
+            for cell in _long_and_short(timer, most):
+                _time(times, kinds, name, cell)
+        for total in ROWS:
+            for name, (_, most) in kinds.items():
+                rows = min(total, most)
+                cell = total // rows, rows, timer.short
+                late = time.perf_counter() > end and any(key[0] == name for key in times)
+                if not late and timer.fits(*cell):
+                    _time(times, kinds, name, cell)
+    forwards = {}
+    for name, (_, most) in kinds.items():
+        points = [
+            (b * rows, seconds) for (of, b, rows, keys), seconds in times.items() if (of, keys) == (name, timer.short)
+        ]
+        forwards[name] = Forward(Curve.of(points), *_slopes(times, name, _long_and_short(timer, most), most))
+    target, level, extend = (forwards[name] for name in kinds)
     return Costs(target, level, extend, is_parallel=is_parallel, prompt_token=timer.prompt_token())
 
 
-def _slopes(timer: RoundTimer, time_forward: Timer, most: int) -> tuple[float, float]:
-    """Seconds per token of the prefixes, and per token and row of a request; most: rows of a request."""
+def _time(times: dict[tuple[str, int, int, int], float], kinds: Kinds, name: str, cell: tuple[int, int, int]) -> None:
+    key = name, *cell
+    times[key] = min(kinds[name][0](*cell), times.get(key, math.inf))
+
+
+def _long_and_short(timer: RoundTimer, most: int) -> list[tuple[int, int, int]]:
+    """Rounds that differ in their prefixes, (requests, rows, tokens of each): of one row and of `most`, long and short.
+
+    Empty where contexts are so short that they cost nothing.
+    """
     b = min(LONG_BATCH, timer.most_requests)
     keys = min(LONG, timer.longest)
     while b > 1 and not timer.fits(b, most, keys):
         b //= 2
     if keys < 4 * SHORT or not timer.fits(b, most, keys):
-        return 0.0, 0.0  # contexts so short that they cost nothing
-    tokens = b * (keys - SHORT)
+        return []
+    return [(b, rows, length) for rows in (1, most) for length in (keys, timer.short)]
+
+
+def _slopes(
+    times: Mapping[tuple[str, int, int, int], float], name: str, cells: Sequence[tuple[int, int, int]], most: int
+) -> tuple[float, float]:
+    """Seconds per token of the prefixes, and per token and row of a request; most: rows of a request."""
+    if not cells:
+        return 0.0, 0.0
     one, all_rows = (
-        max(time_forward(b, rows, keys) - time_forward(b, rows, SHORT), 0.0) / tokens for rows in (1, most)
+        max(times[(name, *long)] - times[(name, *short)], 0.0) / (long[0] * (long[2] - short[2]))
+        for long, short in (cells[:2], cells[2:])
     )
     per_row = max(all_rows - one, 0.0) / max(most - 1, 1)
     return max(one - per_row, 0.0), per_row
@@ -208,11 +237,15 @@ class RoundTimer:
 
 
 def _shortest(forward: Callable[[], object]) -> float:
-    """Seconds of the shortest of several calls."""
+    """Seconds of the shortest of several calls; with one thread the processor's, so that other processes cost nothing.
+
+    Threads wait for each other, and the time of one has not all of the work: of several the clock's time counts.
+    """
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     found: list[float] = []
     with torch.inference_mode():
         while len(found) < REPEATS and sum(found) < ENOUGH:
-            began = time.perf_counter()
+            began = clock()
             forward()
-            found.append(time.perf_counter() - began)
+            found.append(clock() - began)
     return min(found)
