@@ -30,6 +30,8 @@ def wait_all(servers: Mapping[Name, Server], specs: Mapping[Name, ServerSpec], s
 
     Raises ServerError if one of them does not start or uses another worker than its spec asks for.
     """
+    if not servers:
+        return
     few = " and ".join(server.label for server in servers.values())
     with steps.step(f"starting {few if len(servers) <= 3 else f'{len(servers)} servers'}") as step:
         for name, server in servers.items():
@@ -41,14 +43,19 @@ def wait_all(servers: Mapping[Name, Server], specs: Mapping[Name, ServerSpec], s
 
 @contextlib.contextmanager
 def serving(specs: Mapping[Name, ServerSpec], logs: Path, steps: Steps) -> Iterator[dict[Name, Server]]:
-    """The servers are ready and paused. They start one after another: the policy of one measures costs meanwhile."""
+    """The servers are ready and paused. One whose policy measures costs as it starts comes alone, after the others."""
+    together = {name: spec for name, spec in specs.items() if not _measures_costs(spec)}
     with contextlib.ExitStack() as stack:
         servers: dict[Name, Server] = {}
-        for name, spec in specs.items():
-            started = stack.enter_context(launched({name: spec}, logs))
-            wait_all(started, {name: spec}, steps)
+        for part in (together, *({name: spec} for name, spec in specs.items() if name not in together)):
+            started = stack.enter_context(launched(part, logs))
+            wait_all(started, part, steps)
             servers |= started
-        yield servers
+        yield {name: servers[name] for name in specs}
+
+
+def _measures_costs(spec: ServerSpec) -> bool:
+    return spec.mode == "plugin" and spec.environment.get("EAGLE_POLICY", "auto") == "auto"
 
 
 def warm_up_all(servers: Mapping[Name, Server], questions: Sequence[Question], steps: Steps) -> None:
