@@ -84,8 +84,8 @@ def test_a_plain_and_a_streamed_answer_are_captured(engine: str, servers: dict[s
         server.check_alive()
         time.sleep(0.5)
     records = [json.loads(line) for path in segments_of(folder) for line in path.open()]
-    texts = [read_answers(answer)[0].message["content"] for answer in answers]
-    assert [record["response"]["text"] for record in records] == texts and all(texts)
+    responses = [read_answers(answer)[0].message["content"] for answer in answers]
+    assert [record["response"]["text"] for record in records] == responses and all(responses)
     assert [record["request"]["messages"][-1]["content"] for record in records] == ["I am <EMAIL_1>", "Go on"]
     assert [record["response"]["finish_reason"] for record in records] == ["length", "length"]
     assert MAIL not in "".join(path.read_text() for path in folder.iterdir())
