@@ -47,6 +47,7 @@ def check_writer(settings: CaptureSettings) -> None:
     try:
         _await_ready(process)
     finally:
+        process.kill()  # it has nothing to lose, and its packages take seconds to end
         process.communicate()
 
 

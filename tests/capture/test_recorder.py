@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -130,6 +131,16 @@ def test_the_real_writer_refuses_a_folder_that_is_a_file(tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises(CaptureError, match="file cannot be written .* set EAGLE_CAPTURE to a folder"):
         check_writer(CaptureSettings(str(tmp_path / "file")))
+
+
+def test_a_missing_filter_is_refused_with_the_settings_that_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tldextract.py").write_text("raise ImportError('none here', name='tldextract')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(CaptureError, match="needs the Python package tldextract, .* or set EAGLE_CAPTURE_PYTHON to"):
+        check_writer(CaptureSettings(str(tmp_path / "folder")))
+    assert list((tmp_path / "folder").iterdir()) == []
 
 
 def test_metrics_count_what_is_new() -> None:

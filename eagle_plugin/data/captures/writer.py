@@ -43,10 +43,11 @@ def main(arguments: list[str]) -> int:
     except UserError as error:
         print(json.dumps({"error": str(error)}), flush=True)
         return 2
-    print(json.dumps({"version": eagle_plugin.__version__}), flush=True)
-    if "--check" in arguments:
+    checked = "--check" in arguments
+    if checked:
         segments.discard_counts()
-    else:
+    print(json.dumps({"version": eagle_plugin.__version__}), flush=True)
+    if not checked:
         CaptureWriter(private, segments).run(sys.stdin.buffer, os.getppid())
     return 0
 
@@ -63,8 +64,13 @@ def _open(settings: CaptureSettings) -> tuple[PrivacyFilter, SegmentWriter]:
     try:
         filtering = PrivacySettings(settings.privacy, settings.recogniser, regions, settings.tokenizer)
         return PrivacyFilter(filtering), segments
-    except UserError:
+    except UserError as error:
         segments.discard_counts()
+        if isinstance(missing := error.__cause__, ImportError):
+            raise UserError(
+                f"the privacy filter needs the Python package {missing.name}, which {sys.executable} does not have; "
+                f"run: pip install 'eagle-plugin[privacy]', or set {FOLDER}_PYTHON to an interpreter that has it"
+            ) from error
         raise
 
 
