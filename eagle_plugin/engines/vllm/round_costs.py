@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,7 +35,8 @@ PROMPT = 128  # tokens of a prompt that the head reads
 LONG_BATCH = 4  # requests with long prefixes
 
 Timer = Callable[[int, int, int], float]  # seconds of a forward over b requests, R rows of each, prefixes of L tokens
-Kinds = Mapping[str, tuple[Timer, int]]  # a forward, and the most rows of a request that it has
+# The shortest time of a round's forward by its name, requests, rows of each, tokens of each prefix.
+Times = dict[tuple[str, int, int, int], float]
 
 
 def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
@@ -53,31 +54,26 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
     for time_forward, most in kinds.values():
         time_forward(1, most, timer.short)  # what is allocated, read or compiled at the first time
     end = time.perf_counter() + budget
-    times: dict[tuple[str, int, int, int], float] = {}  # the shortest, by forward, requests, rows, tokens of a prefix
-    for _ in range(PASSES):
+    ends = {name: _long_and_short(timer, most) for name, (_, most) in kinds.items()}
+    cells = [(name, *cell) for name in kinds for cell in ends[name]]
+    for total in ROWS:
         for name, (_, most) in kinds.items():
-            for cell in _long_and_short(timer, most):
-                _time(times, kinds, name, cell)
-        for total in ROWS:
-            for name, (_, most) in kinds.items():
-                rows = min(total, most)
-                cell = total // rows, rows, timer.short
-                late = time.perf_counter() > end and any(key[0] == name for key in times)
-                if not late and timer.fits(*cell):
-                    _time(times, kinds, name, cell)
+            rows = min(total, most)
+            if timer.fits(total // rows, rows, timer.short):
+                cells.append((name, total // rows, rows, timer.short))
+    times: Times = {}
+    for _ in range(PASSES):
+        for cell in dict.fromkeys(cells):
+            if time.perf_counter() < end or not any(measured[0] == cell[0] for measured in times):
+                times[cell] = min(kinds[cell[0]][0](*cell[1:]), times.get(cell, math.inf))
     forwards = {}
     for name, (_, most) in kinds.items():
         points = [
             (b * rows, seconds) for (of, b, rows, keys), seconds in times.items() if (of, keys) == (name, timer.short)
         ]
-        forwards[name] = Forward(Curve.of(points), *_slopes(times, name, _long_and_short(timer, most), most))
+        forwards[name] = Forward(Curve.of(points), *_slopes(times, name, ends[name], most))
     target, level, extend = (forwards[name] for name in kinds)
     return Costs(target, level, extend, is_parallel=is_parallel, prompt_token=timer.prompt_token())
-
-
-def _time(times: dict[tuple[str, int, int, int], float], kinds: Kinds, name: str, cell: tuple[int, int, int]) -> None:
-    key = name, *cell
-    times[key] = min(kinds[name][0](*cell), times.get(key, math.inf))
 
 
 def _long_and_short(timer: RoundTimer, most: int) -> list[tuple[int, int, int]]:
@@ -94,11 +90,9 @@ def _long_and_short(timer: RoundTimer, most: int) -> list[tuple[int, int, int]]:
     return [(b, rows, length) for rows in (1, most) for length in (keys, timer.short)]
 
 
-def _slopes(
-    times: Mapping[tuple[str, int, int, int], float], name: str, cells: Sequence[tuple[int, int, int]], most: int
-) -> tuple[float, float]:
+def _slopes(times: Times, name: str, cells: Sequence[tuple[int, int, int]], most: int) -> tuple[float, float]:
     """Seconds per token of the prefixes, and per token and row of a request; most: rows of a request."""
-    if not cells:
+    if not cells or any((name, *cell) not in times for cell in cells):
         return 0.0, 0.0
     one, all_rows = (
         max(times[(name, *long)] - times[(name, *short)], 0.0) / (long[0] * (long[2] - short[2]))
