@@ -1,6 +1,7 @@
 """Tokens of plain steps that the head has not read: kept, and read in few forwards when their keys are wanted.
 
-They are wanted when drafting starts again, and when another request may find their blocks in the prefix cache.
+They are wanted when drafting starts again, and when another request finds their blocks in the prefix cache. Most blocks
+of requests that have ended are used anew before anybody finds them, so what they hold is never read.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from torch.nn.functional import pad
 from eagle_plugin.engines.pending_limit import largest_first, most_pending
 from eagle_plugin.engines.vllm.attention import ExtendRows
 from eagle_plugin.engines.vllm.batch import RoundBatch
+
+Key = str | int  # the name of a request, or a block
 
 
 class PlainRows(NamedTuple):
@@ -58,10 +61,14 @@ class _Run:
         """The position after the last row."""
         return self.first + len(self.places)
 
+    def split(self, n: int) -> tuple[_Run, _Run]:
+        """The first n rows, or all if there are fewer, and the others."""
+        return _Run(self.first, self.places[:n]), _Run(min(self.first + n, self.end), self.places[n:])
+
 
 @dataclass
 class _Kept:
-    """What a request has: one run, and one more after each step in which vLLM asked for no drafts."""
+    """What a request or a block has: one run, and one more after each step in which vLLM asked for no drafts."""
 
     runs: list[_Run]
     slot_table: Tensor  # [S] int32: a view of that of the request's last plain step
@@ -73,15 +80,16 @@ class _Kept:
 
 
 class PendingTokens:
-    """What the head must read before it drafts for a request again, or before others find the request's blocks.
+    """What the head must read before it drafts for a request again, or before others use the blocks of one that ended.
 
-    Requests are known by name. What all of them have is limited together, by `pending_limit.MOST_BYTES`.
+    The keys are the names of requests, and vLLM's numbers of blocks of requests that are gone. What all of them have is
+    limited together, by `pending_limit.MOST_BYTES`.
     """
 
     def __init__(self, block_size: int) -> None:
         """block_size: positions of a block of the head's cache."""
         self.block_size = block_size
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[Key, _Kept] = {}
         self._tokens = torch.empty(0, dtype=torch.int32)  # the store; it grows
         self._features = torch.empty(0, 0)
         self._free: list[int] = []  # its places
@@ -91,8 +99,13 @@ class PendingTokens:
 
     @property
     def rows(self) -> int:
-        """Of all requests."""
+        """Of all requests, those that are gone included."""
         return len(self._tokens) - len(self._free)
+
+    @property
+    def rows_of_requests(self) -> int:
+        """Of those that are not gone."""
+        return sum(len(run.places) for key, kept in self._kept.items() if isinstance(key, str) for run in kept.runs)
 
     def add(self, request_ids: Sequence[str], lens: Sequence[int], rows: PlainRows, slot_table: Tensor) -> None:
         """Keep the rows of a step, `lens` of each request; slot_table [b, S] int32 has theirs."""
@@ -109,54 +122,73 @@ class PendingTokens:
                 kept.runs.append(_Run(position, []))
             kept.runs[-1].places += places[end - n : end]
 
-    def forget(self, request_ids: Iterable[str]) -> None:
-        """Drop the rows of these requests."""
-        for name in self._kept.keys() & set(request_ids):
-            self._free += self._kept.pop(name).places
+    def forget(self, keys: Iterable[Key]) -> None:
+        """Drop the rows of these requests or blocks."""
+        for key in self._kept.keys() & set(keys):
+            self._free += self._kept.pop(key).places
 
-    def keep_whole_blocks(self, request_ids: Iterable[str]) -> None:
-        """Drop the rows of these requests after their last full block: nobody finds a block that is not full."""
-        for name in self._kept.keys() & set(request_ids):
-            runs = self._kept[name].runs
-            full = runs[-1].end // self.block_size * self.block_size
-            for run in runs:
-                n = max(0, full - run.first)
-                self._free += run.places[n:]
-                del run.places[n:]
+    def leave(self, request_ids: Iterable[str]) -> None:
+        """Keep the rows of requests that are gone by their blocks; those after the last full block are dropped.
 
-    def of_blocks(self, blocks: Set[int]) -> list[str]:
-        """The requests that have rows in these blocks, by vLLM's numbers."""
+        Nobody finds a block that is not full.
+        """
         size = self.block_size
-        found = []
-        for name, kept in self._kept.items() if blocks else ():
-            slots = kept.slot_table[kept.runs[0].first // size * size : kept.runs[-1].end : size]
-            if not blocks.isdisjoint((slots // (2 * size)).tolist()):  # a block's values are after its keys
-                found.append(name)
+        for name in self._kept.keys() & set(request_ids):
+            kept = self._kept.pop(name)
+            full = kept.runs[-1].end // size * size
+            table = kept.slot_table[:full].clone()  # not a view: it would keep the table of all requests
+            blocks = (table[::size] // (2 * size)).tolist()  # a block's values are after its keys
+            self.forget(blocks)
+            for run in kept.runs:
+                while run.places:
+                    part, run = run.split(min(size - run.first % size, len(run.places)))
+                    if part.first < full:
+                        self._kept.setdefault(blocks[part.first // size], _Kept([], table)).runs.append(part)
+                    else:
+                        self._free += part.places
+
+    def of_blocks(self, blocks: Set[int]) -> list[Key]:
+        """What has rows in these blocks, by vLLM's numbers; the oldest first."""
+        size = self.block_size
+        found: list[Key] = []
+        for key, kept in self._kept.items() if blocks else ():
+            if isinstance(key, str):
+                slots = kept.slot_table[kept.runs[0].first // size * size : kept.runs[-1].end : size]
+                if not blocks.isdisjoint((slots // (2 * size)).tolist()):
+                    found.append(key)
+            elif key in blocks:
+                found.append(key)
         return found
 
-    def excess(self) -> list[str]:
-        """The requests to read now, because more is kept than may be."""
+    def excess(self) -> list[Key]:
+        """What to read now, because more is kept than may be: blocks first, no more of them than it takes."""
         if not self._kept:
             return []
         most = most_pending(self._features.shape[1] * self._features.element_size())
-        if self.rows <= most:
-            return []
-        return largest_first({name: len(kept.places) for name, kept in self._kept.items()}, most)
+        over = self.rows - most
+        chosen: list[Key] = []
+        for key, kept in self._kept.items() if over > 0 else ():
+            if over > 0 and not isinstance(key, str):
+                chosen.append(key)
+                over -= len(kept.places)
+        if over > 0:
+            counts = {key: len(kept.places) for key, kept in self._kept.items() if isinstance(key, str)}
+            chosen += largest_first(counts, most)
+        return chosen
 
-    def take(self, request_ids: Iterable[str], most_rows: int) -> list[PendingRows]:
-        """The rows of these requests, which are no longer kept then, in forwards of at most `most_rows`."""
+    def take(self, keys: Iterable[Key], most_rows: int) -> list[PendingRows]:
+        """The rows of these requests or blocks, which are no longer kept then, in forwards of at most `most_rows`."""
         forwards: list[list[tuple[_Run, Tensor]]] = []
         room = 0
-        for kept in [self._kept.pop(name) for name in request_ids if name in self._kept]:
+        for kept in [self._kept.pop(key) for key in keys if key in self._kept]:
             for run in kept.runs:
                 while run.places:
                     if not room:
                         forwards.append([])
                         room = most_rows
-                    part = _Run(run.first, run.places[:room])
+                    part, run = run.split(room)
                     forwards[-1].append((part, kept.slot_table))
                     room -= len(part.places)
-                    run = _Run(part.end, run.places[len(part.places) :])
         return [self._rows_of(*zip(*parts, strict=True)) for parts in forwards]
 
     def _rows_of(self, runs: Sequence[_Run], tables: Sequence[Tensor]) -> PendingRows:

@@ -34,7 +34,7 @@ from eagle_plugin.engines.vllm import version
 from eagle_plugin.engines.vllm.attention import TreeAttentionBackend, TreeMetadata
 from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch, root_drafts
 from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch, TreeProposer
-from eagle_plugin.engines.vllm.pending import PendingTokens, PlainRows
+from eagle_plugin.engines.vllm.pending import Key, PendingTokens, PlainRows
 from eagle_plugin.engines.vllm.policy_reports import PolicyReporter
 from eagle_plugin.engines.vllm.round_costs import measure
 from eagle_plugin.engines.vllm.sampling import request_keys, sampling_params, seeded
@@ -142,8 +142,10 @@ class TreeModelRunner(CPUModelRunner):
         self._store.forget(scheduler_output.finished_req_ids)
         gone = scheduler_output.finished_req_ids | (scheduler_output.preempted_req_ids or set())
         if self.cache_config.enable_prefix_caching and len(self._pending):
-            self._pending.keep_whole_blocks(gone)  # which others may find from now on
-            self._read_pending([*gone, *self._pending.of_blocks(self._found_blocks(scheduler_output))])
+            self._pending.leave(gone)
+            found, new = self._given_blocks(scheduler_output)
+            self._pending.forget(new)
+            self._read_pending(self._pending.of_blocks(found))
         self._pending.forget(gone)
         return super()._update_states(scheduler_output)
 
@@ -223,7 +225,7 @@ class TreeModelRunner(CPUModelRunner):
         self._copy_valid_sampled_token_count(next_tokens, counts)
         greedy = sampling_metadata.all_greedy
         in_prompts = self.discard_request_mask.np[: batch.b]  # requests that sample nothing yet
-        shape = PLAIN if in_prompts.all() else self._shapes.choose(batch, self._pending.rows)
+        shape = PLAIN if in_prompts.all() else self._shapes.choose(batch, self._pending.rows_of_requests)
         n = scheduler_output.total_num_scheduled_tokens
         ids, positions = self.input_ids.gpu[:n], self.positions[:n]
         features = hidden_states if aux_hidden_states is None else torch.cat(aux_hidden_states, dim=-1)
@@ -262,20 +264,26 @@ class TreeModelRunner(CPUModelRunner):
         self._store.put(self.input_batch.req_ids, drafts)
         return drafts.tree.tokens[:, 1:]
 
-    def _read_pending(self, request_ids: Iterable[str]) -> None:
-        """Let the head read what it has not read of these requests."""
-        for pending in self._pending.take(request_ids, self.max_num_tokens):
+    def _read_pending(self, keys: Iterable[Key]) -> None:
+        """Let the head read what it has not read of these requests or blocks."""
+        for pending in self._pending.take(keys, self.max_num_tokens):
             self.drafter.read_pending(pending)
 
-    def _found_blocks(self, scheduler_output: Any) -> set[int]:
-        """Blocks of the head's cache that requests found in the prefix cache as they entered this step's batch."""
+    def _given_blocks(self, scheduler_output: Any) -> tuple[set[int], set[int]]:
+        """Blocks of the head's cache that requests got in this step: found in the prefix cache, and to be filled."""
         cached = scheduler_output.scheduled_cached_reqs
         entered = [(new.num_computed_tokens, new.block_ids) for new in scheduler_output.scheduled_new_reqs]
-        if cached.resumed_req_ids:
-            of_cached = zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True)
-            entered += [(n, blocks) for name, n, blocks in of_cached if name in cached.resumed_req_ids]
+        for name, n, blocks in zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True):
+            if blocks is not None:  # those of a request that ran before are all new
+                entered.append((n if name in cached.resumed_req_ids else 0, blocks))
         size = self._pending.block_size
-        return {block for n, blocks in entered for block in blocks[self._head_group][: n // size]}
+        found: set[int] = set()
+        new: set[int] = set()
+        for n, groups in entered:
+            blocks = groups[self._head_group]
+            found.update(blocks[: n // size])
+            new.update(blocks[n // size :])
+        return found, new
 
     def _chains(self) -> Tensor | None:
         """Requests whose grammar the scheduler walks token by token [b] bool; None without any."""

@@ -71,7 +71,12 @@ def choose_worker(vllm_config: Any) -> None:
     parallel.worker_cls = WORKER
     vllm_config.scheduler_config.async_scheduling = options.async_scheduling
     mark_served(speculative, shape)
-    from eagle_plugin.engines.vllm.metrics import export  # imports vLLM's server side: only where we serve
+    # These import vLLM's server side: only where we serve.
+    from eagle_plugin.engines.vllm.executor import TreeExecutor
+    from eagle_plugin.engines.vllm.metrics import export
+
+    if parallel.distributed_executor_backend == "mp":
+        parallel.distributed_executor_backend = TreeExecutor
 
     log_seconds()
     mark_report(speculative, make_report_path())

@@ -65,15 +65,19 @@ class TreeVerifier:
         ``CachedRequestState`` of each request, layers the attention metadata of the forward by layer.
         """
         device = logits.device
-        drafts = batch.all_drafts()
         forget_reassigned_budgets(metadata, states)
+        minimal, wanted = minimal_lengths(states), wants_logprobs(metadata)
+        transforms = minimal or not keeps_logits(metadata)
+        if metadata.all_greedy and not (len(batch.trees) or transforms or wanted):
+            tokens = self._sampler.greedy_sample(logits.float())
+            return SamplerOutput(sampled_token_ids=tokens.int()[:, None], logprobs_tensors=None), plainly(tokens)
+        drafts = batch.all_drafts()
         if plain := plain_requests(metadata):
             sizes = torch.full((batch.b,), batch.width, device=device)
             sizes[plain] = 1
             drafts = drafts.truncate(sizes)
         raw, logits = logits, logits.float()
-        minimal = minimal_lengths(states)
-        if minimal or not keeps_logits(metadata):
+        if transforms:
             logits = logits.clone() if logits is raw else logits
             rows = node_rows(batch.b, batch.width, batch.logits_rows, device)
             logits = transform_logits(metadata, drafts.tree, batch.roots, minimal, rows, logits)
@@ -84,12 +88,18 @@ class TreeVerifier:
             for group in self._groups:
                 group.move_accepted(batch, accepted, layers[group.layer].slot_table)
         logprobs = None
-        if wants_logprobs(metadata):
+        if wanted:
             path = batch.logits_row_of(accepted_rows(accepted, batch.width)).view(-1)
             logprobs = output_logprobs(
                 self._sampler, self._logprobs_mode, metadata, params, raw[path], logits[path], accepted
             )
         return SamplerOutput(sampled_token_ids=output_tokens(accepted), logprobs_tensors=logprobs), accepted
+
+
+def plainly(tokens: Tensor) -> Accepted:
+    """The paths of a step without trees: tokens [b] int64, one of each request."""
+    lengths = torch.ones_like(tokens, dtype=torch.int32)
+    return Accepted(torch.zeros_like(lengths)[:, None], lengths, tokens[:, None])
 
 
 def output_tokens(accepted: Accepted) -> Tensor:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker import cpu_worker
 
+from eagle_plugin.engines.vllm.executor import TreeExecutor, with_drafts
 from eagle_plugin.engines.vllm.runner import TreeModelRunner
 
 
@@ -25,3 +27,10 @@ class TreeCPUWorker(cpu_worker.CPUWorker):
         """Warm up as the engine does, after which it sets the random seed; before that, measure what rounds cost."""
         self.model_runner.choose_by_costs()
         return super().compile_or_warm_up_model()
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """End a step as the engine does; our executor gets the drafts with the tokens."""
+        output = super().sample_tokens(grammar_output)
+        if self.parallel_config.distributed_executor_backend is TreeExecutor and isinstance(output, ModelRunnerOutput):
+            return with_drafts(output, self.take_draft_token_ids())
+        return output

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 import torch
 
 from eagle_plugin.engines import pending_limit
 from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
-from eagle_plugin.engines.vllm.pending import PendingRows, PendingTokens, PlainRows
+from eagle_plugin.engines.vllm.pending import Key, PendingRows, PendingTokens, PlainRows
 
 BLOCK = 4
 MANY = 1000  # rows of a forward
@@ -36,7 +38,7 @@ def slots_of(request: int, slots: int) -> torch.Tensor:
     return ((10 * request + places // BLOCK) * 2 * BLOCK + places % BLOCK).int()
 
 
-def take(kept: PendingTokens, names: str) -> PendingRows:
+def take(kept: PendingTokens, names: Iterable[Key]) -> PendingRows:
     (found,) = kept.take(names, MANY)
     return found
 
@@ -136,9 +138,39 @@ def test_what_is_forgotten_is_not_read_and_others_stay() -> None:
 def test_after_the_last_full_block_nobody_finds_a_token(first: int, rows: int, left: int) -> None:
     kept = PendingTokens(BLOCK)
     add(kept, "ab", [first, first], [rows, rows])
-    kept.keep_whole_blocks(["a", "unknown"])
-    assert [len(part.tokens) for part in kept.take("a", MANY)] == [left] * (left > 0)
+    kept.leave(["a", "unknown"])
+    assert kept.rows_of_requests == rows and kept.rows == rows + left and whole(kept)
+    assert not kept.take("a", MANY)
+    found = kept.take(kept.of_blocks({10, 11, 12}), MANY)
+    assert [len(part.tokens) for part in found] == [left] * (left > 0)
     assert len(take(kept, "b").tokens) == rows and whole(kept)
+
+
+def test_blocks_of_a_request_that_is_gone() -> None:
+    """Its second block is used anew before its first and third are found; they are read where they are."""
+    kept = PendingTokens(BLOCK)
+    add(kept, "a", [2], [4])
+    add(kept, "a", [8], [5])  # vLLM asked for no drafts of two tokens
+    kept.leave("a")
+    assert [kept.of_blocks({block}) for block in (10, 11, 12, 13)] == [[10], [11], [12], []]
+    kept.forget({11, 13, 50})
+    add(kept, "b", [0], [3])
+    assert kept.rows_of_requests == 3 and kept.rows == 9 and whole(kept)
+    (found,) = kept.take(kept.of_blocks({12, 10}), MANY)
+    assert found.tokens.tolist() == [102, 103, 108, 109, 110, 111]
+    assert found.positions.tolist() == [2, 3, 8, 9, 10, 11]
+    assert found.rows.seq_lens.tolist() == [4, 12] and found.rows.lens.tolist() == [2, 4]
+    assert found.slot_table.tolist() == [slots_of(1, 12).tolist()] * 2
+    assert kept.of_blocks({10, 11, 12}) == [] and whole(kept)
+
+
+def test_a_block_has_the_rows_of_the_last_request_that_left_it() -> None:
+    kept = PendingTokens(BLOCK)
+    for names in ("a", "b"):
+        add(kept, names, [0], [4])
+        kept._kept[names].slot_table = slots_of(1, 12)  # both were given the same block
+        kept.leave(names)
+    assert take(kept, [10]).tokens.tolist() == [200, 201, 202, 203] and whole(kept)
 
 
 def test_who_has_rows_in_a_block() -> None:
@@ -147,6 +179,19 @@ def test_who_has_rows_in_a_block() -> None:
     add(kept, "ab", [6, 0], [3, 4])
     assert [kept.of_blocks({block}) for block in (10, 11, 12, 13, 20, 21)] == [[], ["a"], ["a"], [], ["b"], []]
     assert kept.of_blocks({12, 20, 99}) == ["a", "b"] and kept.of_blocks(set()) == []
+
+
+def test_of_too_much_blocks_are_read_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pending_limit, "MOST_BYTES", 10 * 3 * 4)  # 10 rows
+    kept = PendingTokens(BLOCK)
+    add(kept, "a", [0], [8])
+    kept.leave("a")
+    add(kept, "b", [0], [2])
+    assert kept.excess() == []
+    add(kept, "c", [0], [1])
+    assert kept.excess() == [10]
+    add(kept, "d", [0], [12])
+    assert kept.excess() == [10, 11, "d"]
 
 
 def test_too_much_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

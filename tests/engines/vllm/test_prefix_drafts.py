@@ -18,6 +18,7 @@ from vllm_greedy import VOCAB, write_heads, write_target
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.engines.round import Drafts
 from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser
+from eagle_plugin.engines.vllm.pending import PendingRows
 
 BLOCK = 32
 DICE = random.Random(11)
@@ -55,6 +56,7 @@ def forget_all(llm: LLM) -> None:
     served = runner(llm)
     for layer in served.drafter._draft_attn_layer_names:
         served.compilation_config.static_forward_context[layer].kv_cache.zero_()
+    served._pending.forget(list(served._pending._kept))
 
 
 class Recorder(ShapeChooser):
@@ -114,6 +116,7 @@ def test_blocks_of_a_request_that_still_runs(llm: LLM) -> None:
         return {
             name.partition("-")[0]: [len(run.places) for run in kept.runs]
             for name, kept in served._pending._kept.items()
+            if isinstance(name, str)
         }
 
     prompt = PROMPTS[-1]
@@ -133,3 +136,29 @@ def test_blocks_of_a_request_that_still_runs(llm: LLM) -> None:
             llm.llm_engine.step()
     generate(llm, [[5, 6]], max_tokens=1)  # a step in which the worker hears of the end
     assert not {"a", "b", "c"} & rows().keys()
+
+
+def test_blocks_of_a_request_that_ended(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head reads them when another request finds them, and never those that are used anew before."""
+    served, read = runner(llm), []
+    read_pending = served.drafter.read_pending
+
+    def recorded(rows: PendingRows) -> None:
+        read.append(len(rows.tokens))
+        read_pending(rows)
+
+    monkeypatch.setattr(served.drafter, "read_pending", recorded)
+    prompt = PROMPTS[-1]
+    forget_all(llm)
+    with plainly(llm):
+        generate(llm, [prompt], max_tokens=2)
+        generate(llm, [[5, 6]], max_tokens=1)  # a step in which the worker hears of the end
+        blocks = [key for key in served._pending._kept if not isinstance(key, str)]
+        assert len(blocks) == len(prompt) // BLOCK and not read
+        generate(llm, [prompt[: 2 * BLOCK + 1]], max_tokens=1)  # vLLM leaves the last common block out
+        assert read == [BLOCK]
+        left = [served._pending._kept[block] for block in blocks[1:]]
+        llm.reset_prefix_cache()
+        for first in range(3, 3 + 2 * llm.llm_engine.vllm_config.cache_config.num_gpu_blocks // 4):
+            generate(llm, [[first] * (4 * BLOCK)], max_tokens=1)
+        assert read == [BLOCK] and not any(kept is entry for kept in served._pending._kept.values() for entry in left)

@@ -17,10 +17,12 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.platforms.cpu import CpuPlatform
 from vllm.sampling_params import SamplingParams
+from vllm.v1.executor.abstract import Executor
 from vllm_configs import DEFAULTS, configure
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.vllm import plugin, served, support
+from eagle_plugin.engines.vllm.executor import TreeExecutor
 from eagle_plugin.engines.vllm.masked_rows import mask_token
 from eagle_plugin.heads.export import save_head
 
@@ -47,8 +49,9 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def untouched(config: VllmConfig) -> bool:
-    ours = served.is_served(config.speculative_config)
-    return config.parallel_config.worker_cls == support.ENGINE_WORKER and not ours
+    parallel, ours = config.parallel_config, served.is_served(config.speculative_config)
+    own = parallel.worker_cls == support.ENGINE_WORKER and parallel.distributed_executor_backend != TreeExecutor
+    return own and not ours
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -63,6 +66,16 @@ def test_a_plain_configuration_is_served(target: Path, head: Path, lines: list[s
     assert lines == []
     eager = configure(target, head, additional_config={"eagle_plugin": {"async_scheduling": True}})
     assert eager.scheduler_config.async_scheduling
+
+
+def test_the_executor_of_a_worker_process_is_ours(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the worker is in vLLM's own process, a call of it costs nothing."""
+    assert configure(target, head).parallel_config.distributed_executor_backend == "uni"
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    config = configure(target, head)
+    assert Executor.get_class(config) is TreeExecutor
+    other = configure(target, head, tensor_parallel_size=2)
+    assert other.parallel_config.distributed_executor_backend == "mp"
 
 
 @pytest.mark.parametrize("speculative", [{}, {"parallel_drafting": True}], ids=["", "parallel_drafting"])
