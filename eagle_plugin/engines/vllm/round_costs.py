@@ -5,7 +5,6 @@ The target and the head run over made-up tokens in the cache's own blocks, whose
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from vllm.forward_context import set_forward_context
 from eagle_plugin.core.costs import Costs, Curve, Forward
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import chain_ancestors
+from eagle_plugin.engines.paced import Paced
 from eagle_plugin.engines.round import Drafts, HeadState, TopM, TreeRows, accept, top_m_of
 from eagle_plugin.engines.vllm.attention import ExtendRows, Rows, TreeMetadata, slot_table
 from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch
@@ -27,22 +27,22 @@ from eagle_plugin.engines.vllm.sampling import sampling_params
 from eagle_plugin.kernels.sampling import SamplingParams
 
 BUDGET = 12.0  # seconds: what is left of the larger batches when they are spent is not measured
-PASSES = 2  # over all forwards: what disturbs the machine for some seconds disturbs one of them
-REPEATS, ENOUGH = 2, 0.5  # runs of each forward in a pass, seconds after which one is enough; the shortest counts
+PASSES = 4  # over all forwards: what disturbs the machine for a moment disturbs one of them
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 SHORT, LONG = 16, 1024  # tokens of the prefixes
 PROMPT = 128  # tokens of a prompt that the head reads
 LONG_BATCH = 4  # requests with long prefixes
 
 Timer = Callable[[int, int, int], float]  # seconds of a forward over b requests, R rows of each, prefixes of L tokens
-# The shortest time of a round's forward by its name, requests, rows of each, tokens of each prefix.
-Times = dict[tuple[str, int, int, int], float]
+Cell = tuple[str, int, int, int]  # a round's forward: its name, requests, rows of each, tokens of each prefix
+Times = dict[Cell, float]  # seconds
 
 
 def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
     """The costs of rounds under these caps, on a `TreeModelRunner` that has its caches and no request yet.
 
-    Its requests must be able to have more tokens than a round writes.
+    Its requests must be able to have more tokens than a round writes. Processors change their speed by a third within
+    seconds, so every forward is compared with a small one just before and after it: `Paced`.
     """
     timer = RoundTimer(runner, caps)
     is_parallel = runner.drafter.mask is not None
@@ -55,17 +55,20 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
         time_forward(1, most, timer.short)  # what is allocated, read or compiled at the first time
     end = time.perf_counter() + budget
     ends = {name: _long_and_short(timer, most) for name, (_, most) in kinds.items()}
-    cells = [(name, *cell) for name in kinds for cell in ends[name]]
+    cells: list[Cell] = [(name, *cell) for name in kinds for cell in ends[name]]
     for total in ROWS:
         for name, (_, most) in kinds.items():
             rows = min(total, most)
             if timer.fits(total // rows, rows, timer.short):
                 cells.append((name, total // rows, rows, timer.short))
-    times: Times = {}
+    paced: Paced[Cell] = Paced(lambda: timer.target(1, 1, timer.short))
+    prompt: Cell = "prompt", 1, PROMPT, 0
     for _ in range(PASSES):
         for cell in dict.fromkeys(cells):
-            if time.perf_counter() < end or not any(measured[0] == cell[0] for measured in times):
-                times[cell] = min(kinds[cell[0]][0](*cell[1:]), times.get(cell, math.inf))
+            if time.perf_counter() < end or not any(measured[0] == cell[0] for measured in paced.cells):
+                paced.add(cell, kinds[cell[0]][0](*cell[1:]))
+        paced.add(prompt, timer.prompt_token())
+    times = paced.times()
     forwards = {}
     for name, (_, most) in kinds.items():
         points = [
@@ -73,7 +76,7 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
         ]
         forwards[name] = Forward(Curve.of(points), *_slopes(times, name, ends[name], most))
     target, level, extend = (forwards[name] for name in kinds)
-    return Costs(target, level, extend, is_parallel=is_parallel, prompt_token=timer.prompt_token())
+    return Costs(target, level, extend, is_parallel=is_parallel, prompt_token=times[prompt])
 
 
 def _long_and_short(timer: RoundTimer, most: int) -> list[tuple[int, int, int]]:
@@ -151,7 +154,7 @@ class RoundTimer:
             accept(drafts, logits, params, requests, lengths, filters="chained")
 
         with runner.maybe_select_dummy_loras(runner.lora_config, per_request, num_sampled_tokens=per_request):
-            return _shortest(forward)
+            return _seconds(forward)
 
     def extend(self, b: int, rows: int, keys: int) -> float:
         """Seconds of the head's forward over `rows` accepted tokens per request, the last of which proposes."""
@@ -170,7 +173,7 @@ class RoundTimer:
         features = self._features.new_zeros(b * rows, self._features.shape[1])  # those of the target's last forward
         table = self._head_table(b, keys)
         drafter = self._runner.drafter
-        return _shortest(lambda: drafter.extend(batch, features, table, self._caps, True))
+        return _seconds(lambda: drafter.extend(batch, features, table, self._caps, True))
 
     def prompt_token(self) -> float:
         """Seconds per token of a prompt in which the head reads it, proposing nothing."""
@@ -184,7 +187,7 @@ class RoundTimer:
             rows=ExtendRows(requests, lens, lens, nothing),
             slot_table=self._head_table(1, n),
         )
-        return _shortest(lambda: self._runner.drafter.read_pending(pending)) / n
+        return _seconds(lambda: self._runner.drafter.read_pending(pending)) / n
 
     def level(self, b: int, topk: int, keys: int) -> float:
         """Seconds of one level of the draft after the first: the head's forward over `topk` nodes per request."""
@@ -206,7 +209,7 @@ class RoundTimer:
         m = top_m_of(shape, True)
         top = TopM(hidden.new_zeros(b, m, dtype=torch.float32), torch.arange(m, device=self._device).repeat(b, 1))
         batch = DraftBatch(shape, lengths, self._head_table(b, keys), self._greedy(b), None, None)
-        return _shortest(lambda: drafter.draft_tree(batch, requests, HeadState(top, hidden)))
+        return _seconds(lambda: drafter.draft_tree(batch, requests, HeadState(top, hidden)))
 
     def _requests(self, b: int, keys: int) -> tuple[Tensor, Tensor]:
         requests = torch.arange(b, device=self._device)
@@ -230,16 +233,13 @@ class RoundTimer:
         return next(table for table, names in self._tables(b, keys) if not self._head_layers.isdisjoint(names))
 
 
-def _shortest(forward: Callable[[], object]) -> float:
-    """Seconds of the shortest of several calls; with one thread the processor's, so that other processes cost nothing.
+def _seconds(forward: Callable[[], object]) -> float:
+    """Seconds of a call; with one thread the processor's, so that other processes cost nothing.
 
     Threads wait for each other, and the time of one has not all of the work: of several the clock's time counts.
     """
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    found: list[float] = []
     with torch.inference_mode():
-        while len(found) < REPEATS and sum(found) < ENOUGH:
-            began = clock()
-            forward()
-            found.append(clock() - began)
-    return min(found)
+        began = clock()
+        forward()
+        return clock() - began
