@@ -30,8 +30,8 @@ examples:
   eagle-plugin check TARGET HEAD                     does this draft head fit this target?
   eagle-plugin optimize RECIPE.yaml --out out/head   prompts in, trained head and its measured gain out
   eagle-plugin demo                                  plain, built-in and plugin decoding in one table
-  eagle-plugin bench --mode plugin                   the best tree shape on this machine
   eagle-plugin benchmark TARGET --head HEAD          what does a trained head gain under load?
+  eagle-plugin package TARGET HEAD --out out/package a folder that an engine serves with one command
   eagle-plugin explain http://127.0.0.1:30000        what the policy of a server chooses, and why
   eagle-plugin capture status /data/capture          what servers recorded of their traffic, for training
   eagle-plugin selftest                              do the kernels compute on this GPU what they should?
@@ -61,6 +61,7 @@ OWN_PARSERS = {
     "bench": ("eagle_plugin.bench.sweep", "find the best tree shape of a worker on this machine"),
     "benchmark": ("eagle_plugin.bench.states.command", "what does a trained head gain under load?"),
     "report": ("eagle_plugin.report.command", "the page of a benchmark: HTML and Markdown"),
+    "package": ("eagle_plugin.deploy.package_command", "a folder with a head that an engine serves with one command"),
     "capture": ("eagle_plugin.data.captures.command", "what servers recorded of their traffic: show it, export it"),
     "explain": ("eagle_plugin.bench.explain", "what does the policy of a server choose, and why?"),
     "selftest": ("eagle_plugin.selftest.command", "do the kernels compute on this device what they should?"),
@@ -117,8 +118,8 @@ def _naming_packages() -> Iterator[None]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = Parser(prog="eagle-plugin", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=raw)
+    options: dict[str, Any] = {"description": DESCRIPTION, "epilog": EXAMPLES}
+    parser = Parser(prog="eagle-plugin", **options, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
 

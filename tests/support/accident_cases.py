@@ -34,6 +34,8 @@ prompts: {{files: [{chats}], privacy: "off"}}
 vocabulary: 64
 train: {{base: {{budget: {{updates: 1}}}}}}
 evaluate: []
+benchmark: false
+package: false
 """
 
 
@@ -92,6 +94,9 @@ CASES = {
         "{target} --head {head} --prompts {prompts} --sets --out {out}", {**SERVES, "prompts": "file"}
     ),
     "report": Case("{benchmark} --out {out}", {"benchmark": "folder", "out": "new folder", "stdout": "stdout"}),
+    "package": Case(
+        "{target} {head} --out {out}", {"target": "config", "head": "folder", "out": "new folder", "stdout": "stdout"}
+    ),
     "explain": Case("{log} --picture {out}", {"log": "file", "out": "new file", "stdout": "stdout"}),
     "selftest": Case(
         "--device cpu --again --model-shape heads=2,kv_heads=1,head_dim=16,vocabulary=200,draft_vocabulary=130,width=8,"
