@@ -39,8 +39,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--copy-target", action="store_true", help="copy the target into the package as well")
     options = parser.parse_args(argv)
     target, head = target_folder(options.target), head_folder(options.head)
-    write_package(
-        target, head, options.out, options.engine, measured=options.measured, copy_target=options.copy_target
-    )
+    write_package(target, head, options.out, options.engine, measured=options.measured, copy_target=options.copy_target)
     print(options.out)
     return 0

@@ -121,7 +121,9 @@ def package_files(manifest: dict[str, Any], target: Path | None) -> dict[str, st
     """
     engine = ENGINES[manifest["engine"]["name"]]
     algorithm = manifest["engine"]["algorithm"]
-    name = re.sub(r"[^a-z0-9]+", "-", f"{manifest['target']['name']}-{manifest['head']['name']}".lower())[:50].strip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", f"{manifest['target']['name']}-{manifest['head']['name']}".lower())[:50].strip(
+        "-"
+    )
     mounted = MOUNTED if target is not None else "/package/target"
     verdict = manifest["measured"].get("benchmark", {}).get("verdict")
     values = {

@@ -36,9 +36,7 @@ def judge_stages(job: JobRecipe, target: Path, out: Path, data: Path, head: Path
         yield Stage("package", [*args, "--measured", str(out)], package / "package.json")
 
 
-def _benchmark(
-    job: JobRecipe, settings: BenchmarkSettings, target: Path, out: Path, data: Path, head: Path
-) -> Stage:
+def _benchmark(job: JobRecipe, settings: BenchmarkSettings, target: Path, out: Path, data: Path, head: Path) -> Stage:
     folder = out / "benchmark"
     args = ["benchmark", str(target), "--head", str(head), "--engine", _engine(job)]
     if (base := job.compare or _parent(job)) is not None:
