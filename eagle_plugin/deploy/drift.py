@@ -1,4 +1,4 @@
-"""Whether the acceptance of live traffic is below what was measured of a head: counts of a server, and a test of them."""
+"""Whether the acceptance of live traffic is below what was measured of a head: counts of a server and their test."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise WatchError(f"{path} cannot be read ({error}); measure the head again") from error
     return found if isinstance(found, dict) else None
 

@@ -95,10 +95,10 @@ def _check_folders(target: Path, head: Path, out: Path) -> None:
 def _describe(target: Path, head: Path, engine: str, algorithm: str, measured: Path) -> dict[str, Any]:
     """What package.json says."""
     record = read_manifest(head) or {}
-    figures = {name: _read(measured / file) for name, file in MEASURED.items()}
-    if (states := figures["benchmark"]) is not None:  # without the single measurements
+    results = {name: _read(measured / file) for name, file in MEASURED.items()}
+    if (states := results["benchmark"]) is not None:  # without the single measurements
         keys = ("verdict", "engine", "engine_version", "date", "machine", "comparisons", "rows")
-        figures["benchmark"] = {key: states[key] for key in keys if key in states}
+        results["benchmark"] = {key: states[key] for key in keys if key in states}
     return {
         "format": FORMAT,
         "engine": {"name": engine, "version": ENGINES[engine].version, "algorithm": algorithm},
@@ -111,12 +111,12 @@ def _describe(target: Path, head: Path, engine: str, algorithm: str, measured: P
         },
         "versions": {"eagle-plugin": __version__} | installed_versions(PACKAGES),
         "lineage": _read(measured / LINEAGE),
-        "measured": {name: values for name, values in figures.items() if values is not None},
+        "measured": {name: values for name, values in results.items() if values is not None},
     }
 
 
 def _measured_folder(head: Path) -> Path:
-    """Where the figures of a head are: its own folder, or that of the job, which has it as train/NAME/head."""
+    """Where the results of a head are: its own folder, or that of the job, which has it as train/NAME/head."""
     head = head.resolve()
     names = (*MEASURED.values(), LINEAGE)
     folders = (head, *head.parents[:3])
@@ -128,8 +128,8 @@ def _read(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        raise PackageError(f"{path} is not JSON ({error}); measure again, or remove it") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise PackageError(f"{path} cannot be read as JSON ({error}); measure again, or remove it") from error
 
 
 def _flush(folder: Path) -> None:

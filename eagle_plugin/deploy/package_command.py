@@ -16,7 +16,7 @@ examples:
   TARGET=/folder/of/the/target out/package/serve.sh
 
 The package has the head, serve.sh, a Dockerfile, kubernetes.yaml, a README.md, package.json with the digests of target
-and head, the versions, the lineage and what was measured, and digests.json. Of a head that a job trained, the figures
+and head, the versions, the lineage and what was measured, and digests.json. Of a head that a job trained, the results
 are those of the job. The target is named, not copied; --copy-target copies it.
 """
 

@@ -108,8 +108,8 @@ Copy the plugin's wheel into this folder, run `docker build -t {name} .`, and mo
 docker run --rm --gpus all --shm-size 1g -p 127.0.0.1:{port}:{port} -v /folder/of/the/target:{mounted}:ro {name}
 ```
 
-For Kubernetes, push the image, correct `image` in `kubernetes.yaml`, and run `kubectl apply -f kubernetes.yaml`. It asks
-for one GPU.
+For Kubernetes, push the image, correct `image` in `kubernetes.yaml`, and run `kubectl apply -f kubernetes.yaml`. It
+asks for one GPU.
 """
 MOUNTED = "/models/target"
 

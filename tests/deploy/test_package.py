@@ -83,7 +83,7 @@ def test_the_versions_are_the_tested_ones() -> None:
     assert all(engine.image.endswith(f":v{engine.version}") for engine in ENGINES.values())
 
 
-def test_the_figures_of_a_job_are_in_the_package(tmp_path, tiny_target, tiny_eagle3) -> None:
+def test_the_results_of_a_job_are_in_the_package(tmp_path, tiny_target, tiny_eagle3) -> None:
     head = tmp_path / "job/train/base/head"
     head.mkdir(parents=True)
     for path in tiny_eagle3.iterdir():

@@ -25,19 +25,19 @@ eagle_plugin:accepted_at_depth_total{{model_name="m",depth="2"}} {second}
 @pytest.fixture
 def server() -> Iterator[tuple[str, dict[str, str]]]:
     """The URL of a server, and what its metrics say."""
-    said = {"text": ""}
+    shown = {"text": ""}
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(said["text"].encode())
+            self.wfile.write(shown["text"].encode())
 
         def log_message(self, *_: object) -> None: ...
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as found:
         threading.Thread(target=found.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{found.server_address[1]}", said
+        yield f"http://127.0.0.1:{found.server_address[1]}", shown
         found.shutdown()
 
 
@@ -59,26 +59,26 @@ def test_a_server_that_was_started_again_counts_from_zero() -> None:
 
 
 def test_the_exit_code_tells_what_was_found(server, tmp_path, capsys, monkeypatch) -> None:
-    url, said = server
+    url, shown = server
     rows = [{"state": state, "prompts": "own", "accept_length": {"median": length}} for state, length in
             (("base", 1.1), ("trained", 2.5))]  # fmt: skip
     (tmp_path / "package.json").write_text(json.dumps({"measured": {"benchmark": {"rows": rows}}}))
     arguments = ["watch", url, "--head", str(tmp_path), "--once"]
-    said["text"] = TEXT.format(rounds=10_000, first=9000, second=6500)
+    shown["text"] = TEXT.format(rounds=10_000, first=9000, second=6500)
     assert main(arguments) == 0 and "no drift" in capsys.readouterr().out
-    said["text"] = TEXT.format(rounds=10_000, first=6000, second=3000)
+    shown["text"] = TEXT.format(rounds=10_000, first=6000, second=3000)
     assert main(arguments) == 1
     assert "accept length 1.90 over 10,000 rounds, expected 2.50: it has drifted" in capsys.readouterr().out
-    said["text"] = TEXT.format(rounds=10, first=6, second=3)
+    shown["text"] = TEXT.format(rounds=10, first=6, second=3)
     assert main(arguments) == 3
-    said["text"] = "up 1\n"
+    shown["text"] = "up 1\n"
     assert main(arguments) == 2 and "no eagle_plugin:verify_rounds_total" in capsys.readouterr().err
     assert main([*arguments, "--domain", "code"]) == 2
 
     started = []
     monkeypatch.setattr(watch_command, "_start", lambda recipe: started.append(recipe) or 0)
     (tmp_path / "job.yaml").write_text("")
-    said["text"] = TEXT.format(rounds=10_000, first=6000, second=3000)
+    shown["text"] = TEXT.format(rounds=10_000, first=6000, second=3000)
     assert main([*arguments, "--start-job", str(tmp_path / "job.yaml")]) == 0 and len(started) == 1
 
 
