@@ -52,7 +52,8 @@ def counts_of(text: str) -> Counts:
     """
     from prometheus_client.parser import text_string_to_metric_families
 
-    rounds, depths, seen = 0.0, {}, False
+    rounds, seen = 0.0, False
+    depths: dict[int, float] = {}
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:

@@ -15,6 +15,7 @@ from eagle_plugin.bench.machine import installed_versions
 from eagle_plugin.deploy.package_files import ENGINES, package_files
 from eagle_plugin.errors import UserError
 from eagle_plugin.file_digests import hash_file, write_digests
+from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.files import read_config
 from eagle_plugin.heads.kinds import stored_algorithm
 from eagle_plugin.heads.manifest import describe_target, read_manifest
@@ -47,7 +48,7 @@ def write_package(
 
     Raises:
         PackageError: a folder is not what it should be. WriteError: the package cannot be written. HeadError: the
-            head's files are damaged.
+            head's files are damaged, or are not of a head for this target.
     """
     if engine not in ENGINES:
         raise PackageError(f"the engine is {engine!r}, wanted one of {', '.join(ENGINES)}; name one of them")
@@ -56,6 +57,7 @@ def write_package(
     if not any(path.suffix == ".safetensors" for path in files):
         raise PackageError(f"{head} has no weights in safetensors; make them with: eagle-plugin export HEAD NEW")
     algorithm = stored_algorithm(read_config(head))
+    check_head(target, head, algorithm=algorithm)
     part = out.absolute().parent / f".{out.name}{PARTIAL}{os.getpid()}"
     try:
         shutil.rmtree(part, ignore_errors=True)
