@@ -29,9 +29,9 @@ examples:
   eagle-plugin models get smollm2-135m-instruct      prepare a small real model, print its folder
   eagle-plugin check TARGET HEAD                     does this draft head fit this target?
   eagle-plugin optimize RECIPE.yaml --out out/head   prompts in, trained head and its measured gain out
-  eagle-plugin demo                                  plain, built-in and plugin decoding in one table
-  eagle-plugin bench --mode plugin                   the best tree shape on this machine
   eagle-plugin benchmark TARGET --head HEAD          what does a trained head gain under load?
+  eagle-plugin package TARGET HEAD --out out/package a folder that an engine serves with one command
+  eagle-plugin watch URL --head out/package --once   has the acceptance of live traffic drifted?
   eagle-plugin explain http://127.0.0.1:30000        what the policy of a server chooses, and why
   eagle-plugin capture status /data/capture          what servers recorded of their traffic, for training
   eagle-plugin selftest                              do the kernels compute on this GPU what they should?
@@ -61,6 +61,8 @@ OWN_PARSERS = {
     "bench": ("eagle_plugin.bench.sweep", "find the best tree shape of a worker on this machine"),
     "benchmark": ("eagle_plugin.bench.states.command", "what does a trained head gain under load?"),
     "report": ("eagle_plugin.report.command", "the page of a benchmark: HTML and Markdown"),
+    "package": ("eagle_plugin.deploy.package_command", "a folder with a head that an engine serves with one command"),
+    "watch": ("eagle_plugin.deploy.watch_command", "is the acceptance of live traffic still what was measured?"),
     "capture": ("eagle_plugin.data.captures.command", "what servers recorded of their traffic: show it, export it"),
     "explain": ("eagle_plugin.bench.explain", "what does the policy of a server choose, and why?"),
     "selftest": ("eagle_plugin.selftest.command", "do the kernels compute on this device what they should?"),
@@ -126,10 +128,9 @@ def _parser() -> argparse.ArgumentParser:
     actions = models.add_subparsers(metavar="ACTION", required=True, dest="action")
     actions.add_parser("list", help="the models that `get` knows").set_defaults(run=_models_list)
     get = actions.add_parser("get", help="download and convert a model once, print its folder")
-    get.set_defaults(run=_models_get)
     path = actions.add_parser("path", help="print the folder of a model or head that is there already")
-    path.set_defaults(run=_models_path)
-    for action in (get, path):
+    for action, run in ((get, _models_get), (path, _models_path)):
+        action.set_defaults(run=run)
         action.add_argument("name", metavar="NAME", help="a name of `eagle-plugin models list`")
 
     check = commands.add_parser(
@@ -291,9 +292,8 @@ def _kernels() -> str:
 
 
 def _table(*rows: tuple[str, Any]) -> None:
-    width = max(len(name) for name, _ in rows)
     for name, value in rows:
-        print(f"{name:<{width}}  {value}")
+        print(f"{name:<{max(len(first) for first, _ in rows)}}  {value}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from accidents import Workshop, open_workshop
 from eagle_plugin import cli
 
 # These need a download or an engine: their calls fail even if nothing is wrong with their places.
-NEVER_WORK = ("models get", "models path", "demo", "serve", "bench", "benchmark")
+NEVER_WORK = ("models get", "models path", "demo", "serve", "bench", "benchmark", "watch")
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,8 @@ train:
     phases: [{steps: 2}]
     eval_tokens: 0
 evaluate: []
+benchmark: false
+package: false
 """
 QUESTIONS = ("Name three rivers.", "What is a prime number?", "Why is the sky blue?", "Write a line of Python.")
 
@@ -115,7 +117,7 @@ def test_a_stage_that_is_not_there_is_refused_before_anything_runs(recipe, tmp_p
 def test_the_shipped_recipes_are_read(tmp_path, name):
     job = read_job(recipe_file(name))
     names = [stage.name for stage in list_stages(job, tmp_path, tmp_path)]
-    assert names[-2:] == ["check", "evaluate"]
+    assert names[-5:] == ["check", "evaluate", "benchmark", "report", "package"]
     assert job.compare is not None and (job.compare / "model.safetensors").is_file()  # by its name
 
 

@@ -109,6 +109,9 @@ def dump_job(values: dict[str, Any]) -> str:
         ]
     if prompts:
         values["prompts"] = prompts
+    benchmark = values.get("benchmark")
+    if isinstance(benchmark, dict) and benchmark.get("prompts"):
+        values["benchmark"] = benchmark | {"prompts": _absolute(benchmark["prompts"])}
     runs = {}
     for name, run in (values.get("train") or {}).items():
         shape = run.get("head") or {}

@@ -15,7 +15,7 @@ from eagle_plugin.data.store.manifest import target_digests
 from eagle_plugin.file_digests import hash_file
 from eagle_plugin.models.shipped import head_folder
 from eagle_plugin.optimize.recipe import JobRecipe
-from eagle_plugin.optimize.stages import Stage
+from eagle_plugin.optimize.stage import Stage
 
 LINEAGE = "lineage.json"
 VERSION = 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -57,6 +57,18 @@ class RecordedSettings(_Section):
     max_length: Positive = 512
 
 
+class BenchmarkSettings(_Section):
+    """`eagle-plugin benchmark` of the trained head, the base head and the target without EAGLE."""
+
+    engine: Literal["sglang", "vllm"] | None = None  # default: the one of this environment; also of the package
+    concurrency: Annotated[list[Positive], Field(min_length=1)] = [1, 2, 4, 8]
+    repeats: Positive = 5
+    prompts: Path | None = None  # a file of `data prepare`; default: the job's own prompts
+    sets: list[str] | None = None  # default: none beside prompts; without prompts the held-out sets of `evaluate`
+    limit: Positive = 80  # prompts of each set
+    max_tokens: Annotated[int, Field(ge=2)] = 64
+
+
 class JobRecipe(_Section):
     """A whole recipe: prompts and training runs, or a head that exists and is only checked and measured."""
 
@@ -70,6 +82,9 @@ class JobRecipe(_Section):
     train: dict[str, dict[str, Any]] = {}  # name -> keys of `eagle-plugin train`, in order
     evaluate: list[str] = ["mtbench", "humaneval", "gsm8k"]  # held-out sets; [] skips check and evaluation
     compare: Annotated[Path, AfterValidator(head_folder)] | None = None  # the trained head is measured against this one
+    benchmark: BenchmarkSettings | Literal[False] = BenchmarkSettings()
+    report: bool = True  # the page of the benchmark
+    package: bool = True  # the folder that an engine serves
 
     @model_validator(mode="after")
     def _check(self) -> JobRecipe:

@@ -26,7 +26,8 @@ from eagle_plugin.bench.servers import Server, ServerSpec, sigterm_as_exit
 from eagle_plugin.optimize.lineage import LINEAGE, Lineage
 from eagle_plugin.optimize.locks import hold
 from eagle_plugin.optimize.recipe import JobError, JobRecipe
-from eagle_plugin.optimize.stages import Stage, data_stages, head_stages
+from eagle_plugin.optimize.stage import Stage
+from eagle_plugin.optimize.stages import data_stages, head_stages
 from eagle_plugin.optimize.watch import Watch
 from eagle_plugin.progress_file import VARIABLE
 
@@ -93,6 +94,10 @@ def run_job(
                 watch.stage(number, stage.name)
                 if stage.recipe:
                     write_output(Path(stage.args[1]), [stage.recipe])
+                if stage.partial is not None and done.get(f"begun: {stage.name}") != digest:
+                    stage.partial.unlink(missing_ok=True)
+                    done[f"begun: {stage.name}"] = digest
+                    write_output(home / JOB_FILE, [json.dumps(done, indent=2), "\n"])
                 with _endpoint(stage, job, target, home, console) as extra:
                     log = out / "logs" / f"{number:02d}-{stage.name.replace(' ', '-')}.log"
                     call([*stage.args, *extra], stage.name, log, watch)

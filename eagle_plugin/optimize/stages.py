@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
 from eagle_plugin.data.sources.sets import SETS
 from eagle_plugin.data.sources.training_sets import TRAINING_SETS
+from eagle_plugin.optimize.judge_stages import judge_stages
 from eagle_plugin.optimize.recipe import JobError, JobRecipe
-from eagle_plugin.recipes import did_you_mean
+from eagle_plugin.optimize.stage import Stage, check_known
 from eagle_plugin.train.recipe import parse_recipe
 
 VOCABULARY = "vocabulary.safetensors"
-
-
-class Stage(NamedTuple):
-    """One sub-command of the job; it is done when `output` exists and no stage up to this one has changed since."""
-
-    name: str
-    args: list[str]
-    output: Path
-    needs_server: bool = False
-    recipe: str = ""  # of a training run: the content of the file that args[1] names
 
 
 def list_stages(
@@ -60,9 +51,9 @@ def data_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
 
 
 def head_stages(job: JobRecipe, target: Path, out: Path, data: Path, minutes: float | None) -> Iterator[Stage]:
-    """Training, check and evaluation, all in the folder `out`."""
+    """Training and what is done with the head, all in the folder `out`."""
     for name in job.evaluate:
-        _check_known("evaluate", name, SETS)
+        check_known("evaluate", name, SETS)
     if job.compare is not None and not (job.compare / "config.json").is_file():
         raise JobError(f"the recipe's compare is {job.compare}, which holds no config.json; give the folder of a head")
     budget = None if minutes is None else {"minutes": minutes / len(job.train)}
@@ -76,17 +67,7 @@ def head_stages(job: JobRecipe, target: Path, out: Path, data: Path, minutes: fl
         yield Stage(f"train {name}", args, folder / "head", recipe=recipe)
         head = folder / "head"
     if head is not None:
-        yield from judge_stages(job, target, out, head)
-
-
-def judge_stages(job: JobRecipe, target: Path, out: Path, head: Path) -> Iterator[Stage]:
-    """What is done with a head that was trained or brought: the place for further stages, such as a benchmark."""
-    if job.evaluate:
-        checked, report = out / "check.json", out / "eval.json"
-        yield Stage("check", ["check", str(target), str(head), "--json", str(checked)], checked)
-        heads = [str(path) for path in (job.compare, head) if path is not None]
-        args = ["eval", str(target), *heads, "--sets", *job.evaluate, "--json", str(report)]
-        yield Stage("evaluate", args, report)
+        yield from judge_stages(job, target, out, data, head)
 
 
 def _stores(job: JobRecipe) -> list[str]:
@@ -105,7 +86,7 @@ def _prompt_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
         for key in ("path", "revision", "sha256", "limit"):
             if (value := getattr(wanted, key)) is not None:
                 args += [f"--{key}", str(value)]
-        _check_known("prompts.sets", wanted.name, TRAINING_SETS)
+        check_known("prompts.sets", wanted.name, TRAINING_SETS)
         yield Stage(f"data set {wanted.name}", args, made)
         files.append(str(made))
     if settings.builtin is not None:
@@ -129,12 +110,6 @@ def _prompt_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
         yield Stage("rendered dialogues", [*args, "--max-length", str(job.recorded.max_length)], rows)
 
 
-def _check_known(key: str, name: str, known: Collection[str]) -> None:
-    if name not in known:
-        hint = did_you_mean(str(name), known)
-        raise JobError(f"the recipe's {key} names {name!r}, wanted of {', '.join(known)}{hint}; correct it")
-
-
 def _train_recipe(name: str, keys: dict[str, Any], job: JobRecipe, target: Path, data: Path, head: Path | None) -> str:
     """The recipe of one training run; all but the first start from the head before them, with its draft vocabulary."""
     for part in ("head", "data"):
@@ -148,7 +123,7 @@ def _train_recipe(name: str, keys: dict[str, Any], job: JobRecipe, target: Path,
     stores = keys.get("data", {}).get("store", ["generated"])
     stores = stores if isinstance(stores, list) else [stores]
     for store in stores:
-        _check_known(f"train.{name}.data.store", store, _stores(job))
+        check_known(f"train.{name}.data.store", store, _stores(job))
     source = {"store": [str(data / "features" / store) for store in stores]}
     values = {**keys, "target": str(target), "head": shape, "data": source}
     parse_recipe(values, f"the recipe's train.{name}")

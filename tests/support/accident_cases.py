@@ -34,6 +34,8 @@ prompts: {{files: [{chats}], privacy: "off"}}
 vocabulary: 64
 train: {{base: {{budget: {{updates: 1}}}}}}
 evaluate: []
+benchmark: false
+package: false
 """
 
 
@@ -92,6 +94,10 @@ CASES = {
         "{target} --head {head} --prompts {prompts} --sets --out {out}", {**SERVES, "prompts": "file"}
     ),
     "report": Case("{benchmark} --out {out}", {"benchmark": "folder", "out": "new folder", "stdout": "stdout"}),
+    "package": Case(
+        "{target} {head} --out {out}", {"target": "config", "head": "folder", "out": "new folder", "stdout": "stdout"}
+    ),
+    "watch": Case("{url} --head {package} --once", {"package": "folder"}),
     "explain": Case("{log} --picture {out}", {"log": "file", "out": "new file", "stdout": "stdout"}),
     "selftest": Case(
         "--device cpu --again --model-shape heads=2,kv_heads=1,head_dim=16,vocabulary=200,draft_vocabulary=130,width=8,"
@@ -147,6 +153,9 @@ def make_inputs(folder: Path) -> dict[str, Path]:
     captured = {"v": 1, "id": "a", "time": 0.0, "request": chat, "response": {"text": answer["content"]}}
     name = "capture-20261123T000000-host-1-000001.jsonl"
     made["capture"] = _write(folder / "capture" / "answers" / name, json.dumps(captured) + "\n").parent
+    rows = [{"state": "trained", "prompts": "a", "accept_length": {"median": 2.0}}]
+    package = json.dumps({"measured": {"benchmark": {"rows": rows}}})
+    made["package"] = _write(folder / "package" / "package.json", package).parent
     made["recipe"] = _write(folder / "recipe" / "recipe.yaml", TRAIN.format(**made))
     made["job"] = _write(folder / "job" / "job.yaml", JOB.format(**made))
     opening = {"from": "human", "value": "Why is the sky blue in the evening?"}

@@ -30,6 +30,8 @@ def write_recipe(folder: Path, target: Path, **keys: Any) -> Path:
         "vocabulary": 64,
         "train": {"head": dict(RUN)},
         "evaluate": [],
+        "benchmark": False,
+        "package": False,
     }
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(values | keys))

@@ -1,0 +1,169 @@
+"""A package: its files, what they say, and an engine that its own serve.sh starts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from serving import _next_port as next_port
+
+from eagle_plugin.cli import main
+from eagle_plugin.deploy import package
+from eagle_plugin.deploy.package import PackageError, write_package
+from eagle_plugin.deploy.package_files import ENGINES
+from eagle_plugin.engines.sglang import version as sglang
+from eagle_plugin.engines.vllm import version as vllm
+from eagle_plugin.file_digests import find_damage
+from eagle_plugin.heads.manifest import describe_target
+
+FLAGS = {
+    "sglang": "--device cpu --dtype float32 --context-length 512 --max-total-tokens 1024 --max-running-requests 2",
+    "vllm": "--dtype float32 --max-model-len 512 --max-num-seqs 2 --enforce-eager --num-gpu-blocks-override 16",
+}
+VARIABLES = {"SGLANG_USE_CPU_ENGINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+
+@pytest.fixture(params=["sglang", "vllm"])
+def made(request, tmp_path, tiny_target, tiny_eagle3) -> Path:
+    write_package(tiny_target, tiny_eagle3, tmp_path / "a package", request.param)
+    return tmp_path / "a package"
+
+
+def test_a_package_is_whole_and_damage_is_found(made, tiny_target) -> None:
+    assert find_damage(made) == []
+    manifest = json.loads((made / "package.json").read_text())
+    assert manifest["target"] == describe_target(tiny_target) and not (made / "target").exists()
+    assert manifest["measured"] == {} and manifest["lineage"] is None
+    (made / "head/model.safetensors").write_bytes(b"damaged")
+    assert "model.safetensors has 7 bytes" in find_damage(made)[0]
+
+
+def test_the_script_is_a_shell_script_that_refuses_a_missing_target(made) -> None:
+    script = made / "serve.sh"
+    assert subprocess.run(["sh", "-n", str(script)]).returncode == 0 and os.access(script, os.X_OK)
+    text = script.read_text()
+    assert "set -eu" in text and text.rstrip().endswith('"$@"')
+    assert not bare_variables(text) and bare_variables(text.replace('"$target"', "$target"))
+    ran = subprocess.run([str(script)], env=os.environ | {"TARGET": "/no where"}, capture_output=True, text=True)
+    assert ran.returncode == 2 and ran.stderr == "error: there is no target in /no where; set TARGET to its folder\n"
+
+
+def bare_variables(text: str) -> list[str]:
+    """Variables outside of quotes, which a path with a space would break."""
+    lines = (re.sub(r'"(?:\\.|[^"\\])*"', "", line) for line in text.splitlines() if not line.startswith("#"))
+    return [name for line in lines for name in re.findall(r"\$(?:here|target|host|port)\b", line)]
+
+
+def test_the_other_files_can_be_used(made) -> None:
+    deployment, service = yaml.safe_load_all((made / "kubernetes.yaml").read_text())
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == labels == deployment["spec"]["selector"]["matchLabels"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["ports"][0]["containerPort"] == service["spec"]["ports"][0]["targetPort"]
+    volumes = {volume["name"] for volume in deployment["spec"]["template"]["spec"]["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+    docker = (made / "Dockerfile").read_text()
+    (image,) = re.findall(r"^FROM (\S+)$", docker, re.MULTILINE)
+    assert re.fullmatch(r"\S+:v\d+\.\d+\.\d+", image) and "latest" not in docker
+    assert "digests.json" in (made / "README.md").read_text()
+
+
+def test_the_versions_are_the_tested_ones() -> None:
+    assert (ENGINES["sglang"].version, ENGINES["vllm"].version) == (sglang.TESTED[-1], vllm.TESTED[-1])
+    assert all(engine.image.endswith(f":v{engine.version}") for engine in ENGINES.values())
+
+
+def test_the_results_of_a_job_are_in_the_package(tmp_path, tiny_target, tiny_eagle3) -> None:
+    head = tmp_path / "job/train/base/head"
+    head.mkdir(parents=True)
+    for path in tiny_eagle3.iterdir():
+        (head / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "job/benchmark").mkdir()
+    for name, values in {
+        "eval.json": {"accept_length": 2.5},
+        "benchmark/states.json": {"verdict": "twice as fast", "measurements": [1]},
+        "lineage.json": {"version": 1},
+    }.items():
+        (tmp_path / "job" / name).write_text(json.dumps(values))
+    out = tmp_path / "out"
+    for _ in range(2):  # the second replaces the first
+        assert main(["package", str(tiny_target), str(head), "--out", str(out), "--copy-target"]) == 0
+    manifest = json.loads((out / "package.json").read_text())
+    assert manifest["measured"]["benchmark"] == {"verdict": "twice as fast"} and manifest["lineage"] == {"version": 1}
+    assert manifest["measured"]["evaluation"] == {"accept_length": 2.5}
+    assert "twice as fast" in (out / "README.md").read_text()
+    assert (out / "target/config.json").is_file() and manifest["head"]["name"] == "base"
+
+
+def test_a_package_is_written_whole_or_not_at_all(tmp_path, tiny_target, tiny_eagle3, monkeypatch) -> None:
+    def broken(part: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(package, "_flush", broken)
+    assert main(["package", str(tiny_target), str(tiny_eagle3), "--out", str(tmp_path / "out")]) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_package_stays(tmp_path, tiny_target, tiny_eagle3) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/letter").write_text("x")
+    with pytest.raises(PackageError, match="exists and is no package; remove it"):
+        write_package(tiny_target, tiny_eagle3, tmp_path / "mine", "sglang")
+    with pytest.raises(PackageError, match="wanted one of sglang, vllm"):
+        write_package(tiny_target, tiny_eagle3, tmp_path / "out", "tgi")
+    with pytest.raises(PackageError, match=r"holds no config.json; give the folder of a head"):
+        write_package(tiny_target, tmp_path, tmp_path / "out", "sglang")
+    assert (tmp_path / "mine/letter").read_text() == "x"
+
+
+@pytest.mark.server
+def test_sglang_serves_its_package(tmp_path, tiny_target, tiny_eagle3) -> None:
+    _serves("sglang", tmp_path, tiny_target, tiny_eagle3)
+
+
+@pytest.mark.matrix
+def test_vllm_serves_its_package(tmp_path, tiny_target, tiny_eagle3) -> None:
+    _serves("vllm", tmp_path, tiny_target, tiny_eagle3)
+
+
+def _serves(engine: str, folder: Path, target: Path, head: Path) -> None:
+    distribution = pytest.importorskip(engine)
+    assert distribution is not None
+    write_package(target, head, folder / "package", engine)
+    port, log = next_port(), folder / "log"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | VARIABLES | {"PORT": str(port), "PATH": path, "OMP_NUM_THREADS": "1"}
+    command = [str(folder / "package/serve.sh"), *FLAGS[engine].split()]
+    with log.open("wb") as file:
+        server = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
+    try:
+        url, until = f"http://127.0.0.1:{port}", time.monotonic() + 300
+        while not _healthy(url):
+            assert server.poll() is None and time.monotonic() < until, log.read_text()[-3000:]
+            time.sleep(0.5)
+        body = {"model": str(target), "prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0}
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).raise_for_status().json()
+        assert answer["usage"]["completion_tokens"] == 8
+        assert "eagle-plugin" in log.read_text(), "the plugin does not serve"
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(timeout=30)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+
+
+def _healthy(url: str) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(f"{url}/health", timeout=2).status_code == 200
+    return False
