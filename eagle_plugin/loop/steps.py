@@ -14,6 +14,9 @@ from eagle_plugin.atomic_io import write_output
 from eagle_plugin.loop.settings import LoopError
 
 
+SETTLED_S = 60.0  # a pace is that of the steps so far, and of so many seconds at the expected one
+
+
 @dataclass(frozen=True)
 class Step:
     """One step; it is done when `output` exists, which `run` writes last and whole."""
@@ -42,7 +45,7 @@ def run_steps(
         if step.output.exists():
             console.print(f"[dim]{title}: done before[/]", highlight=False)
             continue
-        pace = measured / expected if expected else 1.0
+        pace = (measured + SETTLED_S) / (expected + SETTLED_S)
         left = pace * sum(one.seconds for one in steps[number - 1 :] if not one.output.exists())
         console.print(
             f"[bold]{title}[/], about {minutes(pace * step.seconds)}; {minutes(left)} left in all", highlight=False

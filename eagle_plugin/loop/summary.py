@@ -68,7 +68,7 @@ class Swap(Strict):
     after: int = Field(description="requests that began after it")
     failed: int
     errors: list[str]
-    texts_changed: int = Field(description="greedy answers that differ from those with the base head")
+    responses_changed: int = Field(description="greedy answers that differ from those with the base head")
     seconds: float = Field(description="of `eagle-plugin deploy`")
     accept_length_before: float | None
     accept_length_after: float | None
@@ -99,7 +99,7 @@ class LoopReport(Strict):
     @property
     def good(self) -> bool:
         """Whether the loop showed what it is to show."""
-        swapped = self.swap is None or not (self.swap.failed or self.swap.texts_changed)
+        swapped = self.swap is None or not (self.swap.failed or self.swap.responses_changed)
         return self.gain >= self.wanted_gain and swapped
 
 
@@ -168,16 +168,14 @@ def _lines(path: Path) -> int:
     try:
         return path.read_bytes().count(b"\n")
     except OSError as error:
-        raise LoopError(
-            f"{path} cannot be read ({error.strerror}); remove it, and run the same command again"
-        ) from error
+        raise LoopError(f"{path} cannot be read ({error.strerror}); remove {path.parent} to begin again") from error
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise LoopError(f"{path} cannot be read ({error}); remove it, and run the same command again") from error
+        raise LoopError(f"{path} cannot be read ({error}); run the same command again") from error
     return dict(found)
 
 
@@ -186,9 +184,7 @@ def write_report(report: LoopReport, path: Path) -> None:
     try:
         write_json(report, path)
     except OSError as error:
-        raise LoopError(
-            f"cannot write {path} ({error.strerror or error}); free space, or give another --out"
-        ) from error
+        raise LoopError(f"cannot write {path} ({error.strerror or error}); name another folder with --out") from error
 
 
 def print_report(report: LoopReport, console: Console) -> None:
@@ -221,7 +217,7 @@ def print_report(report: LoopReport, console: Console) -> None:
         swap = report.swap
         console.print(
             f"exchange of the head in {swap.seconds:.1f} s: {swap.during} requests ran meanwhile, {swap.failed} of "
-            f"{swap.requests} failed, {swap.texts_changed} texts changed",
+            f"{swap.requests} failed, {swap.responses_changed} responses changed",
             highlight=False,
         )
     console.print(report.verdict, highlight=False)

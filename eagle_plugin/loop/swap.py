@@ -176,7 +176,9 @@ def judge(before: Mapping[str, Completion], asked: Sequence[Asked], window: tupl
         "after": sum(one.began >= ended for one in asked),
         "failed": sum(one.answer is None for one in asked),
         "errors": sorted({one.error for one in asked if one.error})[:3],
-        "texts_changed": sum(one.answer is not None and one.answer.text != before[one.question].text for one in asked),
+        "responses_changed": sum(
+            one.answer is not None and one.answer.text != before[one.question].text for one in asked
+        ),
         "seconds": round(ended - began, 3),
         **{name: None if value is None else round(value, 3) for name, value in lengths.items()},
     }

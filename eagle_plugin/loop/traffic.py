@@ -30,7 +30,7 @@ def record_traffic(settings: LoopSettings, target: Path, head: Path, prompts: Pa
     """
     capture = (folder / "capture").resolve()
     questions = read_questions(prompts)
-    asked = recorded_texts(capture)
+    asked = recorded_questions(capture)
     missing = [question for question in questions if question.prompt not in asked]
     spec = ServerSpec(
         target=target,
@@ -65,7 +65,7 @@ def record_traffic(settings: LoopSettings, target: Path, head: Path, prompts: Pa
     facts = {
         "asked": len(questions),
         "asked_in_this_run": len(answers),
-        "recorded": len(recorded_texts(capture)),
+        "recorded": len(recorded_questions(capture)),
         "tokens": tokens,
         "tokens_per_s": round(tokens / seconds, 1) if seconds else None,
         "accept_length": None if length is None else round(length, 3),
@@ -89,14 +89,14 @@ def read_questions(prompts: Path) -> list[Question]:
     return found
 
 
-def recorded_texts(capture: Path) -> set[str]:
+def recorded_questions(capture: Path) -> set[str]:
     """The first user turn of every record; a line that a kill has cut is left out."""
-    texts = set()
+    questions = set()
     for path in segments_of(capture) if capture.is_dir() else []:
         for line in path.read_bytes().split(b"\n"):
             try:
                 turns = json.loads(line)["request"]["messages"]
             except (ValueError, KeyError, TypeError):
                 continue
-            texts.add(next((turn["content"] for turn in turns if turn["role"] == "user"), ""))
-    return texts
+            questions.add(next((turn["content"] for turn in turns if turn["role"] == "user"), ""))
+    return questions

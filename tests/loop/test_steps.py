@@ -47,7 +47,7 @@ def test_steps_run_in_order_and_the_time_left_follows_their_pace(tmp_path: Path)
     assert spent == {"one": 120, "two": 180, "three": 60} == read_times(tmp_path / "times.json")
     lines = world.text.getvalue().splitlines()
     assert "1/3 one, about 1:00 minutes; 3:00 minutes left in all" in lines[0]
-    assert "2/3 two, about 3:00 minutes; 4:00 minutes left in all" in lines[2]  # twice as slow as told
+    assert "2/3 two, about 2:15 minutes; 3:00 minutes left in all" in lines[2]  # one and a half times as slow
 
 
 def test_what_was_interrupted_runs_again_and_what_is_done_does_not(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from eagle_plugin.loop.settings import LoopError, LoopSettings
 from eagle_plugin.loop.summary import LoopReport, print_report, summarise, write_report
 
 SWAP: dict[str, Any] = {
-    "requests": 30, "during": 4, "after": 12, "failed": 0, "errors": [], "texts_changed": 0, "seconds": 1.5,
+    "requests": 30, "during": 4, "after": 12, "failed": 0, "errors": [], "responses_changed": 0, "seconds": 1.5,
     "accept_length_before": 1.7, "accept_length_after": 1.9, "deployed": {"ok": True},
 }  # fmt: skip
 
@@ -56,7 +56,7 @@ def test_the_file_has_what_the_steps_measured(tmp_path: Path) -> None:
     assert LoopReport.model_validate(found) == report and report.good
 
 
-@pytest.mark.parametrize(("after", "swap"), [(2.69, {}), (2.75, {"failed": 1}), (2.75, {"texts_changed": 1})])
+@pytest.mark.parametrize(("after", "swap"), [(2.69, {}), (2.75, {"failed": 1}), (2.75, {"responses_changed": 1})])
 def test_less_than_wanted_is_not_good(tmp_path: Path, after: float, swap: dict[str, Any]) -> None:
     report = report_of(folder_of_a_loop(tmp_path / "loop", after, **swap))
     assert not report.good

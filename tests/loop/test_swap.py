@@ -54,15 +54,15 @@ def run(fault: str = "", clients: int = 3) -> dict[str, Any]:
 @pytest.mark.parametrize("clients", [1, 3, 6])
 def test_requests_run_before_while_and_after(clients: int) -> None:
     facts = run(clients=clients)
-    assert (facts["failed"], facts["texts_changed"], facts["errors"]) == (0, 0, [])
+    assert (facts["failed"], facts["responses_changed"], facts["errors"]) == (0, 0, [])
     assert facts["during"] >= clients and facts["after"] >= len(QUESTIONS)
     assert facts["seconds"] >= 0.05
     assert facts["accept_length_before"] == 1.5 and facts["accept_length_after"] == 3.0
 
 
-def test_changed_texts_and_failed_requests_are_counted() -> None:
+def test_changed_responses_and_failed_requests_are_counted() -> None:
     """Control: the judge can find faults."""
-    assert run("changes")["texts_changed"] > 0
+    assert run("changes")["responses_changed"] > 0
     facts = run("fails")
     assert facts["failed"] > 0 and facts["errors"] == ["question 'c': connection closed"]
 
