@@ -48,7 +48,7 @@ def plan_steps(
         write_prompts(settings.prompts, settings.count, settings.held_out, prompts, measured)
 
     def train() -> None:
-        write_recipe(settings, target, head, store, recipe)
+        write_recipe(settings, target, head, rows, store, recipe)
         run("train", ["train", str(recipe), "--out", str(folder / "train")])
 
     def features() -> None:

@@ -13,7 +13,6 @@ from rich.console import Console
 from eagle_plugin.atomic_io import write_output
 from eagle_plugin.loop.settings import LoopError
 
-
 SETTLED_S = 60.0  # a pace is that of the steps so far, and of so many seconds at the expected one
 
 

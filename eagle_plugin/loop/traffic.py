@@ -13,11 +13,16 @@ from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.questions import Question
 from eagle_plugin.bench.servers import Server, check_worker
 from eagle_plugin.bench.spec import ServerSpec
-from eagle_plugin.data.captures.segments import segments_of
+from eagle_plugin.capture.metrics import DROPPED
+from eagle_plugin.data.captures.segments import counts_of, segments_of
 from eagle_plugin.data.sources.prompts import read_prompts
 from eagle_plugin.loop.prompts import question_of
 from eagle_plugin.loop.settings import LoopSettings
 from eagle_plugin.loop.steps import minutes
+
+# The writer has a low priority, and a server that shuts down waits for it for ten seconds only. After so many seconds
+# without a further record the rest is given up: the loop goes on with what there is.
+PATIENCE_S = 90.0
 
 
 def record_traffic(settings: LoopSettings, target: Path, head: Path, prompts: Path, folder: Path, steps: Steps) -> None:
@@ -42,6 +47,7 @@ def record_traffic(settings: LoopSettings, target: Path, head: Path, prompts: Pa
         name="capture",
     ).for_concurrency(settings.traffic_concurrency)
     answers: list[Completion] = []
+    counted = answers_counted(capture)
     seconds = 0.0
     if missing:
         with Server.of(spec, folder / "logs") as server:
@@ -60,6 +66,8 @@ def record_traffic(settings: LoopSettings, target: Path, head: Path, prompts: Pa
                 sampling = Sampling(max_tokens=settings.answer_tokens)
                 ask_all(server.endpoint, missing, sampling, concurrency=settings.traffic_concurrency, on_done=done)
             seconds = time.monotonic() - began
+            with steps.step("waiting until all is recorded"):
+                wait_recorded(capture, counted + len(missing))
     tokens = sum(answer.completion_tokens for answer in answers)
     length = accept_length(answers)
     facts = {
@@ -87,6 +95,23 @@ def read_questions(prompts: Path) -> list[Question]:
             )
         )
     return found
+
+
+def answers_counted(capture: Path) -> int:
+    """How many answers the servers of this capture have written, filtered or dropped."""
+    counts = counts_of(capture)
+    return sum(count for name, count in counts.items() if name in ("records", "filtered") or name.startswith(DROPPED))
+
+
+def wait_recorded(capture: Path, wanted: int, patience_s: float = PATIENCE_S, pause_s: float = 0.5) -> None:
+    """Wait until `wanted` answers are counted, or nothing more was counted for `patience_s`."""
+    found, since = -1, time.monotonic()
+    while (now := answers_counted(capture)) < wanted:
+        if now > found:
+            found, since = now, time.monotonic()
+        elif time.monotonic() - since > patience_s:
+            return
+        time.sleep(pause_s)
 
 
 def recorded_questions(capture: Path) -> set[str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from eagle_plugin.bench.progress import Steps
+from eagle_plugin.data.rows import TokenRow, format_row
 from eagle_plugin.loop.plan import plan_steps
 from eagle_plugin.loop.settings import LoopError, LoopSettings, keep_settings
 from eagle_plugin.loop.steps import Step, minutes, read_times, run_steps
@@ -113,14 +115,22 @@ def test_the_plan_trains_on_the_capture_and_measures_what_is_held_out(tmp_path: 
         "exchange", "report",
     ]  # fmt: skip
     assert len({step.output for step in steps.values()}) == len(steps)
+    row = TokenRow("a#0", "traffic", [1], [2], "recorded", "val")
+    (tmp_path / "loop").mkdir()
+    (tmp_path / "loop/rows.jsonl").write_text(format_row(row))
     for name in ("export", "prepare", "rows", "features", "train", "benchmark", "report"):
         steps[name].run()
     export, prepare, rows, features, train, bench, report = calls
+    calls.clear()
     assert export[2] == str(tmp_path / "loop/capture")
     assert "--keep-responses" in prepare
     for maker, user in ((export, prepare), (prepare, rows), (rows, features)):  # each reads what the one before wrote
         assert maker[maker.index("--out") + 1] in user
     recipe = (tmp_path / "loop/train.yaml").read_text()
+    assert "eval_tokens: 4000" in recipe
+    (tmp_path / "loop/rows.jsonl").write_text(format_row(replace(row, split="train")))
+    steps["train"].run()  # few prompts can have none of split val
+    assert "eval_tokens: 0" in (tmp_path / "loop/train.yaml").read_text()
     assert train[1] == str(tmp_path / "loop/train.yaml")
     assert f"store: {features[features.index('--store') + 1]}" in recipe and f"from: {tmp_path / 'base'}" in recipe
     held_out = str(tmp_path / "loop/held-out.jsonl")
