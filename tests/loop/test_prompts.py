@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eagle_plugin.data.sources.prompts import Prompt, format_prompt, read_prompts
-from eagle_plugin.loop.prompts import library_prompts, own_prompts, question_of, split_prompts, write_prompts
+from eagle_plugin.loop.prompts import own_prompts, question_of, split_prompts, write_prompts
 from eagle_plugin.loop.settings import LoopError
 
 
@@ -43,7 +43,6 @@ def test_the_library_has_enough_prompts_for_the_default_loop(tmp_path: Path) -> 
     train, held_out = (list(read_prompts(tmp_path / f"{name}.jsonl")) for name in ("prompts", "held-out"))
     assert (len(train), len(held_out)) == (300, 40) and not contents(train) & contents(held_out)
     assert {one.split for one in train} == {"train"} and {one.split for one in held_out} == {"val"}
-    assert library_prompts() == library_prompts()
 
 
 def test_of_own_prompts_the_first_question_is_asked(tmp_path: Path) -> None:
