@@ -90,10 +90,11 @@ def plan_steps(
         Step("train", trained, 600, train),
         Step("accept length", accept, 60, evaluate),
         Step("benchmark", bench / "states.json", 480, benchmark),
+        Step("report", out / "report.html", 10, page),
     ]  # fmt: skip
     if swap:
         plan.append(Step("exchange", folder / "swap.json", 150, exchange))
-    return [*plan, Step("report", out / "report.html", 10, page)]
+    return plan
 
 
 def _resume(bench: Path) -> list[str]:
