@@ -10,7 +10,7 @@ VENV := .venv-sglang
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 VLLM := .venv-vllm
-# The engine of demo, serve and bench, each in its own environment.
+# The engine of demo, serve, bench and loop, each in its own environment.
 ENGINE ?= sglang
 ENGINE_ENV = $(or $(ENV_OF_$(ENGINE)),$(error ENGINE is '$(ENGINE)', wanted sglang or vllm))
 ENV_OF_sglang := env
@@ -24,7 +24,7 @@ COMPAT_NATIVE := $(wildcard compat/sglang-cpu/src/eagle_sglang_cpu/csrc/*.cc)
 CALM := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 ARGS ?=
 
-.PHONY: help env env-vllm wheel demo serve test test-fast test-matrix lint format bench bench-peagle acceptance gpu head head-eval lock clean distclean
+.PHONY: help env env-vllm wheel demo serve test test-fast test-matrix lint format bench bench-peagle loop acceptance gpu head head-eval lock clean distclean
 
 help: ## this text
 	@echo 'eagle-plugin: EAGLE speculative decoding for stock inference engines'
@@ -32,8 +32,8 @@ help: ## this text
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r name text; do \
 		printf '  make %-12s %s\n' "$$name" "$$text"; done
 	@echo
-	@echo 'The engine of demo, serve and bench: ENGINE=sglang (the default) or ENGINE=vllm'
-	@echo 'Options for the command behind demo, serve, bench, gpu and test go in ARGS:'
+	@echo 'The engine of demo, serve, bench and loop: ENGINE=sglang (the default) or ENGINE=vllm'
+	@echo 'Options for the command behind demo, serve, bench, loop, gpu and test go in ARGS:'
 	@echo "  make demo ARGS='--help'"
 	@echo "  make test ARGS='-k catalog'"
 	@echo 'make test, test-fast and test-matrix run in two processes; in one: WORKERS=0'
@@ -121,6 +121,9 @@ bench: $(ENGINE_ENV) ## the serving benchmark under load, to out/serving.json (u
 
 bench-peagle: $(ENGINE_ENV) ## EAGLE-3 and P-EAGLE heads with 3, 7 and 11 levels, to out/peagle.json (an hour); see ARGS='--help'
 	.venv-$(ENGINE)/bin/python benchmarks/peagle.py --engine $(ENGINE) $(ARGS)
+
+loop: $(ENGINE_ENV) ## serve, record traffic, train the head on it, measure, exchange it: out/loop.json, out/report.html (40 minutes)
+	OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 .venv-$(ENGINE)/bin/python benchmarks/loop.py --engine $(ENGINE) $(ARGS)
 
 acceptance: env ## accept length of the sampling rules with the shipped head, to out/acceptance.json
 	$(CALM) $(BIN)/python benchmarks/acceptance.py --json out/acceptance.json $(ARGS)

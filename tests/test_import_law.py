@@ -47,13 +47,15 @@ LAW: dict[str, set[str]] = {
     "train": {"core", "heads", "data", "models"},
     # The other sub-commands run in processes of their own.
     "optimize": {"data", "bench", "bench.states", "report", "models", "train.recipe"},
+    # The same; of data and evaluation what prompts and captures are, and how a chat becomes token ids.
+    "loop": {"bench", "bench.states", "capture.metrics", "data", "evaluate.responses", "models", "optimize"},
     "cli": {"models", "heads", "kernels", "evaluate", "engines", "engines.sglang", "engines.vllm"},
 }
 COMPAT_MAY_IMPORT = {"core", "kernels"}
 # An engine's package -> the only room that may import it.
 ENGINES = {"sglang": "engines.sglang", "sgl_kernel": "engines.sglang", "vllm": "engines.vllm"}
 SERVING = {"engines", "engines.sglang", "engines.vllm", "kernels", "selftest"}
-LEARNING = {"optimize", "train", "data", "evaluate", "reference"}
+LEARNING = {"loop", "optimize", "train", "data", "evaluate", "reference"}
 
 
 class Import(NamedTuple):
