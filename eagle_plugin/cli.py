@@ -18,7 +18,6 @@ from eagle_plugin.errors import UserError
 
 DESCRIPTION = """\
 EAGLE speculative decoding with draft trees for stock inference engines.
-
 The plugin itself needs no command: once installed beside SGLang or vLLM, it
 serves that engine's EAGLE3 and EAGLE. This command trains draft heads for your
 model and your traffic, checks them and measures.
@@ -292,8 +291,9 @@ def _kernels() -> str:
 
 
 def _table(*rows: tuple[str, Any]) -> None:
+    width = max(len(name) for name, _ in rows)
     for name, value in rows:
-        print(f"{name:<{max(len(first) for first, _ in rows)}}  {value}")
+        print(f"{name:<{width}}  {value}")
 
 
 if __name__ == "__main__":
