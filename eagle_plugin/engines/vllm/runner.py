@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.utils.torch_utils import PIN_MEMORY
-from vllm.v1.attention import selector
-from vllm.v1.attention.backends import registry
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsProcessors
 from vllm.v1.sample.thinking_budget_state import maybe_create_thinking_budget_state_holder
@@ -31,7 +29,8 @@ from eagle_plugin.engines.round import Drafts
 from eagle_plugin.engines.shape_chooser import ShapeChooser, policy_mode
 from eagle_plugin.engines.startup import plugin_serves
 from eagle_plugin.engines.vllm import version
-from eagle_plugin.engines.vllm.attention import TreeAttentionBackend, TreeMetadata
+from eagle_plugin.engines.vllm.attention import TreeMetadata
+from eagle_plugin.engines.vllm.backend import tree_attention
 from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch, root_drafts
 from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch, TreeProposer
 from eagle_plugin.engines.vllm.pending import Key, PendingTokens, PlainRows
@@ -44,7 +43,6 @@ from eagle_plugin.engines.vllm.verifier import CacheGroup, TreeVerifier
 from eagle_plugin.kernels import loader
 
 logger = logging.getLogger("vllm.eagle_plugin")
-BACKEND = f"{TreeAttentionBackend.__module__}.{TreeAttentionBackend.__qualname__}"
 
 
 class TreeModelRunner(CPUModelRunner):
@@ -73,17 +71,8 @@ class TreeModelRunner(CPUModelRunner):
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
         """Load both models over our attention backend, which replaces the platform's while they are built."""
-        enum = registry.AttentionBackendEnum.CPU_ATTN
-        before = registry._ATTN_OVERRIDES.get(enum)
-        registry.register_backend(enum, BACKEND)
-        selector._cached_get_attn_backend.cache_clear()
-        try:
+        with tree_attention():
             super().load_model(load_dummy_weights)
-        finally:
-            registry._ATTN_OVERRIDES.pop(enum, None)
-            if before is not None:
-                registry._ATTN_OVERRIDES[enum] = before
-            selector._cached_get_attn_backend.cache_clear()
         kernels = loader.backend(self.device.type)
         logger.info(plugin_serves(self.speculative_config.method, self._caps, kernels))
 

@@ -1,0 +1,109 @@
+"""How a running server gets another draft head: a folder that both sides see has one request and its answer.
+
+The head's files must be visible to the server anyway, and who may write into the folder may exchange the head: nothing
+listens on a port for it. The worker looks for a request between two rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from eagle_plugin.atomic_io import write_output
+from eagle_plugin.errors import UserError
+
+FOLDER = "EAGLE_DEPLOY"
+SERVER, REQUEST, ANSWER = "server.json", "request.json", "answer.json"
+LOOK_EVERY = 0.1  # seconds
+
+Exchange = Callable[[Path], None]  # puts the head of a folder in the place of the present one, or raises and keeps that
+
+
+class MailboxError(UserError):
+    """The folder of ``EAGLE_DEPLOY`` cannot be used."""
+
+
+class HeadMailbox:
+    """The worker's side; all calls are made by the thread that runs the rounds."""
+
+    def __init__(
+        self,
+        folder: Path,
+        server: dict[str, Any],
+        exchange: Exchange,
+        logger: logging.Logger,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """server: what the other side must know of this one: engine, target, head, algorithm.
+
+        Raises:
+            MailboxError: the folder is not there, or others may write into it.
+        """
+        _check_folder(folder)
+        self._folder, self._server, self._exchange, self._logger, self._clock = folder, server, exchange, logger, clock
+        self._next = 0.0
+        self._seen: int | None = None  # when the last request was written, in nanoseconds
+        (folder / REQUEST).unlink(missing_ok=True)  # of a server before this one
+        self._tell()
+
+    def look(self) -> None:
+        """Exchange the head if that was asked for; a few microseconds if not."""
+        now = self._clock()
+        if now < self._next:
+            return
+        self._next = now + LOOK_EVERY
+        try:
+            written = (self._folder / REQUEST).stat().st_mtime_ns
+        except OSError:
+            return
+        if written != self._seen:
+            self._seen = written
+            self._serve()
+
+    def _serve(self) -> None:
+        try:
+            request = json.loads((self._folder / REQUEST).read_text(encoding="utf-8"))
+            number, head = str(request["id"]), Path(request["head"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self._logger.warning("eagle-plugin: %s cannot be read (%s): the head stays", self._folder / REQUEST, error)
+            return
+        began, message = time.perf_counter(), ""
+        try:
+            self._exchange(head)
+        except Exception as error:  # whatever is wrong with the files, the server goes on with the head that it has
+            message = " ".join(str(error).split()) or type(error).__name__
+        seconds = time.perf_counter() - began
+        if message:
+            self._logger.warning("eagle-plugin: the head stays, %s cannot take its place: %s", head, message)
+        else:
+            self._server["head"] = str(head)
+            self._tell()
+            self._logger.info("eagle-plugin: the draft head is now %s, exchanged in %.1f s", head, seconds)
+        answer = {"id": number, "head": str(head), "error": message, "seconds": round(seconds, 3)}
+        write_output(self._folder / ANSWER, [json.dumps(answer), "\n"])
+
+    def _tell(self) -> None:
+        write_output(self._folder / SERVER, [json.dumps(self._server | {"pid": os.getpid()}), "\n"])
+
+
+def asked_folder() -> Path | None:
+    """The folder of ``EAGLE_DEPLOY``; None where heads are not exchanged."""
+    named = os.environ.get(FOLDER, "")
+    return Path(named).absolute() if named else None
+
+
+def _check_folder(folder: Path) -> None:
+    try:
+        found = folder.stat()
+    except OSError as error:
+        raise MailboxError(f"{FOLDER} is {folder}, which is not there ({error.strerror}); make the folder") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise MailboxError(f"{FOLDER} is {folder}, which is no folder; name one, or unset it")
+    if found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise MailboxError(f"{FOLDER} is {folder}, into which others may write; own it, and run: chmod 700 {folder}")

@@ -1,0 +1,37 @@
+"""Whether a head can take another one's place in a running server: the same model with other weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from eagle_plugin.heads.files import HeadError, read_config, read_tensors
+
+# Of config.json: what tells where a head came from.
+ORIGIN = {"_name_or_path", "name_or_path", "transformers_version", "torch_dtype", "dtype"}
+
+
+def check_same_form(present: str | Path, new: str | Path) -> None:
+    """Compare config.json and the names, shapes and dtypes of all tensors of two heads.
+
+    Raises:
+        HeadError: they differ; the message names the first difference and says to start the server again.
+    """
+    fix = "start the server with the new head instead"
+    old_config, new_config = (_without_origin(read_config(folder)) for folder in (present, new))
+    for key in sorted(old_config.keys() | new_config.keys()):
+        if old_config.get(key) != new_config.get(key):
+            raise HeadError(
+                f"{new} has {key} {new_config.get(key)!r} in config.json, wanted {old_config.get(key)!r} as the served "
+                f"head {present}; {fix}"
+            )
+    old, found = read_tensors(present), read_tensors(new)
+    for name in sorted(old.keys() | found.keys()):
+        one, other = old.get(name), found.get(name)
+        if one is None or other is None or (one.shape, one.dtype) != (other.shape, other.dtype):
+            shown = ["no such tensor" if x is None else f"{list(x.shape)} {x.dtype}" for x in (other, one)]
+            raise HeadError(f"{new} has {shown[0]} for {name}, wanted {shown[1]} as {present}; {fix}")
+
+
+def _without_origin(config: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in ORIGIN}
