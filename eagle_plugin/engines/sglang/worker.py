@@ -26,6 +26,7 @@ from eagle_plugin.core.policy import captured_shapes
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.draft_clock import DraftClock
+from eagle_plugin.engines.head_mailbox import HeadMailbox, asked_folder
 from eagle_plugin.engines.rng import KeyTable
 from eagle_plugin.engines.round import HeadState, TopM
 from eagle_plugin.engines.sglang.attention import TreeAttention
@@ -34,6 +35,7 @@ from eagle_plugin.engines.sglang.capture import capture_rounds
 from eagle_plugin.engines.sglang.decode_round import DecodeRound, Extended
 from eagle_plugin.engines.sglang.drafter import DraftState, TreeDrafter
 from eagle_plugin.engines.sglang.eagle3_model import mask_of
+from eagle_plugin.engines.sglang.head_exchange import exchange_head
 from eagle_plugin.engines.sglang.logits import needs_plain_round, transforms_of
 from eagle_plugin.engines.sglang.pending import PendingTokens
 from eagle_plugin.engines.sglang.ranks import RankAgreement, rank_logger
@@ -67,6 +69,7 @@ class TreeWorker(EAGLEWorkerV2):
     (``tests/engines/sglang/test_contract.py`` compares the two lists).
     """
 
+    _mailbox: HeadMailbox | None = None  # where heads may be exchanged
     announce: Callable[[list[str]], None]  # says who serves, with the reasons where it is not this worker
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
@@ -130,11 +133,23 @@ class TreeWorker(EAGLEWorkerV2):
         if check_rounds(self):
             self.shapes = choose_shapes(self, mode, pool.size)
             self._round.pending.clear()  # what tests and measurements left
+        if folder := asked_folder():
+            arguments = self.server_args
+            served = {
+                "engine": "sglang",
+                "target": arguments.model_path,
+                "head": arguments.speculative_draft_model_path,
+                "algorithm": arguments.speculative_algorithm,
+            }
+            log = rank_logger(logging.getLogger("eagle_plugin"))
+            self._mailbox = HeadMailbox(folder, served, partial(exchange_head, self), log)
 
     def forward_batch_generation(
         self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None, pp_proxy_tensors: Any = None
     ) -> Any:
         """One scheduler step over a ``ScheduleBatch``: a prefill as the engine does it, or one decode round of ours."""
+        if self._mailbox is not None:
+            self._mailbox.look()
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             return self._prefill(batch, on_publish, pp_proxy_tensors)
         b, keys = len(batch.seq_lens), prefix_tokens(batch)

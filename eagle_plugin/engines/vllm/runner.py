@@ -22,6 +22,7 @@ from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.cost_files import key_of
 from eagle_plugin.engines.draft_clock import DraftClock
+from eagle_plugin.engines.head_mailbox import HeadMailbox, asked_folder
 from eagle_plugin.engines.policy_log import without_policy
 from eagle_plugin.engines.policy_start import start_policy
 from eagle_plugin.engines.rng import without_sampled_children
@@ -33,6 +34,7 @@ from eagle_plugin.engines.vllm.attention import TreeMetadata
 from eagle_plugin.engines.vllm.backend import tree_attention
 from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch, root_drafts
 from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch, TreeProposer
+from eagle_plugin.engines.vllm.head_exchange import exchange_head
 from eagle_plugin.engines.vllm.pending import Key, PendingTokens, PlainRows
 from eagle_plugin.engines.vllm.policy_reports import PolicyReporter
 from eagle_plugin.engines.vllm.round_costs import measure
@@ -60,6 +62,7 @@ class TreeModelRunner(CPUModelRunner):
         self._draft_clock = DraftClock(self.device.type, logger)
         self._store = DraftStore()
         self._pending: PendingTokens  # with the caches
+        self._mailbox: HeadMailbox | None = None
         self._batch: RoundBatch | None = None
         self._accepted: Accepted | None = None
         self._metadata: dict[str, TreeMetadata] = {}
@@ -96,6 +99,18 @@ class TreeModelRunner(CPUModelRunner):
         self._head_group = next(i for i, group in enumerate(cache_groups) if head_layer in group.layer_names)
         self._pending = PendingTokens(cache_groups[self._head_group].kv_cache_spec.block_size)
 
+    def open_mailbox(self) -> None:
+        """Look for requests to exchange the head from now on, if ``EAGLE_DEPLOY`` names a folder for them."""
+        if folder := asked_folder():
+            speculative = self.vllm_config.speculative_config
+            served = {
+                "engine": "vllm",
+                "target": self.vllm_config.model_config.model,
+                "head": speculative.model,
+                "algorithm": speculative.method.upper(),
+            }
+            self._mailbox = HeadMailbox(folder, served, partial(exchange_head, self), logger)
+
     def choose_by_costs(self) -> None:
         """Let the policy choose the shapes from now on, if it is asked for; the caches must be there, unused.
 
@@ -128,6 +143,8 @@ class TreeModelRunner(CPUModelRunner):
     def _update_states(self, scheduler_output: Any) -> Any:
         """Forget the trees of finished requests as well; this is called in steps without tokens too."""
         self._reporter.step(has_tokens=scheduler_output.total_num_scheduled_tokens > 0)
+        if self._mailbox is not None:
+            self._mailbox.look()
         self._store.forget(scheduler_output.finished_req_ids)
         gone = scheduler_output.finished_req_ids | (scheduler_output.preempted_req_ids or set())
         if self.cache_config.enable_prefix_caching and len(self._pending):

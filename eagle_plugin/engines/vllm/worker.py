@@ -26,6 +26,7 @@ class TreeCPUWorker(cpu_worker.CPUWorker):
     def compile_or_warm_up_model(self) -> Any:
         """Warm up as the engine does, after which it sets the random seed; before that, measure what rounds cost."""
         self.model_runner.choose_by_costs()
+        self.model_runner.open_mailbox()
         return super().compile_or_warm_up_model()
 
     def sample_tokens(self, grammar_output: Any) -> Any:

@@ -66,11 +66,11 @@ def test_a_head_that_cannot_be_loaded_leaves_the_served_one(
     """Another form, damaged weights, and an error in the middle of loading."""
     served = runner(llm)
     model, texts = served.drafter.model, generate(llm, PROMPTS, max_tokens=20)
-    for name, change in (("wider", {"intermediate_size": 999}), ("renamed", {"rms_norm_eps": 0.5})):
-        other = folder / f"{heads[0].parent.name}-{name}"
+    for key, value, reason in (("intermediate_size", 999, "of shape"), ("rms_norm_eps", 0.5, "rms_norm_eps 0.5 in")):
+        other = folder / f"{heads[0].parent.name}-{key}"
         if not other.exists():
-            rewrite(heads[1], other, config=lambda config, change=change: config | change)
-        with pytest.raises(HeadError, match=next(iter(change))):
+            rewrite(heads[1], other, config=lambda config, key=key, value=value: config | {key: value})
+        with pytest.raises(HeadError, match=reason):
             exchange_head(served, other)
     load = type(served.drafter).load_model
 

@@ -1,0 +1,122 @@
+"""`eagle-plugin deploy`: another draft head for a running server, and back if it accepts less."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from eagle_plugin.deploy.drift import Counts, counts_of
+from eagle_plugin.deploy.server import FOLDER, DeployError, ServedHead
+from eagle_plugin.deploy.verdict import Comparison, compare
+from eagle_plugin.heads.checkpoint import check_head
+from eagle_plugin.heads.same_form import check_same_form
+from eagle_plugin.models import head_folder
+
+LOOK_EVERY = 2.0  # seconds between two looks at the metrics
+EPILOG = """\
+examples:
+  mkdir -m 700 /run/deploy
+  EAGLE_DEPLOY=/run/deploy python -m sglang.launch_server ... --enable-metrics
+  eagle-plugin deploy out/head/head --server http://127.0.0.1:30000 --folder /run/deploy
+  eagle-plugin deploy out/head/head --server http://127.0.0.1:30000 --no-watch
+
+The server loads the head between two rounds; running requests go on, and their texts do not depend on the head. Then
+the accept lengths of the traffic with both heads are compared: if the new head's are lower (a one-sided test of level
+1 %), the server gets the old head back.
+
+exit codes: 0 the new head serves, 1 it accepted less and the old one serves again, 2 refused: the old one serves
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exchange the head of a server; returns an exit code of EPILOG, raises UserError for anything refused."""
+    options = _parse(argv)
+    head = head_folder(options.head)
+    server = ServedHead(options.folder, options.server)
+    served = server.read()
+    check_head(served["target"], head, algorithm=served["algorithm"])
+    old = Path(served["head"])
+    check_same_form(old, head)
+    before = None if options.no_watch else _counts(options.server)
+    seconds = server.exchange(head, lambda waited: _say(options, f"waiting for the server, {waited:.0f} s"))
+    result: dict[str, Any] = {"head": str(head.absolute()), "before": str(old), "seconds": seconds, "serves": "new"}
+    _say(options, f"{head} serves; the rounds waited for {seconds:.1f} s")
+    if before is not None:
+        found = _watch(options, before)
+        result |= {"accept_length_before": found.before, "accept_length_after": found.after, "z": found.z}
+        verdict = f"accept length {found.before:.2f} with the old head, {found.after:.2f} with the new one"
+        if found.is_worse:
+            server.exchange(old)
+            result["serves"] = "old"
+            _say(options, f"{verdict}: worse, so the old head {old} serves again")
+        else:
+            _say(options, f"{verdict}: {'not worse' if found.enough else 'too few rounds to tell'}, it stays")
+    if options.json:
+        print(json.dumps(result))
+    return 0 if result["serves"] == "new" else 1
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="eagle-plugin deploy",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("head", metavar="HEAD", help="folder of the new head, or its name in `models list`")
+    parser.add_argument("--server", required=True, metavar="URL", help="a server that was started with EAGLE_DEPLOY")
+    named = os.environ.get(FOLDER)
+    parser.add_argument(
+        "--folder", type=Path, default=None if not named else Path(named), metavar="DIR",
+        help="the server's EAGLE_DEPLOY (default: that variable here)",
+    )  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=2000, metavar="N", help="of the new head (%(default)s)")
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, metavar="M", help="the longest wait for them (%(default)s)"
+    )
+    parser.add_argument("--no-watch", action="store_true", help="do not compare, keep the new head")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    options = parser.parse_args(argv)
+    if options.folder is None:
+        raise DeployError(f"the folder of the server is not given; set {FOLDER} as the server has it, or give --folder")
+    return options
+
+
+def _watch(options: argparse.Namespace, before: Counts) -> Comparison:
+    """Wait until the new head has enough rounds, or the time is over."""
+    begin = _counts(options.server)
+    until = time.monotonic() + 60 * options.minutes
+    while True:
+        time.sleep(LOOK_EVERY)
+        more = _counts(options.server).since(begin)
+        _say(options, f"{more.rounds:.0f} of {options.rounds} rounds with the new head")
+        if more.rounds >= options.rounds or time.monotonic() > until:
+            return compare(_rounds_by_length(before), _rounds_by_length(more))
+
+
+def _rounds_by_length(counts: Counts) -> dict[int, int]:
+    """Rounds by their accept length, the bonus token included."""
+    at_least = [counts.rounds, *counts.at_depth, 0.0]
+    return {depth + 1: round(at_least[depth] - at_least[depth + 1]) for depth in range(len(at_least) - 1)}
+
+
+def _counts(url: str) -> Counts:
+    address = f"{url.rstrip('/').removesuffix('/v1')}/metrics"
+    try:
+        return counts_of(httpx.get(address, timeout=15, trust_env=False, follow_redirects=True).raise_for_status().text)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise DeployError(
+            f"{address} does not answer with metrics ({error}); start SGLang with --enable-metrics"
+        ) from error
+
+
+def _say(options: argparse.Namespace, line: str) -> None:
+    print(line, file=sys.stderr if options.json else sys.stdout, flush=True)
