@@ -4,16 +4,15 @@ import argparse
 import importlib
 import importlib.metadata
 import importlib.util
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from eagle_plugin import __version__
-from eagle_plugin.atomic_io import write_output
 from eagle_plugin.command_end import end_of, importing
+from eagle_plugin.command_line import Parser, print_table
 from eagle_plugin.errors import UserError
 
 DESCRIPTION = """\
@@ -30,6 +29,7 @@ examples:
   eagle-plugin optimize RECIPE.yaml --out out/head   prompts in, trained head and its measured gain out
   eagle-plugin benchmark TARGET --head HEAD          what does a trained head gain under load?
   eagle-plugin package TARGET HEAD --out out/package a folder that an engine serves with one command
+  eagle-plugin deploy HEAD --server URL              put a head into a running server; back if it accepts less
   eagle-plugin watch URL --head out/package --once   has the acceptance of live traffic drifted?
   eagle-plugin explain http://127.0.0.1:30000        what the policy of a server chooses, and why
   eagle-plugin capture status /data/capture          what servers recorded of their traffic, for training
@@ -51,6 +51,7 @@ DATA_COMMANDS = {
     "verify": ("eagle_plugin.data.verify", "read a feature store or a training run in full and check every digest"),
 }
 OWN_PARSERS = {
+    "check": ("eagle_plugin.evaluate.check_command", "does a draft head fit its target, and are its drafts accepted?"),
     "optimize": ("eagle_plugin.optimize.command", "from prompts to a trained head with its measured gain: one recipe"),
     "train": ("eagle_plugin.train.command", "train a draft head from a feature store"),
     "eval": ("eagle_plugin.evaluate.eval_command", "measure the acceptance of draft heads"),
@@ -61,6 +62,7 @@ OWN_PARSERS = {
     "benchmark": ("eagle_plugin.bench.states.command", "what does a trained head gain under load?"),
     "report": ("eagle_plugin.report.command", "the page of a benchmark: HTML and Markdown"),
     "package": ("eagle_plugin.deploy.package_command", "a folder with a head that an engine serves with one command"),
+    "deploy": ("eagle_plugin.deploy.command", "another head for a running server, and back if it is worse"),
     "watch": ("eagle_plugin.deploy.watch_command", "is the acceptance of live traffic still what was measured?"),
     "capture": ("eagle_plugin.data.captures.command", "what servers recorded of their traffic: show it, export it"),
     "explain": ("eagle_plugin.bench.explain", "what does the policy of a server choose, and why?"),
@@ -71,13 +73,6 @@ NOT_INSTALLED = "not installed"
 
 class CommandError(UserError):
     """The command cannot do what was asked."""
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse, but an error is one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}; see `{self.prog} --help`\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -132,26 +127,6 @@ def _parser() -> argparse.ArgumentParser:
         action.set_defaults(run=run)
         action.add_argument("name", metavar="NAME", help="a name of `eagle-plugin models list`")
 
-    check = commands.add_parser(
-        "check",
-        help="does a draft head fit its target, and are its drafts accepted?",
-        description="Compare names, shapes, aux layers, vocabulary tables and digests, then draft a few responses of "
-        "the target. A head with tensors of the right shape is refused with the reason if it was trained for another "
-        "target or its aux layers are wrong. Runs without an engine.",
-    )
-    check.add_argument("target", metavar="TARGET", help="folder of the target, or a name of `models list`")
-    check.add_argument("head", metavar="HEAD", help="folder of the draft head, or its name in `models list`")
-    check.add_argument(
-        "--algorithm",
-        choices=("EAGLE", "EAGLE3"),
-        help="the engine's --speculative-algorithm (default: the head's own)",
-    )
-    check.add_argument(
-        "--files-only", action="store_true", help="check the files only; do not run the target and the head"
-    )
-    check.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to this file")
-    check.set_defaults(run=_check)
-
     data = commands.add_parser("data", help="from prompts to a feature store, step by step")
     steps = data.add_subparsers(metavar="STEP", required=True, dest="step")
     for parsers, entries in ((steps, DATA_COMMANDS), (commands, OWN_PARSERS)):
@@ -200,57 +175,12 @@ def _models_path(arguments: argparse.Namespace) -> None:
     print(model_folder(name))
 
 
-def _check(arguments: argparse.Namespace) -> None:
-    with importing():
-        from eagle_plugin.heads.checkpoint import check_head
-        from eagle_plugin.heads.files import read_config
-        from eagle_plugin.heads.kinds import stored_algorithm
-        from eagle_plugin.models import head_folder, target_folder
-        from eagle_plugin.models.progress import progress_bar
-
-    target, head = target_folder(arguments.target), head_folder(arguments.head)
-    algorithm = arguments.algorithm
-    if arguments.files_only:
-        info = check_head(target, head, algorithm=algorithm or stored_algorithm(read_config(head)))
-        warnings, drafts, measured = list(info.warnings), "not measured (--files-only)", {}
-    else:
-        with importing():
-            from eagle_plugin.evaluate.check import PROMPTS, check
-
-        with progress_bar() as progress:
-            report = check(
-                target, head, algorithm=algorithm, report=lambda done: progress("answers", done / len(PROMPTS))
-            )
-        info, warnings, stats = report.info, report.warnings, report.served.stats
-        drafts = f"first draft right for {stats.cumulative[0]:.1%}, accept length {stats.accept_length:.2f}"
-        measured = stats.to_json() | {"trained_acceptance": report.trained}
-        if report.trained is not None:
-            drafts += f" (in training {report.trained:.1%})"
-    layers = ", ".join(map(str, info.aux_layer_ids)) or "none"
-    _table(
-        ("head", head),
-        ("target", target),
-        ("kind", info.kind),
-        ("fits", f"--speculative-algorithm {info.algorithm}"),
-        ("architecture", f"{info.architecture}, {info.num_layers} layer(s), hidden size {info.hidden_size}"),
-        ("vocabulary", f"{info.draft_vocab_size:,} of {info.vocab_size:,} tokens"),
-        ("aux hidden states", f"inputs of target layers {layers}"),
-        ("weights", f"{info.parameters / 1e6:.1f} M parameters, {info.dtype}, {info.bytes / 2**20:.1f} MiB"),
-        ("drafts", drafts),
-    )
-    for warning in warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    if arguments.json:
-        found = {"kind": info.kind, "aux_layers": info.aux_layer_ids, **measured, "warnings": warnings}
-        write_output(arguments.json, [json.dumps(found, indent=1), "\n"], "name another file with --json")
-
-
 def _version(arguments: argparse.Namespace) -> None:
     with importing():
         from eagle_plugin.engines.sglang import version as sglang
         from eagle_plugin.engines.vllm import version as vllm
 
-    _table(
+    print_table(
         ("eagle-plugin", _installed("eagle-plugin")),
         ("python", sys.version.split()[0]),
         ("torch", _installed("torch")),
@@ -288,12 +218,6 @@ def _kernels() -> str:
     except (RuntimeError, OSError, ValueError) as error:
         raise CommandError(str(error)) from error
     return {"native": "native (C++)", "torch": "torch (no native library: slower)"}[backend]
-
-
-def _table(*rows: tuple[str, Any]) -> None:
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        print(f"{name:<{width}}  {value}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -13,12 +14,15 @@ from typing import Any
 
 import httpx
 
-from eagle_plugin.deploy.drift import Counts, counts_of
-from eagle_plugin.deploy.server import FOLDER, DeployError, ServedHead
-from eagle_plugin.deploy.verdict import Comparison, compare
+from eagle_plugin.command_line import Parser
+from eagle_plugin.deploy.drift import Counts, WatchError, counts_of
+from eagle_plugin.deploy.server import DeployError, ServedHead
+from eagle_plugin.deploy.verdict import FEWEST_ROUNDS, Comparison, compare
+from eagle_plugin.deploy_folder import FOLDER
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.same_form import check_same_form
 from eagle_plugin.models import head_folder
+from eagle_plugin.models.progress import progress_bar
 
 LOOK_EVERY = 2.0  # seconds between two looks at the metrics
 EPILOG = """\
@@ -41,20 +45,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     head = head_folder(options.head)
     server = ServedHead(options.folder, options.server)
+    with server.alone():
+        return _deploy(options, server, head)
+
+
+def _deploy(options: argparse.Namespace, server: ServedHead, head: Path) -> int:
     served = server.read()
-    check_head(served["target"], head, algorithm=served["algorithm"])
     old = Path(served["head"])
+    check_head(served["target"], head, algorithm=served["algorithm"])
     check_same_form(old, head)
-    before = None if options.no_watch else _counts(options.server)
+    before = None if options.no_watch else _before(options.server)
     seconds = server.exchange(head, lambda waited: _say(options, f"waiting for the server, {waited:.0f} s"))
     result: dict[str, Any] = {"head": str(head.absolute()), "before": str(old), "seconds": seconds, "serves": "new"}
     _say(options, f"{head} serves; the rounds waited for {seconds:.1f} s")
-    if before is not None:
-        found = _watch(options, before)
+    if before is not None and (found := _watch(options, before, head)) is not None:
         result |= {"accept_length_before": found.before, "accept_length_after": found.after, "z": found.z}
         verdict = f"accept length {found.before:.2f} with the old head, {found.after:.2f} with the new one"
         if found.is_worse:
-            server.exchange(old)
+            _go_back(server, old, head, verdict)
             result["serves"] = "old"
             _say(options, f"{verdict}: worse, so the old head {old} serves again")
         else:
@@ -64,8 +72,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if result["serves"] == "new" else 1
 
 
+def _go_back(server: ServedHead, old: Path, head: Path, verdict: str) -> None:
+    try:
+        server.exchange(old)
+    except DeployError as error:
+        raise DeployError(f"{verdict}: worse, but {head} still serves, since the old head did not load: {error}") from error
+
+
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="eagle-plugin deploy",
         description=__doc__,
         epilog=EPILOG,
@@ -85,21 +100,45 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--no-watch", action="store_true", help="do not compare, keep the new head")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     options = parser.parse_args(argv)
+    if options.rounds < FEWEST_ROUNDS:
+        parser.error(f"--rounds is {options.rounds}, wanted at least {FEWEST_ROUNDS}")
+    if not 0 < options.minutes < math.inf:
+        parser.error(f"--minutes is {options.minutes}, wanted a time above 0")
     if options.folder is None:
         raise DeployError(f"the folder of the server is not given; set {FOLDER} as the server has it, or give --folder")
     return options
 
 
-def _watch(options: argparse.Namespace, before: Counts) -> Comparison:
-    """Wait until the new head has enough rounds, or the time is over."""
+def _before(url: str) -> Counts:
+    """What the server has verified so far; raises DeployError if that is too little to compare with."""
+    counts = _counts(url)
+    if counts.rounds < FEWEST_ROUNDS:
+        raise DeployError(
+            f"the server has verified {counts.rounds:.0f} rounds with its head, wanted at least {FEWEST_ROUNDS} to "
+            "compare with: let it serve first, or give --no-watch"
+        )
+    return counts
+
+
+def _watch(options: argparse.Namespace, before: Counts, head: Path) -> Comparison | None:
+    """Wait until the new head has enough rounds, or the time is over; None if it had no round."""
     begin = _counts(options.server)
     until = time.monotonic() + 60 * options.minutes
-    while True:
-        time.sleep(LOOK_EVERY)
-        more = _counts(options.server).since(begin)
-        _say(options, f"{more.rounds:.0f} of {options.rounds} rounds with the new head")
-        if more.rounds >= options.rounds or time.monotonic() > until:
-            return compare(_rounds_by_length(before), _rounds_by_length(more))
+    try:
+        with progress_bar() as progress:
+            while True:
+                time.sleep(LOOK_EVERY)
+                more = _counts(options.server).since(begin)
+                progress(f"rounds with the new head, of {options.rounds}", min(more.rounds / options.rounds, 1.0))
+                if more.rounds >= options.rounds or time.monotonic() > until:
+                    break
+    except (DeployError, KeyboardInterrupt):
+        _say(options, f"{head} serves; it was not compared")
+        raise
+    if not more.rounds:
+        _say(options, f"{head} serves; no request came within {options.minutes:g} minutes, so it was not compared")
+        return None
+    return compare(_rounds_by_length(before), _rounds_by_length(more))
 
 
 def _rounds_by_length(counts: Counts) -> dict[int, int]:
@@ -112,6 +151,8 @@ def _counts(url: str) -> Counts:
     address = f"{url.rstrip('/').removesuffix('/v1')}/metrics"
     try:
         return counts_of(httpx.get(address, timeout=15, trust_env=False, follow_redirects=True).raise_for_status().text)
+    except WatchError as error:
+        raise DeployError(f"{address}: {error}, or give --no-watch") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise DeployError(
             f"{address} does not answer with metrics ({error}); start SGLang with --enable-metrics"

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from eagle_plugin.atomic_io import write_output
+from eagle_plugin.deploy_folder import ANSWER, FOLDER, REQUEST, SERVER
 from eagle_plugin.errors import UserError
 
-FOLDER = "EAGLE_DEPLOY"
-SERVER, REQUEST, ANSWER = "server.json", "request.json", "answer.json"
 LOOK_EVERY = 0.1  # seconds
+SEVERAL_RANKS = "several ranks serve it together"
 
 Exchange = Callable[[Path], None]  # puts the head of a folder in the place of the present one, or raises and keeps that
 
@@ -39,14 +39,18 @@ class HeadMailbox:
         exchange: Exchange,
         logger: logging.Logger,
         clock: Callable[[], float] = time.monotonic,
+        refuses: str = "",
     ) -> None:
         """server: what the other side must know of this one: engine, target, head, algorithm.
+
+        refuses: why no head can take the place of the served one, for the whole life of this server.
 
         Raises:
             MailboxError: the folder is not there, or others may write into it.
         """
-        _check_folder(folder)
-        self._folder, self._server, self._exchange, self._logger, self._clock = folder, server, exchange, logger, clock
+        _check(folder)
+        self._folder, self._server = folder, server | {"pid": os.getpid(), "refuses": refuses}
+        self._exchange, self._logger, self._clock = exchange, logger, clock
         self._next = 0.0
         self._seen: int | None = None  # when the last request was written, in nanoseconds
         (folder / REQUEST).unlink(missing_ok=True)  # of a server before this one
@@ -70,11 +74,13 @@ class HeadMailbox:
         try:
             request = json.loads((self._folder / REQUEST).read_text(encoding="utf-8"))
             number, head = str(request["id"]), Path(request["head"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             self._logger.warning("eagle-plugin: %s cannot be read (%s): the head stays", self._folder / REQUEST, error)
             return
         began, message = time.perf_counter(), ""
         try:
+            if self._server["refuses"]:
+                raise MailboxError(f"{self._server['refuses']}; start the server with {head} instead")
             self._exchange(head)
         except Exception as error:  # whatever is wrong with the files, the server goes on with the head that it has
             message = " ".join(str(error).split()) or type(error).__name__
@@ -85,20 +91,42 @@ class HeadMailbox:
             self._server["head"] = str(head)
             self._tell()
             self._logger.info("eagle-plugin: the draft head is now %s, exchanged in %.1f s", head, seconds)
-        answer = {"id": number, "head": str(head), "error": message, "seconds": round(seconds, 3)}
-        write_output(self._folder / ANSWER, [json.dumps(answer), "\n"])
+        self._write(ANSWER, {"id": number, "head": str(head), "error": message, "seconds": round(seconds, 3)})
 
     def _tell(self) -> None:
-        write_output(self._folder / SERVER, [json.dumps(self._server | {"pid": os.getpid()}), "\n"])
+        self._write(SERVER, self._server)
+
+    def _write(self, name: str, content: dict[str, Any]) -> None:
+        """A full disk does not end the server: the command then has no answer, and says so."""
+        try:
+            write_output(self._folder / name, [json.dumps(content), "\n"])
+        except UserError as error:
+            self._logger.warning("eagle-plugin: %s", error)
 
 
-def asked_folder() -> Path | None:
-    """The folder of ``EAGLE_DEPLOY``; None where heads are not exchanged."""
+def open_mailbox(
+    server: dict[str, Any], exchange: Exchange, logger: logging.Logger, *, rank: int = 0, ranks: int = 1
+) -> HeadMailbox | None:
+    """The mailbox of the folder of ``EAGLE_DEPLOY``; None without one, and in all ranks but the first.
+
+    server: as for `HeadMailbox`. Several ranks would have to exchange their parts before the same round: refused.
+
+    Raises:
+        MailboxError: the folder is not there, or others may write into it.
+    """
     named = os.environ.get(FOLDER, "")
-    return Path(named).absolute() if named else None
+    if not named or rank:
+        return None
+    return HeadMailbox(Path(named).absolute(), server, exchange, logger, refuses=SEVERAL_RANKS if ranks > 1 else "")
 
 
-def _check_folder(folder: Path) -> None:
+def check_folder() -> None:
+    """Look at the folder of ``EAGLE_DEPLOY``, if there is one, before any weight is loaded; raises MailboxError."""
+    if named := os.environ.get(FOLDER, ""):
+        _check(Path(named).absolute())
+
+
+def _check(folder: Path) -> None:
     try:
         found = folder.stat()
     except OSError as error:

@@ -19,6 +19,7 @@ from tiny_models import tiny_eagle3_head, tiny_llama
 from eagle_plugin import cli
 from eagle_plugin.core.policy_report import MARK, Expected, PolicyReport
 from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.deploy_folder import ANSWER, REQUEST, SERVER
 
 TRAIN = """\
 target: {target}
@@ -97,6 +98,9 @@ CASES = {
     "package": Case(
         "{target} {head} --out {out}", {"target": "config", "head": "folder", "out": "new folder", "stdout": "stdout"}
     ),
+    "deploy": Case(
+        "{head} --server {url} --folder {served} --no-watch --json", {"head": "folder", "served": "folder"}
+    ),
     "watch": Case("{url} --head {package} --once", {"package": "folder"}),
     "explain": Case("{log} --picture {out}", {"log": "file", "out": "new file", "stdout": "stdout"}),
     "selftest": Case(
@@ -156,6 +160,8 @@ def make_inputs(folder: Path) -> dict[str, Path]:
     rows = [{"state": "trained", "prompts": "a", "accept_length": {"median": 2.0}}]
     package = json.dumps({"measured": {"benchmark": {"rows": rows}}})
     made["package"] = _write(folder / "package" / "package.json", package).parent
+    serves = {"engine": "sglang", "target": str(target), "head": str(made["head"]), "algorithm": "EAGLE3"}
+    made["served"] = _write(folder / "served" / SERVER, json.dumps(serves | {"refuses": ""})).parent
     made["recipe"] = _write(folder / "recipe" / "recipe.yaml", TRAIN.format(**made))
     made["job"] = _write(folder / "job" / "job.yaml", JOB.format(**made))
     opening = {"from": "human", "value": "Why is the sky blue in the evening?"}
@@ -170,16 +176,24 @@ def _write(path: Path, text: str) -> Path:
     return path
 
 
+def _answer(served: Any) -> None:
+    """What a server does that takes the head."""
+    request = json.loads((served._folder / REQUEST).read_text())
+    (served._folder / ANSWER).write_text(json.dumps({"id": request["id"], "error": "", "seconds": 0.1}))
+
+
 @contextlib.contextmanager
 def stand_ins(place: str, made: dict[str, Path]) -> Iterator[None]:
     """What would be downloaded, and an engine that writes a log and ends, unless it is what the accident takes away."""
     from eagle_plugin.bench.engines import ENGINES
     from eagle_plugin.data import builtin
+    from eagle_plugin.deploy.server import ServedHead
 
     command = [sys.executable, "-c", "print('no engine ' * 100)"]
     engine = dataclasses.replace(ENGINES["sglang"], command=lambda spec, port: command)
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.dict(ENGINES, {"sglang": engine}))
+        stack.enter_context(mock.patch.object(ServedHead, "_wake", _answer))
         if place != "cache":
             stack.enter_context(mock.patch.object(builtin, "cached_file", lambda *_: made["sharegpt"]))
             stack.enter_context(mock.patch.object(builtin, "eval_prompts", lambda *_: []))

@@ -18,11 +18,11 @@ class Int8Method:
     """Replaces the engine's linear method of one layer; large batches go to that method."""
 
     def __init__(self, weight: Int8Weight, original: Any) -> None:
-        self._weight, self._original = weight, original
+        self.packed, self._original = weight, original
 
     def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if serves(x):
-            return self._weight.linear(x, bias)
+            return self.packed.linear(x, bias)
         return self._original.apply(layer, x, bias)
 
     def __getattr__(self, name: str) -> Any:
@@ -34,14 +34,14 @@ class Int8Linear(nn.Module):
 
     def __init__(self, weight: Int8Weight, original: nn.Linear) -> None:
         super().__init__()
-        self._weight, self.original = weight, original
+        self.packed, self.original = weight, original
 
     @property
     def weight(self) -> torch.Tensor:
         return self.original.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._weight.linear(x, self.original.bias) if serves(x) else self.original(x)
+        return self.packed.linear(x, self.original.bias) if serves(x) else self.original(x)
 
 
 def use_int8_weights(head: nn.Module, target: nn.Module) -> int:
@@ -71,3 +71,13 @@ def use_int8_weights(head: nn.Module, target: nn.Module) -> int:
             layer.quant_method = Int8Method(packed, layer.quant_method)
         changed += 1
     return changed
+
+
+def int8_weights(head: nn.Module) -> dict[str, Int8Weight]:
+    """The int8 copies that `use_int8_weights` made, by the name of their layer."""
+    found = {}
+    for name, layer in head.named_modules():
+        owner = layer if isinstance(layer, Int8Linear) else getattr(layer, "quant_method", None)
+        if isinstance(owner, Int8Linear | Int8Method):
+            found[name] = owner.packed
+    return found

@@ -8,6 +8,7 @@ from typing import Any
 
 from eagle_plugin.core.policy import CPU_SHAPE, shape_for
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.engines.head_mailbox import check_folder
 from eagle_plugin.engines.policy_log import log_seconds
 from eagle_plugin.engines.preflight import can_check, head_architecture, head_warnings
 from eagle_plugin.engines.sglang.support import has_own_draft_class, unsupported_flags
@@ -38,6 +39,7 @@ def check_launch(server_args: Any) -> None:
     try:
         policy_mode()
         log_seconds()
+        check_folder()
     except UserError as error:
         raise SystemExit(f"eagle-plugin: {error}") from error
     if head is None or not Path(target).is_dir():

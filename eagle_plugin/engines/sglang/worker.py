@@ -26,7 +26,7 @@ from eagle_plugin.core.policy import captured_shapes
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.draft_clock import DraftClock
-from eagle_plugin.engines.head_mailbox import HeadMailbox, asked_folder
+from eagle_plugin.engines.head_mailbox import HeadMailbox, open_mailbox
 from eagle_plugin.engines.rng import KeyTable
 from eagle_plugin.engines.round import HeadState, TopM
 from eagle_plugin.engines.sglang.attention import TreeAttention
@@ -133,16 +133,16 @@ class TreeWorker(EAGLEWorkerV2):
         if check_rounds(self):
             self.shapes = choose_shapes(self, mode, pool.size)
             self._round.pending.clear()  # what tests and measurements left
-        if folder := asked_folder():
-            arguments = self.server_args
-            served = {
-                "engine": "sglang",
-                "target": arguments.model_path,
-                "head": arguments.speculative_draft_model_path,
-                "algorithm": arguments.speculative_algorithm,
-            }
-            log = rank_logger(logging.getLogger("eagle_plugin"))
-            self._mailbox = HeadMailbox(folder, served, partial(exchange_head, self), log)
+        arguments, parallel = self.server_args, get_parallel()
+        served = {
+            "engine": "sglang",
+            "target": arguments.model_path,
+            "head": arguments.speculative_draft_model_path,
+            "algorithm": arguments.speculative_algorithm,
+        }
+        ranks, log = parallel.tp_size * arguments.dp_size, logging.getLogger("eagle_plugin")
+        exchange = partial(exchange_head, self)
+        self._mailbox = open_mailbox(served, exchange, log, rank=parallel.tp_rank, ranks=ranks)
 
     def forward_batch_generation(
         self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None, pp_proxy_tensors: Any = None

@@ -22,7 +22,7 @@ from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.cost_files import key_of
 from eagle_plugin.engines.draft_clock import DraftClock
-from eagle_plugin.engines.head_mailbox import HeadMailbox, asked_folder
+from eagle_plugin.engines.head_mailbox import HeadMailbox, open_mailbox
 from eagle_plugin.engines.policy_log import without_policy
 from eagle_plugin.engines.policy_start import start_policy
 from eagle_plugin.engines.rng import without_sampled_children
@@ -101,15 +101,15 @@ class TreeModelRunner(CPUModelRunner):
 
     def open_mailbox(self) -> None:
         """Look for requests to exchange the head from now on, if ``EAGLE_DEPLOY`` names a folder for them."""
-        if folder := asked_folder():
-            speculative = self.vllm_config.speculative_config
-            served = {
-                "engine": "vllm",
-                "target": self.vllm_config.model_config.model,
-                "head": speculative.model,
-                "algorithm": speculative.method.upper(),
-            }
-            self._mailbox = HeadMailbox(folder, served, partial(exchange_head, self), logger)
+        speculative, parallel = self.vllm_config.speculative_config, self.vllm_config.parallel_config
+        served = {
+            "engine": "vllm",
+            "target": self.vllm_config.model_config.model,
+            "head": speculative.model,
+            "algorithm": speculative.method.upper(),
+        }
+        ranks = parallel.world_size_across_dp
+        self._mailbox = open_mailbox(served, partial(exchange_head, self), logger, rank=parallel.rank, ranks=ranks)
 
     def choose_by_costs(self) -> None:
         """Let the policy choose the shapes from now on, if it is asked for; the caches must be there, unused.

@@ -9,6 +9,7 @@ import logging
 from typing import Any
 
 from eagle_plugin.core.policy import PARALLEL_LEVELS
+from eagle_plugin.engines.head_mailbox import check_folder
 from eagle_plugin.engines.policy_log import log_seconds
 from eagle_plugin.engines.preflight import (
     can_check,
@@ -61,6 +62,7 @@ def choose_worker(vllm_config: Any) -> None:
         _log_once(logging.WARNING, engine_serves(speculative.method, "vLLM", reasons))
         return
     policy_mode()
+    check_folder()
     is_parallel = mask_token(speculative) is not None
     trained = trained_depths(head) if is_parallel else None
     shape = options.shape(speculative.num_speculative_tokens, (trained or PARALLEL_LEVELS) if is_parallel else None)
