@@ -122,7 +122,7 @@ bench: $(ENGINE_ENV) ## the serving benchmark under load, to out/serving.json (u
 bench-peagle: $(ENGINE_ENV) ## EAGLE-3 and P-EAGLE heads with 3, 7 and 11 levels, to out/peagle.json (an hour); see ARGS='--help'
 	.venv-$(ENGINE)/bin/python benchmarks/peagle.py --engine $(ENGINE) $(ARGS)
 
-loop: $(ENGINE_ENV) ## serve, record traffic, train the head on it, measure: out/loop.json, out/report.html
+loop: $(ENGINE_ENV) ## serve, record traffic, train the head on it, measure, exchange it: out/loop.json, out/report.html (40 minutes)
 	OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 .venv-$(ENGINE)/bin/python benchmarks/loop.py --engine $(ENGINE) $(ARGS)
 
 acceptance: env ## accept length of the sampling rules with the shipped head, to out/acceptance.json

@@ -1,1 +1,1 @@
-"""The whole loop in one command: record traffic, train on it, measure (docs/loop.md)."""
+"""The whole loop in one command: record traffic, train on it, measure, and exchange the head (docs/loop.md)."""

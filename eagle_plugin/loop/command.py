@@ -22,13 +22,14 @@ from eagle_plugin.optimize.locks import hold
 
 DESCRIPTION = """\
 The whole way in one command: serve a small real model with its draft head and
-record the traffic, train the head further on the record, and measure the
-target without EAGLE, with the base head and with the trained head.
-OUT/loop.json and OUT/report.html have the results.
+record the traffic, train the head further on the record, measure the target
+without EAGLE, with the base head and with the trained head, and exchange the
+head of a server while requests are running. OUT/loop.json and OUT/report.html
+have the results.
 """
 EPILOG = """\
 examples:
-  make loop                                                all steps, with the time that they may take
+  make loop                                                about 35 minutes on two quiet cores
   make loop ARGS='--out /data/loop'                        results in another folder
   make loop ARGS='--prompts prompts.jsonl --count 500'     own prompts, a file of `eagle-plugin data prepare`
   make loop ARGS='--target DIR --head DIR --prompts FILE'  own model
@@ -45,6 +46,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     fields = LoopSettings.model_fields
     parser.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="folder of the results (out)")
+    parser.add_argument("--no-swap", action="store_true", help="leave out the exchange of the head")
     parser.add_argument("--engine", choices=sorted(ENGINES), default=default_engine(), help="(%(default)s)")
     for name, text in (("target", "a folder, or a name of `models list`"), ("head", "the head to train further")):
         parser.add_argument(f"--{name}", default=fields[name].default, help=f"{text} (%(default)s)")
@@ -59,6 +61,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "eval_tokens": "longest answer on which accept lengths are measured",
         "repeats": "of the benchmark",
         "bench_tokens": "mean longest answer of the benchmark",
+        "swap_clients": "clients while the head is exchanged",
+        "swap_questions": "questions that they ask",
+        "swap_tokens": "longest answer to them",
     }
     for name, text in numbers.items():
         parser.add_argument(
@@ -84,13 +89,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the loop. 0: it showed what it is to show; 1: a failure, or a result below that; 130 after Ctrl-C."""
     options = parse(argv)
     console = Console()
-    values = {name: value for name, value in vars(options).items() if name != "out"}
+    values = {name: value for name, value in vars(options).items() if name not in ("out", "no_swap")}
     values["prompts"] = None if options.prompts is None else options.prompts.resolve()
     settings = LoopSettings(**values)
-    return exit_status("loop", console, lambda: run_loop(settings, options.out, console))
+    return exit_status("loop", console, lambda: run_loop(settings, options.out, console, swap=not options.no_swap))
 
 
-def run_loop(settings: LoopSettings, out: Path, console: Console) -> int:
+def run_loop(settings: LoopSettings, out: Path, console: Console, swap: bool = True) -> int:
     """Run all steps that are not done, write loop.json and print the tables; 1 if the result is below what is wanted.
 
     Raises:
@@ -102,10 +107,10 @@ def run_loop(settings: LoopSettings, out: Path, console: Console) -> int:
         keep_settings(settings, folder / "settings.json")
         target = resolve_target(settings.target, console)
         head = resolve_head(settings.head, target)
-        steps = plan_steps(settings, target, head, out, folder, Steps(console))
+        steps = plan_steps(settings, target, head, out, folder, Steps(console), swap=swap)
         seconds = run_steps(steps, folder / "times.json", console)
         domain = DOMAIN if settings.prompts is None else settings.prompts.name
-        report = summarise(settings, domain, folder, seconds)
+        report = summarise(settings, domain, folder, seconds, swap)
         write_report(report, out / "loop.json")
     print_report(report, console)
     console.print(f"written to {out / 'loop.json'} and {out / 'report.html'}", highlight=False)

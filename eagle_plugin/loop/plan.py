@@ -10,7 +10,8 @@ from eagle_plugin.bench.progress import Steps
 from eagle_plugin.loop.prompts import write_held_out_rows, write_prompts
 from eagle_plugin.loop.settings import LoopSettings
 from eagle_plugin.loop.steps import Step
-from eagle_plugin.loop.traffic import record_traffic
+from eagle_plugin.loop.swap import swap_head
+from eagle_plugin.loop.traffic import read_questions, record_traffic
 from eagle_plugin.loop.training import write_recipe
 from eagle_plugin.optimize.runner import call
 from eagle_plugin.optimize.watch import Watch
@@ -26,6 +27,7 @@ def plan_steps(
     folder: Path,
     steps: Steps,
     *,
+    swap: bool = True,
     command: Call | None = None,
 ) -> list[Step]:
     """All steps of the loop.
@@ -33,6 +35,7 @@ def plan_steps(
     Args:
         target, head: folders of the target and of the head that is trained further.
         out: folder of the report. folder: of everything else that the steps make.
+        swap: whether a server's head is exchanged.
         command: runs a sub-command; None: `eagle-plugin` in a process of its own.
     """
     run = _Commands(folder, steps) if command is None else command
@@ -64,6 +67,9 @@ def plan_steps(
         args += ["--repeats", str(settings.repeats), "--max-tokens", str(settings.bench_tokens)]
         run("benchmark", [*args, "--out", str(bench), *_resume(bench)])
 
+    def exchange() -> None:
+        swap_head(settings, target, head, trained, read_questions(measured), folder, steps)
+
     def page() -> None:
         curve = folder / "train/logs/curve.json"
         found = ["--curve", str(curve)] if curve.exists() else []
@@ -73,7 +79,7 @@ def plan_steps(
         return lambda: run(name, [*map(str, args)])
 
     prepare = ("data", "prepare", traffic, "--keep-responses", "--source", "traffic", "--out", prepared)
-    return [
+    plan = [
         Step("prompts", prompts, 2, make_prompts),
         Step("traffic", folder / "traffic.json", 330,
              lambda: record_traffic(settings, target, head, prompts, folder, steps)),
@@ -86,6 +92,9 @@ def plan_steps(
         Step("benchmark", bench / "states.json", 480, benchmark),
         Step("report", out / "report.html", 10, page),
     ]  # fmt: skip
+    if swap:
+        plan.append(Step("exchange", folder / "swap.json", 150, exchange))
+    return plan
 
 
 def _resume(bench: Path) -> list[str]:

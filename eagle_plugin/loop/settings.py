@@ -39,6 +39,9 @@ class LoopSettings(BaseModel):
     concurrency: tuple[Count, ...] = (1, 4, 8)
     repeats: Count = 3
     bench_tokens: Count = 64  # mean longest answer of the benchmark
+    swap_clients: Count = 3
+    swap_questions: Count = 9
+    swap_tokens: Count = 48
 
 
 def keep_settings(settings: LoopSettings, path: Path) -> None:

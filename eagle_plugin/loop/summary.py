@@ -60,6 +60,21 @@ class StateRow(Strict):
     accept_length: float | None = Field(description="of the shapes that the server chose")
 
 
+class Swap(Strict):
+    """What the exchange of the head did to a float32 server's requests."""
+
+    requests: int
+    during: int = Field(description="requests that ran while the head was exchanged")
+    after: int = Field(description="requests that began after it")
+    failed: int
+    errors: list[str]
+    responses_changed: int = Field(description="greedy answers that differ from those with the base head")
+    seconds: float = Field(description="of `eagle-plugin deploy`")
+    accept_length_before: float | None
+    accept_length_after: float | None
+    deployed: dict[str, Any] = Field(description="what `eagle-plugin deploy --json` printed")
+
+
 class LoopReport(Strict):
     """`loop.json`."""
 
@@ -72,6 +87,7 @@ class LoopReport(Strict):
     prompts: PromptCounts
     states: list[StateRow]
     verdict: str
+    swap: Swap | None = Field(description="null if it was left out (--no-swap)")
     training: dict[str, Any] | None
     settings: LoopSettings
     seconds: dict[str, float] = Field(description="of each step, of all runs together")
@@ -83,10 +99,11 @@ class LoopReport(Strict):
     @property
     def good(self) -> bool:
         """Whether the loop showed what it is to show."""
-        return self.gain >= self.wanted_gain
+        swapped = self.swap is None or not (self.swap.failed or self.swap.responses_changed)
+        return self.gain >= self.wanted_gain and swapped
 
 
-def summarise(settings: LoopSettings, domain: str, folder: Path, seconds: dict[str, float]) -> LoopReport:
+def summarise(settings: LoopSettings, domain: str, folder: Path, seconds: dict[str, float], swap: bool) -> LoopReport:
     """Read what the steps wrote into the folder of the loop.
 
     Raises:
@@ -121,6 +138,7 @@ def summarise(settings: LoopSettings, domain: str, folder: Path, seconds: dict[s
             for row in states.rows
         ],
         verdict=states.verdict,
+        swap=Swap.model_validate(_read(folder / "swap.json")) if swap else None,
         training=trained.training if trained else None,
         settings=settings,
         seconds={name: round(value, 1) for name, value in seconds.items()},
@@ -170,7 +188,7 @@ def write_report(report: LoopReport, path: Path) -> None:
 
 
 def print_report(report: LoopReport, console: Console) -> None:
-    """Print the tables of the three states and of the accept lengths, and one line for the time."""
+    """Print the tables of the three states and of the accept lengths, and one line each for exchange and time."""
     table = Table(title="three states, medians of the repeats", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("clients", justify="right")
     table.add_column("state")
@@ -195,6 +213,13 @@ def print_report(report: LoopReport, console: Console) -> None:
         f"{prompts.trained_on} trained on, {prompts.held_out} held out",
         highlight=False,
     )
+    if report.swap is not None:
+        swap = report.swap
+        console.print(
+            f"exchange of the head in {swap.seconds:.1f} s: {swap.during} requests ran meanwhile, {swap.failed} of "
+            f"{swap.requests} failed, {swap.responses_changed} responses changed",
+            highlight=False,
+        )
     console.print(report.verdict, highlight=False)
     wanted = "reached" if report.gain >= report.wanted_gain else "not reached"
     console.print(

@@ -16,7 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SMALL = [
     "--count", "12", "--held-out", "4", "--answer-tokens", "16", "--traffic-concurrency", "4", "--epochs", "1",
-    "--eval-tokens", "16", "--concurrency", "1", "2", "--repeats", "1", "--bench-tokens", "8",
+    "--eval-tokens", "16", "--concurrency", "1", "2", "--repeats", "1", "--bench-tokens", "8", "--swap-clients", "2",
+    "--swap-questions", "3", "--swap-tokens", "12",
 ]  # fmt: skip
 
 
@@ -46,6 +47,8 @@ def test_the_loop_is_killed_continues_and_writes_its_results(tmp_path: Path) -> 
     found = json.loads((tmp_path / "loop.json").read_text())
     assert found["accept_length_before"] > 1 and found["accept_length_after"] > 1
     assert (again.returncode == 0) == (found["gain"] >= found["wanted_gain"])
+    assert found["swap"]["failed"] == found["swap"]["responses_changed"] == 0
+    assert found["swap"]["during"] >= 1 and found["swap"]["after"] >= 3
     prompts = found["prompts"]
     assert prompts["asked"] == prompts["recorded"] == 12 and prompts["held_out"] == 4
     assert 8 <= prompts["trained_on"] <= 12

@@ -112,7 +112,7 @@ def test_the_plan_trains_on_the_capture_and_measures_what_is_held_out(tmp_path: 
     steps = plan(tmp_path, calls, concurrency=(1, 8))
     assert list(steps) == [
         "prompts", "traffic", "export", "prepare", "rows", "features", "train", "accept length", "benchmark",
-        "report",
+        "report", "exchange",
     ]  # fmt: skip
     assert len({step.output for step in steps.values()}) == len(steps)
     row = TokenRow("a#0", "traffic", [1], [2], "recorded", "val")

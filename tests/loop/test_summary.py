@@ -14,12 +14,17 @@ from states_reports import states_report
 from eagle_plugin.loop.settings import LoopError, LoopSettings
 from eagle_plugin.loop.summary import LoopReport, print_report, summarise, write_report
 
+SWAP: dict[str, Any] = {
+    "requests": 30, "during": 4, "after": 12, "failed": 0, "errors": [], "responses_changed": 0, "seconds": 1.5,
+    "accept_length_before": 1.7, "accept_length_after": 1.9, "deployed": {"ok": True},
+}  # fmt: skip
+
 
 def stats(mean: float) -> dict[str, Any]:
     return {"accept_length": mean, "low": mean - 0.1, "high": mean + 0.1}
 
 
-def folder_of_a_loop(folder: Path, after: float = 2.75) -> Path:
+def folder_of_a_loop(folder: Path, after: float = 2.75, **swap: Any) -> Path:
     """What the steps leave, as far as the summary reads it."""
     (folder / "benchmark").mkdir(parents=True)
     (folder / "benchmark/states.json").write_text(states_report().model_dump_json())
@@ -30,11 +35,12 @@ def folder_of_a_loop(folder: Path, after: float = 2.75) -> Path:
     }
     (folder / "accept-details.json").write_text(json.dumps(details))
     (folder / "rows.jsonl").write_text("{}\n" * 290)
+    (folder / "swap.json").write_text(json.dumps(SWAP | swap))
     return folder
 
 
-def report_of(folder: Path) -> LoopReport:
-    return summarise(LoopSettings(), "a domain", folder, {"train": 61.04, "traffic": 20.0})
+def report_of(folder: Path, swap: bool = True) -> LoopReport:
+    return summarise(LoopSettings(), "a domain", folder, {"train": 61.04, "traffic": 20.0}, swap)
 
 
 def test_the_file_has_what_the_steps_measured(tmp_path: Path) -> None:
@@ -46,20 +52,22 @@ def test_the_file_has_what_the_steps_measured(tmp_path: Path) -> None:
         "domain": "a domain", "asked": 300, "recorded": 298, "trained_on": 290, "held_out": 40,
     }  # fmt: skip
     assert {row["state"] for row in found["states"]} == {"none", "base", "trained"}
-    assert found["total_seconds"] == 81.0
+    assert found["swap"]["failed"] == 0 and found["total_seconds"] == 81.0
     assert LoopReport.model_validate(found) == report and report.good
 
 
-def test_less_than_wanted_is_not_good(tmp_path: Path) -> None:
-    assert report_of(folder_of_a_loop(tmp_path / "enough", 2.71)).good
-    assert not report_of(folder_of_a_loop(tmp_path / "less", 2.69)).good
+@pytest.mark.parametrize(("after", "swap"), [(2.69, {}), (2.75, {"failed": 1}), (2.75, {"responses_changed": 1})])
+def test_less_than_wanted_is_not_good(tmp_path: Path, after: float, swap: dict[str, Any]) -> None:
+    report = report_of(folder_of_a_loop(tmp_path / "loop", after, **swap))
+    assert not report.good
+    assert report.swap == report.swap and report_of(tmp_path / "loop", swap=False).swap is None
 
 
-def test_the_tables_tell_states_and_gain(tmp_path: Path) -> None:
+def test_the_tables_tell_states_gain_and_exchange(tmp_path: Path) -> None:
     text = io.StringIO()
     print_report(report_of(folder_of_a_loop(tmp_path / "loop")), Console(file=text, width=120))
     lines = " ".join(text.getvalue().split())
-    for part in ("no EAGLE", "trained head", "tree of 16", "+10.0%", "290 trained on", "8%: reached"):
+    for part in ("no EAGLE", "trained head", "tree of 16", "+10.0%", "290 trained on", "0 of 30 failed", "8%: reached"):
         assert part in lines, part
 
 
