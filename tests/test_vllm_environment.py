@@ -29,7 +29,7 @@ UNITS = {
 ENGINES = {
     "greedy": ("greedy",),
     "P-EAGLE": ("parallel_drafts", "parallel_heads"),
-    "scheduling": ("greedy_scheduling", "prefix_drafts", "windows", "lora"),
+    "scheduling": ("greedy_scheduling", "head_exchange", "prefix_drafts", "windows", "lora"),
     "requests": ("greedy_requests", "metrics"),
     "sampling": ("sampling_distribution", "seeds"),
     "parameters": ("grammar", "parameters", "sampling_thinking", "logprobs", "refusals"),

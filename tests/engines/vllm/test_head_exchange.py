@@ -1,4 +1,4 @@
-"""Another head in the place of the served one while requests run: their texts stay, their accept lengths change."""
+"""Another head in the place of the served one while requests run: their responses stay, their accept lengths change."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_head_that_cannot_be_loaded_leaves_the_served_one(
 ) -> None:
     """Another form, damaged weights, and an error in the middle of loading."""
     served = runner(llm)
-    model, texts = served.drafter.model, generate(llm, PROMPTS, max_tokens=20)
+    model, wanted = served.drafter.model, generate(llm, PROMPTS, max_tokens=20)
     for key, value, reason in (("intermediate_size", 999, "of shape"), ("rms_norm_eps", 0.5, "rms_norm_eps 0.5 in")):
         other = folder / f"{heads[0].parent.name}-{key}"
         if not other.exists():
@@ -82,15 +82,15 @@ def test_a_head_that_cannot_be_loaded_leaves_the_served_one(
         patched.setattr(type(served.drafter), "load_model", half)
         with pytest.raises(MemoryError):
             exchange_head(served, heads[1])
-    assert served.drafter.model is model and generate(llm, PROMPTS, max_tokens=20) == texts
+    assert served.drafter.model is model and generate(llm, PROMPTS, max_tokens=20) == wanted
     exchange_head(served, heads[1])
-    assert served.drafter.model is not model and generate(llm, PROMPTS, max_tokens=20) == texts
+    assert served.drafter.model is not model and generate(llm, PROMPTS, max_tokens=20) == wanted
 
 
-def test_texts_stay_and_accept_lengths_change(target: Path, heads: tuple[Path, Path], llm: LLM) -> None:
+def test_responses_stay_and_accept_lengths_change(target: Path, heads: tuple[Path, Path], llm: LLM) -> None:
     bad, good = heads
     before = counters(llm)
-    texts = generate(llm, PROMPTS, max_tokens=60)
+    wanted = generate(llm, PROMPTS, max_tokens=60)
     with_bad = accepted_per_round(llm, before)
     for i, prompt in enumerate(PROMPTS):
         llm.llm_engine.add_request(str(i), TokensPrompt(prompt_token_ids=prompt), SETTINGS)
@@ -104,8 +104,8 @@ def test_texts_stay_and_accept_lengths_change(target: Path, heads: tuple[Path, P
                 found[int(output.request_id)] = list(output.outputs[0].token_ids)
     plain = [found[i] for i in range(len(PROMPTS))]
     before = counters(llm)
-    assert generate(llm, PROMPTS, max_tokens=60) == texts
+    assert generate(llm, PROMPTS, max_tokens=60) == wanted
     with_good = accepted_per_round(llm, before)
     assert with_good > with_bad + 0.3
     assert [len(text) for text in plain] == [60] * len(PROMPTS)
-    assert all(text[: len(part)] == part for text, part in zip(plain, texts, strict=True))
+    assert all(text[: len(part)] == part for text, part in zip(plain, wanted, strict=True))
