@@ -107,6 +107,16 @@ def test_a_conversation_that_goes_on_is_drafted_as_a_new_one(llm: LLM, monkeypat
     assert unread.shape != fresh.shape or (unread - fresh).abs().max() > 5e-3
 
 
+def test_a_prompt_that_comes_again_hits_as_many_blocks_as_without_speculation(llm: LLM) -> None:
+    """Stock vLLM drops the last one of a hit where a head drafts."""
+    forget_all(llm)
+    first = generate(llm, PROMPTS, max_tokens=20)
+    hits = counters(llm)["vllm:prefix_cache_hits"]
+    assert generate(llm, PROMPTS, max_tokens=20) == first
+    found = counters(llm)["vllm:prefix_cache_hits"] - hits
+    assert found == sum((len(prompt) - 1) // BLOCK * BLOCK for prompt in PROMPTS)
+
+
 def test_blocks_of_a_request_that_still_runs(llm: LLM) -> None:
     """Who enters with a prefix of it makes the head read it; who has another prefix does not."""
     served = runner(llm)
