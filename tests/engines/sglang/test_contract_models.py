@@ -58,6 +58,20 @@ def test_the_heads_linear_layers_can_be_given_another_method():
     torch.testing.assert_close(method.apply(output_layer, few), output_layer(few), rtol=0.05, atol=0.05)
 
 
+def test_a_head_can_be_loaded_again():
+    """head_exchange.py: the runner reads the folder from its model_config, and the drafter finds the model there."""
+    from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+
+    assert parameters(ModelRunner.load_model) == ["self"]
+    assert "loaded.model" in assignments(ModelRunner.load_model, "self.model")
+    (load,) = calls(ModelRunner.load_model, "load_model_with_memory_saver")
+    assert "model_config=self.model_config" in load
+    assert parameters(EagleDraftWorker.init_lm_head) == ["self"]
+    assert "self.draft_runner.model.hot_token_id.to(embed.device)" in assignments(
+        EagleDraftWorker.init_lm_head, "self.hot_token_id"
+    )
+
+
 def test_a_masked_row_is_fused_as_the_features_of_real_rows_are():
     """eagle3_model.py: the class that we register is found by its name, and fuses what is not as wide as a token."""
     from sglang.srt.models.llama_eagle3 import LlamaForCausalLMEagle3, LlamaModel

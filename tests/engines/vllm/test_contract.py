@@ -67,7 +67,7 @@ def test_configurations_have_the_fields_that_support_reads() -> None:
     assert {
         "method", "model", "num_speculative_tokens", "draft_model_config", "parallel_drafting",
         "disable_padded_drafter_batch", "num_speculative_tokens_per_batch_size", "rejection_sample_method",
-        "use_heterogeneous_vocab", "use_local_argmax_reduction",
+        "use_heterogeneous_vocab", "use_local_argmax_reduction", "disable_eagle_block_drop",
     } <= fields(SpeculativeConfig)  # fmt: skip
     assert {
         "worker_cls", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
@@ -233,6 +233,15 @@ def test_the_mask_of_a_head_is_kept_under_one_flag() -> None:
     assert holds(slots.fget, "self.parallel_drafting") and returned(slots.fget)[-1] == "0"
     names = {"PeagleLlamaForCausalLM", "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}
     assert {_SPECULATIVE_DECODING_MODELS[name][1] for name in names} == {Eagle3LlamaForCausalLM.__name__}
+
+
+def test_a_head_can_be_loaded_again() -> None:
+    """head_exchange.py: the layers that a load adds are known by the names that it finds in one table."""
+    load = SpecDecodeBaseProposer.load_model
+    assert parameters(load)[:2] == ["self", "target_model"]
+    assert {"model", "_draft_attn_layer_names"} <= assigned(SpecDecodeBaseProposer)
+    assert calls(load, "self._get_model") and holds(load, "get_layers_from_vllm_config")
+    assert holds(attention_layer, "compilation_config.static_forward_context[prefix] = self")
 
 
 def test_the_token_after_a_part_of_a_prompt() -> None:
