@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
@@ -25,9 +25,14 @@ class Paced(Generic[Key]):
 
     def add(self, cell: Key, seconds: float) -> None:
         """One run of a forward, which has just ended."""
+        self.add_all({cell: seconds})
+
+    def add_all(self, parts: Mapping[Key, float]) -> None:
+        """One run of several forwards, which have just ended."""
         before, self._pace = self._pace, self._reference()
         self._fastest = min(self._fastest, self._pace)
-        self._multiples.setdefault(cell, []).append(2 * seconds / (before + self._pace))
+        for cell, seconds in parts.items():
+            self._multiples.setdefault(cell, []).append(2 * seconds / (before + self._pace))
 
     def times(self) -> dict[Key, float]:
         """Seconds of each forward while the reference is fastest: of several runs the median."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,6 +16,7 @@ from eagle_plugin.core.costs import Costs, Curve, Forward
 from eagle_plugin.core.policy import shapes_within
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.engines import cost_files
+from eagle_plugin.engines.paced import Paced
 from eagle_plugin.engines.policy_log import without_policy
 from eagle_plugin.engines.policy_start import start_policy
 from eagle_plugin.engines.sglang import version
@@ -25,9 +27,10 @@ from eagle_plugin.engines.sglang.ranks import gather_objects, in_any_rank, rank_
 from eagle_plugin.engines.sglang.selftest import parts_of
 from eagle_plugin.engines.shape_chooser import ShapeChooser
 
-BUDGET_SECONDS = 8.0  # larger batches are left out when it is spent
+BUDGET_SECONDS = 10.0  # larger batches are left out when it is spent
 SHORT_PREFIX, LONG_PREFIX = 32, 1024
-PASSES = 3
+LONG_BATCH = 4  # requests with long prefixes, at most
+PASSES = 4
 MUCH_FASTER = 1.5
 SHORTEST = 1e-6  # seconds, where noise hides what a level takes
 T = TypeVar("T")
@@ -83,6 +86,9 @@ class Phases(NamedTuple):
     extend: float
 
 
+Cell = tuple[int, Shape, int]  # a round's requests, shape, and tokens of each prefix
+
+
 class CostMeasurement:
     """Runs rounds of random requests on a server's own rows and slots, of all ranks at the same time."""
 
@@ -93,37 +99,26 @@ class CostMeasurement:
         self._is_parallel = parts.drafter.mask is not None
 
     def run(self) -> Costs:
-        """Rounds of 1, 2, 4 .. requests: plain, of one level, and of the caps.
+        """Rounds of 1, 2, 4 .. requests: plain, of one level, and of the caps; and of a few with long prefixes.
 
-        Several passes over all sizes: what disturbs one hardly disturbs the same size of the next.
+        Several passes over all sizes: what disturbs one hardly disturbs the same size of the next. Processors change
+        their speed by a third within seconds, so every round is compared with a small one just before and after it.
         """
         caps = self._caps
         one_level = Shape(1, caps.topk, min(caps.topk + 1, caps.width))
-        target, level, extend, fixed = [], [], [], []
         self._phases(1, caps, SHORT_PREFIX)  # the first run of anything is slow
         begin, most = time.perf_counter(), self._most
+        paced: Paced[tuple[Cell, str]] = Paced(lambda: self._phases(1, PLAIN, SHORT_PREFIX).target)
         for _ in range(PASSES):
             for b in self._sizes(most):
                 if b > 1 and in_any_rank(time.perf_counter() - begin > BUDGET_SECONDS):
                     most = b // 2
                     break
-                plain, first, full = (self._phases(b, shape, SHORT_PREFIX) for shape in (PLAIN, one_level, caps))
-                for shape, phases in ((PLAIN, plain), (one_level, first), (caps, full)):
-                    target.append((b * shape.width, phases.target))
-                    if shape != PLAIN:
-                        extend.append((b * shape.max_accept_length, phases.extend))
-                if caps.steps > 1:
-                    rows, times = self._level
-                    level.append((b * rows, max(full.draft - first.draft, SHORTEST) / times))
-                fixed.append(first.draft)
-        costs = Costs(
-            Forward(Curve.of(target)),
-            Forward(Curve.of(level or extend)),
-            Forward(Curve.of(extend)),
-            min(fixed),
-            self._is_parallel,
-        )
-        return self._with_context(costs)
+                self._measure(paced, b, SHORT_PREFIX, (PLAIN, one_level, caps))
+                if b == self._long_batch():
+                    self._measure(paced, b, self._long_prefix(b), (PLAIN, caps))
+        times = self._times(paced)
+        return self._with_context(times, self._of_short_prefixes(times, one_level))
 
     def is_faster_than(self, costs: Costs) -> bool:
         """Whether a round now takes so much less than these costs say that they were measured on a busy machine."""
@@ -133,23 +128,70 @@ class CostMeasurement:
         kept = [costs.round(shape, 1, SHORT_PREFIX) for shape in shapes]
         return any(now * MUCH_FASTER < before for now, before in zip(found, kept, strict=True))
 
-    def _with_context(self, costs: Costs) -> Costs:
-        """The slopes over the tokens of the prefix, from one request with a long one."""
-        keys = min(LONG_PREFIX, self._random.longest(1)) - SHORT_PREFIX
-        if keys < LONG_PREFIX // 4:
+    def _measure(self, paced: Paced[tuple[Cell, str]], b: int, prefix: int, shapes: Sequence[Shape]) -> None:
+        with self._requests(b, prefix) as one_round:
+            for shape in shapes:
+                phases = one_round(shape)._asdict()
+                paced.add_all({((b, shape, prefix), name): seconds for name, seconds in phases.items()})
+
+    @staticmethod
+    def _times(paced: Paced[tuple[Cell, str]]) -> dict[Cell, Phases]:
+        times = paced.times()
+        cells = dict.fromkeys(cell for cell, _ in times)
+        return {cell: Phases(*(times[cell, name] for name in Phases._fields)) for cell in cells}
+
+    def _of_short_prefixes(self, times: dict[Cell, Phases], one_level: Shape) -> Costs:
+        caps = self._caps
+        target, level, extend, fixed = [], [], [], []
+        for (b, shape, prefix), phases in times.items():
+            if prefix != SHORT_PREFIX:
+                continue
+            target.append((b * shape.width, phases.target))
+            if shape != PLAIN:
+                extend.append((b * shape.max_accept_length, phases.extend))
+            if shape == caps and caps.steps > 1:
+                rows, forwards = self._level
+                deeper = phases.draft - times[b, one_level, prefix].draft
+                level.append((b * rows, max(deeper, SHORTEST) / forwards))
+            if shape == one_level:
+                fixed.append(phases.draft)
+        return Costs(
+            Forward(Curve.of(target)),
+            Forward(Curve.of(level or extend)),
+            Forward(Curve.of(extend)),
+            min(fixed),
+            self._is_parallel,
+        )
+
+    def _with_context(self, times: dict[Cell, Phases], costs: Costs) -> Costs:
+        """The slopes over the tokens of the prefixes, where those of long ones were measured."""
+        b = self._long_batch()
+        prefix = self._long_prefix(b)
+        if (b, self._caps, prefix) not in times:
             return costs
+        keys = b * (prefix - SHORT_PREFIX)
         slopes = {}
         for shape in (PLAIN, self._caps):
-            short, long = (self._shortest(shape, prefix) for prefix in (SHORT_PREFIX, SHORT_PREFIX + keys))
+            short, long = times[b, shape, SHORT_PREFIX], times[b, shape, prefix]
             slopes[shape] = Phases(*(max(y - x, 0.0) / keys for x, y in zip(short, long, strict=True)))
         plain, full = slopes[PLAIN], slopes[self._caps]
         per_row = max(full.target - plain.target, 0.0) / (self._caps.width - 1)
-        rows, times = self._level
+        rows, forwards = self._level
         return costs._replace(
             target=costs.target._replace(per_key=max(plain.target - per_row, 0.0), per_key_and_row=per_row),
-            level=costs.level._replace(per_key_and_row=full.draft / times / rows),
+            level=costs.level._replace(per_key_and_row=full.draft / forwards / rows),
             extend=costs.extend._replace(per_key_and_row=full.extend / self._caps.max_accept_length),
         )
+
+    def _long_batch(self) -> int:
+        """Requests with long prefixes, a power of two; 0 where there is no room for prefixes that cost something."""
+        b = LONG_BATCH
+        while b and (b > self._most or self._long_prefix(b) - SHORT_PREFIX < LONG_PREFIX // 4):
+            b //= 2
+        return b
+
+    def _long_prefix(self, b: int) -> int:
+        return min(LONG_PREFIX, self._random.longest(b)) if b else 0
 
     @property
     def _level(self) -> tuple[int, int]:
@@ -163,18 +205,18 @@ class CostMeasurement:
             yield b
             b *= 2
 
-    def _shortest(self, shape: Shape, prefix: int) -> Phases:
-        found = [self._phases(1, shape, prefix) for _ in range(PASSES)]
-        return Phases(*(min(phase) for phase in zip(*found, strict=True)))
-
     def _phases(self, b: int, shape: Shape, prefix: int) -> Phases:
+        with self._requests(b, prefix) as one_round:
+            return one_round(shape)
+
+    @contextmanager
+    def _requests(self, b: int, prefix: int) -> Iterator[Callable[[Shape], Phases]]:
+        """Requests with prefixes of so many tokens: a function that runs a round of a shape over them."""
         lanes = self._parts.decode_round.lanes(b)
         with self._random.borrowed(b, prefix + self._caps.reach) as rows:
             lengths = torch.full((b,), prefix, dtype=torch.int64, device=self._random.device)
-            batch = self._parts.reader.read(shape, self._random.schedule(rows, lengths, greedy=True), lanes)
-            state = self._random.state(b)
-            first, second = self._one_round(batch, state), self._one_round(batch, state)
-        return Phases(*map(min, first, second))
+            schedule, state = self._random.schedule(rows, lengths, greedy=True), self._random.state(b)
+            yield lambda shape: self._one_round(self._parts.reader.read(shape, schedule, lanes), state)
 
     def _one_round(self, batch: RoundBatch, state: DraftState) -> Phases:
         functions = self._parts.decode_round

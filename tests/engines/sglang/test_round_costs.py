@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from typing import Any
 
 import pytest
@@ -103,3 +105,27 @@ def test_the_times_are_those_of_the_parts(clock: Clock, monkeypatch: pytest.Monk
     costs = CostMeasurement(parts([]), 1).run()
     target, level, extend = (curve.seconds for curve in curves(costs))
     assert min(target) > 1 and max(level + extend) < 1 and costs.fixed < 1
+
+
+def test_the_costs_of_long_prefixes_do_not_depend_on_the_speed_of_the_moment(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processor is slower by 1.6 half of the time; the slopes are what the work of a forward says."""
+    monkeypatch.setattr(round_costs, "SHORT_PREFIX", 4)
+    monkeypatch.setattr(round_costs, "LONG_PREFIX", 36)
+    monkeypatch.setattr(round_costs, "BUDGET_SECONDS", math.inf)
+    per_key, per_key_and_row = 0.2, 0.05
+    speeds, forward = random.Random(3), Verifier.forward
+    slowdown = 1.6
+
+    def paid(self: Verifier, batch: Any, *given: Any) -> Any:
+        nonlocal slowdown
+        slowdown = 2.6 - slowdown if speeds.random() < 0.05 else slowdown
+        keys = int(batch.prefix_lens.sum())
+        clock.now += slowdown * (10 + keys * (per_key + per_key_and_row * batch.shape.width))
+        return forward(self, batch, *given)
+
+    monkeypatch.setattr(Verifier, "forward", paid)
+    target = CostMeasurement(parts([]), LANES).run().target
+    assert target.per_key == pytest.approx(per_key, rel=0.15)
+    assert target.per_key_and_row == pytest.approx(per_key_and_row, rel=0.15)
