@@ -54,8 +54,12 @@ class Plan:
 
 
 def requests_of(clients: int, prompts: PromptKind = "mixed") -> int:
-    """Questions of one measurement: three per client for few clients; two for many, and for long prompts."""
-    return 2 * clients if prompts == "long" else max(2 * clients, min(3 * clients, 12))
+    """Questions of one measurement: three per client for few clients and for long prompts, two for many.
+
+    When a client finds no further question, the others have begun answers whose prompts were computed and whose tokens
+    have not all arrived: the longer the prompts, the more that weighs.
+    """
+    return 3 * clients if prompts == "long" else max(2 * clients, min(3 * clients, 12))
 
 
 def make_plan(
