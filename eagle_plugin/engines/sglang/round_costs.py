@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from sglang.srt.runtime_context import get_parallel
+from torch import Tensor
 
 from eagle_plugin.core.costs import Costs, Curve, Forward
 from eagle_plugin.core.policy import shapes_within
@@ -97,6 +98,7 @@ class CostMeasurement:
         self._random = RandomBatches(parts)
         self._caps = parts.shape
         self._is_parallel = parts.drafter.mask is not None
+        self._small_round: Callable[[], float]  # what others are compared with, in seconds
 
     def run(self) -> Costs:
         """Rounds of 1, 2, 4 .. requests: plain, of one level, and of the caps; and of a few with long prefixes.
@@ -108,7 +110,8 @@ class CostMeasurement:
         one_level = Shape(1, caps.topk, min(caps.topk + 1, caps.width))
         self._phases(1, caps, SHORT_PREFIX)  # the first run of anything is slow
         begin, most = time.perf_counter(), self._most
-        paced: Paced[tuple[Cell, str]] = Paced(lambda: self._phases(1, PLAIN, SHORT_PREFIX).target)
+        with self._requests(1, SHORT_PREFIX):
+            paced: Paced[tuple[Cell, str]] = Paced(lambda: self._small_round())
         for _ in range(PASSES):
             for b in self._sizes(most):
                 if b > 1 and in_any_rank(time.perf_counter() - begin > BUDGET_SECONDS):
@@ -211,12 +214,20 @@ class CostMeasurement:
 
     @contextmanager
     def _requests(self, b: int, prefix: int) -> Iterator[Callable[[Shape], Phases]]:
-        """Requests with prefixes of so many tokens: a function that runs a round of a shape over them."""
-        lanes = self._parts.decode_round.lanes(b)
+        """Requests with prefixes of so many tokens: a function that runs a round of a shape over them.
+
+        Until the end of the block `_small_round` runs over the first of them.
+        """
         with self._random.borrowed(b, prefix + self._caps.reach) as rows:
-            lengths = torch.full((b,), prefix, dtype=torch.int64, device=self._random.device)
-            schedule, state = self._random.schedule(rows, lengths, greedy=True), self._random.state(b)
-            yield lambda shape: self._one_round(self._parts.reader.read(shape, schedule, lanes), state)
+            state, alone = self._random.state(b), self._random.state(1)
+            self._small_round = lambda: self._round(PLAIN, rows[:1], SHORT_PREFIX, alone).target
+            yield lambda shape: self._round(shape, rows, prefix, state)
+
+    def _round(self, shape: Shape, rows: Tensor, prefix: int, state: DraftState) -> Phases:
+        b = len(rows)
+        lengths = torch.full((b,), prefix, dtype=torch.int64, device=self._random.device)
+        schedule = self._random.schedule(rows, lengths, greedy=True)
+        return self._one_round(self._parts.reader.read(shape, schedule, self._parts.decode_round.lanes(b)), state)
 
     def _one_round(self, batch: RoundBatch, state: DraftState) -> Phases:
         functions = self._parts.decode_round
