@@ -7,8 +7,6 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 from eagle_plugin import __version__
 from eagle_plugin.command_end import end_of, importing

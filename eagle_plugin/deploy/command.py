@@ -76,7 +76,9 @@ def _go_back(server: ServedHead, old: Path, head: Path, verdict: str) -> None:
     try:
         server.exchange(old)
     except DeployError as error:
-        raise DeployError(f"{verdict}: worse, but {head} still serves, since the old head did not load: {error}") from error
+        raise DeployError(
+            f"{verdict}: worse, but {head} still serves, since the old head did not load: {error}"
+        ) from error
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

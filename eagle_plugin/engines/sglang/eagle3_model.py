@@ -54,7 +54,7 @@ class Eagle3Head(LlamaForCausalLMEagle3):
                 f"the draft head has mask_hidden of shape {list(features.shape)}, wanted [1, {weight.shape[1]}] as fc "
                 "reads; export the head again"
             )
-        self._features = features.view(1, -1).to(weight.device, weight.dtype)
+        self.mask_features = features.view(1, -1).to(weight.device, weight.dtype)
         if self.mask is None:
             self.mask = MaskRow(token, self._fused())
         else:
@@ -63,7 +63,7 @@ class Eagle3Head(LlamaForCausalLMEagle3):
     @torch.no_grad()
     def _fused(self) -> Tensor:
         """The features of a mask as the model's forward fuses real ones, [1, H]."""
-        model, x = self.model, self._features
+        model, x = self.model, self.mask_features
         if model.input_norm is not None:
             x = model.input_norm(x)
         if model.fc_norm is not None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from eagle_plugin.core.survival import Survival
 from eagle_plugin.engines.sglang.draft_weights import int8_weights, use_int8_weights
-from eagle_plugin.engines.sglang.eagle3_model import mask_of
+from eagle_plugin.engines.sglang.eagle3_model import Eagle3Head
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.files import HeadError
 from eagle_plugin.heads.same_form import check_same_form
@@ -63,9 +63,8 @@ def tensors_of(model: nn.Module, tokens: Tensor | None = None) -> dict[str, Tens
     found: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, packed in int8_weights(model).items():
         found |= {f"{name}.int8.{field}": tensor for field, tensor in packed._asdict().items()}
-    mask = mask_of(model)
-    if mask is not None:
-        found |= {"mask": mask.hidden, "mask features": model._features}
+    if isinstance(model, Eagle3Head) and model.mask is not None:
+        found |= {"mask": model.mask.hidden, "mask features": model.mask_features}
     return found if tokens is None else found | {"draft vocabulary": tokens}
 
 

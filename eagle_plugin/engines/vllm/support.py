@@ -69,8 +69,8 @@ def choose_worker(vllm_config: Any) -> None:
     for warning in _check_head(target, head, speculative.method, shape.steps):
         _log_once(logging.WARNING, f"eagle-plugin: {warning}")
     shape = options.within_trained(shape, trained)
-    # vLLM computes the last block of a hit anew for the head, whose last key there may have come from another next token.
-    # That changes one draft a little, and never the output; the target's part of a block of 128 costs far more.
+    # vLLM computes the last block of a hit anew for the head, whose last key in it may be from another next token. That
+    # key changes a draft a little and never the output; the target's forward over a block of 128 tokens costs far more.
     speculative.disable_eagle_block_drop = True
     speculative.parallel_drafting = False  # it is how vLLM drafts; our worker knows the head by its mask token
     parallel.worker_cls = WORKER

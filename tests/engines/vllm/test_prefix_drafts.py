@@ -140,8 +140,8 @@ def test_blocks_of_a_request_that_still_runs(llm: LLM) -> None:
         assert rows() == {"a": [len(prompt) + 1], "b": [len(PROMPTS[0])]}
         llm.llm_engine.add_request("c", TokensPrompt(prompt_token_ids=prompt[:-3] + [4, 4]), settings)
         llm.llm_engine.step()
-        found = len(prompt) - 1 - 2 * BLOCK  # of the three blocks that it has in common vLLM leaves the last one out
-        assert rows() == {"a": [1], "b": [len(PROMPTS[0]) + 1], "c": [found]}
+        left = len(prompt) - 1 - 3 * BLOCK  # it finds three blocks
+        assert rows() == {"a": [1], "b": [len(PROMPTS[0]) + 1], "c": [left]}
         while llm.llm_engine.has_unfinished_requests():
             llm.llm_engine.step()
     generate(llm, [[5, 6]], max_tokens=1)  # a step in which the worker hears of the end
@@ -165,7 +165,7 @@ def test_blocks_of_a_request_that_ended(llm: LLM, monkeypatch: pytest.MonkeyPatc
         generate(llm, [[5, 6]], max_tokens=1)  # a step in which the worker hears of the end
         blocks = [key for key in served._pending._kept if not isinstance(key, str)]
         assert len(blocks) == len(prompt) // BLOCK and not read
-        generate(llm, [prompt[: 2 * BLOCK + 1]], max_tokens=1)  # vLLM leaves the last common block out
+        generate(llm, [prompt[: BLOCK + 2]], max_tokens=1)
         assert read == [BLOCK]
         left = [served._pending._kept[block] for block in blocks[1:]]
         llm.reset_prefix_cache()
