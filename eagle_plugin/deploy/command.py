@@ -45,15 +45,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     head = head_folder(options.head)
     server = ServedHead(options.folder, options.server)
+    served = server.read()
+    check_head(served["target"], head, algorithm=served["algorithm"])
+    check_same_form(served["head"], head)
     with server.alone():
         return _deploy(options, server, head)
 
 
 def _deploy(options: argparse.Namespace, server: ServedHead, head: Path) -> int:
-    served = server.read()
-    old = Path(served["head"])
-    check_head(served["target"], head, algorithm=served["algorithm"])
-    check_same_form(old, head)
+    old = Path(server.read()["head"])
     before = None if options.no_watch else _before(options.server)
     seconds = server.exchange(head, lambda waited: _say(options, f"waiting for the server, {waited:.0f} s"))
     result: dict[str, Any] = {"head": str(head.absolute()), "before": str(old), "seconds": seconds, "serves": "new"}
