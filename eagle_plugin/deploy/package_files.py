@@ -10,9 +10,12 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from eagle_plugin.engines.sglang.version import TESTED as SGLANG
+from eagle_plugin.engines.vllm.version import TESTED as VLLM
+
 
 class Engine(NamedTuple):
-    """The version that the plugin was tested with, the image of that version, and the server's port."""
+    """The newest version that the plugin was tested with, the image of that version, and the server's port."""
 
     version: str
     image: str
@@ -22,16 +25,16 @@ class Engine(NamedTuple):
 
 ENGINES = {
     "sglang": Engine(
-        "0.5.23",
-        "lmsysorg/sglang:v0.5.23",
+        SGLANG[-1],
+        f"lmsysorg/sglang:v{SGLANG[-1]}",
         30000,
         "exec python3 -m sglang.launch_server --model-path \"$target\" \\\n"
         "    --speculative-algorithm {algorithm} --speculative-draft-model-path \"$here/head\" \\\n"
         '    --host "$host" --port "$port" "$@"',
     ),
     "vllm": Engine(
-        "0.32.0",
-        "vllm/vllm-openai:v0.32.0",
+        VLLM[-1],
+        f"vllm/vllm-openai:v{VLLM[-1]}",
         8000,
         'exec vllm serve "$target" \\\n'
         '    --speculative-config "{{\\"method\\": \\"{method}\\", \\"model\\": \\"$here/head\\", '

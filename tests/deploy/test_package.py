@@ -26,6 +26,7 @@ from eagle_plugin.engines.vllm import version as vllm
 from eagle_plugin.file_digests import find_damage
 from eagle_plugin.heads.manifest import describe_target
 
+VLLM = Path(__file__).parents[2] / ".venv-vllm/bin"
 FLAGS = {
     "sglang": "--device cpu --dtype float32 --context-length 512 --max-total-tokens 1024 --max-running-requests 2",
     "vllm": "--dtype float32 --max-model-len 512 --max-num-seqs 2 --enforce-eager --num-gpu-blocks-override 16",
@@ -128,21 +129,24 @@ def test_what_is_no_package_stays(tmp_path, tiny_target, tiny_eagle3) -> None:
 
 @pytest.mark.server
 def test_sglang_serves_its_package(tmp_path, tiny_target, tiny_eagle3) -> None:
-    _serves("sglang", tmp_path, tiny_target, tiny_eagle3)
+    _serves("sglang", Path(sys.executable).parent, tmp_path, tiny_target, tiny_eagle3)
 
 
+@pytest.mark.server
 @pytest.mark.matrix
+@pytest.mark.skipif(not (VLLM / "vllm").exists(), reason="there is no .venv-vllm; make it with `make env-vllm`")
 def test_vllm_serves_its_package(tmp_path, tiny_target, tiny_eagle3) -> None:
-    _serves("vllm", tmp_path, tiny_target, tiny_eagle3)
+    _serves("vllm", VLLM, tmp_path, tiny_target, tiny_eagle3)
 
 
-def _serves(engine: str, folder: Path, target: Path, head: Path) -> None:
-    distribution = pytest.importorskip(engine)
-    assert distribution is not None
+def _serves(engine: str, commands: Path, folder: Path, target: Path, head: Path) -> None:
+    """commands: the folder of the engine's commands."""
     write_package(target, head, folder / "package", engine)
     port, log = next_port(), folder / "log"
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = os.environ | VARIABLES | {"PORT": str(port), "PATH": path, "OMP_NUM_THREADS": "1"}
+    own = {"PORT": str(port), "PATH": f"{commands}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | VARIABLES | own
+    if commands == VLLM:
+        environment.pop("PYTHONPATH", None)  # of this environment, which holds another transformers
     command = [str(folder / "package/serve.sh"), *FLAGS[engine].split()]
     with log.open("wb") as file:
         server = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
@@ -154,7 +158,7 @@ def _serves(engine: str, folder: Path, target: Path, head: Path) -> None:
         body = {"model": str(target), "prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0}
         answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).raise_for_status().json()
         assert answer["usage"]["completion_tokens"] == 8
-        assert "eagle-plugin" in log.read_text(), "the plugin does not serve"
+        assert "is served by the plugin's draft trees" in log.read_text(), "the plugin does not serve"
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
