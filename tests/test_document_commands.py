@@ -7,7 +7,7 @@ from document_commands import ROOT, commands_of, faults_of, parts_of, tracked_do
 
 
 def faults(text: str) -> list[str]:
-    return [fault for words in commands_of(text) for fault in faults_of(words)]
+    return [fault for args in commands_of(text) for fault in faults_of(args)]
 
 
 @pytest.mark.parametrize("name", tracked_documents())
@@ -16,9 +16,9 @@ def test_every_command_is_one_that_exists(name: str) -> None:
 
 
 def test_the_documents_have_commands() -> None:
-    found = [words for name in tracked_documents() for words in commands_of((ROOT / name).read_text("utf-8"))]
-    assert len([words for words in found if words[0] == "eagle-plugin"]) > 40
-    assert len([words for words in found if words[0] == "make"]) > 15
+    found = [args for name in tracked_documents() for args in commands_of((ROOT / name).read_text("utf-8"))]
+    assert len([args for args in found if args[0] == "eagle-plugin"]) > 40
+    assert len([args for args in found if args[0] == "make"]) > 15
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The reference has every environment variable that the code reads, and no other; the help of every command is there."""
+"""The reference has every environment variable that the code reads, and no other, and the help of every command."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ ROW = re.compile(r"^\| `(EAGLE_[A-Z0-9_]+)` \| \S", re.MULTILINE)
 
 
 def names_in_code(root: Path) -> set[str]:
-    texts = (path.read_text("utf-8") for pattern in READERS for path in root.glob(pattern))
-    return {name for text in texts for name in NAME.findall(text)} | set(NAMES)
+    paths = [path for pattern in READERS for path in root.glob(pattern)]
+    return {name for path in paths for name in NAME.findall(path.read_text("utf-8"))} | set(NAMES)
 
 
 def test_the_reference_has_the_environment_variables_of_the_code() -> None:

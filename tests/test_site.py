@@ -170,11 +170,11 @@ def test_links_are_those_of_the_site(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     files: set[str] = set()
-    text = "[a](../README.md) [b](../docker/README.md#x) ![c](images/p.png) [d](../examples/r.yaml) [e](https://e.org)\n"
+    text = "[a](../README.md) [b](../docker/README.md#x) ![c](images/p.png) [d](../examples/r.yaml) [e](http://e)\n"
     code = "```\n[f](../README.md)\n```\n"
     made = tool.with_site_links(text + code + "| `a\\|b` | c \\| d |\n", "docs/a.md", tmp_path, files)
     assert made == (
-        "[a](index.md) [b](docker.md#x) ![c](images/p.png) [d](files/examples/r.yaml) [e](https://e.org)\n"
+        "[a](index.md) [b](docker.md#x) ![c](images/p.png) [d](files/examples/r.yaml) [e](http://e)\n"
         + code
         + "| `a|b` | c \\| d |\n"
     )

@@ -131,7 +131,7 @@ def with_site_links(text: str, source: str, root: Path, files: set[str]) -> str:
 
 
 def with_bars(text: str) -> str:
-    """In code inside of a table the repository's viewer wants `\\|` for a bar, and Python-Markdown wants the bar alone."""
+    """In code inside of a table the repository's viewer wants `\\|` for a bar, and Python-Markdown the bar alone."""
     row = re.compile(r"^\|.*$", re.MULTILINE)
     return row.sub(lambda line: re.sub(r"`[^`]+`", lambda span: span[0].replace("\\|", "|"), line[0]), text)
 

@@ -52,13 +52,13 @@ def parts_of(document: str) -> list[Part]:
 
 
 def commands_of(document: str) -> Iterator[list[str]]:
-    """The words of every command of ours in the shell blocks; variables that the document exports have their values."""
+    """Name and arguments of every command of OURS in the shell blocks, with the values that the document exports."""
     blocks = [part.text for part in parts_of(document) if part.language in SHELL]
     values = {name: value for block in blocks for name, value in EXPORT.findall(block)}
     for block in blocks:
         for line in re.sub(r"\\\n\s*", " ", block).splitlines():
             if not OUTPUT.match(line) and re.search(rf"\b({'|'.join(OURS)})\b", line):
-                yield from (words for words in _simple_commands(line, values) if words[0] in OURS)
+                yield from (args for args in _simple_commands(line, values) if args[0] in OURS)
 
 
 def _simple_commands(line: str, values: Mapping[str, str]) -> Iterator[list[str]]:
@@ -66,38 +66,38 @@ def _simple_commands(line: str, values: Mapping[str, str]) -> Iterator[list[str]
     lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&")
     lexer.commenters = "#"
     lexer.whitespace_split = True
-    words: list[str] = []
+    args: list[str] = []
     try:
-        for word in lexer:
-            if set(word) <= set(";|&"):
-                yield from _named(words, values)
-                words = []
+        for arg in lexer:
+            if set(arg) <= set(";|&"):
+                yield from _named(args, values)
+                args = []
             else:
-                words.append(word)
+                args.append(arg)
     except ValueError:  # a quotation over several lines: no command of ours has one
         return
-    yield from _named(words, values)
+    yield from _named(args, values)
 
 
-def _named(words: list[str], values: Mapping[str, str]) -> Iterator[list[str]]:
-    while words and re.match(r"\w+=", words[0]):
-        words = words[1:]
-    if words:
-        yield [re.sub(r"\$\{?(\w+)\}?", lambda name: values.get(name[1], "/value"), word) for word in words]
+def _named(args: list[str], values: Mapping[str, str]) -> Iterator[list[str]]:
+    while args and re.match(r"\w+=", args[0]):
+        args = args[1:]
+    if args:
+        yield [re.sub(r"\$\{?(\w+)\}?", lambda name: values.get(name[1], "/value"), arg) for arg in args]
 
 
-def faults_of(words: list[str]) -> list[str]:
+def faults_of(args: list[str]) -> list[str]:
     """What is wrong with a command of OURS, by its own parser; empty if nothing is."""
-    name, *rest = words
+    name, *rest = args
     if name == "eagle-plugin":
-        return _refusal(words, lambda: parsers().run_command(rest))
+        return _refusal(args, lambda: parsers().run_command(rest))
     if name == "make":
         return _make_faults(rest)
     script = rest[0] if rest else ""
     if name == "python" and script.startswith(SCRIPTS):
         return _script_faults(script, rest[1:])
     if name == "pytest":
-        paths = [word.partition("::")[0] for word in rest if word.startswith("tests/")]
+        paths = [arg.partition("::")[0] for arg in rest if arg.startswith("tests/")]
         return [f"{path} is not there" for path in paths if not (ROOT / path).exists()]
     return []
 
@@ -112,15 +112,15 @@ def parsers() -> object:
     return sys.modules["command_help"]
 
 
-def _refusal(words: list[str], run: object) -> list[str]:
+def _refusal(args: list[str], run: object) -> list[str]:
     """The message with which the parser of this command refuses it."""
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+    printed = io.StringIO()
+    with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(io.StringIO()):
         try:
             parser = parsers().stopped_at_parsing(run, parse=True)
         except SystemExit as end:  # 0: --help
-            return [] if not end.code else [f"{shlex.join(words)}: {said.getvalue().strip().splitlines()[-1]}"]
-    return [] if parser is not None else [f"{shlex.join(words)}: it has no parser"]
+            return [] if not end.code else [f"{shlex.join(args)}: {printed.getvalue().strip().splitlines()[-1]}"]
+    return [] if parser is not None else [f"{shlex.join(args)}: it has no parser"]
 
 
 def _script_faults(script: str, args: list[str]) -> list[str]:
@@ -153,8 +153,8 @@ def _run_script(script: str, args: list[str]) -> None:
 def _make_faults(args: list[str]) -> list[str]:
     """Targets and variables that the Makefile does not have, and what the command behind a target refuses of ARGS."""
     makefile = (ROOT / "Makefile").read_text("utf-8")
-    given = dict(word.split("=", 1) for word in args if "=" in word)
-    targets = [word for word in args if "=" not in word]
+    given = dict(arg.split("=", 1) for arg in args if "=" in arg)
+    targets = [arg for arg in args if "=" not in arg]
     faults = [f"make has no variable {name}" for name in given if not re.search(rf"\b{name}\b", makefile)]
     for target in targets:
         recipe = re.search(rf"^{re.escape(target)}:.*\n((?:\t.*\n)*)", makefile, re.MULTILINE)
@@ -172,8 +172,8 @@ def _behind(recipe: str, given: Mapping[str, str]) -> list[str]:
         if found:
             values = {"ENGINE": "sglang", "RECIPE": "recipe", **given}
             text = re.sub(r"\$\((\w+)\)", lambda name: values.get(name[1], "value"), found[2])
-            words = shlex.split(re.sub(r"\\\n", " ", text))
-            return [found[1], *words] if found[1] == "eagle-plugin" else ["python", found[1], *words]
+            args = shlex.split(re.sub(r"\\\n", " ", text))
+            return [found[1], *args] if found[1] == "eagle-plugin" else ["python", found[1], *args]
     return []
 
 
