@@ -41,14 +41,14 @@ class SiteError(Exception):
 def main() -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "out/site", metavar="DIR", help="default: out/site")
+    parser.add_argument("--out", type=Path, default=Path("out/site"), metavar="DIR", help="default: out/site")
     out = parser.parse_args().out
     try:
         build(ROOT, out)
     except SiteError as error:
         print(f"build_site: {error}", file=sys.stderr)
         return 1
-    print(f"the site is {out / 'index.html'}")
+    print(f"the site is in {out}; to read it with its search: python3 -m http.server --directory {out}")
     return 0
 
 
