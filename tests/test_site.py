@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
-import tomllib
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+import tomllib
 from document_commands import ROOT
 
 SPEC = importlib.util.spec_from_file_location("build_site", ROOT / "tools/build_site.py")

@@ -167,14 +167,12 @@ def _make_faults(args: list[str]) -> list[str]:
 
 def _behind(recipe: str, given: Mapping[str, str]) -> list[str]:
     """The command of a recipe to which ARGS is passed; empty if it is none of ours."""
-    for line in recipe.splitlines():
-        found = re.search(r"(?:bin/|\)/)?(eagle-plugin|benchmarks/\S+\.py)\b(.*\$\(ARGS\).*)", line)
-        if found:
-            values = {"ENGINE": "sglang", "RECIPE": "recipe", **given}
-            text = re.sub(r"\$\((\w+)\)", lambda name: values.get(name[1], "value"), found[2])
-            args = shlex.split(re.sub(r"\\\n", " ", text))
-            return [found[1], *args] if found[1] == "eagle-plugin" else ["python", found[1], *args]
-    return []
+    found = re.search(r"(eagle-plugin|benchmarks/\S+\.py)\b(.*\$\(ARGS\).*)", recipe)
+    if found is None:
+        return []
+    values = {"ENGINE": "sglang", **given}
+    args = shlex.split(re.sub(r"\$\((\w+)\)", lambda name: values.get(name[1], "value"), found[2]))
+    return [found[1], *args] if found[1] == "eagle-plugin" else ["python", found[1], *args]
 
 
 def tracked_documents() -> list[str]:
