@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -70,9 +71,12 @@ def _own_parser(args: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _choices(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The sub-commands of a parser by name."""
+    """The sub-commands of a parser by name; one without a description gets its line of help."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
+            helps = {choice.dest: choice.help for choice in action._choices_actions}
+            for name, choice in action.choices.items():
+                choice.description = choice.description or helps.get(name)
             return dict(action.choices)
     return {}
 
@@ -80,7 +84,11 @@ def _choices(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPars
 def all_help() -> str:
     """A section per command: what it does, its usage, a table of its arguments, and its examples."""
     with _wide():
-        return "\n".join(_section(name, parser) for name, parser in all_parsers())
+        epilogs = [""]  # actions of one command may have the same
+        sections = []
+        for name, parser in all_parsers():
+            sections.append(_section(name, parser, epilogs))
+        return "\n".join(sections)
 
 
 @contextlib.contextmanager
@@ -90,16 +98,17 @@ def _wide() -> Iterator[None]:
         yield
 
 
-def _section(name: str, parser: argparse.ArgumentParser) -> str:
-    usage = parser.format_usage().removeprefix("usage: ").rstrip()
+def _section(name: str, parser: argparse.ArgumentParser, epilogs: list[str]) -> str:
+    usage = textwrap.dedent(f"       {parser.format_usage().removeprefix('usage: ')}").strip()
     lines = [f"## eagle-plugin {name}", ""]
     for paragraph in (parser.description or "").split("\n\n"):
         lines += [_prose(paragraph.replace("%(prog)s", parser.prog)), ""]
     lines += ["```text", usage, "```", ""]
     if rows := [row for action in parser._actions if (row := _row(parser, action))]:
         lines += ["| argument | |", "|---|---|", *rows, ""]
-    if parser.epilog:
-        lines += ["```text", parser.epilog.strip("\n"), "```", ""]
+    if (epilog := (parser.epilog or "").strip("\n")) not in epilogs:
+        lines += ["```text", epilog, "```", ""]
+        epilogs.append(epilog)
     return "\n".join(lines)
 
 
