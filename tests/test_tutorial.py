@@ -126,6 +126,7 @@ def test_the_page_has_the_variables_that_are_replaced() -> None:
 
 @pytest.mark.server
 @pytest.mark.matrix
+@pytest.mark.timeout(1800)
 def test_sglang_goes_the_whole_way(tmp_path: Path) -> None:
     target = tiny_models.markov_target(tmp_path / "target")
     config = json.loads((target / "config.json").read_text())
@@ -146,6 +147,7 @@ def test_sglang_goes_the_whole_way(tmp_path: Path) -> None:
 
 @pytest.mark.server
 @pytest.mark.matrix
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(not VLLM_PYTHON.exists(), reason="there is no .venv-vllm; make it with `make env-vllm`")
 def test_vllm_serves_and_records(tmp_path: Path) -> None:
     """Up to the record: vLLM's environment of the tests has no filter of private data, which this one lends."""
