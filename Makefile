@@ -24,7 +24,7 @@ COMPAT_NATIVE := $(wildcard compat/sglang-cpu/src/eagle_sglang_cpu/csrc/*.cc)
 CALM := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 ARGS ?=
 
-.PHONY: help env env-vllm wheel demo serve test test-fast test-matrix lint format bench bench-peagle loop acceptance gpu head head-eval lock clean distclean
+.PHONY: help env env-vllm wheel demo serve test test-fast test-matrix lint format bench bench-peagle loop acceptance gpu head head-eval docs lock clean distclean
 
 help: ## this text
 	@echo 'eagle-plugin: EAGLE speculative decoding for stock inference engines'
@@ -148,6 +148,9 @@ HEADS ?= $(sort $(notdir $(patsubst %/config.json,%,$(wildcard examples/heads/*/
 
 head-eval: env ## accept lengths of the heads in examples/heads on held-out prompts, to out/heads.json
 	OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 $(BIN)/eagle-plugin eval smollm2-135m-instruct $(HEADS) --json out/heads.json $(ARGS)
+
+docs: env ## the documentation site, to out/site/index.html; a broken link or a page that is not in the navigation fails
+	$(BIN)/python tools/build_site.py
 
 lock: ## resolve the locks in environments/ again (a maintainer's step)
 	environments/make.sh lock sglang
