@@ -18,7 +18,6 @@ import tiny_models
 from document_commands import EXPORT, ROOT, Part, parts_of
 from serving import VLLM_PYTHON
 from serving import _next_port as next_port
-from tiny_checkpoints import write_config
 
 PAGE = (ROOT / "docs/tutorial.md").read_text("utf-8")
 SIZES = {"REQUESTS": "24", "TOKENS": "24", "EPOCHS": "1", "CLIENTS": "1", "REPEATS": "1"}
@@ -129,8 +128,6 @@ def test_the_page_has_the_variables_that_are_replaced() -> None:
 @pytest.mark.timeout(1800)
 def test_sglang_goes_the_whole_way(tmp_path: Path) -> None:
     target = tiny_models.markov_target(tmp_path / "target")
-    config = json.loads((target / "config.json").read_text())
-    write_config(target, **(config | {"max_position_embeddings": 4096}))  # which `benchmark` asks of its servers
     head = tiny_models.markov_eagle3_head(tmp_path / "head", target)
     terminals = Terminals(tmp_path, environment(Path(sys.executable).parent), variables(target, head))
     follow(PAGE, "SGLang", terminals)

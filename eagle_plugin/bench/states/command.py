@@ -39,6 +39,7 @@ from eagle_plugin.bench.states.facts import head_facts, shown_arguments
 from eagle_plugin.bench.states.measure import StatesMeasured, StatesPlan, measure_states
 from eagle_plugin.bench.states.prompts import SET_NAMES, PromptSet, prompt_sets
 from eagle_plugin.bench.states.table import states_table
+from eagle_plugin.heads.files import read_config, text_config
 from eagle_plugin.heads.manifest import describe_target
 
 STATES_FILE = "states.json"
@@ -98,15 +99,16 @@ def run_states(request: StatesRequest, steps: Steps) -> StatesReport:
     head = resolve_head(request.head, target)
     base_head = None if request.base_head is None else resolve_head(request.base_head, target)
     answer = round(request.max_tokens * max(LENGTHS)) + DRAFT_SLOTS
-    longest = CONTEXT_LENGTH - answer - TEMPLATE_TOKENS
+    context = min(CONTEXT_LENGTH, text_config(read_config(target)).get("max_position_embeddings") or CONTEXT_LENGTH)
+    longest = context - answer - TEMPLATE_TOKENS
     if longest < 1:
-        raise ValueError(f"--max-tokens {request.max_tokens} is too long for {CONTEXT_LENGTH} tokens; give less")
+        raise ValueError(f"--max-tokens {request.max_tokens} is too long for {context} tokens; give less")
     sets = prompt_sets(request.sets, request.prompts, target, request.limit, longest)
     cells = tuple(Cell(clients, name) for name in sets for clients in sorted(set(request.concurrency)))
     plan = StatesPlan(cells, request.repeats, request.max_tokens, request.temperature)
     clients = max(request.concurrency)
     tokens = clients * (max(found.longest for found in sets.values()) + TEMPLATE_TOKENS + answer)
-    specs = state_specs(_plain_spec(request, target, clients, tokens), head, base_head, request.worker)
+    specs = state_specs(_plain_spec(request, target, clients, context, tokens), head, base_head, request.worker)
     heads = {state: head_facts(spec.head) for state, spec in specs.items() if spec.head is not None}
     path = request.out / STATES_FILE
     partial = path.with_suffix(".measured.json")
@@ -156,14 +158,14 @@ def run_states(request: StatesRequest, steps: Steps) -> StatesReport:
     return report
 
 
-def _plain_spec(request: StatesRequest, target: Path, clients: int, tokens: int) -> ServerSpec:
+def _plain_spec(request: StatesRequest, target: Path, clients: int, context: int, tokens: int) -> ServerSpec:
     return ServerSpec(
         target=target,
         mode="plain",
         engine=request.engine,
         threads=request.threads or ENGINES[request.engine].default_threads(usable_cores()),
-        context_length=CONTEXT_LENGTH,
-        max_total_tokens=max(tokens, CONTEXT_LENGTH) + SPARE_TOKENS,
+        context_length=context,
+        max_total_tokens=max(tokens, context) + SPARE_TOKENS,
         max_running_requests=clients,
     )
 
