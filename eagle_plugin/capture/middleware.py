@@ -6,11 +6,13 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import replace
 from typing import Any
 
 from eagle_plugin.capture.frames import Exchange
 from eagle_plugin.capture.metrics import CaptureMetrics
 from eagle_plugin.capture.recorder import LONGEST, Recorder
+from eagle_plugin.capture.served import ServedTarget
 from eagle_plugin.capture.settings import capture_settings
 
 ROUTES = ("/v1/chat/completions", "/v1/completions")
@@ -25,13 +27,15 @@ Send = Callable[[Message], Awaitable[None]]
 class CaptureMiddleware:
     """Records the answers of `ROUTES` as the settings in the environment say; without settings it does nothing."""
 
-    model = ""  # the label of the metrics; the engine's adapter sets it
+    model = ""  # the label of the metrics; the engine's adapter sets it, and
+    served: ServedTarget | None = None  # what answers
 
     def __init__(self, app: Any, recorder: Recorder | None = None, rate: float = 1.0) -> None:
         """Start the writer process, unless a recorder is given (for tests)."""
         self._app, self._recorder, self._rate = app, recorder, rate
         if recorder is None and (settings := capture_settings()):
-            self._recorder = Recorder(settings, CaptureMetrics(self.model).update)
+            served = self.served and self.served.located()
+            self._recorder = Recorder(replace(settings, served=served), CaptureMetrics(self.model).update)
             self._rate = settings.rate
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:

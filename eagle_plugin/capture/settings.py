@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from eagle_plugin.capture.served import ServedTarget
 from eagle_plugin.errors import UserError
 
 FOLDER = "EAGLE_CAPTURE"
@@ -34,6 +35,7 @@ class CaptureSettings:
     phone_regions: str | None = None  # codes of ISO 3166; None: those of `eagle-plugin data prepare`
     tokenizer: str | None = None  # folder of the target; with it token ids are kept, because they can be filtered
     python: str | None = None  # interpreter of the writer process; None: that of the server
+    served: ServedTarget | None = None  # not a setting: the engine's adapter tells it
 
     def to_json(self) -> str:
         """The settings for the writer process."""
@@ -42,10 +44,13 @@ class CaptureSettings:
     @classmethod
     def from_json(cls, text: str) -> CaptureSettings:
         """What `to_json` wrote."""
-        return cls(**json.loads(text))
+        values = json.loads(text)
+        served = values.pop("served", None)
+        return cls(**values, served=ServedTarget(**served) if served else None)
 
 
-NAMES = {f"{FOLDER}_{name.upper()}": name for name in CaptureSettings.__annotations__ if name != "folder"}
+_NOT_VARIABLES = ("folder", "served")
+NAMES = {f"{FOLDER}_{name.upper()}": name for name in CaptureSettings.__annotations__ if name not in _NOT_VARIABLES}
 
 
 def capture_settings(environment: Mapping[str, str] = os.environ) -> CaptureSettings | None:

@@ -17,6 +17,7 @@ from eagle_plugin.data.masks import MaskReport, show_masks
 from eagle_plugin.data.rows import DataError, TokenRow, format_row, turn_id
 from eagle_plugin.data.sources.prompts import Prompt, read_prompts
 from eagle_plugin.data.target_files import load_tokenizer, stop_token_ids
+from eagle_plugin.data.target_identity import TargetCheck
 from eagle_plugin.models import target_folder
 
 EXAMPLES = """\
@@ -25,8 +26,13 @@ examples:
   eagle-plugin data render prompts.jsonl --target TARGET --out rows.jsonl
 
 A head learns best from answers that its target generates (`eagle-plugin data generate`). Render recorded answers only
-if the target itself wrote them, or if the target cannot be asked again.
+if the target itself wrote them, or if the target cannot be asked again. An answer of a capture says which target gave
+it; that of another target is refused.
 """
+ANEW = (
+    "let the target answer with `eagle-plugin data generate`, which uses the prompts only; give the target that was "
+    "served; or use the answers of all targets with --any-target"
+)
 
 
 def render_prompt(prompt: Prompt, renderer: ChatRenderer) -> Iterator[TokenRow | UntrainableTurn]:
@@ -69,6 +75,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, required=True, help="file of rows, written whole or not at all")
     parser.add_argument("--max-length", type=int, default=4096, help="tokens per row (default: %(default)s)")
+    parser.add_argument("--any-target", action="store_true", help="use answers of other targets than this one too")
     parser.add_argument(
         "--allow-odd-masks", action="store_true", help="accept rows that are nearly all response, or have none"
     )
@@ -86,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     tokenizer = load_tokenizer(target)
     renderer = ChatRenderer(tokenizer, stop_token_ids(target), options.max_length)
     report, counts, skipped = MaskReport(), Counter[str](), Counter[str]()
+    check = TargetCheck(None if options.any_target else target, ANEW)
 
     def lines() -> Iterator[str]:
         total = sum(1 for prompt in read_prompts(options.prompts))
@@ -97,6 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if isinstance(result, UntrainableTurn):
                     skipped[result.reason] += 1
                     continue
+                check.add(prompt.target, f"{options.prompts}: {prompt.id}")
                 if not report.rows:
                     console.print(show_masks(result, tokenizer))
                 report.add(result, allow=options.allow_odd_masks)
@@ -111,6 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         report.check_mean(allow=options.allow_odd_masks)
 
     write_output(options.out, lines())
+    if note := check.note():
+        console.print(f"warning: {note}", style="yellow", markup=False, soft_wrap=True)
     table = Table("what", "count", "", title=str(options.out), title_justify="left")
     table.add_row("prompts", f"{counts['prompts']:,}", "")
     table.add_row("rows", f"{report.rows:,}", report.describe(), style="bold")

@@ -17,6 +17,7 @@ from serving import VLLM_PYTHON, serving, tiny_spec, vllm_spec
 from eagle_plugin.bench.servers import Server
 from eagle_plugin.data.captures.segments import segments_of
 from eagle_plugin.data.sources.answers import read_answers
+from eagle_plugin.data.target_identity import target_digests
 
 pytest.importorskip("sglang")
 pytestmark = [
@@ -89,6 +90,8 @@ def test_a_plain_and_a_streamed_answer_are_captured(engine: str, servers: dict[s
     assert [record["request"]["messages"][-1]["content"] for record in records] == ["I am <EMAIL_1>", "Go on"]
     assert [record["response"]["finish_reason"] for record in records] == ["length", "length"]
     assert MAIL not in "".join(path.read_text() for path in folder.iterdir())
+    target = folder.parent / "target"
+    assert [record["target"] for record in records] == [{"name": "target", **target_digests(target)}] * 2
     found = counted(server)
     assert (found["records"], found["filtered"], found["dropped opt_out"]) == (2, 1, 1)
     assert found["bytes"] == sum(path.stat().st_size for path in segments_of(folder))

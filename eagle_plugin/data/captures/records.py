@@ -36,8 +36,13 @@ class _Ids:
     answers: dict[int, list[int]] = field(default_factory=dict)  # by choice
 
 
-def records_of(exchange: Exchange, private: PrivacyFilter) -> Iterator[Captured]:
-    """One result per choice of the answer; nothing of a text that the filter has not seen is in a line."""
+def records_of(
+    exchange: Exchange, private: PrivacyFilter, target: dict[str, str] | None = None
+) -> Iterator[Captured]:
+    """One result per choice of the answer; nothing of a text that the filter has not seen is in a line.
+
+    target: which one answered: its name and digests; every record says it.
+    """
     try:
         body, chunks = json.loads(exchange.request), _chunks(exchange.answer)
         if not isinstance(body, dict) or body.get("echo"):  # then the answer begins with the prompt
@@ -50,6 +55,7 @@ def records_of(exchange: Exchange, private: PrivacyFilter) -> Iterator[Captured]
         yield Captured(dropped="unusable")
         return
     broken = any(chunk.get("error") for chunk in chunks)  # in the middle of a stream
+    about = {"target": target} if target else {}
     ids, n = _token_ids(chunks), body.get("n")
     n = n if type(n) is int and n > 0 else 1
     for index, answer in sorted(answers.items()):
@@ -61,7 +67,8 @@ def records_of(exchange: Exchange, private: PrivacyFilter) -> Iterator[Captured]
         else:
             prompt_ids = ids.prompt.get(index) or (ids.prompt.get(None) if len(requests) == 1 else None)
             record = replace(requests[number], answer=answer)
-            yield _capture(record, answer, exchange.time, (prompt_ids, ids.answers.get(index)), private)
+            given_ids = prompt_ids, ids.answers.get(index)
+            yield _capture(record, answer, exchange.time, given_ids, private, about)
 
 
 def _capture(
@@ -70,6 +77,7 @@ def _capture(
     time: float,
     given_ids: tuple[list[int] | None, list[int] | None],
     private: PrivacyFilter,
+    about: dict[str, Any],
 ) -> Captured:
     try:
         prompt = normalise(record, keep_responses=True)
@@ -82,7 +90,8 @@ def _capture(
         undecoded = result.reason == UNDECODED
         return Captured(dropped="token_ids" if undecoded else "", found=result.found.total())
     ids = None if result.found else _kept_ids(given_ids, private)
-    line = json.dumps(_record(result.prompt, answer.finish, time, ids), ensure_ascii=False, separators=(",", ":"))
+    written = _record(result.prompt, answer.finish, time, ids, about)
+    line = json.dumps(written, ensure_ascii=False, separators=(",", ":"))
     return Captured((line + "\n").encode("utf-8", "replace"), found=result.found.total())
 
 
@@ -107,8 +116,17 @@ def _kept_ids(
     return None if result.prompt is None or result.found else (prompt_ids, answer_ids)
 
 
-def _record(prompt: Prompt, finish: str | None, time: float, ids: tuple[list[int], list[int]] | None) -> dict[str, Any]:
-    """The record of a filtered prompt with its answer; the id is random, so that it leads to nobody."""
+def _record(
+    prompt: Prompt,
+    finish: str | None,
+    time: float,
+    ids: tuple[list[int], list[int]] | None,
+    about: dict[str, Any],
+) -> dict[str, Any]:
+    """The record of a filtered prompt with its answer; the id is random, so that it leads to nobody.
+
+    about: what the server says of the answer, and no client; added as it is.
+    """
     request: dict[str, Any] = dict(prompt.sampling)
     if prompt.tools:
         request["tools"] = prompt.tools
@@ -122,7 +140,7 @@ def _record(prompt: Prompt, finish: str | None, time: float, ids: tuple[list[int
     record = {"v": CAPTURE_VERSION, "id": uuid.uuid4().hex, "time": round(time, 3), "request": request}
     if ids:
         record["prompt_token_ids"], response["token_ids"] = ids
-    return record | {"response": response}
+    return record | about | {"response": response}
 
 
 def _is_stream(answer: bytes) -> bool:

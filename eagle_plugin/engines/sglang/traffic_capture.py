@@ -8,6 +8,7 @@ from typing import Any
 
 from eagle_plugin.capture.middleware import CaptureMiddleware
 from eagle_plugin.capture.recorder import check_writer
+from eagle_plugin.capture.served import ServedTarget
 from eagle_plugin.capture.settings import FOLDER, CaptureError, capture_settings
 from eagle_plugin.engines.startup import StartRefused
 
@@ -32,7 +33,16 @@ def add_middleware(server_args: Any) -> None:
     from sglang.srt.entrypoints.http_server import app
 
     CaptureMiddleware.model = server_args.served_model_name or server_args.model_path
+    CaptureMiddleware.served = _served(server_args)
     app.add_middleware(CaptureMiddleware)
+
+
+def _served(server_args: Any) -> ServedTarget | None:
+    """None with LoRA: an answer can be that of an adapter, which the digests of the target do not show."""
+    if server_args.enable_lora or server_args.lora_paths:
+        return None
+    of = server_args
+    return ServedTarget.of(of.model_path, of.revision, of.tokenizer_path, of.chat_template)
 
 
 def other_server(server_args: Any) -> str | None:
