@@ -15,7 +15,7 @@ from eagle_plugin.atomic_io import write_output
 from eagle_plugin.data.generation.chat import ChatRenderer, RenderedTurn, UntrainableTurn
 from eagle_plugin.data.masks import MaskReport, show_masks
 from eagle_plugin.data.rows import DataError, TokenRow, format_row, turn_id
-from eagle_plugin.data.sources.prompts import Prompt, read_prompts
+from eagle_plugin.data.sources.prompts import CUT, Prompt, read_prompts
 from eagle_plugin.data.target_files import load_tokenizer, stop_token_ids
 from eagle_plugin.data.target_identity import TargetCheck
 from eagle_plugin.models import target_folder
@@ -36,18 +36,31 @@ ANEW = (
 
 
 def render_prompt(prompt: Prompt, renderer: ChatRenderer) -> Iterator[TokenRow | UntrainableTurn]:
-    """Yield a row, or the reason why there is none, per recorded answer of the prompt."""
+    """Yield a row, or the reason why there is none, per recorded answer of the prompt.
+
+    Of a capture that says which target answered, the last turn only: the client sent the others, which may be of another
+    target, or were recorded with the request that they answered.
+
+    An answer that was cut, by its token limit or perhaps by a stop string, has no stop token in its row.
+    """
+    chat, answer = prompt.messages, prompt.response or {}
+    last = sum(message["role"] == "assistant" for message in chat or ()) - 1 if chat else 0
+    limited = CUT in (prompt.finish, answer.get("finish"))
+    # With stop strings nobody knows whether one of them ended the answer, or a stop token.
+    cut = limited or bool(chat and prompt.sampling.get("stop") and not chat[-1].get("tool_calls"))
     variables = prompt.sampling.get("chat_template_kwargs")
-    chat, raw = prompt.messages, _render_raw(prompt, renderer)
-    for turn in renderer.render_turns(chat, prompt.tools, variables) if chat else raw:
-        if isinstance(turn, RenderedTurn):
+    turns = renderer.render_turns(chat, prompt.tools, variables, cut) if chat else _render_raw(prompt, renderer)
+    for turn in turns:
+        if prompt.target and turn.turn < last:
+            yield UntrainableTurn(turn.turn, "earlier turn, sent by the client")
+        elif isinstance(turn, RenderedTurn):
             yield TokenRow(
                 id=turn_id(prompt.id, turn.turn),
                 source=prompt.source,
                 split=prompt.split,
                 prompt_ids=turn.prompt_ids,
                 response_ids=turn.response_ids,
-                finish="recorded",
+                finish=CUT if limited and turn.turn == last else "recorded",
             )
         else:
             yield turn

@@ -35,11 +35,13 @@ class Prompt:
     sampling: dict[str, Any] = field(default_factory=dict)  # temperature, max_tokens, ... of the recorded request
     # The recorded answer to `prompt` ("text") or `prompt_ids` ("token_ids" or "text"), and its "finish" reason.
     response: dict[str, Any] | None = None
+    finish: str | None = None  # CUT if the recorded answer at the end of `messages` was cut by its token limit
     target: dict[str, str] | None = None  # that gave the recorded answer: name and digests, if the capture says it
 
 
 _FIELDS = {item.name for item in fields(Prompt)}
 _CONTENT = ("messages", "prompt", "prompt_ids")
+CUT = "length"  # the reason why an answer ended: its token limit
 # Levels of lists and objects in a prompt. Far above what tools and messages have, far below what Python can write.
 DEEPEST = 100
 
@@ -93,7 +95,8 @@ def _wrong_field(value: dict[str, Any]) -> str | None:
         return "messages that are no list of turns with a role"
     if ids is not None and not (isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids)):
         return "prompt_ids that are no list of token ids"
-    kinds = {"id": str, "source": str, "prompt": str, "tools": list, "sampling": dict, "response": dict, "target": dict}
+    kinds = {"id": str, "source": str, "prompt": str, "tools": list, "sampling": dict, "response": dict}
+    kinds |= {"target": dict, "finish": str}
     for name, kind in kinds.items():
         if value.get(name) is not None and not isinstance(value[name], kind):
             return f"{name} of type {type(value[name]).__name__}, wanted {kind.__name__}"
@@ -155,6 +158,7 @@ def _normal_form(record: Record, keep_responses: bool) -> Prompt:
         turns = record.messages
         if answer and answer.message:
             turns = [*turns, {"role": "assistant", **answer.message}]
+            prompt = replace(prompt, finish=CUT if answer.finish == CUT else None)
         return replace(prompt, messages=normalise_messages(turns, keep_responses))
     response = None
     if answer and (answer.text is not None or answer.token_ids):
