@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import replace
 from typing import Any
 
+from eagle_plugin.capture.accepted_drafts import ACCEPTED_DRAFTS
 from eagle_plugin.capture.frames import Exchange
 from eagle_plugin.capture.metrics import CaptureMetrics
 from eagle_plugin.capture.recorder import LONGEST, Recorder
@@ -17,6 +19,8 @@ from eagle_plugin.capture.settings import capture_settings
 
 ROUTES = ("/v1/chat/completions", "/v1/completions")
 OPT_OUT = b"x-eagle-capture"  # a request with this header is recorded only if it says "on"
+DOMAIN = b"x-eagle-domain"  # names the kind of a request, for `eagle-plugin watch`; other values are ignored
+DOMAIN_FORM = re.compile(rb"[a-z0-9_-]{1,32}")
 JSON, EVENTS = b"application/json", b"text/event-stream"
 
 Message = MutableMapping[str, Any]
@@ -47,7 +51,7 @@ class CaptureMiddleware:
             return await self._app(scope, receive, _closing(recorder, send))
         if not self._is_recorded(scope, recorder):
             return await self._app(scope, receive, send)
-        copy = _Copy(receive, send)
+        copy = _Copy(receive, send, domain_of(scope))
         try:
             await self._app(scope, copy.receive, copy.send)
         finally:
@@ -68,11 +72,17 @@ class CaptureMiddleware:
         return self._rate >= 1 or random.random() < self._rate
 
 
+def domain_of(scope: Any) -> str:
+    """The domain that the client names; "" without one."""
+    found = DOMAIN_FORM.fullmatch(dict(scope["headers"]).get(DOMAIN, b"").strip().lower())
+    return found[0].decode() if found else ""
+
+
 class _Copy:
     """The two callables that an application gets, which keep what passes through them."""
 
-    def __init__(self, receive: Receive, send: Send) -> None:
-        self._receive, self._send = receive, send
+    def __init__(self, receive: Receive, send: Send, domain: str) -> None:
+        self._receive, self._send, self._domain = receive, send, domain
         self._began = time.time()
         self._request: list[bytes] = []
         self._answer: list[bytes] = []
@@ -117,7 +127,9 @@ class _Copy:
         elif self._bytes > LONGEST:
             recorder.drop("too_large")
         else:
-            recorder.offer(Exchange(self._began, b"".join(self._request), b"".join(self._answer)))
+            answer = b"".join(self._answer)
+            drafts = ACCEPTED_DRAFTS.take(answer) or []
+            recorder.offer(Exchange(self._began, b"".join(self._request), answer, self._domain, drafts))
 
 
 def _closing(recorder: Recorder, send: Send) -> Send:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from eagle_plugin.capture import middleware
+from eagle_plugin.capture.accepted_drafts import AcceptedDrafts
 from eagle_plugin.capture.middleware import CaptureMiddleware
 from eagle_plugin.capture.served import ServedTarget
 from eagle_plugin.capture.settings import CaptureSettings
@@ -59,3 +60,11 @@ def test_it_reaches_the_writer_with_the_settings(tmp_path: Path, monkeypatch: py
     CaptureMiddleware(None)
     assert made[0].served == ServedTarget(tmp_path.name, str(tmp_path))
     assert CaptureSettings.from_json(made[0].to_json()) == made[0]
+
+
+def test_sglang_notes_the_rounds_of_finished_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = AcceptedDrafts()
+    monkeypatch.setattr(sglang, "ACCEPTED_DRAFTS", noted)
+    assert sglang.note_drafts(None, object(), {"id": "a", "spec_correct_drafts_histogram": [2, 1]}, object(), 0) is None
+    sglang.note_drafts(None, object(), {"id": "b"}, object(), 0)
+    assert (noted.take(b'{"id":"a"}'), noted.take(b'{"id":"b"}')) == ([2, 1], None)

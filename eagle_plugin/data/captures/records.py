@@ -55,7 +55,10 @@ def records_of(
         yield Captured(dropped="unusable")
         return
     broken = any(chunk.get("error") for chunk in chunks)  # in the middle of a stream
-    about = {"target": target} if target else {}
+    about: dict[str, Any] = {"target": target} if target else {}
+    if exchange.domain and private.passes(exchange.domain):
+        about["domain"] = exchange.domain
+    drafts = (exchange.accepted_drafts or _accepted_drafts(chunks)) if len(answers) == 1 else []
     ids, n = _token_ids(chunks), body.get("n")
     n = n if type(n) is int and n > 0 else 1
     for index, answer in sorted(answers.items()):
@@ -68,7 +71,7 @@ def records_of(
             prompt_ids = ids.prompt.get(index) or (ids.prompt.get(None) if len(requests) == 1 else None)
             record = replace(requests[number], answer=answer)
             given_ids = prompt_ids, ids.answers.get(index)
-            yield _capture(record, answer, exchange.time, given_ids, private, about)
+            yield _capture(record, answer, exchange.time, given_ids, private, about, drafts)
 
 
 def _capture(
@@ -78,6 +81,7 @@ def _capture(
     given_ids: tuple[list[int] | None, list[int] | None],
     private: PrivacyFilter,
     about: dict[str, Any],
+    drafts: list[int],
 ) -> Captured:
     try:
         prompt = normalise(record, keep_responses=True)
@@ -91,6 +95,8 @@ def _capture(
         return Captured(dropped="token_ids" if undecoded else "", found=result.found.total())
     ids = None if result.found else _kept_ids(given_ids, private)
     written = _record(result.prompt, answer.finish, time, ids, about)
+    if drafts:
+        written["response"]["accepted_drafts"] = drafts
     line = json.dumps(written, ensure_ascii=False, separators=(",", ":"))
     return Captured((line + "\n").encode("utf-8", "replace"), found=result.found.total())
 
@@ -178,6 +184,17 @@ def _token_ids(chunks: list[dict[str, Any]]) -> _Ids:
             if _are_ids(choice.get("token_ids")):
                 ids.answers.setdefault(index, []).extend(choice["token_ids"])
     return ids
+
+
+def _accepted_drafts(chunks: list[dict[str, Any]]) -> list[int]:
+    """What vLLM tells with `--per-request-spec-decode-metrics`: verified trees that kept exactly 0, 1, 2, ... drafts."""
+    for chunk in reversed(chunks):
+        metrics = chunk.get("metrics")
+        details = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
+        found = details.get("acceptance_histogram") if isinstance(details, dict) else None
+        if _are_ids(found):
+            return found
+    return []
 
 
 def _are_ids(value: Any) -> bool:

@@ -6,6 +6,7 @@ import logging
 import os
 from typing import Any
 
+from eagle_plugin.capture.accepted_drafts import ACCEPTED_DRAFTS
 from eagle_plugin.capture.middleware import CaptureMiddleware
 from eagle_plugin.capture.recorder import check_writer
 from eagle_plugin.capture.served import ServedTarget
@@ -13,6 +14,9 @@ from eagle_plugin.capture.settings import FOLDER, CaptureError, capture_settings
 from eagle_plugin.engines.startup import StartRefused
 
 logger = logging.getLogger("eagle_plugin")
+
+# Called once per request, when it is finished, and before its answer ends.
+COUNT_DRAFTS = "sglang.srt.managers.tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics"
 
 
 def add_middleware(server_args: Any) -> None:
@@ -31,10 +35,20 @@ def add_middleware(server_args: Any) -> None:
     except CaptureError as error:
         raise StartRefused(error) from None
     from sglang.srt.entrypoints.http_server import app
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     CaptureMiddleware.model = server_args.served_model_name or server_args.model_path
     CaptureMiddleware.served = _served(server_args)
     app.add_middleware(CaptureMiddleware)
+    # Here, and not with the other hooks: their targets are imported in all processes.
+    HookRegistry.register(COUNT_DRAFTS, note_drafts, HookType.AFTER)
+    HookRegistry.apply_hooks()
+
+
+def note_drafts(result: Any, manager: Any, meta_info: dict[str, Any], *given: Any) -> None:
+    """AFTER the engine has counted the rounds of a finished request; plain rounds are among those that accepted 0."""
+    if rounds := meta_info.get("spec_correct_drafts_histogram"):
+        ACCEPTED_DRAFTS.note(str(meta_info.get("id")), rounds)
 
 
 def _served(server_args: Any) -> ServedTarget | None:
