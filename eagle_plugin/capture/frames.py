@@ -19,6 +19,7 @@ class Exchange:
     time: float  # seconds since 1970
     request: bytes
     answer: bytes
+    route: str = ""  # of the request; those of chats and completions need none
     domain: str = ""  # that the client named
     # Rounds that accepted exactly 0, 1, 2, ... drafts, where the engine tells it beside the answer.
     accepted_drafts: list[int] = field(default_factory=list)
@@ -32,7 +33,7 @@ Frame = Exchange | dict[str, int]
 
 def pack(exchange: Exchange) -> bytes:
     """The exchange as one frame."""
-    given: dict[str, Any] = {"domain": exchange.domain, "accepted_drafts": exchange.accepted_drafts}
+    given: dict[str, Any] = {name: getattr(exchange, name) for name in ("route", "domain", "accepted_drafts")}
     beside = json.dumps({name: value for name, value in given.items() if value}).encode()
     parts = exchange.request, exchange.answer, beside
     return b"".join([_HEADER.pack(_EXCHANGE, exchange.time, *map(len, parts)), *parts])

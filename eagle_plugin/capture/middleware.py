@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from eagle_plugin.capture.accepted_drafts import ACCEPTED_DRAFTS
 from eagle_plugin.capture.frames import Exchange
@@ -17,7 +17,7 @@ from eagle_plugin.capture.recorder import LONGEST, Recorder
 from eagle_plugin.capture.served import ServedTarget
 from eagle_plugin.capture.settings import capture_settings
 
-ROUTES = ("/v1/chat/completions", "/v1/completions")
+ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/generate")
 OPT_OUT = b"x-eagle-capture"  # a request with this header is recorded only if it says "on"
 DOMAIN = b"x-eagle-domain"  # names the kind of a request, for `eagle-plugin watch`; other values are ignored
 DOMAIN_FORM = re.compile(rb"[a-z0-9_-]{1,32}")
@@ -33,6 +33,7 @@ class CaptureMiddleware:
 
     model = ""  # the label of the metrics; the engine's adapter sets it, and
     served: ServedTarget | None = None  # what answers
+    is_starting: ClassVar[Callable[[], bool]] = staticmethod(lambda: False)  # the engine asks itself to warm up
 
     def __init__(self, app: Any, recorder: Recorder | None = None, rate: float = 1.0) -> None:
         """Start the writer process, unless a recorder is given (for tests)."""
@@ -51,7 +52,7 @@ class CaptureMiddleware:
             return await self._app(scope, receive, _closing(recorder, send))
         if not self._is_recorded(scope, recorder):
             return await self._app(scope, receive, send)
-        copy = _Copy(receive, send, domain_of(scope))
+        copy = _Copy(receive, send, route_of(scope), domain_of(scope))
         try:
             await self._app(scope, copy.receive, copy.send)
         finally:
@@ -60,7 +61,7 @@ class CaptureMiddleware:
     def _is_recorded(self, scope: Any, recorder: Recorder) -> bool:
         if scope["type"] != "http" or scope["method"] != "POST":
             return False
-        if scope["path"].removeprefix(scope.get("root_path", "")) not in ROUTES:
+        if route_of(scope) not in ROUTES or self.is_starting():
             return False
         headers = dict(scope["headers"])
         if headers.get(OPT_OUT, b"on").strip().lower() != b"on":
@@ -72,6 +73,11 @@ class CaptureMiddleware:
         return self._rate >= 1 or random.random() < self._rate
 
 
+def route_of(scope: Any) -> str:
+    """The path of a request below that of the application."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
+
+
 def domain_of(scope: Any) -> str:
     """The domain that the client names; "" without one."""
     found = DOMAIN_FORM.fullmatch(dict(scope["headers"]).get(DOMAIN, b"").strip().lower())
@@ -81,8 +87,8 @@ def domain_of(scope: Any) -> str:
 class _Copy:
     """The two callables that an application gets, which keep what passes through them."""
 
-    def __init__(self, receive: Receive, send: Send, domain: str) -> None:
-        self._receive, self._send, self._domain = receive, send, domain
+    def __init__(self, receive: Receive, send: Send, route: str, domain: str) -> None:
+        self._receive, self._send, self._route, self._domain = receive, send, route, domain
         self._began = time.time()
         self._request: list[bytes] = []
         self._answer: list[bytes] = []
@@ -129,7 +135,8 @@ class _Copy:
         else:
             answer = b"".join(self._answer)
             drafts = ACCEPTED_DRAFTS.take(answer) or []
-            recorder.offer(Exchange(self._began, b"".join(self._request), answer, self._domain, drafts))
+            request = b"".join(self._request)
+            recorder.offer(Exchange(self._began, request, answer, self._route, self._domain, drafts))
 
 
 def _closing(recorder: Recorder, send: Send) -> Send:

@@ -244,3 +244,11 @@ def test_counts_that_nobody_takes_make_place() -> None:
         noted.note(name, [1])
     assert [noted.take(b'{"id": "%s"}' % name.encode()) for name in "abc"] == [None, [1], [1]]
     assert noted.take(b'{"object": "list"}') is None
+
+
+def test_what_the_engine_asks_itself_as_it_starts_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Kept()
+    for starts in (True, False):
+        monkeypatch.setattr(CaptureMiddleware, "is_starting", staticmethod(lambda starts=starts: starts))
+        post(kept, chat("Hi"))
+    assert len(kept.exchanges) == 1 and not kept.dropped

@@ -49,7 +49,7 @@ def wait_for(recorder: Recorder, name: str, count: int) -> None:
 
 
 def test_frames_are_read_as_they_were_packed(tmp_path: Path) -> None:
-    known = Exchange(2.5, b"", b"", "code", [3, 1])
+    known = Exchange(2.5, b"", b"", "/generate", "code", [3, 1])
     frames = pack(ONE) + pack_counts({"dropped:opt_out": 2}) + pack(known)
     path = tmp_path / "frames"
     path.write_bytes(frames)

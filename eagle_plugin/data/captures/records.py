@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eagle_plugin.capture.frames import Exchange
+from eagle_plugin.data.captures.routes import WHERE, read_exchange
 from eagle_plugin.data.privacy.filter import UNDECODED, PrivacyFilter, RawPrompt
-from eagle_plugin.data.sources.answers import RecordedAnswer, read_answers
+from eagle_plugin.data.sources.answers import RecordedAnswer
 from eagle_plugin.data.sources.conversation import Unusable
-from eagle_plugin.data.sources.formats import CAPTURE_VERSION, Record, parse_record
+from eagle_plugin.data.sources.formats import CAPTURE_VERSION, Record
 from eagle_plugin.data.sources.prompts import Prompt, normalise
 
 FINISHED = ("stop", "length", "tool_calls", "function_call")
-WHERE = "a captured answer"
 
 
 @dataclass
@@ -44,26 +44,19 @@ def records_of(
     target: which one answered: its name and digests; every record says it.
     """
     try:
-        body, chunks = json.loads(exchange.request), _chunks(exchange.answer)
-        if not isinstance(body, dict) or body.get("echo"):  # then the answer begins with the prompt
-            raise Unusable("request")
-        requests = parse_record(body, "completions", WHERE)  # of chats too: it is how a request is read
-        answers = read_answers(exchange.answer.decode() if _is_stream(exchange.answer) else chunks[0])
-        if not answers:
-            raise Unusable("answer")
+        read = read_exchange(exchange)
     except (ValueError, RecursionError, Unusable):
         yield Captured(dropped="unusable")
         return
-    broken = any(chunk.get("error") for chunk in chunks)  # in the middle of a stream
+    requests, answers = read.requests, read.answers
     about: dict[str, Any] = {"target": target} if target else {}
     if exchange.domain and private.passes(exchange.domain):
         about["domain"] = exchange.domain
-    drafts = (exchange.accepted_drafts or _accepted_drafts(chunks)) if len(answers) == 1 else []
-    ids, n = _token_ids(chunks), body.get("n")
-    n = n if type(n) is int and n > 0 else 1
+    drafts = (exchange.accepted_drafts or _accepted_drafts(read.chunks)) if len(answers) == 1 else []
+    ids = _token_ids(read.chunks)
     for index, answer in sorted(answers.items()):
-        number = 0 if len(requests) == 1 else index // n
-        if broken or answer.finish not in FINISHED:
+        number = 0 if len(requests) == 1 else index // read.n
+        if read.is_broken or answer.finish not in FINISHED:
             yield Captured(dropped="aborted")
         elif number >= len(requests):
             yield Captured(dropped="unusable")
@@ -147,26 +140,6 @@ def _record(
     if ids:
         record["prompt_token_ids"], response["token_ids"] = ids
     return record | about | {"response": response}
-
-
-def _is_stream(answer: bytes) -> bool:
-    return not answer.lstrip().startswith(b"{")
-
-
-def _chunks(answer: bytes) -> list[dict[str, Any]]:
-    """The JSON objects of an answer: one, or those of a stream.
-
-    Raises:
-        ValueError: a part is not a JSON object.
-    """
-    parts = [answer]
-    if _is_stream(answer):
-        lines = answer.replace(b"\r", b"\n").split(b"\n")
-        parts = [line[len(b"data:") :].strip() for line in lines if line.startswith(b"data:")]
-    chunks = [json.loads(part) for part in parts if part != b"[DONE]"]
-    if not chunks or not all(isinstance(chunk, dict) for chunk in chunks):
-        raise ValueError("no JSON objects")
-    return chunks
 
 
 def _token_ids(chunks: list[dict[str, Any]]) -> _Ids:

@@ -39,10 +39,19 @@ def add_middleware(server_args: Any) -> None:
 
     CaptureMiddleware.model = server_args.served_model_name or server_args.model_path
     CaptureMiddleware.served = _served(server_args)
+    CaptureMiddleware.is_starting = staticmethod(is_starting)
     app.add_middleware(CaptureMiddleware)
     # Here, and not with the other hooks: their targets are imported in all processes.
     HookRegistry.register(COUNT_DRAFTS, note_drafts, HookType.AFTER)
     HookRegistry.apply_hooks()
+
+
+def is_starting() -> bool:
+    """Whether the server is not up yet: what is asked then comes from the engine itself, such as its warm-up."""
+    from sglang.srt.entrypoints.http_server import _global_state
+    from sglang.srt.managers.tokenizer_manager import ServerStatus
+
+    return bool(_global_state.tokenizer_manager.server_status == ServerStatus.Starting)
 
 
 def note_drafts(result: Any, manager: Any, meta_info: dict[str, Any], *given: Any) -> None:
