@@ -1,6 +1,6 @@
 """How many drafts the rounds of an answer accepted, from the engine's process of requests to the middleware.
 
-An engine that does not tell it in its answers tells it here when a request is finished, which is before its answer ends.
+An engine that tells it in no answer tells it here when a request is finished, which is before its answer ends.
 """
 
 from __future__ import annotations

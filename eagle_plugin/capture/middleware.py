@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from eagle_plugin.capture.accepted_drafts import ACCEPTED_DRAFTS
 from eagle_plugin.capture.frames import Exchange
@@ -33,7 +33,6 @@ class CaptureMiddleware:
 
     model = ""  # the label of the metrics; the engine's adapter sets it, and
     served: ServedTarget | None = None  # what answers
-    is_starting: ClassVar[Callable[[], bool]] = staticmethod(lambda: False)  # the engine asks itself to warm up
 
     def __init__(self, app: Any, recorder: Recorder | None = None, rate: float = 1.0) -> None:
         """Start the writer process, unless a recorder is given (for tests)."""
@@ -42,6 +41,11 @@ class CaptureMiddleware:
             served = self.served and self.served.located()
             self._recorder = Recorder(replace(settings, served=served), CaptureMetrics(self.model).update)
             self._rate = settings.rate
+
+    
+    def is_starting() -> bool:
+        """Whether the engine asks itself, to warm up; an adapter can replace it."""
+        return False
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Pass on the request; nothing that goes wrong here may reach it."""

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from eagle_plugin.capture.served import ServedTarget
 from eagle_plugin.errors import UserError
@@ -67,7 +68,7 @@ def capture_settings(environment: Mapping[str, str] = os.environ) -> CaptureSett
         return None
     if not os.path.isabs(folder):
         raise CaptureError(f"{FOLDER} is {folder}, wanted a folder from the root on; write {os.path.abspath(folder)}")
-    given = {field: environment[name] for name, field in NAMES.items() if environment.get(name)}
+    given: dict[str, Any] = {field: environment[name] for name, field in NAMES.items() if environment.get(name)}
     settings = CaptureSettings(
         folder,
         rate=_rate(given.pop("rate", "1")),

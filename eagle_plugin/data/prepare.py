@@ -38,9 +38,10 @@ from eagle_plugin.models import target_folder
 
 DUPLICATE = "duplicate"
 CAPTURE = "capture"  # the format whose answers say which target gave them
+OTHER_TARGET = "answered by another target"
 ANEW = (
     "use the prompts only, without --keep-responses, and let the target answer with `eagle-plugin data generate`; or "
-    "give the target that was served"
+    "give the target that was served; or leave them out with --skip-other-targets"
 )
 EXAMPLES = """\
 formats (detected from the first 20 records, which must agree; JSON lines, .gz, .zst, a JSON array or Parquet):
@@ -101,6 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     tokenizer = str(target_folder(arguments.tokenizer)) if arguments.tokenizer else None
     if arguments.target and not arguments.keep_responses:
         raise DataError("--target is for answers, and without --keep-responses none is kept; leave one of the two out")
+    if arguments.skip_other_targets and not arguments.target:
+        raise DataError("--skip-other-targets needs a target to compare with; give it with --target")
     target = target_folder(arguments.target) if arguments.target else None
     regions = parse_regions(arguments.phone_regions)
     settings = PrivacySettings(arguments.privacy, arguments.recogniser, regions, tokenizer)
@@ -114,6 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         skip_broken=arguments.skip_broken,
         source=arguments.source,
         target=target,
+        skip_other_targets=arguments.skip_other_targets,
         console=console,
     )
     _print(stats, settings, out, console)
@@ -131,18 +135,19 @@ def prepare(
     skip_broken: bool = False,
     source: str | None = None,
     target: Path | None = None,
+    skip_other_targets: bool = False,
     console: Console | None = None,
 ) -> PreparationStats:
     """Write the prompts of all files to `out`, whole or not at all. The same files give the same bytes.
 
-    target: folder of the target that kept answers must be of.
+    target: folder of the target that kept answers must be of; skip_other_targets: those of others are left out.
 
     Raises:
         DataError: a file cannot be read, the filter cannot be loaded, an answer is of another target, or no prompt is
             left.
     """
     stats = PreparationStats()
-    check = TargetCheck(target, ANEW) if keep_responses else None
+    check = TargetCheck(target, ANEW, skip_other_targets) if keep_responses else None
     seen: set[bytes] = set()
     read = partial(read_records, skip_broken=skip_broken)
 
@@ -185,12 +190,13 @@ def _raw_prompts(
             except Unusable as reason:
                 stats.skip(record.where, str(reason))
                 continue
+            if check and item.answer and item.source == CAPTURE and not check.add(item.target, item.where):
+                stats.skip(record.where, OTHER_TARGET)
+                continue
             # Before the filter, which is slow; and again after it (`_count`): redaction can make prompts equal.
             if (key := digest(raw.prompt)) in seen:
                 stats.skip(record.where, DUPLICATE)
             else:
-                if check and item.answer and item.source == CAPTURE:
-                    check.add(item.target, item.where)
                 seen.add(key)
                 yield raw
 
@@ -275,6 +281,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--keep-responses", action="store_true", help="keep the recorded answers")
     parser.add_argument("--target", metavar="TARGET", help="folder or name: refuse captured answers of another target")
+    parser.add_argument("--skip-other-targets", action="store_true", help="leave them out and count them instead")
     parser.add_argument(
         "--skip-broken", action="store_true", help="leave out and count broken lines (default: refuse the file)"
     )

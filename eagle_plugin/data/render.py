@@ -38,8 +38,8 @@ ANEW = (
 def render_prompt(prompt: Prompt, renderer: ChatRenderer) -> Iterator[TokenRow | UntrainableTurn]:
     """Yield a row, or the reason why there is none, per recorded answer of the prompt.
 
-    Of a capture that says which target answered, the last turn only: the client sent the others, which may be of another
-    target, or were recorded with the request that they answered.
+    Of a capture that says which target answered, the last turn only: the client sent the others, which may be of
+    another target, or were recorded with the request that they answered.
 
     An answer that was cut, by its token limit or perhaps by a stop string, has no stop token in its row.
     """

@@ -50,16 +50,22 @@ def target_digests(
 
 
 class TargetCheck:
-    """Refuses recorded answers of another target than the one in `folder`, and counts those that do not say theirs."""
+    """Finds recorded answers of another target than the one in `folder`, and counts those that do not say theirs."""
 
-    def __init__(self, folder: str | Path | None, advice: str) -> None:
-        """folder: None only counts. advice: the end of the sentence that refuses: what to do."""
-        self._folder, self._advice = folder, advice
+    def __init__(self, folder: str | Path | None, advice: str, skips: bool = False) -> None:
+        """Check against one target.
+
+        Args:
+            folder: of the target; None only counts.
+            advice: the end of the sentence that refuses: what to do.
+            skips: answers of another target are left out, and not refused.
+        """
+        self._folder, self._advice, self._skips = folder, advice, skips
         self._own: dict[str, str] | None = None
         self.unnamed = self.name_only = 0  # answers without a target, and with the name of one only
 
-    def add(self, target: Mapping[str, Any] | None, where: str) -> None:
-        """Check one answer.
+    def add(self, target: Mapping[str, Any] | None, where: str) -> bool:
+        """Check one answer; False if it is to be left out.
 
         Args:
             target: what the record says: name and digests, only a name, or None.
@@ -70,20 +76,21 @@ class TargetCheck:
         """
         if not target:
             self.unnamed += 1
-            return
+            return True
         digested = all(target.get(name) for name in DIGESTS)
-        self.name_only += not digested
-        if self._folder is None:
-            return
-        if self._own is None:
+        if self._folder is not None and self._own is None:
             self._own = {NAME: Path(self._folder).resolve().name, **target_digests(self._folder)}
         compared = DIGESTS if digested else (NAME,)
-        wrong = [name for name in compared if target.get(name) != self._own[name]]
+        wrong = [name for name in compared if self._own and target.get(name) != self._own[name]]
+        if wrong and self._skips:
+            return False
         if wrong:
             raise DataError(
                 f"{where} was answered by {target.get(NAME)}, and the target {self._folder} is another one "
                 f"({', '.join(wrong)} differ); {self._advice}"
             )
+        self.name_only += not digested
+        return True
 
     def note(self) -> str | None:
         """One sentence on the answers that could not be compared by their digests; None if there are none."""

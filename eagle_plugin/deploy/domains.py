@@ -1,4 +1,4 @@
-"""Acceptance of live traffic by domain, from the records of a capture: those that have a domain and counts of rounds."""
+"""Acceptance of live traffic by domain, from the records of a capture that have counts of rounds."""
 
 from __future__ import annotations
 

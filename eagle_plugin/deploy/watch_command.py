@@ -21,7 +21,7 @@ from eagle_plugin.models import head_folder
 
 OK, DRIFT, TOO_FEW = 0, 1, 3
 NO_DOMAINS = (
-    "no record has counts of rounds: wait for traffic; vLLM counts with `--per-request-spec-decode-metrics summary` only"
+    "no record has counts of rounds: wait for traffic; vLLM counts them with --per-request-spec-decode-metrics summary"
 )
 EPILOG = """\
 examples:

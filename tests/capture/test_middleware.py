@@ -217,9 +217,7 @@ def test_the_domain_that_a_client_names(given: Any, kept: str) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_accepted_drafts_come_with_the_answer_of_their_request(
-    streamed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_accepted_drafts_come_with_the_answer_of_their_request(streamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     noted = AcceptedDrafts()
     monkeypatch.setattr(middleware, "ACCEPTED_DRAFTS", noted)
     noted.note("chatcmpl-1", [3, 1, 0])

@@ -30,7 +30,7 @@ MAIL = "anna.berg@firma.de"
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Server, Path]]]:
-    """By engine, with the folder of its capture: SGLang with a head, vLLM without one and without a filter of its own."""
+    """By engine, with the folder of its capture: SGLang with a head, vLLM without one, and with a filter from here."""
     folder = tmp_path_factory.mktemp("capture")
     target = tiny_models.tiny_llama(folder / "target", head_dim=32)
     head = tiny_models.tiny_eagle3_head(folder / "head", target)
@@ -76,7 +76,7 @@ def counted(server: Server) -> dict[str, float]:
     return found
 
 
-@pytestdef wait_for(count: int, server: Server, folder: Path, opt_out: int) -> list[dict[str, Any]]:
+def wait_for(count: int, server: Server, folder: Path, opt_out: int) -> list[dict[str, Any]]:
     end = time.monotonic() + 120  # a busy machine
     while counted(server).get("records", 0) < count or counted(server).get("dropped opt_out", 0) < opt_out:
         assert time.monotonic() < end, counted(server)
@@ -85,7 +85,7 @@ def counted(server: Server) -> dict[str, float]:
     return [json.loads(line) for path in segments_of(folder) for line in path.open()]
 
 
-.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_a_plain_and_a_streamed_answer_are_captured(engine: str, servers: dict[str, tuple[Server, Path]]) -> None:
     server, folder = servers[engine]
     answers = [ask(server, f"I am {MAIL}").json(), ask(server, "Go on", stream=True).text]

@@ -101,7 +101,7 @@ def write_capture(folder: Path, *records: dict[str, object], number: int = 1) ->
 
 
 def test_domains_are_counted_from_the_records(tmp_path) -> None:
-    """A record that counts nothing, or has no counts, is in no domain; one without a domain is in that without a name."""
+    """A record that counts nothing, or has no counts, is in no domain; one without a domain has that without a name."""
     folder = tmp_path / "capture"
     write_capture(
         folder,

@@ -36,9 +36,7 @@ class _Ids:
     answers: dict[int, list[int]] = field(default_factory=dict)  # by choice
 
 
-def records_of(
-    exchange: Exchange, private: PrivacyFilter, target: dict[str, str] | None = None
-) -> Iterator[Captured]:
+def records_of(exchange: Exchange, private: PrivacyFilter, target: dict[str, str] | None = None) -> Iterator[Captured]:
     """One result per choice of the answer; nothing of a text that the filter has not seen is in a line.
 
     target: which one answered: its name and digests; every record says it.
@@ -160,13 +158,13 @@ def _token_ids(chunks: list[dict[str, Any]]) -> _Ids:
 
 
 def _accepted_drafts(chunks: list[dict[str, Any]]) -> list[int]:
-    """What vLLM tells with `--per-request-spec-decode-metrics`: verified trees that kept exactly 0, 1, 2, ... drafts."""
+    """What vLLM tells with `--per-request-spec-decode-metrics`: trees that kept exactly 0, 1, 2, ... drafts."""
     for chunk in reversed(chunks):
         metrics = chunk.get("metrics")
         details = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
-        found = details.get("acceptance_histogram") if isinstance(details, dict) else None
+        found: Any = details.get("acceptance_histogram") if isinstance(details, dict) else None
         if _are_ids(found):
-            return found
+            return list(found)
     return []
 
 

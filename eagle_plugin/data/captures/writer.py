@@ -26,8 +26,8 @@ from eagle_plugin.data.captures.records import records_of
 from eagle_plugin.data.captures.segments import SegmentWriter
 from eagle_plugin.data.privacy.filter import PrivacyFilter, PrivacySettings
 from eagle_plugin.data.privacy.phones import PHONE_REGIONS, parse_regions
-from eagle_plugin.data.target_identity import NAME, target_digests
 from eagle_plugin.data.rows import DataError
+from eagle_plugin.data.target_identity import NAME, target_digests
 from eagle_plugin.errors import UserError
 
 TELL_EVERY = 1.0  # seconds between two reports of counts
@@ -92,9 +92,7 @@ def describe(served: ServedTarget) -> dict[str, str]:
 class CaptureWriter:
     """Filters and writes exchanges, and counts what becomes of them."""
 
-    def __init__(
-        self, private: PrivacyFilter, segments: SegmentWriter, target: dict[str, str] | None = None
-    ) -> None:
+    def __init__(self, private: PrivacyFilter, segments: SegmentWriter, target: dict[str, str] | None = None) -> None:
         """target: what `describe` gave, which every record says; None: unknown."""
         self._private, self._segments, self._target = private, segments, target
         self.counts: Counter[str] = Counter()  # names as in capture/metrics.py

@@ -77,8 +77,8 @@ class ChatRenderer:
 
         Args:
             variables: other values that the template reads (chat_template_kwargs of the request).
-            cut: the last answer was cut by its token limit: what the template writes after it, such as a stop token, was
-                not generated and is left out.
+            cut: the last answer was cut by its token limit: what the template writes after it, such as a stop token,
+                was not generated and is left out.
 
         Raises:
             DataError: the tokenizer has no chat template.

@@ -65,7 +65,7 @@ def responses_tools(tools: list[Any] | None) -> list[Any] | None:
 
 
 def responses_answer(response: dict[str, Any]) -> RecordedAnswer | None:
-    """The answer in a body of `response` as a chat's: its texts, thoughts and function calls; None if it has no output.
+    """The answer in a body of `response` as a chat's: its text, thoughts and function calls; None if it has no output.
 
     Its finish reason is None if the answer was not finished.
 
@@ -75,23 +75,22 @@ def responses_answer(response: dict[str, Any]) -> RecordedAnswer | None:
     items = response.get("output")
     if not isinstance(items, list) or not items:
         return None
-    texts: list[str] = []
-    thoughts: list[str] = []
+    content = thoughts = ""
     calls: list[dict[str, Any]] = []
     for item in items:
         kind = item.get("type") if isinstance(item, dict) else None
         if kind == "message":
-            texts += _texts(item.get("content"), "output_text")
+            content += _join(item.get("content"), "output_text")
         elif kind == "reasoning":
-            thoughts += _texts(item.get("content"), "reasoning_text")
+            thoughts += _join(item.get("content"), "reasoning_text")
         elif kind == "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments")}
             calls.append({"id": item.get("call_id"), "type": "function", "function": function})
         else:
             raise Unusable(f"item of type {kind}")
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) or None}
+    message: dict[str, Any] = {"role": "assistant", "content": content or None}
     if thoughts:
-        message["reasoning_content"] = "".join(thoughts)
+        message["reasoning_content"] = thoughts
     if calls:
         message["tool_calls"] = calls
     finished = {"completed": "tool_calls" if calls else "stop", "incomplete": "length"}
@@ -101,8 +100,8 @@ def responses_answer(response: dict[str, Any]) -> RecordedAnswer | None:
     return RecordedAnswer(message=message, finish=finished.get(str(response.get("status"))))
 
 
-def _texts(parts: Any, kind: str) -> list[str]:
+def _join(parts: Any, kind: str) -> str:
     found = [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
     if any(part.get("type") != kind for part in found):
         raise Unusable("multimodal content")
-    return [str(part.get("text") or "") for part in found]
+    return "".join(str(part.get("text") or "") for part in found)

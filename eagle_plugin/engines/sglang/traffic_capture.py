@@ -39,7 +39,7 @@ def add_middleware(server_args: Any) -> None:
 
     CaptureMiddleware.model = server_args.served_model_name or server_args.model_path
     CaptureMiddleware.served = _served(server_args)
-    CaptureMiddleware.is_starting = staticmethod(is_starting)
+    CaptureMiddleware.is_starting = staticmethod(is_starting)  # type: ignore[method-assign]
     app.add_middleware(CaptureMiddleware)
     # Here, and not with the other hooks: their targets are imported in all processes.
     HookRegistry.register(COUNT_DRAFTS, note_drafts, HookType.AFTER)

@@ -22,6 +22,10 @@ from eagle_plugin.data.sources.prompts import read_prompts
 from eagle_plugin.data.target_identity import DIGESTS, target_digests
 
 ANSWER = "The air scatters blue light more than red light."
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}> {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant> {% endif %}"
+)
 
 
 @pytest.fixture
@@ -30,10 +34,10 @@ def target(tiny_target: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_target, tmp_path / "tiny"))
 
 
-def capture(served: dict[str, str] | None, folder: Path) -> list[str]:
+def capture(served: dict[str, str] | None, folder: Path, question: str = "Why is the sky blue?") -> list[str]:
     """The files of a capture with one answer of this target."""
     writer = CaptureWriter(PrivacyFilter(PrivacySettings("off")), SegmentWriter(folder, 10**8), served)
-    writer.write(exchange(chat("Why is the sky blue?"), answered(ANSWER)))
+    writer.write(exchange(chat(question), answered(ANSWER)))
     return [str(path) for path in segments_of(folder)]
 
 
@@ -49,7 +53,7 @@ def change_weights(target: Path) -> None:
 
 
 def change_template(target: Path) -> None:
-    (target / "chat_template.jinja").write_text("{{ messages }}")
+    (target / "chat_template.jinja").write_text(TEMPLATE)
 
 
 def change_config(target: Path) -> None:
@@ -89,12 +93,15 @@ def test_answers_of_a_changed_target_are_refused(
     with pytest.raises(DataError, match=sentence):
         keep(files, kept, "--target", str(target))
     assert not kept.exists()
-    assert keep(files, kept) == 0  # nobody said which target it must be; rendering knows
+    assert keep(files, kept) == 0  # without --target nothing is compared; rendering does it
     with pytest.raises(DataError, match=sentence):
         render(command)
     assert not rows.exists()
-    if differs != "template_sha256":  # the answer is not in what that template writes
-        assert render([*command, "--any-target"]) == 0
+    assert render([*command, "--any-target"]) == 0
+    with_new = capture(describe(ServedTarget.of(str(target))), tmp_path / "new", "What is new?")
+    both = tmp_path / "both"
+    assert keep([*files, *with_new], both, "--target", str(target), "--skip-other-targets") == 0
+    assert [prompt.messages[0]["content"] for prompt in read_prompts(both)] == ["What is new?"]
     prompts_only = [*files, "--privacy", "off", "--out", str(tmp_path / "prompts")]
     assert prepare(prompts_only) == 0  # for `data generate`
 
@@ -112,7 +119,9 @@ def test_a_capture_without_a_target_is_told_and_used(target: Path, tmp_path: Pat
 def test_a_name_alone_is_compared_and_told(target: Path, tmp_path: Path, capfd: Any) -> None:
     """The target is not a folder with a config.json: of one file, for instance."""
     served = describe(ServedTarget.of(str(target / "tokenizer.json")))
-    assert served == {"name": "tokenizer.json"} and "have the name of the target, and no digests" in capfd.readouterr().err
+    assert (
+        served == {"name": "tokenizer.json"} and "have the name of the target, and no digests" in capfd.readouterr().err
+    )
     other = capture({"name": "other"}, tmp_path / "other")
     with pytest.raises(DataError, match=r"was answered by other, and the target .*tiny is another one \(name differ\)"):
         keep(other, tmp_path / "k", "--target", str(target))
@@ -130,9 +139,9 @@ def test_a_template_and_a_tokenizer_of_the_server_count(target: Path, tiny_targe
     """As its flags name them; the same text as a file and as a flag is the same template."""
     own = target_digests(target)
     file = tmp_path / "template.jinja"
-    file.write_text("{{ messages }}")
+    file.write_text(TEMPLATE)
     by_file = describe(ServedTarget.of(str(target), chat_template=str(file)))
-    by_text = describe(ServedTarget.of(str(target), chat_template="{{ messages }}"))
+    by_text = describe(ServedTarget.of(str(target), chat_template=TEMPLATE))
     change_template(target)
     assert by_file == by_text == {"name": "tiny", **target_digests(target)} != {"name": "tiny", **own}
     (target / "tokenizer.json").write_text("{}")

@@ -100,8 +100,9 @@ def test_generate_is_recorded_as_a_completion(write: Write) -> None:
     asked = {"text": "Once", "sampling_params": {"temperature": 0.5, "max_new_tokens": 3, "custom": 1}}
     whole = [out(" upon", 1), out(" upon a", 2), out(" upon a time", 3, "length")]
     parts = [out(" upon", 1), out(" a", 1, all_tokens=2), out(" time", 1, "length", all_tokens=3)]
+    streams = asked | {"stream": True}
     plain, streamed, incremental = write(
-        generated(asked, whole[-1]), generated(asked | {"stream": True}, whole), generated(asked | {"stream": True}, parts)
+        generated(asked, whole[-1]), generated(streams, whole), generated(streams, parts)
     )
     assert plain["request"] == {"temperature": 0.5, "max_tokens": 3, "prompt": "Once"}
     assert plain["response"] == {"finish_reason": "length", "text": " upon a time"}

@@ -66,6 +66,7 @@ def test_rounds_are_counted_once_per_finished_request():
     finished = "state.time_stats.set_finished_time(ts=first_output_time, span_attrs=span_attrs)"
     assert in_order(handle, [finished, "self._calculate_spec_decoding_metrics(meta_info, recv_obj, i)"])
 
+
 def test_the_scheduler_builds_workers_with_four_keywords():
     make = Scheduler.maybe_init_draft_worker
     assert assignments(make, "DraftWorkerClass") == ["self.spec_algorithm.create_worker(self.server_args)"]
