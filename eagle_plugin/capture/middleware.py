@@ -42,7 +42,7 @@ class CaptureMiddleware:
             self._recorder = Recorder(replace(settings, served=served), CaptureMetrics(self.model).update)
             self._rate = settings.rate
 
-    
+    @staticmethod
     def is_starting() -> bool:
         """Whether the engine asks itself, to warm up; an adapter can replace it."""
         return False
