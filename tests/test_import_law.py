@@ -36,7 +36,7 @@ LAW: dict[str, set[str]] = {
     # What it asks the servers, which heads it starts them with, and what their manifests say.
     "bench.states": {"bench", "models", "data.sources", "heads.files", "heads.kinds", "heads.manifest"},
     "report": {"bench", "bench.states"},
-    "deploy": {"heads", "models", "bench", "engines.sglang.version", "engines.vllm.version"},
+    "deploy": {"heads", "models", "bench", "data.captures", "engines.sglang.version", "engines.vllm.version"},
     "kernels": {"core"},
     "reference": {"core", "heads"},
     "evaluate": {"core", "heads", "data", "models", "reference"},

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import IO
+from dataclasses import dataclass, field
+from typing import IO, Any
 
-_HEADER = struct.Struct(">cdII")  # kind, seconds since 1970, bytes of the request, bytes of the answer
+_HEADER = struct.Struct(">cdIII")  # kind, seconds since 1970, bytes of the request, the answer and what is known of it
 _EXCHANGE, _COUNTS = b"E", b"C"
 
 
@@ -19,6 +19,10 @@ class Exchange:
     time: float  # seconds since 1970
     request: bytes
     answer: bytes
+    route: str = ""  # of the request; those of chats and completions need none
+    domain: str = ""  # that the client named
+    # Rounds that accepted exactly 0, 1, 2, ... drafts, where the engine tells it beside the answer.
+    accepted_drafts: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.request) + len(self.answer)
@@ -29,14 +33,16 @@ Frame = Exchange | dict[str, int]
 
 def pack(exchange: Exchange) -> bytes:
     """The exchange as one frame."""
-    sizes = len(exchange.request), len(exchange.answer)
-    return b"".join([_HEADER.pack(_EXCHANGE, exchange.time, *sizes), exchange.request, exchange.answer])
+    given: dict[str, Any] = {name: getattr(exchange, name) for name in ("route", "domain", "accepted_drafts")}
+    beside = json.dumps({name: value for name, value in given.items() if value}).encode()
+    parts = exchange.request, exchange.answer, beside
+    return b"".join([_HEADER.pack(_EXCHANGE, exchange.time, *map(len, parts)), *parts])
 
 
 def pack_counts(counts: Mapping[str, int]) -> bytes:
     """Numbers by name, which the writer keeps beside its segments."""
     text = json.dumps(dict(counts)).encode()
-    return _HEADER.pack(_COUNTS, 0.0, len(text), 0) + text
+    return _HEADER.pack(_COUNTS, 0.0, len(text), 0, 0) + text
 
 
 def read_frame(stream: IO[bytes]) -> Frame | None:
@@ -45,7 +51,7 @@ def read_frame(stream: IO[bytes]) -> Frame | None:
     if len(header) < _HEADER.size:
         return None
     kind, time, *sizes = _HEADER.unpack(header)
-    first, second = (stream.read(size) for size in sizes)
-    if (len(first), len(second)) != tuple(sizes):
+    first, second, beside = (stream.read(size) for size in sizes)
+    if [len(first), len(second), len(beside)] != sizes:
         return None
-    return json.loads(first) if kind == _COUNTS else Exchange(time, first, second)
+    return json.loads(first) if kind == _COUNTS else Exchange(time, first, second, **json.loads(beside))

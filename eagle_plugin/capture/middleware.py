@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import replace
 from typing import Any
 
+from eagle_plugin.capture.accepted_drafts import ACCEPTED_DRAFTS
 from eagle_plugin.capture.frames import Exchange
 from eagle_plugin.capture.metrics import CaptureMetrics
 from eagle_plugin.capture.recorder import LONGEST, Recorder
+from eagle_plugin.capture.served import ServedTarget
 from eagle_plugin.capture.settings import capture_settings
 
-ROUTES = ("/v1/chat/completions", "/v1/completions")
+ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/generate")
 OPT_OUT = b"x-eagle-capture"  # a request with this header is recorded only if it says "on"
+DOMAIN = b"x-eagle-domain"  # names the kind of a request, for `eagle-plugin watch`; other values are ignored
+DOMAIN_FORM = re.compile(rb"[a-z0-9_-]{1,32}")
 JSON, EVENTS = b"application/json", b"text/event-stream"
 
 Message = MutableMapping[str, Any]
@@ -25,14 +31,21 @@ Send = Callable[[Message], Awaitable[None]]
 class CaptureMiddleware:
     """Records the answers of `ROUTES` as the settings in the environment say; without settings it does nothing."""
 
-    model = ""  # the label of the metrics; the engine's adapter sets it
+    model = ""  # the label of the metrics; the engine's adapter sets it, and
+    served: ServedTarget | None = None  # what answers
 
     def __init__(self, app: Any, recorder: Recorder | None = None, rate: float = 1.0) -> None:
         """Start the writer process, unless a recorder is given (for tests)."""
         self._app, self._recorder, self._rate = app, recorder, rate
         if recorder is None and (settings := capture_settings()):
-            self._recorder = Recorder(settings, CaptureMetrics(self.model).update)
+            served = self.served and self.served.located()
+            self._recorder = Recorder(replace(settings, served=served), CaptureMetrics(self.model).update)
             self._rate = settings.rate
+
+    @staticmethod
+    def is_starting() -> bool:
+        """Whether the engine asks itself, to warm up; an adapter can replace it."""
+        return False
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Pass on the request; nothing that goes wrong here may reach it."""
@@ -43,7 +56,7 @@ class CaptureMiddleware:
             return await self._app(scope, receive, _closing(recorder, send))
         if not self._is_recorded(scope, recorder):
             return await self._app(scope, receive, send)
-        copy = _Copy(receive, send)
+        copy = _Copy(receive, send, route_of(scope), domain_of(scope))
         try:
             await self._app(scope, copy.receive, copy.send)
         finally:
@@ -52,7 +65,7 @@ class CaptureMiddleware:
     def _is_recorded(self, scope: Any, recorder: Recorder) -> bool:
         if scope["type"] != "http" or scope["method"] != "POST":
             return False
-        if scope["path"].removeprefix(scope.get("root_path", "")) not in ROUTES:
+        if route_of(scope) not in ROUTES or self.is_starting():
             return False
         headers = dict(scope["headers"])
         if headers.get(OPT_OUT, b"on").strip().lower() != b"on":
@@ -64,11 +77,22 @@ class CaptureMiddleware:
         return self._rate >= 1 or random.random() < self._rate
 
 
+def route_of(scope: Any) -> str:
+    """The path of a request below that of the application."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
+
+
+def domain_of(scope: Any) -> str:
+    """The domain that the client names; "" without one."""
+    found = DOMAIN_FORM.fullmatch(dict(scope["headers"]).get(DOMAIN, b"").strip().lower())
+    return found[0].decode() if found else ""
+
+
 class _Copy:
     """The two callables that an application gets, which keep what passes through them."""
 
-    def __init__(self, receive: Receive, send: Send) -> None:
-        self._receive, self._send = receive, send
+    def __init__(self, receive: Receive, send: Send, route: str, domain: str) -> None:
+        self._receive, self._send, self._route, self._domain = receive, send, route, domain
         self._began = time.time()
         self._request: list[bytes] = []
         self._answer: list[bytes] = []
@@ -113,7 +137,10 @@ class _Copy:
         elif self._bytes > LONGEST:
             recorder.drop("too_large")
         else:
-            recorder.offer(Exchange(self._began, b"".join(self._request), b"".join(self._answer)))
+            answer = b"".join(self._answer)
+            drafts = ACCEPTED_DRAFTS.take(answer) or []
+            request = b"".join(self._request)
+            recorder.offer(Exchange(self._began, request, answer, self._route, self._domain, drafts))
 
 
 def _closing(recorder: Recorder, send: Send) -> Send:

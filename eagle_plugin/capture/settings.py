@@ -8,7 +8,9 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
+from eagle_plugin.capture.served import ServedTarget
 from eagle_plugin.errors import UserError
 
 FOLDER = "EAGLE_CAPTURE"
@@ -34,6 +36,7 @@ class CaptureSettings:
     phone_regions: str | None = None  # codes of ISO 3166; None: those of `eagle-plugin data prepare`
     tokenizer: str | None = None  # folder of the target; with it token ids are kept, because they can be filtered
     python: str | None = None  # interpreter of the writer process; None: that of the server
+    served: ServedTarget | None = None  # not a setting: the engine's adapter tells it
 
     def to_json(self) -> str:
         """The settings for the writer process."""
@@ -42,10 +45,13 @@ class CaptureSettings:
     @classmethod
     def from_json(cls, text: str) -> CaptureSettings:
         """What `to_json` wrote."""
-        return cls(**json.loads(text))
+        values = json.loads(text)
+        served = values.pop("served", None)
+        return cls(**values, served=ServedTarget(**served) if served else None)
 
 
-NAMES = {f"{FOLDER}_{name.upper()}": name for name in CaptureSettings.__annotations__ if name != "folder"}
+_NOT_VARIABLES = ("folder", "served")
+NAMES = {f"{FOLDER}_{name.upper()}": name for name in CaptureSettings.__annotations__ if name not in _NOT_VARIABLES}
 
 
 def capture_settings(environment: Mapping[str, str] = os.environ) -> CaptureSettings | None:
@@ -62,7 +68,7 @@ def capture_settings(environment: Mapping[str, str] = os.environ) -> CaptureSett
         return None
     if not os.path.isabs(folder):
         raise CaptureError(f"{FOLDER} is {folder}, wanted a folder from the root on; write {os.path.abspath(folder)}")
-    given = {field: environment[name] for name, field in NAMES.items() if environment.get(name)}
+    given: dict[str, Any] = {field: environment[name] for name, field in NAMES.items() if environment.get(name)}
     settings = CaptureSettings(
         folder,
         rate=_rate(given.pop("rate", "1")),

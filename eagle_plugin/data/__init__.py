@@ -7,6 +7,7 @@ Imports go down only, in this order (`tests/data/test_import_order.py`):
     captures, generation, store                                                    do not import each other
     privacy
     sources
-    masks, target_files
+    masks, target_identity
+    target_files
     rows
 """

@@ -30,8 +30,9 @@ from eagle_plugin.data.store.extraction import (
 )
 from eagle_plugin.data.store.feature_store import SHARD_BYTES, FeatureWriter
 from eagle_plugin.data.store.features import Taps, check_aux_layers, default_aux_layers, load_target
-from eagle_plugin.data.store.manifest import Manifest, target_digests
+from eagle_plugin.data.store.manifest import Manifest
 from eagle_plugin.data.store.plan import Run
+from eagle_plugin.data.target_identity import target_digests
 from eagle_plugin.devices import check_device
 from eagle_plugin.file_digests import hash_file
 from eagle_plugin.models import target_folder

@@ -33,9 +33,16 @@ from eagle_plugin.data.sources.conversation import Unusable
 from eagle_plugin.data.sources.formats import Record, read_records
 from eagle_plugin.data.sources.prompts import Prompt, assign_id_and_split, digest, format_prompt, normalise
 from eagle_plugin.data.sources.record_files import CUT, SkippedRecord
+from eagle_plugin.data.target_identity import TargetCheck
 from eagle_plugin.models import target_folder
 
 DUPLICATE = "duplicate"
+CAPTURE = "capture"  # the format whose answers say which target gave them
+OTHER_TARGET = "answered by another target"
+ANEW = (
+    "use the prompts only, without --keep-responses, and let the target answer with `eagle-plugin data generate`; or "
+    "give the target that was served; or leave them out with --skip-other-targets"
+)
 EXAMPLES = """\
 formats (detected from the first 20 records, which must agree; JSON lines, .gz, .zst, a JSON array or Parquet):
   ShareGPT            {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
@@ -50,12 +57,14 @@ examples:
   eagle-plugin data prepare chats.json --out prompts.jsonl
   eagle-plugin data prepare capture/*.jsonl.gz --privacy redact --keep-responses --out prompts.jsonl
   eagle-plugin data prepare capture/*.jsonl.gz --skip-broken --out prompts.jsonl
+  eagle-plugin data prepare traffic.jsonl --keep-responses --target TARGET --out prompts.jsonl
   zcat big.gz | eagle-plugin data prepare - --privacy off --out prompts.jsonl
   PYTHONPATH=. eagle-plugin data prepare chats.json --recogniser my_names:find --out prompts.jsonl
 
 Recorded answers are removed, because a draft head should learn from answers of its own target (`eagle-plugin data
-generate`). --keep-responses keeps them, for `eagle-plugin data render`. Names of persons are found only by a
-recogniser of yours: a function from a text to (type, start, end) triples.
+generate`). --keep-responses keeps them, for `eagle-plugin data render`; then --target refuses captured answers of
+another target. Names of persons are found only by a recogniser of yours: a function from a text to (type, start, end)
+triples.
 """
 
 
@@ -69,6 +78,7 @@ class PreparationStats:
     first: dict[str, str] = field(default_factory=dict)  # the first place per reason
     found: Counter[str] = field(default_factory=Counter)  # findings of private data, by type
     private: int = 0  # prompts with private data
+    note: str | None = None  # on answers that do not say enough about their target
 
     def skip(self, where: str, reason: str) -> None:
         """Count something left out."""
@@ -90,6 +100,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if workers < 1:
         raise DataError(f"--workers is {workers}, wanted 1 or more")
     tokenizer = str(target_folder(arguments.tokenizer)) if arguments.tokenizer else None
+    if arguments.target and not arguments.keep_responses:
+        raise DataError("--target is for answers, and without --keep-responses none is kept; leave one of the two out")
+    if arguments.skip_other_targets and not arguments.target:
+        raise DataError("--skip-other-targets needs a target to compare with; give it with --target")
+    target = target_folder(arguments.target) if arguments.target else None
     regions = parse_regions(arguments.phone_regions)
     settings = PrivacySettings(arguments.privacy, arguments.recogniser, regions, tokenizer)
     stats = prepare(
@@ -101,6 +116,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         keep_responses=arguments.keep_responses,
         skip_broken=arguments.skip_broken,
         source=arguments.source,
+        target=target,
+        skip_other_targets=arguments.skip_other_targets,
         console=console,
     )
     _print(stats, settings, out, console)
@@ -117,19 +134,25 @@ def prepare(
     keep_responses: bool = False,
     skip_broken: bool = False,
     source: str | None = None,
+    target: Path | None = None,
+    skip_other_targets: bool = False,
     console: Console | None = None,
 ) -> PreparationStats:
     """Write the prompts of all files to `out`, whole or not at all. The same files give the same bytes.
 
+    target: folder of the target that kept answers must be of; skip_other_targets: those of others are left out.
+
     Raises:
-        DataError: a file cannot be read, the filter cannot be loaded, or no prompt is left.
+        DataError: a file cannot be read, the filter cannot be loaded, an answer is of another target, or no prompt is
+            left.
     """
     stats = PreparationStats()
+    check = TargetCheck(target, ANEW, skip_other_targets) if keep_responses else None
     seen: set[bytes] = set()
     read = partial(read_records, skip_broken=skip_broken)
 
     def lines(filter_prompts: FilterPrompts, advance: Callable[[int], None]) -> Iterator[str]:
-        for filtered in filter_prompts(_raw_prompts(files, read, keep_responses, source, stats, advance)):
+        for filtered in filter_prompts(_raw_prompts(files, read, check, source, stats, advance)):
             for prompt in _count(filtered, seen, stats):
                 final = assign_id_and_split(prompt, val_share)
                 stats.kept[final.split] += 1
@@ -141,18 +164,19 @@ def prepare(
     # Workers start before the progress bar: they must not inherit the thread that draws it.
     with open_filter(settings, workers) as filter_prompts, _progress(files, console, stats) as advance:
         write_output(out, lines(filter_prompts, advance))
+    stats.note = check.note() if check else None
     return stats
 
 
 def _raw_prompts(
     files: Sequence[str],
     read: Callable[[str, Callable[[int], None]], Iterator[Record | SkippedRecord]],
-    keep_responses: bool,
+    check: TargetCheck | None,
     source: str | None,
     stats: PreparationStats,
     advance: Callable[[int], None],
 ) -> Iterator[RawPrompt]:
-    """The records of all files in normal form, without duplicates."""
+    """The records of all files in normal form, without duplicates; check: of the answers, None if none is kept."""
     seen: set[bytes] = set()
     for name in files:
         for item in read(name, advance):
@@ -162,9 +186,12 @@ def _raw_prompts(
                 continue
             record = replace(item, source=source) if source else item
             try:
-                raw = _raw_prompt(record, keep_responses)
+                raw = _raw_prompt(record, check is not None)
             except Unusable as reason:
                 stats.skip(record.where, str(reason))
+                continue
+            if check and item.answer and item.source == CAPTURE and not check.add(item.target, item.where):
+                stats.skip(record.where, OTHER_TARGET)
                 continue
             # Before the filter, which is slow; and again after it (`_count`): redaction can make prompts equal.
             if (key := digest(raw.prompt)) in seen:
@@ -181,7 +208,8 @@ def _raw_prompt(record: Record, keep_responses: bool) -> RawPrompt:
         return RawPrompt(record.where, prompt)
     # The exact ids that were served; the same text, encoded again, can give other ids.
     response = {"token_ids": ids, "finish": record.answer.finish or "recorded"}
-    return RawPrompt(record.where, prompt, Prompt("", record.source, prompt_ids=record.prompt_ids, response=response))
+    exact = Prompt("", record.source, prompt_ids=record.prompt_ids, response=response, target=record.target)
+    return RawPrompt(record.where, prompt, exact)
 
 
 def _count(filtered: FilteredPrompt, seen: set[bytes], stats: PreparationStats) -> Iterator[Prompt]:
@@ -212,6 +240,8 @@ def _progress(
 def _print(stats: PreparationStats, settings: PrivacySettings, out: Path, console: Console) -> None:
     if CUT in stats.first:
         console.print(f"warning: {stats.first[CUT]}: {CUT}; it was read up to there", style="yellow", markup=False)
+    if stats.note:
+        console.print(f"warning: {stats.note}", style="yellow", markup=False, soft_wrap=True)
     table = Table("", "prompts", "first at", title=escape(f"{out}"))
     table.add_row("read", f"{stats.read:,}", "")
     for split, count in sorted(stats.kept.items()):
@@ -250,6 +280,8 @@ def _parser() -> argparse.ArgumentParser:
         "--val-share", type=float, default=0.02, metavar="SHARE", help="share of the prompts held out (default: 0.02)"
     )
     parser.add_argument("--keep-responses", action="store_true", help="keep the recorded answers")
+    parser.add_argument("--target", metavar="TARGET", help="folder or name: refuse captured answers of another target")
+    parser.add_argument("--skip-other-targets", action="store_true", help="leave them out and count them instead")
     parser.add_argument(
         "--skip-broken", action="store_true", help="leave out and count broken lines (default: refuse the file)"
     )

@@ -15,8 +15,9 @@ from eagle_plugin.atomic_io import write_output
 from eagle_plugin.data.generation.chat import ChatRenderer, RenderedTurn, UntrainableTurn
 from eagle_plugin.data.masks import MaskReport, show_masks
 from eagle_plugin.data.rows import DataError, TokenRow, format_row, turn_id
-from eagle_plugin.data.sources.prompts import Prompt, read_prompts
+from eagle_plugin.data.sources.prompts import CUT, Prompt, read_prompts
 from eagle_plugin.data.target_files import load_tokenizer, stop_token_ids
+from eagle_plugin.data.target_identity import TargetCheck
 from eagle_plugin.models import target_folder
 
 EXAMPLES = """\
@@ -25,23 +26,41 @@ examples:
   eagle-plugin data render prompts.jsonl --target TARGET --out rows.jsonl
 
 A head learns best from answers that its target generates (`eagle-plugin data generate`). Render recorded answers only
-if the target itself wrote them, or if the target cannot be asked again.
+if the target itself wrote them, or if the target cannot be asked again. An answer of a capture says which target gave
+it; that of another target is refused.
 """
+ANEW = (
+    "let the target answer with `eagle-plugin data generate`, which uses the prompts only; give the target that was "
+    "served; or use the answers of all targets with --any-target"
+)
 
 
 def render_prompt(prompt: Prompt, renderer: ChatRenderer) -> Iterator[TokenRow | UntrainableTurn]:
-    """Yield a row, or the reason why there is none, per recorded answer of the prompt."""
+    """Yield a row, or the reason why there is none, per recorded answer of the prompt.
+
+    Of a capture that says which target answered, the last turn only: the client sent the others, which may be of
+    another target, or were recorded with the request that they answered.
+
+    An answer that was cut, by its token limit or perhaps by a stop string, has no stop token in its row.
+    """
+    chat, answer = prompt.messages, prompt.response or {}
+    last = sum(message["role"] == "assistant" for message in chat or ()) - 1 if chat else 0
+    limited = CUT in (prompt.finish, answer.get("finish"))
+    # With stop strings nobody knows whether one of them ended the answer, or a stop token.
+    cut = limited or bool(chat and prompt.sampling.get("stop") and not chat[-1].get("tool_calls"))
     variables = prompt.sampling.get("chat_template_kwargs")
-    chat, raw = prompt.messages, _render_raw(prompt, renderer)
-    for turn in renderer.render_turns(chat, prompt.tools, variables) if chat else raw:
-        if isinstance(turn, RenderedTurn):
+    turns = renderer.render_turns(chat, prompt.tools, variables, cut) if chat else _render_raw(prompt, renderer)
+    for turn in turns:
+        if prompt.target and turn.turn < last:
+            yield UntrainableTurn(turn.turn, "earlier turn, sent by the client")
+        elif isinstance(turn, RenderedTurn):
             yield TokenRow(
                 id=turn_id(prompt.id, turn.turn),
                 source=prompt.source,
                 split=prompt.split,
                 prompt_ids=turn.prompt_ids,
                 response_ids=turn.response_ids,
-                finish="recorded",
+                finish=CUT if limited and turn.turn == last else "recorded",
             )
         else:
             yield turn
@@ -69,6 +88,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, required=True, help="file of rows, written whole or not at all")
     parser.add_argument("--max-length", type=int, default=4096, help="tokens per row (default: %(default)s)")
+    parser.add_argument("--any-target", action="store_true", help="use answers of other targets than this one too")
     parser.add_argument(
         "--allow-odd-masks", action="store_true", help="accept rows that are nearly all response, or have none"
     )
@@ -86,6 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     tokenizer = load_tokenizer(target)
     renderer = ChatRenderer(tokenizer, stop_token_ids(target), options.max_length)
     report, counts, skipped = MaskReport(), Counter[str](), Counter[str]()
+    check = TargetCheck(None if options.any_target else target, ANEW)
 
     def lines() -> Iterator[str]:
         total = sum(1 for prompt in read_prompts(options.prompts))
@@ -97,6 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if isinstance(result, UntrainableTurn):
                     skipped[result.reason] += 1
                     continue
+                check.add(prompt.target, f"{options.prompts}: {prompt.id}")
                 if not report.rows:
                     console.print(show_masks(result, tokenizer))
                 report.add(result, allow=options.allow_odd_masks)
@@ -111,6 +133,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         report.check_mean(allow=options.allow_odd_masks)
 
     write_output(options.out, lines())
+    if note := check.note():
+        console.print(f"warning: {note}", style="yellow", markup=False, soft_wrap=True)
     table = Table("what", "count", "", title=str(options.out), title_justify="left")
     table.add_row("prompts", f"{counts['prompts']:,}", "")
     table.add_row("rows", f"{report.rows:,}", report.describe(), style="bold")

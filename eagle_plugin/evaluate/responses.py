@@ -14,8 +14,8 @@ import torch
 from eagle_plugin.atomic_io import write_output
 from eagle_plugin.data.rows import DataError, TokenRow, format_row, read_rows
 from eagle_plugin.data.sources.sets import eval_prompts
-from eagle_plugin.data.store.manifest import target_digests
 from eagle_plugin.data.target_files import stop_token_ids
+from eagle_plugin.data.target_identity import target_digests
 from eagle_plugin.models.store import cache_folder
 
 BATCH = 40  # sequences that the target writes together

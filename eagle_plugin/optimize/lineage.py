@@ -11,7 +11,7 @@ from typing import Any
 from eagle_plugin import __version__
 from eagle_plugin.atomic_io import write_output
 from eagle_plugin.bench.machine import installed_versions
-from eagle_plugin.data.store.manifest import target_digests
+from eagle_plugin.data.target_identity import target_digests
 from eagle_plugin.file_digests import hash_file
 from eagle_plugin.models.shipped import head_folder
 from eagle_plugin.optimize.recipe import JobRecipe

@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from eagle_plugin.capture import middleware, recorder
+from eagle_plugin.capture.accepted_drafts import AcceptedDrafts
 from eagle_plugin.capture.frames import Exchange
 from eagle_plugin.capture.middleware import CaptureMiddleware
 
@@ -202,3 +203,50 @@ def test_without_settings_the_middleware_does_nothing(monkeypatch: pytest.Monkey
     monkeypatch.delenv("EAGLE_CAPTURE", raising=False)
     app = CaptureMiddleware(streams(EVENTS, ends=True))
     assert app._recorder is None
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [("code", "code"), (" Code ", "code"), ("a-b_9", "a-b_9"), ("x" * 32, "x" * 32), ("x" * 33, ""), ("", "")]
+    + [("two words", ""), ("a.b", ""), ("kode\u00e4".encode("latin-1"), "")],
+)
+def test_the_domain_that_a_client_names(given: Any, kept: str) -> None:
+    found = Kept()
+    post(found, chat("Hi"), headers={"X-Eagle-Domain": given})
+    assert [exchange.domain for exchange in found.exchanges] == [kept]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_accepted_drafts_come_with_the_answer_of_their_request(streamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = AcceptedDrafts()
+    monkeypatch.setattr(middleware, "ACCEPTED_DRAFTS", noted)
+    noted.note("chatcmpl-1", [3, 1, 0])
+    noted.note("chatcmpl-2", [9])
+    kept, body = Kept(), answered("Hello", extra={"id": "chatcmpl-2"})
+    sent = stream([{"id": "chatcmpl-1", **delta(content="A")}]) if streamed else json.dumps(body).encode()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        kind = b"text/event-stream" if streamed else b"application/json"
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind)]})
+        await send({"type": "http.response.body", "body": sent})
+
+    for _ in range(2):
+        run(app, kept, scope())
+    assert [exchange.accepted_drafts for exchange in kept.exchanges] == [[3, 1, 0], []]
+
+
+def test_counts_that_nobody_takes_make_place() -> None:
+    noted = AcceptedDrafts(most=2)
+    for name in "abc":
+        noted.note(name, [1])
+    assert [noted.take(b'{"id": "%s"}' % name.encode()) for name in "abc"] == [None, [1], [1]]
+    assert noted.take(b'{"object": "list"}') is None
+
+
+def test_what_the_engine_asks_itself_as_it_starts_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Kept()
+    for starts in (True, False):
+        monkeypatch.setattr(CaptureMiddleware, "is_starting", staticmethod(lambda starts=starts: starts))
+        post(kept, chat("Hi"))
+    assert len(kept.exchanges) == 1 and not kept.dropped

@@ -49,11 +49,12 @@ def wait_for(recorder: Recorder, name: str, count: int) -> None:
 
 
 def test_frames_are_read_as_they_were_packed(tmp_path: Path) -> None:
-    frames = pack(ONE) + pack_counts({"dropped:opt_out": 2}) + pack(Exchange(2.5, b"", b""))
+    known = Exchange(2.5, b"", b"", "/generate", "code", [3, 1])
+    frames = pack(ONE) + pack_counts({"dropped:opt_out": 2}) + pack(known)
     path = tmp_path / "frames"
     path.write_bytes(frames)
     with path.open("rb") as file:
-        assert [read_frame(file) for _ in range(4)] == [ONE, {"dropped:opt_out": 2}, Exchange(2.5, b"", b""), None]
+        assert [read_frame(file) for _ in range(4)] == [ONE, {"dropped:opt_out": 2}, known, None]
     path.write_bytes(pack(ONE)[:-1])  # the server was killed
     with path.open("rb") as file:
         assert read_frame(file) is None

@@ -12,7 +12,15 @@ PACKAGE = "eagle_plugin.data"
 FOLDER = Path(eagle_plugin.data.__file__).parent
 COMMANDS = {"builtin", "named_set", "prepare", "generate", "render", "vocabulary", "extract", "verify"}
 # From the bottom; parts of one set do not import each other.
-ORDER = [{"rows"}, {"masks", "target_files"}, {"sources"}, {"privacy"}, {"captures", "generation", "store"}, COMMANDS]
+ORDER = [
+    {"rows"},
+    {"target_files"},
+    {"masks", "target_identity"},
+    {"sources"},
+    {"privacy"},
+    {"captures", "generation", "store"},
+    COMMANDS,
+]
 
 
 def part_of(module: str) -> str:

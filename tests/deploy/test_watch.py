@@ -6,11 +6,13 @@ import http.server
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from eagle_plugin.cli import main
 from eagle_plugin.deploy import watch_command
+from eagle_plugin.deploy.domains import DomainWatch, counts_of_rounds, rounds_by_domain
 from eagle_plugin.deploy.drift import Counts, counts_of, judge
 
 TEXT = """\
@@ -86,3 +88,75 @@ def test_without_a_benchmark_there_is_nothing_to_expect(tmp_path, capsys) -> Non
     assert main(["watch", "http://127.0.0.1:9", "--head", str(tmp_path), "--once"]) == 2
     assert "has no benchmark beside it" in capsys.readouterr().err
     assert main(["watch", "http://127.0.0.1:9", "--expect", "2", "--once"]) == 2
+
+
+def record(drafts: object, time: float = 100.0, **more: object) -> dict[str, object]:
+    return {"v": 1, "time": time, "request": {}, "response": {"text": "A", "accepted_drafts": drafts}, **more}
+
+
+def write_capture(folder: Path, *records: dict[str, object], number: int = 1) -> None:
+    folder.mkdir(exist_ok=True)
+    lines = "".join(json.dumps(one) + "\n" for one in records)
+    (folder / f"capture-20261123T000000-h-1-{number:06}.jsonl").write_text(lines)
+
+
+def test_domains_are_counted_from_the_records(tmp_path) -> None:
+    """A record that counts nothing, or has no counts, is in no domain; one without a domain has that without a name."""
+    folder = tmp_path / "capture"
+    write_capture(
+        folder,
+        record([3, 0, 2], domain="code"),
+        record([1, 4], domain="code", time=99.0),
+        record([0, 1]),
+        *(record(drafts, domain="other") for drafts in ([], [0, 0], None, "many", [-1, 2])),
+        {"v": 1, "time": 1.0, "request": {}, "response": {"text": "A"}},
+    )
+    rounds = rounds_by_domain(folder)
+    assert rounds == {"code": {0: 4, 1: 4, 2: 2}, "": {0: 0, 1: 1}}
+    assert counts_of_rounds(rounds["code"]) == Counts(10, (6.0, 2.0))
+    assert rounds_by_domain(folder, since=100.0)["code"] == {0: 3, 1: 0, 2: 2}
+
+
+def test_a_drift_in_one_domain_is_found_though_the_whole_has_none(server, tmp_path, capsys) -> None:
+    url, shown = server
+    folder = tmp_path / "capture"
+    rows = [{"state": "trained", "prompts": name, "accept_length": {"median": length}} for name, length in
+            (("chat", 1.8), ("code", 3.0))]  # fmt: skip
+    (tmp_path / "package.json").write_text(json.dumps({"measured": {"benchmark": {"rows": rows}}}))
+    shown["text"] = TEXT.format(rounds=10_000, first=9000, second=6500)  # 2.55; expected is 2.4
+    arguments = ["watch", url, "--head", str(tmp_path), "--once", "--captures", str(folder)]
+    good, bad = [20, 60, 20], [60, 30, 10]  # accept lengths 2.0 and 1.5
+    write_capture(folder, *[record(good, domain="chat")] * 100, *[record(good)] * 100, record(bad, domain="new"))
+    assert main(arguments) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "chat: accept length 2.00 over 10,000 rounds, expected 1.80: no drift",
+        "new: accept length 1.50 over 100 rounds, not measured",
+        "(no domain): accept length 2.00 over 10,000 rounds, not measured",
+        "accept length 2.55 over 10,000 rounds, expected 2.40: no drift",
+    ]
+    write_capture(folder, *[record(bad, domain="code")] * 100, number=2)
+    assert main(arguments) == 1
+    out = capsys.readouterr().out
+    assert "code: accept length 1.50 over 10,000 rounds, expected 3.00: it has drifted\n" in out
+    assert "expected 2.40; by domain, code: it has drifted" in out
+    assert main([*arguments, "--hours", "1"]) == 0  # the records are from 1970
+    assert "no record has counts of rounds" in capsys.readouterr().out
+    assert main([*arguments[:-1], str(tmp_path / "none")]) == 2
+    assert "none is not a folder" in capsys.readouterr().err
+
+
+def test_few_rounds_of_a_domain_are_joined_with_later_ones(tmp_path) -> None:
+    folder = tmp_path / "capture"
+    write_capture(folder, *[record([50, 50], time=10.0, domain="a")] * 15)
+    watch = DomainWatch(folder, {"a": 1.5}, None, 0.05, since=5.0)
+    (first,) = watch.judge(20.0)
+    assert first.finding.drifted is None and "over 1,500 rounds, expected 1.50: too few rounds" in str(first)
+    write_capture(folder, *[record([50, 50], time=30.0, domain="a")] * 15, number=2)
+    (second,) = watch.judge(40.0)
+    assert second.finding.rounds == 3000 and second.drifted is False
+    assert watch.judge(50.0) == []
+
+
+def test_hours_are_for_captures_that_are_judged_once() -> None:
+    with pytest.raises(SystemExit):
+        main(["watch", "http://127.0.0.1:9", "--expect", "2", "--once", "--hours", "1"])

@@ -123,7 +123,7 @@ def test_the_plan_trains_on_the_capture_and_measures_what_is_held_out(tmp_path: 
     export, prepare, rows, features, train, bench, report = calls
     calls.clear()
     assert export[2] == str(tmp_path / "loop/capture")
-    assert "--keep-responses" in prepare
+    assert "--keep-responses" in prepare and prepare[prepare.index("--target") + 1] == str(tmp_path / "target")
     for maker, user in ((export, prepare), (prepare, rows), (rows, features)):  # each reads what the one before wrote
         assert maker[maker.index("--out") + 1] in user
     recipe = (tmp_path / "loop/train.yaml").read_text()

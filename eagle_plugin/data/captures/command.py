@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -18,8 +17,8 @@ from rich.table import Table
 from eagle_plugin.atomic_io import replace_output
 from eagle_plugin.capture.metrics import DROPPED
 from eagle_plugin.command_end import end_of
-from eagle_plugin.data.captures.segments import PRIVATE, counts_of, segments_of
-from eagle_plugin.data.rows import DataError, open_lines, read_lines
+from eagle_plugin.data.captures.segments import PRIVATE, captured_records, check_folder, counts_of, segments_of
+from eagle_plugin.data.rows import DataError
 
 DESCRIPTION = """\
 Record the traffic of a server as training data, and show or export it.
@@ -67,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    folder, capture = _folder(arguments.folder), Capture()
-    for line, record in _records(folder, lambda path: None):
+    folder, capture = check_folder(arguments.folder), Capture()
+    for line, record in captured_records(folder):
         capture.records += 1
         capture.bytes += len(line)
         time = record.get("time")
@@ -94,14 +93,14 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    folder, out = _folder(arguments.folder), Path(arguments.out)
+    folder, out = check_folder(arguments.folder), Path(arguments.out)
     if out.resolve() in [path.resolve() for path in segments_of(folder)]:
         raise DataError(f"--out {out} is a file of the capture; give another name")
     records = 0
     with Progress(console=Console(stderr=True)) as progress, replace_output(out) as temporary:
         task = progress.add_task("exporting", total=len(segments_of(folder)))
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "wb") as file:
-            for line, _ in _records(folder, lambda path: progress.advance(task)):
+            for line, _ in captured_records(folder, ended=lambda path: progress.advance(task)):
                 file.write(line)
                 records += 1
         if not records:
@@ -112,39 +111,6 @@ def _export(arguments: argparse.Namespace) -> int:
         soft_wrap=True,
     )
     return 0
-
-
-def _records(folder: Path, ended: Callable[[Path], None]) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """The lines of all segments, and the records in them.
-
-    A writer that was killed, or writes just now, leaves a part of a line at the end.
-    """
-    for path in segments_of(folder):
-        if path.exists():  # else a running server has removed it for new ones
-            with open_lines(path, "a file of a capture") as file:
-                for number, line in read_lines(file, str(path)):
-                    if line.endswith(b"\n"):
-                        yield line, _record(line, f"{path}:{number}")
-        ended(path)
-
-
-def _record(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        record = None
-    if not isinstance(record, dict):
-        raise DataError(f"{where} is not a JSON object, wanted a record of a capture; the file is damaged: remove it")
-    return record
-
-
-def _folder(name: str) -> Path:
-    folder = Path(name)
-    if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder, wanted the one that EAGLE_CAPTURE names in a server's environment")
-    if not segments_of(folder) and not list(folder.glob("capture-*")):
-        raise DataError(f"{folder} has no files of a capture, wanted the folder of EAGLE_CAPTURE; give that one")
-    return folder
 
 
 def _moment(time: float | None) -> str:

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eagle_plugin.capture.frames import Exchange
+from eagle_plugin.data.captures.routes import WHERE, read_exchange
 from eagle_plugin.data.privacy.filter import UNDECODED, PrivacyFilter, RawPrompt
-from eagle_plugin.data.sources.answers import RecordedAnswer, read_answers
+from eagle_plugin.data.sources.answers import RecordedAnswer
 from eagle_plugin.data.sources.conversation import Unusable
-from eagle_plugin.data.sources.formats import CAPTURE_VERSION, Record, parse_record
+from eagle_plugin.data.sources.formats import CAPTURE_VERSION, Record
 from eagle_plugin.data.sources.prompts import Prompt, normalise
 
 FINISHED = ("stop", "length", "tool_calls", "function_call")
-WHERE = "a captured answer"
 
 
 @dataclass
@@ -36,32 +36,33 @@ class _Ids:
     answers: dict[int, list[int]] = field(default_factory=dict)  # by choice
 
 
-def records_of(exchange: Exchange, private: PrivacyFilter) -> Iterator[Captured]:
-    """One result per choice of the answer; nothing of a text that the filter has not seen is in a line."""
+def records_of(exchange: Exchange, private: PrivacyFilter, target: dict[str, str] | None = None) -> Iterator[Captured]:
+    """One result per choice of the answer; nothing of a text that the filter has not seen is in a line.
+
+    target: which one answered: its name and digests; every record says it.
+    """
     try:
-        body, chunks = json.loads(exchange.request), _chunks(exchange.answer)
-        if not isinstance(body, dict) or body.get("echo"):  # then the answer begins with the prompt
-            raise Unusable("request")
-        requests = parse_record(body, "completions", WHERE)  # of chats too: it is how a request is read
-        answers = read_answers(exchange.answer.decode() if _is_stream(exchange.answer) else chunks[0])
-        if not answers:
-            raise Unusable("answer")
+        read = read_exchange(exchange)
     except (ValueError, RecursionError, Unusable):
         yield Captured(dropped="unusable")
         return
-    broken = any(chunk.get("error") for chunk in chunks)  # in the middle of a stream
-    ids, n = _token_ids(chunks), body.get("n")
-    n = n if type(n) is int and n > 0 else 1
+    requests, answers = read.requests, read.answers
+    about: dict[str, Any] = {"target": target} if target else {}
+    if exchange.domain and private.passes(exchange.domain):
+        about["domain"] = exchange.domain
+    drafts = (exchange.accepted_drafts or _accepted_drafts(read.chunks)) if len(answers) == 1 else []
+    ids = _token_ids(read.chunks)
     for index, answer in sorted(answers.items()):
-        number = 0 if len(requests) == 1 else index // n
-        if broken or answer.finish not in FINISHED:
+        number = 0 if len(requests) == 1 else index // read.n
+        if read.is_broken or answer.finish not in FINISHED:
             yield Captured(dropped="aborted")
         elif number >= len(requests):
             yield Captured(dropped="unusable")
         else:
             prompt_ids = ids.prompt.get(index) or (ids.prompt.get(None) if len(requests) == 1 else None)
             record = replace(requests[number], answer=answer)
-            yield _capture(record, answer, exchange.time, (prompt_ids, ids.answers.get(index)), private)
+            given_ids = prompt_ids, ids.answers.get(index)
+            yield _capture(record, answer, exchange.time, given_ids, private, about, drafts)
 
 
 def _capture(
@@ -70,6 +71,8 @@ def _capture(
     time: float,
     given_ids: tuple[list[int] | None, list[int] | None],
     private: PrivacyFilter,
+    about: dict[str, Any],
+    drafts: list[int],
 ) -> Captured:
     try:
         prompt = normalise(record, keep_responses=True)
@@ -82,7 +85,10 @@ def _capture(
         undecoded = result.reason == UNDECODED
         return Captured(dropped="token_ids" if undecoded else "", found=result.found.total())
     ids = None if result.found else _kept_ids(given_ids, private)
-    line = json.dumps(_record(result.prompt, answer.finish, time, ids), ensure_ascii=False, separators=(",", ":"))
+    written = _record(result.prompt, answer.finish, time, ids, about)
+    if drafts:
+        written["response"]["accepted_drafts"] = drafts
+    line = json.dumps(written, ensure_ascii=False, separators=(",", ":"))
     return Captured((line + "\n").encode("utf-8", "replace"), found=result.found.total())
 
 
@@ -107,8 +113,17 @@ def _kept_ids(
     return None if result.prompt is None or result.found else (prompt_ids, answer_ids)
 
 
-def _record(prompt: Prompt, finish: str | None, time: float, ids: tuple[list[int], list[int]] | None) -> dict[str, Any]:
-    """The record of a filtered prompt with its answer; the id is random, so that it leads to nobody."""
+def _record(
+    prompt: Prompt,
+    finish: str | None,
+    time: float,
+    ids: tuple[list[int], list[int]] | None,
+    about: dict[str, Any],
+) -> dict[str, Any]:
+    """The record of a filtered prompt with its answer; the id is random, so that it leads to nobody.
+
+    about: what the server says of the answer, and no client; added as it is.
+    """
     request: dict[str, Any] = dict(prompt.sampling)
     if prompt.tools:
         request["tools"] = prompt.tools
@@ -122,27 +137,7 @@ def _record(prompt: Prompt, finish: str | None, time: float, ids: tuple[list[int
     record = {"v": CAPTURE_VERSION, "id": uuid.uuid4().hex, "time": round(time, 3), "request": request}
     if ids:
         record["prompt_token_ids"], response["token_ids"] = ids
-    return record | {"response": response}
-
-
-def _is_stream(answer: bytes) -> bool:
-    return not answer.lstrip().startswith(b"{")
-
-
-def _chunks(answer: bytes) -> list[dict[str, Any]]:
-    """The JSON objects of an answer: one, or those of a stream.
-
-    Raises:
-        ValueError: a part is not a JSON object.
-    """
-    parts = [answer]
-    if _is_stream(answer):
-        lines = answer.replace(b"\r", b"\n").split(b"\n")
-        parts = [line[len(b"data:") :].strip() for line in lines if line.startswith(b"data:")]
-    chunks = [json.loads(part) for part in parts if part != b"[DONE]"]
-    if not chunks or not all(isinstance(chunk, dict) for chunk in chunks):
-        raise ValueError("no JSON objects")
-    return chunks
+    return record | about | {"response": response}
 
 
 def _token_ids(chunks: list[dict[str, Any]]) -> _Ids:
@@ -160,6 +155,17 @@ def _token_ids(chunks: list[dict[str, Any]]) -> _Ids:
             if _are_ids(choice.get("token_ids")):
                 ids.answers.setdefault(index, []).extend(choice["token_ids"])
     return ids
+
+
+def _accepted_drafts(chunks: list[dict[str, Any]]) -> list[int]:
+    """What vLLM tells with `--per-request-spec-decode-metrics`: trees that kept exactly 0, 1, 2, ... drafts."""
+    for chunk in reversed(chunks):
+        metrics = chunk.get("metrics")
+        details = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
+        found: Any = details.get("acceptance_histogram") if isinstance(details, dict) else None
+        if _are_ids(found):
+            return list(found)
+    return []
 
 
 def _are_ids(value: Any) -> bool:

@@ -13,10 +13,12 @@ import re
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from eagle_plugin.atomic_io import replace_file
+from eagle_plugin.data.rows import DataError, open_lines, read_lines
 
 SEGMENTS = 16  # of which the size limit has room
 LARGEST_SEGMENT = 256 << 20  # bytes
@@ -37,6 +39,50 @@ def counts_of(folder: Path) -> Counter[str]:
         with contextlib.suppress(OSError, ValueError):
             total.update(json.loads(path.read_text()))
     return total
+
+
+def captured_records(
+    folder: Path, since: float = 0.0, ended: Callable[[Path], None] = lambda path: None
+) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The lines of all segments, and the records in them.
+
+    A writer that was killed, or writes just now, leaves a part of a line at the end.
+
+    Args:
+        since: seconds since 1970; older segments are not read, records are not compared with it.
+        ended: called after every segment.
+
+    Raises:
+        DataError: a line is no record.
+    """
+    for path in segments_of(folder):
+        with contextlib.suppress(FileNotFoundError):  # a running server has removed it for new ones
+            if path.stat().st_mtime >= since:
+                with open_lines(path, "a file of a capture") as file:
+                    for number, line in read_lines(file, str(path)):
+                        if line.endswith(b"\n"):
+                            yield line, _record(line, f"{path}:{number}")
+        ended(path)
+
+
+def check_folder(name: str | Path) -> Path:
+    """The folder of a capture. DataError if it is none."""
+    folder = Path(name)
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder, wanted the one that EAGLE_CAPTURE names in a server's environment")
+    if not segments_of(folder) and not list(folder.glob("capture-*")):
+        raise DataError(f"{folder} has no files of a capture, wanted the folder of EAGLE_CAPTURE; give that one")
+    return folder
+
+
+def _record(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict):
+        raise DataError(f"{where} is not a JSON object, wanted a record of a capture; the file is damaged: remove it")
+    return record
 
 
 class SegmentWriter:

@@ -20,11 +20,14 @@ from typing import IO
 import eagle_plugin
 from eagle_plugin.capture.frames import Exchange, read_frame
 from eagle_plugin.capture.metrics import DROPPED
+from eagle_plugin.capture.served import ServedTarget
 from eagle_plugin.capture.settings import FOLDER, CaptureSettings
 from eagle_plugin.data.captures.records import records_of
 from eagle_plugin.data.captures.segments import SegmentWriter
 from eagle_plugin.data.privacy.filter import PrivacyFilter, PrivacySettings
 from eagle_plugin.data.privacy.phones import PHONE_REGIONS, parse_regions
+from eagle_plugin.data.rows import DataError
+from eagle_plugin.data.target_identity import NAME, target_digests
 from eagle_plugin.errors import UserError
 
 TELL_EVERY = 1.0  # seconds between two reports of counts
@@ -48,7 +51,8 @@ def main(arguments: list[str]) -> int:
         segments.discard_counts()
     print(json.dumps({"version": eagle_plugin.__version__}), flush=True)
     if not checked:
-        CaptureWriter(private, segments).run(sys.stdin.buffer, os.getppid())
+        target = describe(settings.served) if settings.served else None
+        CaptureWriter(private, segments, target).run(sys.stdin.buffer, os.getppid())
     return 0
 
 
@@ -74,11 +78,23 @@ def _open(settings: CaptureSettings) -> tuple[PrivacyFilter, SegmentWriter]:
         raise
 
 
+def describe(served: ServedTarget) -> dict[str, str]:
+    """The name of the target, and the digests of its files if they are in a folder here."""
+    try:
+        digests = target_digests(served.folder, served.tokenizer, served.chat_template)
+    except (DataError, OSError):  # a name that is not in the hub's cache, one file with everything
+        reason = f"{served.folder} is no folder with a config.json that can be read"
+        print(f"eagle-plugin: captured answers have the name of the target, and no digests: {reason}", file=sys.stderr)
+        digests = {}
+    return {NAME: served.name, **digests}
+
+
 class CaptureWriter:
     """Filters and writes exchanges, and counts what becomes of them."""
 
-    def __init__(self, private: PrivacyFilter, segments: SegmentWriter) -> None:
-        self._private, self._segments = private, segments
+    def __init__(self, private: PrivacyFilter, segments: SegmentWriter, target: dict[str, str] | None = None) -> None:
+        """target: what `describe` gave, which every record says; None: unknown."""
+        self._private, self._segments, self._target = private, segments, target
         self.counts: Counter[str] = Counter()  # names as in capture/metrics.py
         self._exchanges = 0
         self._of_server: Counter[str] = Counter()
@@ -120,7 +136,7 @@ class CaptureWriter:
         """Filter one exchange and append its records."""
         self._exchanges += 1
         try:
-            for captured in records_of(exchange, self._private):
+            for captured in records_of(exchange, self._private, self._target):
                 self.counts["filtered"] += bool(captured.found)
                 if captured.dropped:
                     self.counts[DROPPED + captured.dropped] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,9 @@ from typing import Any
 from eagle_plugin.data.rows import DataError
 
 SHORTEST = 2  # response tokens that a turn needs to be trained on
+# Put at the end of an answer that was cut, to see where the template ends it. No template begins an ending with it.
+CONTINUATION = "\u2042"
+HALF_CHARACTER = "\ufffd"  # in place of a character whose last bytes were cut off
 PROBE = (
     {"role": "user", "content": "What is 2+2?"},
     {"role": "assistant", "content": "  4, of course. ", "reasoning_content": "An easy sum."},
@@ -67,11 +71,14 @@ class ChatRenderer:
         messages: Sequence[dict[str, Any]],
         tools: list[Any] | None = None,
         variables: dict[str, Any] | None = None,
+        cut: bool = False,
     ) -> Iterator[RenderedTurn | UntrainableTurn]:
         """Yield one result per assistant turn of a conversation in normal form.
 
         Args:
             variables: other values that the template reads (chat_template_kwargs of the request).
+            cut: the last answer was cut by its token limit: what the template writes after it, such as a stop token,
+                was not generated and is left out.
 
         Raises:
             DataError: the tokenizer has no chat template.
@@ -82,12 +89,13 @@ class ChatRenderer:
                 "served, or raw prompts instead of messages"
             )
         messages = [self._tidy(message) for message in messages]
-        turn = -1
+        turn, last = -1, len(messages) - 1
         for place, message in enumerate(messages):
             if message["role"] == "assistant":
                 turn += 1
                 if place:
-                    yield self._render_turn(turn, messages[: place + 1], {**(variables or {}), "tools": tools})
+                    values = {**(variables or {}), "tools": tools}
+                    yield self._render_turn(turn, messages[: place + 1], values, cut and place == last)
 
     def join(self, turn: int, prompt_ids: list[int], response_ids: list[int]) -> RenderedTurn | UntrainableTurn:
         """Cut the response after its first stop token, and prompt and response together to `max_length`."""
@@ -106,17 +114,35 @@ class ChatRenderer:
         return list(self.tokenizer(text, add_special_tokens=special).input_ids)
 
     def _render_turn(
-        self, turn: int, messages: Sequence[dict[str, Any]], variables: dict[str, Any]
+        self, turn: int, messages: Sequence[dict[str, Any]], variables: dict[str, Any], unfinished: bool
     ) -> RenderedTurn | UntrainableTurn:
-        prompt, whole = self._render_prompt(messages[:-1], variables), self._render(messages, variables)
+        prompt = self._render_prompt(messages[:-1], variables)
+        whole = self._render(messages, variables)
         if prompt is None or whole is None:
             return UntrainableTurn(turn, "template refuses the conversation")
+        if unfinished and (whole := self._without_ending(messages, variables)) is None:
+            return UntrainableTurn(turn, "cut, and the template does not show where")
         cut = self._find_cut(prompt, whole, self._render(messages[:-1], variables))
         if cut is not None:
             return self.join(turn, self.encode(whole[:cut]), self.encode(whole[cut:]))
-        if self._tags_are_right:
+        if self._tags_are_right and not unfinished:
             return self.join(turn, self.encode(prompt), self._tagged_ids(messages, variables))
         return UntrainableTurn(turn, "template rewrites history")
+
+    def _without_ending(self, messages: Sequence[dict[str, Any]], variables: dict[str, Any]) -> str | None:
+        """The text of the conversation without what the template writes after the last answer; None if it is hidden.
+
+        It is what the text has in common with that of an answer that goes on.
+        """
+        *before, answer = messages
+        if answer.get("tool_calls"):  # the template closes the brackets of a call that the answer left open
+            return None
+        part = "content" if answer["content"] else "reasoning_content"
+        text = (answer.get(part) or "").rstrip(HALF_CHARACTER)
+        whole, longer = (
+            self._render([*before, {**answer, part: one}], variables) for one in (text, text + CONTINUATION)
+        )
+        return os.path.commonprefix([whole, longer]) if whole and longer and whole != longer else None
 
     def _find_cut(self, prompt: str, whole: str, history: str | None) -> int | None:
         """Where the response begins in `whole`; None if the template writes the earlier turns in another way there."""

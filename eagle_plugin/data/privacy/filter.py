@@ -21,6 +21,7 @@ from eagle_plugin.data.sources.prompts import Prompt
 
 CHUNK = 64  # prompts that a worker takes at a time
 CHUNKS_AHEAD = 4  # submitted per worker before the first result is awaited
+MOST_NAMES = 1000  # that are remembered; a client could send ever new ones
 PRIVATE = "private"
 UNDECODED = "token ids, which need --tokenizer"
 FilterPrompts = Callable[[Iterable["RawPrompt"]], Iterator["FilteredPrompt"]]
@@ -69,11 +70,21 @@ class PrivacyFilter:
         self._mode = settings.mode
         self._scanner = Scanner(settings.recogniser, settings.phone_regions) if settings.mode != "off" else None
         self._tokenizer: Any = _load_tokenizer(settings.tokenizer) if settings.tokenizer else None
+        self._passed: dict[str, bool] = {}
 
     @property
     def decodes(self) -> bool:
         """Whether token ids can be filtered: there is a tokenizer."""
         return self._tokenizer is not None
+
+    def passes(self, text: str) -> bool:
+        """Whether a short text has no private data; a name such as that of a domain is remembered."""
+        if text not in self._passed:
+            if len(self._passed) >= MOST_NAMES:
+                return False
+            result = self.apply(RawPrompt("", Prompt("", "", prompt=text)))
+            self._passed[text] = result.prompt is not None and not result.found
+        return self._passed[text]
 
     def apply(self, raw: RawPrompt) -> FilteredPrompt:
         """Drop the prompt, redact it or pass it on, as the mode says."""

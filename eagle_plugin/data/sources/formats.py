@@ -50,6 +50,7 @@ class Record:
     sampling: dict[str, Any] = field(default_factory=dict)
     answer: RecordedAnswer | None = None
     prompt_ids: list[int] | None = None  # of the rendered prompt, if they were recorded
+    target: dict[str, str] | None = None  # that gave the answer: name and digests, in a capture of this plugin
 
 
 def name_format(value: dict[str, Any]) -> str | None:
@@ -247,8 +248,15 @@ def _parse_capture(value: dict[str, Any], where: str) -> list[Record]:
         if not isinstance(message, dict):
             message = {"role": "assistant", "content": answer.text}
         answer = replace(answer, message=message)
-    prompt_ids = value.get("prompt_token_ids")
-    return [replace(records[0], answer=answer, prompt_ids=prompt_ids if _is_ids(prompt_ids) else None)]
+    prompt_ids, target = value.get("prompt_token_ids"), value.get("target")
+    return [
+        replace(
+            records[0],
+            answer=answer,
+            prompt_ids=prompt_ids if _is_ids(prompt_ids) else None,
+            target=target if _is_target(target) else None,
+        )
+    ]
 
 
 def _sampling(body: Any) -> dict[str, Any]:
@@ -279,3 +287,7 @@ def _decode(text: str, reason: str) -> Any:
 
 def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(i) is int and i >= 0 for i in value)
+
+
+def _is_target(value: Any) -> bool:
+    return isinstance(value, dict) and bool(value) and all(isinstance(one, str) for one in value.values())

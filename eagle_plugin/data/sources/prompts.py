@@ -35,10 +35,13 @@ class Prompt:
     sampling: dict[str, Any] = field(default_factory=dict)  # temperature, max_tokens, ... of the recorded request
     # The recorded answer to `prompt` ("text") or `prompt_ids` ("token_ids" or "text"), and its "finish" reason.
     response: dict[str, Any] | None = None
+    finish: str | None = None  # CUT if the recorded answer at the end of `messages` was cut by its token limit
+    target: dict[str, str] | None = None  # that gave the recorded answer: name and digests, if the capture says it
 
 
 _FIELDS = {item.name for item in fields(Prompt)}
 _CONTENT = ("messages", "prompt", "prompt_ids")
+CUT = "length"  # the reason why an answer ended: its token limit
 # Levels of lists and objects in a prompt. Far above what tools and messages have, far below what Python can write.
 DEEPEST = 100
 
@@ -93,6 +96,7 @@ def _wrong_field(value: dict[str, Any]) -> str | None:
     if ids is not None and not (isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids)):
         return "prompt_ids that are no list of token ids"
     kinds = {"id": str, "source": str, "prompt": str, "tools": list, "sampling": dict, "response": dict}
+    kinds |= {"target": dict, "finish": str}
     for name, kind in kinds.items():
         if value.get(name) is not None and not isinstance(value[name], kind):
             return f"{name} of type {type(value[name]).__name__}, wanted {kind.__name__}"
@@ -148,11 +152,13 @@ def normalise(record: Record, keep_responses: bool) -> Prompt:
 
 def _normal_form(record: Record, keep_responses: bool) -> Prompt:
     answer = record.answer if keep_responses else None
-    prompt = Prompt("", record.source, tools=record.tools, sampling=record.sampling)
+    target = record.target if answer else None
+    prompt = Prompt("", record.source, tools=record.tools, sampling=record.sampling, target=target)
     if record.messages is not None:
         turns = record.messages
         if answer and answer.message:
             turns = [*turns, {"role": "assistant", **answer.message}]
+            prompt = replace(prompt, finish=CUT if answer.finish == CUT else None)
         return replace(prompt, messages=normalise_messages(turns, keep_responses))
     response = None
     if answer and (answer.text is not None or answer.token_ids):

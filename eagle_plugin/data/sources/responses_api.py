@@ -1,9 +1,10 @@
-"""Reads requests of OpenAI's /v1/responses as chats: a text or a list of items, instructions and tools."""
+"""Reads requests and answers of OpenAI's /v1/responses as those of chats: texts, items, instructions and tools."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from eagle_plugin.data.sources.answers import RecordedAnswer
 from eagle_plugin.data.sources.conversation import Unusable
 
 # A request with one of these continues something that only the server has.
@@ -61,3 +62,46 @@ def responses_tools(tools: list[Any] | None) -> list[Any] | None:
     return [
         {"type": "function", "function": {key: part for key, part in tool.items() if key != "type"}} for tool in tools
     ]
+
+
+def responses_answer(response: dict[str, Any]) -> RecordedAnswer | None:
+    """The answer in a body of `response` as a chat's: its text, thoughts and function calls; None if it has no output.
+
+    Its finish reason is None if the answer was not finished.
+
+    Raises:
+        Unusable: a part is not text, or was made by the server, such as a web search.
+    """
+    items = response.get("output")
+    if not isinstance(items, list) or not items:
+        return None
+    content = thoughts = ""
+    calls: list[dict[str, Any]] = []
+    for item in items:
+        kind = item.get("type") if isinstance(item, dict) else None
+        if kind == "message":
+            content += _join(item.get("content"), "output_text")
+        elif kind == "reasoning":
+            thoughts += _join(item.get("content"), "reasoning_text")
+        elif kind == "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            calls.append({"id": item.get("call_id"), "type": "function", "function": function})
+        else:
+            raise Unusable(f"item of type {kind}")
+    message: dict[str, Any] = {"role": "assistant", "content": content or None}
+    if thoughts:
+        message["reasoning_content"] = thoughts
+    if calls:
+        message["tool_calls"] = calls
+    finished = {"completed": "tool_calls" if calls else "stop", "incomplete": "length"}
+    details = response.get("incomplete_details")
+    if isinstance(details, dict) and details.get("reason") not in (None, "max_output_tokens"):  # a content filter
+        finished = {}
+    return RecordedAnswer(message=message, finish=finished.get(str(response.get("status"))))
+
+
+def _join(parts: Any, kind: str) -> str:
+    found = [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    if any(part.get("type") != kind for part in found):
+        raise Unusable("multimodal content")
+    return "".join(str(part.get("text") or "") for part in found)

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from eagle_plugin.data.rows import DataError
-from eagle_plugin.data.target_files import read_target_json
+from eagle_plugin.data.target_identity import target_digests
 from eagle_plugin.errors import json_fault
 
 MANIFEST = "manifest.json"
 VERSION = 1
-SAMPLED_BYTES = 1 << 20  # hashed of each end of a weight file; hashing all of a 140 GB target would take minutes
 
 
 @dataclass(frozen=True)
@@ -77,40 +76,6 @@ class Manifest:
                 f"the features are of {self.target}, and {folder} is another target "
                 f"({', '.join(wrong)} differ); give the target that the features were extracted from"
             )
-
-
-def target_digests(folder: str | Path) -> dict[str, str]:
-    """sha256 of a target's config, weights, tokenizer and chat template, by the manifest's field names.
-
-    If the folder lacks a part, the digest is that of no bytes. The tokenizer's digest is without its chat template.
-    """
-    folder = Path(folder)
-    if not (folder / "config.json").is_file():
-        raise DataError(f"{folder} has no config.json; give the target's own folder")
-    weights = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
-        size = path.stat().st_size
-        weights.update(f"{path.name} {size}\n".encode())
-        with path.open("rb") as file:
-            weights.update(file.read(SAMPLED_BYTES))
-            file.seek(max(0, size - SAMPLED_BYTES))
-            weights.update(file.read(SAMPLED_BYTES))
-    tokenizer = next((p for name in ("tokenizer.json", "tokenizer.model") if (p := folder / name).is_file()), None)
-    return {
-        "config_sha256": _sha256((folder / "config.json").read_bytes()),
-        "weights_sha256": weights.hexdigest(),
-        "tokenizer_sha256": _sha256(tokenizer.read_bytes() if tokenizer else b""),
-        "template_sha256": _sha256(_chat_template(folder)),
-    }
-
-
-def _chat_template(folder: Path) -> bytes:
-    own, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
-    if own.is_file():
-        return own.read_bytes()
-    if settings.is_file():
-        return json.dumps(read_target_json(settings).get("chat_template") or "").encode()
-    return b""
 
 
 def _sha256(data: bytes) -> str:

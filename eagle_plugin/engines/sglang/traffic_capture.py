@@ -6,12 +6,17 @@ import logging
 import os
 from typing import Any
 
+from eagle_plugin.capture.accepted_drafts import ACCEPTED_DRAFTS
 from eagle_plugin.capture.middleware import CaptureMiddleware
 from eagle_plugin.capture.recorder import check_writer
+from eagle_plugin.capture.served import ServedTarget
 from eagle_plugin.capture.settings import FOLDER, CaptureError, capture_settings
 from eagle_plugin.engines.startup import StartRefused
 
 logger = logging.getLogger("eagle_plugin")
+
+# Called once per request, when it is finished, and before its answer ends.
+COUNT_DRAFTS = "sglang.srt.managers.tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics"
 
 
 def add_middleware(server_args: Any) -> None:
@@ -30,9 +35,37 @@ def add_middleware(server_args: Any) -> None:
     except CaptureError as error:
         raise StartRefused(error) from None
     from sglang.srt.entrypoints.http_server import app
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     CaptureMiddleware.model = server_args.served_model_name or server_args.model_path
+    CaptureMiddleware.served = _served(server_args)
+    CaptureMiddleware.is_starting = staticmethod(is_starting)  # type: ignore[method-assign]
     app.add_middleware(CaptureMiddleware)
+    # Here, and not with the other hooks: their targets are imported in all processes.
+    HookRegistry.register(COUNT_DRAFTS, note_drafts, HookType.AFTER)
+    HookRegistry.apply_hooks()
+
+
+def is_starting() -> bool:
+    """Whether the server is not up yet: what is asked then comes from the engine itself, such as its warm-up."""
+    from sglang.srt.entrypoints.http_server import _global_state
+    from sglang.srt.managers.tokenizer_manager import ServerStatus
+
+    return bool(_global_state.tokenizer_manager.server_status == ServerStatus.Starting)
+
+
+def note_drafts(result: Any, manager: Any, meta_info: dict[str, Any], *given: Any) -> None:
+    """AFTER the engine has counted the rounds of a finished request; plain rounds are among those that accepted 0."""
+    if rounds := meta_info.get("spec_correct_drafts_histogram"):
+        ACCEPTED_DRAFTS.note(str(meta_info.get("id")), rounds)
+
+
+def _served(server_args: Any) -> ServedTarget | None:
+    """None with LoRA: an answer can be that of an adapter, which the digests of the target do not show."""
+    if server_args.enable_lora or server_args.lora_paths:
+        return None
+    of = server_args
+    return ServedTarget.of(of.model_path, of.revision, of.tokenizer_path, of.chat_template)
 
 
 def other_server(server_args: Any) -> str | None:

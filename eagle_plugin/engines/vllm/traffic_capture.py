@@ -7,6 +7,7 @@ from typing import Any
 
 from eagle_plugin.capture.middleware import CaptureMiddleware
 from eagle_plugin.capture.recorder import check_writer
+from eagle_plugin.capture.served import ServedTarget
 from eagle_plugin.capture.settings import CaptureError, capture_settings
 from eagle_plugin.engines.startup import StartRefused
 
@@ -27,7 +28,15 @@ def add_middleware(original: Any, owner: type, args: Namespace, *given: Any, **n
             try:
                 if settings := capture_settings():
                     check_writer(settings)
+                    CaptureMiddleware.served = _served(args)
                     args.middleware = [*names, MIDDLEWARE]
             except CaptureError as error:
                 raise StartRefused(error) from None
     return original(owner, args, *given, **named)
+
+
+def _served(args: Namespace) -> ServedTarget | None:
+    """None with LoRA: an answer can be that of an adapter, which the digests of the target do not show."""
+    if args.enable_lora:
+        return None
+    return ServedTarget.of(args.model, args.revision, args.tokenizer, args.chat_template)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -229,3 +230,20 @@ def test_a_defect_drops_one_answer_and_no_text_is_printed(write: Write, capfd: p
     assert write.writer.counts["dropped:failed"] == 1
     printed = capfd.readouterr()
     assert "RuntimeError" in printed.err and "secret text" not in printed.err + printed.out
+
+
+def test_the_domain_and_the_rounds_are_written(write: Write) -> None:
+    """A domain that is private data is not; a server can tell the rounds beside the answer or in it."""
+    sent = exchange(chat("Hi"), answered("Hello"))
+    histogram = {"speculative_decoding": {"acceptance_histogram": [4, 2]}}
+    of_vllm = exchange(chat("A"), answered("Hello") | {"metrics": histogram})
+    streamed = exchange(chat("B"), [delta(content="A"), {**delta(finish="stop"), "metrics": histogram}])
+    *records, plain = write(
+        replace(sent, domain="code", accepted_drafts=[3, 1]),
+        replace(of_vllm, domain="4111111111111111"),
+        streamed,
+        replace(exchange(chat("Hi", n=2), answered("C", "D")), accepted_drafts=[1]),
+    )
+    assert [record.get("domain") for record in records] == ["code", None, None, None]
+    assert [record["response"].get("accepted_drafts") for record in records] == [[3, 1], [4, 2], [4, 2], None]
+    assert "domain" not in plain and "accepted_drafts" not in plain["response"]

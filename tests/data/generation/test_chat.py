@@ -163,6 +163,67 @@ def test_marks_of_the_template_are_used_only_if_they_are_right(tokenizer):
     assert {turn.reason for turn in render(tokenizer, messages, wrong)} == {"template rewrites history"}
 
 
+def ids_of(tokenizer, text):
+    return tokenizer(text, add_special_tokens=False).input_ids
+
+
+@pytest.mark.parametrize("template", [None, THINKING, NO_SYSTEM, NO_SYSTEM.replace("m.content", "m.content | trim")])
+def test_a_cut_answer_differs_from_a_finished_one_by_its_ending_only(tokenizer, template):
+    tokenizer.chat_template = template or tokenizer.chat_template
+    renderer = ChatRenderer(tokenizer, [2])
+    messages = [*TURNS[1:4], {"role": "assistant", "content": "The answer is a"}]
+    *_, finished = render_prompt(Prompt("a", "test", messages=messages), renderer)
+    first, cut = render_prompt(Prompt("a", "test", messages=messages, finish="length"), renderer)
+    assert (cut.prompt_ids, finished.response_ids) == (finished.prompt_ids, [*cut.response_ids, 2])
+    assert tokenizer.decode(cut.response_ids) == "The answer is a"
+    assert (first.finish, first.response_ids[-1]) == ("recorded", 2)  # what the target ended earlier has its end
+    assert (finished.finish, cut.finish) == ("recorded", "length")
+
+
+def test_of_a_cut_thought_its_mark_is_not_closed(tokenizer):
+    messages = [TURNS[1], {"role": "assistant", "content": "", "reasoning_content": "hm, so the"}]
+    tokenizer.chat_template = THINKING
+    (cut,) = ChatRenderer(tokenizer, [2]).render_turns(messages, cut=True)
+    assert tokenizer.decode(cut.response_ids) == "hm, so the"
+    tokenizer.chat_template = NO_SYSTEM  # which does not write thoughts
+    (hidden,) = ChatRenderer(tokenizer, [2]).render_turns(messages, cut=True)
+    assert hidden == UntrainableTurn(0, "cut, and the template does not show where")
+
+
+def test_of_a_cut_character_and_a_cut_call_nothing_is_learned(tokenizer):
+    renderer = ChatRenderer(tokenizer, [2])
+    answer = {"role": "assistant", "content": "Trees: \ufffd"}
+    (cut,) = renderer.render_turns([TURNS[1], answer], cut=True)
+    assert tokenizer.decode(cut.response_ids) == "Trees: "
+    call = {"type": "function", "function": {"name": "find", "arguments": '{"q": "tr'}}
+    (open_call,) = renderer.render_turns([TURNS[1], {**answer, "tool_calls": [call]}], cut=True)
+    assert open_call == UntrainableTurn(0, "cut, and the template does not show where")
+
+
+def test_an_answer_that_a_stop_string_may_have_ended_has_no_stop_token(tokenizer):
+    renderer = ChatRenderer(tokenizer, [2])
+    prompt = Prompt("a", "test", messages=TURNS[1:3], sampling={"stop": ["\n"]})
+    (row,) = render_prompt(prompt, renderer)
+    assert row.response_ids == ids_of(tokenizer, "4 ") and row.finish == "recorded"
+    (row,) = render_prompt(dataclasses.replace(prompt, sampling={}), renderer)
+    assert row.response_ids == [*ids_of(tokenizer, "4 "), 2]
+
+
+def test_a_cut_raw_answer_says_so(tokenizer):
+    raw = Prompt("a", "test", prompt="Once upon", response={"text": " a time", "finish": "length"})
+    (row,) = render_prompt(raw, ChatRenderer(tokenizer, [2]))
+    assert (row.response_ids, row.finish) == (ids_of(tokenizer, " a time"), "length")
+
+
+def test_of_a_capture_that_says_its_target_only_the_answer_is_a_row(tokenizer):
+    """The client sent the turns before it, perhaps of another target; the control does not say its target."""
+    renderer, prompt = ChatRenderer(tokenizer, [2]), Prompt("a", "test", messages=TURNS)
+    rows = list(render_prompt(dataclasses.replace(prompt, target={"name": "t"}), renderer))
+    assert [getattr(row, "id", None) for row in rows] == [None, None, "a#2"]
+    assert {row.reason for row in rows[:2]} == {"earlier turn, sent by the client"}
+    assert [row.id for row in render_prompt(prompt, renderer)] == ["a#0", "a#1", "a#2"]
+
+
 def test_template_variables_of_the_request_reach_the_template(tokenizer):
     tokenizer.chat_template = "{{ mood }}\n" + NO_SYSTEM
     prompt = Prompt("a", "test", messages=TURNS[1:3], sampling={"chat_template_kwargs": {"mood": "cheerful"}})

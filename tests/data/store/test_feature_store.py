@@ -20,8 +20,8 @@ from store_documents import MANIFEST, RUN, assert_same, make_document, write_doc
 
 from eagle_plugin.data.rows import DataError
 from eagle_plugin.data.store.feature_store import Entry, FeatureStore, FeatureWriter
-from eagle_plugin.data.store.manifest import target_digests
 from eagle_plugin.data.store.objects import LocalFolder
+from eagle_plugin.data.target_identity import target_digests
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,12 @@ pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang
 
 from sglang.srt.arg_groups.fields.parallel import Parallel
 from sglang.srt.distributed.parallel_state import GroupCoordinator
+from sglang.srt.entrypoints import http_server
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.logits_processor import LogitsMetadata, LogitsProcessor
 from sglang.srt.layers.sampler import Sampler, apply_custom_logit_processor
 from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.tokenizer_manager import ServerStatus, TokenizerManager
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
@@ -29,7 +31,7 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftInput, EagleVerifyInput
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorkerV2
 
-from eagle_plugin.engines.sglang import plugin, version
+from eagle_plugin.engines.sglang import plugin, traffic_capture, version
 from eagle_plugin.engines.sglang.attention import TreeAttention
 from eagle_plugin.engines.sglang.drafter import TreeDrafter
 from eagle_plugin.engines.sglang.sampling import SeededSampler
@@ -51,6 +53,18 @@ def test_hook_signatures():
     assert parameters(HookRegistry.register)[:3] == ["target", "hook", "hook_type"]
     assert parameters(pkgutil.resolve_name(plugin.RESOLVE_ARGUMENTS))[:1] == ["server_args"]
     assert parameters(pkgutil.resolve_name(plugin.AUTO_PARAMETERS))[:2] == ["server_args", "model_arch"]
+
+
+def test_a_server_that_starts_says_so():
+    assert "_global_state" in vars(http_server) and ServerStatus.Starting != ServerStatus.Up
+    assert "server_status" in assigned(TokenizerManager.init_running_status)
+
+
+def test_rounds_are_counted_once_per_finished_request():
+    assert parameters(pkgutil.resolve_name(traffic_capture.COUNT_DRAFTS)) == ["self", "meta_info", "recv_obj", "i"]
+    handle = TokenizerManager._handle_batch_output
+    finished = "state.time_stats.set_finished_time(ts=first_output_time, span_attrs=span_attrs)"
+    assert in_order(handle, [finished, "self._calculate_spec_decoding_metrics(meta_info, recv_obj, i)"])
 
 
 def test_the_scheduler_builds_workers_with_four_keywords():
