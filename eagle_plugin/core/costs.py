@@ -20,6 +20,14 @@ LARGEST_ERROR = math.log(2)  # a round that takes longer than twice its predicti
 FORGETTING = 0.999  # per round: what was learned of shapes that are not served fades
 
 
+def size_class(b: int) -> int:
+    """The class of batches that errors are learned of: b rounded to a power of two, in the logarithm.
+
+    Powers of two, which numbers of clients often are, are in the middle of their classes.
+    """
+    return ((2 * b * b).bit_length() - 1) // 2
+
+
 class Curve(NamedTuple):
     """Seconds of a forward by its number of rows."""
 
@@ -121,8 +129,9 @@ class CostModel:
     A correction has two parts: the speed of the machine now, which no choice depends on, and what a shape costs more or
     less than its table says. What changes while the shape stays is the machine's. What changes with the shape is the
     shapes': half of it is added to the error of the new one and half is taken from the error of the one before, so that
-    a machine that becomes slower just then costs no shape anything after the next change. All inputs are numbers of the
-    host. Ranks that must choose alike share both.
+    a machine that becomes slower just then costs no shape anything after the next change. What changes with the size of
+    the batch is no shape's, since tables can be wrong about sizes too: until the speed is known at the new size, no
+    error is learned. All inputs are numbers of the host. Ranks that must choose alike share both.
     """
 
     def __init__(self, costs: Costs) -> None:
@@ -132,22 +141,23 @@ class CostModel:
         self.errors: dict[int, dict[Shape, tuple[float, int]]] = {}
         self._rounds = 0
         self._served: tuple[int, Shape] | None = None  # the last one
-        self._before: tuple[int, Shape] | None = None  # the one before the last change
+        self._before: tuple[int, Shape] | None = None  # the one before the last change, if it tells of the shapes
         self._since_change = 0
+        self._of_size = 0  # rounds since batches were of another size class
         self._tables: dict[int, dict[Shape, tuple[float, float]]] = {}
         self._phase_lines: dict[tuple[int, Shape], tuple[tuple[float, float], ...]] = {}
 
     def seconds(self, shapes: Iterable[Shape], b: int, keys: int) -> dict[Shape, float]:
         """What a round of each shape will take at the present speed of the machine."""
         table = self._tables.setdefault(b, {})
-        errors = self.errors.get(b.bit_length(), {})
+        errors = self.errors.get(size_class(b), {})
         speed = math.exp(self.speed)
         found = {}
         for shape in shapes:
             fixed, per_key = table.get(shape) or table.setdefault(shape, self.costs.line(shape, b))
             found[shape] = (fixed + keys * per_key) * speed
         for shape in errors.keys() & found.keys():
-            found[shape] *= math.exp(self._error((b.bit_length(), shape)))
+            found[shape] *= math.exp(self._error((size_class(b), shape)))
         return found
 
     def prompt_token(self) -> float:
@@ -175,9 +185,14 @@ class CostModel:
         if not seconds > 0 or math.isinf(seconds):
             return
         self._rounds += 1
-        key = b.bit_length(), shape
-        if key != self._served:
-            self._before, self._served, self._since_change = self._served, key, 0
+        key = size_class(b), shape
+        if self._served is None or key[0] != self._served[0]:
+            self._before, self._of_size = None, 0
+        elif key != self._served:
+            self._before = self._served if self._of_size >= CHANGE_ROUNDS else None
+            self._since_change = 0
+        self._served = key
+        self._of_size += 1
         self._since_change += 1
         error = math.log(seconds / self.seconds((shape,), b, keys)[shape])
         step = RATE * max(-LARGEST_ERROR, min(LARGEST_ERROR, error))
@@ -185,6 +200,10 @@ class CostModel:
         if self._before is not None and self._since_change <= CHANGE_ROUNDS:
             self._add_error(key, step)
             self._add_error(self._before, -step)
+
+    def knows_speed(self, b: int) -> bool:
+        """Whether enough rounds of batches of about this size were timed just now to learn errors of shapes."""
+        return self._served is not None and self._served[0] == size_class(b) and self._of_size >= CHANGE_ROUNDS
 
     def _error(self, key: tuple[int, Shape]) -> float:
         size, shape = key

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_plugin.core.costs import CHANGE_ROUNDS, PENDING_TOKENS, PHASES, CostModel, Costs, Curve, Forward
+from eagle_plugin.core.costs import CHANGE_ROUNDS, PENDING_TOKENS, PHASES, CostModel, Costs, Curve, Forward, size_class
 from eagle_plugin.core.shape import PLAIN, Shape
 
 prop = settings(derandomize=True, deadline=None, max_examples=100, database=None)
@@ -168,6 +168,26 @@ def test_errors_are_of_one_size_of_the_batch() -> None:
     serve(model, B, 50, 1.5)
     found = ratios(model, b=64)
     assert found[A] == pytest.approx(found[B])
+
+
+def test_what_changes_with_the_size_of_the_batch_is_blamed_on_no_shape() -> None:
+    """The tables can be wrong about sizes; also if the shape changes at once, or soon after the size."""
+    model = CostModel(COSTS)
+    serve(model, A, 50, 1.6, b=1)
+    serve(model, B, 2, 1.0, b=8)
+    serve(model, C, 50, 1.0, b=8)
+    found = ratios(model, b=8)
+    assert found[A] == found[B] == found[C] == pytest.approx(1.0, rel=0.01)
+    serve(model, B, 2, 1.3, b=8)  # the control: now the speed at this size is known
+    assert ratios(model, b=8)[B] > 1.1
+
+
+def test_powers_of_two_are_in_the_middle_of_their_size_class() -> None:
+    classes = [size_class(b) for b in range(1, 1025)]
+    assert classes == sorted(classes)
+    for power in range(11):
+        assert classes[2**power - 1] == power
+    assert [size_class(b) for b in (5, 6, 7, 9, 11, 12)] == [2, 3, 3, 3, 3, 4]
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, -math.inf, math.inf, math.nan])
