@@ -109,16 +109,16 @@ bool stage_block(const AttentionSpec& a, const Stretch& s, int64_t start, uint64
   return true;
 }
 
-// logits[kRowTile, kBlock] = q keys * scale, capped.
-template <class T>
+// logits[Rows, kBlock] = q keys * scale, capped.
+template <class T, int Rows>
 void tile_logits(const AttentionSpec& a, const float* q, const float* keys, float* logits) {
   const int64_t steps = kPaired<T> ? a.dim / 2 : a.dim;
   for (int column = 0; column < kBlock; column += kVectors * simd::kLanes) {
-    simd::Floats c[kRowTile][kVectors] = {};
+    simd::Floats c[Rows][kVectors] = {};
     for (int64_t d = 0; d < steps; ++d) {
       simd::Floats key[kVectors];
       for (int i = 0; i < kVectors; ++i) key[i] = simd::load(keys + d * kBlock + column + i * simd::kLanes);
-      for (int r = 0; r < kRowTile; ++r) {
+      for (int r = 0; r < Rows; ++r) {
         const float* at = q + r * a.dim + d;
         if constexpr (kPaired<T>) {
           int32_t pair;
@@ -131,7 +131,7 @@ void tile_logits(const AttentionSpec& a, const float* q, const float* keys, floa
         }
       }
     }
-    for (int r = 0; r < kRowTile; ++r) {
+    for (int r = 0; r < Rows; ++r) {
       for (int i = 0; i < kVectors; ++i) {
         simd::Floats x = c[r][i] * a.scale;
         if (a.logit_cap > 0) x = a.logit_cap * simd::tanh(x / a.logit_cap);
@@ -170,38 +170,50 @@ inline void weigh_row(float* logits, int to, float highest, float fade, float* t
   simd::store(totals, total);
 }
 
-// acc[kRowTile, d..] = acc * fade + weights values, for `Vectors` vectors of the value that `value_of` gives for a key.
-template <int Vectors, class ValueOf>
+// acc[Rows, d..] = acc * fade + weights values, for `Vectors` vectors of the value that `value_of` gives for a key.
+template <int Rows, int Vectors, class ValueOf>
 inline void tile_values(const float* weights, const ValueOf& value_of, int64_t stride, int from, int to,
                         const float* fade, float* acc) {
-  simd::Floats o[kRowTile][Vectors];
-  for (int r = 0; r < kRowTile; ++r) {
+  simd::Floats o[Rows][Vectors];
+  for (int r = 0; r < Rows; ++r) {
     for (int i = 0; i < Vectors; ++i) o[r][i] = simd::load(acc + r * stride + i * simd::kLanes) * fade[r];
   }
   for (int j = from; j < to; ++j) {
     simd::Floats value[Vectors];
     for (int i = 0; i < Vectors; ++i) value[i] = simd::load(value_of(j) + i * simd::kLanes);
-    for (int r = 0; r < kRowTile; ++r) {
+    for (int r = 0; r < Rows; ++r) {
       const simd::Floats p = simd::broadcast(weights[r * kBlock + j]);
       for (int i = 0; i < Vectors; ++i) o[r][i] += p * value[i];
     }
   }
-  for (int r = 0; r < kRowTile; ++r) {
+  for (int r = 0; r < Rows; ++r) {
     for (int i = 0; i < Vectors; ++i) simd::store(acc + r * stride + i * simd::kLanes, o[r][i]);
   }
 }
 
 // The same, for all columns.
-template <class ValueOf>
+template <int Rows, class ValueOf>
 inline void add_values(const float* weights, const ValueOf& value_of, int64_t dim_v, int from, int to,
                        const float* fade, float* acc) {
   int64_t d = 0;
   for (; d + kVectors * simd::kLanes <= dim_v; d += kVectors * simd::kLanes) {
-    tile_values<kVectors>(weights, [&](int j) { return value_of(j) + d; }, dim_v, from, to, fade, acc + d);
+    tile_values<Rows, kVectors>(weights, [&](int j) { return value_of(j) + d; }, dim_v, from, to, fade, acc + d);
   }
   for (; d < dim_v; d += simd::kLanes) {
-    tile_values<1>(weights, [&](int j) { return value_of(j) + d; }, dim_v, from, to, fade, acc + d);
+    tile_values<Rows, 1>(weights, [&](int j) { return value_of(j) + d; }, dim_v, from, to, fade, acc + d);
   }
+}
+
+// Calls tile(Rows) with the rows [r, r + Rows) for each tile, Rows a constant; only the last tile can have fewer than
+// kRowTile. What a row gets does not depend on the size of its tile.
+template <class Tile>
+inline void for_tiles(int64_t rows, const Tile& tile) {
+  static_assert(kRowTile == 4);
+  int64_t r = 0;
+  for (; r + kRowTile <= rows; r += kRowTile) tile(std::integral_constant<int, kRowTile>(), r);
+  if (rows - r == 3) tile(std::integral_constant<int, 3>(), r);
+  if (rows - r == 2) tile(std::integral_constant<int, 2>(), r);
+  if (rows - r == 1) tile(std::integral_constant<int, 1>(), r);
 }
 
 // The rows of `queries` queries (a.group rows each, q points at the first) over one stretch. Returns false when a slot
@@ -210,24 +222,19 @@ template <class T>
 bool attend_stretch(const AttentionSpec& a, const Query* queries, int64_t count, const T* q, const Stretch& s,
                     const Scratch& w, const Partial& out) {
   const int64_t rows = count * a.group, padded = padded_rows(rows);
-  const int64_t tiles = (rows + kRowTile - 1) / kRowTile * kRowTile;
-  const bool widen = tiles > kRowTile;  // else every value is read once
-  for (int64_t r = 0; r < tiles; ++r) {
-    if (r < rows) {
-      const T* from = q + r / a.group * a.q_stride + r % a.group * a.dim;
-      if constexpr (kPaired<T>) {
-        std::memcpy(w.q + r * a.dim, from, sizeof(T) * a.dim);
-      } else {
-        for (int64_t d = 0; d < a.dim; d += simd::kLanes) simd::store(w.q + r * a.dim + d, simd::load(from + d));
-      }
+  const bool widen = rows > kRowTile;  // else every value is read once
+  for (int64_t r = 0; r < rows; ++r) {
+    const T* from = q + r / a.group * a.q_stride + r % a.group * a.dim;
+    if constexpr (kPaired<T>) {
+      std::memcpy(w.q + r * a.dim, from, sizeof(T) * a.dim);
     } else {
-      std::memset(w.q + r * a.dim, 0, sizeof(float) * a.dim);
+      for (int64_t d = 0; d < a.dim; d += simd::kLanes) simd::store(w.q + r * a.dim + d, simd::load(from + d));
     }
     out.highest[r] = kHidden;
   }
   std::memset(w.fade, 0, sizeof(float) * padded);
-  std::memset(w.totals, 0, sizeof(float) * tiles * simd::kLanes);
-  std::memset(out.acc, 0, sizeof(float) * tiles * a.dim_v);
+  std::memset(w.totals, 0, sizeof(float) * rows * simd::kLanes);
+  std::memset(out.acc, 0, sizeof(float) * rows * a.dim_v);
 
   for (int64_t start = s.begin; start < s.end; start += kBlock) {
     uint64_t any = 0;
@@ -238,27 +245,29 @@ bool attend_stretch(const AttentionSpec& a, const Query* queries, int64_t count,
     const T* values[kBlock];
     if (!stage_block<T>(a, s, start, any, to, widen, w, values)) return false;
 
-    for (int64_t r = 0; r < tiles; r += kRowTile) tile_logits<T>(a, w.q + r * a.dim, w.keys, w.logits + r * kBlock);
+    for_tiles(rows, [&](auto size, int64_t r) {
+      tile_logits<T, size()>(a, w.q + r * a.dim, w.keys, w.logits + r * kBlock);
+    });
     uint64_t seen = 0;
-    for (int64_t r = 0; r < tiles; ++r) {
-      if (r < rows && r % a.group == 0) seen = queries[r / a.group].block(start) & any;
+    for (int64_t r = 0; r < rows; ++r) {
+      if (r % a.group == 0) seen = queries[r / a.group].block(start) & any;
       const float before = out.highest[r];
       out.highest[r] = mask_row(w.logits + r * kBlock, seen, to, before);
       w.fade[r] = before - out.highest[r];
     }
     for (int64_t r = 0; r < padded; r += simd::kLanes) simd::store(w.fade + r, simd::exp(simd::load(w.fade + r)));
-    for (int64_t r = 0; r < tiles; ++r) {
+    for (int64_t r = 0; r < rows; ++r) {
       weigh_row(w.logits + r * kBlock, to, out.highest[r], w.fade[r], w.totals + r * simd::kLanes);
     }
-    for (int64_t r = 0; r < tiles; r += kRowTile) {
+    for_tiles(rows, [&](auto size, int64_t r) {
       const float *weights = w.logits + r * kBlock, *fade = w.fade + r;
       float* acc = out.acc + r * a.dim_v;
       if (widen) {
-        add_values(weights, [&](int j) { return w.values + j * a.dim_v; }, a.dim_v, from, to, fade, acc);
+        add_values<size()>(weights, [&](int j) { return w.values + j * a.dim_v; }, a.dim_v, from, to, fade, acc);
       } else {
-        add_values(weights, [&](int j) { return values[j]; }, a.dim_v, from, to, fade, acc);
+        add_values<size()>(weights, [&](int j) { return values[j]; }, a.dim_v, from, to, fade, acc);
       }
-    }
+    });
   }
   for (int64_t r = 0; r < rows; ++r) out.total[r] = simd::sum(simd::load(w.totals + r * simd::kLanes));
   return true;
