@@ -245,9 +245,8 @@ bool attend_stretch(const AttentionSpec& a, const Query* queries, int64_t count,
     const T* values[kBlock];
     if (!stage_block<T>(a, s, start, any, to, widen, w, values)) return false;
 
-    for_tiles(rows, [&](auto size, int64_t r) {
-      tile_logits<T, size()>(a, w.q + r * a.dim, w.keys, w.logits + r * kBlock);
-    });
+    for_tiles(rows,
+              [&](auto size, int64_t r) { tile_logits<T, size()>(a, w.q + r * a.dim, w.keys, w.logits + r * kBlock); });
     uint64_t seen = 0;
     for (int64_t r = 0; r < rows; ++r) {
       if (r % a.group == 0) seen = queries[r / a.group].block(start) & any;
