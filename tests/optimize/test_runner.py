@@ -74,9 +74,13 @@ def test_a_request_to_stop_lets_the_stage_save(monkeypatch, tmp_path) -> None:
 
 def test_ctrl_c_lets_the_stage_save(monkeypatch, tmp_path) -> None:
     thread = threading.Thread(target=lambda: (pid_in(tmp_path), os.kill(os.getpid(), signal.SIGINT)))
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        run(monkeypatch, tmp_path, SAVES)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            run(monkeypatch, tmp_path, SAVES)
+    finally:
+        signal.signal(signal.SIGINT, before)
     thread.join()
     assert (tmp_path / "logs" / "01-stage.log").read_text() == "saved\n"
 
