@@ -53,9 +53,10 @@ PROBE_ROUNDS = 32  # rounds between two of them, if both yield what was expected
 MOST_SPARE = 4.0  # rounds' time that probes may have earned for the next ones, or owe
 PROMPT_MEMORY = 4096  # output tokens over which the prompt tokens per output token are averaged
 PRIOR_TOKENS = 512.0  # output tokens without a prompt that are assumed at the start
-COMPARE_ROUNDS = 6  # of plain decoding, served now and then so that its time is measured: what is left wrong is a tenth
-COMPARE_COST = 0.003  # of the time may be lost to these
-COMPARE_EVERY = 64  # rounds between two of them at least, for batches of one size class
+COMPARE_ROUNDS = 6  # of a shape that is served only so that its time is measured: what is left wrong of it is a tenth
+COMPARE_COST = 0.003  # of the time may be lost to these, by shape
+COMPARE_ABOVE = 0.9  # of what the present shape promises: the second best one is compared if it promises more
+COMPARE_EVERY = 256  # rounds between two of them at least, for one shape and batches of one size class
 CHANGED_BATCH = 1.25  # a batch that grew or shrank by so much is reviewed at once
 
 
@@ -97,8 +98,8 @@ class Policy:
 
     It reads numbers of earlier rounds only, all of them on the host, so a choice never waits for a device; the same
     numbers give the same choices in every rank. While it does not draft all that the caps allow, it tries a shape now
-    and then that tells what the present one does not: a probe. Now and then some rounds are plain, so that its cost and
-    that of the present shape are measured at the same speed of the machine.
+    and then that tells what the present one does not: a probe. While it drafts, some rounds are plain, and some of the
+    second best shape, so that their costs are measured at the same speed of the machine as that of the present one.
     """
 
     def __init__(self, caps: Shape, costs: CostModel, shapes: Sequence[Shape] | None = None) -> None:
@@ -112,8 +113,10 @@ class Policy:
         self._asked: tuple[int, Collection[Shape] | None] = 0, None
         self._since_review = 0
         self._rounds = 0
-        self._compared: dict[int, int] = {}  # the last plain round by size class, as far as reviews saw it
-        self._plain_rounds = 0  # after the last review, to compare
+        self._measured: dict[
+            tuple[int, Shape], int
+        ] = {}  # when a shape was last served, by size class, as reviews know
+        self._compared: Shape | None = None  # served for some rounds after a review
         self._probe = caps
         self._lost = 0.0  # what a probe costs, in rounds of the present shape
         self._spare = 0.0  # what may be lost to probes, in the same unit
@@ -131,8 +134,8 @@ class Policy:
         if self._since_review > REVIEW_ROUNDS or self._is_other_batch(b, allowed):
             self._review(b, keys, allowed, pending)
             self._asked, self._since_review = (b, allowed), 1
-        if self._since_review <= self._plain_rounds:
-            return PLAIN
+        if self._compared is not None and self._since_review <= COMPARE_ROUNDS:
+            return self._compared
         if self._probe == self.present:
             return self.present
         self._spare += PROBE_COST
@@ -196,7 +199,7 @@ class Policy:
             promised *= span / (span + self.costs.catch_up(b, keys, pending))
         if self.present not in rates or promised > rates[self.present] * (1 + HYSTERESIS):
             self.present = best
-        self._plain_rounds = COMPARE_ROUNDS if self._needs_comparison(b, rates) else 0
+        self._compared = self._to_compare(b, rates)
         self._probe = self._most_telling(rates)
         if self._probe != self.present:
             # A probe takes `longer` rounds of the present shape, and yields the tokens of so many times the ratio of
@@ -206,17 +209,21 @@ class Policy:
             lost = longer * (1 - rates[self._probe] / rates[self.present])
             self._lost = max(lost, PROBE_ROUNDS * PROBE_COST)
 
-    def _needs_comparison(self, b: int, rates: Mapping[Shape, float]) -> bool:
-        """Whether plain decoding was not served for so long that its cost is to be measured again."""
-        size = size_class(b)
-        if self.present != PLAIN:
-            if not self.costs.knows_speed(b):
-                return False
-            lost = COMPARE_ROUNDS * (1 - rates[PLAIN] / rates[self.present])
-            if self._rounds < self._compared.get(size, -math.inf) + max(COMPARE_EVERY, lost / COMPARE_COST):
-                return False
-        self._compared[size] = self._rounds
-        return self.present != PLAIN
+    def _to_compare(self, b: int, rates: Mapping[Shape, float]) -> Shape | None:
+        """Plain decoding or the second best shape, if its cost was not measured for long and it could be better."""
+        size, present = size_class(b), self.present
+        self._measured[size, present] = self._rounds
+        if present == PLAIN or not self.costs.knows_speed(b):
+            return None
+        least = COMPARE_ABOVE * rates[present]
+        others = [shape for shape, promised in rates.items() if promised > least and shape not in (PLAIN, present)]
+        for shape in (PLAIN, max(others, key=rates.__getitem__, default=PLAIN)):
+            lost = COMPARE_ROUNDS * (1 - rates[shape] / rates[present])
+            last = self._measured.get((size, shape), -math.inf)
+            if self._rounds >= last + max(COMPARE_EVERY, lost / COMPARE_COST):
+                self._measured[size, shape] = self._rounds
+                return shape
+        return None
 
     def _most_telling(self, rates: Mapping[Shape, float]) -> Shape:
         """The shape that tells most of what rounds of the present one do not, and costs least.

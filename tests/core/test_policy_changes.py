@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+from itertools import accumulate, product
 
 import pytest
 from policy_world import CAPS, HIGH, LOW, MIDDLE, SURE, World, device, new_policy, tree_sums
@@ -17,7 +19,7 @@ from eagle_plugin.core.shape import PLAIN, Shape
 # Rounds until a fall and a rise are followed, by batch size. With one request, the sums wrong and the drafts off it may
 # take 1,500 rounds to come back, and takes 280 in the median: a probe tells of one token or none, and probes may cost a
 # hundredth of the time.
-FOLLOWED = {1: (110, 1500), 32: (25, 100)}
+FOLLOWED = {1: (125, 1500), 32: (25, 100)}
 
 
 @pytest.mark.parametrize("follows", [False, True], ids=["sums stay", "sums follow"])
@@ -33,7 +35,7 @@ def test_acceptance_that_falls_and_rises_is_followed(free_rows: float, b: int, f
         for accepts, most in zip((LOW, HIGH), FOLLOWED[b], strict=True):
             world.accepts = accepts
             world.predicts = accepts if follows else HIGH
-            assert 0 < world.rounds_until_good(policy, b, 5000) <= most
+            assert world.rounds_until_good(policy, b, 5000) <= most
             world.serve(policy, b, 1000)
             assert world.rate(policy.present, b) >= 0.9 * world.rate(world.best(policy.shapes, b), b)
             if accepts == LOW:
@@ -77,29 +79,34 @@ def test_a_batch_that_shrinks_by_one_request_at_a_time_is_reviewed_too() -> None
 # Probes
 
 
+@pytest.mark.parametrize("compares", [False, True])
 @pytest.mark.parametrize("b", [1, 32])
 @pytest.mark.parametrize("accepts", [HIGH, LOW, (0.05, 0.02, 0.01, 0.01)], ids=["high", "low", "none"])
 @pytest.mark.parametrize("free_rows", [1.5, 4, 100])
-def test_probes_cost_a_hundredth_of_the_time(free_rows: float, accepts: tuple[float, ...], b: int) -> None:
-    """By the true rates: what is lost against the present shape, in rounds that do not have it."""
+def test_probes_cost_a_hundredth_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, free_rows: float, accepts: tuple[float, ...], b: int, compares: bool
+) -> None:
+    """By the true rates: what is lost against the present shape, in rounds that do not have it.
+
+    Rounds that are served to compare costs come on top.
+    """
+    if not compares:
+        monkeypatch.setattr(module, "COMPARE_EVERY", math.inf)
     costs = device(free_rows * b)
     policy, world = new_policy(costs), World(costs, accepts)
     world.serve(policy, b, 1000)
-    lost = total = compared = 0.0
-    probes = 0
+    lost = total = 0.0
+    others = 0
     for _ in range(4000):
         (shape,) = world.serve(policy, b, 1)
         seconds = costs.round(shape, b, 0)
         total += seconds
-        less = seconds * (1 - world.rate(shape, b) / world.rate(policy.present, b))
-        if shape == PLAIN:
-            compared += less
-        elif shape != policy.present:
-            probes += 1
-            lost += less
-    assert lost / total < 0.0125 and compared / total < 0.005
-    covers_all = policy.present[:2] == CAPS[:2]
-    assert (probes == 0) if covers_all else (probes >= 10)
+        if shape != policy.present:
+            others += 1
+            lost += seconds * (1 - world.rate(shape, b) / world.rate(policy.present, b))
+    assert lost / total < (0.02 if compares else 0.0125)
+    if not compares:
+        assert (others == 0) if policy.present[:2] == CAPS[:2] else (others >= 10)
 
 
 @pytest.mark.parametrize("charged", [True, False])
@@ -200,7 +207,7 @@ def test_drafts_that_cost_more_than_their_tables_are_left_for_plain_rounds(
 ) -> None:
     """All trees of 8 requests take 1.5 times what the tables say; without comparisons, the control, they are kept."""
     if not compares:
-        monkeypatch.setattr(module, "COMPARE_ROUNDS", 0)
+        monkeypatch.setattr(module, "COMPARE_EVERY", math.inf)
     costs = device(12)
     policy, world = new_policy(costs), World(costs, MIDDLE, noise=0.05)
     world.serve(policy, 1, 200)
@@ -212,6 +219,40 @@ def test_drafts_that_cost_more_than_their_tables_are_left_for_plain_rounds(
     assert world.best(policy.shapes, 8) != PLAIN
     world.serve(policy, 8, 2000)
     assert policy.present != PLAIN
+
+
+def loss(sigma: float) -> float:
+    """Part of the time that is lost against the true best shape, in 2,500 rounds from the start on.
+
+    The tables are wrong by shape (sigma is the standard deviation of the logarithm); the machine changes its speed.
+    """
+    lost = total = 0.0
+    for free_rows, b, accepts, seed in product((1.5, 4), (1, 8), (MIDDLE, HIGH), range(3)):
+        costs, gen = device(free_rows * b), random.Random(seed)
+        policy, world = new_policy(costs, Shape(2, 4, 8)), World(costs, accepts, seed=seed, noise=0.05)
+        wrong = {shape: math.exp(gen.gauss(0, sigma)) for shape in policy.shapes}
+        speeds = list(accumulate((gen.gauss(0, 0.02) for _ in range(2501)), lambda speed, x: 0.995 * speed + x))
+        world.slower = lambda shape, n, wrong=wrong, speeds=speeds: wrong[shape] * math.exp(speeds[n])  # type: ignore[misc]
+        chosen = world.serve(policy, b, 2500)
+        world.slower = lambda shape, n, wrong=wrong: wrong[shape]  # type: ignore[misc]
+        best = world.rate(world.best(policy.shapes, b), b)
+        for shape in chosen:
+            seconds = costs.round(shape, b, 0) * wrong[shape]
+            total += seconds
+            lost += seconds * (1 - world.rate(shape, b) / best)
+    return lost / total
+
+
+@pytest.mark.parametrize(("sigma", "most"), [(0.0, 0.025), (0.15, 0.04)])
+def test_wrong_tables_cost_little_where_shapes_are_compared(
+    monkeypatch: pytest.MonkeyPatch, sigma: float, most: float
+) -> None:
+    compared = loss(sigma)
+    monkeypatch.setattr(module, "COMPARE_EVERY", math.inf)
+    uncompared = loss(sigma)
+    print(f"loss {compared:.4f}, without comparisons {uncompared:.4f}")
+    assert compared < most
+    assert (compared < uncompared) == (sigma > 0)  # the control
 
 
 @pytest.mark.parametrize("jump", [-3600.0, 0.0, 1e9, math.nan, math.inf])
