@@ -113,9 +113,7 @@ class Policy:
         self._asked: tuple[int, Collection[Shape] | None] = 0, None
         self._since_review = 0
         self._rounds = 0
-        self._measured: dict[
-            tuple[int, Shape], int
-        ] = {}  # when a shape was last served, by size class, as reviews know
+        self._measured: dict[tuple[int, Shape], int] = {}  # by size class: the round in which a shape was served
         self._compared: Shape | None = None  # served for some rounds after a review
         self._probe = caps
         self._lost = 0.0  # what a probe costs, in rounds of the present shape
