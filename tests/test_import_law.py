@@ -48,7 +48,16 @@ LAW: dict[str, set[str]] = {
     # The other sub-commands run in processes of their own.
     "optimize": {"data", "bench", "bench.states", "report", "models", "train.recipe"},
     # The same; of data and evaluation what prompts and captures are, and how a chat becomes token ids.
-    "loop": {"bench", "bench.states", "capture.metrics", "data", "evaluate.responses", "models", "optimize"},
+    "loop": {
+        "bench",
+        "bench.states",
+        "capture.metrics",
+        "capture.settings",
+        "data",
+        "evaluate.responses",
+        "models",
+        "optimize",
+    },
     "cli": {"models", "heads", "kernels", "evaluate", "engines", "engines.sglang", "engines.vllm"},
 }
 COMPAT_MAY_IMPORT = {"core", "kernels"}

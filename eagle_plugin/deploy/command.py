@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from eagle_plugin.command_line import Parser
-from eagle_plugin.deploy.drift import Counts, WatchError, counts_of
+from eagle_plugin.deploy.counts import Counts, CountsError, served_counts
 from eagle_plugin.deploy.server import DeployError, ServedHead
 from eagle_plugin.deploy.verdict import FEWEST_ROUNDS, Comparison, compare
 from eagle_plugin.deploy_folder import FOLDER
@@ -140,25 +138,14 @@ def _watch(options: argparse.Namespace, before: Counts, head: Path) -> Compariso
     if not more.rounds:
         _say(options, f"{head} serves; no request came within {options.minutes:g} minutes, so it was not compared")
         return None
-    return compare(_rounds_by_length(before), _rounds_by_length(more))
-
-
-def _rounds_by_length(counts: Counts) -> dict[int, int]:
-    """Rounds by their accept length, the bonus token included."""
-    at_least = [counts.rounds, *counts.at_depth, 0.0]
-    return {depth + 1: round(at_least[depth] - at_least[depth + 1]) for depth in range(len(at_least) - 1)}
+    return compare(before, more)
 
 
 def _counts(url: str) -> Counts:
-    address = f"{url.rstrip('/').removesuffix('/v1')}/metrics"
     try:
-        return counts_of(httpx.get(address, timeout=15, trust_env=False, follow_redirects=True).raise_for_status().text)
-    except WatchError as error:
-        raise DeployError(f"{address}: {error}, or give --no-watch") from error
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise DeployError(
-            f"{address} does not answer with metrics ({error}); start SGLang with --enable-metrics"
-        ) from error
+        return served_counts(url)
+    except CountsError as error:
+        raise DeployError(f"{error}; or give --no-watch") from error
 
 
 def _say(options: argparse.Namespace, line: str) -> None:

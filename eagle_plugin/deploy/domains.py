@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eagle_plugin.data.captures.segments import captured_records
-from eagle_plugin.deploy.drift import Counts, Finding, judge
+from eagle_plugin.deploy.counts import Counts
+from eagle_plugin.deploy.drift import Finding, judge
 
 OTHER = ""  # the domain of answers that have none
 
@@ -69,7 +70,7 @@ class DomainWatch:
 
     def _judge(self, domain: str, rounds: Counter[int]) -> DomainFinding:
         expected = self._measured.get(domain) if self._expect is None else self._expect
-        return DomainFinding(domain, judge(counts_of_rounds(rounds), expected or 1.0, self._margin), expected)
+        return DomainFinding(domain, judge(Counts.of_rounds(rounds), expected or 1.0, self._margin), expected)
 
 
 def rounds_by_domain(folder: Path, since: float = 0.0) -> dict[str, Counter[int]]:
@@ -83,13 +84,6 @@ def rounds_by_domain(folder: Path, since: float = 0.0) -> dict[str, Counter[int]
         if (drafts := _drafts(record)) and record.get("time", 0.0) >= since:
             found.setdefault(str(record.get("domain", OTHER)), Counter()).update(dict(enumerate(drafts)))
     return found
-
-
-def counts_of_rounds(rounds: Counter[int]) -> Counts:
-    """From rounds that accepted exactly d drafts to those that accepted d or more."""
-    deepest = max(rounds)
-    reached = (sum(rounds[k] for k in range(depth, deepest + 1)) for depth in range(1, deepest + 1))
-    return Counts(rounds.total(), tuple(map(float, reached)))
 
 
 def _drafts(record: Mapping[str, Any]) -> list[int]:

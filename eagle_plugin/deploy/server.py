@@ -14,11 +14,11 @@ import httpx
 from filelock import FileLock, Timeout
 
 from eagle_plugin.atomic_io import write_output
-from eagle_plugin.deploy_folder import ANSWER, FOLDER, REQUEST, SERVER
+from eagle_plugin.deploy_folder import ANSWER, FOLDER, REQUEST, SERVER, Served
 from eagle_plugin.errors import UserError
 
 LOCK = ".deploy.lock"
-KEYS = ("engine", "target", "head", "algorithm", "refuses")  # of SERVER
+KEYS = (*Served._fields, "refuses")  # of SERVER
 ANSWER_SECONDS = 300.0  # the longest that loading a head may take
 WAKE_EVERY = 0.3  # seconds; longer than the time between two looks of a server
 MOST_WAKES = 20  # a server that answered so many requests has looked

@@ -12,11 +12,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from statistics import fmean
 
-import httpx
-
 from eagle_plugin.data.captures.segments import check_folder
+from eagle_plugin.deploy.counts import Counts, served_counts
 from eagle_plugin.deploy.domains import DomainWatch
-from eagle_plugin.deploy.drift import LEAST_ROUNDS, Counts, WatchError, counts_of, expected_by_domain, judge
+from eagle_plugin.deploy.drift import LEAST_ROUNDS, WatchError, expected_by_domain, judge
 from eagle_plugin.models import head_folder
 
 OK, DRIFT, TOO_FEW = 0, 1, 3
@@ -46,11 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     measured = expected_by_domain(head_folder(options.head)) if options.expect is None else {}
     expected = _expected(options, measured)
     watch = _domain_watch(options, measured)
-    before = Counts(0.0, ()) if options.once else _ask(options.url)
+    before = Counts(0.0, ()) if options.once else served_counts(options.url)
     while True:
         if not options.once:
             time.sleep(60.0 * options.every)
-        now = _ask(options.url)
+        now = served_counts(options.url)
         finding = judge(now.since(before), expected, options.margin)
         domains = watch.judge(time.time()) if watch else []
         for one in domains:
@@ -125,15 +124,6 @@ def _domain_watch(options: argparse.Namespace, measured: Mapping[str, float]) ->
     if options.hours is not None:
         since = time.time() - 3600.0 * options.hours
     return DomainWatch(check_folder(options.captures), measured, options.expect, options.margin, since)
-
-
-def _ask(url: str) -> Counts:
-    address = f"{url.rstrip('/').removesuffix('/v1')}/metrics"
-    try:
-        answer = httpx.get(address, timeout=15.0, trust_env=False, follow_redirects=True).raise_for_status()
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise WatchError(f"{address} does not answer with metrics ({error}); check address and port") from error
-    return counts_of(answer.text)
 
 
 def _advice(options: argparse.Namespace) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_plugin.atomic_io import write_output
-from eagle_plugin.deploy_folder import ANSWER, FOLDER, REQUEST, SERVER
+from eagle_plugin.deploy_folder import ANSWER, FOLDER, REQUEST, SERVER, Served
 from eagle_plugin.errors import UserError
 
 LOOK_EVERY = 0.1  # seconds
@@ -35,13 +35,13 @@ class HeadMailbox:
     def __init__(
         self,
         folder: Path,
-        server: dict[str, Any],
+        served: Served,
         exchange: Exchange,
         logger: logging.Logger,
         clock: Callable[[], float] = time.monotonic,
         refuses: str = "",
     ) -> None:
-        """server: what the other side must know of this one: engine, target, head, algorithm.
+        """Begin to look for requests.
 
         refuses: why no head can take the place of the served one, for the whole life of this server.
 
@@ -49,7 +49,7 @@ class HeadMailbox:
             MailboxError: the folder is not there, or others may write into it.
         """
         _check(folder)
-        self._folder, self._server = folder, server | {"pid": os.getpid(), "refuses": refuses}
+        self._folder, self._server = folder, {**served._asdict(), "pid": os.getpid(), "refuses": refuses}
         self._exchange, self._logger, self._clock = exchange, logger, clock
         self._next = 0.0
         self._seen: int | None = None  # when the last request was written, in nanoseconds
@@ -105,11 +105,11 @@ class HeadMailbox:
 
 
 def open_mailbox(
-    server: dict[str, Any], exchange: Exchange, logger: logging.Logger, *, rank: int = 0, ranks: int = 1
+    served: Served, exchange: Exchange, logger: logging.Logger, *, rank: int = 0, ranks: int = 1
 ) -> HeadMailbox | None:
     """The mailbox of the folder of ``EAGLE_DEPLOY``; None without one, and in all ranks but the first.
 
-    server: as for `HeadMailbox`. Several ranks would have to exchange their parts before the same round: refused.
+    Several ranks would have to exchange their parts before the same round: refused.
 
     Raises:
         MailboxError: the folder is not there, or others may write into it.
@@ -117,7 +117,7 @@ def open_mailbox(
     named = os.environ.get(FOLDER, "")
     if not named or rank:
         return None
-    return HeadMailbox(Path(named).absolute(), server, exchange, logger, refuses=SEVERAL_RANKS if ranks > 1 else "")
+    return HeadMailbox(Path(named).absolute(), served, exchange, logger, refuses=SEVERAL_RANKS if ranks > 1 else "")
 
 
 def check_folder() -> None:

@@ -17,6 +17,7 @@ from eagle_plugin.core.policy import Policy
 from eagle_plugin.core.policy_report import Expected, PolicyReport, ShapeTotals
 from eagle_plugin.core.prediction_errors import CLASSES, class_of
 from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.core.survival import Survival
 from eagle_plugin.engines.round import Drafts
 from eagle_plugin.errors import UserError
 
@@ -131,6 +132,11 @@ class ShapeChooser:
         """As `Policy.observe_tokens`."""
         if self.policy is not None:
             self.policy.observe_tokens(prompt, output)
+
+    def forget_head(self) -> None:
+        """Another head serves: what was learned of the drafts of the one before it says nothing of this one."""
+        if self.policy is not None:
+            self.policy.survival = Survival(self.policy.shapes)
 
     @property
     def totals(self) -> Mapping[Shape, ShapeTotals]:

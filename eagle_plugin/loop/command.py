@@ -29,7 +29,7 @@ have the results.
 """
 EPILOG = """\
 examples:
-  make loop                                                about 35 minutes on two quiet cores
+  make loop                                                half an hour on two quiet cores
   make loop ARGS='--out /data/loop'                        results in another folder
   make loop ARGS='--prompts prompts.jsonl --count 500'     own prompts, a file of `eagle-plugin data prepare`
   make loop ARGS='--target DIR --head DIR --prompts FILE'  own model

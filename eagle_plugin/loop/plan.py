@@ -78,13 +78,14 @@ def plan_steps(
     def simple(name: str, *args: str | Path) -> Callable[[], None]:
         return lambda: run(name, [*map(str, args)])
 
-    prepare = ("data", "prepare", traffic, "--keep-responses", "--target", target)
     plan = [
         Step("prompts", prompts, 2, make_prompts),
         Step("traffic", folder / "traffic.json", 330,
              lambda: record_traffic(settings, target, head, prompts, folder, steps)),
         Step("export", traffic, 3, simple("export", "capture", "export", folder / "capture", "--out", traffic)),
-        Step("prepare", prepared, 8, simple("prepare", *prepare, "--source", "traffic", "--out", prepared)),
+        Step("prepare", prepared, 8,
+             simple("prepare", "data", "prepare", traffic, "--keep-responses", "--target", target,
+                    "--source", "traffic", "--out", prepared)),
         Step("rows", rows, 8, simple("rows", "data", "render", prepared, "--target", target, "--out", rows)),
         Step("features", stored, 45, features),
         Step("train", trained, 600, train),

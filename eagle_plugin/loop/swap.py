@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eagle_plugin.atomic_io import write_output
-from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.load import Completion, LoadError, Sampling, accept_length, ask_all
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.questions import Question
-from eagle_plugin.bench.servers import Server, check_worker
-from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.deploy_folder import FOLDER
+from eagle_plugin.loop.server import plugin_server
 from eagle_plugin.loop.settings import LoopError, LoopSettings
 
 DEPLOY_SECONDS = 300.0  # the longest exchange
@@ -49,21 +47,9 @@ def swap_head(
     questions = questions[: settings.swap_questions]
     mailbox = folder / "deploy"
     mailbox.mkdir(mode=0o700, exist_ok=True)
-    spec = ServerSpec(
-        target=target,
-        mode="plugin",
-        head=base,
-        engine=settings.engine,
-        shape=ENGINES[settings.engine].plugin_shape(base),
-        dtype="float32",
-        environment={FOLDER: str(mailbox)},
-        name="swap",
-    ).for_concurrency(max(settings.swap_clients, 2))
     sampling = Sampling(max_tokens=settings.swap_tokens)
-    with Server.of(spec, folder / "logs") as server:
-        with steps.step("starting the server") as step:
-            server.wait_ready(progress=step.update)
-            check_worker(server, spec.mode)
+    clients, environment = max(settings.swap_clients, 2), {FOLDER: str(mailbox)}
+    with plugin_server(settings, target, base, clients, environment, "swap", folder, steps, is_exact=True) as server:
 
         def ask(question: Question) -> Completion:
             return ask_all(server.endpoint, [question], sampling)[0]

@@ -7,21 +7,20 @@ import time
 from pathlib import Path
 
 from eagle_plugin.atomic_io import write_output
-from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.load import Completion, Sampling, accept_length, ask_all
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.questions import Question
-from eagle_plugin.bench.servers import Server, check_worker
-from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.capture.metrics import DROPPED
+from eagle_plugin.capture.settings import FOLDER
 from eagle_plugin.data.captures.segments import counts_of, segments_of
 from eagle_plugin.data.sources.prompts import read_prompts
 from eagle_plugin.loop.prompts import question_of
+from eagle_plugin.loop.server import plugin_server
 from eagle_plugin.loop.settings import LoopSettings
 from eagle_plugin.loop.steps import minutes
 
-# The writer has a low priority, and a server that shuts down waits for it for ten seconds only. After so many seconds
-# without a further record the rest is given up: the loop goes on with what there is.
+# The writer has the least priority, and a server that shuts down waits for it for ten seconds only. After so many
+# seconds without a further record the rest is given up: the loop goes on with what there is.
 PATIENCE_S = 90.0
 
 
@@ -37,23 +36,12 @@ def record_traffic(settings: LoopSettings, target: Path, head: Path, prompts: Pa
     questions = read_questions(prompts)
     asked = recorded_questions(capture)
     missing = [question for question in questions if question.prompt not in asked]
-    spec = ServerSpec(
-        target=target,
-        mode="plugin",
-        head=head,
-        engine=settings.engine,
-        shape=ENGINES[settings.engine].plugin_shape(head),
-        environment={"EAGLE_CAPTURE": str(capture)},
-        name="capture",
-    ).for_concurrency(settings.traffic_concurrency)
+    clients, environment = settings.traffic_concurrency, {FOLDER: str(capture)}
     answers: list[Completion] = []
     counted = answers_counted(capture)
     seconds = 0.0
     if missing:
-        with Server.of(spec, folder / "logs") as server:
-            with steps.step("starting the server") as step:
-                server.wait_ready(progress=step.update)
-                check_worker(server, spec.mode)
+        with plugin_server(settings, target, head, clients, environment, "capture", folder, steps) as server:
             began = time.monotonic()
             with steps.step("asking") as step:
 
@@ -64,7 +52,7 @@ def record_traffic(settings: LoopSettings, target: Path, head: Path, prompts: Pa
                                 len(answers) / len(missing))  # fmt: skip
 
                 sampling = Sampling(max_tokens=settings.answer_tokens)
-                ask_all(server.endpoint, missing, sampling, concurrency=settings.traffic_concurrency, on_done=done)
+                ask_all(server.endpoint, missing, sampling, concurrency=clients, on_done=done)
             seconds = time.monotonic() - began
             with steps.step("waiting until all is recorded"):
                 wait_recorded(capture, counted + len(missing))

@@ -21,6 +21,7 @@ from eagle_plugin.deploy import command
 from eagle_plugin.deploy import server as served_head
 from eagle_plugin.deploy.server import LOCK
 from eagle_plugin.deploy_folder import REQUEST, SERVER
+from eagle_plugin.deploy_folder import Served as ServedFacts
 from eagle_plugin.engines.head_mailbox import HeadMailbox
 
 METRICS = """\
@@ -32,13 +33,13 @@ eagle_plugin:accepted_at_depth_total{{depth="1"}} {accepted}
 
 
 class Served:
-    """A server whose traffic goes on: 400 rounds between two looks at its metrics."""
+    """A server whose traffic goes on: 4,000 rounds between two looks at its metrics."""
 
     def __init__(self, folder: Path, target: Path, head: Path) -> None:
-        self.rounds, self.accepted, self.traffic = 0, 0, 400
+        self.rounds, self.accepted, self.traffic = 0, 0, 4000
         self.share = {str(head): 0.6}  # of the rounds of a head, those that accept a draft
         self.head, self.looks = head, True
-        serves = {"engine": "sglang", "target": str(target), "head": str(head), "algorithm": "EAGLE3"}
+        serves = ServedFacts("sglang", str(target), str(head), "EAGLE3")
         self.mailbox = HeadMailbox(folder, serves, self.take, logging.getLogger("served"))
 
     def take(self, head: Path) -> None:
@@ -108,7 +109,7 @@ def test_a_better_head_stays(case: Case, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_worse_head_goes_back(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
-    case.served.share[str(case.new)] = 0.5
+    case.served.share[str(case.new)] = 0.4
     assert case.deploy() == 1
     assert case.served.head == case.old and "worse, so the old head" in capsys.readouterr().out
     assert json.loads((case.folder / SERVER).read_text())["head"] == str(case.old)
@@ -132,7 +133,7 @@ def test_without_traffic_nothing_is_compared(case: Case, capsys: pytest.CaptureF
     case.served.traffic = 99
     assert case.deploy() == 2
     assert "has verified 99 rounds with its head" in capsys.readouterr().err and case.served.head == case.old
-    case.served.rounds, case.served.traffic = 500, 0
+    case.served.rounds, case.served.traffic = 5000, 0
     assert case.deploy("--minutes", "0.001", "--json") == 0
     found = capsys.readouterr()
     assert "so it was not compared" in found.err and "accept_length_after" not in json.loads(found.out)

@@ -12,8 +12,9 @@ import pytest
 
 from eagle_plugin.cli import main
 from eagle_plugin.deploy import watch_command
-from eagle_plugin.deploy.domains import DomainWatch, counts_of_rounds, rounds_by_domain
-from eagle_plugin.deploy.drift import Counts, counts_of, judge
+from eagle_plugin.deploy.counts import Counts, counts_of
+from eagle_plugin.deploy.domains import DomainWatch, rounds_by_domain
+from eagle_plugin.deploy.drift import judge
 
 TEXT = """\
 # TYPE eagle_plugin:verify_rounds counter
@@ -113,7 +114,7 @@ def test_domains_are_counted_from_the_records(tmp_path) -> None:
     )
     rounds = rounds_by_domain(folder)
     assert rounds == {"code": {0: 4, 1: 4, 2: 2}, "": {0: 0, 1: 1}}
-    assert counts_of_rounds(rounds["code"]) == Counts(10, (6.0, 2.0))
+    assert Counts.of_rounds(rounds["code"]) == Counts(10, (6.0, 2.0))
     assert rounds_by_domain(folder, since=100.0)["code"] == {0: 3, 1: 0, 2: 2}
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from eagle_plugin.atomic_io import WriteError
-from eagle_plugin.deploy_folder import ANSWER, FOLDER, REQUEST, SERVER
+from eagle_plugin.deploy_folder import ANSWER, FOLDER, REQUEST, SERVER, Served
 from eagle_plugin.engines import head_mailbox
 from eagle_plugin.engines.head_mailbox import HeadMailbox, MailboxError, check_folder, open_mailbox
 
-SERVES = {"engine": "sglang", "target": "/models/t", "head": "/heads/old", "algorithm": "EAGLE3"}
+SERVES = Served("sglang", "/models/t", "/heads/old", "EAGLE3")
 LOGGER = logging.getLogger("mailbox")
 
 
@@ -47,7 +47,7 @@ def read(folder: Path, name: str) -> dict[str, Any]:
 
 
 def mailbox(folder: Path, exchange: Callable[[Path], None], **options: Any) -> HeadMailbox:
-    return HeadMailbox(folder, dict(SERVES), exchange, LOGGER, Clock(), **options)
+    return HeadMailbox(folder, SERVES, exchange, LOGGER, Clock(), **options)
 
 
 def test_a_request_is_served_once(folder: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_full_disk_does_not_end_the_server(
 
 def test_the_folder_is_looked_into_ten_times_per_second_at_most(folder: Path) -> None:
     clock, taken = Clock(), list[Path]()
-    box = HeadMailbox(folder, dict(SERVES), taken.append, LOGGER, lambda: clock.now)
+    box = HeadMailbox(folder, SERVES, taken.append, LOGGER, lambda: clock.now)
     box.look()
     ask(folder, "/heads/new")
     clock.now += 0.05
@@ -116,15 +116,15 @@ def test_the_folder_is_looked_into_ten_times_per_second_at_most(folder: Path) ->
 def test_several_ranks_refuse(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER, str(folder))
     taken: list[Path] = []
-    assert open_mailbox(dict(SERVES), taken.append, LOGGER, rank=1, ranks=2) is None
-    box = open_mailbox(dict(SERVES), taken.append, LOGGER, rank=0, ranks=2)
+    assert open_mailbox(SERVES, taken.append, LOGGER, rank=1, ranks=2) is None
+    box = open_mailbox(SERVES, taken.append, LOGGER, rank=0, ranks=2)
     assert box is not None and read(folder, SERVER)["refuses"]
     ask(folder, "/heads/new")
     box.look()
     assert not taken and "several ranks" in read(folder, ANSWER)["error"]
-    assert open_mailbox(dict(SERVES), taken.append, LOGGER) is not None and read(folder, SERVER)["refuses"] == ""
+    assert open_mailbox(SERVES, taken.append, LOGGER) is not None and read(folder, SERVER)["refuses"] == ""
     monkeypatch.delenv(FOLDER)
-    assert open_mailbox(dict(SERVES), taken.append, LOGGER) is None
+    assert open_mailbox(SERVES, taken.append, LOGGER) is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eagle_plugin.core.survival import Survival
 from eagle_plugin.engines.sglang.draft_weights import int8_weights, use_int8_weights
 from eagle_plugin.engines.sglang.eagle3_model import Eagle3Head
 from eagle_plugin.heads.checkpoint import check_head
@@ -50,9 +49,7 @@ def exchange_head(worker: Any, head: Path) -> None:
     with torch.no_grad():
         for old, new in copies:
             old.copy_(new)
-    policy = worker.shapes.policy
-    if policy is not None:
-        policy.survival = Survival(policy.shapes)
+    worker.shapes.forget_head()
 
 
 def tensors_of(model: nn.Module, tokens: Tensor | None = None) -> dict[str, Tensor]:

@@ -7,7 +7,6 @@ from typing import Any
 
 from vllm.config import set_current_vllm_config
 
-from eagle_plugin.core.survival import Survival
 from eagle_plugin.engines.vllm.backend import tree_attention
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.same_form import check_same_form
@@ -47,6 +46,4 @@ def exchange_head(runner: Any, head: Path) -> None:
             setattr(drafter, name, value)
         raise
     config.speculative_config.model = str(head)
-    policy = runner._shapes.chooser.policy
-    if policy is not None:
-        policy.survival = Survival(policy.shapes)
+    runner._shapes.chooser.forget_head()
