@@ -48,6 +48,7 @@ GRAPH_WIDTHS = (2, 3, 4, 8, 16)  # the same, where every shape needs CUDA graphs
 HYSTERESIS = 0.03  # a change must promise so much more than the present shape: less is noise
 CATCH_UP_ROUNDS = 64  # of plain decoding: in their time, drafting must earn what the head reads before it begins
 REVIEW_ROUNDS = 8  # rounds between two choices for batches of one size
+CHANGED_BATCH = 1.25  # a batch that grew or shrank by so much is reviewed at once
 PROBE_COST = 0.01  # of the time may be lost to shapes that are tried only to learn
 PROBE_ROUNDS = 32  # rounds between two of them, if both yield what was expected: fewer tell of the same tokens
 MOST_SPARE = 4.0  # rounds' time that probes may have earned for the next ones, or owe
@@ -57,7 +58,6 @@ COMPARE_ROUNDS = 6  # of a shape that is served only so that its time is measure
 COMPARE_COST = 0.003  # of the time may be lost to these, by shape
 COMPARE_ABOVE = 0.9  # of what the present shape promises: the second best one is compared if it promises more
 COMPARE_EVERY = 256  # rounds between two of them at least, for one shape and batches of one size class
-CHANGED_BATCH = 1.25  # a batch that grew or shrank by so much is reviewed at once
 
 
 def shapes_within(caps: Shape) -> list[Shape]:
@@ -112,8 +112,8 @@ class Policy:
         self._is_measured = False
         self._asked: tuple[int, Collection[Shape] | None] = 0, None
         self._since_review = 0
-        self._rounds = 0
-        self._measured: dict[tuple[int, Shape], int] = {}  # by size class: the round in which a shape was served
+        self._rounds: dict[int, int] = {}  # by size class of the batch, up to the last review
+        self._measured: dict[tuple[int, Shape], int] = {}  # by size class: after how many rounds a shape was served
         self._compared: Shape | None = None  # served for some rounds after a review
         self._probe = caps
         self._lost = 0.0  # what a probe costs, in rounds of the present shape
@@ -128,7 +128,6 @@ class Policy:
         plain decoding must promise so much more.
         """
         self._since_review += 1
-        self._rounds += 1
         if self._since_review > REVIEW_ROUNDS or self._is_other_batch(b, allowed):
             self._review(b, keys, allowed, pending)
             self._asked, self._since_review = (b, allowed), 1
@@ -208,9 +207,16 @@ class Policy:
             self._lost = max(lost, PROBE_ROUNDS * PROBE_COST)
 
     def _to_compare(self, b: int, rates: Mapping[Shape, float]) -> Shape | None:
-        """Plain decoding or the second best shape, if its cost was not measured for long and it could be better."""
+        """Plain decoding or the second best shape, if its cost was not measured for long and it could be better.
+
+        Only rounds of batches of this size class count: a load that changes all the time compares as seldom.
+        """
+        if self._asked[0]:
+            last_size = size_class(self._asked[0])
+            self._rounds[last_size] = self._rounds.get(last_size, 0) + self._since_review - 1
         size, present = size_class(b), self.present
-        self._measured[size, present] = self._rounds
+        rounds = self._rounds.get(size, 0)
+        self._measured[size, present] = rounds
         if present == PLAIN or not self.costs.knows_speed(b):
             return None
         least = COMPARE_ABOVE * rates[present]
@@ -218,8 +224,8 @@ class Policy:
         for shape in (PLAIN, max(others, key=rates.__getitem__, default=PLAIN)):
             lost = COMPARE_ROUNDS * (1 - rates[shape] / rates[present])
             last = self._measured.get((size, shape), -math.inf)
-            if self._rounds >= last + max(COMPARE_EVERY, lost / COMPARE_COST):
-                self._measured[size, shape] = self._rounds
+            if rounds >= last + max(COMPARE_EVERY, lost / COMPARE_COST):
+                self._measured[size, shape] = rounds
                 return shape
         return None
 

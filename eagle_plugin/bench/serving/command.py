@@ -70,7 +70,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--temperatures", type=at_least(0, float), nargs="+", metavar="T", help="default: see above")
     parser.add_argument("--prompts", choices=PROMPT_KINDS, nargs="+", help="default: see above")
-    parser.add_argument("--repeats", type=at_least(1), metavar="N", help="of every cell (default: 5, others 3)")
+    parser.add_argument("--repeats", type=at_least(1), metavar="N", help="of every cell (default: 4, others 3)")
     parser.add_argument("--configs", choices=CONFIGS, nargs="+", help="servers to measure (default: all)")
     parser.add_argument(
         "--quick", action="store_true", help="1, 4 and 16 clients, short answers, 2 repeats: a trial, not a result"

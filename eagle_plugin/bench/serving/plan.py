@@ -9,7 +9,7 @@ from typing import NamedTuple
 from eagle_plugin.bench.serving.prompts import PromptKind, tokens_per_request
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32)
-REPEATS = 5
+REPEATS = 4
 EXTRA_REPEATS = 3  # of the cells beside the main ones
 
 
@@ -54,12 +54,12 @@ class Plan:
 
 
 def requests_of(clients: int, prompts: PromptKind = "mixed") -> int:
-    """Questions of one measurement: three per client for few clients and for long prompts, two for many.
+    """Questions of one measurement: three per client for few clients and for long prompts, two for many; six at least.
 
     When a client finds no further question, the others have begun answers whose prompts were computed and whose tokens
     have not all arrived: the longer the prompts, the more that weighs.
     """
-    return 3 * clients if prompts == "long" else max(2 * clients, min(3 * clients, 12))
+    return 3 * clients if prompts == "long" else max(2 * clients, min(3 * clients, 12), 6)
 
 
 def make_plan(

@@ -17,7 +17,7 @@ from eagle_plugin.core.shape import Shape
 
 def test_by_default_every_number_of_clients_and_a_few_cells_more():
     plan = make_plan()
-    main = [cell for cell, repeats in plan.repeats.items() if repeats == 5]
+    main = [cell for cell, repeats in plan.repeats.items() if repeats == 4]
     assert main == [Cell(count, 0.0, "mixed") for count in CONCURRENCIES]
     extra = {cell for cell, repeats in plan.repeats.items() if repeats == 3}
     assert {cell.temperature for cell in extra} == {0.0, 0.7} and {cell.prompts for cell in extra} == {"mixed", "long"}
@@ -34,7 +34,7 @@ def test_named_clients_keep_a_part_of_the_default_cells():
 def test_named_temperatures_and_prompts_are_combined():
     plan = make_plan([2, 8], [0.0, 1.0], ["code", "long"], repeats=7)
     assert len(plan.repeats) == 8 and set(plan.repeats.values()) == {7}
-    assert make_plan(temperatures=[0.7], concurrencies=[2]).repeats == {Cell(2, 0.7, "mixed"): 5}
+    assert make_plan(temperatures=[0.7], concurrencies=[2]).repeats == {Cell(2, 0.7, "mixed"): 4}
 
 
 def test_all_cells_are_measured_once_before_any_is_measured_again():
