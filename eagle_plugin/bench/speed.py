@@ -11,10 +11,10 @@ from eagle_plugin.bench.machine import busy_percent
 from eagle_plugin.bench.measure import EarlyStop, Repeat, RepeatSeries, measure_interleaved
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.questions import Question
-from eagle_plugin.bench.servers import Server, check_worker
+from eagle_plugin.bench.servers import check_worker
 from eagle_plugin.bench.side_by_side import show_side_by_side
 from eagle_plugin.bench.spec import Mode, ServerSpec
-from eagle_plugin.bench.startup import launched, wait_all, warm_up_all
+from eagle_plugin.bench.startup import serving, warm_up_all
 from eagle_plugin.bench.steal import StealWatch
 
 BUSY_LIMIT = 10.0  # percent of all cores
@@ -43,26 +43,16 @@ def measure_speed(
     logs: Path,
     steps: Steps,
 ) -> SpeedResult:
-    """Start the three servers, show a few answers, and measure; `thorough` makes every repeat.
-
-    All servers start together. The engine's own speculation is paused during the first answers, ready or not, so that
-    nothing runs beside them.
-    """
-    with launched(specs, logs) as servers:
-        first: dict[Mode, Server] = {mode: servers[mode] for mode in ("plain", "plugin")}
-        wait_all(first, specs, steps)
-        servers["builtin"].pause()
-        plugin_line = check_worker(first["plugin"], "plugin")
-        warm_up_all(first, repeats[0], steps)
-        titles = {"plain decoding": first["plain"], "eagle-plugin": first["plugin"]}
+    """Start the three servers, show a few answers, and measure; `thorough` makes every repeat."""
+    with serving(specs, logs, steps) as servers:
+        plugin = servers["plugin"]
+        plugin_line = check_worker(plugin, "plugin")
+        warm_up_all(servers, repeats[0], steps)
+        titles = {"plain decoding": servers["plain"], "eagle-plugin": plugin}
         show_side_by_side(titles, repeats[0][:SHOWN_QUESTIONS], min(SHOWN_TOKENS, max_tokens), steps)
-        servers["builtin"].resume()
-        last: dict[Mode, Server] = {"builtin": servers["builtin"]}
-        wait_all(last, specs, steps)
-        warm_up_all(last, repeats[0], steps)
-        first["plugin"].resume()
-        version = engine_version(first["plugin"].endpoint)
-        first["plugin"].pause()
+        plugin.resume()
+        version = engine_version(plugin.endpoint)
+        plugin.pause()
         busy = busy_percent()
         if busy > BUSY_LIMIT:
             steps.log(f"[bold yellow]other processes use {busy:.0f} % of this machine: the results will be off[/]")
