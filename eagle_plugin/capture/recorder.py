@@ -1,7 +1,7 @@
 """Takes exchanges without ever waiting: a bounded queue, and one thread that hands them to the writer process.
 
-The filter of private data is slow and holds Python's lock, so it runs in a process of its own, with lower priority. A
-pipe that is full stops the thread and never the server: what the queue cannot take is dropped and counted.
+The filter of private data is slow and holds Python's lock, so it runs in a process of its own, with the least priority.
+A pipe that is full stops the thread and never the server: what the queue cannot take is dropped and counted.
 """
 
 from __future__ import annotations

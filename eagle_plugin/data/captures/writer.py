@@ -39,8 +39,7 @@ def main(arguments: list[str]) -> int:
     settings = CaptureSettings.from_json(arguments[0])
     for number in (signal.SIGINT, signal.SIGTERM):  # of the server's group; what is queued is written first
         signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
-        os.nice(10)
+    _give_way()
     try:
         private, segments = _open(settings)
     except UserError as error:
@@ -54,6 +53,15 @@ def main(arguments: list[str]) -> int:
         target = describe(settings.served) if settings.served else None
         CaptureWriter(private, segments, target).run(sys.stdin.buffer, os.getppid())
     return 0
+
+
+def _give_way() -> None:
+    """Run only where a processor has nothing else to do: the threads of a CPU server wait for each other."""
+    with contextlib.suppress(OSError):
+        if hasattr(os, "SCHED_IDLE"):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        else:
+            os.nice(19)
 
 
 def _open(settings: CaptureSettings) -> tuple[PrivacyFilter, SegmentWriter]:
