@@ -24,7 +24,7 @@ COMPAT_NATIVE := $(wildcard compat/sglang-cpu/src/eagle_sglang_cpu/csrc/*.cc)
 CALM := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 ARGS ?=
 
-.PHONY: help env env-vllm wheel demo serve test test-fast test-matrix lint format bench bench-peagle loop acceptance gpu head head-eval docs lock clean distclean
+.PHONY: help env env-vllm env-aiperf wheel demo serve test test-fast test-matrix lint format bench bench-peagle loop acceptance gpu head head-eval docs lock clean distclean
 
 help: ## this text
 	@echo 'eagle-plugin: EAGLE speculative decoding for stock inference engines'
@@ -73,6 +73,12 @@ $(VLLM)/.stamps/plugin: pyproject.toml setup.py $(VLLM)/.stamps/packages
 $(VLLM)/.stamps/kernels: $(NATIVE) eagle_plugin/kernels/build.py $(VLLM)/.stamps/plugin
 	@$(VLLM)/bin/python -c 'from eagle_plugin.kernels import loader; print("env-vllm: kernels:", loader.backend())' >&2
 	@touch $@
+
+env-aiperf: .venv-aiperf/.stamps/packages ## make .venv-aiperf, a second load generator for `eagle-plugin benchmark --aiperf`
+
+.venv-aiperf/.stamps/packages: environments/aiperf/requirements.lock environments/make.sh
+	@environments/make.sh packages .venv-aiperf environments/aiperf/requirements.lock
+	@mkdir -p .venv-aiperf/.stamps && touch $@
 
 wheel: ## build dist/*.whl: the plugin for both engines, and compat/sglang-cpu
 	@environments/make.sh wheels dist . compat/sglang-cpu
@@ -155,6 +161,7 @@ docs: env ## the documentation site, to out/site/index.html; a broken link or a 
 lock: ## resolve the locks in environments/ again (a maintainer's step)
 	environments/make.sh lock sglang
 	environments/make.sh lock vllm
+	environments/make.sh lock aiperf
 
 clean: ## remove builds, reports and caches, keep the environments
 	rm -rf build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis eagle_plugin/lib *.egg-info compat/*/build compat/*/src/*.egg-info
@@ -162,4 +169,4 @@ clean: ## remove builds, reports and caches, keep the environments
 	rm -f $(STAMPS)/plugin $(STAMPS)/compat $(STAMPS)/kernels $(VLLM)/.stamps/plugin $(VLLM)/.stamps/kernels
 
 distclean: clean ## clean, and remove the environments too
-	rm -rf .venv-sglang .venv-vllm .venv-tools
+	rm -rf .venv-sglang .venv-vllm .venv-aiperf .venv-tools

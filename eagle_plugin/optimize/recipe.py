@@ -67,6 +67,7 @@ class BenchmarkSettings(_Section):
     sets: list[str] | None = None  # default: none beside prompts; without prompts the held-out sets of `evaluate`
     limit: Positive = 80  # prompts of each set
     max_tokens: Annotated[int, Field(ge=2)] = 64
+    aiperf: bool = False  # every cell once more by aiperf
 
 
 class JobRecipe(_Section):

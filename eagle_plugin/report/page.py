@@ -19,6 +19,7 @@ from eagle_plugin.report.pictures import (
 )
 from eagle_plugin.report.svg import Picture
 from eagle_plugin.report.tables import (
+    aiperf_tables,
     cautions,
     evaluation_tables,
     load_tables,
@@ -99,6 +100,7 @@ def _content(inputs: Inputs) -> dict[str, Any]:
         ],
         "cautions": cautions(states),
         "load": load_tables(states),
+        "aiperf": aiperf_tables(states),
         "ratios": ratio_table(states),
         "evaluation": evaluation_tables(inputs.evaluation),
         "training": [training] if training else [],

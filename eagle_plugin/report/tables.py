@@ -62,6 +62,18 @@ def _load_row(row: Row) -> tuple[str, ...]:
     )
 
 
+def aiperf_tables(states: StatesReport) -> list[Table]:
+    """What aiperf measured, in the columns of `load_tables`; none where it was not asked."""
+    tables: dict[str, Table] = {}
+    for row in states.aiperf:
+        caption = f"{row.prompts} prompts by aiperf, once"
+        values = (row.ttft_ms, row.tpot_ms, row.itl_ms, row.requests_per_s, row.tokens_per_s, row.otps)
+        shown = (f"{value:.{digits}f}" for value, digits in zip(values, (0, 1, 1, 2, 1, 1), strict=True))
+        own = tables.setdefault(row.prompts, Table(caption, COLUMNS[:-1], []))
+        own.rows.append((NAMES[row.state], str(row.concurrency), *shown))
+    return list(tables.values())
+
+
 def _spread(values: Quartiles | None, digits: int) -> str:
     if values is None:
         return "–"

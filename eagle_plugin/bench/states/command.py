@@ -25,6 +25,7 @@ from eagle_plugin.bench.serving.preparation import CONTEXT_LENGTH, SPARE_TOKENS,
 from eagle_plugin.bench.serving.prompts import DRAFT_SLOTS, LENGTHS
 from eagle_plugin.bench.spec import EngineName, ServerSpec
 from eagle_plugin.bench.startup import serving
+from eagle_plugin.bench.states.aiperf import find_aiperf, measure_by_aiperf
 from eagle_plugin.bench.states.configs import WORKERS, State, Worker, state_specs
 from eagle_plugin.bench.states.document import (
     Cell,
@@ -38,7 +39,7 @@ from eagle_plugin.bench.states.document import (
 from eagle_plugin.bench.states.facts import head_facts, shown_arguments
 from eagle_plugin.bench.states.measure import StatesMeasured, StatesPlan, measure_states
 from eagle_plugin.bench.states.prompts import SET_NAMES, PromptSet, prompt_sets
-from eagle_plugin.bench.states.table import states_table
+from eagle_plugin.bench.states.table import aiperf_table, states_table
 from eagle_plugin.heads.files import read_config, text_config
 from eagle_plugin.heads.manifest import describe_target
 
@@ -56,6 +57,7 @@ examples:
   eagle-plugin benchmark TARGET --head out/head/head --prompts out/head/prompts.jsonl --out out/benchmark
   eagle-plugin benchmark TARGET --head NEW --base-head OLD --concurrency 1 4 16 --engine vllm --out out/benchmark
   eagle-plugin benchmark TARGET --head NEW --sets shipped --concurrency 1 --repeats 3 --out out/trial    a short trial
+  eagle-plugin benchmark TARGET --head NEW --aiperf --out out/benchmark  and the same load by aiperf
   eagle-plugin benchmark ... --resume                                    continue after an interruption
 
 TTFT: time to the first token. TPOT: (end - first token) / (tokens - 1) of a request. ITL: time between two chunks of
@@ -85,6 +87,7 @@ class StatesRequest:
     threads: int | None = None
     out: Path = Path("out/benchmark")
     resume: bool = False
+    aiperf: str | None = None  # the program, or "" to find one; None: only our own load
     command: tuple[str, ...] = ()  # the arguments that the report tells
 
 
@@ -95,6 +98,7 @@ def run_states(request: StatesRequest, steps: Steps) -> StatesReport:
         ServerError, LoadError, ValueError, UserError: with one sentence for the user.
     """
     check_engine(request.engine)
+    program = None if request.aiperf is None else find_aiperf(request.aiperf)
     target = resolve_target(request.target, steps.console)
     head = resolve_head(request.head, target)
     base_head = None if request.base_head is None else resolve_head(request.base_head, target)
@@ -120,6 +124,9 @@ def run_states(request: StatesRequest, steps: Steps) -> StatesReport:
         warm_up_under_load(servers, next(iter(questions.values())), clients, [plan.temperature], steps)
         version, busy = version_of(next(iter(servers.values()))), check_busy(steps)
         watch = measure_states(servers, plan, questions, measured, partial, steps)
+        by_aiperf = [] if program is None else measure_by_aiperf(
+            program, servers, plan, questions, target, request.out / "aiperf", steps
+        )  # fmt: skip
         calibration = {state: factors for state, server in servers.items() if (factors := _calibration(server))}
     ones = measured.measurements
     comparisons = compare(ones)
@@ -152,6 +159,7 @@ def run_states(request: StatesRequest, steps: Steps) -> StatesReport:
         date=now(),
         command=shown_arguments(request.command),
         measurements=ones,
+        aiperf=by_aiperf,
     )
     save(report, path)
     partial.unlink(missing_ok=True)
@@ -222,6 +230,7 @@ def parse(argv: Sequence[str] | None) -> StatesRequest:
     add("--limit", type=at_least(1), metavar="N", default=default.limit, help="prompts of each set (%(default)s)")
     add("--threads", type=at_least(1), metavar="N", help="OpenMP threads of every server (all cores)")
     add("--out", type=Path, default=default.out, metavar="DIR", help="folder of states.json (%(default)s)")
+    add("--aiperf", nargs="?", const="", metavar="PATH", help="measure every cell once more by aiperf (docs)")
     add("--resume", action="store_true", help="keep what an interrupted run with the same options measured")
     values = vars(parser.parse_args(argv))
     given = tuple(sys.argv[2:] if argv is None else argv)
@@ -238,6 +247,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     def command() -> int:
         report = run_states(request, steps)
         steps.console.print(states_table(report))
+        if report.aiperf:
+            steps.console.print(aiperf_table(report))
         steps.log(f"[bold]{escape(report.verdict)}[/]")
         steps.log(f"written to {escape(str(request.out / STATES_FILE))}; for a page: eagle-plugin report {request.out}")
         return 0

@@ -78,6 +78,21 @@ class Row(Strict):
     accepted_by_depth: list[float] = Field(description="part of the rounds that accepted 1, 2, ... drafts or more")
 
 
+class AiperfRow(Strict):
+    """What aiperf measured of one state in one cell, with the definitions of `request_times`."""
+
+    state: State
+    concurrency: int
+    prompts: str
+    requests: int
+    ttft_ms: float
+    tpot_ms: float
+    itl_ms: float
+    requests_per_s: float
+    tokens_per_s: float = Field(description="of the whole run, its end with fewer clients included")
+    otps: float
+
+
 class Comparison(Strict):
     """Output tokens per second of one state relative to another."""
 
@@ -145,6 +160,7 @@ class StatesReport(Strict):
     date: str
     command: list[str] = Field(description="the arguments that measure this again; folders by their last name")
     measurements: list[Measurement]
+    aiperf: list[AiperfRow] = Field(default=[], description="the first repeat's load by aiperf, where that was asked")
 
 
 def build_rows(measurements: Sequence[Measurement]) -> list[Row]:

@@ -11,40 +11,40 @@ from eagle_plugin.bench.states.configs import NAMES
 from eagle_plugin.bench.states.document import StatesReport
 
 COLUMNS = ("TTFT\nms", "TPOT\nms", "ITL\nms", "req/s", "tokens/s", "OTPS", "accept")
+DIGITS = (0, 1, 1, 2, 1, 1, 2)
 
 
 def states_table(report: StatesReport) -> Table:
     """One row per state and cell with the medians over the repeats."""
-    table = Table(
-        title=escape(f"{report.target['name']}, {report.engine} {report.engine_version}, {report.settings.dtype}"),
-        caption="medians over the repeats; tokens/s of all clients, OTPS of one request; accept: tokens per round",
-        box=box.SIMPLE_HEAD,
-        padding=0,
-        pad_edge=False,
-        show_edge=False,
+    table = _table(
+        escape(f"{report.target['name']}, {report.engine} {report.engine_version}, {report.settings.dtype}"),
+        "medians over the repeats; tokens/s of all clients, OTPS of one request; accept: tokens per round",
     )
-    for name in ("configuration", "prompts"):
-        table.add_column(name)
     for name in ("clients", *COLUMNS):
         table.add_column(name, justify="right")
     for row in report.rows:
-        table.add_row(
-            NAMES[row.state],
-            escape(row.prompts),
-            str(row.concurrency),
-            *(
-                _median(values, digits)
-                for values, digits in (
-                    (row.ttft_ms, 0),
-                    (row.tpot_ms, 1),
-                    (row.itl_ms, 1),
-                    (row.requests_per_s, 2),
-                    (row.tokens_per_s, 1),
-                    (row.otps, 1),
-                    (row.accept_length, 2),
-                )
-            ),
-        )
+        values = (row.ttft_ms, row.tpot_ms, row.itl_ms, row.requests_per_s, row.tokens_per_s, row.otps)
+        shown = map(_median, (*values, row.accept_length), DIGITS)
+        table.add_row(NAMES[row.state], escape(row.prompts), str(row.concurrency), *shown)
+    return table
+
+
+def aiperf_table(report: StatesReport) -> Table:
+    """What aiperf measured, in the same columns."""
+    table = _table("the same load by aiperf, once", "tokens/s of the whole run, its end with fewer clients included")
+    for name in ("clients", *COLUMNS[:-1]):
+        table.add_column(name, justify="right")
+    for row in report.aiperf:
+        values = (row.ttft_ms, row.tpot_ms, row.itl_ms, row.requests_per_s, row.tokens_per_s, row.otps)
+        shown = (f"{value:.{digits}f}" for value, digits in zip(values, DIGITS, strict=False))
+        table.add_row(NAMES[row.state], escape(row.prompts), str(row.concurrency), *shown)
+    return table
+
+
+def _table(title: str, caption: str) -> Table:
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
+    for name in ("configuration", "prompts"):
+        table.add_column(name)
     return table
 
 
