@@ -29,6 +29,7 @@ UNITS = {
 ENGINES = {
     "greedy": ("greedy",),
     "P-EAGLE": ("parallel_drafts", "parallel_heads"),
+    "families": ("families",),
     "scheduling": ("greedy_scheduling", "head_exchange", "prefix_drafts", "windows", "lora"),
     "requests": ("greedy_requests", "metrics"),
     "sampling": ("sampling_distribution", "seeds"),

@@ -14,6 +14,7 @@ from eagle_plugin.engines.graph_emulator import EmulatedCapturer
 from eagle_plugin.engines.rng import KeyTable
 from eagle_plugin.engines.sglang.batch import BatchReader
 from eagle_plugin.engines.sglang.decode_round import DecodeRound
+from eagle_plugin.engines.sglang.pools import Pool
 from eagle_plugin.engines.sglang.random_batches import Parts
 
 
@@ -51,7 +52,8 @@ def parts(sizes: Sequence[int] = SIZES, kind: type[Drafter] = Drafter) -> Parts:
         decode_round.capture(
             EmulatedCapturer(), SHAPE, [PLAIN, SHAPE], list(sizes), lambda *_: contextlib.nullcontext()
         )
-    caches = [cache for model in (verifier.model, drafter.model) for cache in (model.keys, model.values)]
+    pool = Pool(None)  # of both models: their slots are those of the table
+    caches = [(cache, pool) for model in (verifier.model, drafter.model) for cache in (model.keys, model.values)]
     return Parts(
         decode_round, reader, verifier, drafter, SHAPE, V, DRAFT_V, table, keys.table, Allocator(), caches
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from eagle_plugin.kernels.kv import store_kv
 def tree_rows_of(forward_batch: Any) -> TreeRows | None:
     """The rows of a forward over draft trees, None for any other SGLang ``ForwardBatch``.
 
-    A spec input that has them has ``slot_table`` too: [B, C] int32, the cache slots that the rows' requests name.
+    A spec input that has them has ``slot_table`` too: [B, C] int32, the cache slots that the rows' requests name. Where
+    layers with a sliding window have a pool of their own, ``sliding_rows`` has the same of that pool.
     """
     return getattr(forward_batch.spec_info, "tree_rows", None)
 
@@ -28,8 +30,10 @@ class TreeAttention:
     every member, so a subclass would silently answer for the wrapped backend.
     """
 
-    def __init__(self, base: Any) -> None:
+    def __init__(self, base: Any, sliding: Collection[int] = ()) -> None:
+        """sliding: the layers whose keys are in a pool of sliding windows."""
         object.__setattr__(self, "_base", base)
+        object.__setattr__(self, "_sliding", frozenset(sliding))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._base, name)
@@ -69,20 +73,25 @@ class TreeAttention:
             )
         pool = self._base.token_to_kv_pool
         keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
+        info, slots = forward_batch.spec_info, forward_batch.out_cache_loc
+        table, prefix_lens = info.slot_table, rows.prefix_lens
+        if layer.layer_id in self._sliding:
+            prefix_lens, table, slots = info.sliding_rows
+            slots = slots[:, : rows.tail].reshape(-1)
         if save_kv_cache:
-            store_kv(keys, values, forward_batch.out_cache_loc, k, v)
+            store_kv(keys, values, slots, k, v)
         out = tree_attention(
             q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
             keys,
             values,
-            forward_batch.spec_info.slot_table,
+            table,
             rows.requests,
-            rows.prefix_lens,
+            prefix_lens,
             rows.ancestors,
             tail=rows.tail,
             scale=layer.scaling,
             logit_cap=layer.logit_cap,
             window=layer.sliding_window_size,
-            sinks=sinks,
+            sinks=None if sinks is None else sinks.float(),
         )
         return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)

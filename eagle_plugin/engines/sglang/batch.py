@@ -11,6 +11,7 @@ from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.graphs import StaticMemory
 from eagle_plugin.engines.rng import KeyTable
 from eagle_plugin.engines.round import TreeRows
+from eagle_plugin.engines.sglang.pools import SlidingReader, SlidingRows
 from eagle_plugin.engines.sglang.sampling import sampling_params
 from eagle_plugin.kernels.round_start import RoundStart, start_round
 from eagle_plugin.kernels.sampling import SamplingParams
@@ -28,6 +29,7 @@ class RoundBatch(NamedTuple):
     start: RoundStart  # of B lanes
     lanes: Tensor  # [B] int64: 0 .. B - 1, the rows of start.table
     seeded_rows: Tensor  # [P] bool: which rows of the engine's table have requests with seeds
+    sliding: SlidingRows | None = None  # of layers with a sliding window, where these have a pool of their own
 
     @property
     def prefix_lens(self) -> Tensor:
@@ -65,11 +67,14 @@ class RoundBatch(NamedTuple):
 class BatchReader:
     """Reads batches into memory that keeps its address."""
 
-    def __init__(self, reach: int, lanes: int, req_to_token: Tensor, keys: KeyTable) -> None:
+    def __init__(
+        self, reach: int, lanes: int, req_to_token: Tensor, keys: KeyTable, sliding: SlidingReader | None = None
+    ) -> None:
         """Room for up to `lanes` requests; req_to_token [P, C] int32 is the engine's table.
 
-        reach: of the largest shape (`Shape.reach`).
+        reach: of the largest shape (`Shape.reach`). sliding: of a target with a pool for its sliding windows.
         """
+        self._sliding = sliding
         device, columns = req_to_token.device, req_to_token.shape[1]
         self._req_to_token, self._keys, self._columns = req_to_token, keys, columns
         self._memory = memory = StaticMemory(device)
@@ -97,7 +102,7 @@ class BatchReader:
             self._keys.table,
             sampling_params(info),
         )
-        return made
+        return self._with_sliding(made)
 
     def padding(self, shape: Shape, lanes: int, is_greedy: bool) -> RoundBatch:
         """A round without requests, for a capture."""
@@ -106,7 +111,10 @@ class BatchReader:
         none = nothing.float()
         sampling = SamplingParams(none, nothing.int(), none, none)
         start_round(made.start, nothing, nothing, self._req_to_token, self._keys.table, sampling)
-        return made
+        return self._with_sliding(made)
+
+    def _with_sliding(self, made: RoundBatch) -> RoundBatch:
+        return made if self._sliding is None else made._replace(sliding=self._sliding.read(made.start))
 
     def _batch(self, shape: Shape, b: int, lanes: int, is_greedy: bool) -> RoundBatch:
         view = self._memory.view

@@ -15,6 +15,7 @@ from eagle_plugin.engines.round import HeadState, TopM
 from eagle_plugin.engines.sglang.batch import BatchReader
 from eagle_plugin.engines.sglang.decode_round import DecodeRound
 from eagle_plugin.engines.sglang.drafter import DraftState, TreeDrafter
+from eagle_plugin.engines.sglang.pools import Pool
 from eagle_plugin.engines.sglang.verifier import TreeVerifier
 
 SEED = 2026
@@ -34,7 +35,7 @@ class Parts(NamedTuple):
     req_to_token: Tensor  # [P, C] int32: the engine's table, of which no row is in use
     keys: Tensor  # [P] int64: of the requests' random numbers
     allocator: Any  # of cache slots
-    caches: list[Tensor]  # [slots, heads, dim]: keys and values of all layers of both models
+    caches: list[tuple[Tensor, Pool]]  # [slots, heads, dim]: keys and values of all layers of both models
 
 
 class RandomBatches:
@@ -84,9 +85,9 @@ class RandomBatches:
             used = slots[self.permutation(len(slots))][:need]
             parts.req_to_token[rows, :positions] = used.view(b, positions).int()
             parts.keys[rows] = self.randint(-(2**62), 2**62, b)
-            for cache in parts.caches:
+            for cache, pool in parts.caches:
                 values = torch.randn(need, *cache.shape[1:], generator=self._on_device(), device=self.device)
-                cache[used] = values.to(cache.dtype)
+                cache[pool.slots(used)] = values.to(cache.dtype)
             yield rows
         finally:
             parts.req_to_token[rows], parts.keys[rows] = kept

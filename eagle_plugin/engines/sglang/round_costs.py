@@ -19,7 +19,7 @@ from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.engines import cost_files
 from eagle_plugin.engines.paced import Paced
 from eagle_plugin.engines.policy_log import without_policy
-from eagle_plugin.engines.policy_start import start_policy
+from eagle_plugin.engines.policy_start import MUCH_FASTER, start_policy
 from eagle_plugin.engines.sglang import version
 from eagle_plugin.engines.sglang.batch import RoundBatch
 from eagle_plugin.engines.sglang.drafter import DraftState
@@ -32,7 +32,6 @@ BUDGET_SECONDS = 10.0  # larger batches are left out when it is spent
 SHORT_PREFIX, LONG_PREFIX = 32, 1024
 LONG_BATCH = 4  # requests with long prefixes, at most
 PASSES = 4
-MUCH_FASTER = 1.5
 SHORTEST = 1e-6  # seconds, where noise hides what a level takes
 T = TypeVar("T")
 

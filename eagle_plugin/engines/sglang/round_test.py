@@ -31,7 +31,7 @@ class RoundTest:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._random = RandomBatches(parts)
-        self._dtype = parts.caches[0].dtype
+        self._dtype = parts.caches[0][0].dtype
         self._eager = DecodeRound(parts.drafter, parts.verifier, parts.reader)
         self._eager.pending = parts.decode_round.pending
         self.longest = 0  # of the accepted paths
@@ -116,7 +116,7 @@ class RoundTest:
         kept = (torch.arange(slots.shape[1], device=self._random.device) < accepted.lengths[:, None])[: batch.b]
         slots = slots[: batch.b].where(kept, 0)
         ends = self._parts.caches[0], self._parts.caches[-1]
-        return [cache[slots].masked_fill(~kept[:, :, None, None], 0) for cache in ends]
+        return [cache[pool.slots(slots)].masked_fill(~kept[:, :, None, None], 0) for cache, pool in ends]
 
     def _remember(self, results: Results) -> None:
         b = len(results.moved[0])

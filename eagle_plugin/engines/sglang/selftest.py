@@ -19,6 +19,7 @@ from eagle_plugin.atomic_io import WriteError
 from eagle_plugin.engines.sglang import version
 from eagle_plugin.engines.sglang.capture import emulated
 from eagle_plugin.engines.sglang.hand_over import hand_over
+from eagle_plugin.engines.sglang.pools import pools_of
 from eagle_plugin.engines.sglang.random_batches import Parts
 from eagle_plugin.engines.sglang.ranks import gather_objects, rank_logger
 from eagle_plugin.engines.sglang.round_test import RoundTest
@@ -138,8 +139,9 @@ def parts_of(worker: Any) -> Parts:
     """What the rounds of a `TreeWorker` run on."""
     runner, drafter = worker.target_worker.model_runner, worker.draft_worker
     caches = []
-    for pool in (runner.token_to_kv_pool, drafter.draft_runner.token_to_kv_pool):
-        caches += [*pool.k_buffer, *pool.v_buffer]
+    for engines_pool in (runner.token_to_kv_pool, drafter.draft_runner.token_to_kv_pool):
+        for pool in pools_of(engines_pool):
+            caches += [(cache, pool) for cache in (*pool.buffers.k_buffer, *pool.buffers.v_buffer)]
     return Parts(
         decode_round=worker._round,
         reader=worker._reader,

@@ -122,8 +122,6 @@ def unsupported_models(target_runner: Any, draft_architecture: str) -> list[str]
     reasons = []
     if target_runner.use_mla_backend:
         reasons.append(f"target {name}: latent (MLA) attention is not served yet")
-    if target_runner.is_hybrid_swa:
-        reasons.append(f"target {name}: hybrid sliding-window caches are not served yet")
     if mambaish_config(config) is not None:
         reasons.append(f"target {name}: linear-attention and state-space layers are not served yet")
     if config.is_encoder_decoder:
@@ -136,6 +134,22 @@ def unsupported_models(target_runner: Any, draft_architecture: str) -> list[str]
         reasons.append(f"sampler {type(target_runner.sampler).__name__}: only SGLang's own sampler is served")
     reasons += _unsupported_attention(target_runner.model, name)
     return reasons
+
+
+def unsupported_windows(target_runner: Any, arguments: Any) -> list[str]:
+    """Why trees are not served with the sliding windows of this target; empty where they are, or where it has none."""
+    from eagle_plugin.engines.sglang.pools import windows_of
+
+    windows = windows_of(target_runner.model)
+    # A row sees all nodes above it, whatever the window.
+    if windows and (arguments.speculative_num_steps or 0) > min(windows):
+        return [
+            f"--speculative-num-steps {arguments.speculative_num_steps}: the sliding window of the target has "
+            f"{min(windows) + 1} tokens, and trees may not be deeper"
+        ]
+    if target_runner.is_hybrid_swa and arguments.page_size != 1:
+        return [f"--page-size {arguments.page_size}: caches of sliding windows are served with pages of one token"]
+    return []
 
 
 def _unsupported_attention(model: Any, name: str) -> list[str]:
@@ -207,6 +221,7 @@ def unsupported_reasons(server_args: Any, target_runner: Any) -> list[str]:
     draft_config = target_runner.spec_aux_config.draft_model_config
     reasons += unsupported_cache(target_runner)
     reasons += unsupported_models(target_runner, draft_config.hf_config.architectures[0])
+    reasons += unsupported_windows(target_runner, resolved_view(server_args))
     if not reasons and target_runner.device == "cuda":
         from eagle_plugin.engines.sglang.selftest import agree
 

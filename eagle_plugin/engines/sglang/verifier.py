@@ -15,12 +15,13 @@ from torch import Tensor
 
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.engines.round import Drafts, KVCaches, TreeRows, accept, accepted_rows
+from eagle_plugin.engines.round import Drafts, TreeRows, accept, accepted_rows
 from eagle_plugin.engines.sglang.attention import TreeAttention
 from eagle_plugin.engines.sglang.batch import RoundBatch
 from eagle_plugin.engines.sglang.forward import TreeForward
 from eagle_plugin.engines.sglang.logits import transform_logits
 from eagle_plugin.engines.sglang.penalties import NodePenalties
+from eagle_plugin.engines.sglang.pools import SlidingRows, pools_of
 from eagle_plugin.kernels.tree import sibling_links
 
 
@@ -30,6 +31,7 @@ class TreeVerifyInput(EagleVerifyInput):
 
     tree_rows: TreeRows | None = None
     slot_table: Tensor | None = None
+    sliding_rows: SlidingRows | None = None
 
 
 class TargetOutput(NamedTuple):
@@ -47,9 +49,7 @@ class TreeVerifier:
         runner = target_worker.model_runner
         self.penalties = NodePenalties(rows, runner.model_config.vocab_size, runner.device)
         self._forward = TreeForward(runner, attention)
-        pool = allocator.get_kvcache()
-        # The engine's own bound of slots: slot 0 is padding.
-        self._caches = KVCaches(pool.data_ptrs.view(torch.int64), pool.data_strides, pool.size + pool.page_size)
+        self._caches = [pool.caches() for pool in pools_of(allocator.get_kvcache())]
 
     def forward(self, batch: RoundBatch, tree: DraftTree, logits_buffer: Tensor | None = None) -> TargetOutput:
         """Run the target over trees [B, W]; logits_buffer [B * W, V] float32, if given, receives the logits."""
@@ -73,6 +73,7 @@ class TreeVerifier:
             seq_lens_cpu=None,
             tree_rows=batch.tree_rows(tree.ancestors, width),
             slot_table=batch.start.table,
+            sliding_rows=batch.sliding,
         )
         output = self._forward(
             batch,
@@ -117,7 +118,11 @@ class TreeVerifier:
 
     def commit(self, batch: RoundBatch, accepted: Accepted) -> None:
         """Move the keys and values of the accepted paths."""
-        self._caches.move_accepted(batch.window(0, batch.shape.width), accepted)
+        windows = [batch.window(0, batch.shape.width)]
+        if batch.sliding is not None:
+            windows.append(batch.sliding.slots[:, : batch.shape.width].contiguous())
+        for caches, window in zip(self._caches, windows, strict=True):
+            caches.move_accepted(window, accepted)
 
 
 def grammar_tree(tree: DraftTree) -> GrammarTree:

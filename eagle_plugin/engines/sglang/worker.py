@@ -25,6 +25,7 @@ from eagle_plugin.core.costs import PENDING_TOKENS
 from eagle_plugin.core.policy import captured_shapes
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted
+from eagle_plugin.deploy_folder import Served
 from eagle_plugin.engines.draft_clock import DraftClock
 from eagle_plugin.engines.head_mailbox import HeadMailbox, open_mailbox
 from eagle_plugin.engines.rng import KeyTable
@@ -38,6 +39,7 @@ from eagle_plugin.engines.sglang.eagle3_model import mask_of
 from eagle_plugin.engines.sglang.head_exchange import exchange_head
 from eagle_plugin.engines.sglang.logits import needs_plain_round, transforms_of
 from eagle_plugin.engines.sglang.pending import PendingTokens
+from eagle_plugin.engines.sglang.pools import SlidingReader, pools_of, sliding_layers, windows_of
 from eagle_plugin.engines.sglang.ranks import RankAgreement, rank_logger
 from eagle_plugin.engines.sglang.round_costs import choose_shapes
 from eagle_plugin.engines.sglang.sampling import SeededSampler, request_seeds
@@ -103,19 +105,24 @@ class TreeWorker(EAGLEWorkerV2):
         super().init_attention_backends()
         target, pool = self._target_worker, self.req_to_token_pool
         runner, drafter = target.model_runner, self._draft_worker
-        for cache in (runner.token_to_kv_pool, drafter.draft_runner.token_to_kv_pool):
+        pools = pools_of(runner.token_to_kv_pool)
+        for cache, _ in (*pools, *pools_of(drafter.draft_runner.token_to_kv_pool)):
             if not isinstance(cache, MHATokenToKVPool) or cache.use_hnd:
                 raise ValueError(
                     f"eagle-plugin cannot read a KV cache of type {type(cache).__name__}, it reads MHATokenToKVPool "
                     "in token-major layout: start the server with EAGLE_PLUGIN=0"
                 )
-        attention = runner.attn_backend = TreeAttention(runner.attn_backend)
+        layers = sliding_layers(runner.token_to_kv_pool)
+        attention = runner.attn_backend = TreeAttention(runner.attn_backend, layers)
         self._sampler = runner.sampler = SeededSampler()
         table = pool.req_to_token
         self._keys = KeyTable(len(table), self.device, target.random_seed)  # the seed of all ranks
         self._verifier = TreeVerifier(target, attention, len(table), self.token_to_kv_pool_allocator)
         self._ranks = RankAgreement(get_parallel().tp_group, pool.size, self.shape.max_accept_length, self.device)
-        self._reader = BatchReader(max(self.shape.reach, PENDING_TOKENS), pool.size, table, self._keys)
+        reach, sliding = max(self.shape.reach, PENDING_TOKENS), None
+        if layers:
+            sliding = SlidingReader(pools[1], max(windows_of(runner.model)), reach, pool.size, table.shape[1])
+        self._reader = BatchReader(reach, pool.size, table, self._keys, sliding)
         self._round = DecodeRound(drafter, self._verifier, self._reader)
         # The target's decode rounds are captured by us: the engine would capture its own attention, without trees.
         target.init_cuda_graphs = partial(target.init_cuda_graphs, capture_decode_cuda_graph=False)
@@ -134,12 +141,12 @@ class TreeWorker(EAGLEWorkerV2):
             self.shapes = choose_shapes(self, mode, pool.size)
             self._round.pending.clear()  # what tests and measurements left
         arguments, parallel = self.server_args, get_parallel()
-        served = {
-            "engine": "sglang",
-            "target": arguments.model_path,
-            "head": arguments.speculative_draft_model_path,
-            "algorithm": arguments.speculative_algorithm,
-        }
+        served = Served(
+            "sglang",
+            arguments.model_path,
+            arguments.speculative_draft_model_path,
+            arguments.speculative_algorithm,
+        )
         ranks, log = parallel.tp_size * arguments.dp_size, logging.getLogger("eagle_plugin")
         exchange = partial(exchange_head, self)
         self._mailbox = open_mailbox(served, exchange, log, rank=parallel.tp_rank, ranks=ranks)

@@ -19,6 +19,7 @@ from eagle_plugin.core.costs import Costs, Curve, Forward
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.engines.paced import Paced
+from eagle_plugin.engines.policy_start import MUCH_FASTER
 from eagle_plugin.engines.round import Drafts, HeadState, TopM, TreeRows, accept, top_m_of
 from eagle_plugin.engines.vllm.attention import ExtendRows, Rows, TreeMetadata, slot_table
 from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch
@@ -77,6 +78,17 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
         forwards[name] = Forward(Curve.of(points), *_slopes(times, name, ends[name], most))
     target, level, extend = (forwards[name] for name in kinds)
     return Costs(target, level, extend, is_parallel=is_parallel, prompt_token=times[prompt])
+
+
+def is_faster_than(runner: Any, caps: Shape, costs: Costs) -> bool:
+    """Whether the target's forward now takes so much less than these costs say that the machine was busy then."""
+    timer = RoundTimer(runner, caps)
+    timer.target(1, caps.width, timer.short)  # what is allocated, read or compiled at the first time
+    for rows in (1, caps.width):
+        now = min(timer.target(1, rows, timer.short) for _ in range(PASSES))
+        if now * MUCH_FASTER < costs.target.seconds(1, rows, timer.short):
+            return True
+    return False
 
 
 def _long_and_short(timer: RoundTimer, most: int) -> list[tuple[int, int, int]]:

@@ -20,6 +20,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from eagle_plugin.core.policy import shapes_within
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted
+from eagle_plugin.deploy_folder import Served
 from eagle_plugin.engines.cost_files import key_of
 from eagle_plugin.engines.draft_clock import DraftClock
 from eagle_plugin.engines.head_mailbox import HeadMailbox, open_mailbox
@@ -37,7 +38,7 @@ from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch, TreePropo
 from eagle_plugin.engines.vllm.head_exchange import exchange_head
 from eagle_plugin.engines.vllm.pending import Key, PendingTokens, PlainRows
 from eagle_plugin.engines.vllm.policy_reports import PolicyReporter
-from eagle_plugin.engines.vllm.round_costs import measure
+from eagle_plugin.engines.vllm.round_costs import is_faster_than, measure
 from eagle_plugin.engines.vllm.sampling import request_keys, sampling_params, seeded
 from eagle_plugin.engines.vllm.served import caps_of
 from eagle_plugin.engines.vllm.shapes import RoundShapes
@@ -102,12 +103,8 @@ class TreeModelRunner(CPUModelRunner):
     def open_mailbox(self) -> None:
         """Look for requests to exchange the head from now on, if ``EAGLE_DEPLOY`` names a folder for them."""
         speculative, parallel = self.vllm_config.speculative_config, self.vllm_config.parallel_config
-        served = {
-            "engine": "vllm",
-            "target": self.vllm_config.model_config.model,
-            "head": speculative.model,
-            "algorithm": speculative.method.upper(),
-        }
+        target = self.vllm_config.model_config.model
+        served = Served("vllm", target, speculative.model, speculative.method.upper())
         ranks = parallel.world_size_across_dp
         self._mailbox = open_mailbox(served, partial(exchange_head, self), logger, rank=parallel.rank, ranks=ranks)
 
@@ -132,7 +129,8 @@ class TreeModelRunner(CPUModelRunner):
                 lora=config.lora_config is not None,
                 is_parallel=self.drafter.mask is not None,
             )
-            policy = start_policy(self._caps, key, lambda: measure(self, self._caps), logger)
+            before = partial(is_faster_than, self, self._caps)
+            policy = start_policy(self._caps, key, lambda: measure(self, self._caps), logger, is_faster_than=before)
             self._shapes = RoundShapes(ShapeChooser(self._caps, policy))
             return
         reason = "steps are scheduled ahead (async_scheduling)" if self.use_async_scheduling else ""

@@ -14,6 +14,7 @@ from penalised_greedy import greedy_ids
 from scipy import stats
 from serving import GRAPHS, OVERLAP, SYNCHRONOUS, generate, generate_all, responses, serving, tiny_spec
 from tiny_checkpoints import EOS
+from word_prompts import WORDS, make_prompts
 
 pytest.importorskip("sglang")
 pytestmark = pytest.mark.server
@@ -22,15 +23,6 @@ CONTEXT = 512
 SHAPES = [(3, 1, 4), (3, 4, 16), (6, 8, 64)]  # steps, children per node, nodes
 # A random model would go on with spaces for ever.
 FLAGS = ("--skip-server-warmup", "--constrained-json-disable-any-whitespace")
-WORDS = "tree root leaf branch draft target token verify accept path node depth width cache page slot"
-
-
-def make_prompts(count: int, longest: int = 24) -> list[str]:
-    """Prompts of different lengths, some sharing a beginning."""
-    dice = random.Random(7)
-    shared = " ".join(dice.choices(WORDS.split(), k=12))
-    prompts = [" ".join(dice.choices(WORDS.split(), k=dice.randint(1, longest))) for _ in range(count)]
-    return [f"{shared} {prompt}" if i % 5 == 0 else prompt for i, prompt in enumerate(prompts)]
 
 
 @pytest.fixture(

@@ -19,13 +19,14 @@ from transformers import AutoModelForCausalLM
 from vllm import LLM
 from vllm_engines import chosen_by, engine, generate, runner
 
+from eagle_plugin.core.costs import Costs, Curve, Forward
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.engines.parallel_levels import MaskRow
 from eagle_plugin.engines.round import Drafts, HeadState
 from eagle_plugin.engines.shape_chooser import ShapeChooser
 from eagle_plugin.engines.vllm.drafter import DraftBatch
-from eagle_plugin.engines.vllm.round_costs import measure
+from eagle_plugin.engines.vllm.round_costs import is_faster_than, measure
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.reference.decode import load_head
 from eagle_plugin.reference.draft import draft_tree
@@ -153,6 +154,17 @@ def test_costs_are_of_one_forward_for_all_levels(tiny: LLM) -> None:
     assert costs.is_parallel
     rows = set(costs.level.curve.rows)
     assert {1, SHAPE.steps - 1} <= rows and all(n < SHAPE.steps or n % (SHAPE.steps - 1) == 0 for n in rows)
+
+
+def test_costs_of_a_busy_machine_are_recognised(tiny: LLM) -> None:
+    served = runner(tiny)
+
+    def costs(seconds: float) -> Costs:
+        one = Forward(Curve.of([(1, seconds)]))
+        return Costs(one, one, one)
+
+    assert is_faster_than(served, served._caps, costs(100.0))
+    assert not is_faster_than(served, served._caps, costs(1e-6))
 
 
 def test_a_head_in_the_form_of_speculators(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

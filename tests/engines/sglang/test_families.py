@@ -1,0 +1,70 @@
+"""Targets of other families than Llama in SGLang: the text of plain decoding, from trees that are accepted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+from family_models import CHANGES, family_head, family_target
+from serving import OVERLAP, accept_length, generate, generate_all, responses, serving, tiny_spec
+from word_prompts import make_prompts
+
+from eagle_plugin.bench.servers import Server
+
+pytest.importorskip("sglang")
+pytestmark = pytest.mark.server
+
+SHAPE = (3, 8, 32)
+TOKENS = 96  # five windows
+SWA = ("gemma4_text", "gpt_oss")  # whose layers with a sliding window have a KV pool of their own
+ALWAYS = ("gpt_oss",)
+
+
+def pair(folder: Path, family: str, kind: str, *, flags: tuple[str, ...] = (), **plugin: dict[str, str]) -> list:
+    target = family_target(folder / "target", family)
+    head = family_head(folder / "head", target, kind)
+    flags = ("--skip-server-warmup", *flags)
+    algorithm = "EAGLE" if kind == "eagle2" else "EAGLE3"
+    return [
+        tiny_spec(target, extra_flags=flags),
+        tiny_spec(
+            target, head, SHAPE, extra_flags=(*flags, "--chunked-prefill-size", "64"), algorithm=algorithm, **plugin
+        ),
+    ]
+
+
+def check_texts(plain: Server, plugin: Server) -> None:
+    prompts = make_prompts(20) + [prompt * 4 for prompt in make_prompts(4)]  # these are longer than a chunk
+    expected = responses(generate_all(plain, prompts, TOKENS, at_once=4))
+    assert len(set(expected)) > len(prompts) * 0.8, "the target repeats itself: equality would prove little"
+    for _ in range(2):  # then from the prefix cache
+        answers = generate_all(plugin, prompts, TOKENS, at_once=8)
+        assert responses(answers) == expected
+        assert accept_length(answers) > 1.2
+
+
+@pytest.mark.parametrize("kind", ["eagle3", pytest.param("eagle2", marks=pytest.mark.matrix)])
+@pytest.mark.parametrize(
+    "family", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.matrix) for name in CHANGES]
+)
+def test_greedy_text_equals_plain_decoding(family: str, kind: str, tmp_path: Path) -> None:
+    with serving(pair(tmp_path, family, kind, environment=OVERLAP), tmp_path / "logs") as (plain, plugin):
+        check_texts(plain, plugin)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", SWA)
+def test_freed_slots_of_sliding_windows_harm_nobody(family: str, tmp_path: Path) -> None:
+    """A small cache: requests wait for slots that others' windows have left, and aborted ones give theirs back."""
+    flags = ("--max-total-tokens", "1024", "--max-running-requests", "8")
+    with serving(pair(tmp_path, family, "eagle3", flags=flags, environment=OVERLAP), tmp_path / "logs") as (
+        plain,
+        plugin,
+    ):
+        for number in range(20):
+            with pytest.raises(httpx.TimeoutException):
+                body = {"text": f"leave {number}", "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
+                httpx.post(f"{plugin.url}/generate", json=body, timeout=0.2, trust_env=False)
+        check_texts(plain, plugin)
+        assert generate(plugin, "a", 4)["meta_info"]["completion_tokens"] == 4

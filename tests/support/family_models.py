@@ -1,0 +1,73 @@
+"""Tiny random targets of many families with heads, for the engines: they say different things on different prompts.
+
+A target says 24 printable tokens, and a head drafts these alone: a wide tree of any head is then accepted now and then.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny_checkpoints import write_tokenizer
+from tiny_targets import tiny_target
+
+from eagle_plugin.heads.create import new_head
+from eagle_plugin.heads.export import save_head
+
+SPOKEN = 24
+VOCAB = 512
+WINDOW = 16  # tokens that a layer with a sliding window sees
+# What differs from tiny_targets.ARCHITECTURES. vLLM's attention on a CPU wants heads of 32 dimensions or more.
+CHANGES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {"num_attention_heads": 2, "num_key_value_heads": 2},
+    "qwen3": {},
+    "qwen3_moe": {},
+    "gemma3_text": {"sliding_window": WINDOW},
+    # SGLang reads the swa_ keys, which the configuration of the text model alone does not have.
+    "gemma4_text": {
+        "sliding_window": WINDOW,
+        "global_head_dim": 32,
+        "swa_num_key_value_heads": 2,
+        "swa_head_dim": 32,
+        "swa_v_head_dim": 32,
+    },
+    "gpt_oss": {"sliding_window": WINDOW},
+}
+# Without these such a target repeats one token: (part of a parameter's name, factor), the first one that fits counts.
+SCALES: dict[str, tuple[tuple[str, float], ...]] = {
+    "qwen3_moe": (("embed", 4.0),),
+    "gemma3_text": (("embed", 0.3),),
+    "gemma4_text": (("embed", 0.3),),
+    "gpt_oss": (("embed", 8.0), ("bias", 0.3), ("experts", 6.0)),
+}
+
+
+@torch.no_grad()
+def family_target(folder: Path, family: str, seed: int = 0) -> Path:
+    """Write a target of a family, with a tokenizer, in float32."""
+    printable = write_tokenizer(folder, VOCAB)
+    sizes = {"vocab_size": VOCAB, "head_dim": 32, "max_position_embeddings": 1024}
+    model = tiny_target(family, seed=seed, **sizes | CHANGES[family])
+    for name, parameter in model.named_parameters():
+        factor = next((factor for part, factor in SCALES.get(family, ()) if part in name), 1.0)
+        parameter.mul_(factor)
+    # Of the engines' Gemma the embedding is the head. Its rows are normed before they are read.
+    model.get_output_embeddings().weight.mul_(torch.full((VOCAB, 1), 0.02).index_fill_(0, spoken(printable), 1.0))
+    model.save_pretrained(folder)
+    return folder
+
+
+def spoken(printable: list[int]) -> torch.Tensor:
+    """The ids that a target says, ascending."""
+    return torch.tensor(printable[:: len(printable) // SPOKEN][:SPOKEN])
+
+
+def family_head(folder: Path, target: Path, kind: str = "eagle3") -> Path:
+    """Write an untrained head of a kind for such a target."""
+    printable = write_tokenizer(target, VOCAB)  # the same again
+    options: dict[str, Any] = {} if kind == "eagle2" else {"draft_ids": spoken(printable), "aux_layers": (1, 4, 6)}
+    head = new_head(kind, target, num_heads=2, num_kv_heads=2, head_dim=32, **options)
+    save_head(head, folder, target_dir=target, dtype=torch.float32)
+    return folder
