@@ -79,11 +79,12 @@ def test_scores_are_those_of_paths_read_alone(features: str, tiny: Pair) -> None
         paths: list[list[int]] = [[]]
         for node in range(1, CANDIDATES):
             paths.append([*paths[int(trees.parents[i, node])], int(trees.tokens[i, node])])
-            torch.testing.assert_close(scores[i, node], score_alone(tiny, root, paths[node], features))
+            alone = score_alone(tiny, root, paths[node], features)
+            torch.testing.assert_close(scores[i, node], alone, rtol=1e-4, atol=1e-4)  # other sums, by CPU and matrix
             parent = scores[i, int(trees.parents[i, node])]
             assert scores[i, node] <= parent
         other = score_alone(tiny, root, [*paths[-1][:-1], paths[1][0] + 1], features)  # the control: another path
-        assert not torch.isclose(other, scores[i, -1])
+        assert not torch.isclose(other, scores[i, -1], rtol=1e-3, atol=1e-3)
 
 
 def test_the_best_candidates_are_selected_with_their_parents(tiny: Pair) -> None:

@@ -34,7 +34,7 @@ def pair(folder: Path, family: str, kind: str, *, flags: tuple[str, ...] = (), *
     ]
 
 
-def check_texts(plain: Server, plugin: Server) -> None:
+def check_responses(plain: Server, plugin: Server) -> None:
     prompts = make_prompts(20) + [prompt * 4 for prompt in make_prompts(4)]  # these are longer than a chunk
     expected = responses(generate_all(plain, prompts, TOKENS, at_once=4))
     assert len(set(expected)) > len(prompts) * 0.8, "the target repeats itself: equality would prove little"
@@ -50,7 +50,7 @@ def check_texts(plain: Server, plugin: Server) -> None:
 )
 def test_greedy_text_equals_plain_decoding(family: str, kind: str, tmp_path: Path) -> None:
     with serving(pair(tmp_path, family, kind, environment=OVERLAP), tmp_path / "logs") as (plain, plugin):
-        check_texts(plain, plugin)
+        check_responses(plain, plugin)
 
 
 @pytest.mark.matrix
@@ -66,5 +66,5 @@ def test_freed_slots_of_sliding_windows_harm_nobody(family: str, tmp_path: Path)
             with pytest.raises(httpx.TimeoutException):
                 body = {"text": f"leave {number}", "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
                 httpx.post(f"{plugin.url}/generate", json=body, timeout=0.2, trust_env=False)
-        check_texts(plain, plugin)
+        check_responses(plain, plugin)
         assert generate(plugin, "a", 4)["meta_info"]["completion_tokens"] == 4
