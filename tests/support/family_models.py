@@ -18,6 +18,7 @@ from eagle_plugin.heads.export import save_head
 SPOKEN = 24
 VOCAB = 512
 WINDOW = 16  # tokens that a layer with a sliding window sees
+CHUNK = 32  # tokens of an attention chunk; vLLM wants a multiple of its blocks' size
 # What differs from tiny_targets.ARCHITECTURES. vLLM's attention on a CPU wants heads of 32 dimensions or more.
 CHANGES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -34,6 +35,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "swa_v_head_dim": 32,
     },
     "gpt_oss": {"sliding_window": WINDOW},
+    "llama4_text": {"attention_chunk_size": CHUNK},
 }
 # Without these such a target repeats one token: (part of a parameter's name, factor), the first one that fits counts.
 SCALES: dict[str, tuple[tuple[str, float], ...]] = {
