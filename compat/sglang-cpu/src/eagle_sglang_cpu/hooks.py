@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from eagle_sglang_cpu import elementwise
+from eagle_sglang_cpu import elementwise, llama4
 
 ATTENTION_FALLBACK = "sglang.srt.arg_groups.overrides._attention_backend_platform_fallbacks"
 GATHER_SPEC_EXTRAS = "sglang.kernels.ops.speculative.gather_spec_extras.gather_spec_extras"
@@ -123,3 +123,4 @@ def register() -> None:
     HookRegistry.register(RMS_NORM, fused_rms_norm, HookType.AROUND)
     HookRegistry.register(SILU_AND_MUL, fused_silu_and_mul, HookType.AROUND)
     HookRegistry.register(ROTARY, fused_rotary, HookType.AROUND)
+    llama4.register()
