@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -40,7 +42,7 @@ def _prefixes(trial: Trial) -> Tensor:
     return lengths
 
 
-def _visible(trial: Trial) -> dict[str, int]:
+def _visible(trial: Trial) -> dict[str, Any]:
     """Window and chunk of the model's attention; a chunk ends inside the trees after the longest prefix."""
     model = trial.model
     return {"window": model.window, "chunk": min(model.chunk, trial.sizes.prefix // 2 + 1)}
@@ -70,8 +72,9 @@ def _attend(trial: Trial, what: str, cache: _Cache, prefixes: Tensor, ancestors:
     model, (b, rows) = trial.model, ancestors.shape
     q = trial.randn(b * rows, model.heads, model.head_dim, dtype=trial.dtype)
     options = {"scale": model.head_dim**-0.5, "logit_cap": model.logit_cap}
-    places = (cache.table, cache.rows, prefixes, ancestors)
-    found = attention.tree_attention(q, cache.k, cache.v, *places, tail=tail, **_visible(trial), **options)
+    found = attention.tree_attention(
+        q, cache.k, cache.v, cache.table, cache.rows, prefixes, ancestors, tail=tail, **_visible(trial), **options
+    )
     wanted = torch.empty_like(found)
     for i, prefix in enumerate(prefixes.tolist()):
         visible = attention_torch.tree_visible(ancestors[i], prefix, tail, **_visible(trial))

@@ -193,7 +193,7 @@ def llama4_cpu(folder: Path) -> bool:
     target = tiny_targets.write_target(folder / "target", "llama4_text", head_dim=32, max_position_embeddings=512)
     flag = "--skip-tokenizer-init"
     settings = {"context_length": 256, "environment": {"SGLANG_PLUGINS": "none"}}  # without the repairs of ours
-    cast = crashes(folder, target, flag, part="bfloat16 queries", dtype="float32", **settings)
+    cast = crashes(folder, target, flag, part="same dtype, but got", dtype="float32", **settings)
     experts = crashes(folder, target, flag, part="in moe_forward_native", dtype="bfloat16", **settings)
     return cast and experts
 
