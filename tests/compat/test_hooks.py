@@ -6,7 +6,7 @@ import pytest
 import torch
 
 pytest.importorskip("sglang")
-from eagle_sglang_cpu import hooks  # noqa: E402
+from eagle_sglang_cpu import adapters, hooks  # noqa: E402
 
 
 def fallback(view):
@@ -28,6 +28,15 @@ def test_only_plain_attention_on_a_cpu_keeps_intel_amx(monkeypatch, device, back
     monkeypatch.setattr(overrides, "use_mla_backend", lambda view: latent)
     view = SimpleNamespace(device=device, attention_backend=backend)
     assert hooks.keep_intel_amx(fallback, view) == ({} if kept else fallback(view))
+
+
+@pytest.mark.parametrize(("device", "served"), [("cpu", False), ("cuda", True)])
+def test_a_prefix_cache_with_extra_buffers_is_not_chosen_on_a_cpu(device, served):
+    import pkgutil
+
+    assert hooks.extra_buffer_is_served(lambda view, config: True, SimpleNamespace(device=device), None) is served
+    assert not hooks.extra_buffer_is_served(lambda view, config: False, SimpleNamespace(device=device), None)
+    assert callable(pkgutil.resolve_name(hooks.EXTRA_BUFFER))
 
 
 @pytest.mark.parametrize("with_hidden", [True, False])
@@ -121,3 +130,36 @@ def test_silu_is_fused_where_the_sizes_allow():
         hooks.fused_silu_and_mul(chain, None, x), torch.nn.functional.silu(x[:, :32]) * x[:, 32:]
     )
     assert hooks.fused_silu_and_mul(chain, None, torch.randn(2, 6)) == chain()
+
+
+def test_memory_of_adapters_is_not_pinned():
+    def prepare(values, *, pin_memory=True):
+        made = torch.tensor(values, dtype=torch.int32, pin_memory=pin_memory), torch.zeros(2, pin_memory=pin_memory)
+        return [*made, made[0].pin_memory()]
+
+    first, second, third = adapters.without_pinning(prepare, [4, 5])
+    assert first.tolist() == third.tolist() == [4, 5] and second.tolist() == [0, 0] and first.dtype == torch.int32
+    assert not any(made.is_pinned() for made in (first, second, third))
+    if not torch.accelerator.is_available():
+        with pytest.raises(RuntimeError, match="pin"):  # the control: as the engine does it
+            prepare([4, 5])
+
+
+@pytest.mark.parametrize("asked", ["csgmv", "triton", "torch_native"])
+def test_adapters_are_computed_by_torch(asked, caplog):
+    caplog.set_level("INFO", logger=adapters.logger.name)
+    started = []
+    adapters.start_with_torch(lambda *args, **kwargs: started.append((args, kwargs)), 1, lora_backend=asked, rank=2)
+    assert started == [((1,), {"lora_backend": "torch_native", "rank": 2})]
+    assert (asked in caplog.text) == (asked != "torch_native")
+
+
+def test_the_engine_starts_adapters_as_the_hook_expects():
+    import inspect
+
+    from sglang.srt.lora.lora_manager import LoRAManager
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+    assert all(callable(getattr(LoRAManager, name)) for name in adapters.PINNING)
+    assert f"{LoRAManager.__module__}.{LoRAManager.__name__}" == adapters.MANAGER
+    assert "lora_backend=get_lora().lora_backend" in inspect.getsource(ModelRunner.init_lora_manager)

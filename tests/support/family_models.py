@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny_checkpoints import write_tokenizer
+from tiny_checkpoints import read_config, write_config, write_tokenizer
 from tiny_targets import tiny_target
 
 from eagle_plugin.heads.create import new_head
@@ -36,7 +36,10 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "gpt_oss": {"sliding_window": WINDOW},
     "llama4_text": {"attention_chunk_size": CHUNK},
+    "qwen3_next": {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "full_attention_interval": 4},
 }
+# Of the text model's own class SGLang loads no experts (docs/upstream.md).
+SGLANG_CLASSES = {"llama4_text": "Llama4ForConditionalGeneration"}
 # Without these such a target repeats one token: (part of a parameter's name, factor), the first one that fits counts.
 SCALES: dict[str, tuple[tuple[str, float], ...]] = {
     "qwen3_moe": (("embed", 4.0),),
@@ -47,8 +50,8 @@ SCALES: dict[str, tuple[tuple[str, float], ...]] = {
 
 
 @torch.no_grad()
-def family_target(folder: Path, family: str, seed: int = 0) -> Path:
-    """Write a target of a family, with a tokenizer, in float32."""
+def family_target(folder: Path, family: str, seed: int = 0, says: int = SPOKEN) -> Path:
+    """Write a target of a family that says so many tokens, with a tokenizer, in float32."""
     printable = write_tokenizer(folder, VOCAB)
     sizes = {"vocab_size": VOCAB, "head_dim": 32, "max_position_embeddings": 1024}
     model = tiny_target(family, seed=seed, **sizes | CHANGES[family])
@@ -56,20 +59,31 @@ def family_target(folder: Path, family: str, seed: int = 0) -> Path:
         factor = next((factor for part, factor in SCALES.get(family, ()) if part in name), 1.0)
         parameter.mul_(factor)
     # Of the engines' Gemma the embedding is the head. Its rows are normed before they are read.
-    model.get_output_embeddings().weight.mul_(torch.full((VOCAB, 1), 0.02).index_fill_(0, spoken(printable), 1.0))
+    model.get_output_embeddings().weight.mul_(torch.full((VOCAB, 1), 0.02).index_fill_(0, spoken(printable, says), 1.0))
     model.save_pretrained(folder)
+    write_config(folder, **CHANGES[family] | read_config(folder))  # transformers drops what it has other words for
     return folder
 
 
-def spoken(printable: list[int]) -> torch.Tensor:
+def sglang_target(folder: Path, family: str, **options: Any) -> Path:
+    """`family_target` under the class by which SGLang serves its texts."""
+    target = family_target(folder, family, **options)
+    if family in SGLANG_CLASSES:
+        write_config(target, **read_config(target) | {"architectures": [SGLANG_CLASSES[family]]})
+    return target
+
+
+def spoken(printable: list[int], says: int = SPOKEN) -> torch.Tensor:
     """The ids that a target says, ascending."""
-    return torch.tensor(printable[:: len(printable) // SPOKEN][:SPOKEN])
+    return torch.tensor(printable[:: len(printable) // says][:says])
 
 
-def family_head(folder: Path, target: Path, kind: str = "eagle3") -> Path:
+def family_head(folder: Path, target: Path, kind: str = "eagle3", says: int = SPOKEN) -> Path:
     """Write an untrained head of a kind for such a target."""
     printable = write_tokenizer(target, VOCAB)  # the same again
-    options: dict[str, Any] = {} if kind == "eagle2" else {"draft_ids": spoken(printable), "aux_layers": (1, 4, 6)}
+    options: dict[str, Any] = (
+        {} if kind == "eagle2" else {"draft_ids": spoken(printable, says), "aux_layers": (1, 4, 6)}
+    )
     head = new_head(kind, target, num_heads=2, num_kv_heads=2, head_dim=32, **options)
     save_head(head, folder, target_dir=target, dtype=torch.float32)
     return folder

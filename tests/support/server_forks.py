@@ -33,7 +33,7 @@ READ_LATE = {
         "SGLANG_TEST_RETRACT",
         "SGLANG_TEST_RETRACT_INTERVAL",
     ),  # by the scheduler's module when it is imported: see become
-    *("PYTHONPATH", "SGLANG_CPU_OMP_THREADS_BIND", "PYTEST_CURRENT_TEST"),
+    *("PYTHONPATH", "SGLANG_CPU_OMP_THREADS_BIND", "SGLANG_MAMBA_CONV_DTYPE", "PYTEST_CURRENT_TEST"),
 }
 # What a server of one thread has besides the variables of this process; bench/servers.py and bench/sglang_server.py.
 OF_SERVERS = {

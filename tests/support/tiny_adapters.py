@@ -9,24 +9,22 @@ import torch
 from safetensors.torch import save_file
 from tiny_checkpoints import read_config
 
-RANK = 4
 
-
-def write_adapter(folder: Path, target: Path) -> Path:
+def write_adapter(folder: Path, target: Path, *, rank: int = 4, seed: int = 3) -> Path:
     """Write an adapter of every layer's query and value projections into `folder`, a new one; returns `folder`."""
     folder.mkdir()
     config = read_config(target)
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     dim = config.get("head_dim") or hidden // heads
     sizes = {"q_proj": heads * dim, "v_proj": config["num_key_value_heads"] * dim}
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for layer in range(config["num_hidden_layers"]):
         for name, size in sizes.items():
             prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            tensors[f"{prefix}.lora_A.weight"] = torch.randn(RANK, hidden, generator=generator)
-            tensors[f"{prefix}.lora_B.weight"] = torch.randn(size, RANK, generator=generator)
+            tensors[f"{prefix}.lora_A.weight"] = torch.randn(rank, hidden, generator=generator)
+            tensors[f"{prefix}.lora_B.weight"] = torch.randn(size, rank, generator=generator)
     save_file(tensors, folder / "adapter_model.safetensors")
-    settings = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": sorted(sizes)}
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": sorted(sizes)}
     (folder / "adapter_config.json").write_text(json.dumps(settings))
     return folder

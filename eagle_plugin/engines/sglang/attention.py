@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from eagle_plugin.engines.round import TreeRows
+from eagle_plugin.engines.sglang.linear_attention import linear_attention
 from eagle_plugin.kernels.attention import tree_attention
 from eagle_plugin.kernels.kv import store_kv
 
@@ -16,7 +17,8 @@ def tree_rows_of(forward_batch: Any) -> TreeRows | None:
     """The rows of a forward over draft trees, None for any other SGLang ``ForwardBatch``.
 
     A spec input that has them has ``slot_table`` too: [B, C] int32, the cache slots that the rows' requests name. Where
-    layers with a sliding window have a pool of their own, ``sliding_rows`` has the same of that pool.
+    layers with a sliding window have a pool of their own, ``sliding_rows`` has the same of that pool; where layers keep
+    a state in place of keys, ``linear_trees`` has what these need.
     """
     return getattr(forward_batch.spec_info, "tree_rows", None)
 
@@ -52,21 +54,28 @@ class TreeAttention:
 
     def forward(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: Any,
-        forward_batch: Any,
+        q: torch.Tensor | None = None,
+        k: torch.Tensor | None = None,
+        v: torch.Tensor | None = None,
+        layer: Any = None,
+        forward_batch: Any = None,
         save_kv_cache: bool = True,
         sinks: torch.Tensor | None = None,
         **unknown: Any,
     ) -> torch.Tensor:
-        """Attention of one layer; q [N, Hq * D], k and v [N, Hkv, D] -> [N, Hq * D]."""
+        """Attention of one layer; q [N, Hq * D], k and v [N, Hkv, D] -> [N, Hq * D].
+
+        A layer that keeps a state gives ``mixed_qkv``, ``a`` and ``b`` in place of q, k and v (`linear_attention`).
+        """
         rows = tree_rows_of(forward_batch)
         if rows is None:
             if sinks is not None:
                 unknown["sinks"] = sinks
             return self._base.forward(q, k, v, layer, forward_batch, save_kv_cache, **unknown)
+        if unknown.keys() == {"mixed_qkv", "a", "b"}:
+            trees = forward_batch.spec_info.linear_trees
+            return linear_attention(self._base.req_to_token_pool, layer, trees, **unknown)
+        assert q is not None and k is not None and v is not None
         if unknown:
             raise ValueError(
                 f"tree attention was given {', '.join(unknown)}, which it does not know: "

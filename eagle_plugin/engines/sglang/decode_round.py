@@ -129,7 +129,7 @@ class DecodeRound:
                 output = self._verifier.forward(batch, DraftTree(*tree), logits)
                 if not memory.holds("logits", output.logits):
                     logits.copy_(output.logits)
-                return TargetOutput(logits, memory.put("features", output.features))
+                return output._replace(logits=logits, features=memory.put("features", output.features))
 
             drafts = capture(capturer, _key("draft", batch), draft)
             if shape.width not in outputs:  # the same one serves sampled batches
@@ -142,7 +142,7 @@ class DecodeRound:
             accepted = capture(capturer, _key("walk", batch), walk)
             extend: Callable[[], Any] = partial(self._extend, batch, accepted, output)
             if shape == PLAIN and self.pending is not None:
-                extend = partial(self.pending.add, batch, accepted, output.features)
+                extend = partial(self._add_pending, self.pending, batch, accepted, output)
             capture(capturer, _key("extend", batch), extend)
 
     def padding_round(self, shape: Shape) -> tuple[DraftTree, TargetOutput, Accepted, DraftState]:
@@ -183,7 +183,7 @@ class DecodeRound:
         return self._verifier.walk(batch, drafts, output.logits)
 
     def _extend(self, batch: RoundBatch, accepted: Accepted, output: TargetOutput) -> Extended:
-        self._verifier.commit(batch, accepted)
+        self._verifier.commit(batch, accepted, output)
         path = read_path(accepted, batch.prefix_lens, batch.shape.width)
         features = output.features[path.rows.view(-1)]
         return Extended(self._drafter.extend(batch, accepted, path, features), features)
@@ -193,8 +193,12 @@ class DecodeRound:
     ) -> Extended:
         pending.rounds += 1
         self._provide(accepted, batch)
-        self._run("extend", batch, partial(pending.add, batch, accepted, output.features))
+        self._run("extend", batch, partial(self._add_pending, pending, batch, accepted, output))
         return Extended(DraftState(state.head, accepted.tokens[:, 0]), output.features)
+
+    def _add_pending(self, pending: PendingTokens, batch: RoundBatch, accepted: Accepted, output: TargetOutput) -> None:
+        self._verifier.commit_states(accepted, output)  # keys are where they belong: a plain round has one node
+        pending.add(batch, accepted, output.features)
 
     @property
     def _memory(self) -> StaticMemory:

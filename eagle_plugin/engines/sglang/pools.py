@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from sglang.srt.layers.radix_attention import RadixAttention
+from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from torch import Tensor
 
@@ -35,7 +36,7 @@ def pools_of(pool: Any) -> list[Pool]:
     """The parts of an SGLang pool; of a hybrid one the second part is that of the layers with a sliding window."""
     if isinstance(pool, SWAKVPool):
         return [Pool(pool.full_kv_pool), Pool(pool.swa_kv_pool, pool.full_to_swa_index_mapping)]
-    return [Pool(pool)]
+    return [Pool(pool.full_kv_pool if isinstance(pool, HybridLinearKVPool) else pool)]
 
 
 def sliding_layers(pool: Any) -> list[int]:

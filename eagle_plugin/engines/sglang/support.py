@@ -65,8 +65,7 @@ _FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("enable_mixed_chunk", (False, None), "mixed chunked prefill is not served yet"),
     ("enable_two_batch_overlap", (False, None), "two-batch overlap is not served yet"),
     ("enable_pdmux", (False, None), "PD multiplexing is not served yet"),
-    ("enable_lora", (False, None), "LoRA is not served yet"),
-    ("lora_paths", (None, [], {}), "LoRA is not served yet"),
+    ("enable_lora_overlap_loading", (False, None), "LoRA adapters that are loaded beside rounds are not served yet"),
     ("kv_cache_dtype", ("auto", None), "only KV caches in the model's own dtype are served"),
     ("speculative_draft_kv_cache_dtype", ("auto", None), "only KV caches in the model's own dtype are served"),
     ("enable_page_major_kv_layout", (False, None), "only KV caches with one buffer per layer are served"),
@@ -94,6 +93,8 @@ _FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
 def unsupported_flags(arguments: Any) -> list[str]:
     """Why our worker does not support these resolved server arguments; empty when it does."""
     reasons = []
+    if arguments.device != "cpu" and (arguments.enable_lora or arguments.lora_paths):
+        reasons.append(f"--enable-lora with --device {arguments.device}: LoRA is served on CPUs only")
     for name, served, why in _FLAGS:
         value = getattr(arguments, name)
         if value not in served:
@@ -122,7 +123,7 @@ def unsupported_models(target_runner: Any, draft_architecture: str) -> list[str]
     reasons = []
     if target_runner.use_mla_backend:
         reasons.append(f"target {name}: latent (MLA) attention is not served yet")
-    if mambaish_config(config) is not None:
+    if mambaish_config(config) is not None and not _has_gated_delta_nets(target_runner):
         reasons.append(f"target {name}: linear-attention and state-space layers are not served yet")
     if config.is_encoder_decoder:
         reasons.append(f"target {name}: encoder-decoder models are not served")
@@ -157,6 +158,29 @@ def _knows_chunks(model: Any) -> bool:
 
     layers = [layer for layer in model.modules() if isinstance(layer, RadixAttention)]
     return all(layer.sliding_window_size < -1 for layer in layers if layer.use_irope)
+
+
+def _has_gated_delta_nets(target_runner: Any) -> bool:
+    """Whether what keeps a state in this target are the gated delta nets of Qwen3-Next."""
+    from sglang.srt.configs.hybrid_arch import qwen3_next_config
+
+    return qwen3_next_config(target_runner.model_config) is not None
+
+
+def unsupported_states(target_runner: Any, arguments: Any) -> list[str]:
+    """Why trees are not served with the states of this target's linear layers; empty where they are, or has none."""
+    if not _has_gated_delta_nets(target_runner):
+        return []
+    if target_runner.device != "cpu":
+        return [f"--device {target_runner.device}: gated delta nets are served on CPUs only"]
+    if not arguments.disable_radix_cache and arguments.mamba_radix_cache_strategy != "no_buffer":
+        return [
+            f"--mamba-radix-cache-strategy {arguments.mamba_radix_cache_strategy}: states are served with no_buffer, "
+            "or with --disable-radix-cache"
+        ]
+    if arguments.enable_linear_replayssm or arguments.enable_linear_replayssm_spec:
+        return ["--enable-linear-replayssm: states are served as the engine keeps them without it"]
+    return []
 
 
 def _unsupported_attention(model: Any, name: str) -> list[str]:
@@ -229,6 +253,7 @@ def unsupported_reasons(server_args: Any, target_runner: Any) -> list[str]:
     reasons += unsupported_cache(target_runner)
     reasons += unsupported_models(target_runner, draft_config.hf_config.architectures[0])
     reasons += unsupported_windows(target_runner, resolved_view(server_args))
+    reasons += unsupported_states(target_runner, resolved_view(server_args))
     if not reasons and target_runner.device == "cuda":
         from eagle_plugin.engines.sglang.selftest import agree
 

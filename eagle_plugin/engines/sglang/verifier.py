@@ -19,6 +19,7 @@ from eagle_plugin.engines.round import Drafts, TreeRows, accept, accepted_rows
 from eagle_plugin.engines.sglang.attention import TreeAttention
 from eagle_plugin.engines.sglang.batch import RoundBatch
 from eagle_plugin.engines.sglang.forward import TreeForward
+from eagle_plugin.engines.sglang.linear_attention import LinearLayers, LinearTrees, linear_layers
 from eagle_plugin.engines.sglang.logits import transform_logits
 from eagle_plugin.engines.sglang.penalties import NodePenalties
 from eagle_plugin.engines.sglang.pools import SlidingRows, pools_of
@@ -32,6 +33,7 @@ class TreeVerifyInput(EagleVerifyInput):
     tree_rows: TreeRows | None = None
     slot_table: Tensor | None = None
     sliding_rows: SlidingRows | None = None
+    linear_trees: LinearTrees | None = None
 
 
 class TargetOutput(NamedTuple):
@@ -39,6 +41,7 @@ class TargetOutput(NamedTuple):
 
     logits: Tensor  # [B * W, V] float32
     features: Tensor  # [B * W, H of the features that the head reads]
+    linear: LinearTrees | None = None  # of a target with layers that keep a state
 
 
 class TreeVerifier:
@@ -50,6 +53,8 @@ class TreeVerifier:
         self.penalties = NodePenalties(rows, runner.model_config.vocab_size, runner.device)
         self._forward = TreeForward(runner, attention)
         self._caches = [pool.caches() for pool in pools_of(allocator.get_kvcache())]
+        linear = linear_layers(runner.model)
+        self._linear = LinearLayers(runner.req_to_token_pool, linear) if linear else None
 
     def forward(self, batch: RoundBatch, tree: DraftTree, logits_buffer: Tensor | None = None) -> TargetOutput:
         """Run the target over trees [B, W]; logits_buffer [B * W, V] float32, if given, receives the logits."""
@@ -57,6 +62,7 @@ class TreeVerifier:
         window = batch.window(0, width).view(-1)
         positions = (batch.prefix_lens[:, None] + tree.depths).view(-1)
         tokens = tree.tokens.view(-1)
+        linear = None if self._linear is None else self._linear.begin(batch.requests, tree.ancestors)
         info = TreeVerifyInput(
             draft_token=tokens,
             custom_mask=None,
@@ -74,6 +80,7 @@ class TreeVerifier:
             tree_rows=batch.tree_rows(tree.ancestors, width),
             slot_table=batch.start.table,
             sliding_rows=batch.sliding,
+            linear_trees=linear,
         )
         output = self._forward(
             batch,
@@ -85,7 +92,7 @@ class TreeVerifier:
             info=info,
             logits_buffer=logits_buffer,
         )
-        return TargetOutput(output.next_token_logits, output.hidden_states)
+        return TargetOutput(output.next_token_logits, output.hidden_states, linear)
 
     def walk(self, batch: RoundBatch, drafts: Drafts, logits: Tensor) -> Accepted:
         """Accept a path of each tree by the logits [b * W, V] after its nodes; b may be less than the lanes."""
@@ -116,8 +123,15 @@ class TreeVerifier:
         transform_logits(batch, schedule_batch, drafts.tree, logits, self.penalties, grammar_mask)
         return self.walk(batch, drafts, logits)
 
-    def commit(self, batch: RoundBatch, accepted: Accepted) -> None:
-        """Move the keys and values of the accepted paths."""
+    def commit_states(self, accepted: Accepted, output: TargetOutput) -> None:
+        """Keep the states after the accepted paths, of layers that have states."""
+        if self._linear is not None:
+            assert output.linear is not None
+            self._linear.commit(output.linear, accepted)
+
+    def commit(self, batch: RoundBatch, accepted: Accepted, output: TargetOutput) -> None:
+        """Move the keys and values of the accepted paths, and keep the states after them."""
+        self.commit_states(accepted, output)
         windows = [batch.window(0, batch.shape.width)]
         if batch.sliding is not None:
             windows.append(batch.sliding.slots[:, : batch.shape.width].contiguous())

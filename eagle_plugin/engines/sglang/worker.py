@@ -30,6 +30,7 @@ from eagle_plugin.engines.draft_clock import DraftClock
 from eagle_plugin.engines.head_mailbox import HeadMailbox, open_mailbox
 from eagle_plugin.engines.rng import KeyTable
 from eagle_plugin.engines.round import HeadState, TopM
+from eagle_plugin.engines.sglang.adapters import Adapters
 from eagle_plugin.engines.sglang.attention import TreeAttention
 from eagle_plugin.engines.sglang.batch import BatchReader, RoundBatch, prefix_tokens
 from eagle_plugin.engines.sglang.capture import capture_rounds
@@ -117,6 +118,7 @@ class TreeWorker(EAGLEWorkerV2):
         self._sampler = runner.sampler = SeededSampler()
         table = pool.req_to_token
         self._keys = KeyTable(len(table), self.device, target.random_seed)  # the seed of all ranks
+        self._adapters = Adapters(runner)
         self._verifier = TreeVerifier(target, attention, len(table), self.token_to_kv_pool_allocator)
         self._ranks = RankAgreement(get_parallel().tp_group, pool.size, self.shape.max_accept_length, self.device)
         reach, sliding = max(self.shape.reach, PENDING_TOKENS), None
@@ -137,7 +139,8 @@ class TreeWorker(EAGLEWorkerV2):
         shapes = (
             [PLAIN, self.shape] if mode == "fixed" else captured_shapes(self.shape, self._draft_worker.mask is not None)
         )
-        capture_rounds(self._round, self.shape, shapes, self.device, pool.size)
+        if not self._adapters.are_served:  # on CPUs: there is nothing that a captured forward would read them from
+            capture_rounds(self._round, self.shape, shapes, self.device, pool.size)
         if check_rounds(self):
             self.shapes = choose_shapes(self, mode, pool.size)
             self._round.pending.clear()  # what tests and measurements left
@@ -173,6 +176,7 @@ class TreeWorker(EAGLEWorkerV2):
         drafts = self._draft_clock.time(shape, partial(self._round.draft, inputs, state))
         real = drafts.first(b)
         tree = grammar_tree(real.tree) if batch.has_grammar else None
+        self._adapters.prepare(batch.reqs, shape.width)
         output = self._round.verify(inputs, drafts)
         logits = output.logits[: b * shape.width]
         transforms = transforms_of(batch)

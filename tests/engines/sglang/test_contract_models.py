@@ -32,6 +32,28 @@ def test_a_forward_over_trees_leaves_out_what_other_models_need():
     ]
 
 
+def test_adapters_are_prepared_as_the_engine_prepares_them():
+    """adapters.py: what ForwardBatch.init_new does, with all that LoRAManager reads of the batch of such a forward."""
+    from sglang.srt.lora.lora_manager import LoRAManager
+    from sglang.srt.lora.utils import generate_sequence_lengths
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+    assert in_order(
+        ForwardBatch.init_new,
+        [
+            "model_runner.lora_manager.fetch_new_loras(set(ret.lora_ids))",
+            "model_runner.lora_manager.prepare_lora_batch(ret)",
+        ],
+    )
+    assert assignments(generate_sequence_lengths, "seg_lens")[2].count("forward_batch.spec_info.draft_token_num") == 1
+    read = set()
+    for method in (LoRAManager.prepare_lora_batch, LoRAManager._use_cuda_graph_batch):
+        source = inspect.getsource(method)
+        read |= set(re.findall(r"forward_batch\.(\w+)", source))
+    # The last one is read under data-parallel attention only, which is left to the engine.
+    assert read == {"lora_ids", "forward_mode", "batch_size", "can_run_decode_cuda_graph"}
+
+
 def test_the_heads_linear_layers_can_be_given_another_method():
     """draft_weights.py: LinearBase and the output layer call quant_method.apply(layer, x, bias)."""
     import torch

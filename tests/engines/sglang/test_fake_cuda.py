@@ -126,7 +126,8 @@ class Verifier(TreeVerifier):
             size=100,
             page_size=1,
         )
-        runner = SimpleNamespace(model_config=SimpleNamespace(vocab_size=VOCABULARY), device=CUDA)
+        config = SimpleNamespace(vocab_size=VOCABULARY)
+        runner = SimpleNamespace(model_config=config, device=CUDA, model=torch.nn.Module())
         worker = SimpleNamespace(model_runner=runner)
         super().__init__(worker, None, 8, SimpleNamespace(get_kvcache=lambda: pool))
         self._forward = self._target

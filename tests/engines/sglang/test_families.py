@@ -1,21 +1,23 @@
-"""Targets of other families than Llama in SGLang: the text of plain decoding, from trees that are accepted."""
+"""Targets of other families than Llama in SGLang: text and distribution of plain decoding, by accepted trees."""
 
 from __future__ import annotations
 
-import json
-import random
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import broken_verifier
 import httpx
 import pytest
-import torch
-from family_models import CHANGES, CHUNK, VOCAB, family_head, family_target
+from cache_slots import check_aborted_requests
+from family_models import CHANGES, SPOKEN, family_head, sglang_target
+from gtest import p_values
+from sampling_requests import draw
 from serving import OVERLAP, accept_length, generate, generate_all, responses, serving, tiny_spec
-from tiny_checkpoints import read_config
 from word_prompts import make_prompts
 
 from eagle_plugin.bench.servers import Server
+from eagle_plugin.bench.spec import ServerSpec
 
 pytest.importorskip("sglang")
 pytestmark = pytest.mark.server
@@ -23,50 +25,95 @@ pytestmark = pytest.mark.server
 SHAPE = (3, 8, 32)
 TOKENS = 96  # five windows
 SWA = ("gemma4_text", "gpt_oss", "llama4_text")  # whose local layers have a KV pool of their own
-ALWAYS = ("gpt_oss",)
-# The class that SGLang serves a family's texts by, where it is not the text model's own: of Llama 4's it loads neither
-# the experts nor the rotated dimensions in the order that it computes with (docs/upstream.md).
-SERVED_AS = {"llama4_text": "Llama4ForConditionalGeneration"}
+KINDS = ("eagle3", "eagle2")
+ALWAYS = [("gpt_oss", "eagle3"), ("qwen3_next", "eagle2")]  # in ``make test``; all of them in ``make test-matrix``
+# Where the states of linear layers are kept at the end of prompts and answers only, no round is ahead of another. And
+# SGLang keeps the inputs of their convolutions in bfloat16 unless told.
+ENVIRONMENTS = {"qwen3_next": {"EAGLE_POLICY": "random", "SGLANG_MAMBA_CONV_DTYPE": "float32"}}
+LEAST_P = 1e-7
 
 
-def served_target(folder: Path, family: str) -> Path:
-    target = family_target(folder, family)
-    if family in SERVED_AS:
-        config = read_config(target) | {"architectures": [SERVED_AS[family]]}
-        (target / "config.json").write_text(json.dumps(config))
-    return target
+class Servers(NamedTuple):
+    """Of one family and kind of head."""
+
+    plain: Server
+    plugin: Server
+    folder: Path  # where the plugin's verifier can be broken (broken_verifier.py)
 
 
-def pair(folder: Path, family: str, kind: str, *, flags: tuple[str, ...] = (), **plugin: dict[str, str]) -> list:
-    target = served_target(folder / "target", family)
-    head = family_head(folder / "head", target, kind)
+def specs(
+    folder: Path,
+    family: str,
+    kind: str,
+    flags: Sequence[str] = (),
+    environment: dict[str, str] | None = None,
+    shape: tuple[int, int, int] = SHAPE,
+    says: int = SPOKEN,
+) -> list[ServerSpec]:
+    target = sglang_target(folder / "target", family, says=says)
+    head = family_head(folder / "head", target, kind, says)
     flags = ("--skip-server-warmup", *flags)
-    algorithm = "EAGLE" if kind == "eagle2" else "EAGLE3"
-    return [
-        tiny_spec(target, extra_flags=flags),
-        tiny_spec(
-            target, head, SHAPE, extra_flags=(*flags, "--chunked-prefill-size", "64"), algorithm=algorithm, **plugin
-        ),
-    ]
+    shared = ENVIRONMENTS.get(family, OVERLAP)
+    plugin: dict[str, Any] = {
+        "extra_flags": (*flags, "--chunked-prefill-size", "64"),
+        "environment": shared | (environment or {}),
+        "algorithm": "EAGLE" if kind == "eagle2" else "EAGLE3",
+    }
+    return [tiny_spec(target, extra_flags=flags, environment=shared), tiny_spec(target, head, shape, **plugin)]
 
 
-def check_responses(plain: Server, plugin: Server) -> None:
-    prompts = make_prompts(20) + [prompt * 4 for prompt in make_prompts(4)]  # these are longer than a chunk
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(pair, id="-".join(pair), marks=() if pair in ALWAYS else pytest.mark.matrix)
+        for pair in ((family, kind) for family in CHANGES for kind in KINDS)
+    ],
+)
+def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    folder = tmp_path_factory.mktemp("-".join(request.param))
+    environment = broken_verifier.install(folder / "plugins")
+    with serving(specs(folder, *request.param, environment=environment), folder / "logs") as (plain, plugin):
+        yield Servers(plain, plugin, folder / "plugins")
+
+
+def check_responses(plain: Server, plugin: Server, count: int) -> None:
+    prompts = make_prompts(count) + [prompt * 4 for prompt in make_prompts(4)]  # these are longer than a chunk
     expected = responses(generate_all(plain, prompts, TOKENS, at_once=4))
     assert len(set(expected)) > len(prompts) * 0.8, "the target repeats itself: equality would prove little"
     for _ in range(2):  # then from the prefix cache
         answers = generate_all(plugin, prompts, TOKENS, at_once=8)
         assert responses(answers) == expected
         assert accept_length(answers) > 1.2
+    # The next turn of a conversation: its prefix are prompts and answers, which end within paths of trees.
+    turns = [prompt + text + " and" for prompt, text in zip(prompts, expected, strict=True)][:12]
+    assert responses(generate_all(plugin, turns, 24, at_once=8)) == responses(generate_all(plain, turns, 24, at_once=4))
 
 
-@pytest.mark.parametrize("kind", ["eagle3", pytest.param("eagle2", marks=pytest.mark.matrix)])
-@pytest.mark.parametrize(
-    "family", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.matrix) for name in CHANGES]
-)
-def test_greedy_text_equals_plain_decoding(family: str, kind: str, tmp_path: Path) -> None:
-    with serving(pair(tmp_path, family, kind, environment=OVERLAP), tmp_path / "logs") as (plain, plugin):
-        check_responses(plain, plugin)
+@pytest.mark.parametrize("count", [16, pytest.param(50, marks=pytest.mark.matrix)])
+def test_greedy_text_equals_plain_decoding(count: int, servers: Servers) -> None:
+    check_responses(servers.plain, servers.plugin, count)
+
+
+def test_sampled_text_has_the_distribution_of_plain_decoding(servers: Servers) -> None:
+    """The control: a verifier that takes every temperature for 1."""
+    settings = [{"temperature": 1.0}, {"temperature": 0.5}]
+    expected = draw(servers.plain, settings, 500)
+    for ours, theirs in zip(draw(servers.plugin, settings, 300), expected, strict=True):
+        found = p_values(ours, theirs)
+        assert min(found.values()) > LEAST_P, found
+    broken_verifier.choose(servers.folder, "temperature one")
+    try:
+        (broken,) = draw(servers.plugin, settings[1:], 300)
+    finally:
+        broken_verifier.choose(servers.folder, "none")
+    control = p_values(broken, expected[1])
+    assert min(control.values()) < LEAST_P**2, control
+
+
+def test_no_slot_leaks_over_requests_with_aborts(servers: Servers) -> None:
+    prompts = make_prompts(25)
+    expected = responses(generate_all(servers.plain, prompts, 12, at_once=8))
+    check_aborted_requests(servers.plugin, prompts, expected, 12, times=4)
 
 
 @pytest.mark.matrix
@@ -74,47 +121,22 @@ def test_greedy_text_equals_plain_decoding(family: str, kind: str, tmp_path: Pat
 def test_freed_slots_of_sliding_windows_harm_nobody(family: str, tmp_path: Path) -> None:
     """A small cache: requests wait for slots that others' windows have left, and aborted ones give theirs back."""
     flags = ("--max-total-tokens", "1024", "--max-running-requests", "8")
-    with serving(pair(tmp_path, family, "eagle3", flags=flags, environment=OVERLAP), tmp_path / "logs") as (
-        plain,
-        plugin,
-    ):
+    with serving(specs(tmp_path, family, "eagle3", flags), tmp_path / "logs") as (plain, plugin):
         for number in range(20):
             with pytest.raises(httpx.TimeoutException):
                 body = {"text": f"leave {number}", "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
                 httpx.post(f"{plugin.url}/generate", json=body, timeout=0.2, trust_env=False)
-        check_responses(plain, plugin)
+        check_responses(plain, plugin, 20)
         assert generate(plugin, "a", 4)["meta_info"]["completion_tokens"] == 4
 
 
-@pytest.mark.matrix
-def test_attention_chunks_are_those_of_transformers(tmp_path: Path) -> None:
-    """Prompts of more than three chunks, whose answers go on over further ones."""
-    from transformers import AutoModelForCausalLM
-
-    target, length = served_target(tmp_path / "target", "llama4_text"), 3 * CHUNK
-    dice = random.Random(5)
-    prompts = [dice.choices(range(3, VOCAB), k=length + extra) for extra in (1, 20, CHUNK)]
-    with serving([tiny_spec(target, extra_flags=("--skip-server-warmup",))], tmp_path / "logs") as (server,):
-        found = []
-        for prompt in prompts:
-            sampling = {"max_new_tokens": length, "temperature": 0, "ignore_eos": True}
-            body = {"input_ids": prompt, "sampling_params": sampling}
-            answer = httpx.post(f"{server.url}/generate", json=body, timeout=600, trust_env=False)
-            found.append(answer.raise_for_status().json()["output_ids"])
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
-
-    def answers(chunk: int) -> list[list[int]]:
-        model.config.attention_chunk_size = chunk
-        return [greedy(model, prompt, length) for prompt in prompts]
-
-    assert found == answers(CHUNK)
-    assert found != answers(1024)  # the chunks count
-
-
-@torch.no_grad()
-def greedy(model: Any, prompt: list[int], tokens: int) -> list[int]:
-    """Without a cache of keys: every token from the whole text."""
-    ids = list(prompt)
-    for _ in range(tokens):
-        ids.append(int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
-    return ids[len(prompt) :]
+@pytest.mark.parametrize("family", ["qwen3_next"])
+def test_deep_paths_of_layers_that_keep_a_state(family: str, tmp_path: Path) -> None:
+    """A target that says three tokens, and trees of all three: many paths are as deep as the tree."""
+    fixed = {"EAGLE_POLICY": "fixed"}
+    pair = specs(tmp_path, family, "eagle3", environment=fixed, shape=(3, 3, 40), says=3)
+    with serving(pair, tmp_path / "logs") as (plain, plugin):
+        prompts = make_prompts(12)
+        answers = generate_all(plugin, prompts, TOKENS, at_once=8)
+        assert responses(answers) == responses(generate_all(plain, prompts, TOKENS, at_once=4))
+        assert accept_length(answers) > 2.3

@@ -28,12 +28,21 @@ SERVED = {
     "speculative_num_steps": 3,
     "speculative_eagle_topk": 4,
     "speculative_num_draft_tokens": 16,
+    "enable_lora": False,
+    "lora_paths": None,
 }
 
 
 def test_the_usual_flags_are_served():
     assert support.unsupported_flags(SimpleNamespace(**SERVED)) == []
     assert support.unsupported_flags(SimpleNamespace(**(SERVED | {"tp_size": 8}))) == []
+    assert support.unsupported_flags(SimpleNamespace(**(SERVED | {"enable_lora": True}))) == []
+
+
+@pytest.mark.parametrize("flag", [{"enable_lora": True}, {"lora_paths": ["adapter"]}])
+def test_adapters_are_served_on_cpus_only(flag):
+    (reason,) = support.unsupported_flags(SimpleNamespace(**(SERVED | flag | {"device": "cuda"})))
+    assert "--enable-lora" in reason and "cuda" in reason
 
 
 def test_every_flag_is_one_of_the_engines():
@@ -58,8 +67,7 @@ def test_every_flag_is_one_of_the_engines():
         ("moe_a2a_backend", "deepep"),
         ("moe_dense_tp_size", 1),
         ("enable_layernorm_sp", True),
-        ("enable_lora", True),
-        ("lora_paths", ["adapter"]),
+        ("enable_lora_overlap_loading", True),
         ("kv_cache_dtype", "fp8_e4m3"),
         ("speculative_adaptive", True),
         ("speculative_accept_threshold_single", 0.5),
@@ -197,7 +205,7 @@ def test_a_parallel_head_gets_deep_trees_by_default(monkeypatch, tiny_target, ti
     with_mask(head)
     assert chosen() == (7, 4, 8) and chosen(device="cuda") == (7, 4, 8) and chosen(chain, device="cuda") == (7, 1, 8)
     assert chosen(chain, page_size=16) == (7, 1, 8)
-    assert chosen(enable_lora=True) == (2, 4, 8)
+    assert chosen(enable_mixed_chunk=True) == (2, 4, 8)
     training = {"recipe": {"phases": [{"steps": 3}]}}
     record = {"format": 1, "kind": "peagle", "aux_layers": [2, 3, 4], "target": {}, "training": training}
     (head / "eagle_plugin.json").write_text(json.dumps(record))

@@ -6,11 +6,15 @@ import pytest
 from gtest import p_values
 from penalised_greedy import PENALTIES, ask_penalised, assert_penalised_greedy_text
 from sampling_distribution import sample
-from sampling_requests import LEAST_P, PENALISED, PROMPT, REQUESTS, SAMPLING, VIEWS, ask, draw
+from sampling_requests import LEAST_P, PENALISED, PROMPT, REQUESTS, SAMPLING, VIEWS, ask, draw, ways_of_rounds
 from serving import accept_length
 
 pytest.importorskip("sglang")
-pytestmark = pytest.mark.server
+# test_families.py has the short form with rounds that are not captured.
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.parametrize("plugin", ways_of_rounds("graphs"), indirect=True),
+]
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from cache_slots import check_aborted_requests
 from penalised_greedy import greedy_ids
 from scipy import stats
 from serving import GRAPHS, OVERLAP, SYNCHRONOUS, generate, generate_all, responses, serving, tiny_spec
@@ -241,48 +239,12 @@ def _p_value(first, second) -> float:
 # The tree server is the one whose prompts come in chunks and whose rounds are one ahead, with captured functions.
 @pytest.mark.parametrize("which", [2, pytest.param(3, marks=pytest.mark.matrix)])
 def test_no_cache_slot_leaks_over_hundreds_of_requests_with_aborts(servers, which):
-    """An idle engine counts its slots and ends itself where some are lost; so do we, and then use them all."""
     plain, server = servers[0], servers[which]
-    dice = random.Random(3)
     prompts = make_prompts(25)
     expected = responses(generate_all(plain, prompts, 12, at_once=8))
-    for number in range(10):
-        with ThreadPoolExecutor(1) as hanging_up:  # beside the requests that are checked
-            aborted = hanging_up.submit(_abort_some, server, dice, 8)
-            assert responses(generate_all(server, prompts, 12, at_once=8)) == expected, number
-        aborted.result()
-    assert _abort_some(server, dice, 1) > 0, "a request that runs uses no slots: the count says nothing"
-    flushed = httpx.post(f"{server.url}/flush_cache", params={"timeout": 30}, timeout=60, trust_env=False)
-    assert flushed.status_code == 200
-    assert any(_used_tokens(server) == 0 for _ in _tries(10))  # the engine counts anew when it is idle
+    check_aborted_requests(server, prompts, expected, 12, times=10)
     _fill_the_cache(server)
     server.check_alive()
-
-
-def _tries(seconds: float) -> Iterator[None]:
-    """Yield five times per second."""
-    for _ in range(int(5 * seconds)):
-        yield
-        time.sleep(0.2)
-
-
-def _used_tokens(server) -> int:
-    """Cache slots of running requests, by the engine's own count: neither free nor kept as prefixes."""
-    (load,) = httpx.get(f"{server.url}/v1/loads", timeout=60, trust_env=False).json()["loads"]
-    return load["num_used_tokens"]
-
-
-def _abort_some(server, dice: random.Random, count: int) -> int:
-    """Open streams and hang up after a few chunks; returns the slots used while the last one ran."""
-    used = 0
-    for i in range(count):
-        body = {"text": WORDS[i:] * 3, "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}, "stream": True}
-        with httpx.stream("POST", f"{server.url}/generate", json=body, timeout=60, trust_env=False) as response:
-            for number, _ in enumerate(response.iter_lines()):
-                if number >= dice.randint(0, 6):
-                    used = _used_tokens(server) if i == count - 1 else 0
-                    break
-    return used
 
 
 def _fill_the_cache(server) -> None:

@@ -7,7 +7,7 @@ from eagle_sglang_cpu.conflicts import conflict_message
 
 
 def register() -> None:
-    """Register the hooks of eagle_sglang_cpu.hooks where SGLang's CPU engine runs without AMX kernels; else do nothing.
+    """Register the hooks of this package where SGLang's CPU engine runs without AMX kernels; else do nothing.
 
     Exits with one sentence when a package that owns our import names is installed.
     """
@@ -21,6 +21,7 @@ def register() -> None:
 
     if not is_cpu() or cpu_has_amx_support():
         return
-    from eagle_sglang_cpu import hooks
+    from eagle_sglang_cpu import adapters, hooks
 
     hooks.register()
+    adapters.register()

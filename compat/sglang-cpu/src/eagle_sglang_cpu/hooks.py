@@ -26,6 +26,9 @@ SELECT_TOP_K = "sglang.srt.speculative.spec_utils._select_top_k_tokens_later"
 MULTINOMIAL_WITH_SEED = "sglang.srt.layers.sampler.multinomial_with_seed"
 RMS_NORM = "sglang.srt.layers.layernorm.RMSNorm.forward_native"
 SILU_AND_MUL = "sglang.srt.layers.activation.SiluAndMul.forward_native"
+EXTRA_BUFFER = "sglang.srt.arg_groups.overrides.supports_mamba_cache_extra_buffer"
+GATED_NORM = "sglang.kernels.ops.attention.fla.fused_norm_gate.rms_norm_gated"
+SHARED_EXPERT_GATE = "sglang.kernels.ops.elementwise.elementwise._launch_fused_gate_sigmoid_mul"
 ROTARY = "sglang.srt.layers.rotary_embedding.base.RotaryEmbedding.forward_native"
 
 
@@ -114,6 +117,47 @@ def fused_rotary(
     return chain(rope, positions, query, key, offsets, fused_set_kv_buffer_arg) if served is None else served
 
 
+def extra_buffer_is_served(supports: Callable[[Any, Any], bool], view: Any, hf_config: Any) -> bool:
+    """Not on a CPU: there the engine takes this strategy of its prefix cache by itself, and then ends because of it."""
+    return view.device != "cpu" and supports(view, hf_config)
+
+
+def gated_norm(
+    kernel: Callable[..., torch.Tensor],
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str = "swish",
+    residual: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    **options: Any,
+) -> Any:
+    """Normalise, then multiply with the gate, as Qwen3-Next does: the engine has a Triton kernel alone for it."""
+    if x.device.type != "cpu" or bias is not None or residual is not None:
+        return kernel(x, gate, weight, bias, activation, residual=residual, eps=eps, **options)
+    normed = torch.nn.functional.rms_norm(x.float(), weight.shape, weight.float(), eps)
+    opened = gate.float().sigmoid()
+    return (normed * (opened if activation == "sigmoid" else gate.float() * opened)).to(x.dtype)
+
+
+def gate_shared_expert(
+    kernel: Callable[..., None],
+    hidden_states: torch.Tensor,
+    gate_weight: torch.Tensor,
+    shared_output: torch.Tensor,
+    output: torch.Tensor,
+    *,
+    do_add: bool,
+) -> None:
+    """Multiply the shared expert with its gate, and add it: the engine has a Triton kernel alone for it."""
+    if hidden_states.device.type != "cpu":
+        kernel(hidden_states, gate_weight, shared_output, output, do_add=do_add)
+        return
+    gated = (hidden_states.float() @ gate_weight.float()).sigmoid()[:, None] * shared_output.float()
+    output.copy_(gated + output.float() if do_add else gated)
+
+
 def register() -> None:
     """Register the hooks with SGLang's HookRegistry, which applies them after all plugins have run."""
     HookRegistry.register(ATTENTION_FALLBACK, keep_intel_amx, HookType.AROUND)
@@ -123,4 +167,7 @@ def register() -> None:
     HookRegistry.register(RMS_NORM, fused_rms_norm, HookType.AROUND)
     HookRegistry.register(SILU_AND_MUL, fused_silu_and_mul, HookType.AROUND)
     HookRegistry.register(ROTARY, fused_rotary, HookType.AROUND)
+    HookRegistry.register(EXTRA_BUFFER, extra_buffer_is_served, HookType.AROUND)
+    HookRegistry.register(GATED_NORM, gated_norm, HookType.AROUND)
+    HookRegistry.register(SHARED_EXPERT_GATE, gate_shared_expert, HookType.AROUND)
     llama4.register()

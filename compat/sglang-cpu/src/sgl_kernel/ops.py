@@ -1,10 +1,11 @@
-"""torch.ops.sgl_kernel: the operations that SGLang's CPU attention backend and sampler look up by name."""
+"""torch.ops.sgl_kernel: the operations that SGLang's CPU attention backends and sampler look up by name."""
 
 import functools
 
 import torch
 
 from eagle_plugin.kernels import attention, kv
+from sgl_kernel import mamba
 from sgl_kernel.murmur import murmur_hash32
 
 SUPPORTED_DTYPES = (torch.bfloat16, torch.float32)
@@ -153,6 +154,14 @@ _LIBRARY.define(
     "bool is_causal) -> ()"
 )
 _LIBRARY.define("murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor col_indices) -> Tensor")
+_LIBRARY.define("fused_gdn_gating_cpu(Tensor A_log, Tensor a, Tensor b, Tensor dt_bias) -> (Tensor, Tensor)")
+_LIBRARY.define(
+    "fused_sigmoid_gating_delta_rule_update_cpu(Tensor A_log, Tensor dt_bias, Tensor q, Tensor k, Tensor v, Tensor a, "
+    "Tensor b, Tensor(a!) initial_state_source, Tensor initial_state_indices, Tensor cu_seqlens, "
+    "bool use_qk_l2norm_in_kernel=True, float softplus_beta=1.0, float softplus_threshold=20.0) -> Tensor"
+)
+_LIBRARY.impl("fused_gdn_gating_cpu", mamba.fused_gdn_gating, "CPU")
+_LIBRARY.impl("fused_sigmoid_gating_delta_rule_update_cpu", mamba.fused_sigmoid_gating_delta_rule_update, "CPU")
 _LIBRARY.impl("decode_attention_cpu", decode_attention_cpu, "CPU")
 _LIBRARY.impl("extend_attention_cpu", extend_attention_cpu, "CPU")
 _LIBRARY.impl("murmur_hash32_cpu", murmur_hash32, "CPU")

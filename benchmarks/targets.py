@@ -1,0 +1,234 @@
+"""Which targets the plugin serves in which engine, with which kind of head: tried one by one, with tiny random models.
+
+    python benchmarks/targets.py [--engine sglang] [--family qwen3 ...] [--out out]
+    python benchmarks/targets.py --readme            the README's table, of out/targets.json
+
+For every family and kind of head an engine is started twice in float32, plain and with the plugin's flags. Both answer
+the same questions, greedily: the texts must be equal. The times are those of one request at a time and of trees of one
+shape; those of tiny models are the engine's, so that they say what a round adds to a step there, and nothing about
+models of real size. The result is in out/targets.json; the exit code is 1 if a text differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests/support"))
+
+from family_models import CHANGES, family_head, family_target
+from serving import tiny_spec, vllm_spec
+from word_prompts import make_prompts
+
+from eagle_plugin.atomic_io import write_output
+from eagle_plugin.bench.load import Completion, LoadError, Sampling, accept_length, ask_all
+from eagle_plugin.bench.progress import Steps
+from eagle_plugin.bench.questions import Question
+from eagle_plugin.bench.report import Strict, write_json
+from eagle_plugin.bench.servers import PLUGIN_LINE, SERVING, Server, ServerError, sigterm_as_exit
+from eagle_plugin.bench.spec import EngineName, ServerSpec
+
+ROOT = Path(__file__).resolve().parents[1]
+SHAPE = (3, 4, 16)
+TOKENS = 64
+KINDS = {"eagle3": "EAGLE-3", "eagle2": "EAGLE-2"}
+NAMES = {
+    "llama": "Llama 2, 3",
+    "llama4_text": "Llama 4 (text)",
+    "qwen2": "Qwen2, Qwen2.5",
+    "qwen3": "Qwen3",
+    "qwen3_moe": "Qwen3-MoE",
+    "qwen3_next": "Qwen3-Next",
+    "gemma3_text": "Gemma 3 (text)",
+    "gemma4_text": "Gemma 4 (text)",
+    "gpt_oss": "GPT-OSS",
+}
+ENGINES: tuple[EngineName, ...] = ("sglang", "vllm")
+# SGLang keeps the inputs of Qwen3-Next's convolutions in bfloat16 unless told.
+ENVIRONMENT = {"EAGLE_POLICY": "fixed", "SGLANG_MAMBA_CONV_DTYPE": "float32"}
+BEGIN, END = "<!-- benchmarks/targets.py --readme -->\n", "<!-- end -->"
+
+
+class Row(Strict):
+    """One family in one engine with one kind of head."""
+
+    family: str  # the model_type of transformers
+    engine: str
+    head: str
+    served_by: str  # "plugin", "engine" or "nobody"
+    reason: str = ""  # where it is not the plugin
+    greedy_equal: bool | None = None  # None: nothing was compared
+    accept_length: float | None = None
+    round_ms_over_plain_ms: float | None = None  # a round, draft included, over a step of plain decoding
+
+
+class Document(Strict):
+    """out/targets.json."""
+
+    shape: tuple[int, int, int]
+    tokens: int
+    rows: list[Row]
+
+
+class Answers(NamedTuple):
+    """What one server answered."""
+
+    together: list[Completion]
+    alone: list[Completion]
+
+
+def ask(server: Server) -> Answers:
+    """Some questions at a time, and a few one by one, which are timed."""
+    questions = [Question(id=str(i), group="words", prompt=p) for i, p in enumerate(make_prompts(16))]
+    sampling = Sampling(max_tokens=TOKENS, ignore_eos=True)
+    together = ask_all(server.endpoint, questions, sampling, concurrency=8)
+    return Answers(together, ask_all(server.endpoint, questions[:4], sampling))
+
+
+def compare(row: Row, plain: Answers, plugin: Answers) -> Row:
+    """The row with what the two servers' answers say."""
+
+    def seconds(answers: Sequence[Completion]) -> float:
+        return sum(answer.total_s - answer.ttft_s for answer in answers)
+
+    responses = [[answer.text for part in answers for answer in part] for answers in (plain, plugin)]
+    steps = sum(answer.completion_tokens - 1 for answer in plain.alone)
+    rounds = sum(answer.verify_rounds or 0 for answer in plugin.alone)
+    return row.model_copy(
+        update={
+            "greedy_equal": responses[0] == responses[1],
+            "accept_length": accept_length(plugin.together),
+            "round_ms_over_plain_ms": seconds(plugin.alone) / rounds / (seconds(plain.alone) / steps),
+        }
+    )
+
+
+def specs_of(engine: EngineName, family: str, folder: Path) -> dict[str, ServerSpec]:
+    """A plain server's, and one with the plugin for each kind of head."""
+    make = tiny_spec if engine == "sglang" else vllm_spec
+    own = {} if engine == "sglang" else {"PYTHONPATH": ""}
+    target = family_target(folder / "target", family)
+    found = {"plain": make(target, environment=ENVIRONMENT | own)}
+    for kind in KINDS:
+        head = family_head(folder / kind, target, kind)
+        algorithm = "EAGLE" if kind == "eagle2" else "EAGLE3"
+        settings: dict[str, Any] = {"environment": ENVIRONMENT | own, "algorithm": algorithm, "name": kind}
+        found[kind] = make(target, head, SHAPE, **settings)
+    return found
+
+
+def rows_of(engine: EngineName, family: str, logs: Path) -> Iterator[Row]:
+    """Start the servers of one family in one engine, one after the other."""
+    with tempfile.TemporaryDirectory() as folder:
+        specs = specs_of(engine, family, Path(folder))
+        plain: Answers | None = None
+        for name, spec in specs.items():
+            row = Row(family=family, engine=engine, head=KINDS.get(name, ""), served_by="nobody")
+            server = Server.of(spec, logs / family)
+            try:
+                with server:
+                    server.wait_ready()
+                    answers = ask(server)
+            except (ServerError, LoadError) as error:
+                reason = next((line for line in reversed(str(error).splitlines()) if "Error" in line), str(error))
+                if name == "plain":
+                    yield from (row.model_copy(update={"head": head, "reason": reason}) for head in KINDS.values())
+                    return
+                yield row.model_copy(update={"reason": reason.strip(" |")})
+                continue
+            if plain is None:
+                plain = answers
+                continue
+            lines = PLUGIN_LINE.findall(server.log_text())
+            served = any(SERVING.search(line) for line in lines)
+            row = row.model_copy(update={"served_by": "plugin" if served else "engine"})
+            if not served:
+                row = row.model_copy(update={"reason": lines[-1] if lines else "no line of the plugin"})
+            yield compare(row, plain, answers)
+
+
+def readme_table(rows: Sequence[Row]) -> str:
+    """Families by engines, in Markdown: the kinds of heads that the plugin serves with equal texts."""
+    lines = ["| target | SGLang | vLLM |", "|---|---|---|"]
+    for family in NAMES:
+        cells = []
+        for engine in ENGINES:
+            of = [row for row in rows if (row.family, row.engine) == (family, engine)]
+            served = [row.head for row in of if row.served_by == "plugin" and row.greedy_equal]
+            others = {row.served_by for row in of if row.head not in served}
+            rest = {"engine": "the engine's own worker", "nobody": "does not start", "plugin": "**differs**"}
+            words = [", ".join(served)] if served else []
+            words += [rest[by] for by in sorted(others)] if not served or others - {"nobody", "engine"} else []
+            cells.append("; ".join(words) or "not tried")
+        lines.append(f"| {NAMES[family]} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def write_readme(path: Path, rows: Sequence[Row]) -> None:
+    """Replace the table in this file. ValueError where its marks are not there."""
+    text = path.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{path} has no place for the table: it needs the lines {BEGIN.strip()} and {END}")
+    write_output(path, [f"{before}{begin}\n{readme_table(rows)}\n{end}{after}"])
+
+
+def show(rows: Sequence[Row], console: Console) -> None:
+    """The result as a table."""
+    table = Table("family", "engine", "head", "served by", "text equal", "accept length", "round / step")
+    for row in rows:
+        length, ratio = row.accept_length, row.round_ms_over_plain_ms
+        numbers = [f"{value:.2f}" if value is not None else "" for value in (length, ratio)]
+        equal = {None: "", True: "yes", False: "[bold red]no[/]"}[row.greedy_equal]
+        table.add_row(row.family, row.engine, row.head, row.served_by, equal, *numbers)
+    console.print(table)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=ENGINES, nargs="+", default=list(ENGINES), help="default: both")
+    parser.add_argument("--family", choices=list(CHANGES), nargs="+", default=list(CHANGES), help="default: all")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of targets.json (default: out)")
+    parser.add_argument("--readme", action="store_true", help="write the table of out/targets.json into README.md")
+    return parser.parse_args(argv)
+
+
+def kept_rows(path: Path) -> list[Row]:
+    """The rows of an earlier run; those that are tried again replace theirs."""
+    return Document.model_validate_json(path.read_text(encoding="utf-8")).rows if path.exists() else []
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Try the targets, or write the README's table; 1 if a text differs."""
+    options, console = parse(argv), Console()
+    path = options.out / "targets.json"
+    if options.readme:
+        if not path.exists():
+            console.print(f"there is no {path}: run python benchmarks/targets.py first")
+            return 2
+        write_readme(ROOT / "README.md", kept_rows(path))
+        return 0
+    rows: dict[tuple[str, str, str], Row] = {(r.family, r.engine, r.head): r for r in kept_rows(path)}
+    steps, tried = Steps(console), [(e, f) for e in options.engine for f in options.family]
+    with sigterm_as_exit(), steps.step("targets") as step:
+        for number, (engine, family) in enumerate(tried):
+            step.update(f"{number / len(tried):.0%}, {family} in {engine}", number / len(tried))
+            for row in rows_of(engine, family, options.out / "logs"):
+                rows[row.family, row.engine, row.head] = row
+            # Whole after every family: a run that ends early leaves what it found.
+            write_json(Document(shape=SHAPE, tokens=TOKENS, rows=list(rows.values())), path)
+    show(list(rows.values()), console)
+    return int(any(row.greedy_equal is False for row in rows.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

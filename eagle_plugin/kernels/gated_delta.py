@@ -1,0 +1,116 @@
+"""Gated delta nets over draft trees: all nodes from the state before the tree, and none of them keeps a state.
+
+After a path of nodes the state of a head is S = e^G S0 + sum over its nodes j of e^(G - Gj) uj kj^T, where Gj is the
+sum of the log decays down to node j and uj = betaj (vj - what the state before it says to kj). The uj of a tree are the
+solution of one triangular system. That is the chunked form of the rule (Yang et al., arXiv 2412.06464, section 3.3),
+with "is above in the tree" in place of "comes before". A node leaves K + V + 1 numbers per head, a state has K * V.
+
+Shapes: B trees of W nodes, parents before their children; HK heads of queries and keys [K], HV heads of values [V].
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu, softplus
+
+
+class TreePlan(NamedTuple):
+    """What all layers of a forward have in common."""
+
+    seen: Tensor  # [B, W, W] bool: node j is node i, or above it
+    windows: Tensor  # [B, W, w] int64: what node i convolves, the oldest first: rows of [past w - 1 | nodes]
+
+
+class Left(NamedTuple):
+    """What a forward leaves for `state_after` and `past_after`."""
+
+    inputs: Tensor  # [B, w - 1 + W, C]: what was convolved, the past first
+    decays: Tensor  # [B, HV, W] float32: G
+    keys: Tensor  # [B, HK, W, K] float32, of length 1
+    updates: Tensor  # [B, HV, W, V] float32: u
+
+
+def plan(ancestors: Tensor, taps: int) -> TreePlan:
+    """Plan trees by their ancestor bitmasks [B, W] int64 (bit j: node j is seen) for convolutions of `taps` inputs."""
+    b, width = ancestors.shape
+    nodes = torch.arange(width, device=ancestors.device)
+    seen = (ancestors[:, :, None] >> nodes) & 1 == 1
+    above = seen & (nodes[:, None] != nodes)
+    parents = torch.where(above, nodes, -1).amax(-1) + taps - 1  # the root's is the newest row of the past
+    before = torch.cat([(torch.arange(taps - 1, device=nodes.device) - 1).clamp(min=0).expand(b, -1), parents], 1)
+    place = (nodes + taps - 1).expand(b, -1)
+    windows = [place]
+    for _ in range(taps - 1):
+        windows.append(before.gather(1, windows[-1]))
+    return TreePlan(seen, torch.stack(windows[::-1], -1))
+
+
+def convolve(x: Tensor, past: Tensor, weight: Tensor, bias: Tensor | None, tree: TreePlan) -> tuple[Tensor, Tensor]:
+    """Convolve nodes x [B, W, C] with the nodes above them and the past [B, C, w - 1]; weight [C, w], bias [C].
+
+    Returns silu of it [B, W, C], and the inputs of `Left`.
+    """
+    b, width, channels = x.shape
+    inputs = torch.cat([past.transpose(1, 2).to(x.dtype), x], 1)
+    out = torch.zeros(b, width, channels, device=x.device) if bias is None else bias.float().expand(b, width, -1)
+    for tap in range(weight.shape[1]):
+        rows = tree.windows[:, :, tap, None].expand(-1, -1, channels)
+        out = out + inputs.gather(1, rows).float() * weight[:, tap].float()
+    return silu(out).to(x.dtype), inputs
+
+
+def gates(a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Log decays and betas [..., HV] float32 of a layer's projections a and b [..., HV]."""
+    return -a_log.float().exp() * softplus(a.float() + dt_bias.float()), b.float().sigmoid()
+
+
+def delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, tree: TreePlan
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Say what every node reads from the state after it.
+
+    q and k [B, W, HK, K], v [B, W, HV, V]; log_decay and beta [B, W, HV] float32; state [B, HV, V, K].
+    Returns [B, W, HV, V] in v's dtype, and decays, keys and updates of `Left`.
+    """
+    groups = v.shape[2] // k.shape[2]
+    q, keys = (_unit(x.float()).transpose(1, 2) for x in (q, k))
+    wide_q, wide_k = (x.repeat_interleave(groups, 1) for x in (q * q.shape[-1] ** -0.5, keys))  # [B, HV, W, K]
+    values, beta = v.float().transpose(1, 2), beta.transpose(1, 2)[..., None]
+    seen = tree.seen[:, None]
+    decays = (seen.float() @ log_decay.transpose(1, 2)[..., None])[..., 0]  # [B, HV, W]
+    # Only differences down a path count, which are not positive.
+    fade = torch.where(seen, decays[..., :, None] - decays[..., None, :], -torch.inf).exp()
+    before = state.float().transpose(2, 3)  # [B, HV, K, V]
+    grown = decays.exp()[..., None]
+    mixed = (beta * (wide_k @ wide_k.transpose(2, 3)) * fade).tril(-1)
+    wanted = beta * (values - grown * (wide_k @ before))
+    updates = torch.linalg.solve_triangular(mixed, wanted, upper=False, unitriangular=True)
+    said = grown * (wide_q @ before) + (wide_q @ wide_k.transpose(2, 3) * fade) @ updates
+    return said.transpose(1, 2).to(v.dtype), decays, keys, updates
+
+
+def state_after(state: Tensor, left: Left, tree: TreePlan, last: Tensor) -> Tensor:
+    """The states [B, HV, V, K] after the nodes `last` [B] int64, in the dtype of `state`, that before the trees."""
+    groups = left.updates.shape[1] // left.keys.shape[1]
+    seen = _row(tree.seen, last)[:, None]  # [B, 1, W]
+    total = left.decays.gather(2, last[:, None, None].expand(-1, left.decays.shape[1], 1))  # [B, HV, 1]
+    fade = torch.where(seen, total - left.decays, -torch.inf).exp()
+    added = (left.updates * fade[..., None]).transpose(2, 3) @ left.keys.repeat_interleave(groups, 1)
+    return (state.float() * total.exp()[..., None] + added).to(state.dtype)
+
+
+def past_after(left: Left, tree: TreePlan, last: Tensor) -> Tensor:
+    """What the convolution reads after the nodes `last` [B] int64: [B, C, w - 1]."""
+    rows = _row(tree.windows, last)[:, 1:, None].expand(-1, -1, left.inputs.shape[2])
+    return left.inputs.gather(1, rows).transpose(1, 2)
+
+
+def _row(values: Tensor, last: Tensor) -> Tensor:
+    return values.gather(1, last[:, None, None].expand(-1, 1, values.shape[2]))[:, 0]
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
