@@ -197,7 +197,7 @@ void run_any(const AttentionSpec& a, Plan& plan, DLDataType dtype) {
 
 void tree_attention(TensorView q, TensorView k, TensorView v, TensorView slot_table, TensorView rows,
                     TensorView prefix_lens, TensorView ancestors, int64_t tail, double scale, double logit_cap,
-                    int64_t window, Optional<TensorView> sinks, TensorView out) {
+                    int64_t window, int64_t chunk, Optional<TensorView> sinks, TensorView out) {
   const AttentionSpec a = check_call(q, k, v, scale, logit_cap, sinks, out);
   check(ancestors, "ancestors", kI64, {kAny, kAny});
   const int64_t b = ancestors.size(0), nodes = ancestors.size(1);
@@ -215,8 +215,10 @@ void tree_attention(TensorView q, TensorView k, TensorView v, TensorView slot_ta
     for (int64_t r = 0; r < nodes; ++r) {
       const uint64_t bits = ptr<uint64_t>(ancestors)[i * nodes + r];
       const int64_t position = prefix + __builtin_popcountll(bits) - 1;
-      const int64_t low = window < 0 ? 0 : std::min(prefix, std::max<int64_t>(0, position - window));
-      plan.queries[i * nodes + r] = {low, prefix, prefix, prefix + tail, bits, nullptr};
+      const int64_t first = first_visible(position, window, chunk);
+      // the k-th set bit is a node at position prefix + k
+      const uint64_t seen = without_lowest(bits, first - prefix);
+      plan.queries[i * nodes + r] = {std::min(prefix, first), prefix, prefix, prefix + tail, seen, nullptr};
     }
     plan.add(a, i * nodes, nodes, i * nodes, slots);
   }
@@ -225,8 +227,8 @@ void tree_attention(TensorView q, TensorView k, TensorView v, TensorView slot_ta
 
 void extend_attention(TensorView q, TensorView k, TensorView v, TensorView slot_table, TensorView rows,
                       TensorView seq_lens, TensorView extend_lens, TensorView starts, double scale, bool causal,
-                      Optional<TensorView> mask, double logit_cap, int64_t window, Optional<TensorView> sinks,
-                      TensorView out) {
+                      Optional<TensorView> mask, double logit_cap, int64_t window, int64_t chunk,
+                      Optional<TensorView> sinks, TensorView out) {
   const AttentionSpec a = check_call(q, k, v, scale, logit_cap, sinks, out);
   check(seq_lens, "seq_lens", kI64, {kAny});
   const int64_t b = seq_lens.size(0);
@@ -259,13 +261,14 @@ void extend_attention(TensorView q, TensorView k, TensorView v, TensorView slot_
       if (bytes) {
         int64_t seen = 0;
         for (int64_t t = 0; t < fresh; ++t) seen += bytes[t] != 0;
-        const int64_t low = window < 0 ? 0 : std::min(prefix, std::max<int64_t>(0, prefix + seen - 1 - window));
-        query = {low, prefix, prefix, keys, 0, bytes};
+        const int64_t first = first_visible(prefix + seen - 1, window, chunk);
+        int64_t hidden = 0;  // new tokens before the first one at that position or a later one
+        for (int64_t drop = first - prefix; drop > 0 && hidden < fresh; ++hidden) drop -= bytes[hidden] != 0;
+        query = {std::min(prefix, first), prefix, prefix + hidden, keys, 0, bytes + hidden};
         bytes += fresh;
       } else {
         const int64_t position = prefix + j, end = causal ? position + 1 : keys;
-        const int64_t low = window < 0 ? 0 : std::max<int64_t>(0, position - window);
-        query = {low, end, end, end, 0, nullptr};
+        query = {first_visible(position, window, chunk), end, end, end, 0, nullptr};
       }
     }
     plan.add(a, at, fresh, ptr<int64_t>(starts)[i], check_slots(slot_table, rows, i, keys));

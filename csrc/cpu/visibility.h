@@ -1,4 +1,4 @@
-// The keys of a query. Every rule (causal limit, sliding window, ancestor bitmask, byte mask) is turned into
+// The keys of a query. Every rule (causal limit, first visible position, ancestor bitmask, byte mask) is turned into
 // one 64-bit mask per block of 64 keys, so that the attention body has one kind of mask.
 #pragma once
 #include <algorithm>
@@ -15,6 +15,19 @@ inline uint64_t bit_range(int64_t low, int64_t high) {
   if (low >= high) return 0;
   const uint64_t below_high = high == 64 ? ~uint64_t{0} : (uint64_t{1} << high) - 1;
   return below_high & ~((uint64_t{1} << low) - 1);
+}
+
+// The lowest position that a row sees. window >= 0: so many keys before it; chunk > 0: the positions of its own chunk.
+inline int64_t first_visible(int64_t position, int64_t window, int64_t chunk) {
+  int64_t first = window < 0 ? 0 : std::max<int64_t>(0, position - window);
+  if (chunk > 0) first = std::max(first, position / chunk * chunk);
+  return first;
+}
+
+// Clears the `count` lowest set bits.
+inline uint64_t without_lowest(uint64_t bits, int64_t count) {
+  for (; count > 0 && bits; --count) bits &= bits - 1;
+  return bits;
 }
 
 struct Query {

@@ -37,6 +37,7 @@ def tree_attention(
     scale: float,
     logit_cap: float = 0.0,
     window: int = -1,
+    chunk: int = 0,
     sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -45,18 +46,25 @@ def tree_attention(
     q [b*R, Hq, D], k_cache [slots, Hkv, D] and v_cache [slots, Hkv, Dv] of one dtype (bfloat16, float16 or float32);
     slot_table [P, S] int32, rows [b] int64, prefix_lens [b] int64, ancestors [b, R] int64 (64-bit bitmasks)
     -> [b*R, Hq, Dv].
-    The keys are at positions 0 .. prefix + tail - 1. A prefix key at position p is visible to every row (with window >=
-    0 only when prefix + popcount(bitmask) - 1 - p <= window), tail key t where bit t of the row's bitmask is set. Plain
-    decode is R = 1, tail = 1, bitmask = 1. Sinks [Hq] float32 are extra logits in the denominator. A row that sees no
-    key gives zeros. TypeError and ValueError name a wrong input; on a GPU the contents of the integer tensors are not
-    checked, because the host would have to wait for them. So a launch can be captured in a CUDA graph.
+    The prefix keys are at positions 0 .. prefix - 1 and visible to every row, tail key t where bit t of the row's
+    bitmask is set. Bits are numbered so that parents come before children: the k-th set bit (k from 0) is a node at
+    position prefix + k, the last one is the row itself. Plain decode is R = 1, tail = 1, bitmask = 1.
+
+    A row at position p sees no key before its first visible position, whether that lies in the prefix or in the tree.
+    With window >= 0 it is at least p - window (sliding windows), with chunk > 0 at least p - p % chunk (the chunks of
+    Llama 4: positions are divided into chunks of that many tokens, and a row sees its own chunk). Both are scalars of a
+    layer: each row's first position follows from its bitmask, so no further tensor has to be made per forward.
+
+    Sinks [Hq] float32 are extra logits in the denominator. A row that sees no key gives zeros. TypeError and ValueError
+    name a wrong input; on a GPU the contents of the integer tensors are not checked, because the host would have to
+    wait for them. So a launch can be captured in a CUDA graph.
     """
+    _check_chunk(chunk)
     out = _out(q, v_cache, out)
     native = _native("tree_attention", q, v_cache)
     if native is not None:
-        native(
-            q, k_cache, v_cache, slot_table, rows, prefix_lens, ancestors, tail, scale, logit_cap, window, sinks, out
-        )
+        lens = (prefix_lens, ancestors, tail)
+        native(q, k_cache, v_cache, slot_table, rows, *lens, scale, logit_cap, window, chunk, sinks, out)
         return out
     _check(q, k_cache, v_cache, sinks, out)
     check(ancestors, "ancestors", torch.int64, (ANY, ANY))
@@ -69,11 +77,11 @@ def tree_attention(
     launch = _triton() if q.is_cuda and max(q.shape[2], v_cache.shape[2]) <= 256 else None
     if launch is not None:
         args = (q, k_cache, v_cache, slot_table, rows, prefix_lens, ancestors, out)
-        launch(*args, tail=tail, scale=scale, logit_cap=logit_cap, window=window, sinks=sinks)
+        launch(*args, tail=tail, scale=scale, logit_cap=logit_cap, window=window, chunk=chunk, sinks=sinks)
         return out
     for i, (row, prefix) in enumerate(zip(rows.tolist(), prefix_lens.tolist(), strict=True)):
         _check_row(slot_table, row, i, prefix + tail if prefix >= 0 else prefix)
-        visible = oracle.tree_visible(ancestors[i], prefix, tail, window)
+        visible = oracle.tree_visible(ancestors[i], prefix, tail, window, chunk)
         slots = _slots(slot_table, row, visible, k_cache.shape[0])
         out[i * R : (i + 1) * R] = oracle.attend(
             q[i * R : (i + 1) * R],
@@ -102,6 +110,7 @@ def extend_attention(
     mask: Tensor | None = None,
     logit_cap: float = 0.0,
     window: int = -1,
+    chunk: int = 0,
     sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -110,15 +119,16 @@ def extend_attention(
     q [T, Hq, D]; caches, slot_table, rows and sinks as in `tree_attention`; seq_lens, extend_lens and starts [b] int64:
     query j of request i is row starts[i] + j of q at position seq_lens[i] - extend_lens[i] + j. -> [T, Hq, Dv].
     mask, a flat bool tensor of e*e elements per request one after another, replaces the causal rule among the e new
-    tokens; a masked row's position is then prefix + (number of new tokens that it sees) - 1. With window >= 0 a key is
-    visible only when position - p <= window (a mask alone decides among the new tokens). For rows of q that belong to
-    no request, `out` is not written. TypeError and ValueError name a wrong input.
+    tokens; it must be that of a tree whose parents come before their children: the k-th new token that a row sees is at
+    position prefix + k, the last one is the row itself. Window and chunk as in `tree_attention`. For rows of q that
+    belong to no request, `out` is not written. TypeError and ValueError name a wrong input.
     """
+    _check_chunk(chunk)
     out = _out(q, v_cache, out)
     native = _native("extend_attention", q, v_cache)
     if native is not None:
         lens = (seq_lens, extend_lens, starts)
-        native(q, k_cache, v_cache, slot_table, rows, *lens, scale, causal, mask, logit_cap, window, sinks, out)
+        native(q, k_cache, v_cache, slot_table, rows, *lens, scale, causal, mask, logit_cap, window, chunk, sinks, out)
         return out
     _check(q, k_cache, v_cache, sinks, out)
     check(seq_lens, "seq_lens", torch.int64, (ANY,))
@@ -139,7 +149,7 @@ def extend_attention(
             )
         own = None if mask is None else mask[at : at + e * e].view(e, e)
         at += e * e
-        visible = oracle.extend_visible(n, e, causal, own, window, q.device)
+        visible = oracle.extend_visible(n, e, causal, own, window, q.device, chunk)
         slots = _slots(slot_table, row, visible, k_cache.shape[0])
         out[start : start + e] = oracle.attend(
             q[start : start + e], k_cache[slots], v_cache[slots], visible, scale=scale, logit_cap=logit_cap, sinks=sinks
@@ -185,6 +195,11 @@ def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, sinks: Tensor | None, ou
     check(out, "out", q.dtype, (rows, heads, v_cache.shape[2]))
     if sinks is not None:
         check(sinks, "sinks", torch.float32, (heads,))
+
+
+def _check_chunk(chunk: int) -> None:
+    if chunk < 0:
+        raise ValueError(f"chunk is {chunk}, wanted the tokens of an attention chunk, or 0 for none")
 
 
 def _check_table(slot_table: Tensor, rows: Tensor, b: int) -> None:

@@ -37,25 +37,34 @@ def attend(
     return torch.einsum("hrn,nhd->rhd", p, values).to(q.dtype)
 
 
-def tree_visible(ancestors: Tensor, prefix: int, tail: int, window: int) -> Tensor:
+def first_visible(position: Tensor, window: int, chunk: int) -> Tensor:
+    """Return the lowest position that rows at these positions see, of the same shape; a tail key counts at its depth.
+
+    window >= 0: so many keys before the row (-1 is off). chunk > 0: the positions of the row's own chunk (0 is off).
+    """
+    first = position - window if window >= 0 else torch.zeros_like(position)
+    return torch.maximum(first, position - position % chunk) if chunk > 0 else first
+
+
+def tree_visible(ancestors: Tensor, prefix: int, tail: int, window: int, chunk: int = 0) -> Tensor:
     """Return [R, prefix + tail] bool for the ancestor bitmasks [R] of one request."""
-    bits = (ancestors[:, None] >> torch.arange(tail, device=ancestors.device)) & 1
-    all_bits = (ancestors[:, None] >> torch.arange(64, device=ancestors.device)) & 1
-    position = prefix + all_bits.sum(dim=1) - 1
+    bits = (ancestors[:, None] >> torch.arange(64, device=ancestors.device)) & 1
+    ranks = prefix + bits.cumsum(dim=1) - 1  # the position of a set bit's node: parents have lower bits than children
+    first = first_visible(ranks[:, -1:], window, chunk)
     keys = torch.arange(prefix, device=ancestors.device)
-    near = position[:, None] - keys <= window if window >= 0 else torch.ones_like(position[:, None] > keys)
-    return torch.cat([near, bits.bool()], dim=1)
+    return torch.cat([keys >= first, (bits.bool() & (ranks >= first))[:, :tail]], dim=1)
 
 
 def extend_visible(
-    seq_len: int, extend_len: int, causal: bool, mask: Tensor | None, window: int, device: torch.device
+    seq_len: int, extend_len: int, causal: bool, mask: Tensor | None, window: int, device: torch.device, chunk: int = 0
 ) -> Tensor:
     """Return [e, seq_len] bool for the e new tokens; mask [e, e] bool replaces the causal rule among them."""
     prefix = seq_len - extend_len
     keys = torch.arange(seq_len, device=device)
-    rows = torch.arange(extend_len, device=device)
-    position = prefix + (rows if mask is None else mask.sum(dim=1) - 1)
-    near = position[:, None] - keys <= window if window >= 0 else torch.ones_like(position[:, None] > keys)
     if mask is not None:
-        return torch.cat([near[:, :prefix], mask], dim=1)
-    return near & (keys <= position[:, None]) if causal else near
+        position = prefix + mask.sum(dim=1, keepdim=True) - 1
+        first = first_visible(position, window, chunk)
+        return torch.cat([keys[:prefix] >= first, mask & (prefix + mask.cumsum(dim=1) - 1 >= first)], dim=1)
+    position = prefix + torch.arange(extend_len, device=device)[:, None]
+    near = keys >= first_visible(position, window, chunk)
+    return near & (keys <= position) if causal else near

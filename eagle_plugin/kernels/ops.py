@@ -187,7 +187,8 @@ def _store_kv(k_cache: Tensor, v_cache: Tensor, loc: Tensor, k: Tensor, v: Tenso
 
 @_operator(
     "tree_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor slot_table, Tensor rows, Tensor prefix_lens, "
-    "Tensor ancestors, int tail, float scale, float logit_cap, int window, Tensor? sinks) -> Tensor",
+    "Tensor ancestors, int tail, float scale, float logit_cap, int window, Tensor? sinks, "
+    "int chunk=0) -> Tensor",
     lambda q, k_cache, v_cache, *rest: q.new_empty(q.shape[0], q.shape[1], v_cache.shape[2]),
 )
 def _tree_attention(
@@ -203,6 +204,7 @@ def _tree_attention(
     logit_cap: float,
     window: int,
     sinks: Tensor | None,
+    chunk: int = 0,
 ) -> Tensor:
     return attention.tree_attention(
         q,
@@ -216,5 +218,6 @@ def _tree_attention(
         scale=scale,
         logit_cap=logit_cap,
         window=window,
+        chunk=chunk,
         sinks=sinks,
     )

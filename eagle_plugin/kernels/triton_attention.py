@@ -3,8 +3,8 @@
 One program takes one request, one key head and one stretch of the prefix. All query rows that share that key head
 (nodes x query heads of its group) sit in one tile, so a stretch of keys is read from memory once, whatever the size of
 the tree (a tile has at most 128 rows: a larger tree reads its keys once per tile, mostly from the L2 cache). The prefix
-is visible to every row and needs no mask but that of a sliding window; the tail, at most 64 keys, is masked by the
-ancestor bitmasks in the program of the last stretch.
+is visible to every row and needs no mask but that of a row's first visible position; the tail, at most 64 keys, is
+masked by the ancestor bitmasks in the program of the last stretch.
 
 Long contexts are split over programs and merged by a second kernel. The number of splits comes from shapes alone and
 the stretches from the lengths on the device, so a launch can be captured in a CUDA graph and replayed with other
@@ -83,14 +83,15 @@ def _add_keys(
     return acc, new, total
 
 
-@triton.jit(do_not_specialize=["nodes", "tail", "window"])
+@triton.jit(do_not_specialize=["nodes", "tail", "window", "chunk"])
 def _attend(
     q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, prefix_ptr, ancestors_ptr, sinks_ptr, out_ptr, lse_ptr,
     q_row_stride, q_head_stride, k_slot_stride, k_head_stride, v_slot_stride, v_head_stride, table_stride,
-    nodes, tail, window, inner, outer,
+    nodes, tail, window, chunk, inner, outer,
     GROUP: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, DIM_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    SPLIT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, SINKS: tl.constexpr, UPCAST: tl.constexpr,
+    SPLIT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, CHUNKED: tl.constexpr,
+    SINKS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Grid (splits, key heads x row tiles, requests). SPLIT: `out` is float32 [rows, heads, splits, DIM_V], beside the
     base-2 logarithms of the denominators, `lse` [rows, heads, splits]; otherwise `out` is the result."""
@@ -128,10 +129,16 @@ def _attend(
         total = tl.where(last, 1.0, total)
 
     low = 0
-    first = tl.zeros([BLOCK_M], tl.int32)  # the first prefix key that a row sees
-    if WINDOWED:
-        first = prefix + _popcount(bits) - 1 - window
+    first = tl.zeros([BLOCK_M], tl.int32)  # the first position that a row sees
+    if WINDOWED or CHUNKED:
+        position = prefix + _popcount(bits) - 1
+        if WINDOWED:
+            first = position - window
+        if CHUNKED:
+            first = tl.maximum(first, position // chunk * chunk)
         low = tl.maximum(tl.min(tl.where(valid, first, prefix), 0), 0)
+        for hidden in tl.range(prefix, tl.max(first, 0), num_stages=1):  # the k-th set bit is at position prefix + k
+            bits = tl.where(first > hidden, bits & (bits - 1), bits)
     stretch = tl.cdiv(tl.cdiv(tl.maximum(prefix - low, 0), splits), BLOCK_N) * BLOCK_N
     begin = low + split * stretch
     end = tl.minimum(begin + stretch, prefix)
@@ -139,7 +146,7 @@ def _attend(
         key = start + tl.arange(0, BLOCK_N)
         seen = key < end
         visible = seen[None, :]
-        if WINDOWED:
+        if WINDOWED or CHUNKED:
             visible = visible & (key[None, :] >= first[:, None])
         slots = tl.load(table + key, mask=seen, other=0).to(tl.int64)
         acc, highest, total = _add_keys(
@@ -232,6 +239,7 @@ def tree_attention(
     scale: float,
     logit_cap: float = 0.0,
     window: int = -1,
+    chunk: int = 0,
     sinks: Tensor | None = None,
     splits: int | None = None,
 ) -> None:
@@ -268,11 +276,12 @@ def tree_attention(
         _attend[(splits, programs, b)](
             q, k_cache, v_cache, slot_table, rows, prefix_lens, ancestors, sinks, target, lse,
             *q.stride()[:2], *k_cache.stride()[:2], *v_cache.stride()[:2], slot_table.stride(0),
-            nodes, tail, window,
+            nodes, tail, window, chunk,
             2 * scale / logit_cap if logit_cap > 0 else scale * LOG2E.value, logit_cap * LOG2E.value,
             GROUP=group, HEADS=heads, DIM=dim, DIM_V=dim_v,
             BLOCK_M=tile.rows, BLOCK_N=tile.keys, BLOCK_D=triton.next_power_of_2(max(dim, 16)), BLOCK_DV=block_dv,
-            SPLIT=splits > 1, CAPPED=logit_cap > 0, WINDOWED=window >= 0, SINKS=sinks is not None,
+            SPLIT=splits > 1, CAPPED=logit_cap > 0, WINDOWED=window >= 0, CHUNKED=chunk > 0,
+            SINKS=sinks is not None,
             UPCAST=not q.is_cuda,  # only Triton's interpreter takes CPU tensors; its dot is wrong for bfloat16
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip

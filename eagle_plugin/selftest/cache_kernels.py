@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -40,6 +42,12 @@ def _prefixes(trial: Trial) -> Tensor:
     return lengths
 
 
+def _visible(trial: Trial) -> dict[str, Any]:
+    """Window and chunk of the model's attention; a chunk ends inside the trees after the longest prefix."""
+    model = trial.model
+    return {"window": model.window, "chunk": min(model.chunk, trial.sizes.prefix // 2 + 1)}
+
+
 def _tree_attention(trial: Trial) -> None:
     """Verified trees, the levels of a draft, the accepted chain, and plain decoding."""
     shape, b = trial.model.tree, trial.sizes.batch
@@ -65,11 +73,11 @@ def _attend(trial: Trial, what: str, cache: _Cache, prefixes: Tensor, ancestors:
     q = trial.randn(b * rows, model.heads, model.head_dim, dtype=trial.dtype)
     options = {"scale": model.head_dim**-0.5, "logit_cap": model.logit_cap}
     found = attention.tree_attention(
-        q, cache.k, cache.v, cache.table, cache.rows, prefixes, ancestors, tail=tail, window=model.window, **options
+        q, cache.k, cache.v, cache.table, cache.rows, prefixes, ancestors, tail=tail, **_visible(trial), **options
     )
     wanted = torch.empty_like(found)
     for i, prefix in enumerate(prefixes.tolist()):
-        visible = attention_torch.tree_visible(ancestors[i], prefix, tail, model.window)
+        visible = attention_torch.tree_visible(ancestors[i], prefix, tail, **_visible(trial))
         slots = cache.table[cache.rows[i], : prefix + tail].long()
         own = slice(i * rows, (i + 1) * rows)
         wanted[own] = attention_torch.attend(q[own], cache.k[slots], cache.v[slots], visible, **options)
@@ -85,11 +93,11 @@ def _extend_attention(trial: Trial) -> None:
     options = {"scale": model.head_dim**-0.5, "logit_cap": model.logit_cap}
     found = attention.extend_attention(
         q, cache.k, cache.v, cache.table, cache.rows, lengths, torch.full_like(lengths, fresh), starts,
-        window=model.window, **options,
+        **_visible(trial), **options,
     )  # fmt: skip
     wanted = torch.empty_like(found)
     for i, length in enumerate(lengths.tolist()):
-        visible = attention_torch.extend_visible(length, fresh, True, None, model.window, q.device)
+        visible = attention_torch.extend_visible(length, fresh, True, None, device=q.device, **_visible(trial))
         slots = cache.table[cache.rows[i], :length].long()
         own = slice(i * fresh, (i + 1) * fresh)
         wanted[own] = attention_torch.attend(q[own], cache.k[slots], cache.v[slots], visible, **options)

@@ -28,6 +28,7 @@ class ModelShape:
     vocabulary: int = 128256
     draft_vocabulary: int = 32000
     window: int = -1  # of sliding-window attention; -1 is off
+    chunk: int = 0  # tokens of an attention chunk; 0 is off
     logit_cap: float = 0.0  # of the attention's logits; 0 is off
     steps: int = 6  # of the draft trees, as are topk and width
     topk: int = 8
@@ -36,6 +37,7 @@ class ModelShape:
     def __post_init__(self) -> None:
         for name in ("heads", "kv_heads", "head_dim", "vocabulary", "draft_vocabulary", "steps", "topk"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
+        self._require("chunk", self.chunk >= 0, "at least 0")
         self._require("heads", self.heads % self.kv_heads == 0, f"a multiple of kv_heads, which is {self.kv_heads}")
         self._require("dtype", self.dtype in DTYPES, " or ".join(DTYPES))
         self._require("width", 2 <= self.width <= MAX_WIDTH, f"2 to {MAX_WIDTH}: ancestors have 64 bits")

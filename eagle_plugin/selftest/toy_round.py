@@ -71,6 +71,7 @@ class ToyModel:
         out = attention.tree_attention(
             self._q[tokens], self.keys, self.values, start.table, lanes, start.prefix_lens, ancestors, tail=tail,
             scale=self._model.head_dim**-0.5, logit_cap=self._model.logit_cap, window=self._model.window,
+            chunk=self._model.chunk,
         )  # fmt: skip
         return self.tables[(tokens + positions) % len(self.tables)], out.flatten(1)
 

@@ -58,10 +58,18 @@ def caches(draw, min_len: int = 1):
 options = st.fixed_dictionaries(
     {
         "cap": st.sampled_from([0.0, 5.0]),
-        "window": st.sampled_from([0, 1, 4]),  # counts the query itself, 0 = none, as the engine passes it
+        # counts the query itself, 0 = none, as the engine passes it; below 0: a chunk
+        "window": st.sampled_from([0, 1, 4, -1, -3, -6]),
         "with_sinks": st.booleans(),
     }
 )
+
+
+def nearest(slots: list[int], window: int) -> list[int]:
+    """What the last of these slots' token sees of them; they are at positions 0, 1, ..."""
+    if window < 0:
+        return slots[(len(slots) - 1) // -window * -window :]
+    return slots[-window if window else None :]
 
 
 def decode(cache, query, output, key, value, loc, scale, cap, window, sinks, **changed):
@@ -91,8 +99,7 @@ def test_decode_stores_the_new_key_and_attends_to_the_sequence(cache, option, st
     assert torch.equal(cache.k, expected_k)
     for i in range(b):
         slots = cache.slots(i)
-        seen = slots[-option["window"] :] if option["window"] else slots
-        expected = attend(cache, q[i], seen, scale, option["cap"], sinks)
+        expected = attend(cache, q[i], nearest(slots, option["window"]), scale, option["cap"], sinks)
         torch.testing.assert_close(out[i].double(), expected, atol=TOLERANCE[cache.dtype], rtol=TOLERANCE[cache.dtype])
 
 
@@ -118,7 +125,6 @@ def test_extend_sees_the_prefix_and_earlier_or_ancestor_tokens(cache, option, as
     q = cache.draw(sum(extend_lens), cache.heads, cache.dim)
     out = torch.zeros_like(q)
     sinks = torch.randn(cache.heads, generator=cache.random) if option["with_sinks"] else None
-    window = 0 if as_tree else option["window"]
     ancestors = []  # per request, per node: the nodes that it sees
     for e in extend_lens:
         seen: list[set[int]] = []
@@ -129,15 +135,15 @@ def test_extend_sees_the_prefix_and_earlier_or_ancestor_tokens(cache, option, as
     mask = None
     if as_tree:
         mask = torch.tensor([j in seen for tree in ancestors for seen in tree for j in range(len(tree))])
-    extend(cache, q, out, extend_lens, starts, scale, option["cap"], window, sinks, mask)
+    extend(cache, q, out, extend_lens, starts, scale, option["cap"], option["window"], sinks, mask)
     for i, (e, start) in enumerate(zip(extend_lens, starts, strict=True)):
         slots, prefix = cache.slots(i), cache.lens[i] - e
         for j in range(e):
             if as_tree:
                 seen = slots[:prefix] + [slots[prefix + node] for node in sorted(ancestors[i][j])]
             else:
-                seen = slots[: prefix + j + 1][-window if window else None :]
-            expected = attend(cache, q[start + j], seen, scale, option["cap"], sinks)
+                seen = slots[: prefix + j + 1]
+            expected = attend(cache, q[start + j], nearest(seen, option["window"]), scale, option["cap"], sinks)
             tolerance = TOLERANCE[cache.dtype]
             torch.testing.assert_close(out[start + j].double(), expected, atol=tolerance, rtol=tolerance)
 

@@ -11,7 +11,7 @@ import torch
 from attention_cases import Case, oracle, tree_case
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_cases import prop
+from kernel_cases import ancestor_bitmasks, prop, random_parents
 from torch import Tensor
 
 from eagle_plugin.kernels import attention, attention_torch
@@ -33,16 +33,19 @@ shapes = st.tuples(
 )
 options = st.fixed_dictionaries({"logit_cap": st.sampled_from([0.0, 0.0, 3.0]), "sinks": st.booleans()})
 windows = st.sampled_from([-1, -1, 0, 5, 70])
+chunks = st.sampled_from([0, 0, 1, 3, 40, 128])
 
 
 @prop
-@given(shapes, st.lists(st.integers(0, 300), max_size=3), st.integers(1, 64), st.integers(0, 9), windows, options)
-def test_tree_attention(shape, prefixes: list[int], R: int, extra: int, window: int, option: dict) -> None:
-    case, ancestors, tail, visible = tree_case(shape, prefixes, R, extra, window)
+@given(
+    shapes, st.lists(st.integers(0, 300), max_size=3), st.integers(1, 64), st.integers(0, 9), windows, chunks, options
+)
+def test_tree_attention(shape, prefixes: list[int], R: int, extra: int, window: int, chunk: int, option: dict) -> None:
+    case, ancestors, tail, visible = tree_case(shape, prefixes, R, extra, window, chunk)
     q = case.randn(len(prefixes) * R, case.heads, case.k.shape[2])
     option = {"logit_cap": option["logit_cap"], "sinks": case.sinks if option["sinks"] else None, "scale": 0.3}
     args = (q, case.k, case.v, case.table, case.rows, torch.tensor(prefixes, dtype=torch.int64), ancestors)
-    found = attention.tree_attention(*args, tail=tail, window=window, **option)
+    found = attention.tree_attention(*args, tail=tail, window=window, chunk=chunk, **option)
     wanted = oracle(case, q, visible, [i * R for i in range(len(prefixes))], torch.empty_like(found), **option)
     torch.testing.assert_close(found, wanted, **TOLERANCE[case.dtype])
 
@@ -52,15 +55,16 @@ def test_tree_attention(shape, prefixes: list[int], R: int, extra: int, window: 
     shapes,
     st.lists(st.tuples(st.integers(0, 200), st.integers(0, 90)), max_size=3),
     windows,
+    chunks,
     st.sampled_from(["causal", "all", "mask"]),
     options,
 )
-def test_extend_attention(shape, lens: list[tuple[int, int]], window: int, kind: str, option: dict) -> None:
+def test_extend_attention(shape, lens: list[tuple[int, int]], window: int, chunk: int, kind: str, option: dict) -> None:
     seed, *rest = shape
     case = Case(seed, [p + e for p, e in lens], *rest)
     masks = [torch.rand(e, e, generator=case.gen) < 0.5 for _, e in lens] if kind == "mask" else [None] * len(lens)
     visible = [
-        attention_torch.extend_visible(p + e, e, kind == "causal", m, window, case.k.device)
+        attention_torch.extend_visible(p + e, e, kind == "causal", m, window, case.k.device, chunk)
         for (p, e), m in zip(lens, masks, strict=True)
     ]
     starts, at = [], 1
@@ -76,7 +80,8 @@ def test_extend_attention(shape, lens: list[tuple[int, int]], window: int, kind:
     flat = torch.cat([torch.zeros(0, dtype=torch.bool), *(m.flatten() for m in masks)]) if kind == "mask" else None
     i64 = [torch.tensor(x, dtype=torch.int64) for x in ([p + e for p, e in lens], [e for _, e in lens], starts)]
     args = (q, case.k, case.v, case.table, case.rows, *i64)
-    found = attention.extend_attention(*args, causal=kind == "causal", mask=flat, window=window, out=out, **option)
+    limits = {"window": window, "chunk": chunk}
+    found = attention.extend_attention(*args, causal=kind == "causal", mask=flat, out=out, **limits, **option)
     torch.testing.assert_close(found, wanted, **TOLERANCE[case.dtype])
 
 
@@ -109,6 +114,55 @@ def test_one_wrong_ancestor_bit_changes_that_row_alone() -> None:
     wrong = attend(case, q, [50], ancestors)
     changed = (right != wrong).flatten(1).any(dim=1)
     assert changed.tolist() == [i == 3 for i in range(8)]
+
+
+def seen_by_definition(parents: list[int], prefix: int, window: int, chunk: int) -> list[list[bool]]:
+    """The keys that the nodes of a tree see, from the path of each; parents[0] = -1."""
+    rows = []
+    for node in range(len(parents)):
+        path, up = [], node
+        while up >= 0:
+            path, up = [up, *path], parents[up]
+        position = {at: at for at in range(prefix)} | {prefix + n: prefix + depth for depth, n in enumerate(path)}
+        own = position[prefix + node]
+        rows.append(
+            [
+                key in position
+                and (window < 0 or own - position[key] <= window)
+                and (chunk == 0 or position[key] // chunk == own // chunk)
+                for key in range(prefix + len(parents))
+            ]
+        )
+    return rows
+
+
+@prop
+@given(st.integers(0, 2**31), st.integers(0, 40), st.integers(1, 64), windows, st.integers(0, 12))
+def test_the_oracle_sees_what_windows_and_chunks_are_defined_to_be(
+    seed: int, prefix: int, nodes: int, window: int, chunk: int
+) -> None:
+    parents = random_parents(1, nodes, torch.Generator().manual_seed(seed))
+    ancestors = ancestor_bitmasks(parents)[0]
+    wanted = seen_by_definition([-1, *parents[0, 1:].clamp(min=0).tolist()], prefix, window, chunk)
+    assert attention_torch.tree_visible(ancestors, prefix, nodes, window, chunk).tolist() == wanted
+    mask = ((ancestors[:, None] >> torch.arange(nodes)) & 1).bool()
+    found = attention_torch.extend_visible(prefix + nodes, nodes, True, mask, window, mask.device, chunk)
+    assert found.tolist() == wanted
+    chain = attention_torch.extend_visible(prefix + nodes, nodes, True, None, window, mask.device, chunk)
+    assert chain.tolist() == seen_by_definition([*range(-1, nodes - 1)], prefix, window, chunk)
+
+
+def test_a_chunk_begins_inside_a_tree(path: str) -> None:
+    """Positions 14 and 15 are in the chunk of the prefix, 16 and 17 in the next: their rows see themselves alone."""
+    case, ancestors, _, q = plain_case([14], 4)
+    ancestors[:] = torch.tensor([0b1, 0b11, 0b111, 0b1111])
+    table = case.table.clone()
+    args = (q, case.k, case.v, table, case.rows, torch.tensor([14]), ancestors)
+    before = attention.tree_attention(*args, tail=4, scale=0.125, chunk=16)
+    case.k[case.table[case.rows[0], :16].long()] += 1  # the keys of the first chunk
+    after = attention.tree_attention(*args, tail=4, scale=0.125, chunk=16)
+    assert (before != after).flatten(1).any(dim=1).tolist() == [True, True, False, False]
+    assert bool((attention.tree_attention(*args, tail=4, scale=0.125) != after)[2:].any())
 
 
 def test_a_row_that_sees_nothing_is_zero(path: str) -> None:
@@ -159,6 +213,7 @@ def test_argument_checks(path: str) -> None:
         (dict(prefix_lens=torch.tensor([20, -2])), ValueError, "request 1 needs -2 positions"),
         (dict(prefix_lens=torch.tensor([20])), ValueError, r"prefix_lens has shape \[1\], wanted \[2\]"),
         (dict(tail=65), ValueError, "tail is 65, wanted 0 to 64"),
+        (dict(chunk=-1), ValueError, "chunk is -1, wanted the tokens of an attention chunk"),
         (dict(k_cache=case.k.bfloat16()), TypeError, "k_cache is bfloat16, wanted float32"),
         (dict(slot_table=case.table.long()), TypeError, "slot_table is int64, wanted int32"),
         (dict(q=q[:7]), ValueError, r"q has shape \[7, 9, 64\], wanted \[8, "),

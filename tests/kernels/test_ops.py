@@ -57,7 +57,7 @@ def cases() -> dict[str, tuple[Any, ...]]:
         "store_kv": (k_cache, v_cache, loc, k_cache[:2].clone(), v_cache[:2].clone()),
         "tree_attention": (
             *(q, k_cache, v_cache, slots, torch.arange(B), torch.full((B,), 7), tree[3], W),
-            *(0.25, 0.0, -1, None),
+            *(0.25, 0.0, -1, None, 8),
         ),
     }
 

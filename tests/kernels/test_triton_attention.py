@@ -26,15 +26,18 @@ TOLERANCE = {
     torch.bfloat16: dict(rtol=1 / 50, atol=1e-2),
 }
 DTYPES = list(TOLERANCE)
-# nodes, further tail keys, query heads per key head, (head_dim, of values), window, logit cap, sinks, splits, page size
+# nodes, further tail keys, query heads per key head, (head_dim, of values), (window, chunk), logit cap, sinks, splits,
+# page size
 SHAPES = {
-    "decode": (1, 0, 1, (64, 64), -1, 0.0, False, 1, 1),
-    "decode, split": (1, 0, 4, (128, 128), -1, 0.0, True, 8, 16),
-    "odd head_dim": (8, 3, 3, (80, 80), -1, 3.0, True, 4, 16),
-    "two dims": (5, 0, 1, (80, 48), 0, 3.0, False, 1, 1),
-    "several tiles": (64, 0, 4, (128, 128), 70, 0.0, True, 2, 16),
-    "wide group": (17, 9, 8, (64, 64), 5, 0.0, False, 8, 1),
-    "full ancestors": (33, 31, 3, (64, 64), -1, 0.0, False, 2, 16),
+    "decode": (1, 0, 1, (64, 64), (-1, 0), 0.0, False, 1, 1),
+    "decode, split": (1, 0, 4, (128, 128), (-1, 0), 0.0, True, 8, 16),
+    "odd head_dim": (8, 3, 3, (80, 80), (-1, 0), 3.0, True, 4, 16),
+    "two dims": (5, 0, 1, (80, 48), (0, 0), 3.0, False, 1, 1),
+    "several tiles": (64, 0, 4, (128, 128), (70, 0), 0.0, True, 2, 16),
+    "wide group": (17, 9, 8, (64, 64), (5, 0), 0.0, False, 8, 1),
+    "full ancestors": (33, 31, 3, (64, 64), (-1, 0), 0.0, False, 2, 16),
+    "chunks that begin inside the trees": (33, 8, 2, (64, 64), (-1, 39), 0.0, True, 4, 16),
+    "short chunks and a window": (64, 0, 4, (64, 64), (2, 3), 0.0, False, 2, 1),
 }
 
 
@@ -52,12 +55,12 @@ def run(case: Case, q: Tensor, prefixes: list[int], ancestors: Tensor, tail: int
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_tree_attention(shape: tuple, dtype: torch.dtype) -> None:
-    R, extra, group, dims, window, cap, sinks, splits, page = shape
+    R, extra, group, dims, (window, chunk), cap, sinks, splits, page = shape
     prefixes = [0, 37, 270]
-    case, ancestors, tail, visible = tree_case((R, 2, group, dims, dtype, page), prefixes, R, extra, window)
+    case, ancestors, tail, visible = tree_case((R, 2, group, dims, dtype, page), prefixes, R, extra, window, chunk)
     q = case.randn(len(prefixes) * R, case.heads, dims[0])
     option = {"logit_cap": cap, "sinks": case.sinks if sinks else None}
-    found = run(case, q, prefixes, ancestors, tail, window=window, splits=splits, **option)
+    found = run(case, q, prefixes, ancestors, tail, window=window, chunk=chunk, splits=splits, **option)
     wanted = oracle(case, q, visible, [i * R for i in range(3)], torch.empty_like(found), scale=0.3, **option)
     torch.testing.assert_close(found, wanted, **TOLERANCE[dtype])
 

@@ -61,7 +61,7 @@ def stack_of(cubin: bytes) -> int:
 
 
 def attend(cc: int, dtype: str, rows: int, dim: int, *, extras: bool, tile=None) -> Compiled:
-    """The kernel of `rows` query rows per key head, split; `extras`: with window, cap and sinks, not split."""
+    """The kernel of `rows` query rows per key head, split; `extras`: with window, chunk, cap and sinks, not split."""
     tile = tile or triton_attention.tile_for(rows, dim, SIZES[dtype])
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), f"*{dtype}")
     types |= dict.fromkeys(("rows_ptr", "prefix_ptr", "ancestors_ptr"), "*i64") | {"table_ptr": "*i32"}
@@ -70,7 +70,7 @@ def attend(cc: int, dtype: str, rows: int, dim: int, *, extras: bool, tile=None)
     block = triton.next_power_of_2(dim)
     constants = dict(GROUP=4, HEADS=32, DIM=dim, DIM_V=dim, BLOCK_D=block, BLOCK_DV=block)
     constants |= dict(BLOCK_M=tile.rows, BLOCK_N=tile.keys, SPLIT=not extras, UPCAST=False)
-    constants |= dict(CAPPED=extras, WINDOWED=extras, SINKS=extras)
+    constants |= dict(CAPPED=extras, WINDOWED=extras, CHUNKED=extras, SINKS=extras)
     constants |= {"lse_ptr": None} if extras else {"sinks_ptr": None}
     kernel = triton_attention._attend
     return compile_for(cc, kernel, types, constants, num_warps=tile.warps, num_stages=tile.stages)

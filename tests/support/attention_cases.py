@@ -63,7 +63,7 @@ def oracle(case: Case, q: Tensor, visible: list[Tensor], starts: list[int], out:
 
 
 def tree_case(
-    shape: Shape, prefixes: list[int], R: int, extra: int, window: int
+    shape: Shape, prefixes: list[int], R: int, extra: int, window: int, chunk: int = 0
 ) -> tuple[Case, Tensor, int, list[Tensor]]:
     """A cache and R nodes per request of random trees of R + extra: case, ancestor bitmasks, tail, visible keys."""
     seed, *rest = shape
@@ -72,7 +72,7 @@ def tree_case(
     ancestors = ancestor_bitmasks(random_parents(len(prefixes), min(tail, 64), case.gen))
     chosen = torch.randperm(tail, generator=case.gen)[:R] if prefixes else slice(R)
     ancestors = ancestors[:, chosen].contiguous()
-    visible = [attention_torch.tree_visible(ancestors[i], p, tail, window) for i, p in enumerate(prefixes)]
+    visible = [attention_torch.tree_visible(ancestors[i], p, tail, window, chunk) for i, p in enumerate(prefixes)]
     for i, seen in enumerate(visible):
         case.write(i, seen)
     return case, ancestors, tail, visible

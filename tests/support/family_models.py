@@ -18,6 +18,7 @@ from eagle_plugin.heads.export import save_head
 SPOKEN = 24
 VOCAB = 512
 WINDOW = 16  # tokens that a layer with a sliding window sees
+CHUNK = 32  # tokens of an attention chunk; vLLM wants a multiple of its blocks' size
 # What differs from tiny_targets.ARCHITECTURES. vLLM's attention on a CPU wants heads of 32 dimensions or more.
 CHANGES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -34,8 +35,11 @@ CHANGES: dict[str, dict[str, Any]] = {
         "swa_v_head_dim": 32,
     },
     "gpt_oss": {"sliding_window": WINDOW},
+    "llama4_text": {"attention_chunk_size": CHUNK},
     "qwen3_next": {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "full_attention_interval": 4},
 }
+# Of the text model's own class SGLang loads no experts (docs/upstream.md).
+SGLANG_CLASSES = {"llama4_text": "Llama4ForConditionalGeneration"}
 # Without these such a target repeats one token: (part of a parameter's name, factor), the first one that fits counts.
 SCALES: dict[str, tuple[tuple[str, float], ...]] = {
     "qwen3_moe": (("embed", 4.0),),
@@ -59,6 +63,14 @@ def family_target(folder: Path, family: str, seed: int = 0, says: int = SPOKEN) 
     model.save_pretrained(folder)
     write_config(folder, **CHANGES[family] | read_config(folder))  # transformers drops what it has other words for
     return folder
+
+
+def sglang_target(folder: Path, family: str, **options: Any) -> Path:
+    """`family_target` under the class by which SGLang serves its texts."""
+    target = family_target(folder, family, **options)
+    if family in SGLANG_CLASSES:
+        write_config(target, **read_config(target) | {"architectures": [SGLANG_CLASSES[family]]})
+    return target
 
 
 def spoken(printable: list[int], says: int = SPOKEN) -> torch.Tensor:

@@ -130,6 +130,15 @@ FAULTS = (
             Line("sglang/srt/models/llama4.py", 334, "q_out_unused, k_out_unused = self.rotary_emb("),
             Line("sglang/srt/models/llama4.py", 356, ".bfloat16()"),
             Line("sglang/srt/layers/moe/fused_moe_native.py", 68, "if moe_runner_config.apply_router_weight_on_input"),
+            Line("sglang/srt/layers/attention/intel_amx_backend.py", 308, "layer.sliding_window_size + 1,"),
+        ),
+    ),
+    Fault(
+        "sglang-llama4-text",
+        "of the class of Llama 4 text models no experts are loaded",
+        (
+            Line("sglang/srt/models/llama.py", 779, 'logger.warning(f"Parameter {name} not found in params_dict")'),
+            Line("sglang/srt/models/mllama4.py", 606, "def permute_qk_weight_for_rotary("),
         ),
     ),
 )

@@ -7,6 +7,7 @@ logs, and returns whether the fault is there.
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from serving import generate_all, serving, tiny_spec
 from tiny_adapters import write_adapter
+from tiny_checkpoints import read_config
+from transformers import AutoModelForCausalLM
 from upstream_run import Reproduction, run, say
 
 from eagle_plugin.bench.servers import Server, ServerError, sigterm_as_exit
@@ -188,10 +191,32 @@ def lora_pinning(folder: Path) -> bool:
 def llama4_cpu(folder: Path) -> bool:
     """A tiny random Llama 4, in both data types: the cast ends it in float32, the experts in bfloat16."""
     target = tiny_targets.write_target(folder / "target", "llama4_text", head_dim=32, max_position_embeddings=512)
-    flag, settings = "--skip-tokenizer-init", {"context_length": 256}
-    cast = crashes(folder, target, flag, part="bfloat16 queries", dtype="float32", **settings)
+    flag = "--skip-tokenizer-init"
+    settings = {"context_length": 256, "environment": {"SGLANG_PLUGINS": "none"}}  # without the repairs of ours
+    cast = crashes(folder, target, flag, part="same dtype, but got", dtype="float32", **settings)
     experts = crashes(folder, target, flag, part="in moe_forward_native", dtype="bfloat16", **settings)
     return cast and experts
+
+
+def llama4_text(folder: Path) -> bool:
+    """The greedy text of a tiny Llama 4 under both of its classes, beside that of transformers."""
+    target = tiny_targets.write_target(folder / "target", "llama4_text", head_dim=32, max_position_embeddings=512)
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    prompt, tokens = [5, 6, 7, 8, 9, 10], 16
+    generated = model.generate(torch.tensor([prompt]), max_new_tokens=tokens, do_sample=False, eos_token_id=None)
+    wanted = generated[0, len(prompt) :].tolist()
+    say("transformers", wanted)
+    equal = {}
+    for name in ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"):
+        (target / "config.json").write_text(json.dumps(read_config(target) | {"architectures": [name]}))
+        with stock(folder / name, target, None, "--skip-tokenizer-init", context_length=256) as server:
+            sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+            request = {"input_ids": prompt, "sampling_params": sampling}
+            answer = httpx.post(f"{server.url}/generate", json=request, timeout=60, trust_env=False).json()
+            say(name, answer["output_ids"])
+            say("its log", last(server.log_text(), "not found in params_dict") or "no parameter that was not found")
+            equal[name] = answer["output_ids"] == wanted
+    return list(equal.values()) == [False, True]
 
 
 def crashes(folder: Path, target: Path, *flags: str, part: str, **settings: Any) -> bool:
@@ -223,6 +248,7 @@ REPRODUCTIONS: dict[str, Reproduction] = {
     "sglang-logit-processor": logit_processor,
     "sglang-lora-pinning": lora_pinning,
     "sglang-llama4-cpu": llama4_cpu,
+    "sglang-llama4-text": llama4_text,
 }
 
 if __name__ == "__main__":

@@ -32,9 +32,10 @@ class TreeAttention:
     every member, so a subclass would silently answer for the wrapped backend.
     """
 
-    def __init__(self, base: Any, sliding: Collection[int] = ()) -> None:
-        """sliding: the layers whose keys are in a pool of sliding windows."""
+    def __init__(self, base: Any, sliding: Collection[int] = (), chunk: int = 0) -> None:
+        """sliding: the layers whose keys are in a pool of sliding windows; chunk: as of `pools.chunk_of`."""
         object.__setattr__(self, "_base", base)
+        object.__setattr__(self, "_chunk", chunk)
         object.__setattr__(self, "_sliding", frozenset(sliding))
 
     def __getattr__(self, name: str) -> Any:
@@ -101,6 +102,7 @@ class TreeAttention:
             scale=layer.scaling,
             logit_cap=layer.logit_cap,
             window=layer.sliding_window_size,
+            chunk=self._chunk if layer.use_irope else 0,
             sinks=None if sinks is None else sinks.float(),
         )
         return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)

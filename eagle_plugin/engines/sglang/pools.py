@@ -52,10 +52,20 @@ def windows_of(model: Any) -> list[int]:
     return [layer.sliding_window_size for layer in layers if layer.sliding_window_size >= 0]
 
 
-class SlidingRows(NamedTuple):
-    """The keys of B lanes that layers with a sliding window can see, in their own pool.
+def chunk_of(runner: Any) -> int:
+    """The tokens of an attention chunk of an SGLang ``ModelRunner``'s target; 0 where no layer has chunks.
 
-    Positions count from the first of these keys on: what a row sees depends on differences of positions alone.
+    Layers with chunks (Llama 4) are those whose ``use_irope`` is set, as in the engine's own backends.
+    """
+    layers = [layer for layer in runner.model.modules() if isinstance(layer, RadixAttention)]
+    return runner.attention_chunk_size or 0 if any(layer.use_irope for layer in layers) else 0
+
+
+class SlidingRows(NamedTuple):
+    """The keys of B lanes that layers with a sliding window or with chunks can see, in their own pool.
+
+    Positions count from the first of these keys on: what a row sees depends on differences of positions alone, and on
+    where chunks begin. So the first key is that of a chunk, where there are chunks.
     """
 
     prefix_lens: Tensor  # [B] int64: how many of them come before the round's
@@ -69,12 +79,15 @@ class SlidingReader:
     The engine gives the slots of keys that no window reaches any more to others: only the last ones are read.
     """
 
-    def __init__(self, pool: Pool, window: int, reach: int, lanes: int, columns: int) -> None:
-        """window: keys before a row that it sees, of the layer with the longest one; others as of `BatchReader`."""
+    def __init__(self, pool: Pool, window: int, reach: int, lanes: int, columns: int, chunk: int = 0) -> None:
+        """window: keys before a row that it sees, of the layer with the longest one; chunk: as of `chunk_of`.
+
+        Others as of `BatchReader`.
+        """
         device = pool.buffers.device
-        self._pool, self._window, self._last = pool, window, columns - 1
+        self._pool, self._window, self._chunk, self._last = pool, window, chunk, columns - 1
         self._memory = memory = StaticMemory(device)
-        self._count = window + reach
+        self._count = window + chunk + reach
         self._places = torch.arange(self._count, device=device)
         memory.allocate("prefix_lens", lanes, torch.int64)
         memory.allocate("table", lanes * self._count, torch.int32)
@@ -86,6 +99,8 @@ class SlidingReader:
         view = self._memory.view
         rows = SlidingRows(view("prefix_lens", lanes), view("table", lanes, self._count), view("slots", lanes, reach))
         first = (start.prefix_lens - self._window).clamp(min=0)
+        if self._chunk:
+            first = first - first % self._chunk
         rows.prefix_lens.copy_(start.prefix_lens - first)
         places = (first[:, None] + self._places).clamp(max=self._last)
         rows.table.copy_(self._pool.slots(start.table.gather(1, places)))

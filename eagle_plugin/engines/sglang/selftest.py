@@ -19,7 +19,7 @@ from eagle_plugin.atomic_io import WriteError
 from eagle_plugin.engines.sglang import version
 from eagle_plugin.engines.sglang.capture import emulated
 from eagle_plugin.engines.sglang.hand_over import hand_over
-from eagle_plugin.engines.sglang.pools import pools_of
+from eagle_plugin.engines.sglang.pools import chunk_of, pools_of, windows_of
 from eagle_plugin.engines.sglang.random_batches import Parts
 from eagle_plugin.engines.sglang.ranks import gather_objects, rank_logger
 from eagle_plugin.engines.sglang.round_test import RoundTest
@@ -104,7 +104,8 @@ def model_shape(runner: Any) -> ModelShape | str:
         dtype=dtype,
         vocabulary=config.vocab_size,
         draft_vocabulary=drafted,
-        window=max(layer.sliding_window_size for layer in layers),
+        window=max([-1, *windows_of(runner.model)]),
+        chunk=chunk_of(runner),
         logit_cap=float(layer.logit_cap),
         steps=steps,
         topk=topk,

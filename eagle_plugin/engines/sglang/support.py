@@ -138,19 +138,26 @@ def unsupported_models(target_runner: Any, draft_architecture: str) -> list[str]
 
 
 def unsupported_windows(target_runner: Any, arguments: Any) -> list[str]:
-    """Why trees are not served with the sliding windows of this target; empty where they are, or where it has none."""
-    from eagle_plugin.engines.sglang.pools import windows_of
+    """Why trees are not served with this target's sliding windows or attention chunks; empty where they are."""
+    from eagle_plugin.engines.sglang.pools import chunk_of
 
-    windows = windows_of(target_runner.model)
-    # A row sees all nodes above it, whatever the window.
-    if windows and (arguments.speculative_num_steps or 0) > min(windows):
-        return [
-            f"--speculative-num-steps {arguments.speculative_num_steps}: the sliding window of the target has "
-            f"{min(windows) + 1} tokens, and trees may not be deeper"
-        ]
     if target_runner.is_hybrid_swa and arguments.page_size != 1:
         return [f"--page-size {arguments.page_size}: caches of sliding windows are served with pages of one token"]
+    config, chunk = target_runner.model_config, chunk_of(target_runner)
+    if target_runner.device == "cpu" and 0 < chunk < config.context_len and not _knows_chunks(target_runner.model):
+        return [
+            f"target {config.hf_config.architectures[0]}: SGLang's attention on this CPU does not know its chunks of "
+            f"{chunk} tokens; it is served up to --context-length {chunk}"
+        ]
     return []
+
+
+def _knows_chunks(model: Any) -> bool:
+    """Whether the engine's own attention on a CPU gets the chunks, in place of windows (eagle-plugin-sglang-cpu)."""
+    from sglang.srt.layers.radix_attention import RadixAttention
+
+    layers = [layer for layer in model.modules() if isinstance(layer, RadixAttention)]
+    return all(layer.sliding_window_size < -1 for layer in layers if layer.use_irope)
 
 
 def _has_gated_delta_nets(target_runner: Any) -> bool:

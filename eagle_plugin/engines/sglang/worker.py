@@ -40,7 +40,7 @@ from eagle_plugin.engines.sglang.eagle3_model import mask_of
 from eagle_plugin.engines.sglang.head_exchange import exchange_head
 from eagle_plugin.engines.sglang.logits import needs_plain_round, transforms_of
 from eagle_plugin.engines.sglang.pending import PendingTokens
-from eagle_plugin.engines.sglang.pools import SlidingReader, pools_of, sliding_layers, windows_of
+from eagle_plugin.engines.sglang.pools import SlidingReader, chunk_of, pools_of, sliding_layers, windows_of
 from eagle_plugin.engines.sglang.ranks import RankAgreement, rank_logger
 from eagle_plugin.engines.sglang.round_costs import choose_shapes
 from eagle_plugin.engines.sglang.sampling import SeededSampler, request_seeds
@@ -113,8 +113,8 @@ class TreeWorker(EAGLEWorkerV2):
                     f"eagle-plugin cannot read a KV cache of type {type(cache).__name__}, it reads MHATokenToKVPool "
                     "in token-major layout: start the server with EAGLE_PLUGIN=0"
                 )
-        layers = sliding_layers(runner.token_to_kv_pool)
-        attention = runner.attn_backend = TreeAttention(runner.attn_backend, layers)
+        layers, chunk = sliding_layers(runner.token_to_kv_pool), chunk_of(runner)
+        attention = runner.attn_backend = TreeAttention(runner.attn_backend, layers, chunk)
         self._sampler = runner.sampler = SeededSampler()
         table = pool.req_to_token
         self._keys = KeyTable(len(table), self.device, target.random_seed)  # the seed of all ranks
@@ -123,7 +123,8 @@ class TreeWorker(EAGLEWorkerV2):
         self._ranks = RankAgreement(get_parallel().tp_group, pool.size, self.shape.max_accept_length, self.device)
         reach, sliding = max(self.shape.reach, PENDING_TOKENS), None
         if layers:
-            sliding = SlidingReader(pools[1], max(windows_of(runner.model)), reach, pool.size, table.shape[1])
+            window = max(windows_of(runner.model), default=0)
+            sliding = SlidingReader(pools[1], window, reach, pool.size, table.shape[1], chunk)
         self._reader = BatchReader(reach, pool.size, table, self._keys, sliding)
         self._round = DecodeRound(drafter, self._verifier, self._reader)
         # The target's decode rounds are captured by us: the engine would capture its own attention, without trees.

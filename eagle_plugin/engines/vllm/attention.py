@@ -171,6 +171,7 @@ class TreeAttentionImpl(AttentionImpl):
             "scale": self.scale,
             "logit_cap": self.logits_soft_cap,
             "window": self.sliding_window,
+            "chunk": getattr(layer, "attention_chunk_size", 0),  # of vLLM's ChunkedLocalAttention alone
             "sinks": self.sinks,
         }
         extend, tree, tree_query = attn_metadata.rows

@@ -124,7 +124,6 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
     speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     model, draft = vllm_config.model_config, speculative.draft_model_config
     name = model.architectures[0]
-    chunk = model.attention_chunk_size  # vLLM cuts longer requests into parts, our rows describe whole ones
     checks: tuple[tuple[bool, str], ...] = (
         (parallel.worker_cls != ENGINE_WORKER, f"--worker-cls {parallel.worker_cls}: it is not vLLM's own"),
         (vllm_config.use_v2_model_runner, "VLLM_USE_V2_MODEL_RUNNER: the V2 model runner is not served yet"),
@@ -144,10 +143,6 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
         (vllm_config.cache_config.cache_dtype != "auto", "--kv-cache-dtype: only the model's own dtype is served"),
         (model.use_mla, f"target {name}: latent (MLA) attention is not served yet"),
         (model.is_hybrid or model.is_attention_free, f"target {name}: state-space layers are not served yet"),
-        (
-            chunk is not None and chunk < model.max_model_len,
-            f"target {name}: chunked attention (attention_chunk_size {chunk}) is served up to --max-model-len {chunk}",
-        ),
         (model.is_encoder_decoder, f"target {name}: encoder-decoder models are not served"),
         (model.uses_mrope or model.is_multimodal_model, f"target {name}: multimodal targets are not served yet"),
         (

@@ -265,8 +265,9 @@ def test_attention(library: FakeLibrary) -> None:
         forward=lambda *_: "the engine's",
     )
     layer = SimpleNamespace(
-        layer_id=0, tp_q_head_num=4, qk_head_dim=64, v_head_dim=64, scaling=0.1, logit_cap=0.0, sliding_window_size=-1
-    )
+        layer_id=0, tp_q_head_num=4, qk_head_dim=64, v_head_dim=64, scaling=0.1, logit_cap=0.0, sliding_window_size=-1,
+        use_irope=False,
+    )  # fmt: skip
     batch = reader().read(SHAPE, schedule_batch(), B)
     rows = batch.tree_rows(torch.zeros(B, 16, dtype=torch.int64, device=CUDA), 16)
     n = B * 16

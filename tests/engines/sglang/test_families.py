@@ -10,7 +10,7 @@ import broken_verifier
 import httpx
 import pytest
 from cache_slots import check_aborted_requests
-from family_models import CHANGES, SPOKEN, family_head, family_target
+from family_models import CHANGES, SPOKEN, family_head, sglang_target
 from gtest import p_values
 from sampling_requests import draw
 from serving import OVERLAP, accept_length, generate, generate_all, responses, serving, tiny_spec
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.server
 
 SHAPE = (3, 8, 32)
 TOKENS = 96  # five windows
-SWA = ("gemma4_text", "gpt_oss")  # whose layers with a sliding window have a KV pool of their own
+SWA = ("gemma4_text", "gpt_oss", "llama4_text")  # whose local layers have a KV pool of their own
 KINDS = ("eagle3", "eagle2")
 ALWAYS = [("gpt_oss", "eagle3"), ("qwen3_next", "eagle2")]  # in ``make test``; all of them in ``make test-matrix``
 # Where the states of linear layers are kept at the end of prompts and answers only, no round is ahead of another. And
@@ -50,7 +50,7 @@ def specs(
     shape: tuple[int, int, int] = SHAPE,
     says: int = SPOKEN,
 ) -> list[ServerSpec]:
-    target = family_target(folder / "target", family, says=says)
+    target = sglang_target(folder / "target", family, says=says)
     head = family_head(folder / "head", target, kind, says)
     flags = ("--skip-server-warmup", *flags)
     shared = ENVIRONMENTS.get(family, OVERLAP)

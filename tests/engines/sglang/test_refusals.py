@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from head_edits import config, tensors
 from serving import generate, serving, tiny_spec
 from tiny_models import tiny_eagle3_head, tiny_llama
@@ -288,21 +287,3 @@ def test_the_module_needs_no_engine_to_be_imported():
     """The entry point is imported in processes where the engine's modules must not be loaded early."""
     code = "import sys, eagle_plugin.engines.sglang.plugin; sys.exit('sglang' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
-
-
-def test_trees_deeper_than_a_sliding_window_and_its_pages_are_left_to_the_engine():
-    """A row sees all nodes above it, whatever the window; pages of several tokens have no slots of their own."""
-    from sglang.srt.layers.radix_attention import RadixAttention
-
-    def reasons(is_hybrid: bool, **arguments: int) -> list[str]:
-        given = SimpleNamespace(**{"speculative_num_steps": 15, "page_size": 1} | arguments)
-        return support.unsupported_windows(SimpleNamespace(model=model, is_hybrid_swa=is_hybrid), given)
-
-    model = torch.nn.ModuleList(
-        [RadixAttention(2, 4, 1.0, 1, 0), RadixAttention(2, 4, 1.0, 1, 1, sliding_window_size=15)]
-    )
-    assert reasons(True) == [] == reasons(False, page_size=64)
-    assert "has 16 tokens, and trees may not be deeper" in reasons(False, speculative_num_steps=16)[0]
-    assert "pages of one token" in reasons(True, page_size=64)[0]
-    model = model[:1]
-    assert reasons(False, speculative_num_steps=60) == []

@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from engine_signatures import assignments, calls, holds
 from torch import Tensor
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.attention import attention as attention_layer
+from vllm.model_executor.layers.attention import chunked_local_attention
 from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
@@ -15,6 +19,7 @@ from eagle_plugin.engines.round import TreeRows
 from eagle_plugin.engines.vllm.attention import (
     ExtendRows,
     Rows,
+    TreeAttentionBackend,
     TreeAttentionImpl,
     TreeMetadata,
     TreeMetadataBuilder,
@@ -22,6 +27,7 @@ from eagle_plugin.engines.vllm.attention import (
     cache_slots,
     slot_table,
 )
+from eagle_plugin.engines.vllm.backend import tree_attention
 
 BLOCKS, KV_HEADS, HEADS, SIZE, DIM = 12, 2, 6, 16, 32
 PARENTS = [-1, 0, 0, 1]  # of every tree here
@@ -116,15 +122,16 @@ class Batch:
             tree = TreeRows(trees, before[trees], ancestors.repeat(len(trees), 1), width)
         return TreeMetadata(Rows(extend, tree, query), slot_table(self.blocks, SIZE, 3 * SIZE), self.slots)
 
-    def wanted(self, window: int | None, cap: float | None, sinks: Tensor | None) -> Tensor:
+    def wanted(self, window: int | None, chunk: int, cap: float | None, sinks: Tensor | None) -> Tensor:
         """Attention of every row by softmax over the keys that it sees."""
         out, at = torch.empty_like(self.query), 0
         for i, (before, new, tree) in enumerate(self.requests):
             for row in range(new):
                 path = [before + node for node in (positions_of(row) if tree else range(row + 1))]
                 position = before + len(path) - 1
-                seen = [p for p in range(before) if window is None or position - p < window]
-                seen += path if window is None or tree else [p for p in path if position - p < window]
+                keys = {p: p for p in range(before)} | {before + depth: p for depth, p in enumerate(path)}
+                near = [p for p in keys if window is None or position - p < window]
+                seen = [keys[p] for p in near if not chunk or p // chunk == position // chunk]
                 keys = self.keys[i][seen].repeat_interleave(HEADS // KV_HEADS, dim=1)
                 values = self.values[i][seen].repeat_interleave(HEADS // KV_HEADS, dim=1)
                 logits = torch.einsum("hd,phd->hp", self.query[at], keys) * 0.2
@@ -136,11 +143,12 @@ class Batch:
                 at += 1
         return out
 
-    def served(self, metadata: TreeMetadata, **options: Any) -> Tensor:
+    def served(self, metadata: TreeMetadata, chunk: int = 0, **options: Any) -> Tensor:
         layer = TreeAttentionImpl(HEADS, DIM, 0.2, KV_HEADS, **options)
         layer.process_weights_after_loading(torch.float32)
         out = torch.full_like(self.query, torch.nan)
-        return layer.forward(None, self.query, self.key, self.value, self.cache, metadata, out)
+        of_vllm = types.SimpleNamespace(attention_chunk_size=chunk) if chunk else None
+        return layer.forward(of_vllm, self.query, self.key, self.value, self.cache, metadata, out)
 
 
 MIXED = [(0, 5, False), (37, 4, True), (20, 3, False), (3, 4, True)]
@@ -152,14 +160,16 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("name", BATCHES)
-@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize(("window", "chunk"), [(None, 0), (9, 0), (2, 0), (None, 13)])  # 13: 39 is inside a tree
 @pytest.mark.parametrize("cap", [None, 2.0])
 @pytest.mark.parametrize("with_sinks", [False, True])
-def test_forward_against_softmax(name: str, window: int | None, cap: float | None, with_sinks: bool) -> None:
+def test_forward_against_softmax(
+    name: str, window: int | None, chunk: int, cap: float | None, with_sinks: bool
+) -> None:
     batch = Batch(BATCHES[name])
     sinks = torch.randn(HEADS) if with_sinks else None
-    found = batch.served(batch.metadata(), sliding_window=window, logits_soft_cap=cap, sinks=sinks)
-    torch.testing.assert_close(found, batch.wanted(window, cap, sinks), rtol=1e-4, atol=1e-5)
+    found = batch.served(batch.metadata(), chunk, sliding_window=window, logits_soft_cap=cap, sinks=sinks)
+    torch.testing.assert_close(found, batch.wanted(window, chunk, cap, sinks), rtol=1e-4, atol=1e-5)
 
 
 def test_siblings_do_not_see_each_other() -> None:
@@ -193,7 +203,7 @@ def test_a_builder_without_trees_is_causal() -> None:
     )
     metadata = builder.build(0, common)
     assert metadata.slot_table.shape[1] >= 40 + 8  # a whole draft fits after the longest sequence
-    torch.testing.assert_close(batch.served(metadata), batch.wanted(None, None, None), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(batch.served(metadata), batch.wanted(None, 0, None, None), rtol=1e-4, atol=1e-5)
 
 
 def test_a_warm_up_without_a_cache_does_nothing() -> None:
@@ -214,3 +224,22 @@ def test_a_warm_up_without_a_cache_does_nothing() -> None:
 def test_what_a_layer_cannot_serve_is_refused_by_name(options: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=rf"does not serve .*{named}.*EAGLE_PLUGIN=0"):
         TreeAttentionImpl(HEADS, DIM, 0.2, KV_HEADS, **options)
+
+
+def test_layers_with_chunks_get_our_backend_unwrapped() -> None:
+    """backend.py: vLLM's wrapper is called by its module's name, and only the layers know the chunk then."""
+    module = chunked_local_attention
+    wrap = module.create_chunked_local_attention_backend
+    made = module.ChunkedLocalAttention.__init__
+    assert calls(made, "create_chunked_local_attention_backend") == [
+        "create_chunked_local_attention_backend(underlying_attn_backend, attention_chunk_size)"
+    ]
+    assert assignments(made, "self.attention_chunk_size") == ["attention_chunk_size"]
+    assert wrap(TreeAttentionBackend, 64).get_builder_cls() is not TreeMetadataBuilder
+    with tree_attention():
+        assert module.create_chunked_local_attention_backend(TreeAttentionBackend, 64) is TreeAttentionBackend
+    assert module.create_chunked_local_attention_backend is wrap
+    # Every block stays: with drafts all layers have the cache of full attention.
+    assert holds(VllmConfig.__post_init__, "self.model_config.attention_chunk_size is not None")
+    (forward,) = calls(attention_layer.unified_attention_with_output, "self.impl.forward")
+    assert forward.startswith("self.impl.forward(self, query, key, value, ")

@@ -98,7 +98,6 @@ def test_rounds_are_read_where_they_are_watched() -> None:
     assert assignments(Scheduler.update_from_output, "num_accepted")
     assert {"vllm_config", "requests"} <= assigned(Scheduler.__init__)
     assert "thinking_token_budget" in SamplingParams.__struct_fields__
-    assert "attention_chunk_size" in assigned(ModelConfig.__post_init__)
 
 
 def test_the_worker_makes_the_runner_by_its_modules_name() -> None:

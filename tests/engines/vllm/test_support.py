@@ -211,18 +211,6 @@ def test_kinds_of_targets(name: str, named: str, target: Path, head: Path, monke
     assert reason.startswith("target LlamaForCausalLM: ") and named in reason
 
 
-def test_chunked_attention(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM splits a Llama 4 request that is longer than a chunk; up to there a chunk is like full attention."""
-    monkeypatch.setenv("EAGLE_PLUGIN", "0")
-    config = configure(target, head)
-    for chunk, reasons in ((127, 1), (128, 0), (8192, 0), (None, 0)):
-        config.model_config.attention_chunk_size = chunk
-        assert len(support.unsupported_reasons(config)) == reasons
-    config.model_config.attention_chunk_size = 64
-    (reason,) = support.unsupported_reasons(config)
-    assert "attention_chunk_size 64" in reason and "--max-model-len 64" in reason
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # The entry point
 

@@ -21,6 +21,13 @@ def _float32(sinks: torch.Tensor | None) -> torch.Tensor | None:
     return None if sinks is None else sinks.to(torch.float32)  # models keep them in their own dtype
 
 
+def _nearest(sliding_window_size: int) -> dict[str, int]:
+    """Window and chunk of eagle-plugin's kernels; a number below 0 is not of SGLang but of eagle_sglang_cpu.llama4."""
+    if sliding_window_size < 0:
+        return {"chunk": -sliding_window_size}
+    return {"window": sliding_window_size - 1}
+
+
 def _refuse_unsupported(op, q, k_buffer, k_scale, v_scale, is_cross_attention, encoder_lens) -> None:
     if is_cross_attention or encoder_lens is not None:
         raise NotImplementedError(f"sgl_kernel.{op} got an encoder-decoder model, wanted a decoder: serve it on a GPU.")
@@ -60,7 +67,7 @@ def decode_attention_cpu(
 
     query [b, Hq, D], buffers [slots, Hkv, D], key / value [b, Hkv, D] or None (already stored), loc i64 [b],
     req_to_token i32 [P, S], req_pool_indices and seq_lens i64 [b]; sliding_window_size counts the query itself, 0 = no
-    window. `output` is written; attn_logits, scratch of the AMX kernel, is not used.
+    window, -n = attention chunks of n tokens. `output` is written; attn_logits, scratch of the AMX kernel, is not used.
     """
     _refuse_unsupported("decode_attention_cpu", query, k_buffer, k_scale, v_scale, is_cross_attention, encoder_lens)
     if key is not None and value is not None:
@@ -76,7 +83,7 @@ def decode_attention_cpu(
         tail=0,
         scale=sm_scale,
         logit_cap=logit_cap,
-        window=sliding_window_size - 1,
+        **_nearest(sliding_window_size),
         sinks=_float32(sinks),
         out=output,
     )
@@ -126,7 +133,7 @@ def extend_attention_cpu(
         causal=is_causal,
         mask=tree_mask,
         logit_cap=logit_cap,
-        window=sliding_window_size - 1,
+        **_nearest(sliding_window_size),
         sinks=_float32(sinks),
         out=o_extend,
     )
