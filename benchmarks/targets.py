@@ -165,9 +165,9 @@ def readme_table(rows: Sequence[Row]) -> str:
             served = [row.head for row in of if row.served_by == "plugin" and row.greedy_equal]
             others = {row.served_by for row in of if row.head not in served}
             rest = {"engine": "the engine's own worker", "nobody": "does not start", "plugin": "**differs**"}
-            words = [", ".join(served)] if served else []
-            words += [rest[by] for by in sorted(others)] if not served or others - {"nobody", "engine"} else []
-            cells.append("; ".join(words) or "not tried")
+            parts = [", ".join(served)] if served else []
+            parts += [rest[by] for by in sorted(others)] if not served or others - {"nobody", "engine"} else []
+            cells.append("; ".join(parts) or "not tried")
         lines.append(f"| {NAMES[family]} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -88,8 +88,8 @@ def delta_rule(
     mixed = (beta * (wide_k @ wide_k.transpose(2, 3)) * fade).tril(-1)
     wanted = beta * (values - grown * (wide_k @ before))
     updates = torch.linalg.solve_triangular(mixed, wanted, upper=False, unitriangular=True)
-    said = grown * (wide_q @ before) + (wide_q @ wide_k.transpose(2, 3) * fade) @ updates
-    return said.transpose(1, 2).to(v.dtype), decays, keys, updates
+    out = grown * (wide_q @ before) + (wide_q @ wide_k.transpose(2, 3) * fade) @ updates
+    return out.transpose(1, 2).to(v.dtype), decays, keys, updates
 
 
 def state_after(state: Tensor, left: Left, tree: TreePlan, last: Tensor) -> Tensor:

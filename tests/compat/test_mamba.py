@@ -39,7 +39,7 @@ def test_tokens_one_by_one_are_the_chunks() -> None:
     for i, length in enumerate(LENGTHS):
         for t in range(int(starts(LENGTHS)[i]), int(starts(LENGTHS)[i]) + length):
             one = slice(t, t + 1)
-            said = torch.ops.sgl_kernel.fused_sigmoid_gating_delta_rule_update_cpu(
+            found = torch.ops.sgl_kernel.fused_sigmoid_gating_delta_rule_update_cpu(
                 A_log=a_log,
                 dt_bias=dt_bias,
                 q=q[:, one],
@@ -52,7 +52,7 @@ def test_tokens_one_by_one_are_the_chunks() -> None:
                 cu_seqlens=torch.tensor([0, 1]),
                 use_qk_l2norm_in_kernel=True,
             )
-            torch.testing.assert_close(said[0, 0], out[0, t], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(found[0, 0], out[0, t], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(single, chunked, rtol=1e-4, atol=1e-4)
     others = [0, 2, 5]
     assert torch.equal(chunked[others], begun[others]) and not torch.equal(chunked[1], begun[1])

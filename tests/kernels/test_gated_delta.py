@@ -28,21 +28,21 @@ def path_of(parents: Tensor, node: int) -> list[int]:
 
 
 def ancestors_of(parents: Tensor) -> Tensor:
-    words = [[sum(1 << j for j in path_of(row, i)) for i in range(len(row))] for row in parents]
-    return torch.tensor([[word - (1 << 64) if word >> 63 else word for word in row] for row in words])
+    bitmasks = [[sum(1 << j for j in path_of(row, i)) for i in range(len(row))] for row in parents]
+    return torch.tensor([[word - (1 << 64) if word >> 63 else word for word in row] for row in bitmasks])
 
 
 def token_by_token(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """The rule for one sequence; q and k [T, HK, K], v [T, HV, V], g and beta [T, HV], state [HV, V, K], in float64."""
     q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
     q, k = ((x.repeat_interleave(HV // HK, 1)) for x in (q * K**-0.5, k))
-    said = []
+    found = []
     for t in range(len(q)):
         state = state * g[t].exp()[:, None, None]
         memory = (state @ k[t][..., None])[..., 0]
         state = state + (beta[t][:, None] * (v[t] - memory))[..., None] * k[t][:, None]
-        said.append((state @ q[t][..., None])[..., 0])
-    return torch.stack(said), state
+        found.append((state @ q[t][..., None])[..., 0])
+    return torch.stack(found), state
 
 
 @pytest.mark.parametrize("width", [1, 2, 9, 64])
@@ -57,7 +57,7 @@ def test_every_path_is_that_of_the_rule_alone(width: int) -> None:
     q, k, v = draw(B, width, HK, K), draw(B, width, HK, K), draw(B, width, HV, V)
     g, beta = gates(draw(B, width, HV), draw(B, width, HV), draw(HV), draw(HV))
     state = draw(B, HV, V, K)
-    said, decays, keys, updates = delta_rule(q, k, v, g, beta, state, tree)
+    found, decays, keys, updates = delta_rule(q, k, v, g, beta, state, tree)
     left = Left(torch.zeros(B, TAPS - 1 + width, 1), decays, keys, updates)
     for node in {0, width // 2, width - 1}:
         after = state_after(state, left, tree, torch.full((B,), node))
@@ -65,11 +65,11 @@ def test_every_path_is_that_of_the_rule_alone(width: int) -> None:
             path = path_of(parents[i], node)
             parts = (x[i, path].double() for x in (q, k, v, g, beta))
             wanted, wanted_state = token_by_token(*parts, state[i].double())
-            torch.testing.assert_close(said[i, node].double(), wanted[-1], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(found[i, node].double(), wanted[-1], rtol=1e-4, atol=1e-4)
             torch.testing.assert_close(after[i].double(), wanted_state, rtol=1e-4, atol=1e-4)
     if width > 2:  # the control: the last node does not see all others
         everything = token_by_token(*(x[0].double() for x in (q, k, v, g, beta)), state[0].double())[0][-1]
-        assert not torch.allclose(said[0, -1].double(), everything, rtol=1e-2, atol=1e-2)
+        assert not torch.allclose(found[0, -1].double(), everything, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -96,6 +96,6 @@ def test_strong_decays_stay_finite() -> None:
     tree = plan(torch.tensor([[(1 << (i + 1)) - 1 for i in range(width)]]), TAPS)
     q, k, v = (torch.randn(1, width, h, d) for h, d in ((HK, K), (HK, K), (HV, V)))
     g, state = torch.full((1, width, HV), -40.0), torch.randn(1, HV, V, K)
-    said, *left = delta_rule(q, k, v, g, torch.full((1, width, HV), 0.5), state, tree)
+    found, *left = delta_rule(q, k, v, g, torch.full((1, width, HV), 0.5), state, tree)
     after = state_after(state, Left(torch.zeros(1, 1, 1), *left), tree, torch.tensor([width - 1]))
-    assert said.isfinite().all() and after.isfinite().all() and after.abs().max() > 1e-3
+    assert found.isfinite().all() and after.isfinite().all() and after.abs().max() > 1e-3

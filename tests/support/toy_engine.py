@@ -80,7 +80,8 @@ class Verifier(TreeVerifier):
             size=ROWS * COLUMNS,
             page_size=0,
         )
-        runner = SimpleNamespace(model_config=SimpleNamespace(vocab_size=V), device="cpu")
+        config = SimpleNamespace(vocab_size=V)
+        runner = SimpleNamespace(model_config=config, device="cpu", model=torch.nn.Module())
         super().__init__(SimpleNamespace(model_runner=runner), None, ROWS, SimpleNamespace(get_kvcache=lambda: pool))
         self._forward = self._target
 

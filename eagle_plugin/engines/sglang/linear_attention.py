@@ -72,6 +72,6 @@ def linear_attention(
         )
     )
     log_decay, beta = (x.view(lanes, width, -1) for x in gates(a, b, layer.A_log, layer.dt_bias))
-    said, *left = delta_rule(q, k, v, log_decay, beta, cache.temporal[trees.slots], trees.tree)
+    out, *left = delta_rule(q, k, v, log_decay, beta, cache.temporal[trees.slots], trees.tree)
     trees.left[layer.layer_id] = Left(inputs, *left)
-    return said.reshape(1, lanes * width, layer.num_v_heads, layer.head_v_dim)
+    return out.reshape(1, lanes * width, layer.num_v_heads, layer.head_v_dim)

@@ -17,8 +17,8 @@ from vllm_engines import engine, free_blocks, generate, random_shapes, rounds, s
 
 from eagle_plugin.engines import round as decode_round
 
-TOKENS = 96  # five windows
-LEAST_P = 1e-7 of the targets that have windows
+TOKENS = 96  # five windows of the targets that have windows
+LEAST_P = 1e-7
 ALWAYS = ("gpt_oss",)
 # vLLM takes EAGLE-3 heads of no Gemma 3 (`SupportsEagle3`).
 NO_EAGLE3 = ("gemma3_text",)
@@ -58,9 +58,7 @@ def check_aborts(llm: LLM, prompts: list[list[int]], expected: list[list[int]]) 
 
 @pytest.mark.parametrize("kind", ["eagle3", pytest.param("eagle2", marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_text_equals_plain_decoding(
-    family: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_equals_plain_decoding(family: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy text is equal, sampled text of one distribution; a verifier with a wrong temperature is found out."""
     if kind == "eagle3" and family in NO_EAGLE3:
         kind = "eagle2"

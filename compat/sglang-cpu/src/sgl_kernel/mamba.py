@@ -40,8 +40,8 @@ def causal_conv1d_fn_cpu(
             continue
         past = conv_states[slot, :, :before] if bool(has_initial_state[i]) else torch.zeros_like(conv_states[slot])
         line = torch.cat([past[:, :before].to(x.dtype), new], 1)
-        said = conv1d(line[None], weight[:, None].to(x.dtype), bias, groups=len(x))[0]
-        out[:, starts[i] : starts[i + 1]] = _activated(said, activation)
+        line_out = conv1d(line[None], weight[:, None].to(x.dtype), bias, groups=len(x))[0]
+        out[:, starts[i] : starts[i + 1]] = _activated(line_out, activation)
         conv_states[slot, :, :before] = line[:, line.shape[1] - before :].to(conv_states.dtype)
     return out
 
@@ -63,9 +63,9 @@ def causal_conv1d_update_cpu(
         )
     slots, before = conv_state_indices.long(), weight.shape[1] - 1
     line = torch.cat([conv_state[slots][:, :, :before].to(x.dtype), x[:, :, None]], 2)
-    said = (line * weight.to(x.dtype)).sum(-1)
+    out = (line * weight.to(x.dtype)).sum(-1)
     conv_state[slots, :, :before] = line[:, :, 1:].to(conv_state.dtype)
-    return _activated(said if bias is None else said + bias, activation)
+    return _activated(out if bias is None else out + bias, activation)
 
 
 def fused_gdn_gating(a_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,9 +89,9 @@ def _chunk(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, sta
     grown, beta = decays.exp()[..., None], beta[..., None]
     mixed = (beta * (k @ k.mT) * fade).tril(-1)
     updates = torch.linalg.solve_triangular(mixed, beta * (v - grown * (k @ state)), upper=False, unitriangular=True)
-    said = grown * (q @ state) + (q @ k.mT * fade) @ updates
+    out = grown * (q @ state) + (q @ k.mT * fade) @ updates
     last = (decays[:, -1:] - decays).exp()[..., None]
-    return said, state * grown[:, -1:] + (k * last).mT @ updates
+    return out, state * grown[:, -1:] + (k * last).mT @ updates
 
 
 def chunk_gated_delta_rule_cpu(
@@ -119,8 +119,8 @@ def chunk_gated_delta_rule_cpu(
         for start in range(starts[i], starts[i + 1], CHUNK):
             part = slice(start, min(start + CHUNK, starts[i + 1]))
             q_part, k_part, v_part, g_part, beta_part = (x[:, part] for x in by_head)
-            said, state = _chunk(q_part, k_part, v_part, g_part, beta_part, state)
-            out[0, part] = said.transpose(0, 1).to(v.dtype)
+            part_out, state = _chunk(q_part, k_part, v_part, g_part, beta_part, state)
+            out[0, part] = part_out.transpose(0, 1).to(v.dtype)
         initial_state[slot] = state.mT.to(initial_state.dtype)
     return out, None, None
 
