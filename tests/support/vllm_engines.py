@@ -130,6 +130,12 @@ def free_blocks(llm: LLM) -> int:
     return core(llm).scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
 
 
+def settle(llm: LLM) -> None:
+    """Let the worker hear of the last requests that finished: vLLM tells it with the next step."""
+    while core(llm).scheduler.has_requests() or core(llm).batch_queue:
+        llm.llm_engine.step()
+
+
 def run(llm: LLM, prompts: Sequence[str | list[int]], **sampling: Any) -> list[RequestOutput]:
     """The answers to prompts, as texts or token ids; greedy unless `sampling`, a request's, says otherwise."""
     given = [TokensPrompt(prompt_token_ids=p) if isinstance(p, list) else p for p in prompts]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 from vllm import LLM, RequestOutput, SamplingParams
 from vllm.inputs import TokensPrompt
-from vllm_engines import accept_length, core, counters, engine, free_blocks, generate, run, runner
+from vllm_engines import accept_length, core, counters, engine, free_blocks, generate, run, runner, settle
 from vllm_greedy import VOCAB, make_prompts, write_heads, write_target
 
 TREES: dict[str, Any] = {"depth": 3, "topk": 4, "nodes": 16}
@@ -72,12 +72,6 @@ def nothing_is_kept(pair: Pair) -> Iterator[None]:
     served = runner(pair.trees)
     assert not served.requests and not served._store._found
     assert not served._pending.rows_of_requests  # what is left is of blocks that others may find
-
-
-def settle(llm: LLM) -> None:
-    """Let the worker hear of the last requests that finished: vLLM tells it with the next step."""
-    while core(llm).scheduler.has_requests() or core(llm).batch_queue:
-        llm.llm_engine.step()
 
 
 def endings(answers: Sequence[RequestOutput]) -> list[tuple[Any, ...]]:
