@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests/support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))  # before this folder
 
-from family_models import CHANGES, family_head, family_target
+from family_models import CHANGES, family_head, family_target, sglang_target
 from serving import tiny_spec, vllm_spec
 from word_prompts import make_prompts
 
@@ -115,7 +115,7 @@ def specs_of(engine: EngineName, family: str, folder: Path) -> dict[str, ServerS
     """A plain server's, and one with the plugin for each kind of head."""
     make = tiny_spec if engine == "sglang" else vllm_spec
     own = {} if engine == "sglang" else {"PYTHONPATH": ""}
-    target = family_target(folder / "target", family)
+    target = (sglang_target if engine == "sglang" else family_target)(folder / "target", family)
     found = {"plain": make(target, environment=ENVIRONMENT | own)}
     for kind in KINDS:
         head = family_head(folder / kind, target, kind)
