@@ -25,6 +25,11 @@ def captured_layers(architecture: str, layers: int, config: dict[str, Any], fold
     if _eagle_config(config, folder).get("use_aux_hidden_state", True) is False:
         return ()
     ids, top_level = read_ids(config, folder)
+    if ids == []:
+        raise HeadError(
+            f"{folder} has eagle_config.{KEY} [], for which the engine captures no layer, wanted the ids of the layers "
+            "that the head was trained on; remove the key if they are the engine's default"
+        )
     captured = sglang_layers(architecture, ids, layers)
     if ids is None and top_level is not None and tuple(top_level) != captured:
         raise HeadError(

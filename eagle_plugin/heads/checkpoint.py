@@ -20,6 +20,7 @@ from eagle_plugin.heads.files import (
     Algorithm,
     HeadError,
     StoredTensor,
+    by_parameter,
     canonical_name,
     read_config,
     read_size,
@@ -29,6 +30,7 @@ from eagle_plugin.heads.files import (
 from eagle_plugin.heads.formats import EagleFormat, refuse_mask_without_features
 from eagle_plugin.heads.kinds import ALGORITHMS, HEADS, HeadSpec, spec_of_tensors
 from eagle_plugin.heads.manifest import compare_target, read_manifest
+from eagle_plugin.heads.other_layouts import refuse_other_layout, rope_sections
 
 BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 
@@ -67,12 +69,19 @@ def check_head(target_dir: str | Path, head_dir: str | Path, *, algorithm: str) 
     folder = Path(head_dir)
     raw, written = read_config(target_dir), read_config(folder)
     target, config = text_config(raw), dict(written)
+    stored = read_tensors(folder)
+    refuse_other_layout(stored, config, folder)
     spec = _find_spec(config, folder, algorithm)
     _check_dimensions(target, config, folder, spec.format)
+    if rope_sections(config) and not rope_sections(target):
+        raise HeadError(
+            f"{folder} has rope_scaling with mrope_section {rope_sections(config)}, for which the engine wants three "
+            "positions per token, but its target has one; use a head of this target, or remove mrope_section if it "
+            "was trained on text alone"
+        )
     aux = spec.format.find_aux_layers(raw, config, folder)
 
-    stored = read_tensors(folder)
-    tensors = {spec.format.canonical_name(name): tensor for name, tensor in stored.items()}
+    tensors = by_parameter(stored, spec.format.canonical_name)
     spec = spec_of_tensors(tensors, spec.format.loader) or spec
     draft_vocab = spec.format.check_vocabulary(target, config, folder, tensors)
     wanted = dict(spec.format.wanted_tensors(config, draft_vocab, len(aux)))
@@ -153,8 +162,8 @@ def _find_spec(config: dict[str, Any], folder: Path, algorithm: str) -> HeadSpec
     spec = spec_of_tensors((), str(name))
     if spec is None:
         raise HeadError(
-            f"{folder} has architectures {names}, which is not a Llama draft head, wanted [{wanted!r}]; "
-            "give the head's folder, and set the key if it is an official EAGLE head"
+            f"{folder} has architectures {names}, which is not a Llama draft head, wanted [{wanted!r}]; give the "
+            f"head's folder, and rewrite a head of another project: eagle-plugin export {folder} NEW --target TARGET"
         )
     if spec.algorithm != algorithm:
         raise HeadError(

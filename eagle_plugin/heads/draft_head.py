@@ -65,7 +65,7 @@ class DraftHead(nn.Module):
     norm: RMSNorm | None  # before lm_head
     norm_output = False  # whether `forward` returns states after `norm`
     mask_token_id: int | None = None  # the head drafts all levels in one pass over rows of this token
-    stored_biases: frozenset[str] = frozenset()  # biases of a checkpoint that every engine adds
+    stored_biases: frozenset[str] = frozenset()  # biases of a checkpoint that the modules here add
 
     @property
     def spec(self) -> HeadSpec:

@@ -108,6 +108,12 @@ class Eagle2Head(DraftHead):
 
     @classmethod
     def find_unsupported(cls, config: dict[str, Any], weights: dict[str, Tensor]) -> str | None:
+        width, wanted = weights["fc.weight"].shape[1], 2 * config["hidden_size"]
+        if width != wanted:
+            return (
+                f"fc.weight with {width} inputs, wanted {wanted} in an EAGLE-2 head and layers.0.hidden_norm.weight in "
+                "an EAGLE-3 head; copy the head again if it is one of EAGLE-3"
+            )
         if "layers.0.input_layernorm.weight" in weights:
             return "a norm before its first layer, which no engine's EAGLE class computes; train a new head"
         return None

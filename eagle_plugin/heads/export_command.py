@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_plugin.heads.checkpoint import HeadInfo, check_head
-from eagle_plugin.heads.export import save_head
+from eagle_plugin.heads.export import refuse_bias_of_one_engine, save_head
 from eagle_plugin.heads.files import HeadError, read_config, text_config
 from eagle_plugin.heads.interpretations import Interpretation, read_interpretations
 from eagle_plugin.heads.kinds import HEADS
@@ -57,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = _with_layers(found, aux, head, target)
     interpretation = _choose(found, aux, norm, head)
     loaded = load_any_head(head, target, interpretation=interpretation)
+    refuse_bias_of_one_engine(dict(loaded.named_parameters()), head)
     notes = {k: v for k, v in manifest.items() if k not in ("format", "kind", "aux_layers", "target")}
     if "name" in manifest.get("target", {}):
         notes["target_name"] = manifest["target"]["name"]

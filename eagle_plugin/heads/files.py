@@ -174,10 +174,37 @@ def canonical_name(name: str) -> str:
     return name.removeprefix("model.")
 
 
-def load_weights(folder: str | Path, rename: Callable[[str], str] = canonical_name) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint folder on the CPU, by the names that `rename` makes of the stored ones."""
+def by_parameter(stored: dict[str, StoredTensor], rename: Callable[[str], str]) -> dict[str, StoredTensor]:
+    """The tensors of a checkpoint by the parameters that `rename` makes of their stored names.
+
+    Raises:
+        HeadError: two tensors are for one parameter.
+    """
+    found: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
+        other = found.setdefault(rename(name), tensor)
+        if other is not tensor:
+            raise HeadError(
+                f"{tensor.file.parent} has {other.name} and {name}, two tensors for {rename(name)}, wanted one, because "
+                "an engine keeps the one that it reads last; remove the one that the head was not trained with"
+            )
+    return found
+
+
+def load_weights(
+    folder: str | Path, rename: Callable[[str], str] = canonical_name, ending: str = ""
+) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint folder on the CPU, by the names that `rename` makes of the stored ones.
+
+    ending: of the names of those that are wanted.
+
+    Raises:
+        HeadError: as `read_tensors` and `by_parameter`.
+    """
     weights: dict[str, Tensor] = {}
-    for name, tensor in read_tensors(folder).items():
+    for name, tensor in by_parameter(read_tensors(folder), rename).items():
+        if not name.endswith(ending):
+            continue
         with safe_open(str(tensor.file), framework="pt") as file:
-            weights[rename(name)] = file.get_tensor(name)
+            weights[name] = file.get_tensor(tensor.name)
     return weights

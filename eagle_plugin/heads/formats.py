@@ -104,7 +104,12 @@ class Eagle3Format(EagleFormat):
         return "target_hidden_size" if "target_hidden_size" in config else "hidden_size"
 
     def check_config(self, config: dict[str, Any], folder: Path) -> None:
-        pass  # `check_vocabulary` checks a tied lm_head
+        # `check_vocabulary` checks a tied lm_head.
+        if config.get("norm_before_residual"):
+            raise HeadError(
+                f"{folder} has norm_before_residual true, which the engine's EAGLE-3 layer does not read, wanted false; "
+                "use or train a head without it"
+            )
 
     def find_aux_layers(self, target: dict[str, Any], config: dict[str, Any], folder: Path) -> tuple[int, ...]:
         architecture = (target.get("architectures") or ["?"])[0]

@@ -46,7 +46,8 @@ def read_interpretations(folder: str | Path, target_dir: str | Path) -> list[Int
     layers = text_config(target)["num_hidden_layers"]
     architecture = (target.get("architectures") or ["?"])[0]
     speculators = "speculators_model_type" in config
-    ids, top_level = read_ids(config, folder)
+    # ModelOpt writes an empty list where it trained on the default layers.
+    ids, top_level = (listed or None for listed in read_ids(config, folder))
     default = engines_default(layers)
     found: list[tuple[tuple[int, ...], str]]
     if speculators:

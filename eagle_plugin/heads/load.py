@@ -14,9 +14,15 @@ from torch import Tensor
 
 from eagle_plugin.heads.draft_head import DraftHead, StoredHead, head_class
 from eagle_plugin.heads.files import HeadError, load_weights, read_config
+from eagle_plugin.heads.formats import refuse_mask_without_features
 from eagle_plugin.heads.interpretations import Interpretation, read_interpretations
 from eagle_plugin.heads.kinds import spec_of_tensors
+from eagle_plugin.heads.other_layouts import refuse_other_layout, rope_options, rope_sections
 from eagle_plugin.heads.target_files import TargetFiles
+
+# Copies of the target's tensors that speculators keeps beside the head for its training.
+UNUSED = {"verifier_norm.weight", "verifier_lm_head.weight"}
+ROWS = 8192
 
 
 def load_any_head(
@@ -36,6 +42,8 @@ def load_any_head(
     folder = Path(folder)
     raw = read_config(folder)  # first: its errors are about the folder
     weights = load_weights(folder)
+    inner = raw.get("transformer_layer_config")  # of speculators
+    refuse_other_layout(weights, {**inner, **raw} if isinstance(inner, dict) else raw, folder)
     spec = spec_of_tensors(weights)
     if spec is None or "fc.weight" not in weights:
         raise HeadError(f"{folder} has no fc.weight, so it is no EAGLE head; give the folder of a draft head")
@@ -43,9 +51,15 @@ def load_any_head(
     config = _llama_keys(raw, kind)
     target = TargetFiles(target_dir)
     _check_sizes(config, target, folder)
+    weights = _without_zero_biases(weights, kind)
     _check_computable(config, weights, kind, folder)
+    _check_layers(config, weights, folder)
+    if spec.format.reads_aux_layers:
+        refuse_mask_without_features(raw, weights, folder)
     interpretation = interpretation or _only_interpretation(folder, target_dir)
-    return kind.from_checkpoint(StoredHead(folder, config, weights, interpretation, target), dtype)
+    head = kind.from_checkpoint(StoredHead(folder, config, dict(weights), interpretation, target), dtype)
+    _check_all_read(head, config, weights, folder)
+    return head
 
 
 def _llama_keys(raw: dict[str, Any], kind: type[DraftHead]) -> dict[str, Any]:
@@ -85,9 +99,67 @@ def _check_computable(config: dict[str, Any], weights: dict[str, Tensor], kind: 
         found = "use_aux_hidden_state false; train a head on aux hidden states, or an EAGLE-2 head"
     elif unsupported := kind.find_unsupported(config, weights):
         found = unsupported
+    elif sections := rope_sections(config):
+        found = (
+            f"mrope_section {sections}, which rotates by the places in an image, wanted a head of text; "
+            "remove the key if it was trained on text alone"
+        )
+    elif "alpha" in rope_options(config):
+        found = (
+            f"alpha {rope_options(config)['alpha']} in rope_scaling, which engines apply and AngelSlim's trainer does "
+            "not; set rope_scaling to null if that trainer wrote the head"
+        )
+    elif config.get("partial_rotary_factor") not in (None, 1):
+        found = f"partial_rotary_factor {config['partial_rotary_factor']}, wanted 1; train a head that rotates all"
     else:
         return
     raise HeadError(f"{folder} has {found}")
+
+
+def _without_zero_biases(weights: dict[str, Tensor], kind: type[DraftHead]) -> dict[str, Tensor]:
+    """The weights without biases that add nothing, as trainers store them for layers that they never trained."""
+    return {
+        name: tensor
+        for name, tensor in weights.items()
+        if not name.endswith(".bias") or name in kind.stored_biases or tensor.any()
+    }
+
+
+def _check_layers(config: dict[str, Any], weights: dict[str, Tensor], folder: Path) -> None:
+    stored = len({name.split(".")[1] for name in weights if name.startswith("layers.")})
+    if config.get("num_hidden_layers") != stored:
+        raise HeadError(
+            f"{folder} has num_hidden_layers {config.get('num_hidden_layers')} in config.json and the weights of "
+            f"{stored} layer(s); write {stored} if all files of the head are there, else copy it again"
+        )
+
+
+def _check_all_read(head: DraftHead, config: dict[str, Any], weights: dict[str, Tensor], folder: Path) -> None:
+    """Refuse a checkpoint with a tensor that has no place in the head, or with an embedding of its own."""
+    known = {*head.state_dict(), *head.spec.format.known_tensors(config), *UNUSED}
+    dropped = [name for name in weights if name not in known and "rotary_emb." not in name]
+    if dropped:
+        more = f" and {len(dropped) - 3} more" if len(dropped) > 3 else ""
+        raise HeadError(
+            f"{folder} has {', '.join(dropped[:3])}{more}, wanted only the tensors of an {head.kind} head with this "
+            "config.json; correct the key of config.json that belongs to them, or remove them if training did not use "
+            "them"
+        )
+    own = weights.get("embed_tokens.weight")
+    if own is not None and not _same_embedding(own, head.embedding):
+        raise HeadError(
+            f"{folder} has embed_tokens.weight of shape {list(own.shape)} with other values than the target's, wanted "
+            "the target's, by which SGLang replaces it; train a head with the target's embedding, or remove the tensor "
+            "if this one was"
+        )
+
+
+def _same_embedding(own: Tensor, target: Tensor) -> bool:
+    """Whether two embeddings are one, each rounded to its own type; in parts, because both can be large."""
+    if own.shape != target.shape:
+        return False
+    pairs = zip(own.split(ROWS), target.split(ROWS), strict=True)
+    return all(torch.allclose(a.float(), b.float(), rtol=2**-7, atol=1e-6) for a, b in pairs)
 
 
 def _only_interpretation(folder: Path, target_dir: str | Path) -> Interpretation:

@@ -91,7 +91,7 @@ CHANGES: dict[str, tuple[Edit, str]] = {
     "another norm": (config(rms_norm_eps=0.1), "rms_norm_eps"),
     "heads of another size": (config(num_attention_heads=8, num_key_value_heads=4, head_dim=8), "head_dim"),
     "a key more": (config(partial_rotary_factor=0.25), r"partial_rotary_factor \(now 0\.25, exported as None\)"),
-    "a tensor more": (put("layers.0.mlp.gate.weight", torch.ones(3)), r"layers\.0\.mlp\.gate\.weight differ"),
+    "a tensor more": (put("layers.0.mlp.scale", torch.ones(3)), r"layers\.0\.mlp\.scale differ"),
     "everything": (tensors(lambda t: t.update({n: w + 1 for n, w in t.items() if w.is_floating_point()})), "10 more"),
 }
 

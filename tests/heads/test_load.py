@@ -56,7 +56,8 @@ def official(config: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("bias", [True, False])
 def test_official_eagle2(bias: bool, ours: Path, tiny_target: Path, tmp_path: Path) -> None:
     def change(weights: Weights) -> Weights:
-        extra = {"embed_tokens.weight": torch.zeros(512, 64)}  # shipped, but the target's is used
+        embedding = load_file(tiny_target / "model.safetensors")["model.embed_tokens.weight"]
+        extra = {"embed_tokens.weight": embedding.bfloat16()}  # a copy of the target's
         return {name: w for name, w in weights.items() if bias or name != "fc.bias"} | extra
 
     folder = rewrite(ours / "eagle2", tmp_path / "head", lambda c: official(c) | {"bias": bias}, change)
@@ -139,7 +140,7 @@ def test_our_own_heads_are_never_ambiguous(ours: Path, tiny_target: Path, tmp_pa
 REFUSED: dict[str, tuple[str, dict[str, Any], Weights, str]] = {
     "residual": ("eagle3", {"norm_before_residual": True}, {}, "norm_before_residual true, which SGLang"),
     "own embedding": ("eagle3", {"embed_requires_grad": True}, {}, "an embedding of its own"),
-    "bias": ("eagle3", {}, {"layers.0.self_attn.q_proj.bias": torch.zeros(64)}, "q_proj.bias"),
+    "bias": ("eagle3", {}, {"layers.0.self_attn.q_proj.bias": torch.ones(64)}, "q_proj.bias"),
     "layers": ("eagle3", {"model_type": "qwen3"}, {}, "model_type 'qwen3'"),
     "target": ("eagle3", {"vocab_size": 500}, {}, "vocab_size 500, but the target has 512"),
     "norms": ("peagle", {}, {"layers.1.input_layernorm.weight": torch.zeros(64)}, "different layers.1.hidden_norm"),
