@@ -208,6 +208,11 @@ class Eagle3Head(DraftHead):
                 f"{stored.folder} has fc.weight with {weights['fc.weight'].shape[1]} inputs, wanted "
                 f"{target.hidden_size} for each of its {len(aux)} aux layers; use the head trained for this target"
             )
+        if "d2t" not in weights and config["draft_vocab_size"] != target.vocab_size:
+            raise HeadError(
+                f"{stored.folder} drafts from {config['draft_vocab_size']} of {target.vocab_size} tokens but has no "
+                "d2t, wanted the tensor that maps them to the target's ids; copy the head again with all its files"
+            )
         head = cls(LlamaConfig(**config), aux)
         return fill(head, weights, {"embedding": target.embedding()}, dtype, stored.folder)
 

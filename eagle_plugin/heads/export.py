@@ -74,20 +74,17 @@ def save_head(
         ) from error
 
 
-def refuse_bias_of_one_engine(biases: Mapping[str, torch.Tensor], folder: str | Path) -> None:
-    """Refuse a bias of fc that is not zero: SGLang's EAGLE-2 class adds it, and vLLM's drops it without a message.
+def warn_of_biases(tensors: Mapping[str, torch.Tensor], folder: str | Path) -> list[str]:
+    """Warnings about biases that are not zero: SGLang's EAGLE-2 class adds that of fc, and vLLM's does not read it.
 
-    biases: tensors of the head in `folder` by their canonical names; others than biases are not looked at.
-
-    Raises:
-        HeadError: a bias is not zero.
+    tensors: of the head in `folder`, by their canonical names; others than biases are not looked at.
     """
-    for name, tensor in biases.items():
-        if name.endswith(".bias") and tensor.any():
-            raise HeadError(
-                f"{folder} has {name} with values other than zero, wanted zeros for both engines, because vLLM drops it "
-                "without a message; serve the folder as it is with SGLang, or use a head that was trained without one"
-            )
+    return [
+        f"{folder} has {name} with values other than zero, which SGLang adds and vLLM drops, so that vLLM accepts "
+        "fewer of its drafts; for vLLM use a head that was trained without it"
+        for name, tensor in tensors.items()
+        if name.endswith(".bias") and tensor.any()
+    ]
 
 
 def _write_folder(

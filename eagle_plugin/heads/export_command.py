@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_plugin.heads.checkpoint import HeadInfo, check_head
-from eagle_plugin.heads.export import refuse_bias_of_one_engine, save_head
+from eagle_plugin.heads.export import save_head, warn_of_biases
 from eagle_plugin.heads.files import HeadError, read_config, text_config
 from eagle_plugin.heads.interpretations import Interpretation, read_interpretations
 from eagle_plugin.heads.kinds import HEADS
@@ -57,14 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = _with_layers(found, aux, head, target)
     interpretation = _choose(found, aux, norm, head)
     loaded = load_any_head(head, target, interpretation=interpretation)
-    refuse_bias_of_one_engine(dict(loaded.named_parameters()), head)
     notes = {k: v for k, v in manifest.items() if k not in ("format", "kind", "aux_layers", "target")}
     if "name" in manifest.get("target", {}):
         notes["target_name"] = manifest["target"]["name"]
     dtype = DTYPES.get(arguments.dtype) or loaded.fc.weight.dtype
     save_head(loaded, arguments.out, target_dir=target, manifest=notes, dtype=dtype)
     info = check_head(target, arguments.out, algorithm=loaded.spec.algorithm)
-    for warning in info.warnings:
+    for warning in [*info.warnings, *warn_of_biases(dict(loaded.named_parameters()), arguments.out)]:
         print(f"warning: {warning}", file=sys.stderr)
     Console().print(_summary(info, Path(arguments.out)))
     # Not in the table, where a long command would be wrapped.

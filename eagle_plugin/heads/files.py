@@ -185,8 +185,8 @@ def by_parameter(stored: dict[str, StoredTensor], rename: Callable[[str], str]) 
         other = found.setdefault(rename(name), tensor)
         if other is not tensor:
             raise HeadError(
-                f"{tensor.file.parent} has {other.name} and {name}, two tensors for {rename(name)}, wanted one, because "
-                "an engine keeps the one that it reads last; remove the one that the head was not trained with"
+                f"{tensor.file.parent} has {other.name} and {name}, two tensors for {rename(name)}, wanted one, "
+                "because an engine keeps the one that it reads last; remove the one that the head was not trained with"
             )
     return found
 

@@ -107,8 +107,8 @@ class Eagle3Format(EagleFormat):
         # `check_vocabulary` checks a tied lm_head.
         if config.get("norm_before_residual"):
             raise HeadError(
-                f"{folder} has norm_before_residual true, which the engine's EAGLE-3 layer does not read, wanted false; "
-                "use or train a head without it"
+                f"{folder} has norm_before_residual true, which SGLang's EAGLE-3 layer does not read, wanted false; "
+                "use or train a head without it, or serve it with vLLM"
             )
 
     def find_aux_layers(self, target: dict[str, Any], config: dict[str, Any], folder: Path) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ class Part(NamedTuple):
     origin: str  # who writes it
 
 
-# The first that matches names the layout, so parts that come along with another one stand below it.
+# The first that matches names the layout, so parts that come along with another one come after it.
 PARTS = tuple(
     Part(re.compile(names), what, origin)
     for names, what, origin in (
@@ -31,7 +31,7 @@ PARTS = tuple(
         (r"\.experts?\.|\.mlp\.(gate|router)\.|\.mlp\.(gate|up|down)_weight$", "a mixture of experts", "SpecForge"),
         (r"\.[qk]_norm\.", "a norm of queries or keys", "Qwen3 layers"),
         (r"\.self_attn\.sinks$", "attention sinks", "gpt-oss layers"),
-        (r"(^|\.)(parallel_draft_heads|medusa_\w+)\.", "a Medusa head behind the EAGLE layer", "ModelOpt"),
+        (r"(^|\.)(parallel_draft_heads|medusa_\w+)\.", "a Medusa head after the EAGLE layer", "ModelOpt"),
         (r"(^|\.)(markov|confidence|selector)_?\w*\.", "a part of a block drafter", "DSpark, DFlash"),
         (r"^(model\.)?hidden_norm\.", "one norm between fc and the layers", "SpecForge's MoE heads"),
         (

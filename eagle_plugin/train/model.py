@@ -13,7 +13,6 @@ from eagle_plugin.data.store.features import Readout
 from eagle_plugin.data.vocabulary import load_draft_vocabulary
 from eagle_plugin.heads.create import continue_as, new_head
 from eagle_plugin.heads.draft_head import DraftHead
-from eagle_plugin.heads.export import refuse_bias_of_one_engine
 from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.heads.target_files import TargetFiles
 from eagle_plugin.train.distributed import gather_whole, scatter_like
@@ -53,7 +52,6 @@ def _existing_head(settings: TrainRecipe, start: Path, ids: Tensor | None) -> Dr
     """The head in the folder `start`, with the draft vocabulary `ids` and of the kind that the recipe names."""
     options, target = settings.head, settings.target
     head = load_any_head(start, target, torch.float32)
-    refuse_bias_of_one_engine(dict(head.named_parameters()), start)
     if ids is not None:
         _check_takes_vocabulary(head, options.vocabulary)
         head.change_vocabulary(ids, TargetFiles(target).lm_head())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from wild_heads import ACCEPTED, AUX, CONVERTED, D, H, V, Layout, llama, speculators
+from wild_heads import ACCEPTED, AUX, CONVERTED, D, H, Layout, V, llama, speculators
 
 EXPORT = ("is not a Llama draft head", "eagle-plugin export")  # SGLang cannot take it as it is, the export can
 MODELOPT = {
@@ -48,14 +48,14 @@ LAYOUTS: dict[str, Layout] = {
         llama("LlamaForCausalLM", draft_vocab_size=..., bias=True),
         lambda r: r.eagle1() | {"fc.bias": r.vector(H)},
         EXPORT,
-        ("fc.bias", "other than zero", "vLLM drops it", "SGLang"),
+        CONVERTED,
     ),
     "bias of fc, SGLang's name": Layout(
         "the same head after its architecture was set by hand, as SGLang's documentation asks",
         llama("LlamaForCausalLMEagle", draft_vocab_size=...),
         lambda r: r.eagle1() | {"fc.bias": r.vector(H)},
         ACCEPTED,
-        ("fc.bias", "other than zero", "vLLM drops it", "SGLang"),
+        CONVERTED,
     ),
     "EAGLE-2 with norms": Layout(
         "vllm-project/speculators convert/eagle/eagle_converter.py: embed_layernorm, lm_head_layernorm (HASS)",
@@ -97,18 +97,22 @@ LAYOUTS: dict[str, Layout] = {
     "SpecForge, Qwen3 MoE": Layout(
         "sgl-project/SpecForge specforge/modeling/draft/qwen3_moe_eagle.py",
         llama("Qwen3MoEForCausalLMEagle3", model_type="qwen3_moe", num_experts=4, moe_intermediate_size=16),
-        lambda r: {n: w for n, w in r.eagle3().items() if ".mlp." not in n and "hidden_norm" not in n}
-        | {"hidden_norm.weight": r.vector(H), "midlayer.mlp.gate.weight": r.matrix(4, H)}
-        | {f"midlayer.self_attn.{p}_norm.weight": r.vector(16) for p in "qk"}
-        | {"midlayer.mlp.gate_weight": r.matrix(4, 16 * H).view(4, 16, H)},
+        lambda r: (
+            {n: w for n, w in r.eagle3().items() if ".mlp." not in n and "hidden_norm" not in n}
+            | {"hidden_norm.weight": r.vector(H), "midlayer.mlp.gate.weight": r.matrix(4, H)}
+            | {f"midlayer.self_attn.{p}_norm.weight": r.vector(16) for p in "qk"}
+            | {"midlayer.mlp.gate_weight": r.matrix(4, 16 * H).view(4, 16, H)}
+        ),
         ("midlayer.mlp.gate.weight", "a mixture of experts", "wanted"),
         ("layers.0.mlp.gate.weight", "a mixture of experts", "wanted"),
     ),
     "SpecForge, gpt-oss MoE": Layout(
         "sgl-project/SpecForge configs/gpt-oss-20B-eagle3-moe.json",
         llama("GptOssForCausalLMEagle3", model_type="gpt_oss", num_local_experts=16, experts_per_token=4),
-        lambda r: {n: w for n, w in r.eagle3().items() if ".mlp." not in n}
-        | {"midlayer.mlp.router.weight": r.matrix(4, H), "midlayer.mlp.experts.down_proj": r.matrix(4, 16)},
+        lambda r: (
+            {n: w for n, w in r.eagle3().items() if ".mlp." not in n}
+            | {"midlayer.mlp.router.weight": r.matrix(4, H), "midlayer.mlp.experts.down_proj": r.matrix(4, 16)}
+        ),
         ("midlayer.mlp.experts.down_proj", "a mixture of experts", "wanted"),
         ("layers.0.mlp.experts.down_proj", "a mixture of experts", "wanted"),
     ),
@@ -237,8 +241,10 @@ LAYOUTS: dict[str, Layout] = {
     "ModelOpt, Kimi K2": Layout(
         "NVIDIA/Model-Optimizer hf_spec_export.py: Eagle3DeepseekV2ForCausalLM; SGLang has a class of its own for it",
         llama("Eagle3DeepseekV2ForCausalLM", model_type="kimi_k2", kv_lora_rank=16, q_lora_rank=16),
-        lambda r: {n: w for n, w in r.eagle3("layers.0").items() if not n.endswith(("q_proj.weight", "v_proj.weight"))}
-        | {f"layers.0.self_attn.{name}.weight": r.matrix(16, H) for name in LATENT},
+        lambda r: (
+            {n: w for n, w in r.eagle3("layers.0").items() if not n.endswith(("q_proj.weight", "v_proj.weight"))}
+            | {f"layers.0.self_attn.{name}.weight": r.matrix(16, H) for name in LATENT}
+        ),
         ("layers.0.self_attn.kv_a_proj_with_mqa.weight", "multi-head latent attention", "wanted"),
         ("layers.0.self_attn.kv_a_proj_with_mqa.weight", "multi-head latent attention", "wanted"),
     ),
@@ -246,9 +252,9 @@ LAYOUTS: dict[str, Layout] = {
     "P-EAGLE": Layout(
         "vllm-project/vllm#32887 and aws-neuron/nkipy#70: mask_hidden, ptd_token_id, vLLM's names of later norms",
         llama("LlamaForCausalLMEagle3", ptd_token_id=3, parallel_drafting=True, num_hidden_layers=2),
-        lambda r: r.eagle3("layers.0")
-        | r.layer("layers.1", H, "input_layernorm")
-        | {"mask_hidden": r.matrix(1, 3 * H)},
+        lambda r: (
+            r.eagle3("layers.0") | r.layer("layers.1", H, "input_layernorm") | {"mask_hidden": r.matrix(1, 3 * H)}
+        ),
         ("layers.1.hidden_norm.weight", "random"),
         CONVERTED,
     ),

@@ -25,8 +25,8 @@ from eagle_plugin.engines.vllm.options import Options
 from eagle_plugin.engines.vllm.policy_reports import make_report_path
 from eagle_plugin.engines.vllm.served import mark_report, mark_served
 from eagle_plugin.errors import UserError
-from eagle_plugin.heads.export import refuse_bias_of_one_engine
-from eagle_plugin.heads.files import load_weights
+from eagle_plugin.heads.export import warn_of_biases
+from eagle_plugin.heads.files import load_weights, read_config
 from eagle_plugin.heads.manifest import trained_depths
 
 logger = logging.getLogger("vllm.eagle_plugin")
@@ -97,10 +97,11 @@ def _check_head(target: str, head: str, method: str, steps: int | None = None) -
     """
     if not can_check(target, head):
         return []
-    if head_architecture(head) in OUR_ARCHITECTURES:
+    # vLLM computes `norm_before_residual`, and `check_head` knows what both engines compute.
+    if head_architecture(head) in OUR_ARCHITECTURES and not read_config(head).get("norm_before_residual"):
         warnings = head_warnings(target, head, method.upper(), steps)
         if method == "eagle":
-            refuse_bias_of_one_engine(load_weights(head, ending=".bias"), head)
+            warnings += warn_of_biases(load_weights(head, ending=".bias"), head)
         return warnings
     return foreign_head_warnings(target, head)
 

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 import tiny_models
-from head_edits import config, tensors
+import torch
+from head_edits import config, put, tensors
 from vllm_configs import configure
 
 from eagle_plugin.engines.startup import StartRefused
-from eagle_plugin.engines.vllm import served
+from eagle_plugin.engines.vllm import served, support
 from eagle_plugin.errors import UserError
+from eagle_plugin.heads.checkpoint import check_head
+from eagle_plugin.heads.files import HeadError
 from eagle_plugin.heads.kinds import HEADS
 
 
@@ -102,6 +105,24 @@ def test_an_official_head_is_served_and_checked(target: Path, head: Path) -> Non
     shutil.copy(target / "config.json", head / "config.json")
     with pytest.raises(StartRefused, match=r"has the config\.json of the target"):
         configure(target, head)
+
+
+def test_a_norm_before_the_residual_is_served(target: Path, head: Path) -> None:
+    """vLLM's class reads the key and SGLang's does not, so `check_head` refuses it."""
+    config(norm_before_residual=True)(head)
+    with pytest.raises(HeadError, match="norm_before_residual true"):
+        check_head(target, head, algorithm="EAGLE3")
+    assert served.is_served(configure(target, head).speculative_config)
+
+
+def test_a_bias_that_vllm_drops(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(support, "_log_once", lambda _level, line: lines.append(line))
+    head = tiny_models.tiny_eagle2_head(tmp_path / "eagle2", target)
+    config(architectures=list(HEADS["eagle2"].architectures))(head)
+    put("fc.bias", torch.ones(64))(head)
+    assert served.is_served(configure(target, head, method="eagle").speculative_config)
+    assert any("fc.bias with values other than zero, which SGLang adds and vLLM drops" in line for line in lines)
 
 
 def test_what_vllm_refuses_itself_gets_our_sentence(target: Path, head: Path) -> None:
