@@ -24,6 +24,19 @@ class TreePlan(NamedTuple):
     windows: Tensor  # [B, W, w] int64: what node i convolves, the oldest first: rows of [past w - 1 | nodes]
 
 
+class Net(NamedTuple):
+    """The sizes and weights of one layer; C = 2 * HK * K + HV * V channels are convolved."""
+
+    key_heads: int  # HK
+    value_heads: int  # HV
+    key_dim: int  # K
+    value_dim: int  # V
+    weight: Tensor  # [C, w] of the convolution
+    bias: Tensor | None  # [C]
+    a_log: Tensor  # [HV]
+    dt_bias: Tensor  # [HV]
+
+
 class Left(NamedTuple):
     """What a forward leaves for `state_after` and `past_after`."""
 
@@ -46,6 +59,26 @@ def plan(ancestors: Tensor, taps: int) -> TreePlan:
     for _ in range(taps - 1):
         windows.append(before.gather(1, windows[-1]))
     return TreePlan(seen, torch.stack(windows[::-1], -1))
+
+
+def attend(
+    net: Net, mixed_qkv: Tensor, a: Tensor, b: Tensor, past: Tensor, state: Tensor, tree: TreePlan
+) -> tuple[Tensor, Left]:
+    """One layer over the nodes of B trees: mixed_qkv [B, W, C], a and b [B, W, HV] -> [B, W, HV, V] and what is left.
+
+    past [B, C, w - 1] and state [B, HV, V, K]: from before the trees.
+    """
+    mixed, inputs = convolve(mixed_qkv, past, net.weight, net.bias, tree)
+    keys, values = net.key_heads * net.key_dim, net.value_heads * net.value_dim
+    q, k, v = (
+        part.unflatten(2, (heads, -1))
+        for part, heads in zip(
+            mixed.split([keys, keys, values], -1), (net.key_heads, net.key_heads, net.value_heads), strict=True
+        )
+    )
+    log_decay, beta = gates(a, b, net.a_log, net.dt_bias)
+    out, *left = delta_rule(q, k, v, log_decay, beta, state, tree)
+    return out, Left(inputs, *left)
 
 
 def convolve(x: Tensor, past: Tensor, weight: Tensor, bias: Tensor | None, tree: TreePlan) -> tuple[Tensor, Tensor]:

@@ -88,6 +88,11 @@ FAULTS = (
         ),
     ),
     Fault(
+        "vllm-states-cache",
+        "drafts for a target with linear layers end the engine on a CPU, where prefix caching is on",
+        (Line("vllm/v1/worker/mamba_utils.py", 1177, "postprocess_mamba_fused_kernel[grid]("),),
+    ),
+    Fault(
         "sglang-token-id",
         "a token id outside of the vocabulary ends the server",
         (

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bigram_models import VOCAB, spoken
+from family_models import CHANGES, family_head, family_target
 from tiny_adapters import write_adapter
 from upstream_run import Reproduction, run, say
 from vllm import LLM, SamplingParams
@@ -172,6 +173,23 @@ def chunk_ends(folder: Path) -> bool:
     return list(wrong.values()) == [True, True, False] and right
 
 
+def states_cache(folder: Path) -> bool:
+    """Qwen3-Next with vLLM's own chain of drafts, with prefix caching and without; its kernels want wide heads."""
+    CHANGES["qwen3_next"] |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    target = family_target(folder / "target", "qwen3_next")
+    head = family_head(folder / "head", target, "eagle3")
+    found = {}
+    for cached in (False, True):
+        options = {"dtype": "bfloat16", "enable_prefix_caching": cached, "gpu_memory_utilization": 0.3}
+        try:
+            with stock(target, head, **options) as llm:
+                found[cached] = f"{len(generate(llm, [[5, 6, 7]], max_tokens=8)[0])} tokens"
+        except Exception as error:
+            found[cached] = f"{type(error).__name__}: {error}"
+        say("with prefix caching" if cached else "without prefix caching", found[cached])
+    return found[False] == "8 tokens" and "not subscriptable" in found[True]
+
+
 REPRODUCTIONS: dict[str, Reproduction] = {
     "vllm-sampler": sampler,
     "vllm-seed-chunks": seed_chunks,
@@ -179,6 +197,7 @@ REPRODUCTIONS: dict[str, Reproduction] = {
     "vllm-thinking-budget": thinking_budget,
     "vllm-lora-mixed": lora_mixed,
     "vllm-chunk-ends": chunk_ends,
+    "vllm-states-cache": states_cache,
 }
 
 if __name__ == "__main__":

@@ -8,16 +8,7 @@ from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
 from torch import Tensor
 
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.kernels.gated_delta import (
-    Left,
-    TreePlan,
-    convolve,
-    delta_rule,
-    gates,
-    past_after,
-    plan,
-    state_after,
-)
+from eagle_plugin.kernels.gated_delta import Left, Net, TreePlan, attend, past_after, plan, state_after
 
 
 class LinearTrees(NamedTuple):
@@ -60,18 +51,18 @@ def linear_attention(
 ) -> Tensor:
     """One layer over the nodes of B trees: mixed_qkv [B * W, C], a and b [B * W, HV] -> [1, B * W, HV, V]."""
     cache = pool.mamba2_layer_cache(layer.layer_id)
-    lanes, width = trees.tree.seen.shape[:2]
-    rows = mixed_qkv.view(lanes, width, -1)
-    mixed, inputs = convolve(rows, cache.conv[0][trees.slots], layer.conv_weights, layer.bias, trees.tree)
-    q, k, v = (
-        part.view(lanes, width, heads, -1)
-        for part, heads in zip(
-            mixed.split([layer.q_dim, layer.k_dim, layer.v_dim], -1),
-            (layer.num_q_heads, layer.num_k_heads, layer.num_v_heads),
-            strict=True,
-        )
+    lanes = trees.tree.seen.shape[:2]
+    mixed_qkv, a, b = (x.view(*lanes, -1) for x in (mixed_qkv, a, b))
+    net = Net(
+        key_heads=layer.num_k_heads,
+        value_heads=layer.num_v_heads,
+        key_dim=layer.head_k_dim,
+        value_dim=layer.head_v_dim,
+        weight=layer.conv_weights,
+        bias=layer.bias,
+        a_log=layer.A_log,
+        dt_bias=layer.dt_bias,
     )
-    log_decay, beta = (x.view(lanes, width, -1) for x in gates(a, b, layer.A_log, layer.dt_bias))
-    out, *left = delta_rule(q, k, v, log_decay, beta, cache.temporal[trees.slots], trees.tree)
-    trees.left[layer.layer_id] = Left(inputs, *left)
-    return out.reshape(1, lanes * width, layer.num_v_heads, layer.head_v_dim)
+    past, state = cache.conv[0][trees.slots], cache.temporal[trees.slots]
+    out, trees.left[layer.layer_id] = attend(net, mixed_qkv, a, b, past, state, trees.tree)
+    return out.flatten(0, 1)[None]

@@ -23,6 +23,7 @@ from eagle_plugin.engines.policy_start import MUCH_FASTER
 from eagle_plugin.engines.round import Drafts, HeadState, TopM, TreeRows, accept, top_m_of
 from eagle_plugin.engines.vllm.attention import ExtendRows, Rows, TreeMetadata, slot_table
 from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch
+from eagle_plugin.engines.vllm.linear_attention import LinearMetadata
 from eagle_plugin.engines.vllm.pending import PendingRows
 from eagle_plugin.engines.vllm.sampling import sampling_params
 from eagle_plugin.kernels.sampling import SamplingParams
@@ -147,11 +148,11 @@ class RoundTimer:
         ancestors = chain_ancestors(rows, self._device).repeat(b, 1)
         tree = TreeRows(requests, lengths, ancestors, rows)
         positions = (lengths[:, None] + torch.arange(rows, device=self._device)).view(-1)
-        layers = {
-            name: TreeMetadata(Rows(None, tree), table, table[:, keys : keys + rows].reshape(-1).long())
-            for table, names in self._tables(b, keys)
-            for name in names
-        }
+        layers: dict[str, Any] = {}
+        for table, names in self._tables(b, keys):
+            metadata = TreeMetadata(Rows(None, tree), table, table[:, keys : keys + rows].reshape(-1).long())
+            layers |= dict.fromkeys(names, metadata)
+        layers |= dict.fromkeys(runner.linear.names, LinearMetadata(Rows(None, tree), requests))
         drafts = Drafts.plain(torch.zeros_like(requests), rows)
         params = self._greedy(b)
         tokens = torch.zeros(b * rows, dtype=torch.int32, device=self._device)

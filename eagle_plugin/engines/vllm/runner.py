@@ -31,11 +31,11 @@ from eagle_plugin.engines.round import Drafts
 from eagle_plugin.engines.shape_chooser import ShapeChooser, policy_mode
 from eagle_plugin.engines.startup import plugin_serves
 from eagle_plugin.engines.vllm import version
-from eagle_plugin.engines.vllm.attention import TreeMetadata
 from eagle_plugin.engines.vllm.backend import tree_attention
 from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch, root_drafts
 from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch, TreeProposer
 from eagle_plugin.engines.vllm.head_exchange import exchange_head
+from eagle_plugin.engines.vllm.linear_attention import LinearLayers
 from eagle_plugin.engines.vllm.pending import Key, PendingTokens, PlainRows
 from eagle_plugin.engines.vllm.policy_reports import PolicyReporter
 from eagle_plugin.engines.vllm.round_costs import is_faster_than, measure
@@ -66,7 +66,7 @@ class TreeModelRunner(CPUModelRunner):
         self._mailbox: HeadMailbox | None = None
         self._batch: RoundBatch | None = None
         self._accepted: Accepted | None = None
-        self._metadata: dict[str, TreeMetadata] = {}
+        self._metadata: dict[str, Any] = {}  # by layer
         self._verifier: TreeVerifier
         # With drafts vLLM itself leaves min_p and logit_bias out.
         self.input_batch.logitsprocs = LogitsProcessors(
@@ -77,6 +77,7 @@ class TreeModelRunner(CPUModelRunner):
         """Load both models over our attention backend, which replaces the platform's while they are built."""
         with tree_attention():
             super().load_model(load_dummy_weights)
+        self.linear = LinearLayers(self.get_model())
         kernels = loader.backend(self.device.type)
         logger.info(plugin_serves(self.speculative_config.method, self._caps, kernels))
 
@@ -90,11 +91,12 @@ class TreeModelRunner(CPUModelRunner):
         context = self.compilation_config.static_forward_context
         groups = []
         for group in self.kv_cache_config.kv_cache_groups:
-            names = [name for name in group.layer_names if name not in self.drafter._draft_attn_layer_names]
+            others = self.drafter._draft_attn_layer_names | self.linear.names
+            names = [name for name in group.layer_names if name not in others]
             caches = [context[name].kv_cache for name in names if isinstance(context[name], AttentionLayerBase)]
             if caches:
                 groups.append(CacheGroup.of(names[0], caches))
-        self._verifier = TreeVerifier(groups, self.sampler, self.model_config.logprobs_mode)
+        self._verifier = TreeVerifier(groups, self.linear, self.sampler, self.model_config.logprobs_mode)
         cache_groups = self.kv_cache_config.kv_cache_groups
         head_layer = next(iter(self.drafter._draft_attn_layer_names))
         self._head_group = next(i for i, group in enumerate(cache_groups) if head_layer in group.layer_names)

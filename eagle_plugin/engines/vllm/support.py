@@ -42,6 +42,7 @@ HEAD_ARCHITECTURES = (
 )
 # As config.json names them. vLLM also takes other words (official EAGLE heads, speculators), with rules of its own.
 OUR_ARCHITECTURES = ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3")
+GATED_DELTA_NETS = ("Qwen3NextForCausalLM",)  # targets with linear layers that our worker computes
 _logged: set[str] = set()
 
 
@@ -75,6 +76,8 @@ def choose_worker(vllm_config: Any) -> None:
     # key changes a draft a little and never the output; the target's forward over a block of 128 tokens costs far more.
     speculative.disable_eagle_block_drop = True
     speculative.parallel_drafting = False  # it is how vLLM drafts; our worker knows the head by its mask token
+    if vllm_config.model_config.is_hybrid:
+        _keep_one_state(vllm_config)
     parallel.worker_cls = WORKER
     vllm_config.scheduler_config.async_scheduling = options.async_scheduling
     mark_served(speculative, shape)
@@ -88,6 +91,19 @@ def choose_worker(vllm_config: Any) -> None:
     log_seconds()
     mark_report(speculative, make_report_path())
     export()
+
+
+def _keep_one_state(vllm_config: Any) -> None:
+    """Switch prefix caching off, which is vLLM's default and needs the states of linear layers at every block."""
+    cache = vllm_config.cache_config
+    if cache.enable_prefix_caching:
+        _log_once(
+            logging.WARNING,
+            "eagle-plugin: prefix caching is off, because the plugin keeps one state of a linear layer per request; "
+            "with prefix caching vLLM's own speculation does not run with these layers on a CPU either",
+        )
+        cache.enable_prefix_caching, cache.mamba_cache_mode = False, "none"
+        cache.mamba_block_size = vllm_config.model_config.max_model_len
 
 
 def _check_head(target: str, head: str, method: str, steps: int | None = None) -> list[str]:
@@ -148,7 +164,12 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
         (vllm_config.kv_transfer_config is not None, "--kv-transfer-config: it is not served yet"),
         (vllm_config.cache_config.cache_dtype != "auto", "--kv-cache-dtype: only the model's own dtype is served"),
         (model.use_mla, f"target {name}: latent (MLA) attention is not served yet"),
-        (model.is_hybrid or model.is_attention_free, f"target {name}: state-space layers are not served yet"),
+        (
+            model.is_attention_free or (model.is_hybrid and name not in GATED_DELTA_NETS),
+            f"target {name}: state-space layers are not served yet",
+        ),
+        (model.is_hybrid and vllm_config.cache_config.use_replayssm, "--use-replayssm: it is of vLLM's own layers"),
+        (model.is_hybrid and bool(vllm_config.lora_config), f"--enable-lora: it is not served with target {name} yet"),
         (model.is_encoder_decoder, f"target {name}: encoder-decoder models are not served"),
         (model.uses_mrope or model.is_multimodal_model, f"target {name}: multimodal targets are not served yet"),
         (

@@ -11,8 +11,9 @@ from vllm.v1.outputs import SamplerOutput
 
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.round import KVCaches, accept, accepted_rows
-from eagle_plugin.engines.vllm.attention import TreeMetadata, cache_rows
+from eagle_plugin.engines.vllm.attention import cache_rows
 from eagle_plugin.engines.vllm.batch import RoundBatch
+from eagle_plugin.engines.vllm.linear_attention import LinearLayers
 from eagle_plugin.engines.vllm.logits import (
     forget_reassigned_budgets,
     keeps_logits,
@@ -52,12 +53,12 @@ class CacheGroup(NamedTuple):
 class TreeVerifier:
     """Verification over the target's caches."""
 
-    def __init__(self, groups: list[CacheGroup], sampler: Any, logprobs_mode: str) -> None:
+    def __init__(self, groups: list[CacheGroup], linear: LinearLayers, sampler: Any, logprobs_mode: str) -> None:
         """sampler is vLLM's ``Sampler``, whose functions make the log probabilities that requests ask for."""
-        self._groups, self._sampler, self._logprobs_mode = groups, sampler, logprobs_mode
+        self._groups, self._linear, self._sampler, self._logprobs_mode = groups, linear, sampler, logprobs_mode
 
     def verify(
-        self, batch: RoundBatch, logits: Tensor, metadata: Any, states: list[Any], layers: Mapping[str, TreeMetadata]
+        self, batch: RoundBatch, logits: Tensor, metadata: Any, states: list[Any], layers: Mapping[str, Any]
     ) -> tuple[SamplerOutput, Accepted]:
         """Verify one tree per request; a request without drafts has a tree of one node.
 
@@ -87,6 +88,7 @@ class TreeVerifier:
         if len(batch.trees):
             for group in self._groups:
                 group.move_accepted(batch, accepted, layers[group.layer].slot_table)
+            self._linear.commit(layers, accepted)
         logprobs = None
         if wanted:
             path = batch.logits_row_of(accepted_rows(accepted, batch.width)).view(-1)

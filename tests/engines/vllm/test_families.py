@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
-from typing import Any
 
-import broken_verifier
 import pytest
-from family_models import CHANGES, VOCAB, family_head, family_target
+from family_models import CHANGES, family_head, family_target
 from gtest import p_values
-from vllm import LLM, SamplingParams
-from vllm.inputs import TokensPrompt
 from vllm_bigram import draw
-from vllm_engines import engine, free_blocks, generate, random_shapes, rounds, settle
+from vllm_engines import engine, generate, random_shapes, rounds
+from vllm_requests import check_aborts, make_prompts, wrong_temperature
 
 from eagle_plugin.engines import round as decode_round
 
@@ -22,38 +18,10 @@ LEAST_P = 1e-7
 ALWAYS = ("gpt_oss",)
 # vLLM takes EAGLE-3 heads of no Gemma 3 (`SupportsEagle3`).
 NO_EAGLE3 = ("gemma3_text",)
-FAMILIES = [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.matrix) for name in CHANGES]
-
-
-def make_prompts(count: int) -> list[list[int]]:
-    """Every fifth has the same beginning, and some are longer than a chunk."""
-    dice = random.Random(11)
-    shared = dice.choices(range(3, VOCAB), k=40)
-    prompts = [dice.choices(range(3, VOCAB), k=dice.choice((1, 9, 30, 100))) for _ in range(count)]
-    return [[*shared, *prompt] if i % 5 == 0 else prompt for i, prompt in enumerate(prompts)]
-
-
-def wrong_temperature(*arguments: Any, filters: str) -> Any:
-    return broken_verifier.FAULTS["temperature one"](*arguments)
-
-
-def check_aborts(llm: LLM, prompts: list[list[int]], expected: list[list[int]]) -> None:
-    """200 requests, of which every third is aborted within its first rounds; then every block is free again."""
-    served, before = llm.llm_engine, free_blocks(llm)
-    settings = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, detokenize=False)
-    found: dict[str, list[int]] = {}
-    for number in range(200):
-        served.add_request(f"{number}", TokensPrompt(prompt_token_ids=prompts[number % len(prompts)]), settings)
-        for answer in served.step():
-            if answer.finished:
-                found[answer.request_id] = list(answer.outputs[0].token_ids)
-        if number % 3 == 0:
-            served.abort_request([f"{number}"])
-    while served.has_unfinished_requests():
-        found |= {answer.request_id: list(answer.outputs[0].token_ids) for answer in served.step() if answer.finished}
-    settle(llm)
-    assert len(found) > 130 and free_blocks(llm) == before
-    assert all(answer == expected[int(name) % len(prompts)][:8] for name, answer in found.items())
+# Of Qwen3-Next vLLM has no plain decoding in float32 on CPUs: test_linear_attention.py
+FAMILIES = [
+    name if name in ALWAYS else pytest.param(name, marks=pytest.mark.matrix) for name in CHANGES if name != "qwen3_next"
+]
 
 
 @pytest.mark.parametrize("kind", ["eagle3", pytest.param("eagle2", marks=pytest.mark.matrix)])

@@ -1,0 +1,163 @@
+"""Qwen3-Next in vLLM: text and distribution of transformers' decoding, since vLLM's own is bfloat16 only on CPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from engine_signatures import assigned, fields, parameters, returned
+from family_models import family_head, family_target
+from gtest import p_values
+from tiny_checkpoints import read_config
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from vllm.config import CacheConfig, LoRAConfig
+from vllm.model_executor.layers.mamba.gdn.base import GatedDeltaNetAttention
+from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
+from vllm.v1.kv_cache_interface import MambaSpec
+from vllm_bigram import PROMPT, draw
+from vllm_configs import configure
+from vllm_engines import core, counters, engine, fixed_shapes, generate, random_shapes, rounds
+from vllm_requests import check_aborts, make_prompts, wrong_temperature
+
+from eagle_plugin.engines import round as decode_round
+from eagle_plugin.engines.vllm import support
+
+FAMILY, TOKENS, LEAST_P = "qwen3_next", 48, 1e-7
+SETTINGS = [{"temperature": 1.0}, {"temperature": 0.5}]
+TREES: dict[str, Any] = {"depth": 3, "topk": 8, "nodes": 32, "max_num_batched_tokens": 64}
+
+
+class Reference:
+    """What transformers' model says."""
+
+    def __init__(self, target: Path) -> None:
+        self._tokenizer = AutoTokenizer.from_pretrained(target)
+        self._model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+
+    def generate(self, prompt: list[int], tokens: int) -> list[int]:
+        return self._run(prompt, tokens, do_sample=False)[0].tolist()
+
+    def draw(self, settings: list[dict[str, Any]], count: int) -> list[np.ndarray]:
+        prompt = self._tokenizer(PROMPT).input_ids
+        sampled = {"do_sample": True, "num_return_sequences": count, "top_k": 0, "top_p": 1.0}
+        torch.manual_seed(0)
+        return [self._run(prompt, 4, **sampled, **setting).numpy() for setting in settings]
+
+    def _run(self, prompt: list[int], tokens: int, **options: Any) -> torch.Tensor:
+        ids = torch.tensor([prompt])
+        length = {"max_new_tokens": tokens, "min_new_tokens": tokens, "pad_token_id": 0, "eos_token_id": None}
+        with torch.inference_mode():
+            said = self._model.generate(ids, attention_mask=torch.ones_like(ids), **length, **options)
+        return said[:, len(prompt) :]
+
+
+class Served(NamedTuple):
+    target: Path
+    head: Path
+    prompts: list[list[int]]
+    expected: list[list[int]]
+    reference: Reference
+
+
+@pytest.fixture(scope="module", params=["eagle3", pytest.param("eagle2", marks=pytest.mark.matrix)])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("qwen3-next")
+    target = family_target(folder / "target", FAMILY)
+    head, reference = family_head(folder / "head", target, request.param), Reference(target)
+    prompts = make_prompts(20)
+    expected = [reference.generate(prompt, TOKENS) for prompt in prompts]
+    assert len({tuple(answer) for answer in expected}) > len(prompts) * 0.8, "equality would prove little"
+    yield Served(target, head, prompts, expected, reference)
+
+
+def test_text_and_distribution(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunked prompts, trees of every shape and plain rounds, aborts, sampling; vLLM's defaults but for their size."""
+    with engine(served.target, served.head, **TREES, enable_prefix_caching=None) as llm:
+        before = rounds(llm)
+        assert generate(llm, served.prompts, max_tokens=TOKENS) == served.expected
+        count, tokens = rounds(llm, before)
+        assert tokens / count > 1.2
+        with random_shapes(llm):
+            assert generate(llm, served.prompts, max_tokens=TOKENS) == served.expected
+            check_aborts(llm, served.prompts, served.expected)
+            expected = served.reference.draw(SETTINGS, 500)
+            for ours, theirs in zip(draw(llm, SETTINGS, 300), expected, strict=True):
+                found = p_values(ours, theirs)
+                assert min(found.values()) > LEAST_P, found
+            monkeypatch.setattr(decode_round, "verify_tree", wrong_temperature)
+            control = p_values(draw(llm, SETTINGS[1:], 300)[0], expected[1])
+            assert min(control.values()) < LEAST_P**2, control
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"plugin": {"async_scheduling": True}}, marks=pytest.mark.matrix, id="async"),
+        pytest.param({"num_gpu_blocks_override": 12}, id="preempted"),
+        pytest.param({"enforce_eager": False}, marks=pytest.mark.matrix, id="compiled"),
+    ],
+)
+def test_text_under_other_flags(options: dict[str, Any], served: Served) -> None:
+    with engine(served.target, served.head, **TREES, gpu_memory_utilization=0.3, **options) as llm:
+        assert generate(llm, served.prompts, max_tokens=TOKENS) == served.expected
+        if "num_gpu_blocks_override" in options:
+            assert counters(llm)["vllm:num_preemptions"] > 0
+
+
+def test_deep_paths(tmp_path: Path) -> None:
+    """A target that says three tokens, and trees of all three: many paths are as deep as the tree."""
+    target = family_target(tmp_path / "target", FAMILY, says=3)
+    head, reference = family_head(tmp_path / "head", target, "eagle3", 3), Reference(target)
+    prompts = make_prompts(8)
+    with engine(target, head, depth=3, topk=3, nodes=40) as llm, fixed_shapes(llm):
+        before = rounds(llm)
+        expected = [reference.generate(prompt, TOKENS) for prompt in prompts]
+        assert generate(llm, prompts, max_tokens=TOKENS) == expected
+        count, tokens = rounds(llm, before)
+        assert tokens / count > 2.3
+        # Of each request one state is kept; vLLM's own speculation keeps one more for each drafted token.
+        specs = [group.kv_cache_spec for group in core(llm).scheduler.kv_cache_config.kv_cache_groups]
+        states = [spec for spec in specs if isinstance(spec, MambaSpec)]
+        assert states and all(spec.num_speculative_blocks == 0 for spec in states)
+
+
+def method_of(head: Path) -> str:
+    return "eagle3" if "Eagle3" in read_config(head)["architectures"][0] else "eagle"
+
+
+def test_prefix_caching_is_switched_off(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(support, "_log_once", lambda _level, line: lines.append(line))
+    config = configure(served.target, served.head, method=method_of(served.head), enable_prefix_caching=True)
+    assert (config.cache_config.enable_prefix_caching, config.cache_config.mamba_cache_mode) == (False, "none")
+    assert any("prefix caching is off" in line for line in lines)
+
+
+def test_what_is_not_served(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EAGLE_PLUGIN", "0")
+    config = configure(served.target, served.head, method=method_of(served.head))
+    assert support.unsupported_reasons(config) == []
+    config.cache_config.use_replayssm = True
+    assert [reason.split(":")[0] for reason in support.unsupported_reasons(config)] == ["--use-replayssm"]
+    config.cache_config.use_replayssm, config.lora_config = False, LoRAConfig(max_lora_rank=8)
+    assert [reason.split(":")[0] for reason in support.unsupported_reasons(config)] == ["--enable-lora"]
+
+
+def test_contract() -> None:
+    """What `linear_attention.py` touches of vLLM's layer."""
+    layer = QwenGatedDeltaNetAttention
+    assert parameters(layer.fix_query_key_value_ordering) == ["self", "mixed_qkvz", "mixed_ba"]
+    assert parameters(layer._output_projection) == ["self", "core_attn_out", "z"]
+    assert parameters(layer.get_kv_cache_spec) == ["self", "vllm_config"]
+    assert parameters(layer.get_attn_backend) == ["self"]
+    assert returned(layer.forward) == ["self._forward_method(hidden_states)"]
+    assert "self.num_spec" in returned(layer.get_state_shape)[0]
+    own = {"num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "conv1d", "conv_kernel_size", "A_log", "dt_bias"}
+    assert own <= assigned(layer.__init__)
+    assert {"prefix", "tp_size", "num_spec"} <= assigned(GatedDeltaNetAttention.__init__)
+    assert {"num_speculative_blocks", "block_size"} <= fields(MambaSpec)
+    assert {"enable_prefix_caching", "mamba_cache_mode", "mamba_block_size", "use_replayssm"} <= fields(CacheConfig)
