@@ -6,6 +6,7 @@ attention and the move of accepted keys would have to know. Ours keeps them toke
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ class Rows(NamedTuple):
     # [t * W] int64: query row of each node of the trees; None: the nodes are all the query rows, in order. Nodes that
     # share a row must have equal ancestors: one of them decides what the row gets.
     query: Tensor | None = None
+    extend_lens: Sequence[int] = ()  # extend.lens, on the host
 
 
 @dataclass
@@ -102,17 +104,18 @@ class TreeMetadataBuilder(AttentionMetadataBuilder[TreeMetadata]):
         """Metadata for the batch at hand; vLLM's ``CommonAttentionMetadata`` holds b requests."""
         common = common_attn_metadata
         return TreeMetadata(
-            rows=self.rows if self.rows is not None else causal_rows(common.query_start_loc, common.seq_lens),
+            rows=self.rows if self.rows is not None else causal_rows(common),
             slot_table=slot_table(common.block_table_tensor, self.block_size, common.max_seq_len + self.reach),
             slots=cache_slots(common.slot_mapping, self.block_size),
         )
 
 
-def causal_rows(bounds: Tensor, seq_lens: Tensor) -> Rows:
-    """Rows of a batch without trees; bounds [b + 1] of the requests' query rows, seq_lens [b]."""
-    starts = bounds[:-1].long()
-    requests = torch.arange(len(starts), device=starts.device)
-    return Rows(ExtendRows(requests, seq_lens.long(), bounds[1:].long() - starts, starts), None)
+def causal_rows(common: Any) -> Rows:
+    """Rows of a batch without trees, of vLLM's ``CommonAttentionMetadata``."""
+    bounds, seq_lens = common.query_start_loc.long(), common.seq_lens.long()
+    requests = torch.arange(len(seq_lens), device=bounds.device)
+    extend = ExtendRows(requests, seq_lens, bounds.diff(), bounds[:-1])
+    return Rows(extend, None, extend_lens=common.query_start_loc_cpu.diff().tolist())
 
 
 class TreeAttentionImpl(AttentionImpl):
@@ -174,7 +177,7 @@ class TreeAttentionImpl(AttentionImpl):
             "chunk": getattr(layer, "attention_chunk_size", 0),  # of vLLM's ChunkedLocalAttention alone
             "sinks": self.sinks,
         }
-        extend, tree, tree_query = attn_metadata.rows
+        extend, tree, tree_query, _ = attn_metadata.rows
         table = attn_metadata.slot_table
         if extend is not None:
             extend_attention(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.engines.round import Drafts, TreeRows
+from eagle_plugin.engines.staging import to_device
 from eagle_plugin.engines.vllm.attention import ExtendRows, Rows
 
 
@@ -54,13 +56,16 @@ class DraftStore:
             return None
         first = kept[0][0]
         tokens = first.tree.tokens
-        if len(kept) == len(found) and all(drafts is first for drafts, _ in kept):
-            index = [i for _, i in kept]
-            in_order = index == list(range(len(tokens)))
-            return first if in_order else first.take(torch.tensor(index, device=tokens.device))
+        in_order = [i for _, i in kept] == list(range(len(tokens))) and len(kept) == len(found)
+        if in_order and all(drafts is first for drafts, _ in kept):
+            return first
         root = Drafts.plain(tokens.new_zeros(1), tokens.shape[1])
-        taken = ((root, 0) if entry is None else entry for entry in found)
-        return Drafts.concatenate([drafts.take(torch.tensor([i], device=tokens.device)) for drafts, i in taken])
+        taken = [(root, 0) if entry is None else entry for entry in found]
+        steps = list({id(drafts): drafts for drafts, _ in taken}.values())
+        sizes = [len(drafts.tree.tokens) for drafts in steps]
+        begins = {id(drafts): end - size for drafts, end, size in zip(steps, accumulate(sizes), sizes, strict=True)}
+        (index,) = to_device([np.array([begins[id(drafts)] + i for drafts, i in taken])], tokens.device)
+        return (steps[0] if len(steps) == 1 else Drafts.concatenate(steps)).take(index)
 
 
 class RoundBatch(NamedTuple):
@@ -78,6 +83,7 @@ class RoundBatch(NamedTuple):
     starts: Tensor  # [b] int64: first query row of each request
     lens: Tensor  # [b] int64: query rows
     host_lens: list[int]  # the same, on the host
+    other_lens: list[int]  # query rows of each request without a tree, on the host
     prefix_lens: Tensor  # [b] int64: tokens before this step
     uniform: bool  # every query row is a node, in order
     newest: list[int]  # requests that just verify all that the last step drafted for them; plain rounds count as well
@@ -107,10 +113,6 @@ class RoundBatch(NamedTuple):
         """
         device = prefix_lens.device
         b = len(counts)
-
-        def on_device(values: np.ndarray) -> Tensor:
-            return torch.from_numpy(values.astype(np.int64)).to(device)
-
         trees, others = np.nonzero(counts)[0], np.nonzero(counts == 0)[0]
         drafted, drafted_width = store.take_newest()
         whole = np.nonzero((lens == drafted_width) & (counts + 1 == drafted_width))[0].tolist()
@@ -118,26 +120,26 @@ class RoundBatch(NamedTuple):
         sizes = counts[trees] + 1
         cut = bool((sizes < width).any())
         drafts = _take(store, [request_ids[i] for i in trees], width, device)
-        if cut:
-            drafts = drafts.truncate(torch.from_numpy(sizes.astype(np.int64)).to(device))
         nodes = np.arange(width)
         starts = np.cumsum(lens) - lens
         query = starts[trees, None] + np.minimum(nodes, sizes[:, None] - 1)
-        logits_rows = None
-        if width > 1 and (len(trees) < b or cut):
-            first = np.cumsum(counts + 1) - counts - 1
-            logits_rows = first[:, None] + np.minimum(nodes, counts[:, None])
-
+        first = np.cumsum(counts + 1) - counts - 1
+        logits_rows = first[:, None] + np.minimum(nodes, counts[:, None])
+        in_order = width == 1 or (len(trees) == b and not cut)
+        planned = to_device([trees, others, query, starts, lens, sizes, logits_rows], device)
+        if cut:
+            drafts = drafts.truncate(planned[5])
         return cls(
             b=b,
-            trees=on_device(trees),
-            others=on_device(others),
+            trees=planned[0],
+            others=planned[1],
             drafts=drafts,
-            query=on_device(query),
-            logits_rows=None if logits_rows is None else on_device(logits_rows),
-            starts=on_device(starts),
-            lens=on_device(lens),
+            query=planned[2],
+            logits_rows=None if in_order else planned[6],
+            starts=planned[3],
+            lens=planned[4],
             host_lens=lens.tolist(),
+            other_lens=lens[others].tolist(),
             prefix_lens=prefix_lens.long(),
             uniform=len(trees) == b and not cut,
             newest=[i for i in whole if request_ids[i] in drafted],
@@ -156,7 +158,7 @@ class RoundBatch(NamedTuple):
                 # Padding writes to the row of its tree's last node: it must attend to the same keys.
                 ancestors = ancestors.gather(1, self.query - self.query[:, :1])
             tree = TreeRows(self.trees, self.prefix_lens[self.trees], ancestors, self.width)
-        return Rows(extend, tree, query)
+        return Rows(extend, tree, query, self.other_lens)
 
     def all_drafts(self) -> Drafts:
         """The drafts of all b requests; those without a tree have a root only."""

@@ -52,11 +52,10 @@ class ExtendBatch(NamedTuple):
         last = torch.empty(batch.b, dtype=torch.int64, device=device)
         lengths = batch.prefix_lens + batch.lens
         parts, kinds = [], []
-        count = 0
+        count = sum(batch.other_lens)
         if len(others):
             lens = batch.lens[others]
             ends = lens.cumsum(0)
-            count = int(ends[-1]) if batch.b > len(others) else len(input_ids)
             owners = torch.arange(len(others), device=device).repeat_interleave(lens, output_size=count)
             states = torch.arange(count, device=device) + (batch.starts[others] - ends + lens)[owners]
             tokens = input_ids[(states + 1).clamp(max=len(input_ids) - 1)]

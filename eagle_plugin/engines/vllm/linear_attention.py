@@ -7,12 +7,13 @@ tree: after the walk the accepted path is added to it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from vllm.forward_context import get_forward_context
@@ -30,6 +31,7 @@ from vllm.v1.attention.backends.gdn_attn import GDNAttentionBackend
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.round import TreeRows
+from eagle_plugin.engines.staging import to_device
 from eagle_plugin.engines.vllm.attention import ExtendRows, Rows, causal_rows
 from eagle_plugin.kernels.gated_delta import Left, Net, TreePlan, attend, past_after, plan, state_after
 
@@ -62,7 +64,7 @@ class LinearMetadataBuilder(AttentionMetadataBuilder[LinearMetadata]):
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> LinearMetadata:
         """Metadata for the batch at hand; vLLM's ``CommonAttentionMetadata`` holds b requests."""
         common = common_attn_metadata
-        rows = self.rows if self.rows is not None else causal_rows(common.query_start_loc, common.seq_lens)
+        rows = self.rows if self.rows is not None else causal_rows(common)
         return LinearMetadata(rows, common.block_table_tensor[:, 0].long())
 
 
@@ -141,9 +143,9 @@ def gated_delta_trees(mixed_qkv: Tensor, a: Tensor, b: Tensor, out: Tensor, laye
     layer = context.no_compile_layers[_resolve_layer_name(layer_name)]
     metadata: LinearMetadata = context.attn_metadata[layer.prefix]
     pasts, states = _caches(layer)
-    extend, tree, query = metadata.rows
+    extend, tree, query, lens = metadata.rows
     if extend is not None:
-        _extend(layer.tree_net, extend, metadata.slots, mixed_qkv, a, b, pasts, states, out)
+        _extend(layer.tree_net, extend, lens, metadata.slots, mixed_qkv, a, b, pasts, states, out)
     if tree is not None:
         lanes, width = tree.ancestors.shape
         nodes = torch.arange(lanes * width, device=out.device) if query is None else query
@@ -163,6 +165,7 @@ def gated_delta_trees(mixed_qkv: Tensor, a: Tensor, b: Tensor, out: Tensor, laye
 def _extend(
     net: Net,
     extend: ExtendRows,
+    lens: Sequence[int],
     slots: Tensor,
     mixed_qkv: Tensor,
     a: Tensor,
@@ -173,10 +176,10 @@ def _extend(
 ) -> None:
     """Consecutive positions: requests with equally many rows together, in chunks."""
     alike: dict[int, list[int]] = defaultdict(list)
-    for i, length in enumerate(extend.lens.tolist()):
+    for i, length in enumerate(lens):
         alike[length].append(i)
     for length, members in alike.items():
-        which = torch.tensor(members, device=out.device)
+        (which,) = to_device([np.array(members)], out.device)
         own = slots[extend.requests[which]]
         before = extend.seq_lens[which] - length
         past, state = (_before(cache, own, before) for cache in (pasts, states))

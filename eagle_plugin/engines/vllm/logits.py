@@ -10,15 +10,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from vllm.model_executor.layers.utils import apply_penalties
 from vllm.v1.sample.logits_processor.builtin import (
     LogitBiasLogitsProcessor,
     MinPLogitsProcessor,
     MinTokensLogitsProcessor,
 )
 from vllm.v1.sample.ops.bad_words import apply_bad_words
-from vllm.v1.sample.ops.penalties import apply_all_penalties
+from vllm.v1.sample.ops.penalties import _convert_to_tensors
 
 from eagle_plugin.core.tree import DraftTree
+from eagle_plugin.engines.staging import values_to_device
 
 
 class NodeRows(NamedTuple):
@@ -50,8 +52,8 @@ def minimal_lengths(states: list[Any]) -> list[MinimalLength]:
     ]
 
 
-def node_rows(b: int, width: int, logits_rows: Tensor | None, device: torch.device) -> NodeRows:
-    """The rows of logits as vLLM orders them: request by request, one row for each scheduled node.
+def node_rows(b: int, width: int, logits_rows: Tensor | None, n: int, device: torch.device) -> NodeRows:
+    """The n rows of logits as vLLM orders them: request by request, one row for each scheduled node.
 
     logits_rows [b, W] int64 is the row of each node, ascending; padding has that of the last node. None: in order.
     """
@@ -59,8 +61,8 @@ def node_rows(b: int, width: int, logits_rows: Tensor | None, device: torch.devi
         rows = torch.arange(b * width, device=device)
         return NodeRows(rows // width, rows % width)
     sizes = logits_rows[:, -1] - logits_rows[:, 0] + 1
-    requests = torch.arange(b, device=device).repeat_interleave(sizes)
-    return NodeRows(requests, torch.arange(len(requests), device=device) - logits_rows[requests, 0])
+    requests = torch.arange(b, device=device).repeat_interleave(sizes, output_size=n)
+    return NodeRows(requests, torch.arange(n, device=device) - logits_rows[requests, 0])
 
 
 def transform_logits(
@@ -74,11 +76,8 @@ def transform_logits(
     if metadata.allowed_token_ids_mask is not None:
         logits.masked_fill_(metadata.allowed_token_ids_mask[rows.requests], -torch.inf)
     penalised = not metadata.no_penalties
-    histories: list[list[int]] = []
-    if penalised or metadata.bad_words_token_ids:
-        histories = _histories(metadata.output_token_ids, tree, rows)
-    if bad_words := metadata.bad_words_token_ids:
-        requests = rows.requests.tolist()
+    if bad_words := metadata.bad_words_token_ids:  # a walk of the host in vLLM too
+        requests, histories = rows.requests.tolist(), _histories(metadata.output_token_ids, tree, rows)
         apply_bad_words(logits, {r: bad_words[i] for r, i in enumerate(requests) if i in bad_words}, histories)
     for processor in metadata.logitsprocs.non_argmax_invariant:
         if isinstance(processor, MinTokensLogitsProcessor):
@@ -88,14 +87,7 @@ def transform_logits(
         else:  # vLLM refuses custom processors beside drafts
             raise TypeError(f"eagle-plugin does not know the logits processor {type(processor).__name__}")
     if penalised:
-        logits = apply_all_penalties(
-            logits,
-            metadata.prompt_token_ids[rows.requests],
-            metadata.presence_penalties[rows.requests],
-            metadata.frequency_penalties[rows.requests],
-            metadata.repetition_penalties[rows.requests],
-            histories,
-        )
+        logits = _penalise(metadata, tree, rows, logits)
     if plain_requests(metadata):
         force_thinking_ends(metadata, rows, logits)
     return logits
@@ -146,6 +138,24 @@ def force_thinking_ends(metadata: Any, rows: NodeRows, logits: Tensor) -> None:
     logits[roots] = holder.apply_to_logits(logits[roots], False, None)
 
 
+def _penalise(metadata: Any, tree: DraftTree, rows: NodeRows, logits: Tensor) -> Tensor:
+    """Apply the penalties for the text before each row: the request's output, then the path from the root."""
+    nothing = logits.shape[1]  # what vLLM pads lists of tokens with
+    outputs = _convert_to_tensors(metadata.output_token_ids, nothing, logits.device)
+    outputs = outputs.masked_fill(outputs < 0, nothing)[rows.requests]
+    places = torch.arange(1, tree.tokens.shape[1], device=logits.device)
+    above = (tree.ancestors[rows.requests, rows.nodes][:, None] >> places) & 1 == 1
+    path = torch.where(above, tree.tokens[rows.requests, 1:], nothing)
+    return apply_penalties(
+        logits,
+        metadata.prompt_token_ids[rows.requests],
+        torch.cat([outputs, path], 1),
+        metadata.presence_penalties[rows.requests],
+        metadata.frequency_penalties[rows.requests],
+        metadata.repetition_penalties[rows.requests],
+    )
+
+
 def _histories(outputs: list[list[int]], tree: DraftTree, rows: NodeRows) -> list[list[int]]:
     """The generated tokens before each row: the request's output, then the path from the root."""
     tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
@@ -163,18 +173,17 @@ def _forbid_stops(minimal: list[MinimalLength], tree: DraftTree, roots: Tensor, 
     """Forbid the end before a request's minimal length; the path to a node counts as text."""
     lengths = roots[rows.requests] + tree.depths[rows.requests, rows.nodes] + 1
     for i, tokens, stops, structured in minimal:
-        here = ((rows.requests == i) & (lengths < tokens)).nonzero()[:, 0]
-        columns = torch.tensor(stops, device=logits.device)
-        before = logits[here[:, None], columns]
-        logits[here[:, None], columns] = -torch.inf
+        forbidden = ((rows.requests == i) & (lengths < tokens))[:, None]
+        columns = values_to_device(stops, torch.int64, logits.device)
+        before = logits[:, columns]
+        logits[:, columns] = before.masked_fill(forbidden, -torch.inf)
         if structured:  # where a grammar allows nothing but the end, the end stays allowed
-            stuck = logits[here].isneginf().all(dim=1)
-            logits[here[stuck][:, None], columns] = before[stuck]
+            stuck = logits.isneginf().all(dim=1, keepdim=True) & forbidden
+            logits[:, columns] = torch.where(stuck, before, logits[:, columns])
 
 
 def _add_biases(processor: Any, rows: NodeRows, logits: Tensor) -> None:
     for i, biases in processor.biases.items():
-        columns = torch.tensor(list(biases), device=logits.device)
-        values = torch.tensor(list(biases.values()), dtype=torch.float32, device=logits.device)
-        here = (rows.requests == i).nonzero()
-        logits[here, columns] += values
+        columns = values_to_device(list(biases), torch.int64, logits.device)
+        values = values_to_device(list(biases.values()), torch.float32, logits.device)
+        logits[:, columns] += values.where((rows.requests == i)[:, None], 0.0)

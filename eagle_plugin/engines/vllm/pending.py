@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from eagle_plugin.engines.pending_limit import largest_first, most_pending
+from eagle_plugin.engines.staging import to_device
 from eagle_plugin.engines.vllm.attention import ExtendRows
 from eagle_plugin.engines.vllm.batch import RoundBatch
 
@@ -26,17 +28,14 @@ class PlainRows(NamedTuple):
     """The rows of a step without trees, those of each request one after another, as in `drafter.ExtendBatch`."""
 
     tokens: Tensor  # [N] int32: the token after each row
-    positions: Tensor  # [N] int64
     features: Tensor  # [N, F]: the target's states
 
     @classmethod
-    def after(
-        cls, batch: RoundBatch, next_tokens: Tensor, input_ids: Tensor, positions: Tensor, features: Tensor
-    ) -> PlainRows:
+    def after(cls, batch: RoundBatch, next_tokens: Tensor, input_ids: Tensor, features: Tensor) -> PlainRows:
         """The rows of a step; all but next_tokens, of b requests, are the target's, of its N query rows."""
         tokens = input_ids.roll(-1)
         tokens[batch.starts + batch.lens - 1] = next_tokens.to(tokens.dtype)
-        return cls(tokens, positions, features)
+        return cls(tokens, features)
 
 
 class PendingRows(NamedTuple):
@@ -107,14 +106,19 @@ class PendingTokens:
         """Of those that are not gone."""
         return sum(len(run.places) for key, kept in self._kept.items() if isinstance(key, str) for run in kept.runs)
 
-    def add(self, request_ids: Sequence[str], lens: Sequence[int], rows: PlainRows, slot_table: Tensor) -> None:
-        """Keep the rows of a step, `lens` of each request; slot_table [b, S] int32 has theirs."""
+    def add(
+        self,
+        request_ids: Sequence[str],
+        firsts: Sequence[int],
+        lens: Sequence[int],
+        rows: PlainRows,
+        slot_table: Tensor,
+    ) -> None:
+        """Keep the rows of a step, `lens` of each request from position `firsts` on; slot_table [b, S] int32."""
         places = self._take_places(rows)
-        index = torch.tensor(places, device=rows.features.device)
+        (index,) = to_device([np.array(places)], rows.features.device)
         self._tokens[index], self._features[index] = rows.tokens, rows.features
-        ends = np.cumsum(lens)
-        positions = rows.positions[torch.from_numpy(ends - lens).to(rows.positions.device)].tolist()
-        steps = zip(request_ids, positions, lens, ends.tolist(), slot_table.unbind(), strict=True)
+        steps = zip(request_ids, firsts, lens, accumulate(lens), slot_table.unbind(), strict=True)
         for name, position, n, end, table in steps:
             kept = self._kept.setdefault(name, _Kept([], table))
             kept.slot_table = table
@@ -195,10 +199,9 @@ class PendingTokens:
         """The rows of one forward; their places in the store are free then."""
         device = self._features.device
         places = [place for run in runs for place in run.places]
-        index = torch.tensor(places, device=device)
+        planned = places, [run.first for run in runs], [len(run.places) for run in runs]
+        index, firsts, lens = to_device([np.array(values) for values in planned], device)
         self._free += places
-        firsts = torch.tensor([run.first for run in runs], device=device)
-        lens = torch.tensor([len(run.places) for run in runs], device=device)
         starts = lens.cumsum(0) - lens
         shifts = (firsts - starts).repeat_interleave(lens, output_size=len(places))
         positions = torch.arange(len(places), device=device) + shifts

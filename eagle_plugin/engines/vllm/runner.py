@@ -165,14 +165,10 @@ class TreeModelRunner(CPUModelRunner):
         keys = self.input_batch.num_computed_tokens_cpu[: batch.b].sum() + committed
         self._shapes.scheduled(batch, int(keys), int(committed) - batch.b)
         if len(batch.trees):
-            tree = batch.drafts.tree
-            positions = batch.prefix_lens[batch.trees, None] + tree.depths
-            # Padding shares the row of a tree's last node and must not overwrite its token and position.
-            place = torch.arange(batch.width, device=positions.device)
-            real = place < batch.lens[batch.trees, None]
-            self.positions[batch.query[real]] = positions[real]
-            drafted = real & (place > 0)
-            self.input_ids.gpu[batch.query[drafted]] = tree.tokens[drafted].int()
+            tree, rows, ids = batch.drafts.tree, batch.query, self.input_ids.gpu
+            node = rows - rows[:, :1]  # padding shares the row of a tree's last node, and gets its token and position
+            self.positions[rows] = (batch.prefix_lens[batch.trees, None] + tree.depths).gather(1, node)
+            ids[rows] = torch.where(node > 0, tree.tokens.gather(1, node).int(), ids[rows])
         self._batch = batch
         return prepared
 
@@ -238,8 +234,9 @@ class TreeModelRunner(CPUModelRunner):
         slot_table = self._metadata[next(iter(self.drafter._draft_attn_layer_names))].slot_table
         if shape == PLAIN and not len(batch.trees):
             self._shapes.begin(shape, batch)
-            rows = PlainRows.after(batch, next_tokens, ids, positions, features[:n])
-            self._pending.add(self.input_batch.req_ids, batch.host_lens, rows, slot_table)
+            rows = PlainRows.after(batch, next_tokens, ids, features[:n])
+            firsts = self.input_batch.num_computed_tokens_cpu[: batch.b].tolist()
+            self._pending.add(self.input_batch.req_ids, firsts, batch.host_lens, rows, slot_table)
             self._read_pending(self._pending.excess())
             return self._keep(batch, root_drafts(batch.b, self.device))
         self._read_pending(self.input_batch.req_ids)

@@ -40,5 +40,6 @@ def request_keys(generators: Mapping[int, torch.Generator], b: int, device: torc
 def seeded(metadata: Any, b: int, device: torch.device) -> Tensor:
     """Which of the b requests of a vLLM ``SamplingMetadata`` have a seed and a temperature above 0, [b] bool."""
     marks = torch.zeros(b, dtype=torch.bool, device=device)
-    marks[list(metadata.generators)] = True
+    for i in metadata.generators:
+        marks[i] = True
     return marks

@@ -80,7 +80,7 @@ class TreeVerifier:
         raw, logits = logits, logits.float()
         if transforms:
             logits = logits.clone() if logits is raw else logits
-            rows = node_rows(batch.b, batch.width, batch.logits_rows, device)
+            rows = node_rows(batch.b, batch.width, batch.logits_rows, len(logits), device)
             logits = transform_logits(metadata, drafts.tree, batch.roots, minimal, rows, logits)
         params = sampling_params(metadata, min_ps(metadata, batch.b), batch.b, logits.shape[1], device)
         keys = None if metadata.all_greedy else request_keys(metadata.generators, batch.b, device)

@@ -73,7 +73,7 @@ def test_a_uniform_batch() -> None:
     assert batch.uniform and batch.width == WIDTH and tokens_of(batch) == named("ab")
     assert same(batch.trees, [0, 1]) and same(batch.others, [])
     assert same(batch.query, [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]) and batch.logits_rows is None
-    extend, tree, query = batch.rows()
+    extend, tree, query, _ = batch.rows()
     assert extend is None and tree is not None and query is None
     assert same(tree.requests, [0, 1]) and same(tree.prefix_lens, [10, 20]) and tree.tail == WIDTH
     assert torch.equal(tree.ancestors, batch.drafts.tree.ancestors)
@@ -88,7 +88,7 @@ def test_a_mixed_batch() -> None:
     assert same(batch.query, [[0, 1, 2, 3, 4], [13, 14, 15, 16, 17]])
     # vLLM computes logits for 5 + 1 + 1 + 5 rows; a request without drafts has one.
     assert same(batch.logits_rows, [[0, 1, 2, 3, 4], [5] * 5, [6] * 5, [7, 8, 9, 10, 11]])
-    extend, tree, query = batch.rows()
+    extend, tree, query, _ = batch.rows()
     assert extend is not None and tree is not None
     assert same(extend.requests, [1, 2]) and same(extend.seq_lens, [7, 31])
     assert same(extend.lens, [7, 1]) and same(extend.starts, [5, 12])
@@ -99,7 +99,7 @@ def test_a_batch_without_trees() -> None:
     batch = plan("ab", [0, 0], [6, 1], [0, 9], store_of(["c"]))
     assert batch.width == 1 and same(batch.trees, []) and same(batch.others, [0, 1])
     assert batch.logits_rows is None and not batch.uniform
-    extend, tree, query = batch.rows()
+    extend, tree, query, _ = batch.rows()
     assert tree is None and extend is not None and same(extend.seq_lens, [6, 10])
 
 

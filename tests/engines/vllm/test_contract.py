@@ -280,9 +280,9 @@ def test_layers_and_builders_are_called_as_ours_expect() -> None:
     assert parameters(TreeMetadataBuilder.__init__) == parameters(AttentionMetadataBuilder.__init__)
     assert parameters(TreeMetadataBuilder.build) == parameters(AttentionMetadataBuilder.build)
     assert parameters(TreeAttentionImpl.process_weights_after_loading) == ["self", "act_dtype"]
-    assert {"query_start_loc", "seq_lens", "max_seq_len", "block_table_tensor", "slot_mapping"} <= fields(
-        CommonAttentionMetadata
-    )
+    assert {
+        "query_start_loc", "query_start_loc_cpu", "seq_lens", "max_seq_len", "block_table_tensor", "slot_mapping",
+    } <= fields(CommonAttentionMetadata)  # fmt: skip
     assert parameters(set_forward_context)[:3] == ["attn_metadata", "vllm_config", "num_tokens"]
 
 

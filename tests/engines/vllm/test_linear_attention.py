@@ -51,8 +51,8 @@ class Reference:
         ids = torch.tensor([prompt])
         length = {"max_new_tokens": tokens, "min_new_tokens": tokens, "pad_token_id": 0, "eos_token_id": None}
         with torch.inference_mode():
-            said = self._model.generate(ids, attention_mask=torch.ones_like(ids), **length, **options)
-        return said[:, len(prompt) :]
+            found = self._model.generate(ids, attention_mask=torch.ones_like(ids), **length, **options)
+        return found[:, len(prompt) :]
 
 
 class Served(NamedTuple):

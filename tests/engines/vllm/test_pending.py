@@ -28,9 +28,9 @@ def add(kept: PendingTokens, names: str, positions: list[int], lens: list[int] |
     lens = lens or [1] * len(names)
     owners = torch.tensor([code(name) for name in names]).repeat_interleave(torch.tensor(lens))
     places = torch.cat([torch.arange(first, first + n) for first, n in zip(positions, lens, strict=True)])
-    rows = PlainRows((owners * 100 + places).int(), places, owners[:, None] + torch.zeros(3))
+    rows = PlainRows((owners * 100 + places).int(), owners[:, None] + torch.zeros(3))
     table = torch.stack([slots_of(code(name), slots) for name in names])
-    kept.add(list(names), lens, rows, table)
+    kept.add(list(names), positions, lens, rows, table)
 
 
 def slots_of(request: int, slots: int) -> torch.Tensor:
@@ -53,10 +53,10 @@ def test_the_rows_of_a_step_read_the_token_after_them() -> None:
     prefix = torch.tensor([7, 0])
     batch = RoundBatch.read(np.array([0, 0]), np.array([1, 3]), ["a", "b"], prefix, DraftStore())
     features = torch.randn(4, 3)
-    ids, positions = torch.tensor([5, 20, 21, 22], dtype=torch.int32), torch.tensor([7, 0, 1, 2])
-    rows = PlainRows.after(batch, torch.tensor([6, 23]), ids, positions, features)
+    ids = torch.tensor([5, 20, 21, 22], dtype=torch.int32)
+    rows = PlainRows.after(batch, torch.tensor([6, 23]), ids, features)
     assert rows.tokens.tolist() == [6, 21, 22, 23] and rows.tokens.dtype == torch.int32
-    assert rows.positions is positions and rows.features is features and batch.host_lens == [1, 3]
+    assert rows.features is features and batch.host_lens == [1, 3]
 
 
 def test_each_row_is_taken_once_and_in_order() -> None:

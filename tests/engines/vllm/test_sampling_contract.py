@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_signatures import assigned, calls, fields, holds, in_order, parameters
+from engine_signatures import assigned, calls, fields, holds, in_order, parameters, returned
 from vllm.model_executor.layers import linear, vocab_parallel_embedding
 from vllm.model_executor.layers import utils as layers
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -77,10 +77,12 @@ def test_the_functions_of_the_sampler() -> None:
     assert LogprobsTensors._fields[:3] == ("logprob_token_ids", "logprobs", "selected_token_ranks")
     assert parameters(topk_topp_sampler.apply_top_k_top_p) == ["logits", "k", "p"]
     assert parameters(bad_words.apply_bad_words) == ["logits", "bad_words_token_ids", "past_tokens_ids"]
-    assert parameters(penalties.apply_all_penalties) == [
-        "logits", "prompt_token_ids", "presence_penalties", "frequency_penalties", "repetition_penalties",
-        "output_token_ids",
+    assert parameters(penalties.apply_penalties) == [
+        "logits", "prompt_tokens_tensor", "output_tokens_tensor", "presence_penalties", "frequency_penalties",
+        "repetition_penalties",
     ]  # fmt: skip
+    assert parameters(penalties._convert_to_tensors) == ["output_token_ids", "vocab_size", "device"]
+    assert returned(penalties.apply_all_penalties)[0].startswith("apply_penalties(logits, prompt_token_ids, ")
 
 
 def test_the_engines_order_of_transforms_is_ours() -> None:

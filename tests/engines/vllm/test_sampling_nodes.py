@@ -111,8 +111,12 @@ def random_tree(b: int, width: int, gen: torch.Generator) -> DraftTree:
             if torch.rand((), generator=gen) > 0.125 and (parent == 0 or parents[i, parent] >= 0):
                 parents[i, node], depths[i, node] = parent, depths[i, parent] + 1
     tokens = torch.tensor(TOKENS)[torch.randint(0, len(TOKENS), (b, width), generator=gen)]
-    ancestors = torch.zeros(b, width, dtype=torch.int64)  # attention's matter
+    ancestors = torch.tensor([[sum(1 << j for j in path(row, i)) for i in range(width)] for row in parents.tolist()])
     return DraftTree(tokens, parents, depths, ancestors, torch.full_like(parents, -1))
+
+
+def path(parents: list[int], node: int) -> list[int]:
+    return [node, *(path(parents, parents[node]) if parents[node] >= 0 else [0] if node else [])]
 
 
 def path_to(tree: DraftTree, i: int, node: int) -> list[int]:
@@ -141,7 +145,7 @@ def compare(names: list[str], width: int, seed: int) -> Tensor:
         tree,
         roots,
         node_logits.minimal_lengths(requests),
-        node_logits.node_rows(b, width, None, torch.device("cpu")),
+        node_logits.node_rows(b, width, None, b * width, torch.device("cpu")),
         logits.clone(),
     )
     wrong = torch.zeros(b * width, dtype=torch.bool)
@@ -171,7 +175,7 @@ def test_requests_of_all_kinds_beside_each_other() -> None:
 def test_rows_of_trees_that_were_cut_short() -> None:
     """vLLM has logits rows for the scheduled nodes only."""
     index = torch.tensor([[0, 0, 0, 0], [1, 2, 3, 4], [5, 6, 6, 6]])
-    rows = node_logits.node_rows(3, 4, index, torch.device("cpu"))
+    rows = node_logits.node_rows(3, 4, index, 7, torch.device("cpu"))
     assert rows.requests.tolist() == [0, 1, 1, 1, 1, 2, 2]
     assert rows.nodes.tolist() == [0, 0, 1, 2, 3, 0, 1]
 
@@ -182,7 +186,13 @@ def without_the_path(outputs: list[list[int]], tree: Any, rows: node_logits.Node
 
 @pytest.mark.parametrize("name", ["presence", "frequency", "repetition", "bad words", "all"])
 def test_histories_without_the_path_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = node_logits._penalise
+
+    def without(metadata: Any, tree: DraftTree, rows: Any, logits: Tensor) -> Tensor:
+        return whole(metadata, tree._replace(ancestors=torch.ones_like(tree.ancestors)), rows, logits)
+
     monkeypatch.setattr(node_logits, "_histories", without_the_path)
+    monkeypatch.setattr(node_logits, "_penalise", without)
     assert bool(compare([name] * 3, 12, 0).any())
 
 

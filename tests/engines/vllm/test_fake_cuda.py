@@ -1,0 +1,251 @@
+"""vLLM's decode round on fake CUDA tensors, with forwards of the two models that compute nothing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fake_cuda import CUDA, FakeLibrary, require_cuda
+from torch.utils._pytree import tree_leaves
+from vllm import _custom_ops
+from vllm.v1.sample.logits_processor import LogitsProcessors
+from vllm.v1.sample.logits_processor.builtin import LogitBiasLogitsProcessor, MinTokensLogitsProcessor
+
+from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.verify import Accepted
+from eagle_plugin.engines import staging
+from eagle_plugin.engines.parallel_levels import MaskRow
+from eagle_plugin.engines.round import Drafts, HeadState, KVCaches, TopM
+from eagle_plugin.engines.vllm import linear_attention, logits
+from eagle_plugin.engines.vllm.attention import (
+    TreeAttentionImpl,
+    TreeMetadata,
+    TreeMetadataBuilder,
+    cache_slots,
+    slot_table,
+)
+from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
+from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch, TreeProposer
+from eagle_plugin.engines.vllm.linear_attention import LinearLayers, LinearMetadata
+from eagle_plugin.engines.vllm.logits import MinimalLength, node_rows
+from eagle_plugin.engines.vllm.pending import PendingTokens, PlainRows
+from eagle_plugin.engines.vllm.sampling import sampling_params
+from eagle_plugin.engines.vllm.verifier import CacheGroup, TreeVerifier
+from eagle_plugin.kernels.gated_delta import Net
+
+B, VOCABULARY, DRAFT_VOCABULARY, HIDDEN, BLOCK = 3, 512, 256, 64, 16
+SHAPE = Shape(3, 4, 16)
+NAMES = ["a", "b", "c"]
+# What the scheduler puts together: drafted tokens and query rows of each request.
+BATCHES = {
+    "trees alone": ([15, 15, 15], [16, 16, 16]),
+    "a tree cut short": ([15, 7, 15], [16, 8, 16]),
+    "a tree beside a prompt and a plain request": ([15, 0, 0], [16, 40, 1]),
+    "no tree": ([0, 0, 0], [1, 1, 1]),
+}
+
+
+@pytest.fixture(autouse=True)
+def pageable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch without CUDA has no pinned memory, and the values of fake tensors do not matter."""
+    monkeypatch.setattr(staging, "_pinned", lambda values: torch.empty(values.size, dtype=torch.int64))
+
+
+def all_on_cuda(*values: Any) -> bool:
+    return all(x.device.type == "cuda" for x in tree_leaves(values) if isinstance(x, torch.Tensor))
+
+
+def read(counts: list[int], lens: list[int]) -> RoundBatch:
+    store = DraftStore()
+    store.put(NAMES, Drafts.plain(torch.zeros(B, dtype=torch.int64, device=CUDA), SHAPE.width))
+    prefixes = torch.full((B,), 9, device=CUDA)
+    return RoundBatch.read(np.array(counts), np.array(lens), NAMES, prefixes, store)
+
+
+def metadata(greedy: bool) -> SimpleNamespace:
+    """What our code reads of a vLLM ``SamplingMetadata``."""
+    ones = torch.ones(B, device=CUDA)
+    return SimpleNamespace(
+        all_greedy=greedy,
+        temperature=None if greedy else ones,
+        top_k=None if greedy else ones.int() * 7,
+        top_p=None if greedy else ones,
+        generators={},
+        no_penalties=True,
+        bad_words_token_ids={},
+        allowed_token_ids_mask=None,
+        max_num_logprobs=None,
+        logprob_token_ids=None,
+        logitsprocs=LogitsProcessors([]),
+        thinking_budget_state_holder=None,
+    )
+
+
+def table() -> torch.Tensor:
+    return slot_table(torch.zeros(B, 8, dtype=torch.int32, device=CUDA), BLOCK, 100)
+
+
+def caches() -> KVCaches:
+    zeros = torch.zeros(4, dtype=torch.int64, device=CUDA)
+    return KVCaches(zeros, zeros, 100)
+
+
+class Head(TreeProposer):
+    """The drafter, with a head whose forward checks what it is given and computes nothing."""
+
+    def __init__(self, mapped: bool = True) -> None:
+        self._draft_to_target = torch.arange(DRAFT_VOCABULARY, device=CUDA) if mapped else None
+        self.method = "eagle3"
+        self.model = SimpleNamespace(combine_hidden_states=lambda x: x[:, :HIDDEN])  # type: ignore[assignment]
+
+    def _forward(self, tokens: Any, positions: Any, hidden: Any, metadata: TreeMetadata) -> Any:
+        given = tree_leaves((tokens, positions, hidden, metadata.rows, metadata.slot_table, metadata.slots))
+        for tensor in given:
+            if isinstance(tensor, torch.Tensor):
+                require_cuda("what the head reads", tensor)
+        assert len(tokens) == len(positions) == len(hidden) == len(metadata.slots)
+        return (torch.zeros(len(tokens), HIDDEN, device=CUDA),) * 2
+
+    def _logits(self, normed: Any) -> Any:
+        return torch.zeros(len(normed), DRAFT_VOCABULARY, device=CUDA)
+
+
+@pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_round(library: FakeLibrary, name: str, greedy: bool) -> None:
+    counts, lens = BATCHES[name]
+    batch = read(counts, lens)
+    rows = batch.rows()
+    assert all_on_cuda(*batch, *batch.drafts.tree, batch.roots, *tree_leaves(rows))
+    n, logits_rows = sum(lens), sum(counts) + B
+    linear = SimpleNamespace(commit=lambda *_: None)
+    sampler = SimpleNamespace(greedy_sample=lambda x: x.argmax(-1))
+    verifier = TreeVerifier([CacheGroup("layer", caches())], linear, sampler, "raw_logprobs")  # type: ignore[arg-type]
+    found, layers = torch.zeros(logits_rows, VOCABULARY, device=CUDA), {"layer": SimpleNamespace(slot_table=table())}
+    states = [SimpleNamespace(sampling_params=SimpleNamespace(min_tokens=0), num_prompt_tokens=4)] * B
+    library.launched.clear()
+    output, accepted = verifier.verify(batch, found, metadata(greedy), states, layers)  # type: ignore[arg-type]
+    assert all_on_cuda(output.sampled_token_ids, *accepted)
+    if any(counts):
+        assert library.launched == [*([] if greedy else ["uniforms"] * 1), "verify_tree", "compact_kv"]
+    next_tokens = torch.zeros(B, dtype=torch.int32, device=CUDA)
+    ids, positions = torch.zeros(n, dtype=torch.int32, device=CUDA), torch.zeros(n, dtype=torch.int64, device=CUDA)
+    features = torch.zeros(n, 3 * HIDDEN, device=CUDA)
+    assert all_on_cuda(*PlainRows.after(batch, next_tokens, ids, features))
+    extend = ExtendBatch.after(batch, accepted, next_tokens, ids, positions)
+    state = Head().extend(extend, features, table(), SHAPE, greedy)
+    assert all_on_cuda(*extend, *state) and len(state.hidden) == B
+
+
+@pytest.mark.parametrize("name", [name for name in BATCHES if name != "no tree"])
+def test_penalties_and_bias_at_every_node(library: FakeLibrary, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own functions around them: its list of tokens in pinned memory, and its CUDA kernel."""
+    asked = metadata(greedy=False)
+    asked.no_penalties, asked.output_token_ids = False, [[5, 6]] * B
+    asked.prompt_token_ids = torch.zeros(B, 4, dtype=torch.int64, device=CUDA)
+    ones = torch.ones(B, device=CUDA)
+    asked.presence_penalties = asked.frequency_penalties = asked.repetition_penalties = ones
+    asked.allowed_token_ids_mask = torch.zeros(B, VOCABULARY, dtype=torch.bool, device=CUDA)
+    bias, least = LogitBiasLogitsProcessor.__new__(LogitBiasLogitsProcessor), MinTokensLogitsProcessor
+    bias.biases = {1: {3: 0.5, 7: 1.0}}
+    asked.logitsprocs = LogitsProcessors([bias, least.__new__(least)])
+    monkeypatch.setattr(logits, "_convert_to_tensors", lambda *_: torch.zeros(B, 2, dtype=torch.int64, device=CUDA))
+    monkeypatch.setattr(_custom_ops, "apply_repetition_penalties", lambda *tensors: all_on_cuda(*tensors))
+    batch = read(*BATCHES[name])
+    n = sum(BATCHES[name][0]) + B
+    minimal = [MinimalLength(i, 40, [7, 9], structured) for i, structured in enumerate([True, False])]
+    rows = node_rows(B, batch.width, batch.logits_rows, n, CUDA)
+    given = torch.zeros(n, VOCABULARY, device=CUDA)
+    tree = batch.all_drafts().tree
+    assert all_on_cuda(*rows, logits.transform_logits(asked, tree, batch.roots, minimal, rows, given))
+
+
+@pytest.mark.parametrize("parallel", [False, True], ids=["levels one by one", "all levels at once"])
+@pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])
+def test_drafting(library: FakeLibrary, greedy: bool, parallel: bool) -> None:
+    head, roots = Head(), torch.zeros(B, dtype=torch.int64, device=CUDA)
+    if parallel:
+        head.mask = MaskRow(7, torch.zeros(1, HIDDEN, device=CUDA))
+    top = TopM(torch.zeros(B, 128, device=CUDA), torch.zeros(B, 128, dtype=torch.int64, device=CUDA))
+    params = sampling_params(metadata(greedy), None, B, VOCABULARY, CUDA)
+    chains = torch.zeros(B, dtype=torch.bool, device=CUDA)
+    for held in (None, chains):
+        batch = DraftBatch(SHAPE, roots + 9, table(), params, None if greedy else roots, held)
+        drafts = head.draft_tree(batch, roots, HeadState(top, torch.zeros(B, HIDDEN, device=CUDA)))
+        assert all_on_cuda(*drafts.tree, *drafts.proposals)
+
+
+@pytest.mark.parametrize("name", ["trees alone", "a tree cut short"])
+def test_attention_over_trees(library: FakeLibrary, name: str) -> None:
+    batch = read(*BATCHES[name])
+    layer = TreeAttentionImpl(4, 64, 0.1, 2)
+    n = sum(batch.host_lens)
+    common = SimpleNamespace(
+        block_table_tensor=torch.zeros(B, 8, dtype=torch.int32, device=CUDA),
+        max_seq_len=90,
+        slot_mapping=torch.zeros(n, dtype=torch.int64, device=CUDA),
+    )
+    builder = TreeMetadataBuilder.__new__(TreeMetadataBuilder)
+    builder.block_size, builder.reach, builder.rows = BLOCK, SHAPE.width, batch.rows()
+    built = builder.build(0, common)
+    assert all_on_cuda(built.slot_table, built.slots, cache_slots(built.slots, BLOCK))
+    cache = torch.zeros(20, 2, BLOCK, 128, device=CUDA)
+    layer._cache = 0, (torch.zeros(100, 2, 64, device=CUDA),) * 2  # type: ignore[assignment]
+    layer._rows_of = lambda _: layer._cache[1]  # type: ignore[assignment, index, method-assign, return-value]
+    q, k = torch.zeros(n, 4, 64, device=CUDA), torch.zeros(n, 2, 64, device=CUDA)
+    library.launched.clear()
+    assert all_on_cuda(layer.forward(None, q, k, k, cache, built, torch.zeros_like(q)))
+    assert library.launched == ["store_kv", "tree_attention (Triton)"]
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_linear_layers(library: FakeLibrary, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, values, dim, taps = 2, 4, 16, 4
+    channels = (2 * keys + values) * dim
+    batch = read(*BATCHES[name])
+    metadata = LinearMetadata(batch.rows(), torch.zeros(B, dtype=torch.int64, device=CUDA))
+    heads = torch.zeros(values, device=CUDA)
+    weight = torch.zeros(channels, taps, device=CUDA)
+    states = torch.zeros(8, values, dim, dim, device=CUDA)
+    layer = SimpleNamespace(
+        prefix="layer",
+        conv_kernel_size=taps,
+        kv_cache=(torch.zeros(8, taps - 1, channels, device=CUDA), states),
+        tree_net=Net(keys, values, dim, dim, weight, None, heads, heads),
+    )
+    context = SimpleNamespace(attn_metadata={"layer": metadata}, no_compile_layers={"layer": layer})
+    monkeypatch.setattr(linear_attention, "get_forward_context", lambda: context)
+    n = sum(batch.host_lens)
+    gates = torch.zeros(n, values, device=CUDA)
+    out = torch.zeros(n, values, dim, device=CUDA)
+    linear_attention.gated_delta_trees(torch.zeros(n, channels, device=CUDA), gates, gates, out, "layer")
+    if len(batch.trees):
+        served = LinearLayers.__new__(LinearLayers)
+        served._layers = [layer]  # type: ignore[list-item]
+        tokens = torch.zeros(B, SHAPE.max_accept_length, dtype=torch.int64, device=CUDA)
+        assert all_on_cuda(metadata.left["layer"])
+        served.commit({"layer": metadata}, Accepted(tokens.int(), tokens[:, 0].int(), tokens))
+        assert not metadata.left
+
+
+def test_tokens_that_the_head_has_not_read(library: FakeLibrary) -> None:
+    batch, kept = read(*BATCHES["no tree"]), PendingTokens(BLOCK)
+    ids, features = torch.zeros(B, dtype=torch.int32, device=CUDA), torch.zeros(B, 3 * HIDDEN, device=CUDA)
+    for step in range(2):
+        rows = PlainRows.after(batch, ids, ids, features)
+        kept.add(NAMES, [9 + step] * B, batch.host_lens, rows, table())
+    for pending in kept.take(NAMES, 4):
+        assert all_on_cuda(*pending)
+        Head().read_pending(pending)
+
+
+def test_the_guard_finds_a_wait(library: FakeLibrary) -> None:
+    """The controls: a number that the host reads, and a tensor that is on the CPU."""
+    batch = read(*BATCHES["a tree cut short"])
+    with pytest.raises(Exception, match="_local_scalar_dense"):
+        int(batch.lens.sum())
+    with pytest.raises(TypeError, match="wanted a CUDA device"):
+        require_cuda("slots", torch.zeros(3))
