@@ -10,15 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionMetadataBuilder, AttentionType
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
+from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.engines.round import TreeRows
+from eagle_plugin.engines.staging import to_device
 from eagle_plugin.kernels.attention import extend_attention, tree_attention
 from eagle_plugin.kernels.kv import store_kv
+
+LONGEST_CHAIN = 64  # nodes that a bitmask has room for
 
 
 class ExtendRows(NamedTuple):
@@ -41,6 +46,14 @@ class Rows(NamedTuple):
     extend_lens: Sequence[int] = ()  # extend.lens, on the host
 
 
+class Chains(NamedTuple):
+    """Consecutive positions as chains of draft nodes, for devices whose kernel attends over trees only."""
+
+    tree: TreeRows  # c chains of R nodes: parts of prompts, or tokens of plain decoding
+    query: Tensor  # [c * R] int64: query row of each node; padding has that of the chain's last node
+    slot_table: Tensor  # [b, S + R] int32
+
+
 @dataclass
 class TreeMetadata:
     """What the attention layers of one cache group need in one forward."""
@@ -48,6 +61,14 @@ class TreeMetadata:
     rows: Rows
     slot_table: Tensor  # [b, S] int32: row of the cache of each position
     slots: Tensor  # [N] int64: row of the cache for the key of each query row
+    _chains: list[Chains] | None = None
+
+    def chains(self) -> list[Chains]:
+        """The rows of `rows.extend`, planned once for all layers."""
+        if self._chains is None:
+            assert self.rows.extend is not None
+            self._chains = chains_of(self.rows.extend, self.rows.extend_lens, self.slot_table)
+        return self._chains
 
 
 class CacheRows(NamedTuple):
@@ -89,6 +110,35 @@ def slot_table(block_table: Tensor, block_size: int, positions: int) -> Tensor:
 def cache_slots(slots: Tensor, block_size: int) -> Tensor:
     """The cache rows of vLLM's slot numbers [N] int64, which count one row per token."""
     return slots + slots.div(block_size, rounding_mode="floor") * block_size
+
+
+def chains_of(extend: ExtendRows, lens: Sequence[int], slot_table: Tensor) -> list[Chains]:
+    """Cut the rows of a step into chains: one node for each plain request, up to 64 for each part of a prompt.
+
+    lens: extend.lens, on the host.
+    """
+    device, found = slot_table.device, []
+    single = [i for i, n in enumerate(lens) if n == 1]
+    parts = [(i, begin) for i, n in enumerate(lens) if n != 1 for begin in range(0, n, LONGEST_CHAIN)]
+    for length, chains in ((1, [(i, 0) for i in single]), (LONGEST_CHAIN, parts)):
+        if not chains:
+            continue
+        owners, begins = np.array(chains).T
+        last = np.array(lens)[owners] - 1 - begins
+        nodes = np.minimum(np.arange(length), last[:, None])
+        owner, begin, node = to_device([owners, begins, nodes], device)
+        prefix_lens = (extend.seq_lens - extend.lens)[owner] + begin
+        query = ((extend.starts[owner] + begin)[:, None] + node).view(-1)
+        rows = TreeRows(extend.requests[owner], prefix_lens, chain_ancestors(length, device)[node], length)
+        found.append(Chains(rows, query, pad(slot_table, (0, length))))
+    return found
+
+
+def attend_chains(query: Tensor, cache: CacheRows, chains: list[Chains], options: dict[str, Any], out: Tensor) -> None:
+    """`extend_attention` by `tree_attention`: query and out [N, Hq, D]; out gets the rows of the chains."""
+    for tree, rows, table in chains:
+        visible = (table, tree.requests, tree.prefix_lens, tree.ancestors)
+        out[rows] = tree_attention(query[rows], *cache, *visible, tail=tree.tail, **options)
 
 
 class TreeMetadataBuilder(AttentionMetadataBuilder[TreeMetadata]):
@@ -177,20 +227,13 @@ class TreeAttentionImpl(AttentionImpl):
             "chunk": getattr(layer, "attention_chunk_size", 0),  # of vLLM's ChunkedLocalAttention alone
             "sinks": self.sinks,
         }
-        extend, tree, tree_query, _ = attn_metadata.rows
+        extend, tree, tree_query, lens = attn_metadata.rows
         table = attn_metadata.slot_table
-        if extend is not None:
-            extend_attention(
-                query,
-                *cache,
-                table,
-                extend.requests,
-                extend.seq_lens,
-                extend.lens,
-                extend.starts,
-                out=output,
-                **options,
-            )
+        if extend is not None and query.is_cpu:
+            rows = (extend.requests, extend.seq_lens, extend.lens, extend.starts)
+            extend_attention(query, *cache, table, *rows, out=output, **options)
+        elif extend is not None:
+            attend_chains(query, cache, attn_metadata.chains(), options, output)
         if tree is not None:
             visible = (table, tree.requests, tree.prefix_lens, tree.ancestors)
             if tree_query is None:

@@ -37,6 +37,7 @@ class ExtendBatch(NamedTuple):
     last: Tensor  # [b] int64: each request's last row that counts
     lengths: Tensor  # [b] int64: tokens of each request with keys and values after the step, the next round's L
     rows: ExtendRows
+    lens: list[int]  # rows.lens, on the host
 
     @classmethod
     def after(
@@ -78,11 +79,11 @@ class ExtendBatch(NamedTuple):
             kinds.append((trees, prefix + longest, torch.full_like(prefix, longest), starts))
         tokens, places, states = (x[0] if len(parts) == 1 else torch.cat(x) for x in zip(*parts, strict=True))
         rows = ExtendRows(*(x[0] if len(kinds) == 1 else torch.cat(x) for x in zip(*kinds, strict=True)))
-        return cls(tokens, places, states, last, lengths, rows)
+        return cls(tokens, places, states, last, lengths, rows, [*batch.other_lens, *[longest] * len(trees)])
 
     def pending(self, features: Tensor, slot_table: Tensor) -> PendingRows:
         """The rows as a forward of the head reads them; features [N, F] are the target's states of all query rows."""
-        return PendingRows(self.tokens, self.positions, features[self.states], self.rows, slot_table)
+        return PendingRows(self.tokens, self.positions, features[self.states], self.rows, self.lens, slot_table)
 
 
 class DraftBatch(NamedTuple):
@@ -191,11 +192,12 @@ class TreeProposer(EagleProposer):
 
     def _read(self, pending: PendingRows) -> tuple[Tensor, Tensor]:
         """One forward over consecutive tokens of each request, with the target's states of their positions."""
-        tokens, positions, features, rows, slot_table = pending
+        tokens, positions, features, rows, lens, slot_table = pending
         hidden = self.model.combine_hidden_states(features) if self.method == "eagle3" else features
         owners = rows.requests.repeat_interleave(rows.lens, output_size=len(tokens))
         slots = slot_table[owners, positions].long()
-        return self._forward(tokens, positions, hidden, TreeMetadata(Rows(rows, None), slot_table, slots))
+        metadata = TreeMetadata(Rows(rows, None, extend_lens=lens), slot_table, slots)
+        return self._forward(tokens, positions, hidden, metadata)
 
     def _forward(
         self, tokens: Tensor, positions: Tensor, hidden: Tensor, metadata: TreeMetadata

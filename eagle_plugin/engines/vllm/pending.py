@@ -45,6 +45,7 @@ class PendingRows(NamedTuple):
     positions: Tensor  # [r] int64
     features: Tensor  # [r, F]
     rows: ExtendRows
+    lens: list[int]  # rows.lens, on the host
     slot_table: Tensor  # [n, S] int32
 
 
@@ -208,7 +209,7 @@ class PendingTokens:
         longest = max(len(table) for table in tables)
         slot_table = torch.stack([pad(table, (0, longest - len(table))) for table in tables])
         rows = ExtendRows(torch.arange(len(runs), device=device), firsts + lens, lens, starts)
-        return PendingRows(self._tokens[index], positions, self._features[index], rows, slot_table)
+        return PendingRows(self._tokens[index], positions, self._features[index], rows, planned[2], slot_table)
 
     def _take_places(self, rows: PlainRows) -> list[int]:
         """Free places of the store for these rows; it grows where it has too few."""

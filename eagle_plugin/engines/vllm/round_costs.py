@@ -182,6 +182,7 @@ class RoundTimer:
             last=(requests + 1) * rows - 1,
             lengths=lengths + rows,
             rows=extend,
+            lens=[rows] * b,
         )
         features = self._features.new_zeros(b * rows, self._features.shape[1])  # those of the target's last forward
         table = self._head_table(b, keys)
@@ -198,6 +199,7 @@ class RoundTimer:
             positions=torch.arange(n, device=self._device),
             features=self._features.new_zeros(n, self._features.shape[1]),
             rows=ExtendRows(requests, lens, lens, nothing),
+            lens=[n],
             slot_table=self._head_table(1, n),
         )
         return _seconds(lambda: self._runner.drafter.read_pending(pending)) / n

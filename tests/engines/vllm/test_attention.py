@@ -17,17 +17,21 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from eagle_plugin.engines.round import TreeRows
 from eagle_plugin.engines.vllm.attention import (
+    CacheRows,
     ExtendRows,
     Rows,
     TreeAttentionBackend,
     TreeAttentionImpl,
     TreeMetadata,
     TreeMetadataBuilder,
+    attend_chains,
     cache_rows,
     cache_slots,
+    chains_of,
     slot_table,
 )
 from eagle_plugin.engines.vllm.backend import tree_attention
+from eagle_plugin.kernels.attention import extend_attention
 
 BLOCKS, KV_HEADS, HEADS, SIZE, DIM = 12, 2, 6, 16, 32
 PARENTS = [-1, 0, 0, 1]  # of every tree here
@@ -243,3 +247,35 @@ def test_layers_with_chunks_get_our_backend_unwrapped() -> None:
     assert holds(VllmConfig.__post_init__, "self.model_config.attention_chunk_size is not None")
     (forward,) = calls(attention_layer.unified_attention_with_output, "self.impl.forward")
     assert forward.startswith("self.impl.forward(self, query, key, value, ")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Prompts as chains, where the kernel attends over trees only
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"window": 20}, {"chunk": 24}, {"window": 90}, {"logit_cap": 5.0}, {"sinks": torch.randn(HEADS)}],
+    ids=["plain", "window", "chunk", "window over parts", "capping", "sinks"],
+)
+def test_chains_attend_as_prompts_do(options: dict[str, Any]) -> None:
+    """Beginnings and continuations of prompts, shorter and longer than a chain, beside plain requests."""
+    gen = torch.Generator().manual_seed(3)
+    lens, prefixes = [1, 5, 64, 65, 150, 1, 2], [0, 40, 0, 17, 30, 63, 0]
+    b, n, longest = len(lens), sum(lens), 190
+    cache = CacheRows(*(torch.randn(b * longest, KV_HEADS, DIM, generator=gen) for _ in "kv"))
+    table = torch.randperm(b * longest, generator=gen).int().view(b, longest)
+    query = torch.randn(n, HEADS, DIM, generator=gen)
+    counts = torch.tensor(lens)
+    extend = ExtendRows(torch.arange(b).flip(0), torch.tensor(prefixes) + counts, counts, counts.cumsum(0) - counts)
+    settings = {"scale": 0.2, "logit_cap": 0.0, "window": -1, "chunk": 0, "sinks": None} | options
+    wanted = extend_attention(query, *cache, table, *extend, **settings)
+    found = torch.full_like(wanted, torch.nan)
+    chains = chains_of(extend, lens, table)
+    attend_chains(query, cache, chains, settings, found)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=2e-5)
+    assert [chain.tree.tail for chain in chains] == [1, 64] and len(chains[1].tree.requests) == 8
+    # The control: the last part of each prompt is not cut at its prefix.
+    far = [chain._replace(tree=chain.tree._replace(prefix_lens=chain.tree.prefix_lens * 0)) for chain in chains]
+    attend_chains(query, cache, far, settings, found)
+    assert not torch.allclose(found, wanted, rtol=0, atol=1e-2)

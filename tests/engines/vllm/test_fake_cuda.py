@@ -178,8 +178,8 @@ def test_drafting(library: FakeLibrary, greedy: bool, parallel: bool) -> None:
         assert all_on_cuda(*drafts.tree, *drafts.proposals)
 
 
-@pytest.mark.parametrize("name", ["trees alone", "a tree cut short"])
-def test_attention_over_trees(library: FakeLibrary, name: str) -> None:
+@pytest.mark.parametrize("name", BATCHES)
+def test_attention(library: FakeLibrary, name: str) -> None:
     batch = read(*BATCHES[name])
     layer = TreeAttentionImpl(4, 64, 0.1, 2)
     n = sum(batch.host_lens)
@@ -198,7 +198,8 @@ def test_attention_over_trees(library: FakeLibrary, name: str) -> None:
     q, k = torch.zeros(n, 4, 64, device=CUDA), torch.zeros(n, 2, 64, device=CUDA)
     library.launched.clear()
     assert all_on_cuda(layer.forward(None, q, k, k, cache, built, torch.zeros_like(q)))
-    assert library.launched == ["store_kv", "tree_attention (Triton)"]
+    launches = {"a tree beside a prompt and a plain request": 3}.get(name, 1)  # a kind of rows each
+    assert library.launched == ["store_kv", *["tree_attention (Triton)"] * launches]
 
 
 @pytest.mark.parametrize("name", BATCHES)
