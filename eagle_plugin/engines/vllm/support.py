@@ -6,6 +6,7 @@ With a flag that ours does not support vLLM's own worker serves: the user loses 
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 from eagle_plugin.core.policy import PARALLEL_LEVELS
@@ -43,6 +44,7 @@ HEAD_ARCHITECTURES = (
 # As config.json names them. vLLM also takes other words (official EAGLE heads, speculators), with rules of its own.
 OUR_ARCHITECTURES = ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3")
 GATED_DELTA_NETS = ("Qwen3NextForCausalLM",)  # targets with linear layers that our worker computes
+V2 = "VLLM_USE_V2_MODEL_RUNNER"
 _logged: set[str] = set()
 
 
@@ -148,7 +150,7 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
     name = model.architectures[0]
     checks: tuple[tuple[bool, str], ...] = (
         (parallel.worker_cls != ENGINE_WORKER, f"--worker-cls {parallel.worker_cls}: it is not vLLM's own"),
-        (vllm_config.use_v2_model_runner, "VLLM_USE_V2_MODEL_RUNNER: the V2 model runner is not served yet"),
+        (vllm_config.use_v2_model_runner, _why_v2()),
         (parallel.tensor_parallel_size > 1, "--tensor-parallel-size: tensor parallelism is not served yet"),
         (parallel.pipeline_parallel_size > 1, "--pipeline-parallel-size: pipeline parallelism is not served yet"),
         (parallel.data_parallel_size > 1, "--data-parallel-size: data parallelism inside one engine is not served yet"),
@@ -178,6 +180,13 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
         ),
     )
     return [why for found, why in checks if found]
+
+
+def _why_v2() -> str:
+    """Why vLLM takes its V2 model runner, and what to do about it; nobody has to have set the variable."""
+    if os.environ.get(V2):
+        return f"{V2}: the V2 model runner is not served yet"
+    return f"vLLM takes its V2 model runner where Triton can be used, and it is not served yet: start with {V2}=0"
 
 
 def _log_once(level: int, line: str) -> None:

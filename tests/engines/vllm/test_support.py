@@ -192,6 +192,25 @@ def test_settings_that_a_cpu_cannot_have(
 
 
 @pytest.mark.parametrize(
+    ("asked", "named"),
+    [(None, "where Triton can be used, and it is not served yet: start with VLLM_USE_V2_MODEL_RUNNER=0"),
+     ("1", "VLLM_USE_V2_MODEL_RUNNER: the V2 model runner is not served yet")],
+)  # fmt: skip
+def test_the_v2_model_runner(
+    asked: str | None, named: str, target: Path, head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which vLLM takes by itself on a CPU where triton-cpu is installed."""
+    monkeypatch.setenv("EAGLE_PLUGIN", "0")
+    config = configure(target, head)
+    monkeypatch.setattr(type(config), "use_v2_model_runner", True)
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
+    if asked:
+        monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", asked)
+    (reason,) = support.unsupported_reasons(config)
+    assert named in reason
+
+
+@pytest.mark.parametrize(
     ("name", "named"),
     [
         ("use_mla", "MLA"),
