@@ -21,7 +21,7 @@ FOLDERS = (ROOT / "tests/engines/vllm", ROOT / "tests/heads")
 # Without an engine: vLLM's classes, or its model runner alone.
 UNITS = {
     "adapter": (
-        "attention", "batch", "contract", "executor", "filters", "options", "pending", "policy_reports",
+        "attention", "batch", "contract", "executor", "fake_cuda", "filters", "options", "pending", "policy_reports",
         "sampling_contract", "sampling_nodes", "shapes", "support",
     ),
     "heads": ("vllm_round_trip", "vllm_targets"),
@@ -30,6 +30,7 @@ ENGINES = {
     "greedy": ("greedy",),
     "P-EAGLE": ("parallel_drafts", "parallel_heads"),
     "families": ("families",),
+    "linear layers": ("linear_attention",),
     "scheduling": ("greedy_scheduling", "head_exchange", "prefix_drafts", "windows", "lora"),
     "requests": ("greedy_requests", "metrics"),
     "sampling": ("sampling_distribution", "seeds"),
