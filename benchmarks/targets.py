@@ -131,8 +131,12 @@ def spec_of(engine: EngineName, target: Path, *drafted: Any, **options: Any) -> 
     """A server of an engine over a tiny target; `drafted` are its head and the shape of its trees."""
     if engine == "sglang":
         return tiny_spec(target, *drafted, environment=ENVIRONMENT, **options)
-    flags = ("--block-size", "32")  # an attention chunk of Llama 4 must be a multiple of it
-    return vllm_spec(target, *drafted, extra_flags=flags, environment=ENVIRONMENT | {"PYTHONPATH": ""}, **options)
+    options |= {
+        "environment": ENVIRONMENT | {"PYTHONPATH": ""},
+        "extra_flags": ("--block-size", "32"),  # an attention chunk of Llama 4 must be a multiple of it
+        "max_total_tokens": 65536,  # in smaller blocks than usual, of several kinds of layers
+    }
+    return vllm_spec(target, *drafted, **options)
 
 
 def rows_of(engine: EngineName, family: str, logs: Path) -> Iterator[Row]:
