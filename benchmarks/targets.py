@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))  
 
 from family_models import CHANGES, family_head, family_target, sglang_target
 from serving import tiny_spec, vllm_spec
+from tiny_checkpoints import read_config
 from word_prompts import make_prompts
 
 from eagle_plugin.atomic_io import write_output
@@ -131,9 +132,12 @@ def spec_of(engine: EngineName, target: Path, *drafted: Any, **options: Any) -> 
     """A server of an engine over a tiny target; `drafted` are its head and the shape of its trees."""
     if engine == "sglang":
         return tiny_spec(target, *drafted, environment=ENVIRONMENT, **options)
+    flags = ["--block-size", "32"]  # an attention chunk of Llama 4 must be a multiple of it
+    if read_config(target)["model_type"] == "gpt_oss":  # for its chats vLLM wants the real vocabulary
+        flags += ["--hf-overrides", '{"model_type": "gpt_oss_tiny"}']
     options |= {
         "environment": ENVIRONMENT | {"PYTHONPATH": ""},
-        "extra_flags": ("--block-size", "32"),  # an attention chunk of Llama 4 must be a multiple of it
+        "extra_flags": tuple(flags),
         "max_total_tokens": 65536,  # in smaller blocks than usual, of several kinds of layers
     }
     return vllm_spec(target, *drafted, **options)
