@@ -19,6 +19,10 @@ class Accepted(NamedTuple):
     lengths: Tensor  # [b] int32, accept length: accepted draft tokens + the bonus token, 1..E
     tokens: Tensor  # [b, E] int64, accepted draft tokens, then the bonus token, 0 padded
 
+    def last_nodes(self) -> Tensor:
+        """The last accepted node of each request, [b] int64."""
+        return self.index.gather(1, self.lengths[:, None].long() - 1)[:, 0].long()
+
 
 def verify_greedy(tokens: Tensor, parents: Tensor, targets: Tensor, max_accept_length: int) -> Accepted:
     """Walk from the root to the child that the target itself would have chosen, as long as there is one.

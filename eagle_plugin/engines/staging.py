@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,19 +14,15 @@ def to_device(planned: Sequence[np.ndarray], device: torch.device) -> list[Tenso
     """Whole numbers planned on the host as int64 tensors of the device, of the same shapes."""
     if device.type == "cpu":
         return [torch.from_numpy(values.astype(np.int64)) for values in planned]
-    moved = _pinned(np.concatenate([values.reshape(-1) for values in planned]).astype(np.int64))
-    parts = moved.to(device, non_blocking=True).split([values.size for values in planned])
+    together = np.concatenate([values.reshape(-1) for values in planned])
+    parts = values_to_device(together, torch.int64, device).split([values.size for values in planned])
     return [part.view(values.shape) for part, values in zip(parts, planned, strict=True)]
 
 
-def values_to_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A list of the host as a tensor [n] of the device."""
-    if device.type == "cpu":
-        return torch.tensor(values, dtype=dtype)
-    wide = np.int64 if dtype is torch.int64 else np.float64
-    return _pinned(np.array(values, dtype=wide)).to(device, non_blocking=True).to(dtype)
+def values_to_device(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Values of the host, in lists or an array, as a tensor of the device.
 
-
-def _pinned(values: np.ndarray) -> Tensor:
-    """A copy from pageable memory makes the host wait. torch keeps a pinned buffer until the copy from it is done."""
-    return torch.from_numpy(values).pin_memory()
+    A copy from pageable memory makes the host wait. torch keeps a pinned buffer until the copy from it is done.
+    """
+    pinned = device.type == "cuda" and torch.cuda.is_available()  # fake CUDA tensors have no pinned memory
+    return torch.tensor(values, dtype=dtype, pin_memory=pinned).to(device, non_blocking=True)

@@ -22,6 +22,8 @@ from eagle_plugin.heads.files import (
     StoredTensor,
     by_parameter,
     canonical_name,
+    count_layers,
+    layer_config,
     read_config,
     read_size,
     read_tensors,
@@ -125,14 +127,12 @@ def check_stored(target_dir: str | Path, head_dir: str | Path) -> list[str]:
     """
     folder = Path(head_dir)
     written, target = read_config(folder), text_config(read_config(target_dir))
-    inner = written.get("transformer_layer_config")  # speculators
-    config = {**written, **inner} if isinstance(inner, dict) else written
+    config = layer_config(written)
     stored = read_tensors(folder)
     names = {canonical_name(name) for name in stored}
     if spec_of_tensors(names) is None:
         raise HeadError(f"{folder} has no fc.weight, so it is no EAGLE head; give the folder of a draft head")
-    layers = {name.split(".")[1] for name in names if name.startswith("layers.")}
-    found, wanted = config.get("num_hidden_layers"), len(layers)
+    found, wanted = config.get("num_hidden_layers"), count_layers(names)
     if found != wanted:
         raise HeadError(
             f"{folder} has num_hidden_layers {found} in config.json and the weights of {wanted} layer(s); copy the "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -172,6 +172,17 @@ def canonical_name(name: str) -> str:
         if table in name:
             return table
     return name.removeprefix("model.")
+
+
+def layer_config(written: dict[str, Any]) -> dict[str, Any]:
+    """A head's config.json with the keys of its layers at the top; speculators keep them in a part of their own."""
+    inner = written.get("transformer_layer_config")
+    return {**written, **inner} if isinstance(inner, dict) else dict(written)
+
+
+def count_layers(names: Iterable[str]) -> int:
+    """The number of layers in a head; names: of its tensors, canonical."""
+    return len({name.split(".")[1] for name in names if name.startswith("layers.")})
 
 
 def by_parameter(stored: dict[str, StoredTensor], rename: Callable[[str], str]) -> dict[str, StoredTensor]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.heads.draft_head import DraftHead, StoredHead, head_class
-from eagle_plugin.heads.files import HeadError, load_weights, read_config
+from eagle_plugin.heads.files import HeadError, count_layers, layer_config, load_weights, read_config
 from eagle_plugin.heads.formats import refuse_mask_without_features
 from eagle_plugin.heads.interpretations import Interpretation, read_interpretations
 from eagle_plugin.heads.kinds import spec_of_tensors
@@ -42,8 +42,7 @@ def load_any_head(
     folder = Path(folder)
     raw = read_config(folder)  # first: its errors are about the folder
     weights = load_weights(folder)
-    inner = raw.get("transformer_layer_config")  # of speculators
-    refuse_other_layout(weights, {**inner, **raw} if isinstance(inner, dict) else raw, folder)
+    refuse_other_layout(weights, layer_config(raw), folder)
     spec = spec_of_tensors(weights)
     if spec is None or "fc.weight" not in weights:
         raise HeadError(f"{folder} has no fc.weight, so it is no EAGLE head; give the folder of a draft head")
@@ -63,9 +62,8 @@ def load_any_head(
 
 
 def _llama_keys(raw: dict[str, Any], kind: type[DraftHead]) -> dict[str, Any]:
-    """config.json as LlamaConfig wants it; speculators keep the layer's keys in a part of their own."""
-    inner = raw.get("transformer_layer_config")
-    config = {**inner, **{k: v for k, v in raw.items() if k not in inner}} if isinstance(inner, dict) else dict(raw)
+    """config.json as LlamaConfig wants it."""
+    config, inner = layer_config(raw), raw.get("transformer_layer_config")
     if isinstance(inner, dict):
         config["model_type"] = inner.get("model_type", "llama")
     kind.adapt_config(config, raw, speculators=isinstance(inner, dict))
@@ -126,7 +124,7 @@ def _without_zero_biases(weights: dict[str, Tensor], kind: type[DraftHead]) -> d
 
 
 def _check_layers(config: dict[str, Any], weights: dict[str, Tensor], folder: Path) -> None:
-    stored = len({name.split(".")[1] for name in weights if name.startswith("layers.")})
+    stored = count_layers(weights)
     if config.get("num_hidden_layers") != stored:
         raise HeadError(
             f"{folder} has num_hidden_layers {config.get('num_hidden_layers')} in config.json and the weights of "

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 from eagle_plugin.kernels import attention, loader
 
@@ -69,6 +70,11 @@ def require_cuda(name: str, tensor: torch.Tensor) -> None:
     """TypeError for a tensor that is not on the GPU."""
     if tensor.device.type != "cuda":
         raise TypeError(f"{name} {list(tensor.shape)} is on {tensor.device}, wanted a CUDA device")
+
+
+def all_on_cuda(*values: Any) -> bool:
+    """Whether all tensors among these values are on the GPU."""
+    return all(x.device.type == "cuda" for x in tree_leaves(values) if isinstance(x, torch.Tensor))
 
 
 @contextmanager

@@ -6,10 +6,19 @@ import random
 from typing import Any
 
 import broken_verifier
+import numpy as np
+import pytest
 from family_models import VOCAB
+from gtest import p_values
+from numpy.typing import NDArray
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
+from vllm_bigram import draw
 from vllm_engines import free_blocks, settle
+
+from eagle_plugin.engines import round as decode_round
+
+LEAST_P = 1e-7
 
 
 def make_prompts(count: int) -> list[list[int]]:
@@ -41,3 +50,15 @@ def check_aborts(llm: LLM, prompts: list[list[int]], expected: list[list[int]]) 
     settle(llm)
     assert len(found) > 130 and free_blocks(llm) == before
     assert all(answer == expected[int(name) % len(prompts)][:8] for name, answer in found.items())
+
+
+def check_distribution(
+    llm: LLM, settings: list[dict[str, Any]], expected: list[NDArray[np.int64]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """300 answers for each setting have the distribution of those expected; the last setting's faulty ones have not."""
+    for ours, theirs in zip(draw(llm, settings, 300), expected, strict=True):
+        found = p_values(ours, theirs)
+        assert min(found.values()) > LEAST_P, found
+    monkeypatch.setattr(decode_round, "verify_tree", wrong_temperature)
+    control = p_values(draw(llm, settings[1:], 300)[0], expected[1])
+    assert min(control.values()) < LEAST_P**2, control

@@ -33,7 +33,7 @@ class LinearLayers:
 
     def commit(self, trees: LinearTrees, accepted: Accepted) -> None:
         """Keep the states after the last accepted nodes."""
-        last = accepted.index.gather(1, accepted.lengths[:, None].long() - 1)[:, 0].long()
+        last = accepted.last_nodes()
         for layer in self._layers:
             cache = self._pool.mamba2_layer_cache(layer.layer_id)
             states, pasts, left = cache.temporal, cache.conv[0], trees.left[layer.layer_id]

@@ -17,6 +17,7 @@ from torch import Tensor
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.sglang.batch import RoundBatch
+from eagle_plugin.engines.staging import values_to_device
 from eagle_plugin.kernels.penalties import Penalties, count_tokens, penalize_nodes
 
 STOPS = 8  # places for the tokens that end a request; more are made where a request has more
@@ -129,8 +130,7 @@ class NodePenalties:
 
     def _tensor(self, values: Any, dtype: torch.dtype) -> Tensor:
         """Host values on the device, without waiting for it."""
-        made = torch.tensor(values, dtype=dtype, pin_memory=torch.cuda.is_available())
-        return made.to(self._device, non_blocking=True)
+        return values_to_device(values, dtype, self._device)
 
 
 def penalised(batch: Any) -> bool:

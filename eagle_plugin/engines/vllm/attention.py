@@ -17,13 +17,12 @@ from torch.nn.functional import pad
 from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionMetadataBuilder, AttentionType
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
+from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.engines.round import TreeRows
 from eagle_plugin.engines.staging import to_device
 from eagle_plugin.kernels.attention import extend_attention, tree_attention
 from eagle_plugin.kernels.kv import store_kv
-
-LONGEST_CHAIN = 64  # nodes that a bitmask has room for
 
 
 class ExtendRows(NamedTuple):
@@ -119,8 +118,8 @@ def chains_of(extend: ExtendRows, lens: Sequence[int], slot_table: Tensor) -> li
     """
     device, found = slot_table.device, []
     single = [i for i, n in enumerate(lens) if n == 1]
-    parts = [(i, begin) for i, n in enumerate(lens) if n != 1 for begin in range(0, n, LONGEST_CHAIN)]
-    for length, chains in ((1, [(i, 0) for i in single]), (LONGEST_CHAIN, parts)):
+    parts = [(i, begin) for i, n in enumerate(lens) if n != 1 for begin in range(0, n, MAX_WIDTH)]
+    for length, chains in ((1, [(i, 0) for i in single]), (MAX_WIDTH, parts)):
         if not chains:
             continue
         owners, begins = np.array(chains).T

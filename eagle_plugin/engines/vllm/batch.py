@@ -101,6 +101,11 @@ class RoundBatch(NamedTuple):
             roots = roots.index_copy(0, self.trees, self.prefix_lens[self.trees])
         return roots
 
+    @property
+    def nodes(self) -> Tensor:
+        """The node that each node of the trees stands for, [t, W] int64: padding stands for its tree's last one."""
+        return self.query - self.query[:, :1]
+
     @classmethod
     def read(
         cls, counts: np.ndarray, lens: np.ndarray, request_ids: Sequence[str], prefix_lens: Tensor, store: DraftStore
@@ -156,7 +161,7 @@ class RoundBatch(NamedTuple):
             if not self.uniform:
                 query = self.query.reshape(-1)
                 # Padding writes to the row of its tree's last node: it must attend to the same keys.
-                ancestors = ancestors.gather(1, self.query - self.query[:, :1])
+                ancestors = ancestors.gather(1, self.nodes)
             tree = TreeRows(self.trees, self.prefix_lens[self.trees], ancestors, self.width)
         return Rows(extend, tree, query, self.other_lens)
 

@@ -28,14 +28,13 @@ from vllm.utils.torch_utils import (
 from vllm.v1.attention.backend import AttentionMetadataBuilder
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionBackend
 
+from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.round import TreeRows
 from eagle_plugin.engines.staging import to_device
 from eagle_plugin.engines.vllm.attention import ExtendRows, Rows, causal_rows
 from eagle_plugin.kernels.gated_delta import Left, Net, TreePlan, attend, past_after, plan, state_after
-
-CHUNK = 64  # tokens of a prompt that one triangular system has, as many as a tree can have nodes
 
 
 @dataclass
@@ -89,12 +88,12 @@ class LinearLayers:
 
     def commit(self, forward: Mapping[str, Any], accepted: Accepted) -> None:
         """Keep the states after the last accepted nodes; forward: the metadata of a forward with trees, by layer."""
+        nodes = accepted.last_nodes() if self._layers else None
         for layer in self._layers:
             metadata: LinearMetadata = forward[layer.prefix]
             tree = metadata.rows.tree
-            assert tree is not None
-            index, lengths = accepted.index[tree.requests], accepted.lengths[tree.requests]
-            last = index.gather(1, lengths[:, None].long() - 1)[:, 0].long()
+            assert tree is not None and nodes is not None
+            last = nodes[tree.requests]
             left, planned = metadata.left.pop(layer.prefix), metadata.tree_plan(tree, layer.conv_kernel_size)
             slots = metadata.slots[tree.requests]
             pasts, states = _caches(layer)
@@ -174,7 +173,7 @@ def _extend(
     states: Tensor,
     out: Tensor,
 ) -> None:
-    """Consecutive positions: requests with equally many rows together, in chunks."""
+    """Consecutive positions: requests with equally many rows together, in chunks as long as a tree can be wide."""
     alike: dict[int, list[int]] = defaultdict(list)
     for i, length in enumerate(lens):
         alike[length].append(i)
@@ -184,7 +183,7 @@ def _extend(
         before = extend.seq_lens[which] - length
         past, state = (_before(cache, own, before) for cache in (pasts, states))
         places = extend.starts[which][:, None] + torch.arange(length, device=out.device)
-        for part in places.split(CHUNK, 1):
+        for part in places.split(MAX_WIDTH, 1):
             chain = _chain(len(members), part.shape[1], net.weight.shape[1], out.device)
             out[part], left = attend(net, mixed_qkv[part], a[part], b[part], past, state, chain)
             last = torch.full_like(which, part.shape[1] - 1)

@@ -166,7 +166,7 @@ class TreeModelRunner(CPUModelRunner):
         self._shapes.scheduled(batch, int(keys), int(committed) - batch.b)
         if len(batch.trees):
             tree, rows, ids = batch.drafts.tree, batch.query, self.input_ids.gpu
-            node = rows - rows[:, :1]  # padding shares the row of a tree's last node, and gets its token and position
+            node = batch.nodes  # padding shares the row of a tree's last node, and gets its token and position
             self.positions[rows] = (batch.prefix_lens[batch.trees, None] + tree.depths).gather(1, node)
             ids[rows] = torch.where(node > 0, tree.tokens.gather(1, node).int(), ids[rows])
         self._batch = batch

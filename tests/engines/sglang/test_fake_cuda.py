@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_cuda import CUDA, FakeLibrary, require_cuda
-from torch.utils._pytree import tree_leaves
+from fake_cuda import CUDA, FakeLibrary, all_on_cuda, require_cuda
 
 pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang environment is not installed")
 
@@ -152,10 +151,6 @@ def state() -> DraftState:
     return DraftState(
         HeadState(top, torch.zeros(B, HIDDEN, device=CUDA)), torch.zeros(B, dtype=torch.int64, device=CUDA)
     )
-
-
-def all_on_cuda(*values: Any) -> bool:
-    return all(x.device.type == "cuda" for x in tree_leaves(values) if isinstance(x, torch.Tensor))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_cuda import CUDA, FakeLibrary, require_cuda
+from fake_cuda import CUDA, FakeLibrary, all_on_cuda, require_cuda
 from torch.utils._pytree import tree_leaves
 from vllm import _custom_ops
 from vllm.v1.sample.logits_processor import LogitsProcessors
@@ -16,7 +16,6 @@ from vllm.v1.sample.logits_processor.builtin import LogitBiasLogitsProcessor, Mi
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.engines import staging
 from eagle_plugin.engines.parallel_levels import MaskRow
 from eagle_plugin.engines.round import Drafts, HeadState, KVCaches, TopM
 from eagle_plugin.engines.vllm import linear_attention, logits
@@ -46,16 +45,6 @@ BATCHES = {
     "a tree beside a prompt and a plain request": ([15, 0, 0], [16, 40, 1]),
     "no tree": ([0, 0, 0], [1, 1, 1]),
 }
-
-
-@pytest.fixture(autouse=True)
-def pageable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torch without CUDA has no pinned memory, and the values of fake tensors do not matter."""
-    monkeypatch.setattr(staging, "_pinned", lambda values: torch.empty(values.size, dtype=torch.int64))
-
-
-def all_on_cuda(*values: Any) -> bool:
-    return all(x.device.type == "cuda" for x in tree_leaves(values) if isinstance(x, torch.Tensor))
 
 
 def read(counts: list[int], lens: list[int]) -> RoundBatch:
