@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
@@ -18,8 +19,9 @@ PROMPT_TOKENS = {"long": 2150}  # the most tokens of one prompt, the chat templa
 USUAL_PROMPT_TOKENS = 200
 DRAFT_SLOTS = 64 + 127  # one tree, and the unused end of a block of vLLM
 LONG_TASKS = ("Summarise the text above in three sentences.", "Show a short Python program that uses what is above.")
-# Answers of one length would all end together, and no prefill would ever run beside a decode step.
-LENGTHS = (0.5, 1.0, 0.75, 1.25)
+# The shortest and the longest limit of an answer, in parts of what `select_asks` is given. With few lengths, requests
+# that begin together would end in the same step of plain decoding, and one prefill would serve all that follow them.
+SHORTEST, LONGEST = 0.5, 1.25
 
 
 def questions_of(kind: PromptKind, target: Path) -> list[Question]:
@@ -52,16 +54,22 @@ def long_questions(target: Path, tokens: int = LONG_TOKENS) -> list[Question]:
 
 
 def select_asks(questions: Sequence[Question], first: int, count: int, max_tokens: int) -> list[Ask]:
-    """`count` questions from number `first` on, starting over at the end; the answers' limits differ around the mean.
+    """`count` questions from number `first` on, starting over at the end.
 
-    The lengths are a function of the position, so that every server gets the same.
+    The answers' limits are spread evenly from `SHORTEST` to `LONGEST` times `max_tokens`. They are a function of the
+    position, so that every server gets the same; neighbours differ.
     """
     return [
-        Ask(questions[place % len(questions)], max(2, round(max_tokens * LENGTHS[place % len(LENGTHS)])))
+        Ask(questions[place % len(questions)], max(2, round(max_tokens * _length(place))))
         for place in range(first, first + count)
     ]
 
 
+def _length(place: int) -> float:
+    """The multiples of the golden ratio, modulo 1: any number of consecutive ones is spread evenly."""
+    return SHORTEST + (LONGEST - SHORTEST) * (place * (math.sqrt(5) - 1) / 2 % 1)
+
+
 def tokens_per_request(kind: PromptKind, max_tokens: int) -> int:
     """An upper bound of the cache slots of one request."""
-    return PROMPT_TOKENS.get(kind, USUAL_PROMPT_TOKENS) + round(max_tokens * max(LENGTHS)) + DRAFT_SLOTS
+    return PROMPT_TOKENS.get(kind, USUAL_PROMPT_TOKENS) + round(max_tokens * LONGEST) + DRAFT_SLOTS

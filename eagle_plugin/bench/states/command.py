@@ -22,7 +22,7 @@ from eagle_plugin.bench.servers import Server
 from eagle_plugin.bench.serving.measure import resume_from, warm_up_under_load
 from eagle_plugin.bench.serving.outputs import now, save, steal_count, versions
 from eagle_plugin.bench.serving.preparation import CONTEXT_LENGTH, SPARE_TOKENS, at_least, check_busy, version_of
-from eagle_plugin.bench.serving.prompts import DRAFT_SLOTS, LENGTHS
+from eagle_plugin.bench.serving.prompts import DRAFT_SLOTS, LONGEST
 from eagle_plugin.bench.spec import EngineName, ServerSpec
 from eagle_plugin.bench.startup import serving
 from eagle_plugin.bench.states.aiperf import find_aiperf, measure_by_aiperf
@@ -102,7 +102,7 @@ def run_states(request: StatesRequest, steps: Steps) -> StatesReport:
     target = resolve_target(request.target, steps.console)
     head = resolve_head(request.head, target)
     base_head = None if request.base_head is None else resolve_head(request.base_head, target)
-    answer = round(request.max_tokens * max(LENGTHS)) + DRAFT_SLOTS
+    answer = round(request.max_tokens * LONGEST) + DRAFT_SLOTS
     context = min(CONTEXT_LENGTH, text_config(read_config(target)).get("max_position_embeddings") or CONTEXT_LENGTH)
     longest = context - answer - TEMPLATE_TOKENS
     if longest < 1:
