@@ -33,6 +33,7 @@ ENGINES = {
     "linear layers": ("linear_attention",),
     "scheduling": ("greedy_scheduling", "head_exchange", "prefix_drafts", "windows", "lora"),
     "requests": ("greedy_requests", "metrics"),
+    "ranks": ("tensor_parallel",),
     "sampling": ("sampling_distribution", "seeds"),
     "parameters": ("grammar", "parameters", "sampling_thinking", "logprobs", "refusals"),
     "real model": ("serving",),

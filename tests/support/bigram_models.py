@@ -36,7 +36,9 @@ def spoken(target: Path) -> list[int]:
     return ids[:: len(ids) // SPOKEN][:SPOKEN]
 
 
-def bigram_target(path: str | Path, *, layers: int = 7, noise: float = 0.004, seed: int = 11) -> Path:
+def bigram_target(
+    path: str | Path, *, layers: int = 7, heads: int = HEADS, noise: float = 0.004, seed: int = 11
+) -> Path:
     """Write a float32 Llama target of unit embeddings; lm_head holds random logits for every current token."""
     path = Path(path)
     write_tokenizer(path, VOCAB)
@@ -45,8 +47,8 @@ def bigram_target(path: str | Path, *, layers: int = 7, noise: float = 0.004, se
         hidden_size=VOCAB,
         intermediate_size=VOCAB,
         num_hidden_layers=layers,
-        num_attention_heads=HEADS,
-        num_key_value_heads=HEADS,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
         head_dim=HEAD_DIM,
     )
     write_config(path, **c)
@@ -76,7 +78,7 @@ def bigram_eagle3_head(
     kept = spoken(Path(target))[:draft_vocab]
     with safe_open(str(Path(target) / "model.safetensors"), framework="pt") as file:
         logits = file.get_tensor("lm_head.weight")[kept]
-    eye, inner = torch.eye(VOCAB) / math.sqrt(VOCAB), HEADS * HEAD_DIM
+    eye, inner = torch.eye(VOCAB) / math.sqrt(VOCAB), c["num_attention_heads"] * HEAD_DIM
     pointing = torch.cat([torch.full((inner, VOCAB), SHARPNESS / math.sqrt(VOCAB)), torch.zeros(inner, VOCAB)], dim=1)
     moving = torch.zeros(inner, 2 * VOCAB)
     moving[:VOCAB] = torch.cat([eye, -eye], dim=1)

@@ -21,7 +21,7 @@ choose = broken_verifier.choose
 
 def register() -> None:
     """Entry point ``sglang.srt.plugins``: to be called before the worker's modules are imported."""
-    from eagle_plugin.engines.sglang.ranks import RankAgreement
+    from eagle_plugin.engines.ranks import RankAgreement
     from eagle_plugin.kernels import sampling
 
     switch = Path(os.environ["EAGLE_TEST_FAULT"])

@@ -13,10 +13,12 @@ from tiny_checkpoints import read_config
 from vllm import LLM, RequestOutput, SamplingParams
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.inputs import TokensPrompt
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from eagle_plugin.core.policy import shapes_within
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.shape_chooser import ShapeChooser
+from eagle_plugin.engines.vllm.executor import TreeExecutor
 from eagle_plugin.engines.vllm.runner import TreeModelRunner
 from eagle_plugin.engines.vllm.shapes import RoundShapes
 
@@ -69,7 +71,7 @@ def engine(
         # The plugin looks at the variables while an engine is made; they stay unset for what a test starts later.
         os.environ.update(EAGLE_PLUGIN="0" if chain else "1", EAGLE_POLICY=policy)
         llm = LLM(str(target), **DEFAULTS | options)
-        assert isinstance(runner(llm), TreeModelRunner) == served
+        assert _is_served(llm) == served
         yield llm
     finally:
         for name in ("EAGLE_PLUGIN", "EAGLE_POLICY"):
@@ -79,6 +81,13 @@ def engine(
         _open -= 1
         if not _open:
             cleanup_dist_env_and_memory()
+
+
+def _is_served(llm: LLM) -> bool:
+    executor = core(llm).model_executor
+    if isinstance(executor, MultiprocExecutor):  # several ranks, whose runners are in processes of their own
+        return isinstance(executor, TreeExecutor)
+    return isinstance(runner(llm), TreeModelRunner)
 
 
 def runner(llm: LLM) -> Any:

@@ -28,6 +28,7 @@ from eagle_plugin.core.verify import Accepted
 from eagle_plugin.deploy_folder import Served
 from eagle_plugin.engines.draft_clock import DraftClock
 from eagle_plugin.engines.head_mailbox import HeadMailbox, open_mailbox
+from eagle_plugin.engines.ranks import RankAgreement
 from eagle_plugin.engines.rng import KeyTable
 from eagle_plugin.engines.round import HeadState, TopM
 from eagle_plugin.engines.sglang.adapters import Adapters
@@ -41,7 +42,7 @@ from eagle_plugin.engines.sglang.head_exchange import exchange_head
 from eagle_plugin.engines.sglang.logits import needs_plain_round, transforms_of
 from eagle_plugin.engines.sglang.pending import PendingTokens
 from eagle_plugin.engines.sglang.pools import SlidingReader, chunk_of, pools_of, sliding_layers, windows_of
-from eagle_plugin.engines.sglang.ranks import RankAgreement, rank_logger
+from eagle_plugin.engines.sglang.ranks import rank_logger
 from eagle_plugin.engines.sglang.round_costs import choose_shapes
 from eagle_plugin.engines.sglang.sampling import SeededSampler, request_seeds
 from eagle_plugin.engines.sglang.selftest import check_rounds

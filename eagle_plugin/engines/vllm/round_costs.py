@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from vllm.distributed.parallel_state import get_tensor_model_parallel_world_size
 from vllm.forward_context import set_forward_context
 
 from eagle_plugin.core.costs import Costs, Curve, Forward
@@ -25,6 +26,7 @@ from eagle_plugin.engines.vllm.attention import ExtendRows, Rows, TreeMetadata, 
 from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch
 from eagle_plugin.engines.vllm.linear_attention import LinearMetadata
 from eagle_plugin.engines.vllm.pending import PendingRows
+from eagle_plugin.engines.vllm.ranks import in_any_rank
 from eagle_plugin.engines.vllm.sampling import sampling_params
 from eagle_plugin.kernels.sampling import SamplingParams
 
@@ -67,7 +69,8 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
     prompt: Cell = "prompt", 1, PROMPT, 0
     for _ in range(PASSES):
         for cell in dict.fromkeys(cells):
-            if time.perf_counter() < end or not any(measured[0] == cell[0] for measured in paced.cells):
+            is_late = in_any_rank(time.perf_counter() > end)
+            if not is_late or not any(measured[0] == cell[0] for measured in paced.cells):
                 paced.add(cell, kinds[cell[0]][0](*cell[1:]))
         paced.add(prompt, timer.prompt_token())
     times = paced.times()
@@ -85,11 +88,9 @@ def is_faster_than(runner: Any, caps: Shape, costs: Costs) -> bool:
     """Whether the target's forward now takes so much less than these costs say that the machine was busy then."""
     timer = RoundTimer(runner, caps)
     timer.target(1, caps.width, timer.short)  # what is allocated, read or compiled at the first time
-    for rows in (1, caps.width):
-        now = min(timer.target(1, rows, timer.short) for _ in range(PASSES))
-        if now * MUCH_FASTER < costs.target.seconds(1, rows, timer.short):
-            return True
-    return False
+    # All of them, whatever they show: the ranks run the same forwards.
+    fastest = {rows: min(timer.target(1, rows, timer.short) for _ in range(PASSES)) for rows in (1, caps.width)}
+    return any(now * MUCH_FASTER < costs.target.seconds(1, rows, timer.short) for rows, now in fastest.items())
 
 
 def _long_and_short(timer: RoundTimer, most: int) -> list[tuple[int, int, int]]:
@@ -251,9 +252,10 @@ class RoundTimer:
 def _seconds(forward: Callable[[], object]) -> float:
     """Seconds of a call; with one thread the processor's, so that other processes cost nothing.
 
-    Threads wait for each other, and the time of one has not all of the work: of several the clock's time counts.
+    Threads and ranks wait for each other, and the time of one has not all of the work: of several the clock's counts.
     """
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    is_alone = torch.get_num_threads() == get_tensor_model_parallel_world_size() == 1
+    clock = time.thread_time if is_alone else time.perf_counter
     with torch.inference_mode():
         began = clock()
         forward()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.utils.torch_utils import PIN_MEMORY
 from vllm.v1.outputs import SamplerOutput
@@ -17,20 +18,16 @@ from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsPro
 from vllm.v1.sample.thinking_budget_state import maybe_create_thinking_budget_state_holder
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-from eagle_plugin.core.policy import shapes_within
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.deploy_folder import Served
-from eagle_plugin.engines.cost_files import key_of
 from eagle_plugin.engines.draft_clock import DraftClock
 from eagle_plugin.engines.head_mailbox import HeadMailbox, open_mailbox
-from eagle_plugin.engines.policy_log import without_policy
-from eagle_plugin.engines.policy_start import start_policy
+from eagle_plugin.engines.ranks import RankAgreement
 from eagle_plugin.engines.rng import without_sampled_children
 from eagle_plugin.engines.round import Drafts
-from eagle_plugin.engines.shape_chooser import ShapeChooser, policy_mode
+from eagle_plugin.engines.shape_chooser import policy_mode
 from eagle_plugin.engines.startup import plugin_serves
-from eagle_plugin.engines.vllm import version
 from eagle_plugin.engines.vllm.backend import tree_attention
 from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch, root_drafts
 from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch, TreeProposer
@@ -38,14 +35,12 @@ from eagle_plugin.engines.vllm.head_exchange import exchange_head
 from eagle_plugin.engines.vllm.linear_attention import LinearLayers
 from eagle_plugin.engines.vllm.pending import Key, PendingTokens, PlainRows
 from eagle_plugin.engines.vllm.policy_reports import PolicyReporter
-from eagle_plugin.engines.vllm.round_costs import is_faster_than, measure
+from eagle_plugin.engines.vllm.ranks import rank_logger
 from eagle_plugin.engines.vllm.sampling import request_keys, sampling_params, seeded
 from eagle_plugin.engines.vllm.served import caps_of
-from eagle_plugin.engines.vllm.shapes import RoundShapes
+from eagle_plugin.engines.vllm.shapes import RoundShapes, choose_shapes, without_costs
 from eagle_plugin.engines.vllm.verifier import CacheGroup, TreeVerifier
 from eagle_plugin.kernels import loader
-
-logger = logging.getLogger("vllm.eagle_plugin")
 
 
 class TreeModelRunner(CPUModelRunner):
@@ -54,13 +49,16 @@ class TreeModelRunner(CPUModelRunner):
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         super().__init__(vllm_config, device)
         self._caps: Shape = caps_of(self.speculative_config)
+        self._tp_group = get_tp_group()
+        self._logger = rank_logger(logging.getLogger("vllm.eagle_plugin"))
         # Scheduled ahead, a step has as many rows as the caps, whatever is drafted: nothing to choose.
         self._policy_mode = "fixed" if self.use_async_scheduling else policy_mode()
-        shapes = shapes_within(self._caps) if self._policy_mode == "random" else ()
-        self._shapes = RoundShapes(ShapeChooser(self._caps, None, shapes))
-        self._reporter = PolicyReporter(self.speculative_config, lambda: self._shapes.chooser)
+        self._shapes = RoundShapes(without_costs(self._caps, self._policy_mode))
+        self._reporter: PolicyReporter | None = None
+        if self._tp_group.rank_in_group == 0:
+            self._reporter = PolicyReporter(self.speculative_config, lambda: self._shapes.chooser)
         self.drafter: TreeProposer = TreeProposer(vllm_config, device, self)
-        self._draft_clock = DraftClock(self.device.type, logger)
+        self._draft_clock = DraftClock(self.device.type, self._logger)
         self._store = DraftStore()
         self._pending: PendingTokens  # with the caches
         self._mailbox: HeadMailbox | None = None
@@ -79,7 +77,7 @@ class TreeModelRunner(CPUModelRunner):
             super().load_model(load_dummy_weights)
         self.linear = LinearLayers(self.get_model())
         kernels = loader.backend(self.device.type)
-        logger.info(plugin_serves(self.speculative_config.method, self._caps, kernels))
+        self._logger.info(plugin_serves(self.speculative_config.method, self._caps, kernels))
 
     def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         """Allocate the caches as the engine does, and note where the target's are."""
@@ -96,7 +94,8 @@ class TreeModelRunner(CPUModelRunner):
             caches = [context[name].kv_cache for name in names if isinstance(context[name], AttentionLayerBase)]
             if caches:
                 groups.append(CacheGroup.of(names[0], caches))
-        self._verifier = TreeVerifier(groups, self.linear, self.sampler, self.model_config.logprobs_mode)
+        ranks = RankAgreement(self._tp_group, self.max_num_reqs, self._caps.max_accept_length, self.device)
+        self._verifier = TreeVerifier(groups, self.linear, self.sampler, self.model_config.logprobs_mode, ranks)
         cache_groups = self.kv_cache_config.kv_cache_groups
         head_layer = next(iter(self.drafter._draft_attn_layer_names))
         self._head_group = next(i for i, group in enumerate(cache_groups) if head_layer in group.layer_names)
@@ -108,41 +107,17 @@ class TreeModelRunner(CPUModelRunner):
         target = self.vllm_config.model_config.model
         served = Served("vllm", target, speculative.model, speculative.method.upper())
         ranks = parallel.world_size_across_dp
-        self._mailbox = open_mailbox(served, partial(exchange_head, self), logger, rank=parallel.rank, ranks=ranks)
+        exchange = partial(exchange_head, self)
+        self._mailbox = open_mailbox(served, exchange, self._logger, rank=parallel.rank, ranks=ranks)
 
     def choose_by_costs(self) -> None:
-        """Let the policy choose the shapes from now on, if it is asked for; the caches must be there, unused.
-
-        Where a round writes as many tokens as a request can have, trees are hardly ever drafted: nothing to choose.
-        """
-        if self._policy_mode == "auto" and self.max_model_len > self._caps.reach:
-            config = self.vllm_config
-            key = key_of(
-                f"vllm {version.installed()}",
-                config.model_config.model,
-                self.speculative_config.model,
-                self.device,
-                str(self.dtype),
-                self._caps,
-                requests=self.max_num_reqs,
-                tokens=self.max_num_tokens,
-                eager=config.model_config.enforce_eager,
-                quantization=config.model_config.quantization,
-                lora=config.lora_config is not None,
-                is_parallel=self.drafter.mask is not None,
-            )
-            before = partial(is_faster_than, self, self._caps)
-            policy = start_policy(self._caps, key, lambda: measure(self, self._caps), logger, is_faster_than=before)
-            self._shapes = RoundShapes(ShapeChooser(self._caps, policy))
-            return
-        reason = "steps are scheduled ahead (async_scheduling)" if self.use_async_scheduling else ""
-        if self._policy_mode == "auto":
-            reason = f"--max-model-len is {self.max_model_len} tokens, of which a round writes {self._caps.reach}"
-        logger.info(without_policy(self._caps, self._policy_mode, reason))
+        """Let the policy choose the shapes from now on, if it is asked for; the caches must be there, unused."""
+        self._shapes = RoundShapes(choose_shapes(self, self._caps, self._policy_mode, self._logger))
 
     def _update_states(self, scheduler_output: Any) -> Any:
         """Forget the trees of finished requests as well; this is called in steps without tokens too."""
-        self._reporter.step(has_tokens=scheduler_output.total_num_scheduled_tokens > 0)
+        if self._reporter is not None:
+            self._reporter.step(has_tokens=scheduler_output.total_num_scheduled_tokens > 0)
         if self._mailbox is not None:
             self._mailbox.look()
         self._store.forget(scheduler_output.finished_req_ids)

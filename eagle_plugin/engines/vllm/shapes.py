@@ -5,12 +5,25 @@ A round lasts from the drafting of its trees to the drafting of the next ones: t
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
+from vllm.distributed.parallel_state import get_tensor_model_parallel_world_size
+
+from eagle_plugin.core.policy import shapes_within
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.engines.cost_files import key_of
+from eagle_plugin.engines.policy_log import without_policy
+from eagle_plugin.engines.policy_start import start_policy
 from eagle_plugin.engines.round import Drafts
 from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser
+from eagle_plugin.engines.vllm import version
 from eagle_plugin.engines.vllm.batch import RoundBatch
+from eagle_plugin.engines.vllm.ranks import gather_objects
+from eagle_plugin.engines.vllm.round_costs import is_faster_than, measure
 
 
 class RoundShapes:
@@ -53,3 +66,47 @@ class RoundShapes:
         if verified is not None:
             served, places = verified
             self.chooser.observe(served, [len(tokens[i]) - 1 for i in places if tokens[i]])
+
+
+def without_costs(caps: Shape, mode: str) -> ShapeChooser:
+    """Chooses the caps, or in mode random any shape within them, for as long as no costs are known."""
+    return ShapeChooser(caps, None, shapes_within(caps) if mode == "random" else ())
+
+
+def choose_shapes(runner: Any, caps: Shape, mode: str, logger: logging.Logger) -> ShapeChooser:
+    """What chooses the shapes of a `TreeModelRunner`'s rounds; its caches must be there, unused.
+
+    mode: the value of ``EAGLE_POLICY``. Where a round writes as many tokens as a request can have, trees are hardly
+    ever drafted: nothing to choose.
+    """
+    if mode != "auto" or runner.max_model_len <= caps.reach:
+        reason = "steps are scheduled ahead (async_scheduling)" if runner.use_async_scheduling else ""
+        if mode == "auto":
+            reason = f"--max-model-len is {runner.max_model_len} tokens, of which a round writes {caps.reach}"
+        logger.info(without_policy(caps, mode, reason))
+        return without_costs(caps, mode)
+    config, ranks = runner.vllm_config, get_tensor_model_parallel_world_size()
+    key = key_of(
+        f"vllm {version.installed()}",
+        config.model_config.model,
+        config.speculative_config.model,
+        runner.device,
+        str(runner.dtype),
+        caps,
+        requests=runner.max_num_reqs,
+        tokens=runner.max_num_tokens,
+        eager=config.model_config.enforce_eager,
+        quantization=config.model_config.quantization,
+        lora=config.lora_config is not None,
+        is_parallel=runner.drafter.mask is not None,
+        ranks=ranks,
+    )
+    policy = start_policy(
+        caps,
+        key,
+        partial(measure, runner, caps),
+        logger,
+        is_faster_than=partial(is_faster_than, runner, caps),
+        gather=gather_objects,
+    )
+    return ShapeChooser(caps, policy, clock=time.perf_counter if ranks == 1 else None)

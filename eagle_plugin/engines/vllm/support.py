@@ -151,7 +151,9 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
     checks: tuple[tuple[bool, str], ...] = (
         (parallel.worker_cls != ENGINE_WORKER, f"--worker-cls {parallel.worker_cls}: it is not vLLM's own"),
         (vllm_config.use_v2_model_runner, _why_v2()),
-        (parallel.tensor_parallel_size > 1, "--tensor-parallel-size: tensor parallelism is not served yet"),
+        (parallel.nnodes > 1, "--nnodes: ranks on several machines are not served yet"),
+        (parallel.enable_expert_parallel, "--enable-expert-parallel: it is not served yet"),
+        (parallel.prefill_context_parallel_size > 1, "--prefill-context-parallel-size: it is not served yet"),
         (parallel.pipeline_parallel_size > 1, "--pipeline-parallel-size: pipeline parallelism is not served yet"),
         (parallel.data_parallel_size > 1, "--data-parallel-size: data parallelism inside one engine is not served yet"),
         (parallel.decode_context_parallel_size > 1, "--decode-context-parallel-size: it is not served yet"),
@@ -172,6 +174,14 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
         ),
         (model.is_hybrid and vllm_config.cache_config.use_replayssm, "--use-replayssm: it is of vLLM's own layers"),
         (model.is_hybrid and bool(vllm_config.lora_config), f"--enable-lora: it is not served with target {name} yet"),
+        (
+            parallel.tensor_parallel_size > 1 and model.is_hybrid,
+            f"--tensor-parallel-size: it is not served with target {name} yet",
+        ),
+        (
+            parallel.tensor_parallel_size > 1 and bool(vllm_config.lora_config),
+            "--tensor-parallel-size: it is not served with --enable-lora yet",
+        ),
         (model.is_encoder_decoder, f"target {name}: encoder-decoder models are not served"),
         (model.uses_mrope or model.is_multimodal_model, f"target {name}: multimodal targets are not served yet"),
         (

@@ -10,6 +10,7 @@ from torch import Tensor
 from vllm.v1.outputs import SamplerOutput
 
 from eagle_plugin.core.verify import Accepted
+from eagle_plugin.engines.ranks import RankAgreement
 from eagle_plugin.engines.round import KVCaches, accept, accepted_rows
 from eagle_plugin.engines.vllm.attention import cache_rows
 from eagle_plugin.engines.vllm.batch import RoundBatch
@@ -53,9 +54,12 @@ class CacheGroup(NamedTuple):
 class TreeVerifier:
     """Verification over the target's caches."""
 
-    def __init__(self, groups: list[CacheGroup], linear: LinearLayers, sampler: Any, logprobs_mode: str) -> None:
+    def __init__(
+        self, groups: list[CacheGroup], linear: LinearLayers, sampler: Any, logprobs_mode: str, ranks: RankAgreement
+    ) -> None:
         """sampler is vLLM's ``Sampler``, whose functions make the log probabilities that requests ask for."""
         self._groups, self._linear, self._sampler, self._logprobs_mode = groups, linear, sampler, logprobs_mode
+        self._ranks = ranks
 
     def verify(
         self, batch: RoundBatch, logits: Tensor, metadata: Any, states: list[Any], layers: Mapping[str, Any]
@@ -70,8 +74,8 @@ class TreeVerifier:
         minimal, wanted = minimal_lengths(states), wants_logprobs(metadata)
         transforms = minimal or not keeps_logits(metadata)
         if metadata.all_greedy and not (len(batch.trees) or transforms or wanted):
-            tokens = self._sampler.greedy_sample(logits.float())
-            return SamplerOutput(sampled_token_ids=tokens.int()[:, None], logprobs_tensors=None), plainly(tokens)
+            accepted = self._ranks.agree(plainly(self._sampler.greedy_sample(logits.float())))
+            return SamplerOutput(sampled_token_ids=output_tokens(accepted), logprobs_tensors=None), accepted
         drafts = batch.all_drafts()
         if plain := plain_requests(metadata):
             sizes = torch.full((batch.b,), batch.width, device=device)
@@ -85,6 +89,7 @@ class TreeVerifier:
         params = sampling_params(metadata, min_ps(metadata, batch.b), batch.b, logits.shape[1], device)
         keys = None if metadata.all_greedy else request_keys(metadata.generators, batch.b, device)
         accepted = accept(drafts, batch.tree_logits(logits), params, keys, batch.roots, filters="chained")
+        accepted = self._ranks.agree(accepted)
         if len(batch.trees):
             for group in self._groups:
                 group.move_accepted(batch, accepted, layers[group.layer].slot_table)

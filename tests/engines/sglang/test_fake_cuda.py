@@ -19,6 +19,7 @@ from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.graphs import Graph
 from eagle_plugin.engines.parallel_levels import MaskRow
+from eagle_plugin.engines.ranks import RankAgreement
 from eagle_plugin.engines.rng import KeyTable
 from eagle_plugin.engines.round import HeadState, TopM
 from eagle_plugin.engines.sglang.attention import TreeAttention
@@ -31,7 +32,6 @@ from eagle_plugin.engines.sglang.drafter import (
     TreeExtendInput,
     no_tokens,
 )
-from eagle_plugin.engines.sglang.ranks import RankAgreement
 from eagle_plugin.engines.sglang.sampling import draw_tokens, sampling_params
 from eagle_plugin.engines.sglang.verifier import TreeVerifier, log_probabilities
 

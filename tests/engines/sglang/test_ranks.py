@@ -1,68 +1,13 @@
-"""The agreement of ranks without an engine: two gloo processes that walked different paths leave with one."""
+"""What the hosts of several ranks decide together."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
-import agreeing_ranks
 import pytest
 import torch
-from agreeing_ranks import LONGEST, MOST_REQUESTS, REPLAYS, ROUNDS, as_lists, random_paths
-from torch import Tensor
 
 from eagle_plugin.engines.graphs import Buckets
-from eagle_plugin.engines.sglang.ranks import RankAgreement
-
-
-def paths_of_rank(rank: int) -> list[dict]:
-    return as_lists([random_paths(rank, number, *shape) for number, shape in enumerate(ROUNDS)])
-
-
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.matrix)])
-def test_all_ranks_take_the_paths_of_the_first(world: int, tmp_path: Path) -> None:
-    script = Path(agreeing_ranks.__file__)
-    paths = os.pathsep.join([str(script.parents[2]), str(script.parent)])
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(world), str(tmp_path / "meeting")],
-            env=environment,
-            stdout=subprocess.PIPE,
-        )
-        for rank in range(world)
-    ]
-    found = [json.loads(process.communicate(timeout=120)[0]) for process in started]
-    for rank in found:
-        assert rank["answers"] == paths_of_rank(0), "another path, dtype or memory layout; or changed by a later round"
-        assert rank["broadcasts"] == len(ROUNDS), "more than one broadcast per round"
-        assert rank["captured"] == as_lists(
-            [random_paths(0, number, MOST_REQUESTS, LONGEST) for number in range(REPLAYS)]
-        )
-    assert paths_of_rank(1) != paths_of_rank(0), "the ranks did not differ: the test shows nothing"
-
-
-def test_one_rank_asks_nobody() -> None:
-    def broadcast(tensor: Tensor, src: int) -> None:
-        raise AssertionError("one rank has nobody to agree with")
-
-    ranks = RankAgreement(SimpleNamespace(world_size=1, broadcast=broadcast), MOST_REQUESTS, LONGEST, "cpu")
-    accepted = random_paths(0, 0, 3, 4)
-    assert all(torch.equal(ours, given) for ours, given in zip(ranks.agree(accepted), accepted, strict=True))
-
-
-def test_every_round_is_broadcast_from_the_same_memory() -> None:
-    """A captured broadcast reads and writes the addresses of its capture."""
-    addresses = []
-    group = SimpleNamespace(world_size=2, broadcast=lambda tensor, src: addresses.append((tensor.data_ptr(), src)))
-    ranks = RankAgreement(group, MOST_REQUESTS, LONGEST, "cpu")
-    for number, shape in enumerate(ROUNDS):
-        ranks.agree(random_paths(0, number, *shape))
-    assert len(addresses) == len(ROUNDS) and set(addresses) == {(addresses[0][0], 0)}
 
 
 @pytest.mark.parametrize("flags, dropped", [([False, False], []), ([False, True], [2]), ([True, True], [2])])

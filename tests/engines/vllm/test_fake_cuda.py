@@ -17,6 +17,7 @@ from vllm.v1.sample.logits_processor.builtin import LogitBiasLogitsProcessor, Mi
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.parallel_levels import MaskRow
+from eagle_plugin.engines.ranks import RankAgreement
 from eagle_plugin.engines.round import Drafts, HeadState, KVCaches, TopM
 from eagle_plugin.engines.vllm import linear_attention, logits
 from eagle_plugin.engines.vllm.attention import (
@@ -112,14 +113,17 @@ def test_a_round(library: FakeLibrary, name: str, greedy: bool) -> None:
     n, logits_rows = sum(lens), sum(counts) + B
     linear = SimpleNamespace(commit=lambda *_: None)
     sampler = SimpleNamespace(greedy_sample=lambda x: x.argmax(-1))
-    verifier = TreeVerifier([CacheGroup("layer", caches())], linear, sampler, "raw_logprobs")  # type: ignore[arg-type]
+    group = SimpleNamespace(world_size=2, broadcast=lambda tensor, src: library.get_function("broadcast")(tensor))
+    ranks = RankAgreement(group, B, SHAPE.max_accept_length, CUDA)
+    groups = [CacheGroup("layer", caches())]
+    verifier = TreeVerifier(groups, linear, sampler, "raw_logprobs", ranks)  # type: ignore[arg-type]
     found, layers = torch.zeros(logits_rows, VOCABULARY, device=CUDA), {"layer": SimpleNamespace(slot_table=table())}
     states = [SimpleNamespace(sampling_params=SimpleNamespace(min_tokens=0), num_prompt_tokens=4)] * B
     library.launched.clear()
     output, accepted = verifier.verify(batch, found, metadata(greedy), states, layers)  # type: ignore[arg-type]
     assert all_on_cuda(output.sampled_token_ids, *accepted)
     if any(counts):
-        assert library.launched == [*([] if greedy else ["uniforms"] * 1), "verify_tree", "compact_kv"]
+        assert library.launched == [*([] if greedy else ["uniforms"]), "verify_tree", "broadcast", "compact_kv"]
     next_tokens = torch.zeros(B, dtype=torch.int32, device=CUDA)
     ids, positions = torch.zeros(n, dtype=torch.int32, device=CUDA), torch.zeros(n, dtype=torch.int64, device=CUDA)
     features = torch.zeros(n, 3 * HIDDEN, device=CUDA)

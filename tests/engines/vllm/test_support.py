@@ -74,8 +74,12 @@ def test_the_executor_of_a_worker_process_is_ours(target: Path, head: Path, monk
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     config = configure(target, head)
     assert Executor.get_class(config) is TreeExecutor
-    other = configure(target, head, tensor_parallel_size=2)
-    assert other.parallel_config.distributed_executor_backend == "mp"
+
+
+def test_several_ranks_are_served(target: Path, head: Path) -> None:
+    config = configure(target, head, tensor_parallel_size=2)
+    assert config.parallel_config.worker_cls == support.WORKER
+    assert Executor.get_class(config) is TreeExecutor
 
 
 @pytest.mark.parametrize("speculative", [{}, {"parallel_drafting": True}], ids=["", "parallel_drafting"])
@@ -142,7 +146,7 @@ def unsupported(config: VllmConfig, lines: list[str], named: str) -> None:
     ("options", "named"),
     [
         ({"kv_cache_dtype": "fp8_e4m3"}, "--kv-cache-dtype"),
-        ({"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}, "--tensor-parallel-size"),
+        ({"tensor_parallel_size": 2, "enable_lora": True}, "it is not served with --enable-lora"),
         ({"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}, "--pipeline-parallel-size"),
         ({"data_parallel_size": 2}, "--data-parallel-size"),
         ({"speculative": {"disable_padded_drafter_batch": True}}, "disable_padded_drafter_batch"),
@@ -175,12 +179,15 @@ def test_a_p_eagle_head_of_another_class_is_unsupported(target: Path, tmp_path: 
     [
         ("device_config", "device_type", "cuda", "on CPUs only"),
         ("parallel_config", "decode_context_parallel_size", 2, "--decode-context-parallel-size"),
+        ("parallel_config", "prefill_context_parallel_size", 2, "--prefill-context-parallel-size"),
+        ("parallel_config", "enable_expert_parallel", True, "--enable-expert-parallel"),
+        ("parallel_config", "nnodes", 2, "--nnodes"),
         ("speculative_config", "num_speculative_tokens_per_batch_size", [[1, 2, 3]], "_per_batch_size"),
         ("speculative_config", "use_heterogeneous_vocab", True, "use_heterogeneous_vocab"),
         ("speculative_config", "use_local_argmax_reduction", True, "use_local_argmax_reduction"),
     ],
 )
-def test_settings_that_a_cpu_cannot_have(
+def test_settings_that_this_configuration_cannot_have(
     part: str, attribute: str, value: Any, named: str, target: Path, head: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EAGLE_PLUGIN", "0")
