@@ -82,13 +82,20 @@ def _explain(original: Any, arguments: Any, *given: Any, **named: Any) -> Any:
 
 
 def _with_scheduler(original: Any, scheduler_config: Any) -> Any:
-    """AROUND the choice of the scheduler's class, in the process that runs it: rounds are counted there."""
+    """AROUND the choice of the scheduler's class, in the process that runs it: rounds are counted there, and grammars
+    followed along trees."""
     chosen = original(scheduler_config)
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.structured_output import StructuredOutputManager
 
+    from eagle_plugin.engines.vllm.grammar import keep_nodes, mask_nodes, note_parents
     from eagle_plugin.engines.vllm.metrics import watch_rounds
 
     _wrap(Scheduler, "make_spec_decoding_stats", watch_rounds)
+    _wrap(Scheduler, "update_draft_token_ids", note_parents)
+    _wrap(Scheduler, "update_draft_token_ids_in_output", note_parents)
+    _wrap(StructuredOutputManager, "validate_tokens", keep_nodes)
+    _wrap(StructuredOutputManager, "grammar_bitmask", mask_nodes)
     return chosen
 
 

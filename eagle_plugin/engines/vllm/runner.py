@@ -13,7 +13,7 @@ from torch import Tensor
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.utils.torch_utils import PIN_MEMORY
-from vllm.v1.outputs import SamplerOutput
+from vllm.v1.outputs import DraftTokenIds, SamplerOutput
 from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsProcessors
 from vllm.v1.sample.thinking_budget_state import maybe_create_thinking_budget_state_holder
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -27,10 +27,12 @@ from eagle_plugin.engines.ranks import RankAgreement
 from eagle_plugin.engines.rng import without_sampled_children
 from eagle_plugin.engines.round import Drafts
 from eagle_plugin.engines.shape_chooser import policy_mode
+from eagle_plugin.engines.staging import to_device
 from eagle_plugin.engines.startup import plugin_serves
 from eagle_plugin.engines.vllm.backend import tree_attention
 from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch, root_drafts
 from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch, TreeProposer
+from eagle_plugin.engines.vllm.grammar import with_parents
 from eagle_plugin.engines.vllm.head_exchange import exchange_head
 from eagle_plugin.engines.vllm.linear_attention import LinearLayers
 from eagle_plugin.engines.vllm.pending import Key, PendingTokens, PlainRows
@@ -60,6 +62,8 @@ class TreeModelRunner(CPUModelRunner):
         self.drafter: TreeProposer = TreeProposer(vllm_config, device, self)
         self._draft_clock = DraftClock(self.device.type, self._logger)
         self._store = DraftStore()
+        self._has_reasoner = bool(vllm_config.structured_outputs_config.reasoning_parser)
+        self._parents: tuple[list[str], Tensor] | None = None  # of drafted nodes, of the requests with a grammar
         self._pending: PendingTokens  # with the caches
         self._mailbox: HeadMailbox | None = None
         self._batch: RoundBatch | None = None
@@ -240,7 +244,19 @@ class TreeModelRunner(CPUModelRunner):
         whole = not self.discard_request_mask.np[: batch.b].any()
         self._shapes.launched(batch, drafts, whole)
         self._store.put(self.input_batch.req_ids, drafts)
+        self._parents = None
+        if not self._has_reasoner and (asked := self._with_grammar()):
+            (places,) = to_device([np.array(asked)], self.device)
+            self._parents = [self.input_batch.req_ids[i] for i in asked], drafts.tree.parents[places, 1:]
         return drafts.tree.tokens[:, 1:]
+
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
+        """The drafts for the scheduler, with the links of the trees whose grammar it follows."""
+        drafts = super().take_draft_token_ids()
+        if drafts is None or self._parents is None:
+            return drafts
+        names, parents = self._parents
+        return with_parents(drafts, dict(zip(names, parents.tolist(), strict=True)))
 
     def _read_pending(self, keys: Iterable[Key]) -> None:
         """Let the head read what it has not read of these requests or blocks."""
@@ -263,9 +279,16 @@ class TreeModelRunner(CPUModelRunner):
             new.update(blocks[n // size :])
         return found, new
 
+    def _with_grammar(self) -> list[int]:
+        """Places of the requests that have a grammar."""
+        states = (self.requests[name] for name in self.input_batch.req_ids)
+        return [i for i, state in enumerate(states) if state.sampling_params.structured_outputs is not None]
+
     def _chains(self) -> Tensor | None:
-        """Requests whose grammar the scheduler walks token by token [b] bool; None without any."""
-        asked = [
-            self.requests[name].sampling_params.structured_outputs is not None for name in self.input_batch.req_ids
-        ]
-        return torch.tensor(asked, device=self.device) if any(asked) else None
+        """Requests that get a chain [b] bool: those whose grammar begins where their reasoning ends, which the
+        scheduler looks for along one path; None without any."""
+        if not self._has_reasoner or not (asked := self._with_grammar()):
+            return None
+        chains = np.zeros(len(self.input_batch.req_ids))
+        chains[asked] = 1
+        return to_device([chains], self.device)[0] > 0

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cached_property
+from typing import Any
 
 import pytest
 from engine_signatures import assigned, assignments, calls, fields, holds, in_order, parameters, returned
-from vllm.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    StructuredOutputsConfig,
+    VllmConfig,
+)
+from vllm.distributed.parallel_state import GroupCoordinator, get_tp_group
 from vllm.engine.arg_utils import EngineArgs
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention import attention as attention_layer
@@ -23,9 +33,12 @@ from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, Schedul
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheLayout
+from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
@@ -71,11 +84,12 @@ def test_configurations_have_the_fields_that_support_reads() -> None:
     } <= fields(SpeculativeConfig)  # fmt: skip
     assert {
         "worker_cls", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
-        "decode_context_parallel_size",
+        "decode_context_parallel_size", "prefill_context_parallel_size", "enable_expert_parallel", "nnodes",
     } <= fields(ParallelConfig)  # fmt: skip
     assert {
         "model_config", "cache_config", "parallel_config", "scheduler_config", "device_config", "speculative_config",
         "kv_transfer_config", "additional_config", "reasoning_config", "compilation_config",
+        "structured_outputs_config",
     } <= fields(VllmConfig)  # fmt: skip
     assert "cache_dtype" in fields(CacheConfig)
     assert "async_scheduling" in fields(SchedulerConfig)
@@ -98,6 +112,42 @@ def test_rounds_are_read_where_they_are_watched() -> None:
     assert assignments(Scheduler.update_from_output, "num_accepted")
     assert {"vllm_config", "requests"} <= assigned(Scheduler.__init__)
     assert "thinking_token_budget" in SamplingParams.__struct_fields__
+
+
+def test_grammars_are_followed_where_trees_take_the_place_of_chains() -> None:
+    """grammar.py: drafts arrive in two ways, are checked one by one, and the masks of a step are made together."""
+    hooked: dict[Any, list[str]] = {
+        Scheduler.update_draft_token_ids: ["self", "draft_token_ids"],
+        Scheduler.update_draft_token_ids_in_output: ["self", "draft_token_ids", "scheduler_output"],
+        StructuredOutputManager.validate_tokens: ["self", "request", "spec_tokens"],
+        StructuredOutputManager.grammar_bitmask: [
+            "self", "requests", "structured_output_request_ids", "scheduled_spec_decode_tokens",
+        ],
+    }  # fmt: skip
+    originals = [getattr(method, plugin._MARK, method) for method in hooked]
+    assert [parameters(method) for method in originals] == list(hooked.values())
+    assert all(len(calls(method, "structured_output_manager.validate_tokens")) == 1 for method in originals[:2])
+    masks = originals[3]
+    (rows,) = calls(masks, "self.backend.allocate_token_bitmask")
+    assert "max_batch_size * (1 + max_num_spec_tokens)" in rows
+    assert holds(masks, "self.vllm_config.num_speculative_tokens")
+    assert returned(masks)[-1] == "bitmask_tensor.numpy()"
+    assert parameters(StructuredOutputManager._fill_bitmasks) == ["self", "batch"]
+    assert {"accept_tokens", "rollback", "is_terminated", "fill_bitmask"} <= vars(StructuredOutputGrammar).keys()
+    assert parameters(StructuredOutputGrammar.accept_tokens) == ["self", "request_id", "tokens"]
+    assert parameters(GPUModelRunner.take_draft_token_ids) == ["self"]
+    assert fields(DraftTokenIds) == {"req_ids", "draft_token_ids"}
+    # Without a reasoning parser the grammar holds from the first token on.
+    assert "reasoning_parser" in fields(StructuredOutputsConfig)
+    assert holds(StructuredOutputManager.__init__, "reasoning_parser")
+    assert holds(StructuredOutputManager._get_reasoner, "self.reasoner_cls is None")
+
+
+def test_the_groups_of_ranks_have_what_agreement_uses() -> None:
+    """ranks.py of both folders: the group of tensor parallelism, as SGLang's."""
+    assert parameters(GroupCoordinator.broadcast)[1:] == ["input_", "src"]
+    assert {"world_size", "rank_in_group", "cpu_group"} <= assigned(GroupCoordinator.__init__)
+    assert get_tp_group.__module__ == "vllm.distributed.parallel_state"
 
 
 def test_the_worker_makes_the_runner_by_its_modules_name() -> None:

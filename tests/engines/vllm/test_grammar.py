@@ -12,11 +12,14 @@ import jsonschema
 import pytest
 from vllm import LLM, RequestOutput
 from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm_bigram import ASYNC, OPTIONS, PROMPTS, TREES, Acceptance, ask, endings, write_models, write_peagle
-from vllm_engines import engine
+from vllm_engines import engine, runner
 
 from eagle_plugin.engines.shape_chooser import ShapeChooser
+from eagle_plugin.engines.vllm.batch import RoundBatch
 from eagle_plugin.engines.vllm.runner import TreeModelRunner
+from eagle_plugin.engines.vllm.verifier import TreeVerifier
 
 BOOLEAN = {"type": "boolean"}
 # Every schema bounds its text: a random model would never close an open string or list by itself.
@@ -153,10 +156,30 @@ def test_sampled_responses_are_valid(plugin: LLM) -> None:
     assert len(set(responses)) > len(turns) // 3
 
 
+def test_trees_under_a_grammar_need_fewer_rounds_than_chains(
+    plugin: LLM, expected: dict[str, list[tuple[Any, ...]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chains are what a server with a reasoning parser drafts: there a grammar begins somewhere on the path."""
+
+    def verify(self: TreeVerifier, batch: RoundBatch, *more: Any) -> Any:
+        rounds[-1] += batch.b
+        return original(self, batch, *more)
+
+    original, rounds = TreeVerifier.verify, []
+    monkeypatch.setattr(TreeVerifier, "verify", verify)
+    monkeypatch.setattr(ShapeChooser, "choose", lambda self, *asked: self.caps)
+    for with_reasoner in (False, True):
+        monkeypatch.setattr(runner(plugin), "_has_reasoner", with_reasoner)
+        rounds.append(0)
+        for name in ("words", *(f"schema {i}" for i in range(len(SCHEMAS)))):
+            assert endings(greedy(plugin, name)) == expected[name]
+    assert rounds[0] < rounds[1], rounds
+
+
 def test_whole_trees_under_a_grammar_are_noticed(
     plugin: LLM, expected: dict[str, list[tuple[Any, ...]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: the scheduler follows a grammar along the drafts as if they were a chain. In trees of all caps."""
     monkeypatch.setattr(ShapeChooser, "choose", lambda self, *asked: self.caps)
-    monkeypatch.setattr(TreeModelRunner, "_chains", lambda self: None)
+    monkeypatch.setattr(TreeModelRunner, "take_draft_token_ids", GPUModelRunner.take_draft_token_ids)
     assert endings(greedy(plugin, "words")) != expected["words"]
