@@ -21,6 +21,7 @@ from vllm.v1.sample.ops.penalties import _convert_to_tensors
 
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.engines.staging import values_to_device
+from eagle_plugin.engines.vllm.thinking import force_ends, forces_ends
 
 
 class NodeRows(NamedTuple):
@@ -88,8 +89,7 @@ def transform_logits(
             raise TypeError(f"eagle-plugin does not know the logits processor {type(processor).__name__}")
     if penalised:
         logits = _penalise(metadata, tree, rows, logits)
-    if plain_requests(metadata):
-        force_thinking_ends(metadata, rows, logits)
+    force_ends(metadata, rows.nodes, logits)
     return logits
 
 
@@ -101,23 +101,6 @@ def min_ps(metadata: Any, b: int) -> Tensor | None:
     return None
 
 
-def forget_reassigned_budgets(metadata: Any, states: list[Any]) -> None:
-    """Drop the thinking budgets of requests that never had one; states are the batch's ``CachedRequestState``.
-
-    When a request moves to the index of a finished one, vLLM applies the finished one's budget to it.
-    """
-    holder = metadata.thinking_budget_state_holder
-    for i in plain_requests(metadata):
-        if i >= len(states) or states[i].sampling_params.thinking_token_budget is None:
-            del holder._state[i]
-
-
-def plain_requests(metadata: Any) -> list[int]:
-    """Requests that are served token by token: those with a thinking budget, which has one state per request."""
-    holder = metadata.thinking_budget_state_holder
-    return sorted(holder._state) if holder is not None and holder.has_tracked_requests() else []
-
-
 def keeps_logits(metadata: Any) -> bool:
     """Whether no request changes its logits before temperature and filters, minimal lengths not counted."""
     processors = metadata.logitsprocs.non_argmax_invariant
@@ -126,16 +109,8 @@ def keeps_logits(metadata: Any) -> bool:
         and not metadata.bad_words_token_ids
         and metadata.no_penalties
         and not any(getattr(p, "biases", None) for p in processors)
-        and not plain_requests(metadata)
+        and not forces_ends(metadata)
     )
-
-
-def force_thinking_ends(metadata: Any, rows: NodeRows, logits: Tensor) -> None:
-    """Apply the thinking budgets at the roots, in place; the holder must have been made for no draft tokens."""
-    holder = metadata.thinking_budget_state_holder
-    holder.update_state(metadata.output_token_ids, None)
-    roots = (rows.nodes == 0).nonzero()[:, 0]
-    logits[roots] = holder.apply_to_logits(logits[roots], False, None)
 
 
 def _penalise(metadata: Any, tree: DraftTree, rows: NodeRows, logits: Tensor) -> Tensor:

@@ -69,7 +69,8 @@ def kept_tokens(stats: SpecDecodingStats) -> list[int]:
 def watch_rounds(original: Any, scheduler: Any, *given: Any, **named: Any) -> Any:
     """AROUND ``Scheduler.make_spec_decoding_stats``, which is called with the counts of every verified round.
 
-    A request with a thinking budget is not counted: it gets one token per round, whatever is drafted.
+    A request with a thinking budget is not counted: at the budget's end it gets one token per round, whatever is
+    drafted.
     """
     speculative = scheduler.vllm_config.speculative_config
     if named["num_draft_tokens"] and is_served(speculative):

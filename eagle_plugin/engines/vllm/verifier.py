@@ -16,16 +16,15 @@ from eagle_plugin.engines.vllm.attention import cache_rows
 from eagle_plugin.engines.vllm.batch import RoundBatch
 from eagle_plugin.engines.vllm.linear_attention import LinearLayers
 from eagle_plugin.engines.vllm.logits import (
-    forget_reassigned_budgets,
     keeps_logits,
     min_ps,
     minimal_lengths,
     node_rows,
-    plain_requests,
     transform_logits,
 )
 from eagle_plugin.engines.vllm.logprobs import output_logprobs, wants_logprobs
 from eagle_plugin.engines.vllm.sampling import request_keys, sampling_params
+from eagle_plugin.engines.vllm.thinking import follow_budgets, plain_requests
 
 
 class CacheGroup(NamedTuple):
@@ -70,14 +69,14 @@ class TreeVerifier:
         ``CachedRequestState`` of each request, layers the attention metadata of the forward by layer.
         """
         device = logits.device
-        forget_reassigned_budgets(metadata, states)
+        follow_budgets(metadata, states)
         minimal, wanted = minimal_lengths(states), wants_logprobs(metadata)
         transforms = minimal or not keeps_logits(metadata)
         if metadata.all_greedy and not (len(batch.trees) or transforms or wanted):
             accepted = self._ranks.agree(plainly(self._sampler.greedy_sample(logits.float())))
             return SamplerOutput(sampled_token_ids=output_tokens(accepted), logprobs_tensors=None), accepted
         drafts = batch.all_drafts()
-        if plain := plain_requests(metadata):
+        if plain := plain_requests(metadata, drafts.shape.max_accept_length):
             sizes = torch.full((batch.b,), batch.width, device=device)
             sizes[plain] = 1
             drafts = drafts.truncate(sizes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_signatures import assigned, calls, fields, holds, in_order, parameters, returned
+from engine_signatures import assigned, assignments, calls, fields, holds, in_order, parameters, returned
 from vllm.model_executor.layers import linear, vocab_parallel_embedding
 from vllm.model_executor.layers import utils as layers
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -120,6 +120,13 @@ def test_the_holder_of_thinking_budgets() -> None:
     holder = ThinkingBudgetStateHolder(None, 4, 0, torch.device("cpu"), False)
     assert holder._state == {} and not holder.has_tracked_requests() and not holder.in_spec_mode
     assert parameters(holder.update_state)[:2] == ["output_token_ids", "spec_token_ids"]
+    assert parameters(holder._update_think_state) == ["state"]
+    update = ThinkingBudgetStateHolder.update_state
+    assert holds(update, "self._update_think_state(state)")
+    assert all(assignments(update, f"state['{key}']") for key in ("output_tok_ids", "spec_token_ids", "force_index"))
+    assert assignments(update, "state['in_spec_mode']") == ["self.in_spec_mode"]
+    started = holder._init_state_entry([1], 5)
+    assert {"in_end", "start_thinking", "check_count_down", "thinking_token_budget"} <= started.keys()
     assert parameters(holder.apply_to_logits) == ["logits", "predict_bonus_token", "spec_token_ids"]
 
 

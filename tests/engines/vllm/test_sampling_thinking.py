@@ -1,4 +1,4 @@
-"""Thinking budgets: a request that has one is served token by token and ends its thoughts where plain decoding does."""
+"""Thinking budgets: a request that has one has trees until its thoughts may end, which is as in plain decoding."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from vllm import LLM
 from vllm_bigram import ASYNC, OPTIONS, PROMPTS, TREES, Acceptance, ask, tokens, write_models
 from vllm_engines import engine
 
-from eagle_plugin.engines.vllm import logits
+from eagle_plugin.engines.vllm import logits, verifier
 
 # The target says "`!" by itself after some prompts, and never "so.".
 START, END = "`!", "so."
 CONFIG = {"reasoning_config": {"reasoning_start_str": START, "reasoning_end_str": END}}
 ASKED = [*PROMPTS, *(START + prompt for prompt in PROMPTS)]  # some think before their first token
-BUDGETS = [0, 1, 2, 3, 7, 12]
+BUDGETS = [0, 1, 2, 3, 7, 12, 21]
 PENALTY = {"frequency_penalty": 0.3}
+LARGE = [{"thinking_token_budget": 28}] * len(ASKED)
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +37,15 @@ def settings(**more: Any) -> list[dict[str, Any]]:
 def expected(models: tuple[Path, Path]) -> list[list[list[int]]]:
     """Plain decoding's text: with budgets, with budgets and a penalty, and free; all of one length (see the moves)."""
     with engine(models[0], **OPTIONS, **CONFIG) as plain:
-        kinds = (settings(), settings(**PENALTY), [{}] * len(ASKED))
+        kinds = (settings(), settings(**PENALTY), [{}] * len(ASKED), LARGE)
         found = [tokens(ask(plain, ASKED, given)) for given in kinds]
         end = plain.get_tokenizer().encode(END, add_special_tokens=False)
     assert len(end) == 3
-    forced, _, free = ([any(t[i : i + 3] == end for i in range(len(t))) for t in responses] for responses in found)
+    forced, _, free, large = (
+        [any(t[i : i + 3] == end for i in range(len(t))) for t in responses] for responses in found
+    )
     assert sum(forced) >= len(ASKED) // 2
-    assert not any(free)
+    assert sum(large) >= len(ASKED) // 4 and not any(free)
     return found
 
 
@@ -78,5 +81,27 @@ def test_requests_after_them_have_trees_again(plugin: LLM, expected: list[list[l
 def test_forgotten_budgets_are_noticed(
     plugin: LLM, expected: list[list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logits, "force_thinking_ends", lambda *arguments: None)
+    monkeypatch.setattr(logits, "force_ends", lambda *arguments: None)
+    assert tokens(ask(plugin, ASKED, settings())) != expected[0]
+
+
+def test_trees_before_the_end_of_a_budget(plugin: LLM, expected: list[list[list[int]]]) -> None:
+    """All requests have a budget, and most of their rounds are far from its end."""
+    acceptance = Acceptance(plugin)
+    assert tokens(ask(plugin, ASKED, LARGE)) == expected[3]
+    assert acceptance.length > 1.3
+
+
+def test_trees_over_the_end_of_a_budget_are_noticed(
+    plugin: LLM, expected: list[list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: the end is forced at roots, and nodes below them go on thinking."""
+    monkeypatch.setattr(verifier, "plain_requests", lambda *arguments: [])
+    assert tokens(ask(plugin, ASKED, settings())) != expected[0]
+
+
+def test_budgets_that_nobody_follows_are_noticed(
+    plugin: LLM, expected: list[list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifier, "follow_budgets", lambda *arguments: None)
     assert tokens(ask(plugin, ASKED, settings())) != expected[0]
