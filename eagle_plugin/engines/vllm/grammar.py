@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
+from torch import Tensor
 from vllm.v1.outputs import DraftTokenIds
 
 _PARENTS = "eagle_plugin_parents"  # of the drafts, which travel with it, and of a vLLM ``Request``
@@ -50,46 +50,44 @@ def mask_nodes(
     """
     if all(_parents_of(requests[name]) is None for name in names):
         return original(manager, requests, names, scheduled)
-    if manager._grammar_bitmask is None:
-        config = manager.vllm_config
-        rows = config.scheduler_config.max_num_seqs * (1 + config.num_speculative_tokens)
-        manager._grammar_bitmask = manager.backend.allocate_token_bitmask(rows)
+    roots = original(manager, requests, names, {})  # the masks of a step without drafts
+    # One row for each node, or since 0.33.0 as many for every request as it can have nodes.
+    widths = [1 + len(scheduled.get(name, [])) for name in names]
+    if len(roots) > len(names):
+        widths = [len(roots) // len(names)] * len(names)
     masks, first = manager._grammar_bitmask.numpy(), 0
-    for name in names:
-        tokens, request = scheduled.get(name, []), requests[name]
-        rows = masks[first : first + 1 + len(tokens)]
+    for name, width in zip(names, widths, strict=True):
+        tokens, rows = scheduled.get(name, []), masks[first : first + width]
         # What is scheduled beyond a tree is padding, and a tree cut short has its first nodes.
-        parents = (_parents_of(request) or [])[: len(tokens)]
-        grammar = request.structured_output_request.grammar
-
-        def fill(node: int, grammar: Any = grammar, first: int = first) -> None:
-            manager._fill_bitmasks(((grammar, first + node, True),))
-
-        reached = _walk(name, grammar, fill, tokens, parents, rows)
-        for node in set(range(len(rows))) - reached:  # nobody looks at these: any mask will do
+        parents = (_parents_of(requests[name]) or [])[: len(tokens)]
+        grammar = requests[name].structured_output_request.grammar
+        reached = _walk(name, grammar, manager._grammar_bitmask[first : first + width], tokens, parents)
+        for node in set(range(width)) - reached:  # nobody looks at these: any mask will do
             rows[node] = rows[0]
-        first += len(rows)
+        first += width
     return masks[:first]
 
 
-def _walk(name: str, grammar: Any, fill: Any, tokens: list[int], parents: Sequence[int], masks: np.ndarray) -> set[int]:
+def _walk(name: str, grammar: Any, masks: Tensor, tokens: list[int], parents: Sequence[int]) -> set[int]:
     """Fill the masks of the nodes that a grammar allows, each after the path to it; returns these nodes.
 
-    grammar: a vLLM ``StructuredOutputGrammar``, which is left as it was. fill(node): writes its present mask.
+    grammar: a vLLM ``StructuredOutputGrammar``, which is left as it was; masks [at least W, V / 32] int32.
     """
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(parents, start=1):
         children.setdefault(parent, []).append(node)
-    reached = set()
+    bits, reached = masks.numpy(), set()
 
     def visit(node: int) -> None:
-        fill(node)
         reached.add(node)
+        if grammar.is_terminated():
+            bits[node] = -1  # the text has ended
+            return
+        grammar.fill_bitmask(masks, node)
         for child in children.get(node, ()):
             token = tokens[child - 1]
-            # A grammar that is at its end masks nothing; one that is asked for a forbidden token logs an error.
-            is_allowed = not grammar.is_terminated() and masks[node, token >> 5] >> (token & 31) & 1
-            if is_allowed and grammar.accept_tokens(name, [token]):
+            # Asked for a forbidden token, a grammar logs an error.
+            if bits[node, token >> 5] >> (token & 31) & 1 and grammar.accept_tokens(name, [token]):
                 visit(child)
                 grammar.rollback(1)
 

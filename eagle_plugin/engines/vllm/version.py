@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import metadata
 
-TESTED = ("0.32.0",)
+TESTED = ("0.32.0", "0.33.0")
 
 
 def installed() -> str:

@@ -130,9 +130,9 @@ def test_grammars_are_followed_where_trees_take_the_place_of_chains() -> None:
     masks = originals[3]
     (rows,) = calls(masks, "self.backend.allocate_token_bitmask")
     assert "max_batch_size * (1 + max_num_spec_tokens)" in rows
-    assert holds(masks, "self.vllm_config.num_speculative_tokens")
+    assert assignments(masks, "self._grammar_bitmask")
     assert returned(masks)[-1] == "bitmask_tensor.numpy()"
-    assert parameters(StructuredOutputManager._fill_bitmasks) == ["self", "batch"]
+    assert parameters(StructuredOutputGrammar.fill_bitmask) == ["self", "bitmask", "batch_index"]
     assert {"accept_tokens", "rollback", "is_terminated", "fill_bitmask"} <= vars(StructuredOutputGrammar).keys()
     assert parameters(StructuredOutputGrammar.accept_tokens) == ["self", "request_id", "tokens"]
     assert parameters(GPUModelRunner.take_draft_token_ids) == ["self"]

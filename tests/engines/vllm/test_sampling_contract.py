@@ -75,7 +75,7 @@ def test_the_functions_of_the_sampler() -> None:
     ]  # fmt: skip
     assert fields(SamplerOutput) == {"sampled_token_ids", "logprobs_tensors"}
     assert LogprobsTensors._fields[:3] == ("logprob_token_ids", "logprobs", "selected_token_ranks")
-    assert parameters(topk_topp_sampler.apply_top_k_top_p) == ["logits", "k", "p"]
+    assert parameters(topk_topp_sampler.apply_top_k_top_p)[:3] == ["logits", "k", "p"]
     assert parameters(bad_words.apply_bad_words) == ["logits", "bad_words_token_ids", "past_tokens_ids"]
     assert parameters(penalties.apply_penalties) == [
         "logits", "prompt_tokens_tensor", "output_tokens_tensor", "presence_penalties", "frequency_penalties",

@@ -250,7 +250,7 @@ def test_registered_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not hasattr(getattr(hooked, plugin._MARK), plugin._MARK)
 
 
-@pytest.mark.parametrize("version", ["0.31.2", "0.32.1", "0.33.0+cpu"])
+@pytest.mark.parametrize("version", ["0.31.2", "0.32.1", "0.34.0+cpu"])
 def test_another_version_is_left_untouched(version: str, monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
     wrapped: list[Any] = []
     monkeypatch.setattr(plugin, "_wrap", lambda *hook: wrapped.append(hook))
