@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from vllm.distributed.parallel_state import get_tensor_model_parallel_world_size
@@ -104,9 +103,9 @@ def choose_shapes(runner: Any, caps: Shape, mode: str, logger: logging.Logger) -
     policy = start_policy(
         caps,
         key,
-        partial(measure, runner, caps),
+        lambda: measure(runner, caps),
         logger,
-        is_faster_than=partial(is_faster_than, runner, caps),
+        is_faster_than=lambda costs: is_faster_than(runner, caps, costs),
         gather=gather_objects,
     )
     return ShapeChooser(caps, policy, clock=time.perf_counter if ranks == 1 else None)

@@ -15,7 +15,7 @@ from vllm_engines import engine, generate, random_shapes, rounds, runner
 from vllm_greedy import make_prompts, write_heads, write_target
 
 from eagle_plugin.engines import cost_files
-from eagle_plugin.engines.vllm import runner as vllm_runner
+from eagle_plugin.engines.vllm import shapes
 
 PROMPTS = [(prompt * 3)[:120] for prompt in make_prompts(12)]
 
@@ -44,7 +44,7 @@ def test_text_equals_plain_decoding(tmp_path: Path, window: int, monkeypatch: py
         served = runner(llm)
         costs = served._shapes.chooser.policy.costs.costs
         with monkeypatch.context() as patch:
-            patch.setattr(vllm_runner, "measure", None)  # what is kept is not measured again
+            patch.setattr(shapes, "measure", None)  # what is kept is not measured again
             served.choose_by_costs()
         assert served._shapes.chooser.policy.costs.costs == costs
         rows = {name: getattr(costs, name).curve.rows for name in ("target", "level", "extend")}
