@@ -14,6 +14,9 @@ VLLM := .venv-vllm
 VLLM_NEXT := .venv-vllm-next
 NEXT_RELEASE := 0.33.0
 NEXT_FILES := $(addprefix environments/vllm-next/,requirements.lock overlay.py shim/pyproject.toml)
+# The release before the newest: its package over those of the newest.
+BEFORE := .venv-sglang-before
+ENVIRONMENTS := $(VENV) $(BEFORE) $(VLLM) $(VLLM_NEXT)
 # The engine of demo, serve, bench and loop, each in its own environment.
 ENGINE ?= sglang
 ENGINE_ENV = $(or $(ENV_OF_$(ENGINE)),$(error ENGINE is '$(ENGINE)', wanted sglang or vllm))
@@ -28,7 +31,7 @@ COMPAT_NATIVE := $(wildcard compat/sglang-cpu/src/eagle_sglang_cpu/csrc/*.cc)
 CALM := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 ARGS ?=
 
-.PHONY: help env env-vllm env-vllm-next env-aiperf wheel demo serve test test-fast test-matrix lint format bench bench-peagle loop acceptance gpu head head-eval docs lock clean distclean
+.PHONY: help env env-vllm env-vllm-next env-sglang-before env-aiperf wheel demo serve test test-fast test-matrix lint format bench bench-peagle loop acceptance gpu head head-eval contract docs lock clean distclean
 
 help: ## this text
 	@echo 'eagle-plugin: EAGLE speculative decoding for stock inference engines'
@@ -49,18 +52,30 @@ $(STAMPS)/packages: $(LOCKS) environments/make.sh
 	@environments/make.sh packages $(VENV) $(LOCKS)
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/plugin: pyproject.toml setup.py $(STAMPS)/packages
-	@environments/make.sh project $(VENV) .
+env-sglang-before: $(BEFORE)/.stamps/plugin $(BEFORE)/.stamps/compat $(BEFORE)/.stamps/kernels ## make or refresh .venv-sglang-before (the SGLang release before the newest)
+
+$(BEFORE)/.stamps/packages: $(LOCKS) environments/sglang-before/requirements.lock environments/make.sh
+	@environments/make.sh packages $(BEFORE) $(LOCKS)
+	@environments/make.sh packages $(BEFORE) environments/sglang-before/requirements.lock
+	@mkdir -p $(BEFORE)/.stamps && touch $@
+
+$(addsuffix /.stamps/plugin,$(ENVIRONMENTS)): %/.stamps/plugin: pyproject.toml setup.py %/.stamps/packages
+	@environments/make.sh project $* .
 	@touch $@
 
-$(STAMPS)/compat: $(COMPAT) $(STAMPS)/packages
-	@environments/make.sh project $(VENV) compat/sglang-cpu
+$(addsuffix /.stamps/compat,$(VENV) $(BEFORE)): %/.stamps/compat: $(COMPAT) %/.stamps/packages
+	@environments/make.sh project $* compat/sglang-cpu
 	@touch $@
 
 # An editable install builds nothing: these are the first-use builds, done now rather than while a server starts.
-$(STAMPS)/kernels: $(NATIVE) $(COMPAT_NATIVE) eagle_plugin/kernels/build.py $(STAMPS)/plugin $(STAMPS)/compat
-	@$(BIN)/python -c 'from eagle_plugin.kernels import loader; print("env: kernels:", loader.backend())' >&2
-	@$(BIN)/python -c 'from eagle_sglang_cpu import native; print("env: compat:", native.backend())' >&2
+$(addsuffix /.stamps/kernels,$(ENVIRONMENTS)): %/.stamps/kernels: $(NATIVE) eagle_plugin/kernels/build.py %/.stamps/plugin
+	@$*/bin/python -c 'from eagle_plugin.kernels import loader; print("$*: kernels:", loader.backend())' >&2
+	@touch $@
+
+$(addsuffix /.stamps/kernels,$(VENV) $(BEFORE)): %/.stamps/kernels: %/.stamps/native
+
+$(addsuffix /.stamps/native,$(VENV) $(BEFORE)): %/.stamps/native: $(COMPAT_NATIVE) %/.stamps/plugin %/.stamps/compat
+	@$*/bin/python -c 'from eagle_sglang_cpu import native; print("$*: compat:", native.backend())' >&2
 	@touch $@
 
 env-vllm: $(VLLM)/.stamps/kernels ## make or refresh .venv-vllm (stock vLLM for a CPU, this plugin, pytest)
@@ -77,14 +92,6 @@ $(VLLM_NEXT)/.stamps/packages: environments/vllm/requirements.lock $(NEXT_FILES)
 	@environments/make.sh overlay $(VLLM_NEXT) $(NEXT_RELEASE)
 	@environments/make.sh project $(VLLM_NEXT) environments/vllm-next/shim
 	@mkdir -p $(VLLM_NEXT)/.stamps && touch $@
-
-$(VLLM)/.stamps/plugin $(VLLM_NEXT)/.stamps/plugin: %/.stamps/plugin: pyproject.toml setup.py %/.stamps/packages
-	@environments/make.sh project $* .
-	@touch $@
-
-$(VLLM)/.stamps/kernels $(VLLM_NEXT)/.stamps/kernels: %/.stamps/kernels: $(NATIVE) eagle_plugin/kernels/build.py %/.stamps/plugin
-	@$*/bin/python -c 'from eagle_plugin.kernels import loader; print("$*: kernels:", loader.backend())' >&2
-	@touch $@
 
 env-aiperf: .venv-aiperf/.stamps/packages ## make .venv-aiperf, a second load generator for `eagle-plugin benchmark --aiperf`
 
@@ -118,7 +125,7 @@ test-fast: env ## the tests that start no engine and compile nothing (about five
 
 test-matrix: ## every test: make test, and more sizes, settings, builds and releases of the same
 	$(PREPARE)
-	@$(MAKE) --no-print-directory env-vllm-next
+	@$(MAKE) --no-print-directory env-vllm-next env-sglang-before
 	$(PYTEST) $(ARGS)
 
 CODE := $(wildcard *.py eagle_plugin compat tests benchmarks tools)
@@ -168,6 +175,9 @@ HEADS ?= $(sort $(notdir $(patsubst %/config.json,%,$(wildcard examples/heads/*/
 head-eval: env ## accept lengths of the heads in examples/heads on held-out prompts, to out/heads.json
 	OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 $(BIN)/eagle-plugin eval smollm2-135m-instruct $(HEADS) --json out/heads.json $(ARGS)
 
+contract: env ## what a release changes of the names that the plugin touches: ENGINE=vllm VERSION=0.34.0 (out/contract-*.json)
+	@$(BIN)/python tools/contract.py $(ENGINE) '$(VERSION)' $(ARGS)
+
 docs: env ## the documentation site, to out/site/index.html; a broken link or a page that is not in the navigation fails
 	$(BIN)/python tools/build_site.py
 
@@ -180,7 +190,7 @@ lock: ## resolve the locks in environments/ again (a maintainer's step)
 clean: ## remove builds, reports and caches, keep the environments
 	rm -rf build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis eagle_plugin/lib *.egg-info compat/*/build compat/*/src/*.egg-info
 	find eagle_plugin compat tests -name __pycache__ -type d -prune -exec rm -rf {} +
-	rm -f $(STAMPS)/plugin $(STAMPS)/compat $(STAMPS)/kernels $(VLLM)/.stamps/plugin $(VLLM)/.stamps/kernels $(VLLM_NEXT)/.stamps/plugin $(VLLM_NEXT)/.stamps/kernels
+	rm -f $(foreach env,$(ENVIRONMENTS),$(addprefix $(env)/.stamps/,plugin compat native kernels))
 
 distclean: clean ## clean, and remove the environments too
-	rm -rf .venv-sglang .venv-vllm .venv-vllm-next .venv-aiperf .venv-tools
+	rm -rf .venv-sglang .venv-sglang-before .venv-vllm .venv-vllm-next .venv-aiperf .venv-tools

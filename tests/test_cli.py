@@ -183,7 +183,7 @@ def test_version_names_the_tested_versions_where_the_plugin_does_not_serve(capsy
     monkeypatch.setattr(cli, "_installed", lambda name, *others: {"sglang": "0.4.9", "vllm": "0.32.0+cpu"}.get(name))
     monkeypatch.setattr(cli, "_kernels", lambda: "torch")
     printed = run(capsys, "version")[1]
-    assert "0.4.9 (the plugin is not active: it was tested with 0.5.23)" in printed
+    assert "0.4.9 (the plugin is not active: it was tested with 0.5.22, 0.5.23)" in printed
     assert "0.32.0+cpu\n" in printed
 
 

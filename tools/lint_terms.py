@@ -127,6 +127,7 @@ ALLOWED = [
     Allowed(r"vllm|tests/engines|wrap_markdown", r"(?i)bad_words|long_words", "", "parameters of vLLM and textwrap"),
     Allowed(r"core/rng\.py|murmur\.py|philox", r"words", "", "the 32-bit words of a counter-based generator"),
     Allowed(r"csrc/|tests/kernels/cuda", r"[Ww]ords", "", "machine words of a copy or of a warp's exchange"),
+    Allowed(r"versions\.py|docs/versions", r"(?i)law", r"sampling_law", "a column of out/versions.json"),
     Allowed(r"", r"stride", r"output_stride|accept_stride|\.stride\b", "engines' names, a tensor's stride"),
 ]
 

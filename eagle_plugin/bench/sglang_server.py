@@ -12,6 +12,9 @@ from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.core.policy import CPU_SHAPE
 from eagle_plugin.core.shape import Shape
 
+# Of several servers that start at once on a CPU, each counts what the others take meanwhile as its own weights; the
+# cache is limited by its tokens.
+CPU_MEMORY_FRACTION = 0.6
 SHAPES = (*map(Shape.chain, (1, 2, 3)), CPU_SHAPE, Shape(1, 4, 5), Shape(3, 4, 8))
 
 
@@ -26,7 +29,7 @@ def command(spec: ServerSpec, port: int) -> list[str]:
         "--context-length": spec.context_length,
         "--max-total-tokens": spec.max_total_tokens,
         "--max-running-requests": spec.max_running_requests,
-        "--mem-fraction-static": spec.memory_fraction,
+        "--mem-fraction-static": CPU_MEMORY_FRACTION if spec.device == "cpu" else spec.memory_fraction,
     }
     if spec.mode != "plain":
         flags |= {

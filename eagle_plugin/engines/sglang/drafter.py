@@ -14,7 +14,6 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftInput
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
-from sglang.srt.speculative.spec_utils import draft_tp_context
 from torch import Tensor
 
 from eagle_plugin.core.policy import MAX_TOP_M
@@ -29,6 +28,7 @@ from eagle_plugin.engines.sglang.batch import RoundBatch
 from eagle_plugin.engines.sglang.draft_weights import use_int8_weights
 from eagle_plugin.engines.sglang.eagle3_model import mask_of
 from eagle_plugin.engines.sglang.forward import TreeForward
+from eagle_plugin.engines.sglang.releases import sharded_as_drafter
 from eagle_plugin.kernels.accepted_path import AcceptedPath
 
 
@@ -162,7 +162,7 @@ class TreeDrafter(EagleDraftWorker):
     def _contexts(self) -> Iterator[None]:
         """Around every forward of the head: how the engine shards it."""
         with (
-            draft_tp_context(self.parallel_layout),
+            sharded_as_drafter(self),
             speculative_moe_backend_context(),
             speculative_moe_a2a_backend_context(),
         ):

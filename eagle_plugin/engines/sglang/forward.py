@@ -6,12 +6,11 @@ from typing import Any
 
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
-from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
-from sglang.srt.runtime_context import get_model
 from torch import Tensor
 
 from eagle_plugin.engines.sglang.attention import TreeAttention
 from eagle_plugin.engines.sglang.batch import RoundBatch
+from eagle_plugin.engines.sglang.releases import forward_of
 
 
 class TreeForward:
@@ -51,8 +50,5 @@ class TreeForward:
             next_token_logits_buffer=logits_buffer,
         )
         model = self._runner.model
-        with (
-            get_model().override(shared_experts=model.shared_experts_config),
-            forward_context(ForwardContext(attn_backend=self._attention), forward_batch=forward_batch),
-        ):
+        with forward_of(model, self._attention, forward_batch):
             return model.forward(tokens, positions, forward_batch)

@@ -15,9 +15,10 @@ from sglang.srt.layers.moe.utils import speculative_moe_a2a_backend_context, spe
 from sglang.srt.layers.sampler import Sampler
 from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorkerV2
-from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
+from sglang.srt.speculative.spec_utils import draft_pp_context
 
 from eagle_plugin.engines.sglang.attention import TreeAttention
+from eagle_plugin.engines.sglang.releases import sharded_as_drafter
 from eagle_plugin.engines.startup import StartRefused
 from eagle_plugin.errors import UserError
 
@@ -58,7 +59,7 @@ def _restore(worker: Any) -> None:
         torch.cuda.empty_cache()
     with (
         draft_pp_context(),
-        draft_tp_context(drafter.parallel_layout),
+        sharded_as_drafter(drafter),
         speculative_moe_backend_context(),
         speculative_moe_a2a_backend_context(),
     ):
@@ -67,7 +68,7 @@ def _restore(worker: Any) -> None:
         runner.init_decode_cuda_graph()
         with (
             draft_pp_context(),
-            draft_tp_context(drafter.parallel_layout),
+            sharded_as_drafter(drafter),
             speculative_moe_backend_context(),
             speculative_moe_a2a_backend_context(),
         ):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
 from eagle_plugin.capture.settings import FOLDER
+from eagle_plugin.engines.seams import Difference, installed_differences
 from eagle_plugin.engines.sglang import version
 from eagle_plugin.engines.startup import may_serve
 
@@ -27,7 +29,7 @@ OVERLAP_ON_CPU = "sglang.srt.arg_groups.speculative_hook._disable_overlap_schedu
 
 def register() -> None:
     """Register the hooks, unless ``EAGLE_PLUGIN=0`` or the SGLang version is not a tested one."""
-    if not may_serve("SGLang", version.installed(), version.TESTED, logger):
+    if not may_serve("SGLang", version.installed(), version.TESTED, logger, _differences):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -42,6 +44,13 @@ def register() -> None:
         from eagle_plugin.engines import graph_emulator
 
         graph_emulator.install()
+
+
+def _differences() -> list[Difference]:
+    """What the installed SGLang has otherwise than the adapter wants it; nothing of it is imported."""
+    from eagle_plugin.engines.sglang.seams import SEAMS
+
+    return installed_differences("sglang", Path(__file__).parent, SEAMS)
 
 
 def _create_worker(original: Any, algorithm: Any, server_args: Any) -> Any:

@@ -1,8 +1,8 @@
 """The self-test of a server before its first request: the kernels before our worker is made, the real round after.
 
 On a GPU it always runs, once per device, versions and model (`eagle_plugin.selftest.record`); on a CPU with
-``EAGLE_SELFTEST=1``, and where graphs are emulated. All ranks of tensor parallelism decide alike: each one's findings
-are gathered before anything is concluded from them.
+``EAGLE_SELFTEST=1`` or ``EAGLE_PLUGIN=force``, and where graphs are emulated. All ranks of tensor parallelism decide
+alike: each one's findings are gathered before anything is concluded from them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from eagle_plugin.engines.sglang.pools import chunk_of, pools_of, windows_of
 from eagle_plugin.engines.sglang.random_batches import Parts
 from eagle_plugin.engines.sglang.ranks import gather_objects, rank_logger
 from eagle_plugin.engines.sglang.round_test import RoundTest
+from eagle_plugin.engines.startup import forced
 from eagle_plugin.heads.files import read_mask_token
 from eagle_plugin.selftest import record, suite
 from eagle_plugin.selftest.shapes import DTYPES, ModelShape, as_text
@@ -34,7 +35,7 @@ REMOVE = "after a repair run: eagle-plugin selftest --again"
 
 def is_wanted(device: str) -> bool:
     """Whether a server on this kind of device tests itself."""
-    return device == "cuda" or emulated() or os.environ.get("EAGLE_SELFTEST") == "1"
+    return device == "cuda" or emulated() or forced() or os.environ.get("EAGLE_SELFTEST") == "1"
 
 
 def failed_kernels(runner: Any) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import metadata
 
-TESTED = ("0.5.23",)
+TESTED = ("0.5.22", "0.5.23")
 
 
 def installed() -> str:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from eagle_plugin.capture.settings import FOLDER
+from eagle_plugin.engines.seams import Difference, installed_differences
 from eagle_plugin.engines.startup import StartRefused, may_serve, switched_off
 from eagle_plugin.engines.vllm import version
 from eagle_plugin.errors import UserError
@@ -22,8 +24,8 @@ _MARK = "_eagle_plugin_original"
 
 
 def register() -> None:
-    """Hook into vLLM's configuration, unless ``EAGLE_PLUGIN=0`` or the vLLM version is not a tested one."""
-    if not may_serve("vLLM", version.installed(), version.TESTED, logger):
+    """Hook into vLLM's configuration, unless ``EAGLE_PLUGIN=0`` or the version is not a tested one."""
+    if not may_serve("vLLM", version.installed(), version.TESTED, logger, _differences):
         return
     from vllm.config import SchedulerConfig
     from vllm.platforms import current_platform
@@ -39,6 +41,13 @@ def register() -> None:
             from eagle_plugin.engines.vllm.traffic_capture import add_middleware
 
             _wrap(arguments.EngineArgs, "from_cli_args", add_middleware)
+
+
+def _differences() -> list[Difference]:
+    """What the installed vLLM has otherwise than the adapter wants it; nothing of it is imported."""
+    from eagle_plugin.engines.vllm.seams import SEAMS
+
+    return installed_differences("vllm", Path(__file__).parent, SEAMS)
 
 
 def _wrap(owner: type, name: str, hook: Any) -> None:

@@ -151,7 +151,7 @@ def test_every_rank_has_the_logits_of_the_whole_vocabulary():
     """They are gathered, unless a worker (DFLASH's is the only one) asks to do it itself."""
     gathers = assignments(LogitsProcessor.__init__, "self.do_tensor_parallel_all_gather")
     assert "not skip_all_gather and get_parallel().tp_size > 1" in gathers
-    assert assignments(LogitsProcessor, "self.defer_verify_gather") == ["False"]
+    assert assignments(LogitsProcessor, "self.defer_verify_gather") in ([], ["False"])  # none in older releases
 
 
 def test_the_prefill_lists_as_many_tokens_as_the_drafter_asks_for():
@@ -168,7 +168,7 @@ def test_the_engines_order_of_transforms_is_ours():
 
 def test_draft_state_keeps_no_field_unknown_to_us():
     """A new relayed field would have to be filled by TreeDrafter.extend."""
-    assert fields(EagleDraftInput) == {
+    assert fields(EagleDraftInput) <= {
         "topk_p", "topk_index", "draft_probs", "hidden_states", "capture_hidden_mode", "dsa_topk_indices",
         "bonus_tokens", "kv_indptr", "kv_indices", "window_kv_indptr", "window_kv_indices", "num_tokens_per_req",
         "num_tokens_for_logprob_per_req", "future_indices", "future_dsa_topk_indices_available",
@@ -219,7 +219,7 @@ def test_graphs_are_captured_where_we_capture_them():
     assert parameters(parallel_state.graph_capture) == ["stream"]
     assert parameters(capture_mode.model_capture_mode) == []
     captured = decode_cuda_graph_runner.DecodeCudaGraphRunner
-    assert calls(captured._capture, "graph_capture") and calls(captured.__init__, "model_capture_mode")
+    assert calls(captured, "graph_capture") and calls(captured.__init__, "model_capture_mode")
     assert parameters(cuda_graph_config.check_cuda_graph_backend)[:2] == ["phase", "backend"]
     assert cuda_graph_config.Backend.DISABLED and cuda_graph_config.Phase.DECODE
     assert "bs" in cuda_graph_config.PhaseConfig.__annotations__

@@ -24,9 +24,11 @@ def test_a_forward_over_trees_leaves_out_what_other_models_need():
     """forward.py calls the model itself: what ModelRunner and its runners do around the call is theirs to know of."""
     from sglang.srt.model_executor.runner.eager_runner import EagerRunner
 
-    assert "get_model().override(shared_experts=self.model.shared_experts_config)" in calls(
-        ModelRunner._forward_raw, "override"
-    )
+    overridden = calls(ModelRunner._forward_raw, "override")
+    if "shared_experts_config" in inspect.getsource(ModelRunner):  # not in older releases (releases.py)
+        assert "get_model().override(shared_experts=self.model.shared_experts_config)" in overridden
+    else:
+        assert overridden == []
     assert calls(EagerRunner._execute_extend, "model_runner.model.forward") == [
         "model_runner.model.forward(forward_batch.input_ids, forward_batch.positions, forward_batch, **kwargs)"
     ]
@@ -109,13 +111,16 @@ def test_a_masked_row_is_fused_as_the_features_of_real_rows_are():
 def test_no_attention_backend_is_asked_for_its_class():
     """TreeAttention is a proxy: an isinstance check on attn_backend would not see through it."""
     from sglang.srt.model_executor import model_runner
-    from sglang.srt.model_executor.runner import decode_cuda_graph_runner, eager_runner
+    from sglang.srt.model_executor.runner import eager_runner
 
-    def classes_asked(module) -> list[str]:
-        return [call for call in calls(module, "isinstance") if "attn_backend" in call.partition(",")[0]]
+    def classes_asked(owner) -> list[str]:
+        return [call for call in calls(owner, "isinstance") if "attn_backend" in call.partition(",")[0]]
+
+    def control(runner):
+        return isinstance(runner.attn_backend, int)
 
     assert classes_asked(model_runner) == classes_asked(eager_runner) == []
-    assert classes_asked(decode_cuda_graph_runner), "the control: this one asks, and serves GPUs only"
+    assert classes_asked(control) == ["isinstance(runner.attn_backend, int)"]
 
 
 def test_every_flag_that_support_reads_is_a_server_argument():

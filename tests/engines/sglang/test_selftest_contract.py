@@ -69,7 +69,8 @@ def test_the_hand_over_runs_the_steps_that_ours_replace():
     assert replaced == {"init_attention_backend", "_capture_cuda_graphs", "draft"}
     assert calls(_restore, "drafter.init_attention_backend") and calls(_restore, "drafter._capture_cuda_graphs")
     assert calls(_restore, "runner.init_decode_cuda_graph") and callable(ModelRunner.init_decode_cuda_graph)
-    contexts = ["draft_pp_context()", "draft_tp_context(self.parallel_layout)", "speculative_moe_backend_context()"]
+    sharding = "parallel_layout" if "parallel_layout" in assigned(EagleDraftWorker) else "draft_owns_attention"
+    contexts = ["draft_pp_context()", f"draft_tp_context(self.{sharding})", "speculative_moe_backend_context()"]
     for step in (EagleDraftWorker.init_attention_backends, EagleDraftWorker.init_cuda_graphs):
         assert in_order(step, contexts)
     assert calls(EagleDraftWorker.init_attention_backends, "self.init_attention_backend")

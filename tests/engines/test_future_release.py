@@ -1,0 +1,105 @@
+"""A release that the plugin was not tested with: left untouched, served with ``EAGLE_PLUGIN=force``, or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import tiny_models
+from future_release import make_release
+from serving import VLLM_PYTHON, serving, tiny_spec, vllm_spec
+from word_prompts import make_prompts
+
+from eagle_plugin.bench.load import Sampling, ask_all
+from eagle_plugin.bench.questions import Question
+from eagle_plugin.bench.servers import PLUGIN_LINE, Server
+from eagle_plugin.bench.spec import ServerSpec
+from eagle_plugin.engines.engine_source import EngineSource
+
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.skipif(not VLLM_PYTHON.exists(), reason="there is no .venv-vllm; make it with `make env-vllm`"),
+]
+
+
+class Case(NamedTuple):
+    """An engine, and a private method that a release might call otherwise."""
+
+    installed: Path
+    version: str
+    file: str
+    old: str
+    new: str
+    difference: str  # that is logged
+
+    def release(self, folder: Path, engine: str, renamed: bool) -> Path:
+        changes = {self.file: (self.old, self.new)} if renamed else {}
+        return make_release(self.installed, engine, self.version, folder, changes)
+
+
+CASES = {
+    "sglang": Case(
+        EngineSource.installed("sglang").folder,
+        "0.99.0",
+        "srt/speculative/eagle_worker_v2.py",
+        "_forward_prefill_batch(",
+        "_forward_prompts(",
+        "EAGLEWorkerV2._forward_prefill_batch is gone",
+    ),
+    "vllm": Case(
+        VLLM_PYTHON.parents[1] / "lib/python3.11/site-packages",
+        "0.99.0+cpu",
+        "v1/worker/gpu_model_runner.py",
+        "_sample(",
+        "_draw(",
+        "CPUModelRunner._sample is gone",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target and a head that both engines serve."""
+    target = tiny_models.tiny_llama(tmp_path_factory.mktemp("target"), head_dim=32)
+    return target, tiny_models.tiny_eagle3_head(tmp_path_factory.mktemp("head"), target)
+
+
+def answers(server: Server) -> list[str]:
+    questions = [Question(id=str(i), group="words", prompt=prompt) for i, prompt in enumerate(make_prompts(8))]
+    done = ask_all(server.endpoint, questions, Sampling(max_tokens=32, ignore_eos=True), concurrency=4)
+    return [one.text for one in done]
+
+
+def logged(server: Server, text: str) -> list[str]:
+    """The plugin's lines with this text, each once: every process of a server has a log."""
+    return sorted({line for line in PLUGIN_LINE.findall(server.log_text()) if text in line})
+
+
+@pytest.mark.parametrize("engine", CASES)
+def test_an_unknown_release(engine: str, models: tuple[Path, Path], tmp_path: Path) -> None:
+    case = CASES[engine]
+    same = case.release(tmp_path / "same", engine, renamed=False)
+    renamed = case.release(tmp_path / "renamed", engine, renamed=True)
+    spec = tiny_spec if engine == "sglang" else vllm_spec
+
+    def server(name: str, release: Path, switch: str, mode: str) -> ServerSpec:
+        environment = {"PYTHONPATH": str(release), "EAGLE_PLUGIN": switch, "EAGLE_CACHE_DIR": str(tmp_path / name)}
+        environment["EAGLE_POLICY"] = "fixed"
+        return spec(*models, (2, 1, 3), mode=mode, environment=environment, name=name)
+
+    specs = [
+        server("untouched", same, "1", "builtin"),
+        server("forced", same, "force", "plugin"),
+        server("changed", renamed, "force", "builtin"),
+    ]
+    with serving(specs, tmp_path / "logs", as_users=True) as (untouched, forced, changed):
+        (line,) = logged(untouched, "untouched")
+        assert f"{case.version} untouched: it was tested with" in line and "EAGLE_PLUGIN=force" in line
+        (line,) = logged(forced, "with which it was not tested")
+        assert case.version in line
+        assert not logged(forced, "untouched")
+        (line,) = logged(changed, "untouched")
+        assert "although EAGLE_PLUGIN=force" in line and case.difference in line
+        responses = [answers(one) for one in (untouched, forced, changed)]
+        assert responses[0] == responses[1] == responses[2] and len(set(responses[0])) > 1
