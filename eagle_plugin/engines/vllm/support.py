@@ -24,6 +24,7 @@ from eagle_plugin.engines.startup import engine_serves
 from eagle_plugin.engines.vllm.masked_rows import mask_token
 from eagle_plugin.engines.vllm.options import Options
 from eagle_plugin.engines.vllm.policy_reports import make_report_path
+from eagle_plugin.engines.vllm.releases import keep_hits_long
 from eagle_plugin.engines.vllm.served import mark_report, mark_served
 from eagle_plugin.errors import UserError
 from eagle_plugin.heads.export import warn_of_biases
@@ -74,9 +75,7 @@ def choose_worker(vllm_config: Any) -> None:
     for warning in _check_head(target, head, speculative.method, shape.steps):
         _log_once(logging.WARNING, f"eagle-plugin: {warning}")
     shape = options.within_trained(shape, trained)
-    # vLLM computes the last block of a hit anew for the head, whose last key in it may be from another next token. That
-    # key changes a draft a little and never the output; the target's forward over a block of 128 tokens costs far more.
-    speculative.disable_eagle_block_drop = True
+    keep_hits_long(speculative)
     speculative.parallel_drafting = False  # it is how vLLM drafts; our worker knows the head by its mask token
     if vllm_config.model_config.is_hybrid:
         _keep_one_state(vllm_config)

@@ -117,6 +117,33 @@ def test_a_prompt_that_comes_again_hits_as_many_blocks_as_without_speculation(ll
     assert found == sum((len(prompt) - 1) // BLOCK * BLOCK for prompt in PROMPTS)
 
 
+def test_a_block_before_another_token(llm: LLM) -> None:
+    """The head's last key of a block depends on the token after it: newer releases hash it with the block, so that the
+    drafts are those of a new prompt; in older ones the block is found, and a draft may be another."""
+    shared, next_tokens = PROMPTS[-1][: 3 * BLOCK], ([5, 7, 9], [8, 6, 4])
+    first, second = (shared + more for more in next_tokens)
+    forget_all(llm)
+    fresh = generate(llm, [second], max_tokens=20)
+    fresh_drafts = after_forgetting(llm, [second])
+    forget_all(llm)
+    drafted(llm, [first])
+    hits = counters(llm)["vllm:prefix_cache_hits"]
+    found = drafted(llm, [second])
+    hit = counters(llm)["vllm:prefix_cache_hits"] - hits
+    hashed = not getattr(runner(llm).speculative_config, "disable_lookahead_block_hashes", True)
+    assert hit == (2 if hashed else 3) * BLOCK
+    if hashed:
+        torch.testing.assert_close(found, fresh_drafts, atol=1e-4, rtol=0)
+    else:
+        assert found.shape != fresh_drafts.shape or (found - fresh_drafts).abs().max() > 1e-4
+    assert generate(llm, [second], max_tokens=20) == fresh
+
+
+def after_forgetting(llm: LLM, prompts: list[list[int]]) -> Tensor:
+    forget_all(llm)
+    return drafted(llm, prompts)
+
+
 def test_blocks_of_a_request_that_still_runs(llm: LLM) -> None:
     """Who enters with a prefix of it makes the head read it; who has another prefix does not."""
     served = runner(llm)
