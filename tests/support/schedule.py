@@ -40,6 +40,7 @@ SECONDS = {
     "test_group[requests]": 117,
     "engines/sglang/test_head_exchange.py": 107,
     "sglang draws synchronous": 104,
+    "engines/test_future_release.py": 100,
     "test_group[P-EAGLE]": 97,
     "test_optimize.py": 86,
     "engines/sglang/test_parallel_heads.py": 77,
