@@ -114,7 +114,7 @@ WORKERS ?= 2
 PYTEST = $(CALM) $(BIN)/python -m pytest -n $(WORKERS)
 
 # Both environments at once, and lint beside the second one.
-PREPARE = @$(MAKE) --no-print-directory -j2 lint env-vllm
+PREPARE = @$(MAKE) --no-print-directory -j2 lint env-vllm env-sglang-before
 
 test: ## lint, then the tests with real engines: at least one case of everything (about 25 minutes on two cores)
 	$(PREPARE)
@@ -125,7 +125,7 @@ test-fast: env ## the tests that start no engine and compile nothing (about five
 
 test-matrix: ## every test: make test, and more sizes, settings, builds and releases of the same
 	$(PREPARE)
-	@$(MAKE) --no-print-directory env-vllm-next env-sglang-before
+	@$(MAKE) --no-print-directory env-vllm-next
 	$(PYTEST) $(ARGS)
 
 CODE := $(wildcard *.py eagle_plugin compat tests benchmarks tools)

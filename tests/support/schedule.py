@@ -52,6 +52,7 @@ SECONDS = {
     "optimize/test_runner.py": 63,
     "test_group[real model]": 61,
     "sglang requests graphs": 60,
+    "test_sglang_environment.py": 60,
     "deploy/test_package.py": 53,
     "reference/test_sampled.py": 48,
     "core/test_rule.py": 46,

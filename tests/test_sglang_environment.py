@@ -1,0 +1,45 @@
+"""Runs tests of the SGLang adapter in the environment of the release before the newest: a group of files per process."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "tests/engines/sglang"
+PYTHON = ROOT / ".venv-sglang-before/bin/python"
+# The first two in `make test`.
+GROUPS = {
+    "contract": ("contract", "contract_models", "selftest_contract"),
+    "greedy": ("tiny",),
+    "draws": ("sampling", "seeds"),
+    "requests": ("grammar", "logprobs", "parameters", "metrics"),
+    "heads": ("parallel_heads", "head_exchange"),
+    "models": ("families", "lora", "chunks"),
+    "starts": ("selftest", "selftest_start", "refusals"),
+    "ranks": ("tensor_parallel", "ranks"),
+}
+SECONDS = 840  # of one process; the limit of a test is 900
+
+
+@pytest.mark.skipif(not PYTHON.exists(), reason="there is no .venv-sglang-before; make it with `make env-sglang-before`")
+@pytest.mark.parametrize(
+    "group",
+    [
+        pytest.param("contract", marks=pytest.mark.slow),
+        pytest.param("greedy", marks=pytest.mark.server),
+        *(pytest.param(name, marks=pytest.mark.matrix) for name in list(GROUPS)[2:]),
+    ],
+)
+def test_group_in_the_release_before(group: str) -> None:
+    files = [str(FOLDER / f"test_{name}.py") for name in GROUPS[group]]
+    command = [str(PYTHON), "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not matrix", *files]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    print(done.stdout[-6000:])  # with -s or -rP
+    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
+    assert re.search(r"^\d+ passed", done.stdout, re.MULTILINE) and "skipped" not in done.stdout
