@@ -43,7 +43,7 @@ LAW: dict[str, set[str]] = {
     "engines": {"core", "heads", "kernels"},
     "selftest": {"core", "kernels", "engines"},
     "engines.sglang": {"core", "heads", "kernels", "engines", "selftest", "capture"},
-    "engines.vllm": {"core", "heads", "kernels", "engines", "capture"},
+    "engines.vllm": {"core", "heads", "kernels", "engines", "selftest", "capture"},
     "train": {"core", "heads", "data", "models"},
     # The other sub-commands run in processes of their own.
     "optimize": {"data", "bench", "bench.states", "report", "models", "train.recipe"},

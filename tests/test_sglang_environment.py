@@ -1,4 +1,4 @@
-"""Runs tests of the SGLang adapter in the environment of the release before the newest: a group of files per process."""
+"""Runs tests of the SGLang adapter in the environment of the release before: a group of files per process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ GROUPS = {
 SECONDS = 840  # of one process; the limit of a test is 900
 
 
-@pytest.mark.skipif(not PYTHON.exists(), reason="there is no .venv-sglang-before; make it with `make env-sglang-before`")
+@pytest.mark.skipif(
+    not PYTHON.exists(), reason="there is no .venv-sglang-before; make it with `make env-sglang-before`"
+)
 @pytest.mark.parametrize(
     "group",
     [

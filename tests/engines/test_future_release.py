@@ -53,7 +53,7 @@ CASES = {
         "v1/worker/gpu_model_runner.py",
         "_sample(",
         "_draw(",
-        "CPUModelRunner._sample is gone",
+        "GPUModelRunner._sample is gone",
     ),
 }
 

@@ -106,7 +106,7 @@ FEWER = "EagleProposer.load_model takes (self, more, target_model), wanted (self
 @pytest.mark.parametrize(
     ("engine", "file", "old", "new", "place"),
     [
-        ("vllm", RUNNER, "def _sample(", "def _draw(", "CPUModelRunner._sample is gone"),
+        ("vllm", RUNNER, "def _sample(", "def _draw(", "GPUModelRunner._sample is gone"),
         ("vllm", PROPOSER, LOAD, f"{LOAD} more,", FEWER),
         ("sglang", WORKER, "def _capture_cuda_graphs(", "def _capture(", "_capture_cuda_graphs is gone"),
         ("sglang", RESULT, "new_seq_lens:", "next_seq_lens:", "GenerationBatchResult.new_seq_lens is gone"),

@@ -1,7 +1,7 @@
 """What an engine's functions and classes look like: signatures, fields, and what is in their syntax trees.
 
-For the contract tests. `owner` is a function, a class or a module; patterns are Python source. Comments, docstrings and
-line breaks do not matter: a pattern is compared with the nodes of the tree.
+For the contract tests. `owner` is a function, a class or a module, or the node of one (`defined`); patterns are Python
+source. Comments, docstrings and line breaks do not matter: a pattern is compared with the nodes of the tree.
 """
 
 from __future__ import annotations
@@ -11,10 +11,22 @@ import dataclasses
 import inspect
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 
+def defined(path: Path, name: str = "") -> Any:
+    """What a file defines under a dotted name, for modules that cannot be imported here; "": the module."""
+    found: Any = ast.parse(path.read_text(encoding="utf-8"))
+    for part in filter(None, name.split(".")):
+        kinds = ast.FunctionDef | ast.ClassDef
+        found = next(node for node in found.body if isinstance(node, kinds) and node.name == part)
+    return found
+
+
 def _parse(owner: Any) -> ast.AST:
+    if isinstance(owner, ast.AST):
+        return owner
     return ast.parse(textwrap.dedent(inspect.getsource(owner)))
 
 
@@ -73,4 +85,7 @@ def fields(cls: Any) -> set[str]:
 
 
 def parameters(function: Any) -> list[str]:
+    if isinstance(function, ast.FunctionDef):
+        named = function.args
+        return [one.arg for one in (*named.posonlyargs, *named.args, *named.kwonlyargs)]
     return list(inspect.signature(function).parameters)

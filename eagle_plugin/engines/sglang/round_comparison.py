@@ -12,14 +12,10 @@ from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.round import Drafts
 from eagle_plugin.engines.sglang.decode_round import Extended
 from eagle_plugin.engines.sglang.verifier import TargetOutput
+from eagle_plugin.selftest.tree_paths import relative_difference
 
-# Relative differences of a row of floats. A graph and the same function as it is run the same kernels; a tree in one
-# forward and its paths do not: the sizes of all products differ, and in 16 bits every layer adds to that.
+# Relative differences of a row of floats: a graph and the same function as it is run the same kernels.
 SAME_SIZES = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
-OTHER_SIZES = {torch.float32: 5e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
-# Rows of a tree that may be further off: a mixture of experts sends a row elsewhere where two of its experts are nearly
-# equal. A wrong mask or position changes the rows of nearly all nodes.
-ROWS_ELSEWHERE = 0.1
 # The least part of the same tokens, where floats are not the same to the last bit: then near ties fall either way.
 LEAST_COMMON = 0.75
 
@@ -73,25 +69,11 @@ class RoundComparison:
             self._tokens("draft", "tokens of the trees", named, named_, exact)
         return self._found
 
-    def logits_differ(self, pairs: list[tuple[Tensor, Tensor]]) -> list[str]:
-        """One sentence if the logits [b, V] of too many nodes differ; pairs has one for each node of some paths."""
-        found, wanted = (torch.cat(values) for values in zip(*pairs, strict=True))
-        off = _relative(*(x - x.mean(dim=1, keepdim=True) for x in (found.float(), wanted.float())))
-        allowed = OTHER_SIZES[self._dtype]
-        count = int((~(off <= allowed)).sum())
-        if count > ROWS_ELSEWHERE * len(off):
-            worst = float(off.nan_to_num(nan=torch.inf).max())
-            self._found.append(
-                f"{self._what}: the logits of {count} of {len(off)} nodes differ from those of their paths token by "
-                f"token, by {worst:.2g} of their size where {allowed:.2g} is allowed"
-            )
-        return self._found
-
     def _rows(self, function: str, name: str, found: Tensor, wanted: Tensor) -> bool:
         """Compare rows of floats; whether they are the same to the last bit."""
         if torch.equal(found.nan_to_num(), wanted.nan_to_num()):
             return True
-        off = _relative(found.float(), wanted.float())
+        off = relative_difference(found.float(), wanted.float())
         allowed = SAME_SIZES[self._dtype]
         if count := int((~(off <= allowed)).sum()):
             worst = float(off.nan_to_num(nan=torch.inf).max())
@@ -117,11 +99,6 @@ class RoundComparison:
     def _say(self, function: str, name: str, what: str, allowed: float | None = None) -> None:
         limit = "" if allowed is None else f", the limit is {allowed:.2g}"
         self._found.append(f"{self._what}: {function}: {name}: {what}{limit}")
-
-
-def _relative(found: Tensor, wanted: Tensor) -> Tensor:
-    """The size of the difference of each row, relative to that of the row, [n]."""
-    return (found - wanted).norm(dim=1) / wanted.norm(dim=1).clamp(min=1e-6)
 
 
 def _finite(logp: Tensor) -> Tensor:

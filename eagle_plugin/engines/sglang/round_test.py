@@ -18,9 +18,9 @@ from eagle_plugin.engines.sglang.drafter import DraftState
 from eagle_plugin.engines.sglang.random_batches import Parts, RandomBatches
 from eagle_plugin.engines.sglang.round_comparison import Results, RoundComparison
 from eagle_plugin.engines.sglang.verifier import TargetOutput
+from eagle_plugin.selftest.tree_paths import logits_differ, paths_of, random_tree
 
 TREE_PREFIX = 6  # few, so that what a node sees of its tree counts
-PATHS = 3  # of the tree, token by token
 TREE_REQUESTS = 4
 SECOND_PASS = 32  # up to so many captured keys are replayed on two batches each
 
@@ -135,16 +135,15 @@ class RoundTest:
             roots = self._random.randint(0, parts.vocabulary, b)
             for length in range(TREE_PREFIX):
                 self._one_token(rows, length, self._random.randint(0, parts.vocabulary, b))
-            tree = self._random_tree(roots, shape)
+            tree = random_tree(roots, shape, parts.vocabulary, self._random.generator)
             batch = self._read(shape, rows, TREE_PREFIX)
             at_once = parts.verifier.forward(batch, tree).logits.view(b, shape.width, -1).clone()
             pairs = []
-            for path in _paths(tree.parents[0].tolist()):
+            for path in paths_of(tree.parents[0].tolist()):
                 for depth, node in enumerate(path):
                     one = self._one_token(rows, TREE_PREFIX + depth, tree.tokens[:, node])
                     pairs.append((at_once[:, node], one))
-        what = "a tree in one forward of the target"
-        return RoundComparison(what, b, shape, self._dtype).logits_differ(pairs)
+        return logits_differ("a tree in one forward of the target", pairs, self._dtype)
 
     def _one_token(self, rows: Tensor, length: int, tokens: Tensor) -> Tensor:
         """Logits [b, V] after tokens [b] at this position, whose keys and values are stored."""
@@ -154,40 +153,6 @@ class RoundTest:
     def _read(self, shape: Shape, rows: Tensor, length: int) -> RoundBatch:
         lengths = torch.full((len(rows),), length, device=self._random.device)
         return self._parts.reader.read(shape, self._random.schedule(rows, lengths, True), len(rows))
-
-    def _random_tree(self, roots: Tensor, shape: Shape) -> DraftTree:
-        """Trees of one random form and different tokens."""
-        width, parents, depths = shape.width, [-1], [0]
-        ancestors = [1]
-        for node in range(1, width):
-            # A chain of the greatest depth first, then children of any node that is not too deep.
-            parent = (
-                node - 1 if node <= shape.steps else int(torch.randint(0, node, (), generator=self._random.generator))
-            )
-            while depths[parent] >= shape.steps:
-                parent = parents[parent]
-            parents.append(parent)
-            depths.append(depths[parent] + 1)
-            bits = ancestors[parent] | 1 << node
-            ancestors.append(bits - 2**64 if bits >= 2**63 else bits)
-        tree = DraftTree.padding(roots, width)
-        tree.tokens[:, 1:] = self._random.randint(0, self._parts.vocabulary, len(roots), width - 1)
-        for values, one in ((tree.parents, parents), (tree.depths, depths), (tree.ancestors, ancestors)):
-            values.copy_(torch.tensor(one, device=self._random.device).to(values.dtype))
-        return tree
-
-
-def _paths(parents: list[int]) -> list[list[int]]:
-    """The paths from the root to the deepest leaf and to the last ones."""
-    leaves = [node for node in range(len(parents)) if node not in parents]
-    paths = []
-    for leaf in leaves:
-        path = [leaf]
-        while parents[path[0]] >= 0:
-            path.insert(0, parents[path[0]])
-        paths.append(path)
-    paths.sort(key=len, reverse=True)
-    return paths[:1] + paths[1:][-(PATHS - 1) :]
 
 
 def _padded(state: DraftState, lanes: int) -> DraftState:

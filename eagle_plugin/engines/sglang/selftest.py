@@ -8,14 +8,11 @@ alike: each one's findings are gathered before anything is concluded from them.
 from __future__ import annotations
 
 import logging
-import os
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from eagle_plugin.atomic_io import WriteError
 from eagle_plugin.engines.sglang import version
 from eagle_plugin.engines.sglang.capture import emulated
 from eagle_plugin.engines.sglang.hand_over import hand_over
@@ -23,19 +20,17 @@ from eagle_plugin.engines.sglang.pools import chunk_of, pools_of, windows_of
 from eagle_plugin.engines.sglang.random_batches import Parts
 from eagle_plugin.engines.sglang.ranks import gather_objects, rank_logger
 from eagle_plugin.engines.sglang.round_test import RoundTest
-from eagle_plugin.engines.startup import forced
 from eagle_plugin.heads.files import read_mask_token
-from eagle_plugin.selftest import record, suite
+from eagle_plugin.selftest import decision, record, suite
+from eagle_plugin.selftest.decision import decide, is_asked_for, told
 from eagle_plugin.selftest.shapes import DTYPES, ModelShape, as_text
 
 logger = logging.getLogger("eagle_plugin")
 
-REMOVE = "after a repair run: eagle-plugin selftest --again"
-
 
 def is_wanted(device: str) -> bool:
     """Whether a server on this kind of device tests itself."""
-    return device == "cuda" or emulated() or forced() or os.environ.get("EAGLE_SELFTEST") == "1"
+    return emulated() or is_asked_for(device)
 
 
 def failed_kernels(runner: Any) -> list[str]:
@@ -54,7 +49,7 @@ def failed_kernels(runner: Any) -> list[str]:
     if failed:
         return failed
     earlier = record.read(round_key(runner, shape))
-    return _told(agree(earlier.reasons if earlier else []))
+    return told(agree(earlier.reasons if earlier else []))
 
 
 def check_rounds(worker: Any) -> bool:
@@ -160,45 +155,13 @@ def parts_of(worker: Any) -> Parts:
 
 
 def _decide(key: Mapping[str, Any], test: Callable[[], list[str]]) -> list[str]:
-    """The reasons that a record of every rank has, else those of the test, which all ranks then run and keep."""
-    kept = record.read(key)
-    if None not in gather_objects(None if kept is None else True):
-        assert kept is not None
-        return _told(agree(kept.reasons))
-    begin = time.perf_counter()
-    try:
-        found = test()
-    except Exception as error:  # of any kind: what does not run is left to the engine as what is wrong
-        first = (str(error).strip() or "no message").splitlines()[0]
-        found = [f"{key['part']}: {type(error).__name__}: {first}"]
-    reasons, seconds = agree(found), time.perf_counter() - begin
-    try:
-        record.write(key, reasons, seconds)
-    except WriteError as error:
-        rank_logger(logger).warning(
-            "eagle-plugin: the result of the self-test is not kept, every start will repeat it: %s", error
-        )
-    if not reasons:
-        rank_logger(logger).info("eagle-plugin: the self-test of the %s passed in %.1f s", key["part"], seconds)
-    return _told(reasons)
+    """`decide` among the ranks of this server."""
+    return decide(key, test, gather_objects, rank_logger(logger))
 
 
 def agree(reasons: list[str]) -> list[str]:
     """The reasons of all ranks, each once; one that not all ranks have is told with its ranks."""
-    everyones = gather_objects(reasons)
-    merged = []
-    for reason in dict.fromkeys(reason for own in everyones for reason in own):
-        ranks = [rank for rank, own in enumerate(everyones) if reason in own]
-        merged.append(reason if len(ranks) == len(everyones) else f"rank {', '.join(map(str, ranks))}: {reason}")
-    return merged
-
-
-def _told(reasons: list[str]) -> list[str]:
-    """The reasons as the log names them: which test, and how a record of it is removed."""
-    if not reasons:
-        return []
-    more = f" (and {len(reasons) - 3} more)" if len(reasons) > 3 else ""
-    return [f"the self-test failed: {'; '.join(reasons[:3])}{more}; {REMOVE}"]
+    return decision.agree(reasons, gather_objects)
 
 
 def _tree_flags() -> tuple[int, int, int]:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from eagle_plugin.core.shape import MAX_WIDTH
+from eagle_plugin.engines.gpu import Gpu, unsupported_gpu
 from eagle_plugin.engines.metrics import RejectionWatch
-from eagle_plugin.engines.sglang.gpu import Gpu, unsupported_cache, unsupported_gpu
+from eagle_plugin.engines.sglang.caches import unsupported_cache
 from eagle_plugin.engines.sglang.ranks import rank_logger
 from eagle_plugin.engines.startup import StartRefused, engine_serves, plugin_serves
 from eagle_plugin.heads.files import HeadError

@@ -1,7 +1,7 @@
-"""An attention backend for vLLM's CPU platform that also attends over draft trees, by our kernels.
+"""Attention in vLLM that also attends over draft trees, by our kernels.
 
-It replaces CPU_ATTN as a whole: that backend packs keys in a layout of its own for each instruction set, which tree
-attention and the move of accepted keys would have to know. Ours keeps them token by token.
+It replaces the platform's as a whole: CPU_ATTN packs keys in a layout of its own for each instruction set, which tree
+attention and the move of accepted keys would have to know. Ours keeps them token by token, on every device.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionMetadataBuilder, AttentionType
-from vllm.v1.kv_cache_interface import KVCacheLayout
+from vllm.v1.attention.backend import AttentionImpl, AttentionMetadataBuilder, AttentionType
 
 from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.core.tree import chain_ancestors
@@ -214,9 +213,15 @@ class TreeAttentionImpl(AttentionImpl):
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """Store the new keys, then attend; query and output [N, Hq, D], key and value [N, Hkv, D]."""
+        """Store the new keys, then attend; query and output [N, Hq, D], key and value [N, Hkv, D].
+
+        Rows after those that have slots are padding to the size of a CUDA graph: nobody reads what they get.
+        """
         if attn_metadata is None:  # vLLM warms up without a cache
             return output
+        n = len(attn_metadata.slots)
+        padded, output = output, output[:n]
+        query, key, value = query[:n], key[:n], value[:n]
         cache = self._rows_of(kv_cache)
         store_kv(*cache, attn_metadata.slots, key, value)
         options: dict[str, Any] = {
@@ -239,7 +244,7 @@ class TreeAttentionImpl(AttentionImpl):
                 tree_attention(query, *cache, *visible, tail=tree.tail, out=output, **options)
             else:
                 output[tree_query] = tree_attention(query[tree_query], *cache, *visible, tail=tree.tail, **options)
-        return output
+        return padded
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """Sinks enter the kernels as float32 logits."""
@@ -251,41 +256,3 @@ class TreeAttentionImpl(AttentionImpl):
         if self._cache is None or self._cache[0] != address:
             self._cache = address, cache_rows(kv_cache)
         return self._cache[1]
-
-
-class TreeAttentionBackend(AttentionBackend):
-    """Registered over CPU_ATTN in the worker that serves trees."""
-
-    forward_includes_kv_cache_update = True
-    supported_dtypes = [torch.float16, torch.bfloat16, torch.float32]
-    supported_kv_cache_dtypes = ["auto", "bfloat16", "float16"]
-
-    @staticmethod
-    def get_name() -> str:
-        """The name that it stands in for: vLLM looks it up."""
-        return "CPU_ATTN"
-
-    @staticmethod
-    def get_impl_cls() -> type[TreeAttentionImpl]:
-        """The layers' class."""
-        return TreeAttentionImpl
-
-    @staticmethod
-    def get_builder_cls() -> type[TreeMetadataBuilder]:
-        """The metadata's builder."""
-        return TreeMetadataBuilder
-
-    @classmethod
-    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
-        """Layer by layer, block by block, token by token."""
-        return (KVCacheLayout.LBNHC,)
-
-    @classmethod
-    def get_supported_head_sizes(cls) -> list[int]:
-        """Those of the native kernels."""
-        return list(range(16, 257, 16))
-
-    @classmethod
-    def supports_sliding_window(cls) -> bool:
-        """Windows are a parameter of the kernels."""
-        return True

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from vllm.config import CUDAGraphMode
 from vllm.forward_context import set_forward_context
 from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.v1.spec_decode.eagle import EagleProposer
@@ -128,6 +129,10 @@ class TreeProposer(EagleProposer):
         self._draft_to_target: Tensor | None = None
         if offsets is not None:
             self._draft_to_target = torch.arange(len(offsets), device=offsets.device) + offsets.data
+
+    def initialize_cudagraph_keys(self, cudagraph_mode: Any) -> None:
+        """Capture no graphs of the head: the engine's are for its own drafting, ours would never be replayed."""
+        super().initialize_cudagraph_keys(CUDAGraphMode.NONE)
 
     def propose(self, *args: Any, **kwargs: Any) -> Any:
         """The engine's own drafting yields a chain; a caller of it would get another draft."""

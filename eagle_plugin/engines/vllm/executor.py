@@ -16,7 +16,7 @@ _DRAFTS = "eagle_plugin_drafts"  # attribute of a worker's output, which travels
 
 
 class TreeExecutor(MultiprocExecutor):
-    """vLLM's ``MultiprocExecutor`` for ``TreeCPUWorker``."""
+    """vLLM's ``MultiprocExecutor`` for a `TreeWorker`."""
 
     _output: Any = None  # of the latest step, if it brought drafts
 

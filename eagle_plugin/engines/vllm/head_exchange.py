@@ -33,7 +33,7 @@ def exchange_head(runner: Any, head: Path) -> None:
     before = {name: getattr(drafter, name) for name in KEPT}
     served, draft.model = draft.model, str(head)
     try:
-        with set_current_vllm_config(config), tree_attention():
+        with set_current_vllm_config(config), tree_attention(config):
             drafter.load_model(runner.get_model())
         for name, layer in present.items():
             layers[name].kv_cache = layer.kv_cache

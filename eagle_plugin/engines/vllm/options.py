@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from eagle_plugin.core.policy import shape_for
@@ -23,7 +23,7 @@ class Options:
 
     depth: int | None = None  # levels of the tree
     topk: int | None = None  # children per node
-    async_scheduling: bool = False  # on a CPU, where vLLM switches it off
+    async_scheduling: bool | None = None  # None: as vLLM decides, which switches it off on a CPU
 
     @classmethod
     def read(cls, additional_config: Any) -> Options:
@@ -41,6 +41,10 @@ class Options:
         if type(given.get("async_scheduling", False)) is not bool:
             raise OptionError(f"{WHERE}: async_scheduling is {given['async_scheduling']!r}, wanted true or false")
         return cls(**given)
+
+    def beside(self, engines: bool) -> Options:
+        """The same with vLLM's own choice of asynchronous scheduling where the user made none."""
+        return self if self.async_scheduling is not None else replace(self, async_scheduling=engines)
 
     def shape(self, draft_tokens: int, levels: int | None = None) -> Shape:
         """The caps of a round that drafts this many tokens, the `num_speculative_tokens` of vLLM. Raises OptionError.

@@ -27,13 +27,14 @@ def register() -> None:
     """Hook into vLLM's configuration, unless ``EAGLE_PLUGIN=0`` or the version is not a tested one."""
     if not may_serve("vLLM", version.installed(), version.TESTED, logger, _differences):
         return
-    from vllm.config import SchedulerConfig
+    from vllm.config import SchedulerConfig, VllmConfig
     from vllm.platforms import current_platform
     from vllm.sampling_params import SamplingParams
 
     _wrap(type(current_platform), "check_and_update_config", _after_platform)
     _wrap(SamplingParams, "_validate_spec_decode", _validate)
     _wrap(SchedulerConfig, "get_scheduler_cls", _with_scheduler)
+    _wrap(VllmConfig, "use_v2_model_runner", _v1_for_trees)
     # Who makes a configuration from flags has this module, and calls us; other processes need not import it.
     if arguments := sys.modules.get("vllm.engine.arg_utils"):
         _wrap(arguments.EngineArgs, "create_speculative_config", _explain)
@@ -51,9 +52,10 @@ def _differences() -> list[Difference]:
 
 
 def _wrap(owner: type, name: str, hook: Any) -> None:
-    """Replace a method of `owner` by hook(original, *arguments), once."""
+    """Replace a method or property by hook(original, *arguments), once: in `owner`, or in the base that defines it."""
+    owner = next(base for base in owner.__mro__ if name in base.__dict__)
     found = owner.__dict__[name]
-    original = found.__func__ if isinstance(found, classmethod) else found
+    original = getattr(found, "__func__", None) or getattr(found, "fget", None) or found
     if hasattr(original, _MARK):
         return
 
@@ -61,7 +63,7 @@ def _wrap(owner: type, name: str, hook: Any) -> None:
         return hook(original, *arguments, **named)
 
     setattr(hooked, _MARK, original)
-    setattr(owner, name, classmethod(hooked) if isinstance(found, classmethod) else hooked)
+    setattr(owner, name, type(found)(hooked) if isinstance(found, classmethod | property) else hooked)
 
 
 def _after_platform(original: Any, platform: type, vllm_config: Any) -> None:
@@ -106,6 +108,13 @@ def _with_scheduler(original: Any, scheduler_config: Any) -> Any:
     _wrap(StructuredOutputManager, "validate_tokens", keep_nodes)
     _wrap(StructuredOutputManager, "grammar_bitmask", mask_nodes)
     return chosen
+
+
+def _v1_for_trees(original: Any, vllm_config: Any) -> bool:
+    """AROUND the choice of the model runner, in every process: where our worker serves, its runner is a V1 runner."""
+    from eagle_plugin.engines.vllm.served import is_served
+
+    return not is_served(vllm_config.speculative_config) and original(vllm_config)
 
 
 def _validate(original: Any, params: Any, speculative_config: Any) -> None:

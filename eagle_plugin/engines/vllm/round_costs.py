@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from vllm.distributed.parallel_state import get_tensor_model_parallel_world_size
-from vllm.forward_context import set_forward_context
 
 from eagle_plugin.core.costs import Costs, Curve, Forward
 from eagle_plugin.core.shape import Shape
@@ -22,9 +21,9 @@ from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.engines.paced import Paced
 from eagle_plugin.engines.policy_start import MUCH_FASTER
 from eagle_plugin.engines.round import Drafts, HeadState, TopM, TreeRows, accept, top_m_of
-from eagle_plugin.engines.vllm.attention import ExtendRows, Rows, TreeMetadata, slot_table
+from eagle_plugin.engines.vllm.attention import ExtendRows, Rows
 from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch
-from eagle_plugin.engines.vllm.linear_attention import LinearMetadata
+from eagle_plugin.engines.vllm.made_up import Places, layer_metadata, places_of, target_states
 from eagle_plugin.engines.vllm.pending import PendingRows
 from eagle_plugin.engines.vllm.ranks import in_any_rank
 from eagle_plugin.engines.vllm.sampling import sampling_params
@@ -149,20 +148,15 @@ class RoundTimer:
         ancestors = chain_ancestors(rows, self._device).repeat(b, 1)
         tree = TreeRows(requests, lengths, ancestors, rows)
         positions = (lengths[:, None] + torch.arange(rows, device=self._device)).view(-1)
-        layers: dict[str, Any] = {}
-        for table, names in self._tables(b, keys):
-            metadata = TreeMetadata(Rows(None, tree), table, table[:, keys : keys + rows].reshape(-1).long())
-            layers |= dict.fromkeys(names, metadata)
-        layers |= dict.fromkeys(runner.linear.names, LinearMetadata(Rows(None, tree), requests))
+        owners, slots = requests.repeat_interleave(rows), torch.arange(keys, keys + rows, device=self._device).repeat(b)
+        layers = layer_metadata(runner, self._places(b, keys), Rows(None, tree), owners, slots)
         drafts = Drafts.plain(torch.zeros_like(requests), rows)
         params = self._greedy(b)
         tokens = torch.zeros(b * rows, dtype=torch.int32, device=self._device)
         per_request = np.full(b, rows, dtype=np.int32)
 
         def forward() -> None:
-            with set_forward_context(layers, runner.vllm_config, num_tokens=b * rows):
-                output = runner._model_forward(input_ids=tokens, positions=positions)
-            hidden, aux = output if runner.use_aux_hidden_state_outputs else (output, None)
+            hidden, aux = target_states(runner, layers, tokens, positions)
             self._features = hidden if aux is None else torch.cat(aux, dim=-1)
             logits = runner.model.compute_logits(hidden).float()
             accept(drafts, logits, params, requests, lengths, filters="chained")
@@ -235,18 +229,16 @@ class RoundTimer:
         nothing = SimpleNamespace(temperature=None, top_k=None, top_p=None)
         return sampling_params(nothing, None, b, self._runner.input_batch.vocab_size, self._device)
 
-    def _tables(self, b: int, keys: int) -> list[tuple[Tensor, list[str]]]:
-        """A slot table for b requests, and the layers that it is of, for each group of caches."""
-        positions = keys + self._caps.reach
-        tables = []
-        for size, names in self._groups:
+    def _places(self, b: int, keys: int) -> list[Places]:
+        """Places for b requests in each group of caches; what they hold does not matter, so that groups may overlap."""
+        positions, owned = keys + self._caps.reach, []
+        for size, _ in self._groups:
             blocks = -(-positions // size)
-            table = torch.arange(b * blocks, device=self._device) % self._blocks
-            tables.append((slot_table(table.view(b, blocks), size, positions), names))
-        return tables
+            owned.append((torch.arange(b * blocks, device=self._device) % self._blocks).view(b, blocks))
+        return places_of(self._runner, owned, positions)
 
     def _head_table(self, b: int, keys: int) -> Tensor:
-        return next(table for table, names in self._tables(b, keys) if not self._head_layers.isdisjoint(names))
+        return next(p.table for p in self._places(b, keys) if not self._head_layers.isdisjoint(p.layers))
 
 
 def _seconds(forward: Callable[[], object]) -> float:
@@ -254,9 +246,13 @@ def _seconds(forward: Callable[[], object]) -> float:
 
     Threads and ranks wait for each other, and the time of one has not all of the work: of several the clock's counts.
     """
-    is_alone = torch.get_num_threads() == get_tensor_model_parallel_world_size() == 1
+    on_gpu = torch.cuda.is_initialized()
+    is_alone = not on_gpu and torch.get_num_threads() == get_tensor_model_parallel_world_size() == 1
     clock = time.thread_time if is_alone else time.perf_counter
+    wait = torch.cuda.synchronize if on_gpu else lambda: None
     with torch.inference_mode():
+        wait()
         began = clock()
         forward()
+        wait()
         return clock() - began

@@ -16,7 +16,7 @@ from vllm.utils.torch_utils import PIN_MEMORY
 from vllm.v1.outputs import DraftTokenIds, SamplerOutput
 from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsProcessors
 from vllm.v1.sample.thinking_budget_state import maybe_create_thinking_budget_state_holder
-from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted
@@ -45,8 +45,11 @@ from eagle_plugin.engines.vllm.verifier import CacheGroup, TreeVerifier
 from eagle_plugin.kernels import loader
 
 
-class TreeModelRunner(CPUModelRunner):
-    """One step: put the trees into the batch, run the target, verify, draft the next trees."""
+class TreeModelRunner(GPUModelRunner):
+    """One step: put the trees into the batch, run the target, verify, draft the next trees.
+
+    The runner of a GPU; `cpu_worker.TreeCPUModelRunner` is that of a CPU.
+    """
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         super().__init__(vllm_config, device)
@@ -75,10 +78,10 @@ class TreeModelRunner(CPUModelRunner):
             processor(vllm_config, device, PIN_MEMORY) for processor in BUILTIN_LOGITS_PROCESSORS
         )
 
-    def load_model(self, load_dummy_weights: bool = False) -> None:
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load both models over our attention backend, which replaces the platform's while they are built."""
-        with tree_attention():
-            super().load_model(load_dummy_weights)
+        with tree_attention(self.vllm_config):
+            super().load_model(*args, **kwargs)
         self.linear = LinearLayers(self.get_model())
         kernels = loader.backend(self.device.type)
         self._logger.info(plugin_serves(self.speculative_config.method, self._caps, kernels))

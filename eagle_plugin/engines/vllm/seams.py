@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from eagle_plugin.engines.seams import Seams, attributes
 
-_RUNNER = "vllm.v1.worker.gpu_model_runner.GPUModelRunner"
 _SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
 _PROPOSER = "vllm.v1.spec_decode.eagle.EagleProposer"
 
@@ -44,7 +43,9 @@ SEAMS: Seams = {
     "vllm.config.VllmConfig": attributes(
         "model_config cache_config parallel_config scheduler_config device_config speculative_config compilation_config"
         " kv_transfer_config additional_config reasoning_config structured_outputs_config use_v2_model_runner"
+        " attention_config _get_v1_model_runner_unsupported_features"
     ),
+    "vllm.config.AttentionConfig": attributes("backend backend_per_kind hisparse_config"),
     "vllm.config.SpeculativeConfig": attributes(
         "method model num_speculative_tokens draft_model_config parallel_drafting disable_padded_drafter_batch"
         " num_speculative_tokens_per_batch_size rejection_sample_method use_heterogeneous_vocab"
@@ -60,16 +61,17 @@ SEAMS: Seams = {
         " is_encoder_decoder max_model_len"
     ),
     # The worker and its runner.
-    "vllm.v1.worker.cpu_worker.CPUWorker": {
-        "init_device": "self",
+    "vllm.v1.worker.cpu_worker.CPUWorker": {"init_device": "self"},
+    "vllm.v1.worker.gpu_worker.Worker": {
+        "_make_model_runner": "self",
         "compile_or_warm_up_model": "self",
         "sample_tokens": "self grammar_output",
         "take_draft_token_ids": "self",
-        **attributes("model_runner parallel_config"),
+        **attributes("model_runner vllm_config device parallel_config"),
     },
-    "vllm.v1.worker.cpu_model_runner.CPUModelRunner": {
+    "vllm.v1.worker.gpu_model_runner.GPUModelRunner": {
         "__init__": "self vllm_config device",
-        "load_model": "self load_dummy_weights",
+        "load_model": "",
         "initialize_kv_cache": "self kv_cache_config ...",
         "_update_states": "self scheduler_output",
         "_prepare_inputs": "self scheduler_output num_scheduled_tokens",
@@ -84,13 +86,11 @@ SEAMS: Seams = {
         **attributes(
             "attn_groups cache_config compilation_config device discard_request_mask input_batch input_ids"
             " kv_cache_config max_num_reqs max_num_tokens model_config num_computed_tokens positions requests sampler"
-            " speculative_config use_async_scheduling vllm_config optimistic_seq_lens_cpu"
+            " speculative_config use_async_scheduling vllm_config optimistic_seq_lens_cpu max_model_len"
+            " lora_config dtype use_aux_hidden_state_outputs num_spec_tokens drafter"
         ),
-    },
-    _RUNNER: {
         "_model_forward": "self input_ids positions ...",
         "maybe_select_dummy_loras": "",
-        **attributes("max_model_len lora_config dtype use_aux_hidden_state_outputs num_spec_tokens drafter"),
     },
     "vllm.v1.worker.gpu_input_batch.InputBatch": {
         "update_async_output_token_ids": "self",
@@ -129,6 +129,7 @@ SEAMS: Seams = {
         "__init__": "self vllm_config device runner",
         "load_model": "self target_model",
         "_get_model": "self",
+        "initialize_cudagraph_keys": "self cudagraph_mode",
         "propose": "",
         "prepare_next_token_ids_padded": "self sampled_token_ids requests gpu_input_batch discard_request_mask",
         **attributes("_draft_attn_layer_names method model speculative_config vllm_config hidden_size dtype"),
@@ -142,6 +143,7 @@ SEAMS: Seams = {
         "supported_kv_cache_layouts": "cls",
         "get_supported_head_sizes": "cls",
         "supports_sliding_window": "cls",
+        "supports_sink": "cls",
     },
     "vllm.v1.attention.backend.AttentionImpl": {
         "__init__": "self num_heads head_size scale num_kv_heads alibi_slopes sliding_window kv_cache_dtype"

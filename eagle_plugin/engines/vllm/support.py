@@ -6,7 +6,6 @@ With a flag that ours does not support vLLM's own worker serves: the user loses 
 from __future__ import annotations
 
 import logging
-import os
 from typing import Any
 
 from eagle_plugin.core.policy import PARALLEL_LEVELS
@@ -21,11 +20,13 @@ from eagle_plugin.engines.preflight import (
 )
 from eagle_plugin.engines.shape_chooser import policy_mode
 from eagle_plugin.engines.startup import engine_serves
+from eagle_plugin.engines.vllm.gpu import unsupported_on_gpu
 from eagle_plugin.engines.vllm.masked_rows import mask_token
 from eagle_plugin.engines.vllm.options import Options
 from eagle_plugin.engines.vllm.policy_reports import make_report_path
 from eagle_plugin.engines.vllm.releases import keep_hits_long
-from eagle_plugin.engines.vllm.served import mark_report, mark_served
+from eagle_plugin.engines.vllm.selftest import failed_kernels, subject_of
+from eagle_plugin.engines.vllm.served import mark_report, mark_served, mark_subject
 from eagle_plugin.errors import UserError
 from eagle_plugin.heads.export import warn_of_biases
 from eagle_plugin.heads.files import load_weights, read_config
@@ -34,8 +35,12 @@ from eagle_plugin.heads.manifest import trained_depths
 logger = logging.getLogger("vllm.eagle_plugin")
 
 METHODS = ("eagle", "eagle3")
-ENGINE_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
-WORKER = "eagle_plugin.engines.vllm.worker.TreeCPUWorker"
+# By the kind of device: vLLM's own worker, and ours.
+ENGINE_WORKERS = {"cpu": "vllm.v1.worker.cpu_worker.CPUWorker", "cuda": "vllm.v1.worker.gpu_worker.Worker"}
+WORKERS = {
+    "cpu": "eagle_plugin.engines.vllm.cpu_worker.TreeCPUWorker",
+    "cuda": "eagle_plugin.engines.vllm.worker.TreeWorker",
+}
 HEAD_ARCHITECTURES = (
     "EagleLlamaForCausalLM",
     "Eagle3LlamaForCausalLM",
@@ -57,9 +62,10 @@ def choose_worker(vllm_config: Any) -> None:
     speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     if speculative is None or speculative.method not in METHODS:
         return
-    options = Options.read(vllm_config.additional_config)
-    if parallel.worker_cls == WORKER:  # vLLM completes this configuration again; the platform has just reset the flag
-        vllm_config.scheduler_config.async_scheduling = options.async_scheduling
+    scheduler = vllm_config.scheduler_config
+    options = Options.read(vllm_config.additional_config).beside(scheduler.async_scheduling)
+    if parallel.worker_cls in WORKERS.values():  # vLLM completes it again; on a CPU it has just reset the flag
+        scheduler.async_scheduling = options.async_scheduling
         return
     target, head = vllm_config.model_config.model, speculative.model
     if can_check(target, head):
@@ -75,13 +81,21 @@ def choose_worker(vllm_config: Any) -> None:
     for warning in _check_head(target, head, speculative.method, shape.steps):
         _log_once(logging.WARNING, f"eagle-plugin: {warning}")
     shape = options.within_trained(shape, trained)
+    subject = subject_of(vllm_config, shape, is_parallel)
+    if reasons := failed_kernels(subject, _log_once):
+        _log_once(logging.WARNING, engine_serves(speculative.method, "vLLM", reasons))
+        return
+    if vllm_config.use_v2_model_runner:
+        _log_once(logging.INFO, f"eagle-plugin: trees are served by vLLM's V1 model runner in place of V2 ({V2})")
     keep_hits_long(speculative)
     speculative.parallel_drafting = False  # it is how vLLM drafts; our worker knows the head by its mask token
     if vllm_config.model_config.is_hybrid:
         _keep_one_state(vllm_config)
-    parallel.worker_cls = WORKER
-    vllm_config.scheduler_config.async_scheduling = options.async_scheduling
+    parallel.worker_cls = WORKERS[vllm_config.device_config.device_type]
+    scheduler.async_scheduling = options.async_scheduling
     mark_served(speculative, shape)
+    if subject is not None:
+        mark_subject(speculative, subject)
     # These import vLLM's server side: only where we serve.
     from eagle_plugin.engines.vllm.executor import TreeExecutor
     from eagle_plugin.engines.vllm.metrics import export
@@ -142,14 +156,17 @@ def explain_refusal(arguments: Any) -> UserError | None:
 
 def unsupported_reasons(vllm_config: Any) -> list[str]:
     """Why our worker does not support this ``VllmConfig``; empty when it does."""
-    if vllm_config.device_config.device_type != "cpu":
-        return ["this version serves vLLM on CPUs only"]
+    device_type = vllm_config.device_config.device_type
+    if device_type not in WORKERS:
+        return [f"--device {device_type}: only CPUs and NVIDIA GPUs are served"]
     speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     model, draft = vllm_config.model_config, speculative.draft_model_config
     name = model.architectures[0]
     checks: tuple[tuple[bool, str], ...] = (
-        (parallel.worker_cls != ENGINE_WORKER, f"--worker-cls {parallel.worker_cls}: it is not vLLM's own"),
-        (vllm_config.use_v2_model_runner, _why_v2()),
+        (
+            parallel.worker_cls != ENGINE_WORKERS[device_type],
+            f"--worker-cls {parallel.worker_cls}: it is not vLLM's own",
+        ),
         (parallel.nnodes > 1, "--nnodes: ranks on several machines are not served yet"),
         (parallel.enable_expert_parallel, "--enable-expert-parallel: it is not served yet"),
         (parallel.prefill_context_parallel_size > 1, "--prefill-context-parallel-size: it is not served yet"),
@@ -188,14 +205,27 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
             f"draft head {draft.architecture}: not one of {', '.join(HEAD_ARCHITECTURES)}",
         ),
     )
-    return [why for found, why in checks if found]
+    reasons = [why for found, why in checks if found] or _needing_v2(vllm_config)  # which names some of them again
+    if device_type == "cuda":
+        reasons += unsupported_on_gpu(vllm_config)
+    return reasons
 
 
-def _why_v2() -> str:
-    """Why vLLM takes its V2 model runner, and what to do about it; nobody has to have set the variable."""
-    if os.environ.get(V2):
-        return f"{V2}: the V2 model runner is not served yet"
-    return f"vLLM takes its V2 model runner where Triton can be used, and it is not served yet: start with {V2}=0"
+def _needing_v2(vllm_config: Any) -> list[str]:
+    """What vLLM has in its V2 model runner only: our worker's runner is a V1 runner, whatever vLLM would choose."""
+    from vllm import envs
+
+    model = vllm_config.model_config
+    checks = (
+        (bool(envs.VLLM_USE_V2_MODEL_RUNNER), V2),
+        (vllm_config.attention_config.hisparse_config is not None, "HiSparse"),
+        (vllm_config.watermark_config is not None, "watermarking"),
+        (vllm_config.aux_output_config.enabled, "auxiliary outputs"),
+        (model.return_sampling_mask, "--return-sampling-mask"),
+        (model.enable_trace_replay, "--enable-trace-replay"),
+    )
+    found = [what for holds, what in checks if holds] + vllm_config._get_v1_model_runner_unsupported_features()
+    return [f"{what}: the V2 model runner is not served yet" for what in found]
 
 
 def _log_once(level: int, line: str) -> None:

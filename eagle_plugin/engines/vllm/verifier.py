@@ -57,7 +57,7 @@ class TreeVerifier:
         self, groups: list[CacheGroup], linear: LinearLayers, sampler: Any, logprobs_mode: str, ranks: RankAgreement
     ) -> None:
         """sampler is vLLM's ``Sampler``, whose functions make the log probabilities that requests ask for."""
-        self._groups, self._linear, self._sampler, self._logprobs_mode = groups, linear, sampler, logprobs_mode
+        self.groups, self._linear, self._sampler, self._logprobs_mode = groups, linear, sampler, logprobs_mode
         self._ranks = ranks
 
     def verify(
@@ -90,7 +90,7 @@ class TreeVerifier:
         accepted = accept(drafts, batch.tree_logits(logits), params, keys, batch.roots, filters="chained")
         accepted = self._ranks.agree(accepted)
         if len(batch.trees):
-            for group in self._groups:
+            for group in self.groups:
                 group.move_accepted(batch, accepted, layers[group.layer].slot_table)
             self._linear.commit(layers, accepted)
         logprobs = None

@@ -1,32 +1,42 @@
-"""The worker that vLLM's executor drives: the engine's own CPU worker around our model runner."""
+"""The worker that vLLM's executor drives on a GPU: the engine's own around our model runner.
+
+`cpu_worker.TreeCPUWorker` is that of a CPU. This module imports nothing that only a CPU has.
+"""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.worker import cpu_worker
+from vllm.v1.worker.gpu_worker import Worker
 
 from eagle_plugin.engines.vllm.executor import TreeExecutor, with_drafts
+from eagle_plugin.engines.vllm.ranks import rank_logger
 from eagle_plugin.engines.vllm.runner import TreeModelRunner
+from eagle_plugin.engines.vllm.selftest import check_rounds
+from eagle_plugin.engines.vllm.served import test_subject
+
+logger = logging.getLogger("vllm.eagle_plugin")
 
 
-class TreeCPUWorker(cpu_worker.CPUWorker):
-    """vLLM's ``CPUWorker`` with draft trees."""
+class TreeWorker(Worker):
+    """vLLM's ``Worker`` with draft trees."""
 
-    def init_device(self) -> None:
-        """Prepare the device as the engine does; its worker names the class of its runner in its module."""
-        engine_runner = cpu_worker.CPUModelRunner
-        cpu_worker.CPUModelRunner = TreeModelRunner  # type: ignore[misc]
-        try:
-            super().init_device()
-        finally:
-            cpu_worker.CPUModelRunner = engine_runner  # type: ignore[misc]
+    def _make_model_runner(self) -> TreeModelRunner:
+        """The runner of this worker; the engine calls this when the device is there."""
+        return TreeModelRunner(self.vllm_config, self.device)
 
     def compile_or_warm_up_model(self) -> Any:
-        """Warm up as the engine does, after which it sets the random seed; before that, measure what rounds cost."""
-        self.model_runner.choose_by_costs()
-        self.model_runner.open_mailbox()
+        """Warm up as the engine does, after which it sets the random seed; before that, test the round and measure it.
+
+        Raises:
+            SelfTestFailed: the test found a difference.
+        """
+        runner = self.model_runner
+        check_rounds(runner, test_subject(self.vllm_config.speculative_config), rank_logger(logger))
+        runner.choose_by_costs()
+        runner.open_mailbox()
         return super().compile_or_warm_up_model()
 
     def sample_tokens(self, grammar_output: Any) -> Any:

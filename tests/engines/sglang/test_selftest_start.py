@@ -15,9 +15,10 @@ import skewed_mask
 from serving import generate_all, responses, serving, tiny_spec
 
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.engines.gpu import Gpu, unsupported_gpu
 from eagle_plugin.engines.sglang import hand_over as handing
 from eagle_plugin.engines.sglang import selftest, support
-from eagle_plugin.engines.sglang.gpu import Gpu, unsupported_cache, unsupported_gpu
+from eagle_plugin.engines.sglang.caches import unsupported_cache
 from eagle_plugin.engines.startup import StartRefused
 from eagle_plugin.selftest import record
 from eagle_plugin.selftest.shapes import ModelShape
@@ -46,7 +47,7 @@ def test_what_a_gpu_must_have(gpu: Gpu, head_dims: list[int], wanted: str | None
 
 
 def test_the_current_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    from eagle_plugin.engines.sglang import gpu
+    from eagle_plugin.engines import gpu
 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))

@@ -9,10 +9,14 @@ import pytest
 import torch
 from engine_signatures import assignments, calls, holds
 from torch import Tensor
+from torch.nn.functional import pad
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import attention as attention_layer
 from vllm.model_executor.layers.attention import chunked_local_attention
-from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
+from vllm.platforms.interface import DeviceCapability
+from vllm.v1.attention import selector
+from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, CommonAttentionMetadata
+from vllm.v1.attention.backends import registry
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from eagle_plugin.engines.round import TreeRows
@@ -20,7 +24,6 @@ from eagle_plugin.engines.vllm.attention import (
     CacheRows,
     ExtendRows,
     Rows,
-    TreeAttentionBackend,
     TreeAttentionImpl,
     TreeMetadata,
     TreeMetadataBuilder,
@@ -30,7 +33,7 @@ from eagle_plugin.engines.vllm.attention import (
     chains_of,
     slot_table,
 )
-from eagle_plugin.engines.vllm.backend import tree_attention
+from eagle_plugin.engines.vllm.backend import CustomTreeAttentionBackend, TreeAttentionBackend, tree_attention
 from eagle_plugin.kernels.attention import extend_attention
 
 BLOCKS, KV_HEADS, HEADS, SIZE, DIM = 12, 2, 6, 16, 32
@@ -176,6 +179,20 @@ def test_forward_against_softmax(
     torch.testing.assert_close(found, batch.wanted(window, chunk, cap, sinks), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", BATCHES)
+def test_padding_of_a_graph_is_not_written(name: str) -> None:
+    """Around a CUDA graph the layers get more rows than the batch has, and no slots for them."""
+    batch = Batch(BATCHES[name])
+    n, wanted = len(batch.query), batch.wanted(None, 0, None, None)
+    metadata = batch.metadata()
+    batch.query, batch.key, batch.value = (
+        pad(x, (0, 0, 0, 0, 0, 7), value=3.0) for x in (batch.query, batch.key, batch.value)
+    )
+    found = batch.served(metadata)
+    torch.testing.assert_close(found[:n], wanted, rtol=1e-4, atol=1e-5)
+    assert len(found) == n + 7 and found[n:].isnan().all()
+
+
 def test_siblings_do_not_see_each_other() -> None:
     """Control: the same rows as a plain chunk give other outputs from the second child on."""
     batch = Batch([(20, 4, True)])
@@ -230,6 +247,49 @@ def test_what_a_layer_cannot_serve_is_refused_by_name(options: dict[str, Any], n
         TreeAttentionImpl(HEADS, DIM, 0.2, KV_HEADS, **options)
 
 
+def configuration(device_type: str) -> Any:
+    """What `tree_attention` reads and sets of a ``VllmConfig``."""
+    return types.SimpleNamespace(
+        device_config=types.SimpleNamespace(device_type=device_type),
+        attention_config=types.SimpleNamespace(backend="the user's", backend_per_kind={"full_attention": "another"}),
+        speculative_config=types.SimpleNamespace(attention_backend=None),
+    )
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_the_platform_gives_our_backend_while_a_model_is_built(device_type: str) -> None:
+    """A CPU has one backend, which ours replaces; on a GPU the configuration of both models asks for ours by name."""
+    config, backends = configuration(device_type), registry.AttentionBackendEnum
+    before = configuration(device_type)
+    with tree_attention(config):
+        if device_type == "cpu":
+            assert config == before and backends.CPU_ATTN.get_class() is TreeAttentionBackend
+        else:
+            asked = config.attention_config.backend
+            assert asked is config.speculative_config.attention_backend is backends.CUSTOM
+            assert asked.get_class() is CustomTreeAttentionBackend and not config.attention_config.backend_per_kind
+    assert config == before and backends.CPU_ATTN.get_class() is not TreeAttentionBackend
+    with pytest.raises(ValueError, match="CUSTOM"):
+        backends.CUSTOM.get_class()
+
+
+@pytest.mark.parametrize("has_sink", [False, True])
+@pytest.mark.parametrize("has_sliding_window", [False, True])
+def test_a_gpu_accepts_our_backend(has_sink: bool, has_sliding_window: bool) -> None:
+    """vLLM asks a backend that was named in the configuration whether it serves the layer."""
+    for head_size, wanted in ((128, []), (512, ["head_size not supported"])):
+        asked = selector.AttentionSelectorConfig(
+            head_size, torch.bfloat16, "auto", 16, has_sink=has_sink, has_sliding_window=has_sliding_window
+        )
+        capability = DeviceCapability(9, 0)
+        found = CustomTreeAttentionBackend.validate_configuration(device_capability=capability, **asked._asdict())
+        assert found == wanted
+
+
+def test_graphs_leave_attention_out() -> None:
+    assert TreeMetadataBuilder.get_cudagraph_support(None, None) is AttentionCGSupport.NEVER  # type: ignore[arg-type]
+
+
 def test_layers_with_chunks_get_our_backend_unwrapped() -> None:
     """backend.py: vLLM's wrapper is called by its module's name, and only the layers know the chunk then."""
     module = chunked_local_attention
@@ -240,7 +300,7 @@ def test_layers_with_chunks_get_our_backend_unwrapped() -> None:
     ]
     assert assignments(made, "self.attention_chunk_size") == ["attention_chunk_size"]
     assert wrap(TreeAttentionBackend, 64).get_builder_cls() is not TreeMetadataBuilder
-    with tree_attention():
+    with tree_attention(configuration("cpu")):
         assert module.create_chunked_local_attention_backend(TreeAttentionBackend, 64) is TreeAttentionBackend
     assert module.create_chunked_local_attention_backend is wrap
     # Every block stays: with drafts all layers have the cache of full attention.

@@ -39,17 +39,19 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
-from vllm.v1.worker import cpu_worker
+from vllm.v1.worker import cpu_worker, gpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.utils import AttentionGroup
 
 from eagle_plugin.engines.vllm import plugin, support, version
-from eagle_plugin.engines.vllm.attention import TreeAttentionBackend, TreeAttentionImpl, TreeMetadataBuilder
+from eagle_plugin.engines.vllm.attention import TreeAttentionImpl, TreeMetadataBuilder
+from eagle_plugin.engines.vllm.backend import TreeAttentionBackend
+from eagle_plugin.engines.vllm.cpu_worker import TreeCPUModelRunner, TreeCPUWorker
 from eagle_plugin.engines.vllm.drafter import TreeProposer
 from eagle_plugin.engines.vllm.runner import TreeModelRunner
-from eagle_plugin.engines.vllm.worker import TreeCPUWorker
+from eagle_plugin.engines.vllm.worker import TreeWorker
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The plugin and what it supports
@@ -151,9 +153,9 @@ def test_the_groups_of_ranks_have_what_agreement_uses() -> None:
 
 
 def test_the_worker_makes_the_runner_by_its_modules_name() -> None:
-    assert f"{cpu_worker.CPUWorker.__module__}.{cpu_worker.CPUWorker.__qualname__}" == support.ENGINE_WORKER
-    assert repr(support.ENGINE_WORKER) in assignments(CpuPlatform, "parallel_config.worker_cls")
-    assert f"{TreeCPUWorker.__module__}.{TreeCPUWorker.__qualname__}" == support.WORKER
+    assert f"{cpu_worker.CPUWorker.__module__}.{cpu_worker.CPUWorker.__qualname__}" == support.ENGINE_WORKERS["cpu"]
+    assert repr(support.ENGINE_WORKERS["cpu"]) in assignments(CpuPlatform, "parallel_config.worker_cls")
+    assert f"{TreeCPUWorker.__module__}.{TreeCPUWorker.__qualname__}" == support.WORKERS["cpu"]
     assert cpu_worker.CPUModelRunner is CPUModelRunner
     assert calls(cpu_worker.CPUWorker.init_device, "CPUModelRunner") == [
         "CPUModelRunner(self.vllm_config, torch.device('cpu'))"
@@ -166,10 +168,18 @@ def test_the_worker_makes_the_runner_by_its_modules_name() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["__init__", "load_model", "_update_states", "_prepare_inputs", "_sample", "propose_draft_token_ids"],
+    ["__init__", "_update_states", "_prepare_inputs", "_sample", "propose_draft_token_ids"],
 )
 def test_overridden_methods_agree(name: str) -> None:
-    assert parameters(getattr(TreeModelRunner, name)) == parameters(getattr(CPUModelRunner, name))
+    ours = parameters(getattr(TreeModelRunner, name))
+    assert ours == parameters(getattr(CPUModelRunner, name)) == parameters(getattr(GPUModelRunner, name))
+
+
+def test_ours_come_before_those_of_a_cpu() -> None:
+    """A method of ours calls the engine's for the device at hand: of a CPU, or of a GPU."""
+    assert TreeCPUModelRunner.__mro__[1:4] == (TreeModelRunner, CPUModelRunner, GPUModelRunner)
+    assert TreeCPUWorker.__mro__[1:4] == (TreeWorker, cpu_worker.CPUWorker, gpu_worker.Worker)
+    assert TreeModelRunner.__mro__[1] is GPUModelRunner and TreeWorker.__mro__[1] is gpu_worker.Worker
 
 
 def test_the_runner_calls_what_we_override() -> None:

@@ -13,12 +13,14 @@ from torch.utils._pytree import tree_leaves
 from vllm import _custom_ops
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.logits_processor.builtin import LogitBiasLogitsProcessor, MinTokensLogitsProcessor
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.parallel_levels import MaskRow
 from eagle_plugin.engines.ranks import RankAgreement
 from eagle_plugin.engines.round import Drafts, HeadState, KVCaches, TopM
+from eagle_plugin.engines.shape_chooser import ShapeChooser
 from eagle_plugin.engines.vllm import linear_attention, logits
 from eagle_plugin.engines.vllm.attention import (
     TreeAttentionImpl,
@@ -32,7 +34,9 @@ from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch, TreePropo
 from eagle_plugin.engines.vllm.linear_attention import LinearLayers, LinearMetadata
 from eagle_plugin.engines.vllm.logits import MinimalLength, node_rows
 from eagle_plugin.engines.vllm.pending import PendingTokens, PlainRows
+from eagle_plugin.engines.vllm.runner import TreeModelRunner
 from eagle_plugin.engines.vllm.sampling import sampling_params
+from eagle_plugin.engines.vllm.shapes import RoundShapes
 from eagle_plugin.engines.vllm.verifier import CacheGroup, TreeVerifier
 from eagle_plugin.kernels.gated_delta import Net
 
@@ -131,6 +135,63 @@ def test_a_round(library: FakeLibrary, name: str, greedy: bool) -> None:
     extend = ExtendBatch.after(batch, accepted, next_tokens, ids, positions)
     state = Head().extend(extend, features, table(), SHAPE, greedy)
     assert all_on_cuda(*extend, *state) and len(state.hidden) == B
+
+
+@pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_step_of_the_gpus_runner(
+    library: FakeLibrary, name: str, greedy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own methods, with those of the engine that they call around them left out."""
+    counts, lens = BATCHES[name]
+    runner, n = step_runner(), sum(lens)
+    prepared = None, SimpleNamespace(num_draft_tokens=counts)
+    monkeypatch.setattr(GPUModelRunner, "_prepare_inputs", lambda *_: prepared)
+    assert runner._prepare_inputs(None, np.array(lens)) is prepared
+    rows = runner._batch.rows()
+    built = {"layer": TreeMetadata(rows, table(), torch.zeros(n, dtype=torch.int64, device=CUDA))}
+    monkeypatch.setattr(GPUModelRunner, "_build_attention_metadata", lambda *_: (built, None))
+    builder = SimpleNamespace(rows=None)
+    runner.attn_groups = [[SimpleNamespace(get_metadata_builder=lambda: builder)]]
+    assert runner._build_attention_metadata() == (built, None) and builder.rows is None
+    accepted = torch.zeros(B, SHAPE.max_accept_length if any(counts) else 1, dtype=torch.int64, device=CUDA)
+    runner._accepted = Accepted(accepted.int(), accepted[:, 0].int() + 1, accepted)
+    features = [torch.zeros(n, HIDDEN, device=CUDA)] * 3
+    step = SimpleNamespace(total_num_scheduled_tokens=n)
+    drafted = runner.propose_draft_token_ids(
+        step, accepted.int(), metadata(greedy), features[0], features[0], features, None, None, None
+    )
+    assert all_on_cuda(drafted, runner.positions, runner.input_ids.gpu) and drafted.shape == (B, SHAPE.width - 1)
+    assert all_on_cuda(*runner._store.take(NAMES).tree)
+
+
+def step_runner() -> Any:
+    """A runner of a GPU with what a step reads, made without a model."""
+    runner: Any = TreeModelRunner.__new__(TreeModelRunner)
+    nothing = torch.zeros(64, dtype=torch.int32, device=CUDA)
+    head: Any = Head()
+    head.prepare_next_token_ids_padded = lambda *_: (nothing[:B], nothing[:B])
+    head._draft_attn_layer_names = {"layer"}
+    state = SimpleNamespace(sampling_params=SimpleNamespace(structured_outputs=None))
+    vars(runner).update(
+        device=CUDA,
+        drafter=head,
+        input_ids=SimpleNamespace(gpu=nothing),
+        positions=nothing.long(),
+        num_computed_tokens=torch.full((B,), 9, dtype=torch.int32, device=CUDA),
+        input_batch=SimpleNamespace(req_ids=NAMES, num_computed_tokens_cpu=np.full(B, 9), vocab_size=VOCABULARY),
+        requests=dict.fromkeys(NAMES, state),
+        discard_request_mask=SimpleNamespace(gpu=nothing[:B] > 0, np=np.zeros(B, dtype=bool)),
+        max_num_tokens=64,
+        _copy_valid_sampled_token_count=lambda *_: None,
+        _draft_clock=SimpleNamespace(time=lambda _, draft: draft()),
+        _has_reasoner=False,
+        _pending=PendingTokens(BLOCK),
+        _shapes=RoundShapes(ShapeChooser(SHAPE, None)),
+        _store=DraftStore(),
+    )
+    runner._store.put(NAMES, Drafts.plain(torch.zeros(B, dtype=torch.int64, device=CUDA), SHAPE.width))
+    return runner
 
 
 @pytest.mark.parametrize("name", [name for name in BATCHES if name != "no tree"])

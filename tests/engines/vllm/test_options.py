@@ -16,7 +16,14 @@ def read(**options: Any) -> Options:
 
 @pytest.mark.parametrize("given", [{}, {"another_plugin": {"depth": 9}}, None, {"eagle_plugin": {}}])
 def test_nothing_given(given: Any) -> None:
-    assert Options.read(given) == Options(None, None, False)
+    assert Options.read(given) == Options(None, None, None)
+
+
+@pytest.mark.parametrize("engines", [False, True])
+def test_asynchronous_scheduling_is_vllms_choice_where_the_user_makes_none(engines: bool) -> None:
+    assert Options().beside(engines).async_scheduling is engines
+    for given in (False, True):
+        assert Options(async_scheduling=given).beside(engines).async_scheduling is given
 
 
 def test_all_given() -> None:

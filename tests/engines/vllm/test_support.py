@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,8 @@ import tiny_models
 from head_edits import config
 from log_lines import Lines
 from trained_heads import trained_head
-from vllm.config import VllmConfig
+from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.config import vllm as vllm_config_module
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.platforms.cpu import CpuPlatform
@@ -21,10 +24,12 @@ from vllm.v1.executor.abstract import Executor
 from vllm_configs import DEFAULTS, configure
 
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.engines.vllm import plugin, served, support
+from eagle_plugin.engines.vllm import plugin, selftest, served, support
 from eagle_plugin.engines.vllm.executor import TreeExecutor
 from eagle_plugin.engines.vllm.masked_rows import mask_token
 from eagle_plugin.heads.export import save_head
+from eagle_plugin.selftest.launch import Answer, Subject
+from eagle_plugin.selftest.shapes import ModelShape
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +55,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def untouched(config: VllmConfig) -> bool:
     parallel, ours = config.parallel_config, served.is_served(config.speculative_config)
-    own = parallel.worker_cls == support.ENGINE_WORKER and parallel.distributed_executor_backend != TreeExecutor
+    own = parallel.worker_cls == support.ENGINE_WORKERS["cpu"] and parallel.distributed_executor_backend != TreeExecutor
     return own and not ours
 
 
@@ -60,7 +65,7 @@ def untouched(config: VllmConfig) -> bool:
 
 def test_a_plain_configuration_is_served(target: Path, head: Path, lines: list[str]) -> None:
     config = configure(target, head, additional_config={"eagle_plugin": {"depth": 2, "topk": 3}})
-    assert config.parallel_config.worker_cls == support.WORKER
+    assert config.parallel_config.worker_cls == support.WORKERS["cpu"]
     assert served.served_shape(config.speculative_config) == Shape(2, 3, 8)
     assert not config.scheduler_config.async_scheduling
     assert lines == []
@@ -78,7 +83,7 @@ def test_the_executor_of_a_worker_process_is_ours(target: Path, head: Path, monk
 
 def test_several_ranks_are_served(target: Path, head: Path) -> None:
     config = configure(target, head, tensor_parallel_size=2)
-    assert config.parallel_config.worker_cls == support.WORKER
+    assert config.parallel_config.worker_cls == support.WORKERS["cpu"]
     assert Executor.get_class(config) is TreeExecutor
 
 
@@ -87,7 +92,7 @@ def test_a_p_eagle_head_is_served(speculative: dict[str, Any], target: Path, tmp
     """With the flag of vLLM's own drafting, which would take room of every step, or without it."""
     save_head(trained_head("peagle", target, mask_token_id=2), tmp_path / "head", target_dir=target)
     made = configure(target, tmp_path / "head", speculative=speculative)
-    assert made.parallel_config.worker_cls == support.WORKER
+    assert made.parallel_config.worker_cls == support.WORKERS["cpu"]
     assert served.served_shape(made.speculative_config) == Shape(7, 4, 8)
     assert mask_token(made.speculative_config) == 2
     assert not made.speculative_config.parallel_drafting
@@ -177,7 +182,7 @@ def test_a_p_eagle_head_of_another_class_is_unsupported(target: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("part", "attribute", "value", "named"),
     [
-        ("device_config", "device_type", "cuda", "on CPUs only"),
+        ("device_config", "device_type", "tpu", "--device tpu: only CPUs and NVIDIA GPUs are served"),
         ("parallel_config", "decode_context_parallel_size", 2, "--decode-context-parallel-size"),
         ("parallel_config", "prefill_context_parallel_size", 2, "--prefill-context-parallel-size"),
         ("parallel_config", "enable_expert_parallel", True, "--enable-expert-parallel"),
@@ -198,23 +203,52 @@ def test_settings_that_this_configuration_cannot_have(
     assert named in reason
 
 
-@pytest.mark.parametrize(
-    ("asked", "named"),
-    [(None, "where Triton can be used, and it is not served yet: start with VLLM_USE_V2_MODEL_RUNNER=0"),
-     ("1", "VLLM_USE_V2_MODEL_RUNNER: the V2 model runner is not served yet")],
-)  # fmt: skip
-def test_the_v2_model_runner(
-    asked: str | None, named: str, target: Path, head: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_v1_runner_serves_where_vllm_would_take_v2(
+    target: Path, head: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which vLLM takes by itself on a CPU where triton-cpu is installed."""
+    """Which it does by itself wherever Triton can be used: on GPUs, and on a CPU with triton-cpu."""
+    assert not configure(target, head).use_v2_model_runner and lines == []
+    monkeypatch.setattr(vllm_config_module, "HAS_TRITON", True)
+    made = configure(target, head)
+    assert made.parallel_config.worker_cls == support.WORKERS["cpu"] and not made.use_v2_model_runner
+    (line,) = lines
+    assert line.endswith("trees are served by vLLM's V1 model runner in place of V2 (VLLM_USE_V2_MODEL_RUNNER)")
+    # Only where the plugin serves, in every process that the configuration travels to.
+    assert not pickle.loads(pickle.dumps(made)).use_v2_model_runner
+    plain = EngineArgs(model=str(target), **DEFAULTS).create_engine_config()
+    assert plain.use_v2_model_runner
+
+
+def needs(part: str, attribute: str, value: Any) -> Any:
+    return lambda config: object.__setattr__(getattr(config, part), attribute, value)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (needs("attention_config", "hisparse_config", object()), "HiSparse"),
+        (lambda config: object.__setattr__(config, "watermark_config", object()), "watermarking"),
+        (lambda config: object.__setattr__(config, "aux_output_config", SimpleNamespace(enabled=True)), "auxiliary"),
+        (needs("model_config", "return_sampling_mask", True), "--return-sampling-mask"),
+        (needs("model_config", "enable_trace_replay", True), "--enable-trace-replay"),
+        (needs("parallel_config", "enable_batch_sharded_sampling", True), "batch-sharded sampling"),
+    ],
+)
+def test_what_only_the_v2_runner_has(
+    change: Any, named: str, target: Path, head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("EAGLE_PLUGIN", "0")
     config = configure(target, head)
-    monkeypatch.setattr(type(config), "use_v2_model_runner", True)
-    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
-    if asked:
-        monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", asked)
+    change(config)
     (reason,) = support.unsupported_reasons(config)
-    assert named in reason
+    assert named in reason and reason.endswith(": the V2 model runner is not served yet")
+
+
+def test_a_user_who_asks_for_v2_gets_it(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EAGLE_PLUGIN", "0")
+    config = configure(target, head)
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    assert support.unsupported_reasons(config) == ["VLLM_USE_V2_MODEL_RUNNER: the V2 model runner is not served yet"]
 
 
 @pytest.mark.parametrize(
@@ -238,7 +272,116 @@ def test_kinds_of_targets(name: str, named: str, target: Path, head: Path, monke
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# A GPU, of which a process of its own has told
+
+
+@pytest.fixture
+def gpu_config(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes the configuration of a GPU as it is when the plugin sees it."""
+
+    def make(**options: Any) -> VllmConfig:
+        monkeypatch.setenv("EAGLE_PLUGIN", "0")
+        made = configure(target, head, **options)
+        monkeypatch.setenv("EAGLE_PLUGIN", "1")
+        monkeypatch.setattr(vllm_config_module, "HAS_TRITON", True)
+        object.__setattr__(made.device_config, "device_type", "cuda")
+        made.parallel_config.worker_cls = support.ENGINE_WORKERS["cuda"]
+        made.scheduler_config.async_scheduling = True
+        return made
+
+    return make
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, answer: Answer) -> list[Subject]:
+    """Answers for the process; the subjects that it was asked about."""
+    asked: list[Subject] = []
+    monkeypatch.setattr(selftest, "ask", lambda subject: asked.append(subject) or answer)
+    return asked
+
+
+@pytest.mark.parametrize(("given", "wanted"), [({}, True), ({"async_scheduling": False}, False)])
+def test_a_gpu_is_served(
+    given: dict[str, Any], wanted: bool, gpu_config: Any, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = answering(monkeypatch, Answer([], ["eagle-plugin: the self-test of the kernels passed in 9.0 s"]))
+    config = gpu_config(tensor_parallel_size=2, additional_config={"eagle_plugin": given})
+    assert config.use_v2_model_runner
+    support.choose_worker(config)
+    assert config.parallel_config.worker_cls == support.WORKERS["cuda"]
+    assert not config.use_v2_model_runner and config.scheduler_config.async_scheduling is wanted
+    assert [line.rpartition(": ")[2][:20] for line in lines] == ["the self-test of the", "trees are served by "]
+    (subject,) = asked
+    assert served.test_subject(config.speculative_config) is subject
+    assert subject.device == "cuda" and subject.devices == 2 and list(subject.head_dims) == [32, 32]
+    shape, heads = ModelShape(**subject.shape), config.model_config.hf_config.num_attention_heads
+    assert (shape.heads, shape.head_dim, shape.dtype) == (heads // 2, 32, "float32")
+    assert shape.tree == served.served_shape(config.speculative_config)
+    support.choose_worker(config)  # vLLM completes it again
+    assert len(asked) == 1 and config.scheduler_config.async_scheduling is wanted
+
+
+def test_a_gpu_that_fails_is_left_to_vllm(gpu_config: Any, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(monkeypatch, Answer(["device Tesla T4: compute capability 7.5, at least 8.0 is served"], []))
+    config = gpu_config()
+    support.choose_worker(config)
+    assert config.parallel_config.worker_cls == support.ENGINE_WORKERS["cuda"] and config.use_v2_model_runner
+    assert not served.is_served(config.speculative_config) and config.scheduler_config.async_scheduling
+    assert lines == [f"{lines[0].partition(': ')[0]}: eagle3 is served by vLLM's own worker: device Tesla T4: compute "
+                     "capability 7.5, at least 8.0 is served"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (needs("compilation_config", "cudagraph_mode", CUDAGraphMode.FULL), "cudagraph_mode FULL: "),
+        (needs("parallel_config", "enable_dbo", True), "--enable-dbo: "),
+        (needs("model_config", "enable_sleep_mode", True), "--enable-sleep-mode: "),
+        (lambda config: object.__setattr__(config, "lora_config", object()), "--enable-lora: "),
+        (needs("parallel_config", "worker_cls", "some.other.Worker"), "--worker-cls some.other.Worker: "),
+    ],
+)
+def test_what_a_gpu_does_not_serve(change: Any, named: str, gpu_config: Any) -> None:
+    config = gpu_config()
+    assert support.unsupported_reasons(config) == []
+    change(config)
+    (reason,) = support.unsupported_reasons(config)
+    assert reason.startswith(named)
+
+
+@pytest.mark.parametrize("name", ["VLLM_BATCH_INVARIANT", "VLLM_USE_BREAKABLE_CUDAGRAPH"])
+def test_what_a_gpu_does_not_serve_by_variable(name: str, gpu_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = gpu_config()
+    monkeypatch.setenv(name, "1")
+    (reason,) = support.unsupported_reasons(config)
+    assert reason.startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
+def test_modes_of_graphs_that_leave_attention_out(mode: str, gpu_config: Any) -> None:
+    """vLLM makes PIECEWISE or NONE of them, since our backend is in no graph."""
+    config = gpu_config()
+    object.__setattr__(config.compilation_config, "cudagraph_mode", CUDAGraphMode[mode])
+    assert support.unsupported_reasons(config) == []
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # The entry point
+
+
+def test_a_hook_is_put_where_the_method_is_defined() -> None:
+    """The class of a GPU's platform inherits the method that chooses the worker."""
+
+    class Base:
+        @classmethod
+        def chosen(cls) -> str:
+            return cls.__name__
+
+    class Platform(Base):
+        pass
+
+    plugin._wrap(Platform, "chosen", lambda original, owner: f"ours over {original(owner)}")
+    plugin._wrap(Platform, "chosen", lambda original, owner: "twice")
+    assert Platform.chosen() == "ours over Platform" and "chosen" not in Platform.__dict__
 
 
 def test_registered_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +403,7 @@ def test_another_version_is_left_untouched(version: str, monkeypatch: pytest.Mon
     assert version in lines[0] and plugin.version.TESTED[0] in lines[0]
 
 
-@pytest.mark.parametrize(("value", "hooks"), [("0", 0), ("1", 4)])
+@pytest.mark.parametrize(("value", "hooks"), [("0", 0), ("1", 5)])
 def test_the_environment_variable(value: str, hooks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     wrapped: list[Any] = []
     monkeypatch.setattr(plugin, "_wrap", lambda *hook: wrapped.append(hook))

@@ -1,0 +1,66 @@
+"""From a self-test to who serves: records before tests, all ranks alike, and the words for the log."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from eagle_plugin.atomic_io import WriteError
+from eagle_plugin.engines.startup import forced
+from eagle_plugin.selftest import record
+
+REMOVE = "after a repair run: eagle-plugin selftest --again"
+
+Gather = Callable[[Any], list[Any]]  # a value of the host, of every rank, by rank
+
+
+def is_asked_for(device_type: str) -> bool:
+    """Whether a server on this kind of device tests itself: on a GPU always, on a CPU with ``EAGLE_SELFTEST=1``, and
+    with ``EAGLE_PLUGIN=force``."""
+    return device_type == "cuda" or forced() or os.environ.get("EAGLE_SELFTEST") == "1"
+
+
+def decide(key: Mapping[str, Any], test: Callable[[], list[str]], gather: Gather, logger: logging.Logger) -> list[str]:
+    """The reasons not to serve that a record of every rank has, else those of the test, which all ranks run and keep.
+
+    Empty if the test has passed. logger: of rank 0, silent in the others.
+    """
+    kept = record.read(key)
+    if None not in gather(None if kept is None else True):
+        assert kept is not None
+        return told(agree(kept.reasons, gather))
+    begin = time.perf_counter()
+    try:
+        found = test()
+    except Exception as error:  # of any kind: what does not run is left to the engine as what is wrong
+        first = (str(error).strip() or "no message").splitlines()[0]
+        found = [f"{key['part']}: {type(error).__name__}: {first}"]
+    reasons, seconds = agree(found, gather), time.perf_counter() - begin
+    try:
+        record.write(key, reasons, seconds)
+    except WriteError as error:
+        logger.warning("eagle-plugin: the result of the self-test is not kept, every start will repeat it: %s", error)
+    if not reasons:
+        logger.info("eagle-plugin: the self-test of the %s passed in %.1f s", key["part"], seconds)
+    return told(reasons)
+
+
+def agree(reasons: list[str], gather: Gather) -> list[str]:
+    """The reasons of all ranks, each once; one that not all ranks have is told with its ranks."""
+    everyones = gather(reasons)
+    merged = []
+    for reason in dict.fromkeys(reason for own in everyones for reason in own):
+        ranks = [rank for rank, own in enumerate(everyones) if reason in own]
+        merged.append(reason if len(ranks) == len(everyones) else f"rank {', '.join(map(str, ranks))}: {reason}")
+    return merged
+
+
+def told(reasons: list[str]) -> list[str]:
+    """The reasons as the log names them: which test, and how a record of it is removed."""
+    if not reasons:
+        return []
+    more = f" (and {len(reasons) - 3} more)" if len(reasons) > 3 else ""
+    return [f"the self-test failed: {'; '.join(reasons[:3])}{more}; {REMOVE}"]

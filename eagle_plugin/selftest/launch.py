@@ -1,0 +1,112 @@
+"""What a launcher asks about its devices before it chooses a worker, in a process of its own.
+
+A launcher must not use CUDA itself: its workers may be forked, and they share the memory of the GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from eagle_plugin.engines.gpu import Gpu, unsupported_gpu
+from eagle_plugin.selftest import record, suite
+from eagle_plugin.selftest.decision import decide, told
+from eagle_plugin.selftest.shapes import ModelShape
+
+SECONDS = 900.0  # of the process: native kernels may have to be built
+_COMMAND = (sys.executable, "-m", "eagle_plugin.selftest.launch")
+
+
+class Subject(NamedTuple):
+    """What the self-test of a server depends on, beside its devices. All values can be written as JSON."""
+
+    device: str  # "cuda" or "cpu"
+    devices: int  # one per rank
+    head_dims: Sequence[int]  # of both models
+    shape: Mapping[str, Any]  # fields of a `ModelShape`: what the kernels see
+    real_round: Mapping[str, Any]  # what else decides about the round of the real models
+    engine: str  # name and version
+
+
+class Answer(NamedTuple):
+    """What the process found."""
+
+    reasons: list[str]  # why our worker must not serve; empty where it may
+    log: list[str]  # lines for the log
+
+
+def round_key(subject: Subject, device: torch.device | str) -> dict[str, Any]:
+    """Under what the result of the real round is kept."""
+    return record.key_of("round", device, {**subject.shape, **subject.real_round}, subject.engine)
+
+
+def answer(subject: Subject, logger: logging.Logger) -> list[str]:
+    """Why our worker must not serve on these devices; empty if it may. To be called in a process of its own.
+
+    Runs the kernels on each kind of device, unless a record says what they gave. The record of a real round that failed
+    at an earlier start counts too.
+    """
+    devices = [torch.device("cuda", i) for i in range(subject.devices)]
+    reasons = [_on(device, subject, logger) for device in (devices if subject.device == "cuda" else ["cpu"])]
+    return list(dict.fromkeys(reason for of_device in reasons for reason in of_device))
+
+
+def _on(device: torch.device | str, subject: Subject, logger: logging.Logger) -> list[str]:
+    device = torch.device(device)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            if reasons := unsupported_gpu(Gpu.current(), subject.head_dims):
+                return reasons
+    shape = ModelShape(**subject.shape)
+    kernels = record.key_of("kernels", device, subject.shape, subject.engine)
+    if reasons := decide(kernels, lambda: suite.run(device, shape).reasons, _alone, logger):
+        return reasons
+    earlier = record.read(round_key(subject, device))
+    return told(earlier.reasons if earlier else [])
+
+
+def _alone(value: Any) -> list[Any]:
+    """What `decide` gathers: this process tests the devices of all ranks."""
+    return [value]
+
+
+def ask(subject: Subject, command: Sequence[str] = _COMMAND, seconds: float = SECONDS) -> Answer:
+    """`answer` of a process of its own; a process that fails is a reason too."""
+    given = json.dumps(subject._asdict())
+    try:
+        done = subprocess.run(command, input=given, stdout=subprocess.PIPE, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return Answer([f"the self-test of the kernels did not end within {seconds:.0f} s"], [])
+    except OSError as error:
+        return Answer([f"the self-test of the kernels could not be started: {error}"], [])
+    if done.returncode:
+        return Answer([f"the self-test of the kernels ended with exit code {done.returncode}"], [])
+    return Answer(**json.loads(done.stdout.splitlines()[-1]))
+
+
+class _Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, logged: logging.LogRecord) -> None:
+        self.lines.append(logged.getMessage())
+
+
+def main() -> None:
+    """Read a subject from standard input; the last line of standard output is the answer."""
+    logger, lines = logging.getLogger("eagle_plugin.selftest.launch"), _Lines()
+    logger.setLevel(logging.INFO)
+    logger.addHandler(lines)
+    reasons = answer(Subject(**json.load(sys.stdin)), logger)
+    print(json.dumps(Answer(reasons, lines.lines)._asdict()))
+
+
+if __name__ == "__main__":
+    main()

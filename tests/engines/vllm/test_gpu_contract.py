@@ -1,0 +1,99 @@
+"""Pins the names of vLLM that only a GPU reaches. What cannot be imported without CUDA or Triton is read as source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import vllm
+from engine_signatures import assignments, calls, defined, holds, in_order, parameters, returned
+from vllm.config import CompilationConfig, ModelConfig, ParallelConfig, SpeculativeConfig, VllmConfig
+from vllm.config.attention import AttentionConfig
+from vllm.v1.attention.backend import AttentionMetadataBuilder
+from vllm.v1.attention.backends import registry
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.gpu_worker import Worker
+
+from eagle_plugin.engines.vllm import support
+from eagle_plugin.engines.vllm.backend import CustomTreeAttentionBackend
+from eagle_plugin.engines.vllm.drafter import TreeProposer
+from eagle_plugin.engines.vllm.worker import TreeWorker
+
+FOLDER = Path(vllm.__file__).parent
+CUDA = FOLDER / "platforms/cuda.py"
+V2 = FOLDER / "v1/worker/gpu"
+
+
+def test_the_platform_chooses_the_worker_that_ours_replaces() -> None:
+    """In a base of the platform's class, which a hook has to find."""
+    chooses = defined(CUDA, "CudaPlatformBase.check_and_update_config")
+    assert parameters(chooses) == ["cls", "vllm_config"]
+    assert assignments(chooses, "parallel_config.worker_cls") == [repr(support.ENGINE_WORKERS["cuda"])]
+    assert support.ENGINE_WORKERS["cuda"] == f"{Worker.__module__}.{Worker.__qualname__}"
+    assert support.WORKERS["cuda"] == f"{TreeWorker.__module__}.{TreeWorker.__qualname__}"
+    names = [node.name for node in defined(CUDA, "NvmlCudaPlatform").body if hasattr(node, "name")]
+    assert "check_and_update_config" not in names and "get_device_capability" in names
+
+
+def test_the_worker_asks_for_its_runner() -> None:
+    assert parameters(Worker._make_model_runner) == parameters(TreeWorker._make_model_runner) == ["self"]
+    assert calls(Worker._init_workspace_and_model_runner, "self._make_model_runner") == ["self._make_model_runner()"]
+    assert in_order(Worker.init_device, ["self.device", "self._init_workspace_and_model_runner()"])
+    assert "GPUModelRunnerV1(self.vllm_config, self.device)" in returned(Worker._make_model_runner)
+    assert assignments(Worker.__init__, "self.use_v2_model_runner") == ["vllm_config.use_v2_model_runner"]
+
+
+def test_a_configuration_can_ask_for_our_backend_by_name() -> None:
+    enum = registry.AttentionBackendEnum[CustomTreeAttentionBackend.get_name()]
+    assert enum.value is None  # it is for backends of others
+    chosen = defined(CUDA, "CudaPlatformBase.get_attn_backend_cls")
+    assert parameters(chosen)[:2] == ["cls", "selected_backend"]
+    assert holds(chosen, "_get_attn_backend_class(selected_backend)")
+    assert returned(chosen)[0] == "_backend_cls_path(backend_class)"
+    assert returned(defined(CUDA, "_get_attn_backend_class")) == ["backend.get_class()"]
+    # Both models have a setting of their own.
+    assert {"backend", "backend_per_kind"} <= AttentionConfig.__dataclass_fields__.keys()
+    assert "attention_backend" in SpeculativeConfig.__dataclass_fields__
+    assert holds(SpecDecodeBaseProposer._create_draft_vllm_config, "spec_cfg.attention_backend")
+
+
+def test_graphs_leave_attention_out() -> None:
+    """Then the rows are padded around attention, and what the builders get is not."""
+    assert parameters(AttentionMetadataBuilder.get_cudagraph_support) == ["vllm_config", "kv_cache_spec"]
+    resolve = CompilationConfig.resolve_cudagraph_mode_and_sizes
+    assert holds(resolve, "min_cg_support == AttentionCGSupport.NEVER")
+    assert {"CUDAGraphMode.PIECEWISE", "CUDAGraphMode.NONE"} <= set(assignments(resolve, "cudagraph_mode"))
+    assert assignments(GPUModelRunner.execute_model, "pad_attn") == ["cudagraph_mode == CUDAGraphMode.FULL"]
+    (slots,) = calls(GPUModelRunner.execute_model, "self._get_slot_mappings")
+    assert "num_tokens_padded if pad_attn or has_separate_kv_update else num_tokens_unpadded" in slots
+    # The graphs of the engine's own drafting.
+    keys = SpecDecodeBaseProposer.initialize_cudagraph_keys
+    assert parameters(keys) == parameters(TreeProposer.initialize_cudagraph_keys) == ["self", "cudagraph_mode"]
+
+
+def test_configurations_have_what_is_refused_on_a_gpu() -> None:
+    assert isinstance(ParallelConfig.use_ubatching, property) and isinstance(ModelConfig.rswa_window, property)
+    assert {
+        "enable_sleep_mode",
+        "return_sampling_mask",
+        "enable_trace_replay",
+    } <= ModelConfig.__dataclass_fields__.keys()
+    assert {"watermark_config", "aux_output_config"} <= VllmConfig.__dataclass_fields__.keys()
+    assert "hisparse_config" in AttentionConfig.__dataclass_fields__
+    assert parameters(VllmConfig._get_v1_model_runner_unsupported_features) == ["self"]
+    read = {"VLLM_USE_BREAKABLE_CUDAGRAPH", "VLLM_BATCH_INVARIANT", "VLLM_USE_V2_MODEL_RUNNER"}
+    assert read <= vllm.envs.environment_variables.keys()
+
+
+def test_what_is_missing_in_the_v2_runner() -> None:
+    """docs/upstream.md says why trees take the V1 runner; with a change here it may be time for V2."""
+    runner = defined(V2 / "model_runner.py", "GPUModelRunner")
+    assert calls(defined(V2 / "model_runner.py", "GPUModelRunner.__init__"), "init_speculator")
+    assert not holds(defined(V2 / "spec_decode/__init__.py"), "resolve_obj_by_qualname")  # nor any registry
+    methods = {node.name: parameters(node) for node in runner.body if hasattr(node, "name") and hasattr(node, "args")}
+    assert methods["prepare_attn"] == ["self", "input_batch"]
+    assert methods["sample"] == ["self", "hidden_states", "input_batch", "grammar_output"]
+    # The rows of a request are a chain: the tokens before a row are those of the rows before it.
+    penalties = defined(V2 / "sample/penalties.py", "_penalties_kernel")
+    assert assignments(penalties, "start_idx") == ["token_idx - pos"]
+    assert holds(penalties, "tl.load(token_ids_ptr + start_idx + prev_pos + 1)")

@@ -1,0 +1,149 @@
+"""The self-test of a server on vLLM: a healthy round passes, planted faults are named, and who serves afterwards."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+from log_lines import Lines
+from torch import Tensor
+from vllm_configs import configure
+from vllm_engines import engine, runner
+
+from eagle_plugin.engines.round import KVCaches
+from eagle_plugin.engines.vllm import attention, served, support
+from eagle_plugin.engines.vllm.round_test import RoundTest
+from eagle_plugin.engines.vllm.selftest import SelfTestFailed
+from eagle_plugin.kernels import loader
+from eagle_plugin.selftest import record
+
+TREES = {"depth": 3, "topk": 2, "nodes": 8}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.tiny_llama(tmp_path_factory.mktemp("target"), head_dim=32)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
+    return tiny_models.tiny_eagle3_head(tmp_path_factory.mktemp("head"), target)
+
+
+@pytest.fixture(scope="module")
+def served_runner(target: Path, head: Path) -> Iterator[Any]:
+    with engine(target, head, **TREES) as llm:  # type: ignore[arg-type]
+        yield runner(llm)
+
+
+@pytest.fixture
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What the plugin logs in a server that tests itself, with records of its own."""
+    kernels = loader.cache_dir()
+    kernels.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "kernels").symlink_to(kernels.resolve())
+    monkeypatch.setenv("EAGLE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("EAGLE_SELFTEST", "1")
+    monkeypatch.setattr(support, "_logged", set())
+    logger, handler = logging.getLogger("vllm.eagle_plugin"), Lines()
+    before = logger.level
+    logger.setLevel(logging.INFO)  # unlike the attribute, it forgets what was found to be off
+    logger.addHandler(handler)
+    yield handler.logged
+    logger.removeHandler(handler)
+    logger.setLevel(before)
+
+
+def skew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes of trees see wrong ancestors."""
+    healthy = attention.tree_attention
+
+    def skewed(*arguments: Any, **options: Any) -> Tensor:
+        *others, ancestors = arguments
+        return healthy(*others, ancestors << 1 | 1 if ancestors.shape[1] > 1 else ancestors, **options)
+
+    monkeypatch.setattr(attention, "tree_attention", skewed)
+
+
+def forget_to_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accepted keys and values stay where the nodes were."""
+    monkeypatch.setattr(KVCaches, "move_accepted", lambda *_: None)
+
+
+def shift(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All nodes of a tree are at the position of its root."""
+    tree = RoundTest._tree
+
+    def shifted(self: RoundTest, drafted: Any, prefix: int) -> Tensor:
+        return tree(self, drafted._replace(depths=torch.zeros_like(drafted.depths)), prefix)
+
+    monkeypatch.setattr(RoundTest, "_tree", shifted)
+
+
+def test_a_healthy_round_passes_again_and_again(served_runner: Any) -> None:
+    assert RoundTest(served_runner).run() == [] == RoundTest(served_runner).run()
+
+
+@pytest.mark.parametrize("fault", [skew, forget_to_move, shift])
+def test_planted_faults_are_named(fault: Any, served_runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault(monkeypatch)
+    (reason,) = RoundTest(served_runner).run()
+    assert reason.startswith("a tree in one forward of the target: the logits of ")
+    assert "nodes differ from those of their paths token by token, by " in reason
+
+
+def test_a_prompt_that_sees_too_little_is_found(served_runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where prompts are attended to as chains: only rows of prompts of several tokens are wrong."""
+    healthy = attention.extend_attention
+
+    def late(*arguments: Any, **options: Any) -> Tensor:
+        rows = len(arguments[0])
+        return healthy(*arguments, **(options | ({"window": 1} if rows > 8 else {})))
+
+    monkeypatch.setattr(attention, "extend_attention", late)
+    reasons = RoundTest(served_runner).run()
+    assert reasons[0].startswith("a prompt in one forward of the target: the logits of ")
+
+
+def test_a_small_cache_is_enough(served_runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shorter prompt and fewer requests; without any block beside the one that vLLM keeps there is no test."""
+    monkeypatch.setattr(served_runner.kv_cache_config, "num_blocks", 2)
+    assert RoundTest(served_runner).run() == []
+    monkeypatch.setattr(served_runner.kv_cache_config, "num_blocks", 1)
+    with pytest.raises(RuntimeError, match="the KV cache has no room for 1 requests of "):
+        RoundTest(served_runner).run()
+
+
+def test_a_server_tests_itself_once(target: Path, head: Path, lines: list[str]) -> None:
+    for passes in (2, 0):  # the second start reads the records
+        with engine(target, head, **TREES):  # type: ignore[arg-type]
+            pass
+        assert sum("the self-test of the " in line and " passed in " in line for line in lines) == passes
+        lines.clear()
+        support._logged.clear()
+    assert sorted(path.name.split("-")[0] for path in record.folder().glob("*.json")) == ["kernels", "round"]
+
+
+def test_after_a_failed_round_vllms_own_worker_serves(
+    target: Path, head: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        skew(patch)
+        sentence = "a tree in one forward .* started again, the server is served by vLLM's own worker"
+        with pytest.raises(SelfTestFailed, match=sentence), engine(target, head, **TREES):  # type: ignore[arg-type]
+            pass
+    options = {"max_num_seqs": 8, "additional_config": {"eagle_plugin": {"depth": 3, "topk": 2}}}
+    lines.clear()
+    config = configure(target, head, **options)
+    assert config.parallel_config.worker_cls == support.ENGINE_WORKERS["cpu"]
+    assert not served.is_served(config.speculative_config)
+    (line,) = lines
+    assert "eagle3 is served by vLLM's own worker: the self-test failed: a tree in one forward of the target: " in line
+    assert line.endswith("after a repair run: eagle-plugin selftest --again")
+    record.forget()
+    assert served.is_served(configure(target, head, **options).speculative_config)
