@@ -24,6 +24,10 @@ def unsupported_on_gpu(vllm_config: Any) -> list[str]:
         (envs.VLLM_USE_BREAKABLE_CUDAGRAPH, "VLLM_USE_BREAKABLE_CUDAGRAPH: it is not served yet"),
         (envs.VLLM_BATCH_INVARIANT, "VLLM_BATCH_INVARIANT: batch-invariant attention is not served yet"),
         (vllm_config.parallel_config.use_ubatching, "--enable-dbo: dual batch overlap is not served yet"),
+        (
+            vllm_config.observability_config.jit_monitor_mode == "error",
+            "--jit-monitor-mode error: kernels for trees are compiled when they are first used",
+        ),
         (model.enable_sleep_mode, "--enable-sleep-mode: it is served on CPUs only"),
         (bool(vllm_config.lora_config), "--enable-lora: LoRA is served on CPUs only"),
         (model.is_hybrid, f"target {model.architectures[0]}: gated delta nets are served on CPUs only"),

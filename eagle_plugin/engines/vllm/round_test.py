@@ -62,7 +62,8 @@ class RoundTest:
         self._own(b, prefix + caps.reach)
         prompt, roots, after = self._random(b, prefix), self._random(b), self._random(b)
         tree = random_tree(roots, caps, self._vocabulary, self._generator)
-        pairs: Pairs = []
+        nodes_of_paths: Pairs = []
+        after_paths: Pairs = []  # apart: of a deep tree they would be few among the others
         for path in paths_of(tree.parents[0].tolist()):
             self._prompt(prompt)
             nodes = self._tree(tree, prefix)
@@ -70,9 +71,12 @@ class RoundTest:
             next_at_once = self._one_token(after, moved)
             self._prompt(prompt)
             for depth, node in enumerate(path):
-                pairs.append((nodes[:, node], self._one_token(tree.tokens[:, node], prefix + depth)))
-            pairs.append((next_at_once, self._one_token(after, moved)))
-        return logits_differ("a tree in one forward of the target", pairs, self._dtype)
+                nodes_of_paths.append((nodes[:, node], self._one_token(tree.tokens[:, node], prefix + depth)))
+            after_paths.append((next_at_once, self._one_token(after, moved)))
+        return [
+            *logits_differ("a tree in one forward of the target", nodes_of_paths, self._dtype),
+            *logits_differ("a token after an accepted path", after_paths, self._dtype),
+        ]
 
     # --- blocks
 

@@ -19,10 +19,12 @@ from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedD
 from vllm.v1.kv_cache_interface import MambaSpec
 from vllm_bigram import PROMPT
 from vllm_configs import configure
-from vllm_engines import core, counters, engine, fixed_shapes, generate, random_shapes, rounds
+from vllm_engines import core, counters, engine, fixed_shapes, generate, random_shapes, rounds, runner
 from vllm_requests import check_aborts, check_distribution, make_prompts
 
 from eagle_plugin.engines.vllm import support
+from eagle_plugin.engines.vllm.linear_attention import LinearLayers
+from eagle_plugin.engines.vllm.round_test import RoundTest
 
 FAMILY, TOKENS = "qwen3_next", 48
 SETTINGS = [{"temperature": 1.0}, {"temperature": 0.5}]
@@ -100,7 +102,7 @@ def test_text_under_other_flags(options: dict[str, Any], served: Served) -> None
             assert counters(llm)["vllm:num_preemptions"] > 0
 
 
-def test_deep_paths(tmp_path: Path) -> None:
+def test_deep_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that says three tokens, and trees of all three: many paths are as deep as the tree."""
     target = family_target(tmp_path / "target", FAMILY, says=3)
     head, reference = family_head(tmp_path / "head", target, "eagle3", 3), Reference(target)
@@ -115,6 +117,10 @@ def test_deep_paths(tmp_path: Path) -> None:
         specs = [group.kv_cache_spec for group in core(llm).scheduler.kv_cache_config.kv_cache_groups]
         states = [spec for spec in specs if isinstance(spec, MambaSpec)]
         assert states and all(spec.num_speculative_blocks == 0 for spec in states)
+        # The self-test of a server, which a state that is not added to would fail.
+        assert RoundTest(runner(llm)).run() == []
+        monkeypatch.setattr(LinearLayers, "commit", lambda *_: None)
+        assert RoundTest(runner(llm)).run()[-1].startswith("a token after an accepted path: the logits of ")
 
 
 def method_of(head: Path) -> str:

@@ -89,11 +89,18 @@ def test_a_healthy_round_passes_again_and_again(served_runner: Any) -> None:
     assert RoundTest(served_runner).run() == [] == RoundTest(served_runner).run()
 
 
-@pytest.mark.parametrize("fault", [skew, forget_to_move, shift])
-def test_planted_faults_are_named(fault: Any, served_runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("fault", "what"),
+    [
+        (skew, "a tree in one forward of the target"),
+        (shift, "a tree in one forward of the target"),
+        (forget_to_move, "a token after an accepted path"),
+    ],
+)
+def test_planted_faults_are_named(fault: Any, what: str, served_runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)
-    (reason,) = RoundTest(served_runner).run()
-    assert reason.startswith("a tree in one forward of the target: the logits of ")
+    reason = RoundTest(served_runner).run()[0]
+    assert reason.startswith(f"{what}: the logits of ")
     assert "nodes differ from those of their paths token by token, by " in reason
 
 
