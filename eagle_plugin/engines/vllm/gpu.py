@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from eagle_plugin.engines.startup import SWITCH, forced
+
 
 def unsupported_on_gpu(vllm_config: Any) -> list[str]:
     """Why our worker does not serve this ``VllmConfig`` on a GPU; empty where it does."""
@@ -17,6 +19,8 @@ def unsupported_on_gpu(vllm_config: Any) -> list[str]:
     mode = vllm_config.compilation_config.cudagraph_mode
     odd = [size for size in (model.get_head_size(), draft.get_head_size()) if size % 16]
     checks: tuple[tuple[bool, str], ...] = (
+        # Nothing says yet that it is not slower than what vLLM has there.
+        (not forced(), f"GPUs: no GPU has run the plugin's worker for vLLM yet; {SWITCH}=force tries it"),
         (
             mode is not None and mode.mixed_mode() == CUDAGraphMode.FULL,
             "cudagraph_mode FULL: attention over trees stays outside of CUDA graphs; PIECEWISE is served",

@@ -282,7 +282,7 @@ def gpu_config(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> Any
     def make(**options: Any) -> VllmConfig:
         monkeypatch.setenv("EAGLE_PLUGIN", "0")
         made = configure(target, head, **options)
-        monkeypatch.setenv("EAGLE_PLUGIN", "1")
+        monkeypatch.setenv("EAGLE_PLUGIN", "force")
         monkeypatch.setattr(vllm_config_module, "HAS_TRITON", True)
         object.__setattr__(made.device_config, "device_type", "cuda")
         made.parallel_config.worker_cls = support.ENGINE_WORKERS["cuda"]
@@ -318,6 +318,19 @@ def test_a_gpu_is_served(
     assert shape.tree == served.served_shape(config.speculative_config)
     support.choose_worker(config)  # vLLM completes it again
     assert len(asked) == 1 and config.scheduler_config.async_scheduling is wanted
+
+
+def test_a_gpu_is_served_only_when_asked_for(
+    gpu_config: Any, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = answering(monkeypatch, Answer([], []))
+    config = gpu_config()
+    monkeypatch.setenv("EAGLE_PLUGIN", "1")
+    support.choose_worker(config)
+    assert config.parallel_config.worker_cls == support.ENGINE_WORKERS["cuda"] and config.use_v2_model_runner
+    (line,) = lines
+    assert line.endswith("GPUs: no GPU has run the plugin's worker for vLLM yet; EAGLE_PLUGIN=force tries it")
+    assert not asked and not served.is_served(config.speculative_config)
 
 
 def test_a_gpu_that_fails_is_left_to_vllm(gpu_config: Any, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
