@@ -113,10 +113,10 @@ serve: $(ENGINE_ENV) ## run a server with the plugin on 127.0.0.1 until Ctrl-C
 WORKERS ?= 2
 PYTEST = $(CALM) $(BIN)/python -m pytest -n $(WORKERS)
 
-# Both environments at once, and lint beside the second one.
+# Lint and the environments, two at a time.
 PREPARE = @$(MAKE) --no-print-directory -j2 lint env-vllm env-sglang-before
 
-test: ## lint, then the tests with real engines: at least one case of everything (about 25 minutes on two cores)
+test: ## lint, then the tests with real engines: at least one case of everything (about 35 minutes on two cores)
 	$(PREPARE)
 	$(PYTEST) -m 'not matrix' $(ARGS)
 

@@ -30,7 +30,7 @@ from serving import tiny_spec, vllm_spec
 from tiny_checkpoints import read_config
 from word_prompts import make_prompts
 
-from eagle_plugin.atomic_io import write_output
+from benchmarks.marked_table import replace_table
 from eagle_plugin.bench.load import Completion, LoadError, Sampling, accept_length, ask_all
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.questions import Question
@@ -58,7 +58,7 @@ ENGINES: tuple[EngineName, ...] = ("sglang", "vllm")
 ENVIRONMENT = {"EAGLE_POLICY": "fixed", "SGLANG_MAMBA_CONV_DTYPE": "float32"}
 # Engines that have no plain decoding of a family in float32 on CPUs: the texts are compared with the other engine's.
 WITHOUT_PLAIN: dict[tuple[EngineName, str], EngineName] = {("vllm", "qwen3_next"): "sglang"}
-BEGIN, END = "<!-- benchmarks/targets.py --readme -->\n", "<!-- end -->"
+BEGIN = "<!-- benchmarks/targets.py --readme -->\n"
 
 
 class Row(Strict):
@@ -193,12 +193,7 @@ def readme_table(rows: Sequence[Row]) -> str:
 
 def write_readme(path: Path, rows: Sequence[Row]) -> None:
     """Replace the table in this file. ValueError where its marks are not there."""
-    text = path.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{path} has no place for the table: it needs the lines {BEGIN.strip()} and {END}")
-    write_output(path, [f"{before}{begin}\n{readme_table(rows)}\n{end}{after}"])
+    replace_table(path, BEGIN, readme_table(rows))
 
 
 def show(rows: Sequence[Row], console: Console) -> None:

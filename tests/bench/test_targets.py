@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from family_models import CHANGES
 
-from benchmarks.targets import BEGIN, END, KINDS, NAMES, ROOT, Row, readme_table, write_readme
+from benchmarks.marked_table import END
+from benchmarks.targets import BEGIN, KINDS, NAMES, ROOT, Row, readme_table, write_readme
 
 
 def row(family: str, engine: str, head: str, served_by: str = "plugin", equal: bool | None = True) -> Row:

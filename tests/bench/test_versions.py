@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks import versions
-from benchmarks.versions import BEGIN, END, ENVIRONMENTS, ROOT, Document, Row, docs_table, run_tests, write_docs
+from benchmarks.marked_table import END
+from benchmarks.versions import BEGIN, ENVIRONMENTS, ROOT, Document, Row, docs_table, run_tests, write_docs
 from eagle_plugin.engines.sglang.version import TESTED as SGLANG
 from eagle_plugin.engines.vllm.version import TESTED as VLLM
 

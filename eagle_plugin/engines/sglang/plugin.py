@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from eagle_plugin.capture.settings import FOLDER
-from eagle_plugin.engines.seams import Difference, installed_differences
 from eagle_plugin.engines.sglang import version
 from eagle_plugin.engines.startup import may_serve
 
@@ -46,8 +46,9 @@ def register() -> None:
         graph_emulator.install()
 
 
-def _differences() -> list[Difference]:
+def _differences() -> Sequence[object]:
     """What the installed SGLang has otherwise than the adapter wants it; nothing of it is imported."""
+    from eagle_plugin.engines.seams import installed_differences
     from eagle_plugin.engines.sglang.seams import SEAMS
 
     return installed_differences("sglang", Path(__file__).parent, SEAMS)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from eagle_plugin.capture.settings import FOLDER
-from eagle_plugin.engines.seams import Difference, installed_differences
 from eagle_plugin.engines.startup import StartRefused, may_serve, switched_off
 from eagle_plugin.engines.vllm import version
 from eagle_plugin.errors import UserError
@@ -44,8 +44,9 @@ def register() -> None:
             _wrap(arguments.EngineArgs, "from_cli_args", add_middleware)
 
 
-def _differences() -> list[Difference]:
+def _differences() -> Sequence[object]:
     """What the installed vLLM has otherwise than the adapter wants it; nothing of it is imported."""
+    from eagle_plugin.engines.seams import installed_differences
     from eagle_plugin.engines.vllm.seams import SEAMS
 
     return installed_differences("vllm", Path(__file__).parent, SEAMS)

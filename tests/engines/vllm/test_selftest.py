@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
 from log_lines import Lines
 from torch import Tensor
@@ -23,16 +22,6 @@ from eagle_plugin.kernels import loader
 from eagle_plugin.selftest import record
 
 TREES = {"depth": 3, "topk": 2, "nodes": 8}
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.tiny_llama(tmp_path_factory.mktemp("target"), head_dim=32)
-
-
-@pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
-    return tiny_models.tiny_eagle3_head(tmp_path_factory.mktemp("head"), target)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import tiny_models
 from head_edits import config
 from log_lines import Lines
 from trained_heads import trained_head
@@ -30,16 +29,6 @@ from eagle_plugin.engines.vllm.masked_rows import mask_token
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.selftest.launch import Answer, Subject
 from eagle_plugin.selftest.shapes import ModelShape
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.tiny_llama(tmp_path_factory.mktemp("target"), head_dim=32)
-
-
-@pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
-    return tiny_models.tiny_eagle3_head(tmp_path_factory.mktemp("head"), target)
 
 
 @pytest.fixture(autouse=True)
