@@ -11,7 +11,7 @@ NCCL.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from eagle_plugin.kernels import loader
 
 T = TypeVar("T")
 GARBAGE = 0x7F  # a byte: huge integers, huge floats, no NaN
+NO_OPERATORS: Mapping[Any, Callable[..., Any]] = {}
 _recording: list[EmulatedGraph] = []
 aten = torch.ops.aten
 # The shapes of their results depend on values, which the host would have to wait for.
@@ -45,8 +46,9 @@ class CaptureError(RuntimeError):
 class EmulatedGraph(TorchDispatchMode):
     """One captured function."""
 
-    def __init__(self) -> None:
+    def __init__(self, transparent: Mapping[Any, Callable[..., Any]] = NO_OPERATORS) -> None:
         super().__init__()
+        self._transparent = transparent
         self._nodes: list[tuple[Callable[..., Any], Any, dict[str, Any], Any]] = []
         self._own: dict[int, Tensor] = {}  # by address: one tensor of each memory that the capture allocated
         self._scratch: list[Tensor] = []
@@ -57,6 +59,9 @@ class EmulatedGraph(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in self._transparent:
+            with self:
+                return self._transparent[func](*args, **kwargs)
         if func is aten._local_scalar_dense.default:
             raise CaptureError("a value of a tensor is read by the host inside a captured function")
         if func in DATA_SHAPED or func is aten.index.Tensor and any(_is_mask(x) for x in args[1]):
@@ -93,9 +98,16 @@ class EmulatedGraph(TorchDispatchMode):
 class EmulatedCapturer:
     """Makes emulated graphs. `install` must have been called before the first native kernel was looked up."""
 
+    def __init__(self, transparent: Mapping[Any, Callable[..., Any]] = NO_OPERATORS) -> None:
+        """transparent: operators written in Python, with their functions, which read what holds for one call only.
+
+        What is captured is what they launch, as on a GPU, and not the call.
+        """
+        self._transparent = transparent
+
     def capture(self, function: Callable[[], T]) -> tuple[Graph, T]:
         """Run `function` once and record it; CaptureError where CUDA would refuse it."""
-        graph = EmulatedGraph()
+        graph = EmulatedGraph(self._transparent)
         _recording.append(graph)
         try:
             with graph:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 T = TypeVar("T")
+Fields = TypeVar("Fields", bound=NamedTuple)
 WARM_UP_CALLS = 2  # before a capture: Triton compiles and libraries make their handles, which a capture forbids
 
 
@@ -85,6 +86,10 @@ class CapturedFunctions:
         self.replays += 1
         return result  # type: ignore[no-any-return]
 
+    def clear(self) -> None:
+        """Forget what was captured."""
+        self._captured.clear()
+
     def __len__(self) -> int:
         return len(self._captured)
 
@@ -113,6 +118,14 @@ class StaticMemory:
     def put(self, name: str, value: Tensor) -> Tensor:
         """Copy a tensor into the memory of this name; the view that holds it now."""
         return self.view(name, *value.shape).copy_(value)
+
+    def allocate_rows(self, name: str, rows: int, like: Tensor, fill: int = 0) -> None:
+        """Memory for up to `rows` rows as that of `like` [1, ...]."""
+        self.allocate(name, rows * like[0].numel(), like.dtype, fill)
+
+    def put_fields(self, name: str, values: Fields) -> Fields:
+        """`put` every tensor of a named tuple; that of field F has the name NAME.F."""
+        return values._make(self.put(f"{name}.{field}", x) for field, x in values._asdict().items())
 
     def holds(self, name: str, value: Tensor) -> bool:
         """Whether `value` is a view of the memory of this name."""

@@ -119,8 +119,7 @@ class DecodeRound:
 
             def draft(batch: RoundBatch = batch) -> Drafts:
                 drafts = self._draft(batch, self._static_state(size))
-                tree = (memory.put(f"tree.{name}", x) for name, x in zip(DraftTree._fields, drafts.tree, strict=True))
-                return drafts._replace(tree=DraftTree(*tree))
+                return drafts._replace(tree=memory.put_fields("tree", drafts.tree))
 
             def verify(batch: RoundBatch = batch) -> TargetOutput:
                 nodes = size * shape.width
@@ -226,7 +225,7 @@ class DecodeRound:
             self._memory.view(name, lanes, *values.shape[1:])[b:] = 1 if name == "accepted.lengths" else 0
 
     def _put_accepted(self, accepted: Accepted) -> Accepted:
-        return Accepted(*(self._memory.put(name, values) for name, values in zip(ACCEPTED, accepted, strict=True)))
+        return self._memory.put_fields("accepted", accepted)
 
 
 def _key(phase: str, batch: RoundBatch) -> Hashable:

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from eagle_plugin.engines.capturing import emulated
 from eagle_plugin.engines.sglang import version
-from eagle_plugin.engines.sglang.capture import emulated
 from eagle_plugin.engines.sglang.hand_over import hand_over
 from eagle_plugin.engines.sglang.pools import chunk_of, pools_of, windows_of
 from eagle_plugin.engines.sglang.random_batches import Parts
