@@ -36,6 +36,7 @@ ENGINES = {
     "requests": ("greedy_requests", "metrics"),
     "ranks": ("tensor_parallel",),
     "self-test": ("selftest",),
+    "graphs": ("graphs",),
     "sampling": ("sampling_distribution", "seeds"),
     "parameters": ("grammar", "parameters", "sampling_thinking", "logprobs", "refusals"),
     "real model": ("serving",),

@@ -48,6 +48,14 @@ class Drafts(NamedTuple):
         scores = None if self.scores is None else self.scores[:b]
         return Drafts(tree, Proposals(*(values[:b] for values in self.proposals)), self.shape, scores)
 
+    def clone(self) -> Drafts:
+        """The same in memory of their own."""
+        return self._replace(
+            tree=DraftTree(*(x.clone() for x in self.tree)),
+            proposals=Proposals(*(x.clone() for x in self.proposals)),
+            scores=None if self.scores is None else self.scores.clone(),
+        )
+
     def truncate(self, sizes: Tensor) -> Drafts:
         """The first sizes[i] nodes of tree i, the rest padding; sizes [b] int64."""
         return self._replace(tree=self.tree.truncate(sizes))

@@ -28,15 +28,28 @@ class DraftStore:
     def __init__(self) -> None:
         self._found: dict[str, tuple[Drafts, int]] = {}
         self._newest: tuple[frozenset[str], int] = frozenset(), 0
+        self._borrowed: Drafts | None = None  # in memory that a later step overwrites
 
-    def put(self, request_ids: Sequence[str], drafts: Drafts) -> None:
-        """Keep the drafts of a batch, in its order, instead of older ones; plain ones need not be kept."""
+    def put(self, request_ids: Sequence[str], drafts: Drafts, borrowed: bool = False) -> None:
+        """Keep the drafts of a batch, in its order, instead of older ones; plain ones need not be kept.
+
+        borrowed: they lie in memory that is overwritten later, not before `keep_own` is called.
+        """
+        self._borrowed = drafts if borrowed else None
         width = drafts.tree.tokens.shape[1]
         self._newest = frozenset(request_ids), width
         if width > 1:
             self._found |= {name: (drafts, i) for i, name in enumerate(request_ids)}
         else:
             self.forget(request_ids)
+
+    def keep_own(self) -> None:
+        """Copy what requests still have in borrowed memory: those that missed the step after their drafting."""
+        borrowed, self._borrowed = self._borrowed, None
+        left = {} if borrowed is None else {name: i for name, (kept, i) in self._found.items() if kept is borrowed}
+        if borrowed is not None and left:
+            own = borrowed.clone()
+            self._found |= {name: (own, i) for name, i in left.items()}
 
     def take_newest(self) -> tuple[frozenset[str], int]:
         """The requests that the last step drafted for, and the width of their trees; none if it did not draft."""

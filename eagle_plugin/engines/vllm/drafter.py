@@ -87,6 +87,19 @@ class ExtendBatch(NamedTuple):
         return PendingRows(self.tokens, self.positions, features[self.states], self.rows, self.lens, slot_table)
 
 
+class PathBatch(NamedTuple):
+    """The same of b requests that all verified trees of one shape: E rows per request, one per place of its path.
+
+    Rows after the end of a path write keys after the new committed length, which the next drafting overwrites.
+    """
+
+    tokens: Tensor  # [b, E] int64
+    positions: Tensor  # [b, E] int64
+    last: Tensor  # [b] int64: each request's last row that counts
+    rows: TreeRows  # each place sees the places before it
+    slot_table: Tensor  # [b, S] int32
+
+
 class DraftBatch(NamedTuple):
     """What a drafting reads from b requests; L is a request's committed length, its root comes after it."""
 
@@ -167,6 +180,14 @@ class TreeProposer(EagleProposer):
         top = TopM.of(logits, top_m_of(shape, greedy))
         return HeadState(top, hidden[batch.last])
 
+    def extend_paths(self, batch: PathBatch, features: Tensor, shape: Shape, greedy: bool) -> HeadState:
+        """`extend` without a number of the host; features [b * E, F] are the target's states of the accepted nodes."""
+        hidden = self._combined(features)
+        slots = batch.slot_table.gather(1, batch.positions).long().view(-1)
+        metadata = TreeMetadata(Rows(None, batch.rows), batch.slot_table, slots)
+        normed, hidden = self._forward(batch.tokens.view(-1).int(), batch.positions.view(-1), hidden, metadata)
+        return HeadState(TopM.of(self._logits(normed[batch.last]), top_m_of(shape, greedy)), hidden[batch.last])
+
     def read_pending(self, pending: PendingRows) -> None:
         """Let the head read tokens from which nothing is drafted, so that its caches have their keys and values."""
         self._read(pending)
@@ -198,11 +219,15 @@ class TreeProposer(EagleProposer):
     def _read(self, pending: PendingRows) -> tuple[Tensor, Tensor]:
         """One forward over consecutive tokens of each request, with the target's states of their positions."""
         tokens, positions, features, rows, lens, slot_table = pending
-        hidden = self.model.combine_hidden_states(features) if self.method == "eagle3" else features
+        hidden = self._combined(features)
         owners = rows.requests.repeat_interleave(rows.lens, output_size=len(tokens))
         slots = slot_table[owners, positions].long()
         metadata = TreeMetadata(Rows(rows, None, extend_lens=lens), slot_table, slots)
         return self._forward(tokens, positions, hidden, metadata)
+
+    def _combined(self, features: Tensor) -> Tensor:
+        """What the head reads of the target's states."""
+        return self.model.combine_hidden_states(features) if self.method == "eagle3" else features
 
     def _forward(
         self, tokens: Tensor, positions: Tensor, hidden: Tensor, metadata: TreeMetadata

@@ -46,4 +46,5 @@ def exchange_head(runner: Any, head: Path) -> None:
             setattr(drafter, name, value)
         raise
     config.speculative_config.model = str(head)
+    runner.capture_steps()  # graphs have the addresses of the old head's weights
     runner._shapes.chooser.forget_head()

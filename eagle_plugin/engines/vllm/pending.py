@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,24 @@ from eagle_plugin.engines.vllm.attention import ExtendRows
 from eagle_plugin.engines.vllm.batch import RoundBatch
 
 Key = str | int  # the name of a request, or a block
+
+
+def given_blocks(scheduler_output: Any, group: int, size: int) -> tuple[set[int], set[int]]:
+    """Blocks of a group of caches that requests get in a step: found in the prefix cache, and to be filled.
+
+    size: positions of a block of that group.
+    """
+    cached = scheduler_output.scheduled_cached_reqs
+    entered = [(new.num_computed_tokens, new.block_ids) for new in scheduler_output.scheduled_new_reqs]
+    for name, n, blocks in zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True):
+        if blocks is not None:  # those of a request that ran before are all new
+            entered.append((n if name in cached.resumed_req_ids else 0, blocks))
+    found: set[int] = set()
+    new: set[int] = set()
+    for n, groups in entered:
+        found.update(groups[group][: n // size])
+        new.update(groups[group][n // size :])
+    return found, new
 
 
 class PlainRows(NamedTuple):

@@ -24,24 +24,27 @@ from eagle_plugin.deploy_folder import Served
 from eagle_plugin.engines.draft_clock import DraftClock
 from eagle_plugin.engines.head_mailbox import HeadMailbox, open_mailbox
 from eagle_plugin.engines.ranks import RankAgreement
-from eagle_plugin.engines.rng import without_sampled_children
 from eagle_plugin.engines.round import Drafts
 from eagle_plugin.engines.shape_chooser import policy_mode
 from eagle_plugin.engines.staging import to_device
 from eagle_plugin.engines.startup import plugin_serves
+from eagle_plugin.engines.vllm.accepted_tokens import CacheGroup
 from eagle_plugin.engines.vllm.backend import tree_attention
 from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch, root_drafts
+from eagle_plugin.engines.vllm.capture import captured_steps
+from eagle_plugin.engines.vllm.decode_step import DecodeStep, side_by_side
 from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch, TreeProposer
 from eagle_plugin.engines.vllm.grammar import with_parents
 from eagle_plugin.engines.vllm.head_exchange import exchange_head
 from eagle_plugin.engines.vllm.linear_attention import LinearLayers
-from eagle_plugin.engines.vllm.pending import Key, PendingTokens, PlainRows
+from eagle_plugin.engines.vllm.pending import Key, PendingTokens, PlainRows, given_blocks
 from eagle_plugin.engines.vllm.policy_reports import PolicyReporter
 from eagle_plugin.engines.vllm.ranks import rank_logger
-from eagle_plugin.engines.vllm.sampling import request_keys, sampling_params, seeded
+from eagle_plugin.engines.vllm.sampling import draft_params, request_keys
 from eagle_plugin.engines.vllm.served import caps_of
 from eagle_plugin.engines.vllm.shapes import RoundShapes, choose_shapes, without_costs
-from eagle_plugin.engines.vllm.verifier import CacheGroup, TreeVerifier
+from eagle_plugin.engines.vllm.step_memory import Root
+from eagle_plugin.engines.vllm.verifier import TreeVerifier
 from eagle_plugin.kernels import loader
 
 
@@ -73,6 +76,7 @@ class TreeModelRunner(GPUModelRunner):
         self._accepted: Accepted | None = None
         self._metadata: dict[str, Any] = {}  # by layer
         self._verifier: TreeVerifier
+        self._step: DecodeStep | None = None  # what was captured
         # With drafts vLLM itself leaves min_p and logit_bias out.
         self.input_batch.logitsprocs = LogitsProcessors(
             processor(vllm_config, device, PIN_MEMORY) for processor in BUILTIN_LOGITS_PROCESSORS
@@ -117,6 +121,11 @@ class TreeModelRunner(GPUModelRunner):
         exchange = partial(exchange_head, self)
         self._mailbox = open_mailbox(served, exchange, self._logger, rank=parallel.rank, ranks=ranks)
 
+    def capture_steps(self) -> None:
+        """Capture the functions of decode steps, where the device has graphs; the caches must be there."""
+        self._step = None  # frees the graphs that were there
+        self._step = captured_steps(self, self._logger)
+
     def choose_by_costs(self) -> None:
         """Let the policy choose the shapes from now on, if it is asked for; the caches must be there, unused."""
         self._shapes = RoundShapes(choose_shapes(self, self._caps, self._policy_mode, self._logger))
@@ -131,7 +140,7 @@ class TreeModelRunner(GPUModelRunner):
         gone = scheduler_output.finished_req_ids | (scheduler_output.preempted_req_ids or set())
         if self.cache_config.enable_prefix_caching and len(self._pending):
             self._pending.leave(gone)
-            found, new = self._given_blocks(scheduler_output)
+            found, new = given_blocks(scheduler_output, self._head_group, self._pending.block_size)
             self._pending.forget(new)
             self._read_pending(self._pending.of_blocks(found))
         self._pending.forget(gone)
@@ -143,6 +152,7 @@ class TreeModelRunner(GPUModelRunner):
         counts = np.array(prepared[1].num_draft_tokens, dtype=np.int64)
         prefix_lens = self.num_computed_tokens[: len(counts)]
         batch = RoundBatch.read(counts, num_scheduled_tokens, self.input_batch.req_ids, prefix_lens, self._store)
+        self._store.keep_own()
         committed = (num_scheduled_tokens - counts).sum()
         keys = self.input_batch.num_computed_tokens_cpu[: batch.b].sum() + committed
         self._shapes.scheduled(batch, int(keys), int(committed) - batch.b)
@@ -174,7 +184,11 @@ class TreeModelRunner(GPUModelRunner):
         self.input_batch.update_async_output_token_ids()
         metadata = self.input_batch.sampling_metadata
         states = [self.requests[name] for name in self.input_batch.req_ids]
-        output, self._accepted = self._verifier.verify(self._batch, logits, metadata, states, self._metadata)
+        if self._step is not None:
+            self._step.begin(self._batch, self._metadata)
+        output, self._accepted = self._verifier.verify(
+            self._batch, logits, metadata, states, self._metadata, self._step
+        )
         return output
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
@@ -212,46 +226,48 @@ class TreeModelRunner(GPUModelRunner):
         shape = PLAIN if in_prompts.all() else self._shapes.choose(batch, self._pending.rows_of_requests)
         n = scheduler_output.total_num_scheduled_tokens
         ids, positions = self.input_ids.gpu[:n], self.positions[:n]
-        features = hidden_states if aux_hidden_states is None else torch.cat(aux_hidden_states, dim=-1)
+        parts = [part[:n] for part in aux_hidden_states or [hidden_states]]
         slot_table = self._metadata[next(iter(self.drafter._draft_attn_layer_names))].slot_table
         if shape == PLAIN and not len(batch.trees):
             self._shapes.begin(shape, batch)
-            rows = PlainRows.after(batch, next_tokens, ids, features[:n])
+            rows = PlainRows.after(batch, next_tokens, ids, side_by_side(parts))
             firsts = self.input_batch.num_computed_tokens_cpu[: batch.b].tolist()
             self._pending.add(self.input_batch.req_ids, firsts, batch.host_lens, rows, slot_table)
             self._read_pending(self._pending.excess())
             return self._keep(batch, root_drafts(batch.b, self.device))
         self._read_pending(self.input_batch.req_ids)
-        extend = ExtendBatch.after(batch, accepted, next_tokens, ids, positions)
-        if shape == PLAIN:
-            self.drafter.read_pending(extend.pending(features, slot_table))
-            self._shapes.begin(shape, batch)
-            drafts = root_drafts(batch.b, self.device)
+        step = self._step
+        if step is not None and step.can_extend(batch, accepted, shape, greedy):
+            root = step.extend(accepted, parts, greedy)
         else:
-            state = self.drafter.extend(extend, features, slot_table, shape, greedy)
-            self._shapes.begin(shape, batch)
-            chains = self._chains()
-            params = sampling_params(sampling_metadata, None, batch.b, self.input_batch.vocab_size, self.device)
-            if chains is not None:  # a chain is made of first children; sampled ones come after them
-                params = without_sampled_children(params, chains)
-            if sampling_metadata.generators:
-                params = without_sampled_children(params, seeded(sampling_metadata, batch.b, self.device))
-            keys = None if greedy else request_keys(sampling_metadata.generators, batch.b, self.device)
-            trees = DraftBatch(shape, extend.lengths, slot_table, params, keys, chains)
-            roots = next_tokens.long()
-            drafts = self._draft_clock.time(shape, partial(self.drafter.draft_tree, trees, roots, state))
+            extend = ExtendBatch.after(batch, accepted, next_tokens, ids, positions)
+            if shape == PLAIN:
+                self.drafter.read_pending(extend.pending(side_by_side(parts), slot_table))
+                self._shapes.begin(shape, batch)
+                return self._keep(batch, root_drafts(batch.b, self.device))
+            state = self.drafter.extend(extend, side_by_side(parts), slot_table, shape, greedy)
+            root = Root(state, extend.lengths, next_tokens.long())
+        self._shapes.begin(shape, batch)
+        chains = self._chains()
+        params = draft_params(sampling_metadata, chains, batch.b, self.input_batch.vocab_size, self.device)
+        keys = None if greedy else request_keys(sampling_metadata.generators, batch.b, self.device)
+        trees = DraftBatch(shape, root.lengths, slot_table, params, keys, chains)
+        drafter = step if step is not None and step.can_draft(trees) else self.drafter
+        drafts = self._draft_clock.time(shape, partial(drafter.draft_tree, trees, root.tokens, root.state))
         return self._keep(batch, drafts)
 
     def _keep(self, batch: RoundBatch, drafts: Drafts) -> Tensor:
         """Keep drafts until the step that verifies them; returns their tokens [b, W - 1]."""
         whole = not self.discard_request_mask.np[: batch.b].any()
         self._shapes.launched(batch, drafts, whole)
-        self._store.put(self.input_batch.req_ids, drafts)
+        is_borrowed = self._step is not None and self._step.holds(drafts)
+        self._store.put(self.input_batch.req_ids, drafts, is_borrowed)
         self._parents = None
         if not self._has_reasoner and (asked := self._with_grammar()):
             (places,) = to_device([np.array(asked)], self.device)
             self._parents = [self.input_batch.req_ids[i] for i in asked], drafts.tree.parents[places, 1:]
-        return drafts.tree.tokens[:, 1:]
+        tokens = drafts.tree.tokens[:, 1:]
+        return tokens.clone() if is_borrowed else tokens  # the engine may copy them to the host later
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """The drafts for the scheduler, with the links of the trees whose grammar it follows."""
@@ -265,22 +281,6 @@ class TreeModelRunner(GPUModelRunner):
         """Let the head read what it has not read of these requests or blocks."""
         for pending in self._pending.take(keys, self.max_num_tokens):
             self.drafter.read_pending(pending)
-
-    def _given_blocks(self, scheduler_output: Any) -> tuple[set[int], set[int]]:
-        """Blocks of the head's cache that requests got in this step: found in the prefix cache, and to be filled."""
-        cached = scheduler_output.scheduled_cached_reqs
-        entered = [(new.num_computed_tokens, new.block_ids) for new in scheduler_output.scheduled_new_reqs]
-        for name, n, blocks in zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True):
-            if blocks is not None:  # those of a request that ran before are all new
-                entered.append((n if name in cached.resumed_req_ids else 0, blocks))
-        size = self._pending.block_size
-        found: set[int] = set()
-        new: set[int] = set()
-        for n, groups in entered:
-            blocks = groups[self._head_group]
-            found.update(blocks[: n // size])
-            new.update(blocks[n // size :])
-        return found, new
 
     def _with_grammar(self) -> list[int]:
         """Places of the requests that have a grammar."""

@@ -58,8 +58,9 @@ SEAMS: Seams = {
     "vllm.config.CacheConfig": attributes("cache_dtype enable_prefix_caching mamba_cache_mode mamba_block_size"),
     "vllm.config.ModelConfig": attributes(
         "model logprobs_mode architectures use_mla is_hybrid is_attention_free uses_mrope is_multimodal_model"
-        " is_encoder_decoder max_model_len"
+        " is_encoder_decoder max_model_len enforce_eager"
     ),
+    "vllm.config.CompilationConfig": attributes("cudagraph_mode static_forward_context"),
     # The worker and its runner.
     "vllm.v1.worker.cpu_worker.CPUWorker": {"init_device": "self"},
     "vllm.v1.worker.gpu_worker.Worker": {
@@ -124,6 +125,7 @@ SEAMS: Seams = {
         "broadcast": "self input_ src",
         **attributes("world_size rank_in_group cpu_group"),
     },
+    "vllm.distributed.parallel_state": {"graph_capture": "device"},
     # The head.
     _PROPOSER: {
         "__init__": "self vllm_config device runner",
@@ -136,6 +138,9 @@ SEAMS: Seams = {
     },
     "vllm.model_executor.models.llama_eagle3.Eagle3LlamaForCausalLM": attributes("use_parallel_drafting"),
     # Attention.
+    "vllm.model_executor.layers.attention.attention": {
+        "unified_attention_with_output": "query key value output layer_name ...",
+    },
     "vllm.v1.attention.backend.AttentionBackend": {
         "get_name": "",
         "get_impl_cls": "",

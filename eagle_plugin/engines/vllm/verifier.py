@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +11,10 @@ from vllm.v1.outputs import SamplerOutput
 
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.ranks import RankAgreement
-from eagle_plugin.engines.round import KVCaches, accept, accepted_rows
-from eagle_plugin.engines.vllm.attention import cache_rows
+from eagle_plugin.engines.round import accept, accepted_rows
+from eagle_plugin.engines.vllm.accepted_tokens import CacheGroup, output_tokens
 from eagle_plugin.engines.vllm.batch import RoundBatch
+from eagle_plugin.engines.vllm.decode_step import DecodeStep
 from eagle_plugin.engines.vllm.linear_attention import LinearLayers
 from eagle_plugin.engines.vllm.logits import (
     keeps_logits,
@@ -25,29 +26,7 @@ from eagle_plugin.engines.vllm.logits import (
 from eagle_plugin.engines.vllm.logprobs import output_logprobs, wants_logprobs
 from eagle_plugin.engines.vllm.sampling import request_keys, sampling_params
 from eagle_plugin.engines.vllm.thinking import follow_budgets, plain_requests
-
-
-class CacheGroup(NamedTuple):
-    """The caches of the target's layers in one of vLLM's KV cache groups."""
-
-    layer: str  # one of its layers
-    caches: KVCaches
-
-    @classmethod
-    def of(cls, layer: str, caches: Iterable[Tensor]) -> CacheGroup:
-        """The group of these caches, each [blocks, Hkv, block size, 2 * D], one of them the layer's."""
-        parts = [part for cache in caches for part in cache_rows(cache)]
-        device = parts[0].device
-        data_ptrs = torch.tensor([part.data_ptr() for part in parts], device=device)
-        row_bytes = torch.tensor([part.stride(0) * part.element_size() for part in parts], device=device)
-        return cls(layer, KVCaches(data_ptrs, row_bytes, min(len(part) for part in parts)))
-
-    def move_accepted(self, batch: RoundBatch, accepted: Accepted, slot_table: Tensor) -> None:
-        """Move the keys and values of the accepted nodes to the positions that they now have."""
-        positions = batch.prefix_lens[batch.trees, None] + torch.arange(batch.width, device=slot_table.device)
-        window = slot_table[batch.trees[:, None], positions].long()
-        of_trees = Accepted(*(values[batch.trees].contiguous() for values in accepted))
-        self.caches.move_accepted(window, of_trees)
+from eagle_plugin.kernels.sampling import SamplingParams
 
 
 class TreeVerifier:
@@ -61,12 +40,19 @@ class TreeVerifier:
         self._ranks = ranks
 
     def verify(
-        self, batch: RoundBatch, logits: Tensor, metadata: Any, states: list[Any], layers: Mapping[str, Any]
+        self,
+        batch: RoundBatch,
+        logits: Tensor,
+        metadata: Any,
+        states: list[Any],
+        layers: Mapping[str, Any],
+        step: DecodeStep | None = None,
     ) -> tuple[SamplerOutput, Accepted]:
         """Verify one tree per request; a request without drafts has a tree of one node.
 
         logits [n, V] are the target's in vLLM's order of rows; metadata is its ``SamplingMetadata``, states its
-        ``CachedRequestState`` of each request, layers the attention metadata of the forward by layer.
+        ``CachedRequestState`` of each request, layers the attention metadata of the forward by layer. step: what was
+        captured, with the step begun.
         """
         device = logits.device
         follow_budgets(metadata, states)
@@ -76,7 +62,11 @@ class TreeVerifier:
             accepted = self._ranks.agree(plainly(self._sampler.greedy_sample(logits.float())))
             return SamplerOutput(sampled_token_ids=output_tokens(accepted), logprobs_tensors=None), accepted
         drafts = batch.all_drafts()
-        if plain := plain_requests(metadata, drafts.shape.max_accept_length):
+        plain = plain_requests(metadata, drafts.shape.max_accept_length)
+        if step is not None and not (plain or transforms or wanted) and step.can_walk(batch, metadata.all_greedy):
+            accepted, tokens = step.walk(batch, logits, *draws_of(metadata, batch.b, logits))
+            return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=None), accepted
+        if plain:
             sizes = torch.full((batch.b,), batch.width, device=device)
             sizes[plain] = 1
             drafts = drafts.truncate(sizes)
@@ -85,13 +75,14 @@ class TreeVerifier:
             logits = logits.clone() if logits is raw else logits
             rows = node_rows(batch.b, batch.width, batch.logits_rows, len(logits), device)
             logits = transform_logits(metadata, drafts.tree, batch.roots, minimal, rows, logits)
-        params = sampling_params(metadata, min_ps(metadata, batch.b), batch.b, logits.shape[1], device)
-        keys = None if metadata.all_greedy else request_keys(metadata.generators, batch.b, device)
+        params, keys = draws_of(metadata, batch.b, logits)
         accepted = accept(drafts, batch.tree_logits(logits), params, keys, batch.roots, filters="chained")
         accepted = self._ranks.agree(accepted)
         if len(batch.trees):
+            trees, lengths = batch.trees, batch.prefix_lens[batch.trees]
+            of_trees = Accepted(*(values[trees].contiguous() for values in accepted))
             for group in self.groups:
-                group.move_accepted(batch, accepted, layers[group.layer].slot_table)
+                group.move_accepted(trees, lengths, batch.width, of_trees, layers[group.layer].slot_table)
             self._linear.commit(layers, accepted)
         logprobs = None
         if wanted:
@@ -102,13 +93,13 @@ class TreeVerifier:
         return SamplerOutput(sampled_token_ids=output_tokens(accepted), logprobs_tensors=logprobs), accepted
 
 
+def draws_of(metadata: Any, b: int, logits: Tensor) -> tuple[SamplingParams, Tensor | None]:
+    """How b requests draw tokens after logits [n, V], and their keys [b] int64; None: all take the most likely one."""
+    params = sampling_params(metadata, min_ps(metadata, b), b, logits.shape[1], logits.device)
+    return params, None if metadata.all_greedy else request_keys(metadata.generators, b, logits.device)
+
+
 def plainly(tokens: Tensor) -> Accepted:
     """The paths of a step without trees: tokens [b] int64, one of each request."""
     lengths = torch.ones_like(tokens, dtype=torch.int32)
     return Accepted(torch.zeros_like(lengths)[:, None], lengths, tokens[:, None])
-
-
-def output_tokens(accepted: Accepted) -> Tensor:
-    """The tokens of a round as vLLM takes them, [b, E] int32, -1 after the last."""
-    places = torch.arange(accepted.tokens.shape[1], device=accepted.tokens.device)
-    return torch.where(places < accepted.lengths[:, None], accepted.tokens, -1).int()

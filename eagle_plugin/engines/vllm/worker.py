@@ -28,12 +28,14 @@ class TreeWorker(Worker):
         return TreeModelRunner(self.vllm_config, self.device)
 
     def compile_or_warm_up_model(self) -> Any:
-        """Warm up as the engine does, after which it sets the random seed; before that, test the round and measure it.
+        """Warm up as the engine does, after which it sets the random seed; before that, capture the functions of a
+        step, test the round and measure it.
 
         Raises:
             SelfTestFailed: the test found a difference.
         """
         runner = self.model_runner
+        runner.capture_steps()
         check_rounds(runner, test_subject(self.vllm_config.speculative_config), rank_logger(logger))
         runner.choose_by_costs()
         runner.open_mailbox()

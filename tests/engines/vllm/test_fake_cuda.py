@@ -22,6 +22,7 @@ from eagle_plugin.engines.ranks import RankAgreement
 from eagle_plugin.engines.round import Drafts, HeadState, KVCaches, TopM
 from eagle_plugin.engines.shape_chooser import ShapeChooser
 from eagle_plugin.engines.vllm import linear_attention, logits
+from eagle_plugin.engines.vllm.accepted_tokens import CacheGroup
 from eagle_plugin.engines.vllm.attention import (
     TreeAttentionImpl,
     TreeMetadata,
@@ -37,7 +38,7 @@ from eagle_plugin.engines.vllm.pending import PendingTokens, PlainRows
 from eagle_plugin.engines.vllm.runner import TreeModelRunner
 from eagle_plugin.engines.vllm.sampling import sampling_params
 from eagle_plugin.engines.vllm.shapes import RoundShapes
-from eagle_plugin.engines.vllm.verifier import CacheGroup, TreeVerifier
+from eagle_plugin.engines.vllm.verifier import TreeVerifier
 from eagle_plugin.kernels.gated_delta import Net
 
 B, VOCABULARY, DRAFT_VOCABULARY, HIDDEN, BLOCK = 3, 512, 256, 64, 16
@@ -188,6 +189,7 @@ def step_runner() -> Any:
         _has_reasoner=False,
         _pending=PendingTokens(BLOCK),
         _shapes=RoundShapes(ShapeChooser(SHAPE, None)),
+        _step=None,
         _store=DraftStore(),
     )
     runner._store.put(NAMES, Drafts.plain(torch.zeros(B, dtype=torch.int64, device=CUDA), SHAPE.width))

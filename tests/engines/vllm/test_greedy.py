@@ -19,8 +19,8 @@ from eagle_plugin.engines import pending_limit
 from eagle_plugin.engines.round import Drafts
 from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser
 from eagle_plugin.engines.vllm import drafter
+from eagle_plugin.engines.vllm.accepted_tokens import CacheGroup
 from eagle_plugin.engines.vllm.pending import PendingTokens
-from eagle_plugin.engines.vllm.verifier import CacheGroup
 
 PROMPTS = make_prompts(56)
 LENGTH = 40  # tokens of an answer

@@ -1,0 +1,96 @@
+"""What of a runner's decode steps is captured: which batch sizes, by which capturer, within which memory."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.config import CUDAGraphMode
+from vllm.distributed.parallel_state import get_tensor_model_parallel_world_size, graph_capture
+from vllm.model_executor.layers.attention.attention import unified_attention_with_output
+
+from eagle_plugin.engines import graph_emulator
+from eagle_plugin.engines.capturing import (
+    MAX_ROWS,
+    emulated,
+    frozen_garbage,
+    left_out_without_memory,
+    logged,
+    powers_of_two,
+)
+from eagle_plugin.engines.graphs import Buckets, CudaCapturer
+from eagle_plugin.engines.vllm.attention import ExtendRows, Rows
+from eagle_plugin.engines.vllm.decode_step import DecodeStep, side_by_side
+from eagle_plugin.engines.vllm.made_up import layer_metadata, places_of, target_states
+from eagle_plugin.engines.vllm.ranks import in_any_rank
+
+
+def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
+    """The captured functions of a `TreeModelRunner`'s steps, on a GPU, and on a CPU where graphs are emulated.
+
+    Its caches must be there; what is captured writes into the block that vLLM gives to nobody. None: nothing is
+    captured.
+    """
+    config, caps, kind = runner.vllm_config, runner._caps, runner.device.type
+    eager = config.model_config.enforce_eager
+    if kind == "cuda":
+        if eager or config.compilation_config.cudagraph_mode == CUDAGraphMode.NONE:
+            return None
+        sizes = cuda_sizes(runner.max_num_reqs)
+    elif emulated() and eager:  # of a compiled model the emulator would see nothing
+        sizes = powers_of_two(runner.max_num_reqs)
+    else:
+        return None
+    sizes = [size for size in sizes if size * caps.width <= MAX_ROWS]
+    if not sizes or runner.linear.names or get_tensor_model_parallel_world_size() > 1:
+        return None
+    step = new_step(runner)
+
+    def around(buckets: Buckets, size: int) -> AbstractContextManager[None]:
+        fix = f"give the server a smaller --gpu-memory-utilization, or --max-num-seqs {size // 2}"
+        return left_out_without_memory(buckets, size, in_any_rank, logger, fix)
+
+    with logged(step.functions, step.sizes, kind, logger):
+        if kind == "cuda":
+            with graph_capture(runner.device), frozen_garbage():
+                step.capture(CudaCapturer(), sizes, around)
+        else:
+            graph_emulator.install()
+            # The operator finds its layer and metadata in vLLM's context of one forward.
+            attention = {torch.ops.vllm.unified_attention_with_output.default: unified_attention_with_output}
+            step.capture(graph_emulator.EmulatedCapturer(attention), sizes, around)
+    return step
+
+
+def cuda_sizes(most: int) -> list[int]:
+    """The batch sizes that are captured on a GPU, up to `most`."""
+    return sorted({*(size for size in (1, 2, 4, *range(8, most, 8)) if size < most), most})
+
+
+def new_step(runner: Any) -> DecodeStep:
+    """The functions of a `TreeModelRunner`'s steps, of which nothing is captured yet."""
+    drafter, groups, caps = runner.drafter, runner._verifier.groups, runner._caps
+    tables = {
+        layer: next(i for i, group in enumerate(runner.kv_cache_config.kv_cache_groups) if layer in group.layer_names)
+        for layer in (next(iter(drafter._draft_attn_layer_names)), *(group.layer for group in groups))
+    }
+    # A step's slots reach over the rows of a tree and what is drafted after it.
+    columns = runner.max_model_len + 2 * caps.reach + 2
+    return DecodeStep(drafter, groups, caps, _one_row(runner), columns, tables)
+
+
+def _one_row(runner: Any) -> tuple[Tensor, Tensor]:
+    """The target's logits [1, V] and states [1, F] of one row, in the block that vLLM gives to nobody."""
+    nothing = torch.zeros(1, dtype=torch.int64, device=runner.device)
+    owned = [nothing[:, None]] * len(runner.kv_cache_config.kv_cache_groups)
+    rows = Rows(ExtendRows(nothing, nothing + 1, nothing + 1, nothing), None, extend_lens=[1])
+    layers = layer_metadata(runner, places_of(runner, owned, 1), rows, nothing, nothing)
+    one = np.ones(1, dtype=np.int32)
+    with runner.maybe_select_dummy_loras(runner.lora_config, one, num_sampled_tokens=one):
+        hidden, aux = target_states(runner, layers, nothing, nothing)
+        features = side_by_side([hidden] if aux is None else aux)
+        return runner.model.compute_logits(hidden[:1]), features[:1]

@@ -1,0 +1,229 @@
+"""A decode step in three functions: walk, extend, draft; each over static memory, so that graphs can be captured.
+
+They serve steps in which every request verifies a tree of the caps (walk, extend), and steps after which trees of the
+caps are drafted for all requests (draft). What else a step does, and every other step, runs without graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.tree import chain_ancestors
+from eagle_plugin.core.verify import Accepted
+from eagle_plugin.engines.graphs import Buckets, CapturedFunctions, Capturer
+from eagle_plugin.engines.round import Drafts, HeadState, TreeRows, accept
+from eagle_plugin.engines.vllm.accepted_tokens import CacheGroup, output_tokens
+from eagle_plugin.engines.vllm.attention import TreeMetadata
+from eagle_plugin.engines.vllm.batch import RoundBatch
+from eagle_plugin.engines.vllm.drafter import DraftBatch, PathBatch, TreeProposer
+from eagle_plugin.engines.vllm.step_memory import Root, Rows, StepMemory
+from eagle_plugin.kernels.accepted_path import read_path
+from eagle_plugin.kernels.sampling import SamplingParams
+
+
+class DecodeStep:
+    """The functions of a step of up to B requests, in B lanes; what lies in lanes without a request does not matter.
+
+    Results lie in memory that later steps overwrite, the drafted trees after the step that verifies them.
+    """
+
+    def __init__(
+        self,
+        drafter: TreeProposer,
+        groups: Sequence[CacheGroup],
+        caps: Shape,
+        target: tuple[Tensor, Tensor],
+        columns: int,
+        tables: Mapping[str, int],
+    ) -> None:
+        """target: its logits [1, V] and states [1, F] of one row. columns: positions that a request can have in its
+        slots. tables: the KV cache group of a layer of each of `groups`, and of the head's."""
+        self._drafter, self._groups, self._caps = drafter, groups, caps
+        self._target, self._columns, self._tables = target, columns, tables
+        self._head_layer = next(name for name in tables if name in drafter._draft_attn_layer_names)
+        self.functions = CapturedFunctions()
+        self._buckets = Buckets([])
+        self._lanes: int | None = None  # of the step at hand; None: there are no graphs for so many requests
+        self._memory: StepMemory
+
+    def sizes(self) -> list[int]:
+        """The batch sizes that were captured, the largest first."""
+        return list(self._buckets)
+
+    # A step.
+
+    def begin(self, batch: RoundBatch, layers: Mapping[str, TreeMetadata]) -> None:
+        """Copy what the functions read of a step; layers: the metadata of the target's forward, by layer."""
+        self._lanes = lanes = self._buckets.of(batch.b)
+        if lanes is None:
+            return
+        self._memory.put_lanes("prefix_lens", batch.prefix_lens, lanes, 1)
+        for layer in {group: layer for layer, group in self._tables.items()}.values():
+            self._memory.put_table(layer, layers[layer].slot_table, batch.b, lanes)
+
+    def can_walk(self, batch: RoundBatch, is_greedy: bool) -> bool:
+        """Whether the trees of this step can be walked by what was captured."""
+        return (
+            self._is_captured("walk", is_greedy)
+            and self._has_trees(batch)
+            and batch.drafts.shape == self._caps
+            and batch.drafts.proposals.tokens.shape[1:] == self._memory.proposal_shape(is_greedy)
+        )
+
+    def walk(
+        self, batch: RoundBatch, logits: Tensor, sampling: SamplingParams, keys: Tensor | None
+    ) -> tuple[Accepted, Tensor]:
+        """Accept a path of each tree and move its keys and values; logits [b * W, V] are the target's.
+
+        Returns the paths, and in memory of their own the tokens as vLLM takes them.
+        """
+        if not self.holds(batch.drafts):
+            self._memory.put_fields("tree", batch.drafts.tree)
+            if keys is not None:
+                self._memory.put_fields("proposals", batch.drafts.proposals)
+        self._memory.put("logits", logits)
+        self._memory.put_draws(sampling, keys)
+        accepted, tokens = self._run("walk", keys is None)
+        return Accepted(*(values[: batch.b] for values in accepted)), tokens[: batch.b].clone()
+
+    def can_extend(self, batch: RoundBatch, accepted: Accepted, shape: Shape, is_greedy: bool) -> bool:
+        """Whether the head can read the accepted paths of this step by what was captured, to draft trees of `shape`."""
+        is_path = accepted.tokens.shape[1] == self._caps.max_accept_length
+        return self._is_captured("extend", is_greedy) and self._has_trees(batch) and is_path and shape == self._caps
+
+    def extend(self, accepted: Accepted, features: Sequence[Tensor], is_greedy: bool) -> Root:
+        """Let the head read the accepted paths of b requests.
+
+        features: the target's states of all nodes in parts [b * W, ...], which the head reads side by side.
+        """
+        memory, b, lanes = self._memory, len(accepted.lengths), self._served_lanes
+        if not memory.holds("accepted.tokens", accepted.tokens):
+            memory.put_accepted(accepted, lanes)
+        torch.cat(list(features), dim=-1, out=memory.features(lanes)[: len(features[0])])
+        self._run("extend", is_greedy)
+        return memory.root(b, is_greedy)
+
+    def can_draft(self, batch: DraftBatch) -> bool:
+        """Whether these trees can be drafted by what was captured."""
+        return batch.shape == self._caps and batch.chains is None and self._is_captured("draft", batch.keys is None)
+
+    def draft_tree(self, batch: DraftBatch, roots: Tensor, state: HeadState) -> Drafts:
+        """As `TreeProposer.draft_tree`; what `extend` left need not be copied."""
+        memory, b = self._memory, len(roots)
+        if not memory.holds("roots", roots):
+            memory.put_root(Root(state, batch.lengths, roots), self._served_lanes)
+        memory.put_draws(batch.sampling, batch.keys)
+        drafts: Drafts = self._run("draft", batch.keys is None)
+        return drafts.first(b)
+
+    def holds(self, drafts: Drafts) -> bool:
+        """Whether drafts lie in memory that later steps overwrite."""
+        return bool(self.sizes()) and self._memory.holds("tree.tokens", drafts.tree.tokens)
+
+    # Captures.
+
+    def capture(
+        self, capturer: Capturer, sizes: list[int], around: Callable[[Buckets, int], AbstractContextManager[Any]]
+    ) -> None:
+        """Capture the functions for these batch sizes, in place of what was captured before.
+
+        around(buckets, size) is the context of the captures of one size; it may drop the size from the buckets.
+        """
+        buckets = Buckets(sizes)
+        self.functions.clear()
+        self._buckets, self._lanes = Buckets([]), None
+        rows = self._one_request()
+        for size in list(buckets):
+            with around(buckets, size):
+                self._memory = StepMemory(self._caps, size, rows, self._columns, self._tables)
+            if size in buckets:
+                break
+        for size in list(buckets):
+            with around(buckets, size):
+                for is_greedy in (True, False):
+                    for phase in ("draft", "walk", "extend"):
+                        key = phase, size, is_greedy
+                        self.functions.capture(capturer, key, self._function(*key))
+        self._buckets = buckets
+
+    def _one_request(self) -> Rows:
+        """Rows of every kind, of one lane without a request."""
+        logits, features = self._target
+        one = torch.ones(1, dtype=torch.int64, device=logits.device)
+        places = torch.arange(1, 1 + self._caps.max_accept_length, device=logits.device)[None]
+        table = torch.zeros(1, self._columns, dtype=torch.int32, device=logits.device)
+        path = PathBatch(torch.zeros_like(places), places, one - 1, self._chains(one), table)
+        state = self._drafter.extend_paths(path, features.repeat(places.shape[1], 1), self._caps, greedy=False)
+        sampling = SamplingParams(one.float(), one.int(), one.float(), one.float() - 1)
+        batch = DraftBatch(self._caps, one, table, sampling, one, None)
+        return Rows(logits, features, state, self._drafter.draft_tree(batch, one - 1, state))
+
+    # The functions, of the memory alone.
+
+    def _walk(self, lanes: int, is_greedy: bool) -> tuple[Accepted, Tensor]:
+        memory, width = self._memory, self._caps.width
+        lengths, (sampling, keys) = memory.view("prefix_lens", lanes), memory.draws(lanes, is_greedy)
+        drafts = memory.drafts(lanes, is_greedy)
+        accepted = accept(drafts, memory.logits(lanes), sampling, keys, lengths, filters="chained")
+        requests = torch.arange(lanes, device=lengths.device)
+        for group in self._groups:
+            group.move_accepted(requests, lengths, width, accepted, memory.table(group.layer, lanes))
+        return memory.put_fields("accepted", accepted), output_tokens(accepted)
+
+    def _extend(self, lanes: int, is_greedy: bool) -> None:
+        memory, lengths = self._memory, self._memory.view("prefix_lens", lanes)
+        accepted = memory.accepted(lanes)
+        path = read_path(accepted, lengths, self._caps.width)
+        table = memory.table(self._head_layer, lanes)
+        batch = PathBatch(accepted.tokens, path.positions, path.last, self._chains(lengths), table)
+        features = memory.features(lanes)[path.rows.view(-1)]
+        state = self._drafter.extend_paths(batch, features, self._caps, is_greedy)
+        memory.put_root(Root(state, lengths + accepted.lengths, path.roots), lanes)
+
+    def _draft(self, lanes: int, is_greedy: bool) -> Drafts:
+        memory, (sampling, keys) = self._memory, self._memory.draws(lanes, is_greedy)
+        state, lengths, roots = memory.root(lanes, is_greedy)
+        batch = DraftBatch(self._caps, lengths, memory.table(self._head_layer, lanes), sampling, keys, None)
+        drafts = self._drafter.draft_tree(batch, roots, state)
+        if not is_greedy:
+            drafts = drafts._replace(proposals=memory.put_fields("proposals", drafts.proposals))
+        return drafts._replace(tree=memory.put_fields("tree", drafts.tree))
+
+    def _function(self, phase: str, lanes: int, is_greedy: bool) -> Callable[[], Any]:
+        functions: dict[str, Callable[..., Any]] = {"walk": self._walk, "extend": self._extend, "draft": self._draft}
+        return partial(functions[phase], lanes, is_greedy)
+
+    # Parts of them.
+
+    @property
+    def _served_lanes(self) -> int:
+        assert self._lanes is not None
+        return self._lanes
+
+    def _has_trees(self, batch: RoundBatch) -> bool:
+        return batch.uniform and batch.width == self._caps.width
+
+    def _is_captured(self, phase: str, is_greedy: bool) -> bool:
+        return self._lanes is not None and (phase, self._lanes, is_greedy) in self.functions
+
+    def _run(self, phase: str, is_greedy: bool) -> Any:
+        key = phase, self._served_lanes, is_greedy
+        return self.functions.run(key, self._function(*key))
+
+    def _chains(self, lengths: Tensor) -> TreeRows:
+        """The places of paths as query rows, each of which sees the places before it."""
+        longest, device = self._caps.max_accept_length, lengths.device
+        ancestors = chain_ancestors(longest, device).repeat(len(lengths), 1)
+        return TreeRows(torch.arange(len(lengths), device=device), lengths, ancestors, longest)
+
+
+def side_by_side(features: Sequence[Tensor]) -> Tensor:
+    """The target's states as the head reads them, of parts [N, ...]."""
+    return features[0] if len(features) == 1 else torch.cat(list(features), dim=-1)

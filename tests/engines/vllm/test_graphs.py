@@ -1,0 +1,118 @@
+"""Engines whose decode steps are replayed by the graph emulator say what they say without graphs, and what a target
+says without drafts."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from vllm import LLM
+from vllm_engines import engine, generate, rounds, runner
+from vllm_greedy import make_prompts, write_heads, write_target
+
+from eagle_plugin.engines.graph_emulator import recording_launches
+from eagle_plugin.engines.vllm.decode_step import DecodeStep
+
+TREES: dict[str, Any] = {"depth": 3, "topk": 4, "nodes": 16}
+PROMPTS = make_prompts(12)
+MATRIX = pytest.mark.matrix
+
+
+class Models(NamedTuple):
+    target: Path
+    heads: dict[str, Path]
+    expected: list[list[int]]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
+    folder = tmp_path_factory.mktemp("graphs")
+    target = write_target(folder)
+    with engine(target) as llm:
+        expected = generate(llm, PROMPTS)
+    yield Models(target, write_heads(folder, target), expected)
+
+
+@contextmanager
+def captured(models: Models, head: str = "reduced", asynchronous: bool = True, **options: Any) -> Iterator[LLM]:
+    """An engine whose steps are captured."""
+    os.environ["EAGLE_GRAPHS"] = "emulate"
+    options |= {"plugin": {"async_scheduling": asynchronous}}
+    try:
+        with recording_launches(), engine(models.target, models.heads[head], **TREES | options) as llm:
+            yield llm
+    finally:
+        del os.environ["EAGLE_GRAPHS"]
+
+
+@contextmanager
+def without_graphs(llm: LLM) -> Iterator[None]:
+    """The same engine as if nothing had been captured."""
+    step, runner(llm)._step = runner(llm)._step, None
+    try:
+        yield
+    finally:
+        runner(llm)._step = step
+
+
+def counted(step: DecodeStep) -> Counter[str]:
+    """How often each function is replayed from now on."""
+    replays, run = Counter[str](), step._run
+
+    def count(phase: str, is_greedy: bool) -> Any:
+        before = step.functions.replays
+        result = run(phase, is_greedy)
+        replays[phase] += step.functions.replays - before
+        return result
+
+    step._run = count  # type: ignore[method-assign]
+    return replays
+
+
+@pytest.mark.parametrize(
+    ("head", "asynchronous"),
+    [
+        ("reduced", True),
+        ("peagle", True),
+        pytest.param("reduced", False, marks=MATRIX),
+        pytest.param("full", True, marks=MATRIX),
+        pytest.param("eagle2", True, marks=MATRIX),
+    ],
+)
+def test_greedy_text_by_replays(models: Models, head: str, asynchronous: bool) -> None:
+    with captured(models, head, asynchronous) as llm:
+        step = runner(llm)._step
+        assert step.sizes() == [8, 4, 2, 1]
+        assert len(step.functions) == 4 * 2 * 3  # greedy and sampled: draft, walk and extend
+        replays = counted(step)
+        assert generate(llm, PROMPTS) == models.expected
+        served = rounds(llm)
+        assert replays["draft"] > replays["walk"] == replays["extend"] > 30
+        with without_graphs(llm):
+            assert generate(llm, PROMPTS) == models.expected
+            assert rounds(llm, served) == served  # the same trees were drafted
+        assert served.tokens > 1.3 * served.count
+
+
+def test_requests_of_every_kind(models: Models) -> None:
+    """Seeded text is that of eager steps; a penalty and log probabilities leave the walk to them."""
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 1.0, "seed": 5},
+        {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "min_p": 0.01, "seed": 6},
+        {"frequency_penalty": 0.8},
+        {"logprobs": 2},
+    ]
+    with captured(models) as llm:
+        replays = counted(runner(llm)._step)
+        for kind in kinds:
+            replays.clear()
+            by_replays = generate(llm, PROMPTS, **kind)
+            walks = 0 if kind.keys() & {"frequency_penalty", "logprobs"} else replays["extend"]
+            assert replays["walk"] == walks and replays["extend"] > 20
+            with without_graphs(llm):
+                assert generate(llm, PROMPTS, **kind) == by_replays
