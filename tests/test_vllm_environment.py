@@ -22,8 +22,8 @@ FOLDERS = (ROOT / "tests/engines/vllm", ROOT / "tests/heads")
 # Without an engine: vLLM's classes, or its model runner alone.
 UNITS = {
     "adapter": (
-        "attention", "batch", "contract", "executor", "fake_cuda", "filters", "gpu_contract", "options", "pending",
-        "policy_reports", "sampling_contract", "sampling_nodes", "shapes", "support",
+        "attention", "batch", "contract", "decode_step", "executor", "fake_cuda", "filters", "gpu_contract", "options",
+        "pending", "policy_reports", "sampling_contract", "sampling_nodes", "shapes", "support",
     ),
     "heads": ("vllm_round_trip", "vllm_targets"),
 }  # fmt: skip
@@ -36,7 +36,7 @@ ENGINES = {
     "requests": ("greedy_requests", "metrics"),
     "ranks": ("tensor_parallel",),
     "self-test": ("selftest",),
-    "graphs": ("graphs",),
+    "graphs": ("graphs", "host_waits"),
     "sampling": ("sampling_distribution", "seeds"),
     "parameters": ("grammar", "parameters", "sampling_thinking", "logprobs", "refusals"),
     "real model": ("serving",),

@@ -30,7 +30,13 @@ READS = {
     for name in ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__")
 }
 COPIES = {torch.tensor, torch.as_tensor, torch.from_numpy}
-BY_DESIGN = {"build_grammar_vocab_mask"}
+BY_DESIGN = {
+    "build_grammar_vocab_mask",
+    "update_async_output_token_ids",  # vLLM's: the tokens of the step before, for penalties
+    "to_device",  # these two copy from pinned memory on a GPU (engines/staging.py)
+    "values_to_device",
+}
+ENGINES = ("/eagle_plugin/", "/sglang/", "/vllm/")
 
 
 def caller() -> str | None:
@@ -40,7 +46,7 @@ def caller() -> str | None:
         if frame.f_code.co_name in BY_DESIGN:
             return None
         name = frame.f_code.co_filename
-        if not line and ("/eagle_plugin/" in name or "/sglang/" in name or name.endswith("host_waits.py")):
+        if not line and (any(part in name for part in ENGINES) or name.endswith("host_waits.py")):
             line = f"{Path(name).name}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return line

@@ -160,7 +160,7 @@ class DecodeStep:
         places = torch.arange(1, 1 + self._caps.max_accept_length, device=logits.device)[None]
         table = torch.zeros(1, self._columns, dtype=torch.int32, device=logits.device)
         path = PathBatch(torch.zeros_like(places), places, one - 1, self._chains(one), table)
-        state = self._drafter.extend_paths(path, features.repeat(places.shape[1], 1), self._caps, greedy=False)
+        state = self._drafter.extend_paths(path, features.repeat(places.shape[1], 1), self._caps, False)
         sampling = SamplingParams(one.float(), one.int(), one.float(), one.float() - 1)
         batch = DraftBatch(self._caps, one, table, sampling, one, None)
         return Rows(logits, features, state, self._drafter.draft_tree(batch, one - 1, state))

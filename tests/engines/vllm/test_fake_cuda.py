@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +32,7 @@ from eagle_plugin.engines.vllm.attention import (
     slot_table,
 )
 from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
+from eagle_plugin.engines.vllm.decode_step import DecodeStep
 from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch, TreeProposer
 from eagle_plugin.engines.vllm.linear_attention import LinearLayers, LinearMetadata
 from eagle_plugin.engines.vllm.logits import MinimalLength, node_rows
@@ -286,6 +288,35 @@ def test_linear_layers(library: FakeLibrary, name: str, monkeypatch: pytest.Monk
         assert all_on_cuda(metadata.left["layer"])
         served.commit({"layer": metadata}, Accepted(tokens.int(), tokens[:, 0].int(), tokens))
         assert not metadata.left
+
+
+@pytest.mark.parametrize("parallel", [False, True], ids=["levels one by one", "all levels at once"])
+@pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])
+def test_captured_functions(library: FakeLibrary, greedy: bool, parallel: bool) -> None:
+    """What is captured, and what is copied into its memory and out of it; three requests have four lanes."""
+    head, zeros = Head(), torch.zeros(B, dtype=torch.int64, device=CUDA)
+    head._draft_attn_layer_names = {"layer"}
+    if parallel:
+        head.mask = MaskRow(7, torch.zeros(1, HIDDEN, device=CUDA))
+    target = torch.zeros(1, VOCABULARY, device=CUDA), torch.zeros(1, 3 * HIDDEN, device=CUDA)
+    step = DecodeStep(head, [CacheGroup("layer", caches())], SHAPE, target, 100, {"layer": 0})
+    # As a graph that runs nothing: what the function of the capture returned.
+    capturer: Any = SimpleNamespace(capture=lambda function: (SimpleNamespace(replay=lambda: None), function()))
+    step.capture(capturer, [4], lambda *_: contextlib.nullcontext())
+    batch, slots = read(*BATCHES["trees alone"]), torch.zeros(B * SHAPE.width, dtype=torch.int64, device=CUDA)
+    step.begin(batch, {"layer": TreeMetadata(batch.rows(), table(), slots)})
+    params, keys = sampling_params(metadata(greedy), None, B, VOCABULARY, CUDA), None if greedy else zeros
+    accepted, tokens = step.walk(batch, torch.zeros(len(slots), VOCABULARY, device=CUDA), params, keys)
+    root = step.extend(
+        Accepted(*(x.clone() for x in accepted)), [torch.zeros(len(slots), HIDDEN, device=CUDA)] * 3, greedy
+    )
+    trees = DraftBatch(SHAPE, root.lengths, table(), params, keys, None)
+    assert step.can_draft(trees)
+    drafts = step.draft_tree(trees, root.tokens, root.state)
+    assert all_on_cuda(tokens, *accepted, *drafts.tree, *drafts.proposals) and len(tokens) == B
+    own = drafts.clone()
+    assert step.holds(drafts) and not step.holds(own)
+    step.draft_tree(trees, zeros, HeadState(TopM(*(x.clone() for x in root.state.top)), root.state.hidden.clone()))
 
 
 def test_tokens_that_the_head_has_not_read(library: FakeLibrary) -> None:

@@ -1,0 +1,232 @@
+"""The functions of a decode step, captured by the graph emulator and replayed on other batches, equal eager ones.
+
+Two of our runners serve the same requests, one with graphs. In every step some requests are missing, in any order, so
+that batches are padded to a captured size and trees wait for a later step. Faults that a capture hides are planted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from vllm.v1.sample.logits_processor import LogitsProcessors
+from vllm_toy import BLOCK, BLOCKS_EACH, DRAFT_V, REQUESTS, SHAPE, H, Head, ToyRunner, V
+
+from eagle_plugin.core.verify import Accepted
+from eagle_plugin.engines.graph_emulator import CaptureError, EmulatedCapturer, recording_launches
+from eagle_plugin.engines.graphs import Buckets
+from eagle_plugin.engines.round import Drafts, HeadState, TopM
+from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
+from eagle_plugin.engines.vllm.decode_step import DecodeStep
+from eagle_plugin.engines.vllm.drafter import DraftBatch, PathBatch
+from eagle_plugin.engines.vllm.step_memory import StepMemory
+
+SIZES = [1, 2, 4, 8]
+STEPS = 6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def recorded() -> Iterator[None]:
+    """Launches of native kernels are seen by captures."""
+    with recording_launches():
+        yield
+
+
+def metadata(b: int, greedy: bool) -> SimpleNamespace:
+    """What our code reads of a vLLM ``SamplingMetadata``."""
+    return SimpleNamespace(
+        all_greedy=greedy,
+        temperature=None if greedy else torch.full((b,), 0.9),
+        top_k=None,
+        top_p=None if greedy else torch.full((b,), 0.95),
+        generators={},
+        no_penalties=True,
+        bad_words_token_ids={},
+        allowed_token_ids_mask=None,
+        max_num_logprobs=None,
+        logprob_token_ids=None,
+        logitsprocs=LogitsProcessors([]),
+        thinking_budget_state_holder=None,
+    )
+
+
+class Case:
+    """Requests in a runner with graphs, and the same in one without."""
+
+    def __init__(
+        self, head: type[Head] = Head, step: type[DecodeStep] = DecodeStep, sizes: list[int] = SIZES, around: Any = None
+    ) -> None:
+        self.captured, self.eager = ToyRunner(head(), step), ToyRunner(Head(), None)
+        made = self.captured.runner._step
+        assert made is not None
+        self.graphs = made
+        made.capture(EmulatedCapturer(), sizes, around or (lambda *_: contextlib.nullcontext()))
+        self.lengths: list[int] = []  # that were accepted
+
+    def differing(self, seeds: range) -> set[str]:
+        """What differs in a step of any of these seeds."""
+        return {name for seed in seeds for name in self._serve(seed)}
+
+    def _serve(self, seed: int) -> set[str]:
+        g, greedy = torch.Generator().manual_seed(seed), seed % 2 == 0
+        b = int(torch.randint(1, REQUESTS + 1, (), generator=g))
+        lengths = torch.randint(2, BLOCK * BLOCKS_EACH - 2 * SHAPE.reach - 4 * STEPS, (b,), generator=g)
+        logp = torch.randn(b, DRAFT_V, generator=g).log_softmax(1).sort(descending=True).values
+        tokens = torch.stack([torch.randperm(DRAFT_V, generator=g) for _ in range(b)])
+        m = SHAPE.topk if greedy else DRAFT_V
+        top = TopM(logp[:, :m].contiguous(), tokens[:, :m].contiguous())
+        state, roots = HeadState(top, torch.randn(b, H, generator=g)), torch.randint(0, V, (b,), generator=g)
+        for runner in (self.captured, self.eager):
+            runner.start(lengths, state, roots, metadata(b, greedy))
+        for _ in range(STEPS):
+            some = torch.randperm(b, generator=g)[: int(torch.randint(1, b + 1, (), generator=g))].tolist()
+            tree = self.eager.drafts(some).tree
+            logits, n = torch.randn(len(some), SHAPE.width, V, generator=g), SHAPE.width
+            for i in range(len(some)):  # the target likes what was drafted
+                for node in range(1, n):
+                    logits[i, max(int(tree.parents[i, node]), 0), tree.tokens[i, node]] += 4
+            features = torch.randn(len(some) * n, 3 * H, generator=g)
+            found = []
+            for runner in (self.captured, self.eager):
+                torch.manual_seed(seed)
+                found.append(runner.step(some, logits.view(-1, V), features, metadata(len(some), greedy)))
+            ours, wanted = found
+            self.lengths += wanted["accepted.lengths"].tolist()
+            different = {name for name, x in wanted.items() if not same(ours[name], x)}
+            if different:
+                return different
+        return set()
+
+
+def same(found: Tensor, wanted: Tensor) -> bool:
+    return found.shape == wanted.shape and torch.allclose(found, wanted, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def test_every_captured_function_equals_eager() -> None:
+    case = Case()
+    assert len(case.graphs.functions) == len(SIZES) * 2 * 3
+    assert not case.differing(range(60))
+    assert case.graphs.functions.replays == 60 * (1 + 3 * STEPS)
+    assert max(case.lengths) > 2 and min(case.lengths) == 1
+
+
+def test_a_batch_beyond_the_captured_sizes_runs_eagerly() -> None:
+    case = Case(sizes=[1, 2])
+    assert not case.differing(range(12))
+    assert 0 < case.graphs.functions.replays < 12 * (1 + 3 * STEPS)
+
+
+def test_a_size_whose_graphs_do_not_fit_is_left_out() -> None:
+    @contextlib.contextmanager
+    def leave_out(buckets: Buckets, size: int) -> Iterator[None]:
+        yield
+        if size == 8:
+            buckets.drop(size)
+
+    case = Case(around=leave_out)
+    assert case.graphs.sizes() == [4, 2, 1]
+    assert not case.differing(range(12)) and case.graphs.functions.replays
+
+
+class Memo(Head):
+    """A tensor of the first call is kept by Python."""
+
+    kept: Tensor | None = None
+
+    def extend_paths(self, batch: PathBatch, features: Tensor, *rest: Any) -> HeadState:
+        state = super().extend_paths(batch, features, *rest)
+        if self.kept is None or len(self.kept) != len(state.hidden):
+            self.kept = state.hidden.clone()
+        return state._replace(hidden=self.kept + 0)
+
+
+class Leftover(Head):
+    """Memory of the graph is read before it is written."""
+
+    def extend_paths(self, *arguments: Any) -> HeadState:
+        state = super().extend_paths(*arguments)
+        return state._replace(hidden=state.hidden + torch.empty_like(state.hidden).clamp(max=9))
+
+
+class Stale(DecodeStep):
+    """A number of the host is that of the capture."""
+
+    longest = 0
+
+    def begin(self, batch: RoundBatch, layers: Any) -> None:
+        self.longest = max(batch.host_lens)
+        super().begin(batch, layers)
+
+    def _walk(self, lanes: int, is_greedy: bool) -> tuple[Accepted, Tensor]:
+        accepted, tokens = super()._walk(lanes, is_greedy)
+        return accepted, tokens + (1 - min(self.longest, 1))
+
+
+class Escaped(DecodeStep):
+    """A function reads another one's inner memory, which the graph gives to others after its replay."""
+
+    def _walk(self, lanes: int, is_greedy: bool) -> tuple[Accepted, Tensor]:
+        self.inner = self._memory.view("prefix_lens", lanes) * 1
+        return super()._walk(lanes, is_greedy)
+
+    def _extend(self, lanes: int, is_greedy: bool) -> None:
+        super()._extend(lanes, is_greedy)
+        self._memory.root(lanes, is_greedy).state.hidden.add_((self.inner > 2**40)[:, None].float())
+
+
+@pytest.mark.parametrize(
+    ("head", "step", "where"),
+    [
+        (Memo, DecodeStep, "tree."),
+        (Leftover, DecodeStep, "tree."),
+        (Head, Stale, "sampled"),
+        (Head, Escaped, "tree."),
+    ],
+    ids=["a kept tensor", "memory that was never written", "a number of the host", "inner memory of another graph"],
+)
+def test_a_planted_fault_is_found(head: Any, step: Any, where: str) -> None:
+    found = Case(head, step, [2, 8]).differing(range(6))
+    assert any(name.startswith(where) for name in found)
+
+
+def test_lanes_without_a_request_write_into_nobodys_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what clears them, they have the places of requests that were in them before."""
+
+    def put_table(self: StepMemory, layer: str, slots: Tensor, b: int, lanes: int) -> None:
+        self.table(layer, lanes)[:b, : slots.shape[1]] = slots
+
+    monkeypatch.setattr(StepMemory, "put_table", put_table)
+    assert {"head's cache"} <= Case().differing(range(30))
+
+
+def test_trees_that_wait_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a request that missed a step verifies what was drafted for another one."""
+    monkeypatch.setattr(DraftStore, "keep_own", lambda _: None)
+    assert Case().differing(range(6))
+
+
+class Item(Head):
+    """A value is read by the host."""
+
+    def draft_tree(self, batch: DraftBatch, roots: Tensor, state: HeadState) -> Drafts:
+        assert int(batch.lengths.max()) > 0
+        return super().draft_tree(batch, roots, state)
+
+
+class Masked(Head):
+    """A shape depends on values."""
+
+    def draft_tree(self, batch: DraftBatch, roots: Tensor, state: HeadState) -> Drafts:
+        roots[roots > 5].sum()
+        return super().draft_tree(batch, roots, state)
+
+
+@pytest.mark.parametrize("head", [Item, Masked])
+def test_what_cuda_refuses_is_refused(head: Any) -> None:
+    with pytest.raises(CaptureError):
+        Case(head, sizes=[2])

@@ -1,0 +1,105 @@
+"""Decode steps of real engines ask no tensor for its value where they are ours: on a GPU the host would wait there.
+
+On a CPU nothing waits, so what would is named by what Python asks of tensors (tests/support/host_waits.py). Watched are
+the runner's methods that ours replace, with what they call; the parts of them that are the engine's own are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from host_waits import Findings, Functions, Operations
+from vllm import LLM
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm_engines import engine, generate, runner
+from vllm_greedy import make_prompts, write_heads, write_target
+
+from eagle_plugin.engines.graph_emulator import recording_launches
+
+PROMPTS = make_prompts(8)
+SAMPLED = {"temperature": 1.0, "top_p": 0.9, "top_k": 50, "min_p": 0.01}
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": SAMPLED,
+    "seeded": SAMPLED | {"seed": 3},
+    "penalised": {"frequency_penalty": 0.5, "presence_penalty": 0.2, "repetition_penalty": 1.2},
+    "biased": {"logit_bias": {70: 4.0}},
+    "of a minimal length": {"min_tokens": 20, "ignore_eos": False},
+    "log probabilities": {"logprobs": 2},
+}
+WATCHED = ("_prepare_inputs", "_build_attention_metadata", "_sample", "propose_draft_token_ids")
+
+
+class Guard:
+    """Around the methods of a runner in steps without a prompt."""
+
+    def __init__(self, served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.findings, self.steps, self._runner = Findings(), 0, served
+        for name in WATCHED:
+            monkeypatch.setattr(served, name, self._watched(getattr(served, name), name == "_sample"))
+            if name in ("_prepare_inputs", "_build_attention_metadata"):
+                monkeypatch.setattr(GPUModelRunner, name, self._unwatched(getattr(GPUModelRunner, name)))
+
+    def _watched(self, method: Callable[..., Any], counts: bool) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            batch = self._runner._batch
+            if batch is None or not batch.uniform or batch.width == 1:
+                return method(*arguments, **options)
+            self.steps += counts
+            with Functions(self.findings), Operations(self.findings):
+                return method(*arguments, **options)
+
+        return call
+
+    def _unwatched(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            with torch._C.DisableTorchFunction(), torch.utils._python_dispatch._disable_current_modes():
+                return method(*arguments, **options)
+
+        return call
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tmp_path_factory.mktemp("waits")
+    target = write_target(folder)
+    head = write_heads(folder, target)["reduced"]
+    with graphs(), engine(target, head, depth=3, topk=4, nodes=16, plugin={"async_scheduling": True}) as made:
+        yield made
+
+
+@contextmanager
+def graphs() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch, recording_launches():
+        patch.setenv("EAGLE_GRAPHS", "emulate")
+        yield
+
+
+@pytest.mark.parametrize("captured", [True, False], ids=["captured", "eager"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_of_every_kind_of_request(llm: LLM, kind: str, captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = runner(llm)
+    if not captured:
+        monkeypatch.setattr(served, "_step", None)
+    guard = Guard(served, monkeypatch)
+    generate(llm, PROMPTS, max_tokens=40, **KINDS[kind])
+    assert guard.steps >= 10
+    assert guard.findings == {}
+
+
+def test_the_control_is_found(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that reads one value."""
+    served, sample = runner(llm), runner(llm)._sample
+
+    def waiting(logits: Any, metadata: Any) -> Any:
+        assert int(served._batch.prefix_lens[0]) >= 0
+        return sample(logits, metadata)
+
+    monkeypatch.setattr(served, "_sample", waiting)
+    guard = Guard(served, monkeypatch)
+    generate(llm, PROMPTS[:2], max_tokens=8)
+    assert any("test_host_waits.py" in finding for finding in guard.findings)
