@@ -67,9 +67,10 @@ class EmulatedGraph(TorchDispatchMode):
         if func in DATA_SHAPED or func is aten.index.Tensor and any(_is_mask(x) for x in args[1]):
             raise CaptureError(f"the shape of a tensor depends on values inside a captured function: {func}")
         out = func(*args, **kwargs)
-        if func.is_view:
-            return out
         given = {_memory(x) for x in _tensors(args, kwargs)}
+        # In inference mode what may be a view comes as it was called: reshape, to, contiguous, which can copy too.
+        if func.is_view and all(_memory(x) in given for x in _tensors(out)):
+            return out
         for x in _tensors(out):
             if _memory(x) not in given and x.untyped_storage().nbytes():
                 self._own[_memory(x)] = x

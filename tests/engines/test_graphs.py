@@ -1,4 +1,4 @@
-"""Static memory, batch sizes, and what CUDA's capturer makes of memory that runs out; no GPU is needed."""
+"""Static memory, batch sizes, what CUDA's capturer makes of memory that runs out, and what the emulator records."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from eagle_plugin.engines.graph_emulator import EmulatedCapturer
 from eagle_plugin.engines.graphs import Buckets, CapturedFunctions, CudaCapturer, StaticMemory
 
 
@@ -62,3 +63,40 @@ def test_memory_that_runs_out_in_a_capture_is_named(monkeypatch: pytest.MonkeyPa
 
     with pytest.raises(torch.OutOfMemoryError):
         CudaCapturer().capture(function)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_copies_of_what_may_be_a_view_are_emulated(inference: bool) -> None:
+    """In inference mode they come as what was called, by the schema of a view."""
+    with torch.inference_mode(inference):
+        given = torch.arange(6).view(2, 3)
+
+        def function() -> tuple[torch.Tensor, ...]:
+            return given.float(), given.t().reshape(-1), given.t().contiguous(), given.view(-1) + 0
+
+        graph, results = EmulatedCapturer().capture(function)
+        given.mul_(10)
+        graph.replay()
+        for found, wanted in zip(results, function(), strict=True):
+            assert torch.equal(found, wanted)
+
+
+def test_the_emulator_sees_into_an_operator_that_reads_its_caller() -> None:
+    """As attention in vLLM, which finds its metadata in the context of one forward."""
+    context = [torch.ones(3)]
+
+    def add_context(x: torch.Tensor) -> torch.Tensor:
+        return x + context[0]
+
+    with torch.library._scoped_library("eagle_test", "FRAGMENT") as library:
+        library.define("add_context(Tensor x) -> Tensor")
+        library.impl("add_context", add_context, "CPU")
+        operator, given = torch.ops.eagle_test.add_context.default, torch.ones(3)
+        graphs = [EmulatedCapturer(seen).capture(lambda: operator(given)) for seen in ({operator: add_context}, {})]
+        context.clear()
+        (graph, result), (opaque, _) = graphs
+        given.fill_(5)
+        graph.replay()
+        assert result.tolist() == [6, 6, 6]
+        with pytest.raises(IndexError):
+            opaque.replay()

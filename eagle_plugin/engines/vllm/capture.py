@@ -35,19 +35,14 @@ def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
     Its caches must be there; what is captured writes into the block that vLLM gives to nobody. None: nothing is
     captured.
     """
-    config, caps, kind = runner.vllm_config, runner._caps, runner.device.type
-    eager = config.model_config.enforce_eager
-    if kind == "cuda":
-        if eager or config.compilation_config.cudagraph_mode == CUDAGraphMode.NONE:
-            return None
-        sizes = cuda_sizes(runner.max_num_reqs)
-    elif emulated() and eager:  # of a compiled model the emulator would see nothing
-        sizes = powers_of_two(runner.max_num_reqs)
-    else:
+    kind = runner.device.type
+    if not _has_graphs(runner, kind):
         return None
-    sizes = [size for size in sizes if size * caps.width <= MAX_ROWS]
-    if not sizes or runner.linear.names or get_tensor_model_parallel_world_size() > 1:
+    if reason := _unserved(runner, kind):
+        logger.warning("eagle-plugin: decode steps run without graphs of their own: %s", reason)
         return None
+    sizes = (cuda_sizes if kind == "cuda" else powers_of_two)(runner.max_num_reqs)
+    sizes = [size for size in sizes if size * runner._caps.width <= MAX_ROWS]
     step = new_step(runner)
 
     def around(buckets: Buckets, size: int) -> AbstractContextManager[None]:
@@ -64,6 +59,25 @@ def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
             attention = {torch.ops.vllm.unified_attention_with_output.default: unified_attention_with_output}
             step.capture(graph_emulator.EmulatedCapturer(attention), sizes, around)
     return step
+
+
+def _has_graphs(runner: Any, kind: str) -> bool:
+    """Whether graphs are wanted: on a GPU as the engine's own are."""
+    config = runner.vllm_config
+    if kind != "cuda":
+        return emulated()
+    return not config.model_config.enforce_eager and config.compilation_config.cudagraph_mode != CUDAGraphMode.NONE
+
+
+def _unserved(runner: Any, kind: str) -> str:
+    """Why nothing can be captured; "" where it can."""
+    if get_tensor_model_parallel_world_size() > 1:
+        return "--tensor-parallel-size above 1"
+    if runner.linear.names:
+        return "the target has layers that keep a state"
+    if kind != "cuda" and not runner.model_config.enforce_eager:
+        return "the emulator sees nothing of compiled models, use --enforce-eager"
+    return ""
 
 
 def cuda_sizes(most: int) -> list[int]:

@@ -121,6 +121,7 @@ class TreeModelRunner(GPUModelRunner):
         exchange = partial(exchange_head, self)
         self._mailbox = open_mailbox(served, exchange, self._logger, rank=parallel.rank, ranks=ranks)
 
+    @torch.inference_mode()
     def capture_steps(self) -> None:
         """Capture the functions of decode steps, where the device has graphs; the caches must be there."""
         self._step = None  # frees the graphs that were there

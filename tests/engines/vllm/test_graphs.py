@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
+from trained_heads import Weights, rewrite
 from vllm import LLM
 from vllm_engines import engine, generate, rounds, runner
 from vllm_greedy import make_prompts, write_heads, write_target
 
 from eagle_plugin.engines.graph_emulator import recording_launches
 from eagle_plugin.engines.vllm.decode_step import DecodeStep
+from eagle_plugin.engines.vllm.head_exchange import exchange_head
 
 TREES: dict[str, Any] = {"depth": 3, "topk": 4, "nodes": 16}
 PROMPTS = make_prompts(12)
@@ -97,6 +100,28 @@ def test_greedy_text_by_replays(models: Models, head: str, asynchronous: bool) -
             assert generate(llm, PROMPTS) == models.expected
             assert rounds(llm, served) == served  # the same trees were drafted
         assert served.tokens > 1.3 * served.count
+
+
+def test_another_head_is_captured_anew(models: Models, tmp_path: Path) -> None:
+    """Graphs have the addresses of a head's weights: with those of the head before, drafts would stay as bad."""
+
+    def other_way(weights: Weights) -> Weights:
+        turned = ("down_proj.weight", "o_proj.weight", "fc.weight")
+        return {name: -w if name.endswith(turned) else w for name, w in weights.items()}
+
+    good = models.heads["reduced"]
+    bad = rewrite(good, tmp_path / "bad", weights=other_way)
+    with captured(models._replace(heads={"bad": bad}), "bad") as llm:
+        served = runner(llm)
+        assert generate(llm, PROMPTS) == models.expected
+        before = rounds(llm)
+        with torch.inference_mode():
+            exchange_head(served, good)
+        replays = counted(served._step)
+        assert generate(llm, PROMPTS) == models.expected
+        after = rounds(llm, before)
+        assert replays["walk"] == replays["extend"] > 20
+        assert after.tokens / after.count > 1.2 * before.tokens / before.count
 
 
 def test_requests_of_every_kind(models: Models) -> None:
