@@ -144,7 +144,7 @@ class StepMemory(StaticMemory):
         self.put_lanes("roots", tokens, lanes, 0)
 
     def put_draws(self, sampling: SamplingParams, keys: Tensor | None) -> None:
-        """Put how requests draw; without keys all take the most likely token, and nothing needs to be said."""
+        """Put how requests draw; without keys all take the most likely token, whatever is there."""
         if keys is not None:
             self.put_fields("sampling", sampling)
             self.put("keys", keys)

@@ -21,11 +21,11 @@ from vllm_greedy import make_prompts, write_heads, write_target
 from eagle_plugin.engines.graph_emulator import recording_launches
 
 PROMPTS = make_prompts(8)
-SAMPLED = {"temperature": 1.0, "top_p": 0.9, "top_k": 50, "min_p": 0.01}
+FILTERED = {"temperature": 1.0, "top_p": 0.9, "top_k": 50, "min_p": 0.01}
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},
-    "sampled": SAMPLED,
-    "seeded": SAMPLED | {"seed": 3},
+    "sampled": FILTERED,
+    "seeded": FILTERED | {"seed": 3},
     "penalised": {"frequency_penalty": 0.5, "presence_penalty": 0.2, "repetition_penalty": 1.2},
     "biased": {"logit_bias": {70: 4.0}},
     "of a minimal length": {"min_tokens": 20, "ignore_eos": False},
