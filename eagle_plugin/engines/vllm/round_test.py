@@ -13,6 +13,7 @@ from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.round import TreeRows
 from eagle_plugin.engines.vllm.attention import ExtendRows, Rows
+from eagle_plugin.engines.vllm.graph_test import GraphTest
 from eagle_plugin.engines.vllm.made_up import layer_metadata, places_of, target_states
 from eagle_plugin.selftest.tree_paths import logits_differ, paths_of, random_tree
 
@@ -37,7 +38,14 @@ class RoundTest:
     @torch.inference_mode()
     def run(self) -> list[str]:
         """One sentence per thing that differs."""
-        return [*self.prompts_against_tokens(), *self.trees_against_paths()]
+        return [*self.prompts_against_tokens(), *self.trees_against_paths(), *self.graphs_against_eager()]
+
+    def graphs_against_eager(self) -> list[str]:
+        """What was captured of a step; nothing where there are no graphs."""
+        step = self._runner._step
+        if step is None:
+            return []
+        return GraphTest(self._runner, self._blocks_for, self._generator).run()
 
     def prompts_against_tokens(self) -> list[str]:
         """The logits after every token of a prompt."""

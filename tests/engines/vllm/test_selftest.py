@@ -14,8 +14,10 @@ from torch import Tensor
 from vllm_configs import configure
 from vllm_engines import engine, runner
 
+from eagle_plugin.engines.graph_emulator import recording_launches
 from eagle_plugin.engines.round import KVCaches
 from eagle_plugin.engines.vllm import attention, served, support
+from eagle_plugin.engines.vllm.graph_test import GraphTest
 from eagle_plugin.engines.vllm.round_test import RoundTest
 from eagle_plugin.engines.vllm.selftest import SelfTestFailed
 from eagle_plugin.kernels import loader
@@ -143,3 +145,41 @@ def test_after_a_failed_round_vllms_own_worker_serves(
     assert line.endswith("after a repair run: eagle-plugin selftest --again")
     record.forget()
     assert served.is_served(configure(target, head, **options).speculative_config)
+
+
+@pytest.fixture(scope="module")
+def captured_runner(target: Path, head: Path) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch, recording_launches():
+        patch.setenv("EAGLE_GRAPHS", "emulate")
+        with engine(target, head, **TREES) as llm:  # type: ignore[arg-type]
+            yield runner(llm)
+
+
+def test_graphs_are_compared(captured_runner: Any) -> None:
+    test = GraphTest(captured_runner, RoundTest(captured_runner)._blocks_for, torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        assert test.run() == []
+    assert test.longest > 1  # keys were moved
+    assert captured_runner._step.functions.replays >= 4 * 2 * 3
+
+
+@pytest.mark.parametrize("phase", ["draft", "walk", "extend"])
+def test_a_graph_that_does_something_else_is_named(
+    phase: str, captured_runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The graph of four requests, and not the function, leaves a wrong value of the first one."""
+    functions, name = captured_runner._step.functions, {"draft": "tree.tokens", "walk": "accepted.tokens"}.get(phase)
+    run = functions.run
+
+    def wrong(key: Any, function: Any) -> Any:
+        result = run(key, function)
+        if key[:2] == (phase, 4):
+            captured_runner._step._memory.view(name or "state.hidden", 1)[0] += 3
+        return result
+
+    monkeypatch.setattr(functions, "run", wrong)
+    with torch.inference_mode():
+        reasons = RoundTest(captured_runner).graphs_against_eager()
+    assert reasons and all(
+        reason.startswith("graphs of 4 requests, ") and f": {phase}: " in reason for reason in reasons
+    )
