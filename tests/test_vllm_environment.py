@@ -22,8 +22,8 @@ FOLDERS = (ROOT / "tests/engines/vllm", ROOT / "tests/heads")
 # Without an engine: vLLM's classes, or its model runner alone.
 UNITS = {
     "adapter": (
-        "attention", "batch", "contract", "decode_step", "executor", "fake_cuda", "filters", "gpu_contract", "options",
-        "pending", "policy_reports", "sampling_contract", "sampling_nodes", "shapes", "support",
+        "attention", "batch", "capture", "contract", "decode_step", "executor", "fake_cuda", "filters", "gpu_contract",
+        "options", "pending", "policy_reports", "sampling_contract", "sampling_nodes", "shapes", "support",
     ),
     "heads": ("vllm_round_trip", "vllm_targets"),
 }  # fmt: skip

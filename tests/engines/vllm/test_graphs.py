@@ -14,7 +14,7 @@ import pytest
 import torch
 from trained_heads import Weights, rewrite
 from vllm import LLM
-from vllm_engines import engine, generate, rounds, runner
+from vllm_engines import counters, engine, generate, rounds, runner
 from vllm_greedy import make_prompts, write_heads, write_target
 
 from eagle_plugin.engines.graph_emulator import recording_launches
@@ -100,6 +100,19 @@ def test_greedy_text_by_replays(models: Models, head: str, asynchronous: bool) -
             assert generate(llm, PROMPTS) == models.expected
             assert rounds(llm, served) == served  # the same trees were drafted
         assert served.tokens > 1.3 * served.count
+
+
+def test_whatever_the_scheduler_does(models: Models) -> None:
+    """Chunks of prompts, cut trees, and a cache too small for all requests, between steps that are replayed."""
+    prompts = [*PROMPTS, *make_prompts(8, longest=150, seed=9)]
+    with captured(models, max_num_batched_tokens=72, num_gpu_blocks_override=20) as llm:
+        replays = counted(runner(llm)._step)
+        by_replays = generate(llm, prompts)
+        assert by_replays[: len(PROMPTS)] == models.expected
+        assert replays["draft"] > replays["walk"] > 5
+        assert counters(llm)["vllm:num_preemptions"] > 3
+        with without_graphs(llm):
+            assert generate(llm, prompts) == by_replays
 
 
 def test_another_head_is_captured_anew(models: Models, tmp_path: Path) -> None:
