@@ -135,6 +135,14 @@ SEAMS: Seams = {
         **attributes("_draft_attn_layer_names method model speculative_config vllm_config hidden_size dtype"),
     },
     "vllm.model_executor.models.llama_eagle3.Eagle3LlamaForCausalLM": attributes("use_parallel_drafting"),
+    "vllm.model_executor.layers.linear.UnquantizedLinearMethod": {
+        "process_weights_after_loading": "self layer",
+        "apply": "self layer x bias",
+    },
+    "vllm.model_executor.layers.vocab_parallel_embedding.UnquantizedEmbeddingMethod": {
+        "process_weights_after_loading": "self layer",
+        "apply": "self layer x bias",
+    },
     # Attention.
     "vllm.v1.attention.backend.AttentionBackend": {
         "get_name": "",
