@@ -9,6 +9,7 @@ import pytest
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm_engines import accept_length, engine, generate, rounds, runner
+from vllm_greedy import write_heads, write_target
 
 from eagle_plugin.engines.draft_weights import Int8Method
 from eagle_plugin.kernels.int8_linear import native_kernel
@@ -60,3 +61,14 @@ def test_drafts_come_from_int8_weights_and_are_accepted(eager: bool) -> None:
         generate(llm, PROMPTS[:8], max_tokens=32)
         count, tokens = rounds(llm, before)
         assert tokens / count < 1.3
+
+
+@pytest.mark.skipif(native_kernel() is None, reason="this CPU has no AVX-512 VNNI: the head keeps its weights")
+def test_a_shared_output_layer_is_copied_for_the_head_alone(tmp_path: Path) -> None:
+    target = write_target(tmp_path)
+    with engine(target, write_heads(tmp_path, target)["eagle2"], dtype="bfloat16") as llm:
+        ours, theirs = runner(llm).drafter.model.lm_head, runner(llm).get_model().lm_head
+        assert ours.weight is theirs.weight
+        assert isinstance(ours.quant_method, Int8Method) and not isinstance(theirs.quant_method, Int8Method)
+        generate(llm, [[5, 9, 20, 33], [40, 7]], max_tokens=60)
+        assert accept_length(llm) > 1.5
