@@ -32,9 +32,11 @@ class ServerError(RuntimeError):
 
 
 def child_environment(spec: ServerSpec, base: Mapping[str, str]) -> dict[str, str]:
-    """The server's environment: local model files only, and the plugin is on only in mode "plugin"."""
+    """The server's environment: local model files only, and the plugin is on only in mode "plugin", where the caller's
+    EAGLE_PLUGIN=force stays."""
     child = {**base, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-    child["EAGLE_PLUGIN"] = "1" if spec.mode == "plugin" else "0"
+    on = "force" if base.get("EAGLE_PLUGIN") == "force" else "1"
+    child["EAGLE_PLUGIN"] = on if spec.mode == "plugin" else "0"
     return child | ENGINES[spec.engine].environment(spec, base) | dict(spec.environment)
 
 
