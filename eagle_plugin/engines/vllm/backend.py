@@ -14,6 +14,7 @@ from vllm.v1.attention.backends import registry
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from eagle_plugin.engines.vllm.attention import TreeAttentionImpl, TreeMetadataBuilder
+from eagle_plugin.engines.vllm.prompt_attention import FlashPromptsImpl
 
 
 class TreeAttentionBackend(AttentionBackend):
@@ -71,15 +72,25 @@ class CustomTreeAttentionBackend(TreeAttentionBackend):
         return "CUSTOM"
 
 
+class FlashPromptsBackend(CustomTreeAttentionBackend):
+    """The same with FlashAttention for prompts."""
+
+    @staticmethod
+    def get_impl_cls() -> type[FlashPromptsImpl]:
+        """The layers' class."""
+        return FlashPromptsImpl
+
+
 @contextmanager
 def tree_attention(vllm_config: Any) -> Iterator[None]:
-    """Layers that are built inside attend by our backend, whatever backend this ``VllmConfig`` names.
+    """Layers that are built inside attend by our backend, whatever backend this ``VllmConfig`` names; that one says on
+    a GPU only what prompts are attended to with.
 
     Those with chunked attention get it as it is. vLLM would wrap its builder in one that makes a request of every
     chunk, and our rows describe whole requests; our layers know their chunks themselves.
     """
     on_cpu = vllm_config.device_config.device_type == "cpu"
-    backend = TreeAttentionBackend if on_cpu else CustomTreeAttentionBackend
+    backend = TreeAttentionBackend if on_cpu else _of_a_gpu(vllm_config)
     enum = registry.AttentionBackendEnum[backend.get_name()]
     before = registry._ATTN_OVERRIDES.get(enum)
     registry.register_backend(enum, f"{backend.__module__}.{backend.__qualname__}")
@@ -98,6 +109,12 @@ def tree_attention(vllm_config: Any) -> Iterator[None]:
         if before is not None:
             registry._ATTN_OVERRIDES[enum] = before
         selector._cached_get_attn_backend.cache_clear()
+
+
+def _of_a_gpu(vllm_config: Any) -> type[TreeAttentionBackend]:
+    """With FlashAttention for prompts where the user named it, or no backend."""
+    flash = vllm_config.attention_config.backend in (None, registry.AttentionBackendEnum.FLASH_ATTN)
+    return FlashPromptsBackend if flash else CustomTreeAttentionBackend
 
 
 @contextmanager

@@ -166,6 +166,11 @@ SEAMS: Seams = {
     "vllm.v1.attention.backend.CommonAttentionMetadata": attributes(
         "query_start_loc query_start_loc_cpu seq_lens max_seq_len block_table_tensor slot_mapping"
     ),
+    "vllm.v1.attention.backends.fa_utils": {"get_flash_attn_version": "requires_alibi head_size ..."},
+    "vllm.vllm_flash_attn.flash_attn_interface": {
+        "flash_attn_varlen_func": "q k v max_seqlen_q cu_seqlens_q max_seqlen_k cu_seqlens_k seqused_k q_v dropout_p"
+        " softmax_scale causal window_size softcap ...",
+    },
     "vllm.v1.attention.backends.registry": {"register_backend": "backend class_path ...", "_ATTN_OVERRIDES": ""},
     "vllm.v1.attention.backends.gdn_attn.GDNAttentionBackend": {"get_builder_cls": ""},
     # What is counted.
