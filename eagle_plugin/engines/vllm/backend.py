@@ -14,7 +14,7 @@ from vllm.v1.attention.backends import registry
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from eagle_plugin.engines.vllm.attention import TreeAttentionImpl, TreeMetadataBuilder
-from eagle_plugin.engines.vllm.prompt_attention import FlashPromptsImpl
+from eagle_plugin.engines.vllm.prompt_attention import FlashPromptsImpl, TritonPromptsImpl
 
 
 class TreeAttentionBackend(AttentionBackend):
@@ -81,6 +81,15 @@ class FlashPromptsBackend(CustomTreeAttentionBackend):
         return FlashPromptsImpl
 
 
+class TritonPromptsBackend(CustomTreeAttentionBackend):
+    """The same with vLLM's own Triton kernel for prompts."""
+
+    @staticmethod
+    def get_impl_cls() -> type[TritonPromptsImpl]:
+        """The layers' class."""
+        return TritonPromptsImpl
+
+
 @contextmanager
 def tree_attention(vllm_config: Any) -> Iterator[None]:
     """Layers that are built inside attend by our backend, whatever backend this ``VllmConfig`` names; that one says on
@@ -112,9 +121,11 @@ def tree_attention(vllm_config: Any) -> Iterator[None]:
 
 
 def _of_a_gpu(vllm_config: Any) -> type[TreeAttentionBackend]:
-    """With FlashAttention for prompts where the user named it, or no backend."""
-    flash = vllm_config.attention_config.backend in (None, registry.AttentionBackendEnum.FLASH_ATTN)
-    return FlashPromptsBackend if flash else CustomTreeAttentionBackend
+    """With the kernel for prompts of the backend that the user named; FlashAttention where that is none."""
+    named = vllm_config.attention_config.backend
+    if named in (None, registry.AttentionBackendEnum.FLASH_ATTN):
+        return FlashPromptsBackend
+    return TritonPromptsBackend if named is registry.AttentionBackendEnum.TRITON_ATTN else CustomTreeAttentionBackend
 
 
 @contextmanager

@@ -1,17 +1,20 @@
-"""Prompts on a GPU by FlashAttention, in the blocks of our cache; trees and short prompts stay with our kernel.
+"""Prompts on a GPU by the kernels of vLLM's own backends, in the blocks of our cache; trees and short prompts stay with
+our kernel.
 
-FlashAttention takes keys and values as blocks of tokens with any strides but for the last axis. A layer's cache is read
-by both kernels as it is.
+vLLM's kernels take keys and values as blocks of tokens with any strides but for the last axis. A layer's cache is read
+by all of them as it is.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.engines.staging import to_device
@@ -25,15 +28,16 @@ from eagle_plugin.engines.vllm.attention import (
 
 PAGE = 16  # FlashAttention reads blocks of a multiple of so many tokens
 VERSIONS = (2, 3)  # 4 compiles for each size when it first meets it, which nobody would have warmed up
+MOST_KEYS = 128  # vLLM's Triton kernel looks up the blocks of so many keys at once, also after the last one
 
 
 class Prompts(NamedTuple):
-    """The p requests of a forward whose rows are too many for one chain, as FlashAttention reads them."""
+    """The p requests of a forward whose rows are too many for one chain, as vLLM's kernels read them."""
 
     query: Tensor | None  # [n] int64: their query rows, one request after another; None: all rows, in order
     bounds: Tensor  # [p + 1] int32: first of those rows of each request, and their number
     seq_lens: Tensor  # [p] int32: tokens after this forward
-    block_table: Tensor  # [p, blocks] int32
+    block_table: Tensor  # [p, blocks] int32; the last MOST_KEYS positions are padding
     most_rows: int  # of a request
     most_tokens: int  # an upper bound of seq_lens
 
@@ -58,6 +62,7 @@ def prompts_of(
         query = torch.arange(n, device=index.device) + shifts.repeat_interleave(extend.lens[index], output_size=n)
     # The first row of block i of a cache is 2 * i * block_size (`cache_rows`).
     blocks = slot_table[extend.requests[index], ::block_size].div(2 * block_size, rounding_mode="floor")
+    blocks = pad(blocks, (0, -(-MOST_KEYS // block_size)))
     seq_lens = extend.seq_lens[index].int()
     return Prompts(query, bounds.int(), seq_lens, blocks, int(counts.max()), slot_table.shape[1])
 
@@ -70,12 +75,34 @@ def paged(cache: CacheRows, blocks: int, block_size: int) -> tuple[Tensor, Tenso
     return keys, values
 
 
-class FlashPromptsImpl(TreeAttentionImpl):
-    """Attention of one layer on a GPU where vLLM has FlashAttention 2 or 3."""
+class PromptKernel(NamedTuple):
+    """A kernel of vLLM for prompts."""
+
+    # query [n, Hq, D] of all prompts, keys, values, prompts, options of our kernels, out or None -> out [n, Hq, D]
+    attend: Callable[[Tensor, Tensor, Tensor, Prompts, dict[str, Any], Tensor | None], Tensor]
+    page: int  # it reads blocks of a multiple of so many tokens
+    chunks: bool = False  # it has chunked attention
+    sinks: bool = False
+
+    def takes(self, query: Tensor, block_size: int, options: dict[str, Any]) -> bool:
+        """Whether it has what a layer needs. In float32 none is exact: FlashAttention has no such kernel, and vLLM's
+        Triton kernel multiplies in TF32."""
+        served = (self.chunks and options["window"] < 0) or not options["chunk"]
+        served = served and (self.sinks or options["sinks"] is None)
+        return served and query.dtype != torch.float32 and block_size % self.page == 0
+
+
+class PromptsImpl(TreeAttentionImpl):
+    """Attention of one layer on a GPU, with a kernel of vLLM for prompts where there is one."""
+
+    @staticmethod
+    def find_kernel(head_size: int, soft_cap: bool) -> PromptKernel | None:
+        """The kernel for such layers on this GPU, if there is one."""
+        raise NotImplementedError
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._flash = find_flash_attention(self.head_size, self.logits_soft_cap > 0)
+        self.kernel = self.find_kernel(self.head_size, self.logits_soft_cap > 0)
 
     def extend(
         self,
@@ -86,26 +113,59 @@ class FlashPromptsImpl(TreeAttentionImpl):
         options: dict[str, Any],
         out: Tensor,
     ) -> None:
-        """FlashAttention for the requests with more rows than a chain, chains for the others.
-
-        FlashAttention has no chunked attention and no float32, and takes sinks in version 3 only: there all are chains.
-        """
+        """vLLM's kernel for the requests with more rows than a chain, chains for the others."""
         blocks, _, size, _ = kv_cache.shape
-        rows = metadata.rows
-        odd = options["chunk"] or options["sinks"] is not None or query.dtype == torch.float32 or size % PAGE
-        if self._flash is None or odd:
+        if self.kernel is None or not self.kernel.takes(query, size, options):
             super().extend(query, kv_cache, cache, metadata, options, out)
             return
-        assert rows.extend is not None
-        extend, lens, alone = rows.extend, rows.extend_lens, rows.tree is None
+        assert metadata.rows.extend is not None
+        extend, lens, alone = metadata.rows.extend, metadata.rows.extend_lens, metadata.rows.tree is None
         prompts = metadata.planned("prompts", lambda: prompts_of(extend, lens, metadata.slot_table, size, alone))
         attend_chains(query, cache, metadata.chains(MAX_WIDTH), options, out)
         if prompts is None:
             return
         keys, values = paged(cache, blocks, size)
-        window = options["window"]
-        found = self._flash(
-            q=query if prompts.query is None else query[prompts.query],
+        if prompts.query is None:
+            self.kernel.attend(query, keys, values, prompts, options, out)
+        else:
+            out[prompts.query] = self.kernel.attend(query[prompts.query], keys, values, prompts, options, None)
+
+
+class FlashPromptsImpl(PromptsImpl):
+    """With FlashAttention 2 or 3, where vLLM would take one of them itself."""
+
+    @staticmethod
+    def find_kernel(head_size: int, soft_cap: bool) -> PromptKernel | None:
+        """vLLM's FlashAttention, in the version that it would take for such layers; None where it is none of ours."""
+        from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
+
+        version = get_flash_attn_version(head_size=head_size, requires_softcap=soft_cap)
+        if version not in VERSIONS:
+            return None
+        from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func
+
+        return flash_kernel(functools.partial(flash_attn_varlen_func, fa_version=version))
+
+
+class TritonPromptsImpl(PromptsImpl):
+    """With vLLM's own Triton kernel."""
+
+    @staticmethod
+    def find_kernel(head_size: int, soft_cap: bool) -> PromptKernel | None:
+        """The kernel of vLLM's backend TRITON_ATTN, for all layers."""
+        from vllm.v1.attention.ops.triton_unified_attention import unified_attention
+
+        return triton_kernel(unified_attention)
+
+
+def flash_kernel(flash_attention: Callable[..., Tensor]) -> PromptKernel:
+    """vLLM's ``flash_attn_varlen_func`` of one version; sinks are left out: version 2 has none."""
+
+    def attend(
+        query: Tensor, keys: Tensor, values: Tensor, prompts: Prompts, options: dict[str, Any], out: Tensor | None
+    ) -> Tensor:
+        return flash_attention(
+            q=query,
             k=keys,
             v=values,
             max_seqlen_q=prompts.most_rows,
@@ -114,26 +174,44 @@ class FlashPromptsImpl(TreeAttentionImpl):
             seqused_k=prompts.seq_lens,
             softmax_scale=options["scale"],
             causal=True,
-            window_size=[window, 0] if window >= 0 else None,
+            window_size=[options["window"], 0] if options["window"] >= 0 else None,
             softcap=options["logit_cap"],
             block_table=prompts.block_table,
-            out=out if prompts.query is None else None,
+            out=out,
         )
-        if prompts.query is not None:
-            out[prompts.query] = found
+
+    return PromptKernel(attend, PAGE)
 
 
-def find_flash_attention(head_size: int, soft_cap: bool) -> Callable[..., Tensor] | None:
-    """vLLM's FlashAttention in the version that it would take for such layers itself; None where it is none of ours."""
-    from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
+def triton_kernel(unified_attention: Callable[..., None]) -> PromptKernel:
+    """vLLM's ``unified_attention``. A chunk is a window of its length that begins where the chunk does."""
 
-    version = get_flash_attn_version(head_size=head_size, requires_softcap=soft_cap)
-    if version not in VERSIONS:
-        return None
-    from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func
+    def attend(
+        query: Tensor, keys: Tensor, values: Tensor, prompts: Prompts, options: dict[str, Any], out: Tensor | None
+    ) -> Tensor:
+        out = torch.empty_like(query) if out is None else out
+        chunk = options["chunk"]
+        before = chunk - 1 if chunk else options["window"]
+        unified_attention(
+            q=query,
+            k=keys,
+            v=values,
+            out=out,
+            cu_seqlens_q=prompts.bounds,
+            max_seqlen_q=prompts.most_rows,
+            seqused_k=prompts.seq_lens,
+            max_seqlen_k=prompts.most_tokens,
+            softmax_scale=options["scale"],
+            causal=True,
+            window_size=(before, 0) if before >= 0 else (-1, -1),
+            block_table=prompts.block_table,
+            softcap=options["logit_cap"],
+            q_descale=None,
+            k_descale=None,
+            v_descale=None,
+            sinks=options["sinks"],
+            chunk_lookback=0 if chunk else -1,
+        )
+        return out
 
-    def flash(**arguments: Any) -> Tensor:
-        found: Tensor = flash_attn_varlen_func(fa_version=version, **arguments)
-        return found
-
-    return flash
+    return PromptKernel(attend, page=1, chunks=True, sinks=True)

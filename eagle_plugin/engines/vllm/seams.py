@@ -171,6 +171,10 @@ SEAMS: Seams = {
         "flash_attn_varlen_func": "q k v max_seqlen_q cu_seqlens_q max_seqlen_k cu_seqlens_k seqused_k q_v dropout_p"
         " softmax_scale causal window_size softcap ...",
     },
+    "vllm.v1.attention.ops.triton_unified_attention": {
+        "unified_attention": "q k v out cu_seqlens_q max_seqlen_q seqused_k max_seqlen_k softmax_scale causal"
+        " window_size block_table softcap q_descale k_descale v_descale ...",
+    },
     "vllm.v1.attention.backends.registry": {"register_backend": "backend class_path ...", "_ATTN_OVERRIDES": ""},
     "vllm.v1.attention.backends.gdn_attn.GDNAttentionBackend": {"get_builder_cls": ""},
     # What is counted.

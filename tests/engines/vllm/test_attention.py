@@ -37,6 +37,7 @@ from eagle_plugin.engines.vllm.backend import (
     CustomTreeAttentionBackend,
     FlashPromptsBackend,
     TreeAttentionBackend,
+    TritonPromptsBackend,
     tree_attention,
 )
 from eagle_plugin.kernels.attention import extend_attention
@@ -280,7 +281,12 @@ def test_the_platform_gives_our_backend_while_a_model_is_built(device_type: str)
 
 @pytest.mark.parametrize(
     ("named", "wanted"),
-    [(None, FlashPromptsBackend), ("FLASH_ATTN", FlashPromptsBackend), ("TRITON_ATTN", CustomTreeAttentionBackend)],
+    [
+        (None, FlashPromptsBackend),
+        ("FLASH_ATTN", FlashPromptsBackend),
+        ("TRITON_ATTN", TritonPromptsBackend),
+        ("FLASHINFER", CustomTreeAttentionBackend),
+    ],
 )
 def test_the_users_backend_says_what_prompts_are_attended_to_with(named: str | None, wanted: type) -> None:
     config, backends = configuration("cuda"), registry.AttentionBackendEnum

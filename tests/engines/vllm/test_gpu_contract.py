@@ -18,7 +18,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from eagle_plugin.engines.vllm import support
 from eagle_plugin.engines.vllm.backend import CustomTreeAttentionBackend
 from eagle_plugin.engines.vllm.drafter import TreeProposer
-from eagle_plugin.engines.vllm.prompt_attention import PAGE, FlashPromptsImpl
+from eagle_plugin.engines.vllm.prompt_attention import MOST_KEYS, PAGE, flash_kernel, triton_kernel
 from eagle_plugin.engines.vllm.worker import TreeWorker
 
 FOLDER = Path(vllm.__file__).parent
@@ -62,7 +62,7 @@ def test_a_configuration_can_ask_for_our_backend_by_name() -> None:
 def test_flash_attention_takes_what_prompts_give_it() -> None:
     """Keys and values by their strides, as vLLM's own backend gives them: views of one cache."""
     flash = defined(FOLDER / "vllm_flash_attn/flash_attn_interface.py", "flash_attn_varlen_func")
-    (call,) = calls(FlashPromptsImpl.extend, "self._flash")
+    (call,) = calls(flash_kernel, "flash_attention")
     given = {
         keyword.arg for node in ast.walk(ast.parse(call)) if isinstance(node, ast.Call) for keyword in node.keywords
     }
@@ -79,6 +79,24 @@ def test_flash_attention_takes_what_prompts_give_it() -> None:
     version = defined(FOLDER / "v1/attention/backends/fa_utils.py", "get_flash_attn_version")
     assert {"head_size", "requires_softcap"} <= set(parameters(version))
     assert {"2", "3", "4"} <= set(assignments(version, "fa_version"))
+
+
+def test_the_triton_kernel_takes_what_prompts_give_it() -> None:
+    file = FOLDER / "v1/attention/ops/triton_unified_attention.py"
+    unified = defined(file, "unified_attention")
+    (call,) = calls(triton_kernel, "unified_attention")
+    given = {
+        keyword.arg for node in ast.walk(ast.parse(call)) if isinstance(node, ast.Call) for keyword in node.keywords
+    }
+    assert given <= set(parameters(unified)) and len(given) == 18
+    # Strides of blocks, tokens and heads; a window counts the query itself; a chunk is a window with lookback 0.
+    for name in ("k", "v"):
+        assert all(holds(unified, f"{name}.stride({i})") for i in range(4))
+    assert assignments(unified, "sliding_window_val") == ["1 + window_size[0] if window_size[0] >= 0 else 0"]
+    assert "sliding_window_val // (chunk_lookback + 1)" in assignments(unified, "chunk_size")
+    # So many keys are looked up in the block table at once, at most.
+    sizes = [*assignments(unified, "TILE_SIZE_PREFILL"), *returned(defined(file, "_get_tile_size"))]
+    assert max(int(size) for size in sizes if size.isdigit()) == MOST_KEYS
 
 
 def test_graphs_leave_attention_out() -> None:

@@ -1,14 +1,17 @@
-"""Prompts by FlashAttention in our cache's blocks, against our own attention over the same cache."""
+"""Prompts by vLLM's kernels in our cache's blocks, against our own attention over the same cache.
+
+vLLM's Triton kernel runs in Triton's interpreter in tests/engines/vllm/test_prompts_interpreted.py.
+"""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from fake_cuda import CUDA, FakeLibrary, all_on_cuda
 from flash_attention import check, flash_attention
+from prompt_cases import DIM, FORWARDS, HEADS, KV_HEADS, WIDTH, forward
 from torch import Tensor
 
 from eagle_plugin.core.shape import MAX_WIDTH
@@ -23,70 +26,15 @@ from eagle_plugin.engines.vllm.attention import (
     cache_rows,
     slot_table,
 )
-from eagle_plugin.engines.vllm.prompt_attention import FlashPromptsImpl, find_flash_attention, prompts_of
-
-KV_HEADS, HEADS, DIM, WIDTH, TOKENS = 2, 6, 32, 4, 320
-
-
-class Forward(NamedTuple):
-    """One forward of a layer over a random cache."""
-
-    cache: Tensor
-    metadata: TreeMetadata
-    query: Tensor
-
-    def by(self, layer: TreeAttentionImpl, chunk: int = 0) -> Tensor:
-        rows, slots = cache_rows(self.cache), self.metadata.slots
-        out = torch.full_like(self.query, torch.nan)
-        own = rows.keys[slots], rows.values[slots]
-        return layer.forward(
-            SimpleNamespace(attention_chunk_size=chunk), self.query, *own, self.cache, self.metadata, out
-        )
-
-
-def forward(
-    requests: list[tuple[int, int, bool]], size: int = 16, dtype: torch.dtype = torch.float16, kv_heads: int = KV_HEADS
-) -> Forward:
-    """requests: tokens before this forward, its rows, and whether those are the nodes of a tree."""
-    torch.manual_seed(3)
-    b, each = len(requests), TOKENS // size
-    cache = torch.randn(b * each, size, kv_heads, 2 * DIM).to(dtype).permute(0, 2, 1, 3)
-    table = slot_table(torch.randperm(b * each).view(b, each).int(), size, TOKENS)
-    before, lens = (torch.tensor([request[i] for request in requests]) for i in (0, 1))
-    starts = lens.cumsum(0) - lens
-    trees = torch.tensor([i for i, request in enumerate(requests) if request[2]], dtype=torch.int64)
-    others = torch.tensor([i for i, request in enumerate(requests) if not request[2]], dtype=torch.int64)
-    extend = ExtendRows(others, (before + lens)[others], lens[others], starts[others])
-    tree = query = None
-    if len(trees):
-        ancestors = chain_ancestors(WIDTH, cache.device)
-        ancestors[2] = 1 | 4  # a second child of the root
-        tree = TreeRows(trees, before[trees], ancestors.repeat(len(trees), 1), WIDTH)
-        query = (starts[trees, None] + torch.arange(WIDTH)).view(-1)
-    rows = Rows(extend if len(others) else None, tree, query, lens[others].tolist())
-    slots = torch.cat([table[i, n : n + new] for i, (n, new, _) in enumerate(requests)]).long()
-    return Forward(cache, TreeMetadata(rows, table, slots), torch.randn(len(slots), HEADS, DIM).to(dtype))
+from eagle_plugin.engines.vllm.prompt_attention import FlashPromptsImpl, TritonPromptsImpl, flash_kernel, prompts_of
 
 
 def layer(calls: list[dict[str, Any]], kv_heads: int = KV_HEADS, **options: Any) -> FlashPromptsImpl:
     """A layer as on a GPU, whose calls of FlashAttention are kept."""
     made = FlashPromptsImpl(HEADS, DIM, 0.2, kv_heads, **options)
     made.process_weights_after_loading(torch.float16)
-    made._flash = lambda **arguments: (calls.append(arguments), flash_attention(**arguments))[1]
+    made.kernel = flash_kernel(lambda **arguments: (calls.append(arguments), flash_attention(**arguments))[1])
     return made
-
-
-FORWARDS = {
-    "one prompt": [(0, 200, False)],
-    "parts of prompts": [(0, 65, False), (90, 130, False), (17, 70, False)],
-    "beside trees and plain requests": [
-        (3, 1, False),
-        (40, 100, False),
-        (9, 4, True),
-        (21, 12, False),
-        (100, 66, False),
-    ],
-}
 
 
 @pytest.mark.parametrize("name", FORWARDS)
@@ -160,7 +108,10 @@ def test_all_layers_share_one_plan() -> None:
 
 def test_a_machine_without_flash_attention() -> None:
     """Then all prompts are chains; so it is on a CPU, and where vLLM takes version 4."""
-    assert find_flash_attention(64, False) is None
+    assert FlashPromptsImpl.find_kernel(64, False) is None
+    assert FlashPromptsImpl(HEADS, DIM, 0.2, KV_HEADS).kernel is None
+    kernel = TritonPromptsImpl.find_kernel(64, False)
+    assert kernel is not None and kernel.page == 1 and kernel.chunks and kernel.sinks
 
 
 @pytest.mark.parametrize("with_tree", [False, True])
@@ -190,7 +141,7 @@ def test_nothing_is_read_by_the_host(library: FakeLibrary, with_tree: bool) -> N
     metadata = TreeMetadata(Rows(extend, tree, query, lens), table, torch.zeros(n, dtype=torch.int64, device=CUDA))
     q, k = (torch.zeros(n, heads, DIM, dtype=torch.bfloat16, device=CUDA) for heads in (HEADS, KV_HEADS))
     made = layer([])
-    made._flash = flash
+    made.kernel = flash_kernel(flash)
     made._rows_of = cache_rows  # type: ignore[method-assign]  # fake tensors have no address
     library.launched.clear()
     assert all_on_cuda(made.forward(None, q, k, k, cache, metadata, torch.zeros_like(q)))
