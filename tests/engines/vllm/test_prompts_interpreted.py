@@ -1,40 +1,28 @@
-"""vLLM's own Triton kernel for prompts over our cache, in Triton's interpreter, against our attention.
+"""vLLM's own Triton kernel for prompts over our cache: the tests of interpreted_prompts.py, with .venv-sglang's Triton.
 
-vLLM's environment for CPUs has no Triton: the first test runs the others with that of .venv-sglang.
+vLLM's environment for CPUs has none.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-import vllm.triton_utils
-from prompt_cases import DIM, FORWARDS, HEADS, KV_HEADS, forward
-from torch import Tensor
-
-from eagle_plugin.engines.vllm.attention import TreeAttentionImpl
-from eagle_plugin.engines.vllm.prompt_attention import PromptKernel, TritonPromptsImpl, triton_kernel
 
 ROOT = Path(__file__).resolve().parents[3]
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-inside = pytest.mark.skipif(not INTERPRETED, reason="run by test_the_engines_kernel_in_the_interpreter")
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
-@pytest.mark.skipif(INTERPRETED, reason="this is the inner run")
 def test_the_engines_kernel_in_the_interpreter(tmp_path: Path) -> None:
-    found = sorted(ROOT.glob(".venv-sglang/lib/python*/site-packages/triton"))
-    if not found:
-        pytest.skip("there is no .venv-sglang, which has Triton; make it with `make env`")
-    (tmp_path / "triton").symlink_to(found[0])
+    (triton,) = ROOT.glob(".venv-sglang/lib/python*/site-packages/triton")
+    (tmp_path / "triton").symlink_to(triton)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "kernel_over", __file__],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", ROOT / "tests/support/interpreted_prompts.py"],
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)},
         cwd=ROOT,
         capture_output=True,
@@ -42,62 +30,4 @@ def test_the_engines_kernel_in_the_interpreter(tmp_path: Path) -> None:
         timeout=600,
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
-    assert " passed" in done.stdout and "skipped" not in done.stdout
-
-
-@pytest.fixture(scope="module")
-def kernel() -> PromptKernel:
-    """The engine's kernel on the real Triton, in whose place vLLM puts a stand-in where it finds no GPU."""
-    import triton
-    import triton.language
-
-    vllm.triton_utils.triton, vllm.triton_utils.tl = triton, triton.language
-    return triton_kernel(importlib.import_module("vllm.v1.attention.ops.triton_unified_attention").unified_attention)
-
-
-def served(kernel: PromptKernel, calls: list[int], **options: Any) -> TritonPromptsImpl:
-    made = TritonPromptsImpl(HEADS, DIM, 0.2, KV_HEADS, **options)
-    made.process_weights_after_loading(torch.float16)
-
-    def attend(query: Tensor, *given: Any) -> Tensor:
-        calls.append(len(query))
-        return kernel.attend(query, *given)
-
-    made.kernel = kernel._replace(attend=attend)
-    return made
-
-
-@inside
-@pytest.mark.parametrize(
-    ("name", "options", "chunk", "size"),
-    [
-        ("one prompt", {}, 0, 16),
-        ("parts of prompts", {"sliding_window": 20}, 0, 16),
-        ("parts of prompts", {"logits_soft_cap": 2.0}, 0, 32),
-        ("parts of prompts", {}, 48, 16),
-        ("beside trees and plain requests", {"sinks": torch.linspace(-1, 2, HEADS)}, 0, 16),
-        ("beside trees and plain requests", {"sliding_window": 100}, 0, 8),
-    ],
-)
-def test_the_kernel_over_our_cache(
-    kernel: PromptKernel, name: str, options: dict[str, Any], chunk: int, size: int
-) -> None:
-    batch = forward(FORWARDS[name], size)
-    calls: list[int] = []
-    found = batch.by(served(kernel, calls, **options), chunk)
-    plain = TreeAttentionImpl(HEADS, DIM, 0.2, KV_HEADS, **options)
-    plain.process_weights_after_loading(torch.float16)
-    torch.testing.assert_close(found, batch.by(plain, chunk), rtol=3e-3, atol=3e-3)
-    assert calls == [sum(n for _, n, _ in FORWARDS[name] if n > 64)]
-
-
-@inside
-def test_the_kernel_over_other_blocks_is_noticed(kernel: PromptKernel) -> None:
-    """Control."""
-    batch = forward(FORWARDS["one prompt"])
-
-    def attend(query: Tensor, keys: Tensor, values: Tensor, prompts: Any, *given: Any) -> Tensor:
-        return kernel.attend(query, keys, values, prompts._replace(block_table=prompts.block_table.roll(1, 1)), *given)
-
-    wanted = batch.by(TreeAttentionImpl(HEADS, DIM, 0.2, KV_HEADS))
-    assert (batch.by(served(kernel._replace(attend=attend), [])) - wanted).abs().max() > 0.1
+    assert re.search(r"^7 passed", done.stdout, re.MULTILINE), done.stdout[-5000:]

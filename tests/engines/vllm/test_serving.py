@@ -44,7 +44,7 @@ def test_greedy_text_equals_plain_decoding() -> None:
     assert chains > 1.4
 
 
-@pytest.mark.skipif(native_kernel() is None, reason="this CPU has no AVX-512 VNNI: the head keeps its weights")
+@pytest.mark.skipif(native_kernel() is None, reason="this CPU has no VNNI")
 @pytest.mark.parametrize("eager", [True, pytest.param(False, marks=pytest.mark.matrix)])
 def test_drafts_come_from_int8_weights_and_are_accepted(eager: bool) -> None:
     target = get_model("smollm2-135m-instruct")
@@ -52,7 +52,7 @@ def test_drafts_come_from_int8_weights_and_are_accepted(eager: bool) -> None:
         layers = [x for x in runner(llm).drafter.model.modules() if isinstance(x, LinearBase | ParallelLMHead)]
         assert len(layers) == 6 and all(isinstance(layer.quant_method, Int8Method) for layer in layers)
         if not eager and not layers[0].quant_method.in_graphs:
-            pytest.skip("with the tiles of AMX a compiled head has bfloat16 weights")
+            pytest.skip("this CPU has AMX, with which a compiled head has bfloat16 weights")
         generate(llm, PROMPTS, max_tokens=32)
         assert accept_length(llm) > 1.8
         before = rounds(llm)
@@ -63,7 +63,7 @@ def test_drafts_come_from_int8_weights_and_are_accepted(eager: bool) -> None:
         assert tokens / count < 1.3
 
 
-@pytest.mark.skipif(native_kernel() is None, reason="this CPU has no AVX-512 VNNI: the head keeps its weights")
+@pytest.mark.skipif(native_kernel() is None, reason="this CPU has no VNNI")
 def test_a_shared_output_layer_is_copied_for_the_head_alone(tmp_path: Path) -> None:
     target = write_target(tmp_path)
     with engine(target, write_heads(tmp_path, target)["eagle2"], dtype="bfloat16") as llm:
