@@ -17,7 +17,7 @@ NEXT_FILES := $(addprefix environments/vllm-next/,requirements.lock overlay.py s
 # The release before the newest: its package over those of the newest.
 BEFORE := .venv-sglang-before
 ENVIRONMENTS := $(VENV) $(BEFORE) $(VLLM) $(VLLM_NEXT)
-# The engine of demo, serve, bench and loop, each in its own environment.
+# The engine of demo, serve, bench, loop and gpu, each in its own environment.
 ENGINE ?= sglang
 ENGINE_ENV = $(or $(ENV_OF_$(ENGINE)),$(error ENGINE is '$(ENGINE)', wanted sglang or vllm))
 ENV_OF_sglang := env
@@ -39,7 +39,7 @@ help: ## this text
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r name text; do \
 		printf '  make %-12s %s\n' "$$name" "$$text"; done
 	@echo
-	@echo 'The engine of demo, serve, bench and loop: ENGINE=sglang (the default) or ENGINE=vllm'
+	@echo 'The engine of demo, serve, bench, loop and gpu: ENGINE=sglang (the default) or ENGINE=vllm'
 	@echo 'Options for the command behind demo, serve, bench, loop, gpu and test go in ARGS:'
 	@echo "  make demo ARGS='--help'"
 	@echo "  make test ARGS='-k catalog'"
@@ -158,7 +158,7 @@ acceptance: env ## accept length of the sampling rules with the shipped head, to
 GPU_PYTHON ?= python3
 
 gpu: ## everything that needs an NVIDIA GPU, to out/gpu/*.json (docs/gpu.md); uses GPU_PYTHON, by default python3
-	@$(GPU_PYTHON) benchmarks/gpu/run.py $(ARGS)
+	@$(GPU_PYTHON) benchmarks/gpu/run.py --engine $(ENGINE) $(ARGS)
 
 # What `make head` trains: eagle3 or peagle. Both share the prompts, answers and features in out/head.
 KIND ?= eagle3

@@ -28,7 +28,7 @@ from eagle_plugin.bench.machine import describe_machine
 from eagle_plugin.core import tree as tree_oracle
 from eagle_plugin.core import verify as verify_oracle
 from eagle_plugin.core.policy import NUM_SAMPLED
-from eagle_plugin.kernels import kv, sampling, tree
+from eagle_plugin.kernels import int8_linear, kv, sampling, tree
 from eagle_plugin.kernels.attention import tree_attention
 from eagle_plugin.kernels.loader import backend
 
@@ -129,6 +129,19 @@ def attention_rows(s: Setting) -> Iterator[Row]:
             case = f"context {context}, {nodes} nodes"
             flops = 4 * nodes * s.heads * slots * s.dim
             yield Row("tree_attention", case, ours, "gather + SDPA", gathered, moved, flops)
+
+
+def linear_rows(s: Setting) -> Iterator[Row]:
+    """The output layer of a head with 16,384 tokens, in int8 against bfloat16; tests/kernels compares the results."""
+    weight = (torch.randn(16384, s.heads * s.dim) * 0.05).bfloat16()
+    packed = int8_linear.pack(weight)
+    for rows in (1, 4, 16, 64) if packed is not None else ():
+        x = torch.randn(rows, weight.shape[1]).bfloat16()
+        if packed.serves(x):
+            ours: Call = functools.partial(packed.linear, x)
+            theirs: Call = functools.partial(torch.nn.functional.linear, x, weight)
+            case, moved = f"{rows} rows of {x.shape[1]}", weight.numel() + 2 * rows * (len(weight) + x.shape[1])
+            yield Row("int8_linear", case, ours, "bfloat16 weights", theirs, moved, 2 * rows * weight.numel())
 
 
 def tree_rows(s: Setting) -> Iterator[Row]:
@@ -237,7 +250,7 @@ def sampled_by_torch(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     return order.gather(1, torch.multinomial(p, 1))
 
 
-ROWS: list[Callable[[Setting], Iterator[Row]]] = [attention_rows, tree_rows, cache_rows, sampling_rows]
+ROWS: list[Callable[[Setting], Iterator[Row]]] = [attention_rows, linear_rows, tree_rows, cache_rows, sampling_rows]
 
 
 def measure(s: Setting, seconds: float) -> list[dict[str, Any]]:

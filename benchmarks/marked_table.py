@@ -1,4 +1,4 @@
-"""A table in a document that a benchmark writes: what stands between two marks."""
+"""A table in a document that a benchmark writes: what is between two marks."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from eagle_plugin.kernels.build import find_nvcc
 ROOT = Path(__file__).resolve().parents[2]
 # What a result depends on, by folder.
 SOURCES = {"eagle_plugin": "*.py", "csrc": "*", "benchmarks": "*.py", "tests/kernels": "*.py"}
-DISTRIBUTIONS = ("torch", "triton", "apache-tvm-ffi", "sglang", "flashinfer-python", "transformers")
+DISTRIBUTIONS = ("torch", "triton", "apache-tvm-ffi", "sglang", "vllm", "flashinfer-python", "transformers")
 
 
 def run(setting: Setting) -> dict[str, Any]:
@@ -53,6 +53,14 @@ def identity(setting: Setting) -> dict[str, str]:
         "plugin": found.get("eagle-plugin", "a checkout"),
         "sources": digest(ROOT),
     }
+
+
+def engine_version(engine: str | None) -> dict[str, str]:
+    """What must be the same beside `identity` for a step of an engine; empty for a step without one."""
+    if engine is None:
+        return {}
+    found = versions((engine, f"{engine}-cpu"))
+    return {engine: next(iter(found.values()), "none")}
 
 
 def versions(names: tuple[str, ...]) -> dict[str, str]:

@@ -1,11 +1,11 @@
-"""Everything that needs an NVIDIA GPU, in one command: `make gpu`, or
+"""Everything that needs an NVIDIA GPU, in one command: `make gpu`, `make gpu ENGINE=vllm`, or
 
-    python benchmarks/gpu/run.py [--steps NAME ...] [--again] [--out out/gpu]
+    python benchmarks/gpu/run.py [--engine vllm] [--steps NAME ...] [--again] [--out out/gpu]
 
-Each step runs in a process of its own and writes OUT/NAME.json when it is finished, and OUT/NAME.log in any case. A
-step that was finished by the same sources on the same device with the same versions is not run again. When a step
-fails, the others go on, and the exit code is 1. With `--device cpu --tiny` every step that can runs in a small form on
-a machine without a GPU.
+The steps without an engine come first; those of the engine are named after it, but for SGLang's. Each step runs in a
+process of its own and writes OUT/NAME.json when it is finished, and OUT/NAME.log in any case. A step that was finished
+by the same sources on the same device with the same versions is not run again. When a step fails, the others go on, and
+the exit code is 1. With `--device cpu --tiny` every step that can runs in a small form on a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.gpu.steps import SKIPPED, STEPS, Setting, Step, find
+from benchmarks.gpu.steps import ENGINES, SKIPPED, STEPS, Setting, Step, find, steps_of
 from eagle_plugin.atomic_io import write_output
 from eagle_plugin.command_end import end_of
 from eagle_plugin.errors import UserError, json_fault
@@ -102,23 +102,24 @@ def run_step(step: Step, setting: Setting, identity: dict[str, str], out: Path) 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=ENGINES, default="sglang", help="whose servers (default: sglang)")
     parser.add_argument("--steps", nargs="+", metavar="NAME", help=f"of {', '.join(step.name for step in STEPS)}")
     parser.add_argument("--again", action="store_true", help="run finished steps too")
     parser.add_argument("--device", default="cuda", help="default: cuda")
     parser.add_argument("--tiny", action="store_true", help="small models, few repeats")
     parser.add_argument("--out", type=Path, default=Path("out/gpu"), metavar="FOLDER")
     options = parser.parse_args(argv)
-    steps = [find(name) for name in options.steps] if options.steps else list(STEPS)
+    steps = [find(name) for name in options.steps] if options.steps else steps_of(options.engine)
     check_device(options.device)
-    from benchmarks.gpu.environment import identity
+    from benchmarks.gpu.environment import engine_version, identity
 
     setting = Setting(options.device, options.tiny)
-    about = identity(setting)
+    shared = identity(setting)
     options.out.mkdir(parents=True, exist_ok=True)
-    print(", ".join(f"{name} {value}" for name, value in about.items()))
+    print(", ".join(f"{name} {value}" for name, value in shared.items()))
     statuses = []
     for step in steps:
-        file = options.out / f"{step.name}.json"
+        file, about = options.out / f"{step.name}.json", shared | engine_version(step.engine)
         if not options.again and finished(file, about):
             outcome = Outcome("done before", str(file))
         else:

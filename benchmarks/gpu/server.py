@@ -1,9 +1,10 @@
-"""Step `server`: `eagle-plugin demo` on this GPU, where SGLang is installed."""
+"""Steps `server` and `vllm-server`: `eagle-plugin demo` on this GPU, where the engine is installed."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,21 +16,34 @@ from benchmarks.gpu.steps import Setting, StepError, StepSkipped
 ROOT = Path(__file__).resolve().parents[2]
 
 
+NAMES = {"sglang": "SGLang", "vllm": "vLLM"}
+
+
 def run(setting: Setting) -> dict[str, Any]:
     """Compare plain decoding, the engine's EAGLE-3 and the plugin; StepError with the demo's last line."""
+    engine = setting.engine or "sglang"
     if not setting.on_gpu:
         raise StepSkipped("the demo of a CPU is `make demo`; here it runs on an NVIDIA GPU only")
-    for module in ("sglang", "httpx", "pydantic"):
-        if importlib.util.find_spec(module) is None:
-            raise StepSkipped(f"the module {module} is not installed, wanted SGLang and eagle-plugin[bench,models]")
+    need_modules(engine, "httpx", "pydantic")
+    # vLLM on a GPU is served only so; for SGLang it changes nothing in a tested release.
+    environment = os.environ | ({"EAGLE_PLUGIN": "force"} if engine == "vllm" else {})
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "eagle_plugin.cli", "demo", "--device", "cuda", "--out", folder]
-        done = subprocess.run(
-            [*command, *(["--quick"] if setting.tiny else [])], cwd=ROOT, text=True, capture_output=True
-        )
+        command = [sys.executable, "-m", "eagle_plugin.cli", "demo", "--engine", engine]
+        command += ["--device", "cuda", "--out", folder, *(["--quick"] if setting.tiny else [])]
+        done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True)
         print(done.stdout, done.stderr)
-        report = Path(folder) / "demo.json"
+        report = Path(folder) / ("demo.json" if engine == "sglang" else f"demo-{engine}.json")
         if done.returncode or not report.exists():
             raise StepError(f"the demo ended with {done.returncode}: {(done.stderr.strip() or '?').splitlines()[-1]}")
         found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
     return found
+
+
+def need_modules(engine: str, *others: str) -> None:
+    """StepSkipped where this interpreter lacks the engine or what the bench needs beside it."""
+    for module in (engine, *others):
+        if importlib.util.find_spec(module) is None:
+            raise StepSkipped(
+                f"the module {module} is not installed, wanted {NAMES[engine]} and eagle-plugin[bench,models] in the "
+                f"environment of {sys.executable}; name another with GPU_PYTHON="
+            )

@@ -23,6 +23,7 @@ class Setting(NamedTuple):
 
     device: str
     tiny: bool  # small models and few repeats, for a machine without a GPU
+    engine: str | None = None  # of the step; None: it imports no engine
 
     @property
     def on_gpu(self) -> bool:
@@ -36,10 +37,12 @@ class Step(NamedTuple):
     name: str
     module: str
     what: str
+    engine: str | None = None  # None: the step imports no engine, and counts for all of them
 
     def run(self, setting: Setting) -> dict[str, Any]:
         """Run it in this process; the result can be written as JSON."""
-        result: dict[str, Any] = importlib.import_module(f"benchmarks.gpu.{self.module}").run(setting)
+        module = importlib.import_module(f"benchmarks.gpu.{self.module}")
+        result: dict[str, Any] = module.run(setting._replace(engine=self.engine))
         return result
 
 
@@ -52,8 +55,16 @@ STEPS = (
     Step("speed", "speed", "times of the kernels"),
     Step("equality", "equality", "text of an engine-free round equals plain decoding"),
     Step("round", "round_speed", "an engine-free round against bytes over bandwidth"),
-    Step("server", "server", "the demo on a real server"),
+    Step("server", "server", "the demo on a real server of SGLang", "sglang"),
+    Step("vllm-selftest", "selftest", "the kernels as vLLM's launcher tests them before it chooses a worker", "vllm"),
+    Step("vllm-server", "server", "the demo on a real server of vLLM", "vllm"),
 )
+ENGINES = ("sglang", "vllm")
+
+
+def steps_of(engine: str) -> list[Step]:
+    """The steps without an engine, then those of this one."""
+    return [step for step in STEPS if step.engine in (None, engine)]
 
 
 def find(name: str) -> Step:

@@ -20,6 +20,7 @@ import psutil
 
 from eagle_plugin.bench.engine import Engine, EngineEndpoint
 from eagle_plugin.bench.engines import ENGINES
+from eagle_plugin.bench.orphans import Guard
 from eagle_plugin.bench.spec import Mode, ServerSpec
 
 PLUGIN_LINE = re.compile(r"eagle-plugin .*")  # a line of the plugin in the start-up log
@@ -31,9 +32,11 @@ class ServerError(RuntimeError):
 
 
 def child_environment(spec: ServerSpec, base: Mapping[str, str]) -> dict[str, str]:
-    """The server's environment: local model files only, and the plugin is on only in mode "plugin"."""
+    """The server's environment: local model files only, and the plugin is on only in mode "plugin", where the caller's
+    EAGLE_PLUGIN=force stays."""
     child = {**base, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-    child["EAGLE_PLUGIN"] = "1" if spec.mode == "plugin" else "0"
+    on = "force" if base.get("EAGLE_PLUGIN") == "force" else "1"
+    child["EAGLE_PLUGIN"] = on if spec.mode == "plugin" else "0"
     return child | ENGINES[spec.engine].environment(spec, base) | dict(spec.environment)
 
 
@@ -56,6 +59,7 @@ class Server:
         self.url = f"http://127.0.0.1:{port}"
         self.endpoint = EngineEndpoint(self.url, engine)
         self._process: subprocess.Popen[bytes] | None = None
+        self._guard: Guard | None = None
         self._began = 0.0
 
     @classmethod
@@ -81,6 +85,7 @@ class Server:
             )
         self._began = time.monotonic()
         atexit.register(self.stop)
+        self._guard = Guard(self._process.pid)
         return self
 
     def wait_ready(self, timeout_s: float = 600.0, progress: Callable[[str], None] = lambda line: None) -> float:
@@ -116,6 +121,9 @@ class Server:
         if self._process is None:
             return
         atexit.unregister(self.stop)
+        if self._guard is not None:
+            self._guard.dismiss()
+            self._guard = None
         self._signal(signal.SIGCONT)  # a paused process would handle SIGTERM only after it continues
         for request, patience in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
             self._signal(request)

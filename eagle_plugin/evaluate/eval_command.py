@@ -29,6 +29,7 @@ from eagle_plugin.evaluate.stats import AcceptCounts, gain, summarize
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.models import head_folder, target_folder
+from eagle_plugin.percent_lines import PercentLines
 from eagle_plugin.progress_file import report_progress
 
 DESCRIPTION = """\
@@ -222,7 +223,8 @@ def _write(path: Path, document: dict[str, dict[str, dict[str, Any]]]) -> None:
 
 @contextmanager
 def _bars(console: Console) -> Iterator[Callable[[str, int], Callable[[int], None]]]:
-    """Yield a function (what, how many) -> report(done) that draws one bar per call on stderr."""
+    """Yield a function (what, how many) -> report(done) that draws one bar per call on stderr; lines in a log."""
+    lines = None if console.is_terminal else PercentLines(console)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
 
@@ -230,9 +232,12 @@ def _bars(console: Console) -> Iterator[Callable[[str, int], Callable[[int], Non
             tasks: list[TaskID] = []  # made by the first report, so that a step that is already done shows no bar
 
             def report(done: int) -> None:
-                if not tasks:
+                if lines is not None:
+                    lines(what, done / total)
+                elif not tasks:
                     tasks.append(progress.add_task(what, total=total))
-                progress.update(tasks[0], completed=done)
+                for task in tasks:
+                    progress.update(task, completed=done)
                 report_progress(done, total, what)
 
             return report

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier
 from eagle_plugin.kernels import attention, kv, sampling, tree
+from eagle_plugin.kernels.int8_linear import Int8Weight
 from eagle_plugin.kernels.sampling import Proposals, SamplingParams
 
 LIBRARY = torch.library.Library("eagle_plugin", "DEF")
@@ -175,6 +176,14 @@ def _verify_tree(*arguments: Any) -> tuple[Tensor, ...]:
     draft, logits, uniforms, max_accept_length = DraftTree(*arguments[:5]), arguments[5], arguments[12], arguments[13]
     params, proposals = SamplingParams(*arguments[6:10]), Proposals(*arguments[10:12])
     return tuple(sampling.verify_tree(draft, logits, params, proposals, uniforms, max_accept_length))  # type: ignore[arg-type]
+
+
+@_operator(
+    "int8_linear(Tensor x, Tensor values, Tensor scales) -> Tensor",
+    lambda x, values, scales: x.new_empty(*x.shape[:-1], scales.shape[0]),
+)
+def _int8_linear(x: Tensor, values: Tensor, scales: Tensor) -> Tensor:
+    return Int8Weight(values, scales).linear(x)
 
 
 @_operator(

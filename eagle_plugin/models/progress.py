@@ -1,7 +1,9 @@
-"""One progress bar on stderr for a command that prepares something before it begins."""
+"""One progress bar on stderr for a command that prepares something before it begins; lines where it is no terminal."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from eagle_plugin.percent_lines import PercentLines
 
 
 @contextmanager
@@ -10,8 +12,12 @@ def progress_bar() -> Iterator[Callable[[str, float], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield PercentLines(console)
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    bar = Progress(*columns, console=Console(stderr=True))
+    bar = Progress(*columns, console=console)
     task = bar.add_task("", total=1.0)
 
     def report(what: str, share: float) -> None:

@@ -157,13 +157,13 @@ def _start_round(trial: Trial) -> None:
 
 
 def _int8_linear(trial: Trial) -> None:
-    """Of the head on a CPU: 1 % is what the rounding of weights and results to 8 bits explains."""
+    """Of the head on a CPU: 1 % is what the rounding of inputs and results to 8 bits explains."""
     weight = trial.randn(256, 512, dtype=torch.bfloat16)
     packed = int8_linear.pack(weight)
-    if packed is None:  # torch has no kernel here: the head runs on its own weights
+    if packed is None:  # there is no kernel here: the head runs on its own weights
         return
     x = trial.randn(4, 512, dtype=torch.bfloat16)
-    wanted = x.float() @ (packed.values.float() * packed.scales.float()[:, None]).T
+    wanted = x.float() @ packed.rounded(512).T
     trial.close("product", packed.linear(x).float(), wanted, 1e-2, 1e-2 * float(wanted.abs().max()))
 
 

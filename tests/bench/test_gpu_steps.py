@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -14,7 +15,8 @@ import torch
 
 from benchmarks.gpu import equality, graphs, phases, round_speed, run
 from benchmarks.gpu.decoding import TreeDecoder
-from benchmarks.gpu.steps import STEPS, Setting, StepError
+from benchmarks.gpu.environment import engine_version
+from benchmarks.gpu.steps import STEPS, Setting, StepError, steps_of
 from eagle_plugin.command_end import end_of
 from eagle_plugin.engines.round import KVCaches
 from eagle_plugin.kernels import loader
@@ -51,20 +53,44 @@ def test_steps_one_after_the_other(
     assert document["identity"]["torch"] == torch.__version__ and document["identity"]["size"] == "tiny"
     assert document["result"]["library"] == "libeagle_cpu.so" and document["date"]
 
+    # An engine's step counts for the version of the engine it ran with; a step without an engine for all engines.
+    assert engine_version("vllm").keys() == {"vllm"} and engine_version(None) == {}
+
     # Of other sources: not finished. Finished, but asked for again: it runs.
     same, other = document["identity"], document["identity"] | {"sources": "other"}
     assert run.finished(tmp_path / "build.json", same) and not run.finished(tmp_path / "build.json", other)
-    (tmp_path / "server.json").write_text(json.dumps({"identity": same}))
+    (tmp_path / "server.json").write_text(json.dumps({"identity": same | engine_version("sglang")}))
     for option, wanted in (("--steps", "done before"), ("--again", "skipped")):
         assert drive(tmp_path, *dict.fromkeys((option, "--steps")), "server") == 0
         assert f"server: {wanted}: " in capfd.readouterr().out
 
 
+def test_the_steps_of_vllm(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those without an engine are the same; where vLLM is not installed, one sentence says so."""
+    names = {engine: [step.name for step in steps_of(engine)] for engine in ("sglang", "vllm")}
+    assert names["sglang"][:-1] == names["vllm"][:-2] and names["sglang"][-1] == "server"
+    assert names["vllm"][-2:] == ["vllm-selftest", "vllm-server"]
+    assert len({step.name for step in STEPS}) == len(STEPS)
+
+    monkeypatch.setattr(run, "steps_of", lambda engine: [step for step in steps_of(engine) if step.engine == engine])
+    assert drive(tmp_path, "--engine", "vllm") == 0
+    out = capfd.readouterr().out
+    assert "vllm-server: skipped: the demo of a CPU is `make demo`" in out
+    if importlib.util.find_spec("vllm") is None:
+        assert "vllm-selftest: skipped: the module vllm is not installed, wanted vLLM and eagle-plugin" in out
+    else:
+        found = json.loads((tmp_path / "vllm-selftest.json").read_text())
+        assert found["result"]["passed"] and found["identity"]["vllm"] != "none"
+        assert drive(tmp_path, "--engine", "vllm") == 0
+        assert "vllm-selftest: done before: " in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_without_a_gpu() -> None:
+def test_without_a_gpu(engine: str) -> None:
     # Not with the options of the `make test` that runs this.
     environment = {name: value for name, value in os.environ.items() if "MAKE" not in name and name != "ARGS"}
-    command = ["make", "gpu", f"GPU_PYTHON={sys.executable}"]
+    command = ["make", "gpu", f"ENGINE={engine}", f"GPU_PYTHON={sys.executable}"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

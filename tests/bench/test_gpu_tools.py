@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ import on_device
 import pytest
 import torch
 
-from benchmarks.gpu import build, kernel_tests, run, sanitizers, server, speed
+from benchmarks.gpu import build, kernel_tests, run, sanitizers, selftest, server, speed
 from benchmarks.gpu.steps import Setting, StepError, StepSkipped
 from eagle_plugin.kernels import loader
 
@@ -111,15 +112,56 @@ def test_other_programs_that_fail(programs: Callable[[Answer], list[list[str]]])
     programs(lambda command: (2, "", "a line\nerror: torch finds no CUDA device"))
     with pytest.raises(StepError, match=r"kernels.py ended with 2: error: torch finds no CUDA device"):
         speed.run(GPU)
-    if server.importlib.util.find_spec("sglang") is not None:
-        with pytest.raises(StepError, match="the demo ended with 2: error: torch finds no CUDA device"):
-            server.run(GPU)
 
 
-def test_a_server_without_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def every_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.importlib.util, "find_spec", lambda name: name)
+
+
+@pytest.mark.parametrize(("engine", "report"), [("sglang", "demo.json"), ("vllm", "demo-vllm.json")])
+def test_the_demo_on_a_gpu(every_module: None, monkeypatch: pytest.MonkeyPatch, engine: str, report: str) -> None:
+    """vLLM serves with the plugin on a GPU only if it is forced."""
+    asked, ended = [], 0
+
+    def start(command: Sequence[str], env: dict[str, str], **_: Any) -> subprocess.CompletedProcess[str]:
+        asked.append((list(command), env.get("EAGLE_PLUGIN")))
+        if not ended:
+            (Path(command[command.index("--out") + 1]) / report).write_text('{"speedup_vs_plain": 1.5}')
+        return subprocess.CompletedProcess(command, ended, "", "a line\nerror: torch finds no CUDA device")
+
+    monkeypatch.setattr(subprocess, "run", start)
+    monkeypatch.delenv("EAGLE_PLUGIN", raising=False)
+    setting = GPU._replace(engine=engine)
+    assert server.run(setting) == {"speedup_vs_plain": 1.5}
+    ((command, switch),) = asked
+    assert command[3:8] == ["demo", "--engine", engine, "--device", "cuda"] and "--quick" in command
+    assert switch == ("force" if engine == "vllm" else None)
+    ended = 2
+    with pytest.raises(StepError, match="the demo ended with 2: error: torch finds no CUDA device"):
+        server.run(setting)
+
+
+@pytest.mark.parametrize(("engine", "name"), [("sglang", "SGLang"), ("vllm", "vLLM")])
+def test_a_server_without_its_engine(monkeypatch: pytest.MonkeyPatch, engine: str, name: str) -> None:
     monkeypatch.setattr(server.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(StepSkipped, match="the module sglang is not installed"):
-        server.run(GPU)
+    for step in (server, *([selftest] if engine == "vllm" else [])):
+        with pytest.raises(StepSkipped, match=f"the module {engine} is not installed, wanted {name} and eagle-plugin"):
+            step.run(GPU._replace(engine=engine))
+
+
+def test_the_self_test_beside_vllm(every_module: None, programs: Callable[[Answer], list[list[str]]]) -> None:
+    found = {"passed": True, "reasons": [], "checks": []}
+    commands = programs(lambda command: (0, json.dumps(found), ""))
+    assert selftest.run(GPU) == found
+    assert commands[0][3:7] == ["selftest", "--json", "--device", "cuda"]
+    failed = json.dumps(found | {"passed": False, "reasons": ["compact_kv: 3 of 9 values differ"]})
+    programs(lambda command: (1, failed, "the self-test failed"))
+    with pytest.raises(StepError, match="the self-test failed: compact_kv: 3 of 9 values differ"):
+        selftest.run(GPU)
+    programs(lambda command: (2, "", "a line\nerror: no CUDA device"))
+    with pytest.raises(StepError, match="the self-test ended with 2: error: no CUDA device"):
+        selftest.run(GPU)
 
 
 def test_a_build_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:

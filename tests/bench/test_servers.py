@@ -94,27 +94,38 @@ def test_the_whole_group_ends_even_when_it_ignores_sigterm(tmp_path):
     time.sleep(0.5)  # until the grandchild ignores the signal too
     server.pause()
     server.stop(grace_s=0.5)
-    assert not psutil.pid_exists(grandchild) or psutil.Process(grandchild).status() == psutil.STATUS_ZOMBIE
+    assert gone(grandchild)
     server.stop()  # a second time is harmless
 
 
-def test_a_killed_command_takes_its_server_along(tmp_path):
+@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize("request_to_end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_command_takes_its_server_along(tmp_path, request_to_end, paused):
+    """After SIGKILL the command cannot stop it any more; its guard does, and ends itself."""
     code = (
         "import os, sys, time, pathlib\n"
         "from eagle_plugin.bench.servers import Server, sigterm_as_exit\n"
         "with sigterm_as_exit():\n"
         "    with Server([sys.executable, '-c', 'import time; time.sleep(60)'], 1, 'x', "
         "pathlib.Path(sys.argv[1]), os.environ) as server:\n"
-        "        print(server.members()[0], flush=True)\n"
+        f"        {'server.pause()' if paused else 'pass'}\n"
+        "        print(server.members()[0], server._guard._process.pid, flush=True)\n"
         "        time.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "x.log")], stdout=subprocess.PIPE) as command:
         assert command.stdout is not None
-        server = int(command.stdout.readline())
-        assert psutil.pid_exists(server)
-        command.send_signal(signal.SIGTERM)
-        assert command.wait(20) == 128 + signal.SIGTERM
-    assert not psutil.pid_exists(server) or psutil.Process(server).status() == psutil.STATUS_ZOMBIE
+        server, guard = map(int, command.stdout.readline().split())
+        assert psutil.pid_exists(server) and psutil.pid_exists(guard)
+        command.send_signal(request_to_end)
+        assert command.wait(20) == (128 + signal.SIGTERM if request_to_end == signal.SIGTERM else -signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while not (gone(server) and gone(guard)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert gone(server) and gone(guard)
+
+
+def gone(pid):
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_paused_server_uses_no_time_and_answers_afterwards(peer):

@@ -58,6 +58,13 @@ def test_the_plugin_adds_its_tree_to_the_builtin_command():
     assert child_environment(spec("builtin"), {})["EAGLE_PLUGIN"] == "0"
 
 
+def test_a_gpu_has_its_graphs_and_the_plugin_where_it_was_forced():
+    assert "--enforce-eager" in command(spec("plain"), 1)
+    assert "--enforce-eager" not in command(spec("plain", device="cuda"), 1)
+    for mode, wanted in (("plain", "0"), ("builtin", "0"), ("plugin", "force")):
+        assert child_environment(spec(mode, device="cuda"), {"EAGLE_PLUGIN": "force"})["EAGLE_PLUGIN"] == wanted
+
+
 @pytest.mark.parametrize("shape", [(2, 4, 8), (2, 1, 4)])
 def test_the_builtin_speculation_has_no_trees(shape):
     with pytest.raises(ValueError, match=r"chains only.*wanted K/1/K\+1, for example 2/1/3"):

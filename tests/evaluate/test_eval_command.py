@@ -43,7 +43,8 @@ def test_two_heads_in_one_table(
     weak = details["poor"]["all"]["chain4_t0"]
     assert 1.5 < weak["low"] < weak["accept_length"] < weak["high"] < 4.5
     assert weak["cumulative"][0] > weak["cumulative"][3] and weak["prompts"] == 4
-    table = capsys.readouterr().out
+    table, log = capsys.readouterr()
+    assert "100%" in log
     assert "gain of the tree" in table and "+" in table and "all" in table
 
     assert main([*args[:2], "--rows", str(rows), "--tokens", "24", "--temperatures", "0"]) == 0

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not shutil.which("g++"), reas
 
 # order in which the threads of a block take turns; threads of a block, empty for the launcher's own number
 RUNS = [("forward", ""), ("reverse", "64"), ("random", "32")]
-CASES = [RUNS[0], pytest.param(*RUNS[1], marks=pytest.mark.matrix), RUNS[2]]
+CASES = [*(pytest.param(*run, marks=pytest.mark.matrix) for run in RUNS[:2]), RUNS[2]]
 KERNEL_TESTS = [
     f"test_{name}_kernels.py" for name in ("tree", "kv", "accepted_path", "penalties", "round_start")
 ]  # sampling: see below

@@ -47,6 +47,13 @@ SCALES: dict[str, tuple[tuple[str, float], ...]] = {
     "gemma4_text": (("embed", 0.3),),
     "gpt_oss": (("embed", 8.0), ("bias", 0.3), ("experts", 6.0)),
 }
+# The lower temperature at which text is sampled: their logits are so close that 0.5 looks like 1.
+LOW_TEMPERATURES = {"gemma3_text": 0.1, "gemma4_text": 0.15}
+
+
+def sampling_settings(family: str) -> list[dict[str, Any]]:
+    """Two temperatures that a few hundred texts of this family tell apart."""
+    return [{"temperature": 1.0}, {"temperature": LOW_TEMPERATURES.get(family, 0.5)}]
 
 
 @torch.no_grad()

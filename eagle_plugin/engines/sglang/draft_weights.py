@@ -1,9 +1,6 @@
-"""Runs the linear layers of a draft head with int8 weights where that is faster: bfloat16 on a CPU."""
+"""Gives the linear layers of a draft head in SGLang int8 copies of their weights (`engines.draft_weights`)."""
 
 from __future__ import annotations
-
-import os
-from typing import Any
 
 import torch
 from sglang.srt.layers.linear import LinearBase
@@ -11,22 +8,8 @@ from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
 from torch import nn
 
-from eagle_plugin.kernels.int8_linear import Int8Weight, pack, serves
-
-
-class Int8Method:
-    """Replaces the engine's linear method of one layer; large batches go to that method."""
-
-    def __init__(self, weight: Int8Weight, original: Any) -> None:
-        self.packed, self._original = weight, original
-
-    def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        if serves(x):
-            return self.packed.linear(x, bias)
-        return self._original.apply(layer, x, bias)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._original, name)
+from eagle_plugin.engines.draft_weights import Int8Method, int8_copy
+from eagle_plugin.kernels.int8_linear import Int8Weight
 
 
 class Int8Linear(nn.Module):
@@ -41,27 +24,27 @@ class Int8Linear(nn.Module):
         return self.original.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.packed.linear(x, self.original.bias) if serves(x) else self.original(x)
+        return self.packed.linear(x, self.original.bias) if self.packed.serves(x) else self.original(x)
 
 
 def use_int8_weights(head: nn.Module, target: nn.Module) -> int:
-    """Give every linear layer that the head does not share an int8 copy of its weights; returns how many.
+    """Give the linear layers of the head int8 copies of their weights, the output layer even of weights that it shares
+    with the target; returns how many.
 
-    Weights shared with the target stay as they are, and the originals are kept: prefill and weight updates use them.
-    ``EAGLE_DRAFT_INT8=0`` switches it off.
+    The originals are kept: the target, large batches and weight updates use them.
     """
-    if os.environ.get("EAGLE_DRAFT_INT8", "1") == "0":
-        return 0
     shared = {parameter.data_ptr() for parameter in target.parameters()}
     changed = 0
     for name, layer in list(head.named_modules()):
         weight = getattr(layer, "weight", None)
-        if not isinstance(weight, torch.Tensor) or weight.data_ptr() in shared:
+        if not isinstance(weight, torch.Tensor):
             continue
+        is_output = isinstance(layer, ParallelLMHead)
         engine_linear = isinstance(layer, LinearBase) and type(layer.quant_method) is UnquantizedLinearMethod
-        if not (engine_linear or isinstance(layer, ParallelLMHead) or type(layer) is nn.Linear):
+        own = weight.data_ptr() not in shared and (engine_linear or type(layer) is nn.Linear)
+        if not (own or is_output):
             continue
-        packed = pack(weight.data)
+        packed = int8_copy(weight.data)
         if packed is None:
             continue
         if type(layer) is nn.Linear:

@@ -6,8 +6,8 @@ attention and the move of accepted keys would have to know. Ours keeps them toke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,14 +59,20 @@ class TreeMetadata:
     rows: Rows
     slot_table: Tensor  # [b, S] int32: row of the cache of each position
     slots: Tensor  # [N] int64: row of the cache for the key of each query row
-    _chains: list[Chains] | None = None
+    _plans: dict[Any, Any] = field(default_factory=dict)
 
-    def chains(self) -> list[Chains]:
-        """The rows of `rows.extend`, planned once for all layers."""
-        if self._chains is None:
-            assert self.rows.extend is not None
-            self._chains = chains_of(self.rows.extend, self.rows.extend_lens, self.slot_table)
-        return self._chains
+    def planned(self, name: Any, plan: Callable[[], Any]) -> Any:
+        """What `plan` gives, once for all layers."""
+        if name not in self._plans:
+            self._plans[name] = plan()
+        return self._plans[name]
+
+    def chains(self, most: int | None = None) -> list[Chains]:
+        """The rows of `rows.extend`, but for requests with more than `most` rows."""
+        extend, lens = self.rows.extend, self.rows.extend_lens
+        assert extend is not None
+        found: list[Chains] = self.planned(("chains", most), lambda: chains_of(extend, lens, self.slot_table, most))
+        return found
 
 
 class CacheRows(NamedTuple):
@@ -110,14 +116,15 @@ def cache_slots(slots: Tensor, block_size: int) -> Tensor:
     return slots + slots.div(block_size, rounding_mode="floor") * block_size
 
 
-def chains_of(extend: ExtendRows, lens: Sequence[int], slot_table: Tensor) -> list[Chains]:
+def chains_of(extend: ExtendRows, lens: Sequence[int], slot_table: Tensor, most: int | None = None) -> list[Chains]:
     """Cut the rows of a step into chains: one node for each plain request, up to 64 for each part of a prompt.
 
-    lens: extend.lens, on the host.
+    lens: extend.lens, on the host. most: requests with more rows are left out.
     """
     device, found = slot_table.device, []
     single = [i for i, n in enumerate(lens) if n == 1]
-    parts = [(i, begin) for i, n in enumerate(lens) if n != 1 for begin in range(0, n, MAX_WIDTH)]
+    several = [(i, n) for i, n in enumerate(lens) if n != 1 and (most is None or n <= most)]
+    parts = [(i, begin) for i, n in several for begin in range(0, n, MAX_WIDTH)]
     for length, chains in ((1, [(i, 0) for i in single]), (MAX_WIDTH, parts)):
         if not chains:
             continue
@@ -231,20 +238,34 @@ class TreeAttentionImpl(AttentionImpl):
             "chunk": getattr(layer, "attention_chunk_size", 0),  # of vLLM's ChunkedLocalAttention alone
             "sinks": self.sinks,
         }
-        extend, tree, tree_query, lens = attn_metadata.rows
-        table = attn_metadata.slot_table
-        if extend is not None and query.is_cpu:
-            rows = (extend.requests, extend.seq_lens, extend.lens, extend.starts)
-            extend_attention(query, *cache, table, *rows, out=output, **options)
-        elif extend is not None:
-            attend_chains(query, cache, attn_metadata.chains(), options, output)
+        extend, tree, tree_query, _ = attn_metadata.rows
+        if extend is not None:
+            self.extend(query, kv_cache, cache, attn_metadata, options, output)
         if tree is not None:
-            visible = (table, tree.requests, tree.prefix_lens, tree.ancestors)
+            visible = (attn_metadata.slot_table, tree.requests, tree.prefix_lens, tree.ancestors)
             if tree_query is None:
                 tree_attention(query, *cache, *visible, tail=tree.tail, out=output, **options)
             else:
                 output[tree_query] = tree_attention(query[tree_query], *cache, *visible, tail=tree.tail, **options)
         return padded
+
+    def extend(
+        self,
+        query: Tensor,
+        kv_cache: Tensor,
+        cache: CacheRows,
+        metadata: TreeMetadata,
+        options: dict[str, Any],
+        out: Tensor,
+    ) -> None:
+        """Attend from the rows of `metadata.rows.extend`; cache: kv_cache as rows; options: of the kernels."""
+        extend = metadata.rows.extend
+        assert extend is not None
+        if query.is_cpu:
+            rows = (extend.requests, extend.seq_lens, extend.lens, extend.starts)
+            extend_attention(query, *cache, metadata.slot_table, *rows, out=out, **options)
+        else:
+            attend_chains(query, cache, metadata.chains(), options, out)
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """Sinks enter the kernels as float32 logits."""

@@ -14,6 +14,7 @@ from vllm.v1.attention.backends import registry
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from eagle_plugin.engines.vllm.attention import TreeAttentionImpl, TreeMetadataBuilder
+from eagle_plugin.engines.vllm.prompt_attention import FlashPromptsImpl, TritonPromptsImpl
 
 
 class TreeAttentionBackend(AttentionBackend):
@@ -71,15 +72,34 @@ class CustomTreeAttentionBackend(TreeAttentionBackend):
         return "CUSTOM"
 
 
+class FlashPromptsBackend(CustomTreeAttentionBackend):
+    """The same with FlashAttention for prompts."""
+
+    @staticmethod
+    def get_impl_cls() -> type[FlashPromptsImpl]:
+        """The layers' class."""
+        return FlashPromptsImpl
+
+
+class TritonPromptsBackend(CustomTreeAttentionBackend):
+    """The same with vLLM's own Triton kernel for prompts."""
+
+    @staticmethod
+    def get_impl_cls() -> type[TritonPromptsImpl]:
+        """The layers' class."""
+        return TritonPromptsImpl
+
+
 @contextmanager
 def tree_attention(vllm_config: Any) -> Iterator[None]:
-    """Layers that are built inside attend by our backend, whatever backend this ``VllmConfig`` names.
+    """Layers that are built inside attend by our backend, whatever backend this ``VllmConfig`` names; that one says on
+    a GPU only what prompts are attended to with.
 
     Those with chunked attention get it as it is. vLLM would wrap its builder in one that makes a request of every
     chunk, and our rows describe whole requests; our layers know their chunks themselves.
     """
     on_cpu = vllm_config.device_config.device_type == "cpu"
-    backend = TreeAttentionBackend if on_cpu else CustomTreeAttentionBackend
+    backend = TreeAttentionBackend if on_cpu else _of_a_gpu(vllm_config)
     enum = registry.AttentionBackendEnum[backend.get_name()]
     before = registry._ATTN_OVERRIDES.get(enum)
     registry.register_backend(enum, f"{backend.__module__}.{backend.__qualname__}")
@@ -98,6 +118,14 @@ def tree_attention(vllm_config: Any) -> Iterator[None]:
         if before is not None:
             registry._ATTN_OVERRIDES[enum] = before
         selector._cached_get_attn_backend.cache_clear()
+
+
+def _of_a_gpu(vllm_config: Any) -> type[TreeAttentionBackend]:
+    """With the kernel for prompts of the backend that the user named; FlashAttention where that is none."""
+    named = vllm_config.attention_config.backend
+    if named in (None, registry.AttentionBackendEnum.FLASH_ATTN):
+        return FlashPromptsBackend
+    return TritonPromptsBackend if named is registry.AttentionBackendEnum.TRITON_ATTN else CustomTreeAttentionBackend
 
 
 @contextmanager

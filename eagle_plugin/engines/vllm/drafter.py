@@ -21,6 +21,7 @@ from eagle_plugin.engines.rng import draft_uniforms
 from eagle_plugin.engines.round import Drafts, HeadState, LevelRows, TopM, TreeRows, draft, top_m_of
 from eagle_plugin.engines.vllm.attention import ExtendRows, Rows, TreeMetadata
 from eagle_plugin.engines.vllm.batch import RoundBatch
+from eagle_plugin.engines.vllm.draft_weights import int8_weights, use_int8_output
 from eagle_plugin.engines.vllm.masked_rows import keeping_the_mask, mask_row, mask_token
 from eagle_plugin.engines.vllm.pending import PendingRows
 from eagle_plugin.kernels.sampling import SamplingParams
@@ -124,8 +125,9 @@ class TreeProposer(EagleProposer):
         """Load the head; the engine calls this as a part of load_model."""
         token = mask_token(self.speculative_config)
         if token is None:
-            return super()._get_model()
-        with keeping_the_mask(self.speculative_config):
+            with int8_weights():
+                return super()._get_model()
+        with keeping_the_mask(self.speculative_config), int8_weights():
             model = super()._get_model()
         self.mask = mask_row(model, token)
         return model
@@ -138,6 +140,7 @@ class TreeProposer(EagleProposer):
             if isinstance(module, BaseLayerWithLoRA):
                 parent, _, own_name = name.rpartition(".")
                 setattr(self.model.get_submodule(parent), own_name, module.base_layer)
+        use_int8_output(self.model)
         offsets = getattr(self.model, "draft_id_to_target_id", None)
         self._draft_to_target: Tensor | None = None
         if offsets is not None:

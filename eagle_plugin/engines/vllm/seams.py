@@ -137,6 +137,14 @@ SEAMS: Seams = {
         **attributes("_draft_attn_layer_names method model speculative_config vllm_config hidden_size dtype"),
     },
     "vllm.model_executor.models.llama_eagle3.Eagle3LlamaForCausalLM": attributes("use_parallel_drafting"),
+    "vllm.model_executor.layers.linear.UnquantizedLinearMethod": {
+        "process_weights_after_loading": "self layer",
+        "apply": "self layer x bias",
+    },
+    "vllm.model_executor.layers.vocab_parallel_embedding.UnquantizedEmbeddingMethod": {
+        "process_weights_after_loading": "self layer",
+        "apply": "self layer x bias",
+    },
     # Attention.
     "vllm.model_executor.layers.attention.attention": {
         "unified_attention_with_output": "query key value output layer_name ...",
@@ -163,6 +171,15 @@ SEAMS: Seams = {
     "vllm.v1.attention.backend.CommonAttentionMetadata": attributes(
         "query_start_loc query_start_loc_cpu seq_lens max_seq_len block_table_tensor slot_mapping"
     ),
+    "vllm.v1.attention.backends.fa_utils": {"get_flash_attn_version": "requires_alibi head_size ..."},
+    "vllm.vllm_flash_attn.flash_attn_interface": {
+        "flash_attn_varlen_func": "q k v max_seqlen_q cu_seqlens_q max_seqlen_k cu_seqlens_k seqused_k q_v dropout_p"
+        " softmax_scale causal window_size softcap ...",
+    },
+    "vllm.v1.attention.ops.triton_unified_attention": {
+        "unified_attention": "q k v out cu_seqlens_q max_seqlen_q seqused_k max_seqlen_k softmax_scale causal"
+        " window_size block_table softcap q_descale k_descale v_descale ...",
+    },
     "vllm.v1.attention.backends.registry": {"register_backend": "backend class_path ...", "_ATTN_OVERRIDES": ""},
     "vllm.v1.attention.backends.gdn_attn.GDNAttentionBackend": {"get_builder_cls": ""},
     # What is counted.

@@ -39,7 +39,7 @@ def faulty(tmp_path_factory, bigram_target, bigram_eagle3):
         pytest.param("no filters", 3, 1500, marks=pytest.mark.matrix),
         ("every draw accepted", 0, REQUESTS),
         pytest.param("every draw accepted", 1, 1500, marks=pytest.mark.matrix),
-        pytest.param("one number for both", 0, 2500, marks=pytest.mark.matrix),
+        pytest.param("one number for both", 0, 4000, marks=pytest.mark.matrix),
         pytest.param("whole p after rejection", 0, 2500, marks=pytest.mark.matrix),
     ],
 )

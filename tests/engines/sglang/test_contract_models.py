@@ -63,8 +63,8 @@ def test_the_heads_linear_layers_can_be_given_another_method():
     from sglang.srt.layers.logits_processor import should_apply_lm_head_quant_method
     from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 
-    from eagle_plugin.engines.sglang.draft_weights import Int8Method
-    from eagle_plugin.kernels.int8_linear import pack
+    from eagle_plugin.engines.draft_weights import Int8Method
+    from eagle_plugin.kernels.int8_linear import MAX_ROWS, pack
 
     assert parameters(UnquantizedLinearMethod.apply) == ["self", "layer", "x", "bias"]
     for layer in (linear.QKVParallelLinear, linear.MergedColumnParallelLinear, linear.RowParallelLinear):
@@ -77,7 +77,7 @@ def test_the_heads_linear_layers_can_be_given_another_method():
     output_layer = torch.nn.Linear(64, 32, bias=False).bfloat16()
     method = Int8Method(pack(output_layer.weight.data), UnquantizedLinearMethod())
     assert should_apply_lm_head_quant_method(output_layer, method)
-    few, many = torch.randn(2, 64).bfloat16(), torch.randn(40, 64).bfloat16()
+    few, many = torch.randn(2, 64).bfloat16(), torch.randn(MAX_ROWS + 1, 64).bfloat16()
     assert torch.equal(method.apply(output_layer, many), output_layer(many))
     torch.testing.assert_close(method.apply(output_layer, few), output_layer(few), rtol=0.05, atol=0.05)
 

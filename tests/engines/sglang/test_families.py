@@ -10,7 +10,7 @@ import broken_verifier
 import httpx
 import pytest
 from cache_slots import check_aborted_requests
-from family_models import CHANGES, SPOKEN, family_head, sglang_target
+from family_models import CHANGES, SPOKEN, family_head, sampling_settings, sglang_target
 from gtest import p_values
 from sampling_requests import draw
 from serving import OVERLAP, accept_length, generate, generate_all, responses, serving, tiny_spec
@@ -36,6 +36,7 @@ LEAST_P = 1e-7
 class Servers(NamedTuple):
     """Of one family and kind of head."""
 
+    family: str
     plain: Server
     plugin: Server
     folder: Path  # where the plugin's verifier can be broken (broken_verifier.py)
@@ -73,7 +74,7 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp("-".join(request.param))
     environment = broken_verifier.install(folder / "plugins")
     with serving(specs(folder, *request.param, environment=environment), folder / "logs") as (plain, plugin):
-        yield Servers(plain, plugin, folder / "plugins")
+        yield Servers(request.param[0], plain, plugin, folder / "plugins")
 
 
 def check_responses(plain: Server, plugin: Server, count: int) -> None:
@@ -96,7 +97,7 @@ def test_greedy_text_equals_plain_decoding(count: int, servers: Servers) -> None
 
 def test_sampled_text_has_the_distribution_of_plain_decoding(servers: Servers) -> None:
     """The control: a verifier that takes every temperature for 1."""
-    settings = [{"temperature": 1.0}, {"temperature": 0.5}]
+    settings = sampling_settings(servers.family)
     expected = draw(servers.plain, settings, 500)
     for ours, theirs in zip(draw(servers.plugin, settings, 300), expected, strict=True):
         found = p_values(ours, theirs)

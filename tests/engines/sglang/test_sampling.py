@@ -10,10 +10,10 @@ from sampling_requests import LEAST_P, PENALISED, PROMPT, REQUESTS, SAMPLING, VI
 from serving import accept_length
 
 pytest.importorskip("sglang")
-# test_families.py has the short form with rounds that are not captured.
+# test_parallel_heads.py has the short form with captured rounds.
 pytestmark = [
     pytest.mark.server,
-    pytest.mark.parametrize("plugin", ways_of_rounds("graphs"), indirect=True),
+    pytest.mark.parametrize("plugin", ways_of_rounds("synchronous"), indirect=True),
 ]
 
 

@@ -20,7 +20,7 @@ from eagle_plugin.kernels.sampling import SamplingParams
 # rounds of one shape draw the same by a seed is shown by test_tensor_parallel.py, whose one rank runs them.
 pytestmark = [
     pytest.mark.server,
-    pytest.mark.parametrize("plugin", ways_of_rounds("graphs"), indirect=True),
+    pytest.mark.parametrize("plugin", ways_of_rounds("synchronous"), indirect=True),
 ]
 
 SETTINGS = [

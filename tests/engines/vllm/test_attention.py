@@ -33,7 +33,13 @@ from eagle_plugin.engines.vllm.attention import (
     chains_of,
     slot_table,
 )
-from eagle_plugin.engines.vllm.backend import CustomTreeAttentionBackend, TreeAttentionBackend, tree_attention
+from eagle_plugin.engines.vllm.backend import (
+    CustomTreeAttentionBackend,
+    FlashPromptsBackend,
+    TreeAttentionBackend,
+    TritonPromptsBackend,
+    tree_attention,
+)
 from eagle_plugin.kernels.attention import extend_attention
 
 BLOCKS, KV_HEADS, HEADS, SIZE, DIM = 12, 2, 6, 16, 32
@@ -271,6 +277,22 @@ def test_the_platform_gives_our_backend_while_a_model_is_built(device_type: str)
     assert config == before and backends.CPU_ATTN.get_class() is not TreeAttentionBackend
     with pytest.raises(ValueError, match="CUSTOM"):
         backends.CUSTOM.get_class()
+
+
+@pytest.mark.parametrize(
+    ("named", "wanted"),
+    [
+        (None, FlashPromptsBackend),
+        ("FLASH_ATTN", FlashPromptsBackend),
+        ("TRITON_ATTN", TritonPromptsBackend),
+        ("FLASHINFER", CustomTreeAttentionBackend),
+    ],
+)
+def test_the_users_backend_says_what_prompts_are_attended_to_with(named: str | None, wanted: type) -> None:
+    config, backends = configuration("cuda"), registry.AttentionBackendEnum
+    config.attention_config.backend = None if named is None else backends[named]
+    with tree_attention(config):
+        assert config.attention_config.backend.get_class() is wanted
 
 
 @pytest.mark.parametrize("has_sink", [False, True])

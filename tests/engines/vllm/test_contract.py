@@ -21,6 +21,14 @@ from vllm.distributed.parallel_state import GroupCoordinator, get_tp_group
 from vllm.engine.arg_utils import EngineArgs
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention import attention as attention_layer
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+    UnquantizedLinearMethod,
+)
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.model_loader.utils import process_weights_after_loading
 from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM
 from vllm.model_executor.models.registry import _SPECULATIVE_DECODING_MODELS
 from vllm.platforms.cpu import CpuPlatform
@@ -301,6 +309,22 @@ def test_a_head_can_be_loaded_again() -> None:
     assert {"model", "_draft_attn_layer_names"} <= assigned(SpecDecodeBaseProposer)
     assert calls(load, "self._get_model") and holds(load, "get_layers_from_vllm_config")
     assert holds(attention_layer, "compilation_config.static_forward_context[prefix] = self")
+
+
+def test_the_heads_linear_layers_can_be_given_another_method() -> None:
+    """draft_weights.py: weights are processed once they are loaded, and layers call quant_method.apply."""
+    method, process = UnquantizedLinearMethod, process_weights_after_loading
+    assert holds(process, "quant_method.process_weights_after_loading(module)")
+    assert holds(method.process_weights_after_loading, "dispatch_cpu_unquantized_gemm(layer, remove_weight=True)")
+    for kind, given in (
+        (ReplicatedLinear, "self, x, bias"),
+        (ColumnParallelLinear, "self, input_, bias"),
+        (RowParallelLinear, "self, input_parallel, bias_"),
+    ):
+        assert calls(kind.forward, "quant_method.apply") == [f"self.quant_method.apply({given})"]
+    (call,) = [x for x in calls(LogitsProcessor._apply_head, ".apply") if x.startswith("lm_head.quant_method")]
+    assert call == "lm_head.quant_method.apply(lm_head, hidden_states, bias=embedding_bias)"
+    assert "head_dtype" in assigned(LogitsProcessor.__init__)
 
 
 def test_the_token_after_a_part_of_a_prompt() -> None:

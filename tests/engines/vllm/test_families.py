@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from family_models import CHANGES, family_head, family_target
+from family_models import CHANGES, family_head, family_target, sampling_settings
 from vllm_bigram import draw
 from vllm_engines import engine, generate, random_shapes, rounds
 from vllm_requests import check_aborts, check_distribution, make_prompts
@@ -28,7 +28,7 @@ def test_text_equals_plain_decoding(family: str, kind: str, tmp_path: Path, monk
         kind = "eagle2"
     target = family_target(tmp_path / "target", family)
     head, prompts = family_head(tmp_path / "head", target, kind), make_prompts(50)
-    settings = [{"temperature": 1.0}, {"temperature": 0.5}]
+    settings = sampling_settings(family)
     with engine(target) as llm:
         expected = generate(llm, prompts, max_tokens=TOKENS)
         sampled = draw(llm, settings, 500)

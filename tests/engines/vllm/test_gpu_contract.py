@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import vllm
@@ -17,6 +18,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from eagle_plugin.engines.vllm import support
 from eagle_plugin.engines.vllm.backend import CustomTreeAttentionBackend
 from eagle_plugin.engines.vllm.drafter import TreeProposer
+from eagle_plugin.engines.vllm.prompt_attention import MOST_KEYS, PAGE, flash_kernel, triton_kernel
 from eagle_plugin.engines.vllm.worker import TreeWorker
 
 FOLDER = Path(vllm.__file__).parent
@@ -55,6 +57,46 @@ def test_a_configuration_can_ask_for_our_backend_by_name() -> None:
     assert {"backend", "backend_per_kind"} <= AttentionConfig.__dataclass_fields__.keys()
     assert "attention_backend" in SpeculativeConfig.__dataclass_fields__
     assert holds(SpecDecodeBaseProposer._create_draft_vllm_config, "spec_cfg.attention_backend")
+
+
+def test_flash_attention_takes_what_prompts_give_it() -> None:
+    """Keys and values by their strides, as vLLM's own backend gives them: views of one cache."""
+    flash = defined(FOLDER / "vllm_flash_attn/flash_attn_interface.py", "flash_attn_varlen_func")
+    (call,) = calls(flash_kernel, "flash_attention")
+    given = {
+        keyword.arg for node in ast.walk(ast.parse(call)) if isinstance(node, ast.Call) for keyword in node.keywords
+    }
+    assert {"fa_version", *given} <= set(parameters(flash)) and len(given) == 13
+    assert returned(flash) == ["(out, softmax_lse) if return_softmax_lse else out"]
+    backend = FOLDER / "v1/attention/backends/flash_attn.py"
+    forward = defined(backend, "FlashAttentionImpl.forward")
+    assert holds(forward, "kv_cache.transpose(1, 2).split(self.head_size, dim=-1)")
+    sizes = defined(backend, "FlashAttentionBackend.get_supported_kernel_block_sizes")
+    assert returned(sizes)[-1] == f"[MultipleOf({PAGE})]"
+    # The window counts keys before the query, as ours does.
+    made = defined(backend, "FlashAttentionImpl.__init__")
+    assert "(sliding_window - 1, 0)" in assignments(made, "self.sliding_window")
+    version = defined(FOLDER / "v1/attention/backends/fa_utils.py", "get_flash_attn_version")
+    assert {"head_size", "requires_softcap"} <= set(parameters(version))
+    assert {"2", "3", "4"} <= set(assignments(version, "fa_version"))
+
+
+def test_the_triton_kernel_takes_what_prompts_give_it() -> None:
+    file = FOLDER / "v1/attention/ops/triton_unified_attention.py"
+    unified = defined(file, "unified_attention")
+    (call,) = calls(triton_kernel, "unified_attention")
+    given = {
+        keyword.arg for node in ast.walk(ast.parse(call)) if isinstance(node, ast.Call) for keyword in node.keywords
+    }
+    assert given <= set(parameters(unified)) and len(given) == 18
+    # Strides of blocks, tokens and heads; a window counts the query itself; a chunk is a window with lookback 0.
+    for name in ("k", "v"):
+        assert all(holds(unified, f"{name}.stride({i})") for i in range(4))
+    assert assignments(unified, "sliding_window_val") == ["1 + window_size[0] if window_size[0] >= 0 else 0"]
+    assert "sliding_window_val // (chunk_lookback + 1)" in assignments(unified, "chunk_size")
+    # So many keys are looked up in the block table at once, at most.
+    sizes = [*assignments(unified, "TILE_SIZE_PREFILL"), *returned(defined(file, "_get_tile_size"))]
+    assert max(int(size) for size in sizes if size.isdigit()) == MOST_KEYS
 
 
 def test_graphs_leave_attention_out() -> None:

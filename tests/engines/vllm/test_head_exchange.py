@@ -32,7 +32,9 @@ def target(folder: Path) -> Path:
     return write_target(folder)
 
 
-@pytest.fixture(scope="module", params=["reduced", "eagle2", "peagle"])
+@pytest.fixture(
+    scope="module", params=["reduced", *(pytest.param(name, marks=pytest.mark.matrix) for name in ("eagle2", "peagle"))]
+)
 def heads(request: pytest.FixtureRequest, folder: Path, target: Path) -> tuple[Path, Path]:
     """A head whose drafts are never right, and a good one of the same form."""
     made = folder / request.param

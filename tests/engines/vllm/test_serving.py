@@ -6,8 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from vllm_engines import accept_length, engine, generate
+from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm_engines import accept_length, engine, generate, rounds, runner
+from vllm_greedy import write_heads, write_target
 
+from eagle_plugin.engines.draft_weights import Int8Method
+from eagle_plugin.kernels.int8_linear import native_kernel
 from eagle_plugin.models.store import get_model
 
 pytestmark = pytest.mark.server
@@ -37,3 +42,33 @@ def test_greedy_text_equals_plain_decoding() -> None:
     # Measured about 2.3 and 1.8 tokens per round (docs/performance.md); with misread drafts almost nothing is accepted.
     assert trees > 1.8
     assert chains > 1.4
+
+
+@pytest.mark.skipif(native_kernel() is None, reason="this CPU has no VNNI")
+@pytest.mark.parametrize("eager", [True, pytest.param(False, marks=pytest.mark.matrix)])
+def test_drafts_come_from_int8_weights_and_are_accepted(eager: bool) -> None:
+    target = get_model("smollm2-135m-instruct")
+    with engine(target, HEAD, depth=3, topk=3, nodes=8, dtype="bfloat16", enforce_eager=eager, **LONG) as llm:
+        layers = [x for x in runner(llm).drafter.model.modules() if isinstance(x, LinearBase | ParallelLMHead)]
+        assert len(layers) == 6 and all(isinstance(layer.quant_method, Int8Method) for layer in layers)
+        if not eager and not layers[0].quant_method.in_graphs:
+            pytest.skip("this CPU has AMX, with which a compiled head has bfloat16 weights")
+        generate(llm, PROMPTS, max_tokens=32)
+        assert accept_length(llm) > 1.8
+        before = rounds(llm)
+        for layer in layers:  # control: other weights in the same memory yield nothing
+            layer.quant_method.packed.scales.neg_()
+        generate(llm, PROMPTS[:8], max_tokens=32)
+        count, tokens = rounds(llm, before)
+        assert tokens / count < 1.3
+
+
+@pytest.mark.skipif(native_kernel() is None, reason="this CPU has no VNNI")
+def test_a_shared_output_layer_is_copied_for_the_head_alone(tmp_path: Path) -> None:
+    target = write_target(tmp_path)
+    with engine(target, write_heads(tmp_path, target)["eagle2"], dtype="bfloat16") as llm:
+        ours, theirs = runner(llm).drafter.model.lm_head, runner(llm).get_model().lm_head
+        assert ours.weight is theirs.weight
+        assert isinstance(ours.quant_method, Int8Method) and not isinstance(theirs.quant_method, Int8Method)
+        generate(llm, [[5, 9, 20, 33], [40, 7]], max_tokens=60)
+        assert accept_length(llm) > 1.5

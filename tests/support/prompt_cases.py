@@ -1,0 +1,75 @@
+"""Forwards of one layer of vLLM with prompts, plain requests and trees over a random cache."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from eagle_plugin.core.tree import chain_ancestors
+from eagle_plugin.engines.round import TreeRows
+from eagle_plugin.engines.vllm.attention import (
+    ExtendRows,
+    Rows,
+    TreeAttentionImpl,
+    TreeMetadata,
+    cache_rows,
+    slot_table,
+)
+
+KV_HEADS, HEADS, DIM, WIDTH, TOKENS = 2, 6, 32, 4, 320
+
+
+class Forward(NamedTuple):
+    """One forward of a layer over a random cache."""
+
+    cache: Tensor
+    metadata: TreeMetadata
+    query: Tensor
+
+    def by(self, layer: TreeAttentionImpl, chunk: int = 0) -> Tensor:
+        rows, slots = cache_rows(self.cache), self.metadata.slots
+        out = torch.full_like(self.query, torch.nan)
+        own = rows.keys[slots], rows.values[slots]
+        return layer.forward(
+            SimpleNamespace(attention_chunk_size=chunk), self.query, *own, self.cache, self.metadata, out
+        )
+
+
+def forward(
+    requests: list[tuple[int, int, bool]], size: int = 16, dtype: torch.dtype = torch.float16, kv_heads: int = KV_HEADS
+) -> Forward:
+    """requests: tokens before this forward, its rows, and whether those are the nodes of a tree."""
+    torch.manual_seed(3)
+    b, each = len(requests), TOKENS // size
+    cache = torch.randn(b * each, size, kv_heads, 2 * DIM).to(dtype).permute(0, 2, 1, 3)
+    table = slot_table(torch.randperm(b * each).view(b, each).int(), size, TOKENS)
+    before, lens = (torch.tensor([request[i] for request in requests]) for i in (0, 1))
+    starts = lens.cumsum(0) - lens
+    trees = torch.tensor([i for i, request in enumerate(requests) if request[2]], dtype=torch.int64)
+    others = torch.tensor([i for i, request in enumerate(requests) if not request[2]], dtype=torch.int64)
+    extend = ExtendRows(others, (before + lens)[others], lens[others], starts[others])
+    tree = query = None
+    if len(trees):
+        ancestors = chain_ancestors(WIDTH, cache.device)
+        ancestors[2] = 1 | 4  # a second child of the root
+        tree = TreeRows(trees, before[trees], ancestors.repeat(len(trees), 1), WIDTH)
+        query = (starts[trees, None] + torch.arange(WIDTH)).view(-1)
+    rows = Rows(extend if len(others) else None, tree, query, lens[others].tolist())
+    slots = torch.cat([table[i, n : n + new] for i, (n, new, _) in enumerate(requests)]).long()
+    return Forward(cache, TreeMetadata(rows, table, slots), torch.randn(len(slots), HEADS, DIM).to(dtype))
+
+
+FORWARDS = {
+    "one prompt": [(0, 200, False)],
+    "parts of prompts": [(0, 65, False), (90, 130, False), (17, 70, False)],
+    "beside trees and plain requests": [
+        (3, 1, False),
+        (40, 100, False),
+        (9, 4, True),
+        (21, 12, False),
+        (100, 66, False),
+    ],
+}
