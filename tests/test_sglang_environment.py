@@ -23,6 +23,8 @@ GROUPS = {
     "starts": ("selftest", "selftest_start", "refusals"),
     "ranks": ("tensor_parallel", "ranks"),
 }
+# With a KV pool of their own for sliding windows, plain decoding on a CPU ends in this release (docs/versions.md).
+LEFT_OUT = {"models": "gpt_oss"}
 SECONDS = 840  # of one process; the limit of a test is 900
 
 
@@ -40,6 +42,7 @@ SECONDS = 840  # of one process; the limit of a test is 900
 def test_group_in_the_release_before(group: str) -> None:
     files = [str(FOLDER / f"test_{name}.py") for name in GROUPS[group]]
     command = [str(PYTHON), "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not matrix", *files]
+    command += ["-k", f"not {LEFT_OUT[group]}"] if group in LEFT_OUT else []
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
     print(done.stdout[-6000:])  # with -s or -rP
