@@ -50,6 +50,7 @@ def test_cpu_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     found = json.loads(report.read_text())
     kernels = [
         "tree_attention",
+        "int8_linear",
         "grow_level",
         "select_tree",
         "topk_log_softmax",
