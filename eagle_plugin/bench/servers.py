@@ -121,9 +121,6 @@ class Server:
         if self._process is None:
             return
         atexit.unregister(self.stop)
-        if self._guard is not None:
-            self._guard.dismiss()
-            self._guard = None
         self._signal(signal.SIGCONT)  # a paused process would handle SIGTERM only after it continues
         for request, patience in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
             self._signal(request)
@@ -133,6 +130,9 @@ class Server:
                 if not self.members():
                     self._process.wait()
                     self._process = None
+                    if self._guard is not None:  # until now: this process may be killed while it waits
+                        self._guard.dismiss()
+                        self._guard = None
                     return
                 time.sleep(0.1)
         raise ServerError(f"{self.label}: processes {self.members()} survived SIGKILL; end them by hand")
