@@ -10,7 +10,7 @@ from torch import Tensor
 
 from eagle_plugin.core.policy import NUM_SAMPLED, SLOT_WEIGHTS
 from eagle_plugin.core.tree import new_table
-from eagle_plugin.kernels import ops
+from eagle_plugin.kernels import int8_linear, ops
 
 OPS = torch.ops.eagle_plugin
 B, K, W, V, M, MAX_ACCEPT_LENGTH = 3, 2, 5, 40, 8, 3
@@ -39,7 +39,10 @@ def cases() -> dict[str, tuple[Any, ...]]:
     k_cache, v_cache = (torch.randn(64, 2, 16, generator=gen) for _ in range(2))
     slots = torch.randperm(64, generator=gen)[: B * 16].view(B, 16).int()
     loc = torch.tensor([1, 5])
+    packed = int8_linear.pack(torch.randn(32, 64, generator=gen).bfloat16())
+    assert packed is not None
     return {
+        "int8_linear": (torch.randn(B, 64, generator=gen).bfloat16(), *packed),
         "uniforms": (torch.arange(B), torch.arange(B), 1, 5),
         "topk_log_softmax": (torch.randn(B, V, generator=gen), 4),
         "propose": (logp, index, *params(B), u[:, 0, :NUM_SAMPLED].contiguous(), K, 0, 1, None, list(SLOT_WEIGHTS)),
