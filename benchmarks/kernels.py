@@ -28,7 +28,7 @@ from eagle_plugin.bench.machine import describe_machine
 from eagle_plugin.core import tree as tree_oracle
 from eagle_plugin.core import verify as verify_oracle
 from eagle_plugin.core.policy import NUM_SAMPLED
-from eagle_plugin.kernels import int8_linear, kv, sampling, tree
+from eagle_plugin.kernels import bf16_linear, int8_linear, kv, sampling, tree
 from eagle_plugin.kernels.attention import tree_attention
 from eagle_plugin.kernels.loader import backend
 
@@ -144,6 +144,24 @@ def linear_rows(s: Setting) -> Iterator[Row]:
             yield Row("int8_linear", case, ours, "bfloat16 weights", theirs, moved, 2 * rows * weight.numel())
 
 
+def target_rows(s: Setting) -> Iterator[Row]:
+    """A linear layer of a target, its weights read from memory: 64 layers in turn, larger than any cache together."""
+    size = s.heads * s.dim
+    weights = [torch.randn(4 * size, size).mul_(0.05).bfloat16() for _ in range(64 if size < 1024 else 8)]
+    for rows in (1, 4, 8, 16, bf16_linear.MAX_ROWS) if bf16_linear.native_kernel() is not None else ():
+        x = torch.randn(rows, size).bfloat16()
+
+        def all_layers(linear: Callable[[Tensor, Tensor], Tensor], x: Tensor = x) -> None:
+            for weight in weights:
+                linear(x, weight)
+
+        ours: Call = functools.partial(all_layers, bf16_linear.linear)
+        theirs: Call = functools.partial(all_layers, torch.nn.functional.linear)
+        weight_count = len(weights) * weights[0].numel()
+        moved = 2 * weight_count + 2 * rows * 5 * size * len(weights)
+        yield Row("bf16_linear", f"{rows} rows of {size}", ours, "torch", theirs, moved, 2 * rows * weight_count)
+
+
 def tree_rows(s: Setting) -> Iterator[Row]:
     """Levels and selection, against the oracles in torch."""
     for b, beam, width in ((1, 4, 8), (32, 4, 16)):
@@ -250,7 +268,9 @@ def sampled_by_torch(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     return order.gather(1, torch.multinomial(p, 1))
 
 
-ROWS: list[Callable[[Setting], Iterator[Row]]] = [attention_rows, linear_rows, tree_rows, cache_rows, sampling_rows]
+ROWS: list[Callable[[Setting], Iterator[Row]]] = [
+    attention_rows, linear_rows, target_rows, tree_rows, cache_rows, sampling_rows
+]  # fmt: skip
 
 
 def measure(s: Setting, seconds: float) -> list[dict[str, Any]]:

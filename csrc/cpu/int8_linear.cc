@@ -7,11 +7,11 @@
 #include <cstring>
 #include <vector>
 
+#include "avx512.h"
 #include "parallel.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#define EAGLE_VNNI __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
+#if defined(EAGLE_AVX512)
+#define EAGLE_VNNI __attribute__((target(EAGLE_AVX512 ",avx512vnni")))
 #endif
 
 namespace eagle {
@@ -65,15 +65,8 @@ struct Layer {
 
 #if defined(EAGLE_VNNI)
 
-EAGLE_VNNI inline void store(uint16_t* out, __m512 v, __mmask16 lanes) {  // round to nearest even
-  const __m512i bits = _mm512_castps_si512(v);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  _mm256_mask_storeu_epi16(out, lanes, _mm512_maskz_cvtepi32_epi16(0xffff, _mm512_srli_epi32(rounded, 16)));
-}
-
 // The outputs of `Blocks` blocks from `block` on, for `Rows` rows from `row` on.
-template <int Rows, int Blocks>
+template <int Rows, int Blocks, bool Fetch>
 EAGLE_VNNI void multiply(const Layer& layer, const Rounded& x, int64_t row, int64_t block) {
   const int64_t groups = layer.inner / kGroup, size = layer.inner * kLanes;
   __m512 sums[Rows][Blocks];
@@ -90,7 +83,9 @@ EAGLE_VNNI void multiply(const Layer& layer, const Rounded& x, int64_t row, int6
       const int64_t at = g * kGroup + k;
       __m512i weights[Blocks];
       for (int j = 0; j < Blocks; ++j) {
-        weights[j] = _mm512_loadu_si512(layer.weights + (block + j) * size + at * kLanes);
+        const uint8_t* here = layer.weights + (block + j) * size + at * kLanes;
+        weights[j] = _mm512_loadu_si512(here);
+        if (Fetch) _mm_prefetch(reinterpret_cast<const char*>(here + Blocks * size), _MM_HINT_T1);
       }
       for (int r = 0; r < Rows; ++r) {
         int32_t four;
@@ -111,28 +106,37 @@ EAGLE_VNNI void multiply(const Layer& layer, const Rounded& x, int64_t row, int6
     const auto lanes = static_cast<__mmask16>((1u << left) - 1);
     const __m512 scale = _mm512_maskz_loadu_ps(lanes, layer.scales + first);
     for (int r = 0; r < Rows; ++r) {
-      store(layer.out + (row + r) * layer.outputs + first, _mm512_mul_ps(sums[r][j], scale), lanes);
+      _mm256_mask_storeu_epi16(layer.out + (row + r) * layer.outputs + first, lanes,
+                               to_bfloat16(_mm512_mul_ps(sums[r][j], scale)));
     }
   }
 }
 
-template <int Rows>
+template <int Rows, bool Fetch>
 EAGLE_VNNI void multiply_rows(const Layer& layer, const Rounded& x, int64_t row, int64_t begin, int64_t end) {
   constexpr int kBlocks = Rows == 4 ? 2 : 4;
   int64_t block = begin;
-  for (; block + kBlocks <= end; block += kBlocks) multiply<Rows, kBlocks>(layer, x, row, block);
-  for (; block < end; ++block) multiply<Rows, 1>(layer, x, row, block);
+  for (; block + kBlocks <= end; block += kBlocks) multiply<Rows, kBlocks, Fetch>(layer, x, row, block);
+  for (; block < end; ++block) multiply<Rows, 1, Fetch>(layer, x, row, block);
+}
+
+// Up to four rows. The first rows ask for the weights to come, the others find them in the cache.
+template <bool Fetch>
+void multiply_some(const Layer& layer, const Rounded& x, int64_t row, int64_t rows, int64_t begin, int64_t end) {
+  if (rows >= 4) return multiply_rows<4, Fetch>(layer, x, row, begin, end);
+  if (rows == 3) return multiply_rows<3, Fetch>(layer, x, row, begin, end);
+  if (rows == 2) return multiply_rows<2, Fetch>(layer, x, row, begin, end);
+  multiply_rows<1, Fetch>(layer, x, row, begin, end);
 }
 
 void multiply_all(const Layer& layer, const Rounded& x, int64_t rows) {
   const int64_t tasks = (layer.blocks + kChunk - 1) / kChunk;
   parallel_for(tasks, layer.outputs * layer.inner * rows >= kMinParallel, [&](int64_t task) {
     const int64_t begin = task * kChunk, end = std::min(layer.blocks, begin + kChunk);
-    int64_t row = 0;
-    for (; row + 4 <= rows; row += 4) multiply_rows<4>(layer, x, row, begin, end);
-    if (rows - row == 3) multiply_rows<3>(layer, x, row, begin, end);
-    if (rows - row == 2) multiply_rows<2>(layer, x, row, begin, end);
-    if (rows - row == 1) multiply_rows<1>(layer, x, row, begin, end);
+    for (int64_t row = 0; row < rows; row += 4) {
+      row ? multiply_some<false>(layer, x, row, rows - row, begin, end)
+          : multiply_some<true>(layer, x, row, rows - row, begin, end);
+    }
   });
 }
 

@@ -17,7 +17,7 @@ from eagle_plugin.devices import device_key
 from eagle_plugin.errors import UserError
 from eagle_plugin.kernels import loader
 
-VERSION = 7  # of the files' form, and of how the costs are measured
+VERSION = 8  # of the files' form, and of how the costs are measured
 
 
 class CostFileError(UserError):

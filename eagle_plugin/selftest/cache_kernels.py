@@ -12,7 +12,7 @@ from eagle_plugin.core import verify as verifying
 from eagle_plugin.core.round_start import RoundStart
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.tree import chain_ancestors
-from eagle_plugin.kernels import attention, attention_torch, int8_linear, kv, round_start
+from eagle_plugin.kernels import attention, attention_torch, bf16_linear, int8_linear, kv, round_start
 from eagle_plugin.selftest.trial import TOLERANCE, Check, Trial, places_of
 
 
@@ -167,8 +167,20 @@ def _int8_linear(trial: Trial) -> None:
     trial.close("product", packed.linear(x).float(), wanted, 1e-2, 1e-2 * float(wanted.abs().max()))
 
 
-# Where it runs: these two have kernels on the CPU alone.
-ON_CPU = (Check("extend_attention", _extend_attention), Check("int8_linear", _int8_linear))
+def _bf16_linear(trial: Trial) -> None:
+    """Of the target on a CPU: sums in float32, rounded once; torch's where there is no kernel of ours."""
+    weight, x = (trial.randn(rows, 512, dtype=torch.bfloat16) for rows in (250, 13))
+    bias = trial.randn(250, dtype=torch.bfloat16)
+    wanted = x.float() @ weight.float().T + bias.float()
+    trial.close("product", bf16_linear.linear(x, weight, bias).float(), wanted, 2**-7, 0.1)
+
+
+# Where it runs: these have kernels on the CPU alone.
+ON_CPU = (
+    Check("extend_attention", _extend_attention),
+    Check("int8_linear", _int8_linear),
+    Check("bf16_linear", _bf16_linear),
+)
 CHECKS = (
     Check("tree_attention", _tree_attention),
     Check("store_kv", _store_kv),

@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 import torch
 
+from eagle_plugin.kernels import bf16_linear
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -51,6 +53,7 @@ def test_cpu_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     kernels = [
         "tree_attention",
         "int8_linear",
+        *(["bf16_linear"] if bf16_linear.native_kernel() else []),
         "grow_level",
         "select_tree",
         "topk_log_softmax",

@@ -14,6 +14,7 @@ from eagle_plugin.engines import graph_emulator
 from eagle_plugin.kernels import (
     accepted_path,
     attention,
+    bf16_linear,
     int8_linear,
     kv,
     loader,
@@ -60,7 +61,9 @@ def test_every_kernel_has_a_check() -> None:
     """Every function that a module of kernels lists."""
     modules = (accepted_path, attention, kv, penalties, round_start, sampling, tree)
     listed = {name for module in modules for name in module.__all__ if name.islower()}
-    assert listed - {"new_table", "unwritten_table"} | {"int8_linear"} == {check.name for check in KERNEL_CHECKS}
+    assert listed - {"new_table", "unwritten_table"} | {"int8_linear", "bf16_linear"} == {
+        check.name for check in KERNEL_CHECKS
+    }
 
 
 # --- a wrong kernel
@@ -119,6 +122,13 @@ def test_one_wrong_value_of_a_kernel_is_found(name: str, faulty: Callable[[str],
     assert finding.sentence.startswith(f"{name}: ")
     others = [check for check in KERNEL_CHECKS if check.name != name]
     assert not [check.name for check in others if run_check(check, CPU, SMALL).differences]
+
+
+def test_a_wrong_bf16_product_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not run_check(named("bf16_linear"), CPU, SMALL).differences
+    healthy = bf16_linear.linear
+    monkeypatch.setattr(bf16_linear, "linear", lambda x, weight, bias: healthy(x, weight, bias.roll(1)))
+    assert "product" in run_check(named("bf16_linear"), CPU, SMALL).sentence
 
 
 def test_a_wrong_int8_product_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,251 @@
+// A linear layer for a few rows with the weights as they are in memory, [outputs, inputs] bfloat16, by the instruction
+// vdpbf16ps of AVX-512 BF16. Such a layer takes the time to read its weights, so they are read once, in order, and
+// asked for ahead of their use. An output is the same number whatever the other rows are: its products are always
+// summed in the same order.
+#include <bindings/checks.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "avx512.h"
+#include "parallel.h"
+
+#if defined(EAGLE_AVX512)
+#define EAGLE_BF16 __attribute__((target(EAGLE_AVX512 ",avx512bf16")))
+#endif
+
+namespace eagle {
+namespace {
+
+constexpr int64_t kBlock = 16;             // outputs of a block, whose weights stay in the cache for all rows
+constexpr int64_t kChunk = 2;              // blocks of one task
+constexpr int64_t kStep = 32;              // inputs per instruction
+constexpr int64_t kPart = 32;              // steps for which the rows of x stay in the first cache
+constexpr int64_t kAhead = 2;              // tiles between reading weights and asking for those to come
+constexpr int64_t kMinParallel = 1 << 17;  // weights; below, waking other threads costs more than it saves
+
+struct Layer {
+  // The rows in groups of 8, 4, 2 and 1, each [steps, rows of the group, kStep], zeros behind the last input. In this
+  // order a group is read from the first byte to the last; rows 4,096 bytes apart would share a line of the cache.
+  const uint16_t* x;
+  const uint16_t* weight;  // [outputs, inputs]
+  const uint16_t* bias;    // [outputs] or null
+  uint16_t* out;           // [rows, outputs]
+  int64_t rows, inputs, outputs, steps;
+};
+
+// Calls f(row, rows) for every group of rows.
+template <class F>
+void for_groups(int64_t rows, F&& f) {
+  int64_t row = 0;
+  for (; row + 8 <= rows; row += 8) f(row, 8);
+  for (int64_t size = 4; size; size /= 2) {
+    if ((rows - row) & size) f(row, size), row += size;
+  }
+}
+
+void group_rows(const uint16_t* x, int64_t stride, const Layer& layer, uint16_t* grouped) {
+  for_groups(layer.rows, [&](int64_t row, int64_t size) {
+    uint16_t* to = grouped + row * layer.steps * kStep;
+    for (int64_t step = 0; step < layer.steps; ++step) {
+      const int64_t first = step * kStep, count = std::min(kStep, layer.inputs - first);
+      for (int64_t r = row; r < row + size; ++r, to += kStep) {
+        std::memcpy(to, x + r * stride + first, count * sizeof *to);
+        std::fill(to + count, to + kStep, 0);
+      }
+    }
+  });
+}
+
+#if defined(EAGLE_BF16)
+
+EAGLE_BF16 inline __m512bh load(const uint16_t* p) { return (__m512bh)_mm512_loadu_si512(p); }
+
+EAGLE_BF16 inline __m512bh load(const uint16_t* p, __mmask32 elements) {
+  return (__m512bh)_mm512_maskz_loadu_epi16(elements, p);
+}
+
+// The sum of each of 16 vectors, that of vector i in lane i. Each is summed in the same order.
+EAGLE_BF16 inline __m512 sums_of(const __m512* v) {
+  __m512 halves[8], quarters[4], pairs[2];
+  for (int i = 0; i < 8; ++i) {
+    halves[i] = _mm512_add_ps(_mm512_maskz_shuffle_f32x4(0xffff, v[i], v[i + 8], 0x44),
+                              _mm512_maskz_shuffle_f32x4(0xffff, v[i], v[i + 8], 0xee));
+  }
+  for (int i = 0; i < 4; ++i) {
+    quarters[i] = _mm512_add_ps(_mm512_maskz_shuffle_f32x4(0xffff, halves[i], halves[i + 4], 0x88),
+                                _mm512_maskz_shuffle_f32x4(0xffff, halves[i], halves[i + 4], 0xdd));
+  }
+  for (int i = 0; i < 2; ++i) {
+    pairs[i] = _mm512_add_ps(_mm512_maskz_shuffle_ps(0xffff, quarters[i], quarters[i + 2], 0x44),
+                             _mm512_maskz_shuffle_ps(0xffff, quarters[i], quarters[i + 2], 0xee));
+  }
+  const __m512 mixed = _mm512_add_ps(_mm512_maskz_shuffle_ps(0xffff, pairs[0], pairs[1], 0x88),
+                                     _mm512_maskz_shuffle_ps(0xffff, pairs[0], pairs[1], 0xdd));
+  const __m512i lane_of = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
+  return _mm512_maskz_permutexvar_ps(0xffff, lane_of, mixed);
+}
+
+template <int Rows, int Outputs>
+EAGLE_BF16 inline void add_products(__m512* sums, const uint16_t* x, const __m512bh* weights) {
+  for (int r = 0; r < Rows; ++r) {
+    const __m512bh values = load(x + r * kStep);
+    for (int j = 0; j < Outputs; ++j) {
+      sums[r * Outputs + j] = _mm512_dpbf16_ps(sums[r * Outputs + j], values, weights[j]);
+    }
+  }
+}
+
+// Add the products of `steps` steps, from step `first` on, to the sums of Rows * Outputs results. `fetch` is where the
+// weights to be asked for begin; null to ask for none.
+template <int Rows, int Outputs, bool Fetch>
+EAGLE_BF16 inline void multiply(const Layer& layer, const uint16_t* x, const uint16_t* weight, int64_t steps,
+                                const uint16_t* fetch, __m512* total) {
+  __m512 sums[Rows * Outputs];
+  for (int i = 0; i < Rows * Outputs; ++i) sums[i] = total[i];
+  for (int64_t k = 0; k < steps * kStep; k += kStep, x += Rows * kStep) {
+    __m512bh weights[Outputs];
+    for (int j = 0; j < Outputs; ++j) {
+      weights[j] = load(weight + j * layer.inputs + k);
+      if (Fetch) _mm_prefetch(reinterpret_cast<const char*>(fetch + j * layer.inputs + k), _MM_HINT_T1);
+    }
+    add_products<Rows, Outputs>(sums, x, weights);
+  }
+  for (int i = 0; i < Rows * Outputs; ++i) total[i] = sums[i];
+}
+
+// The inputs behind the last whole step.
+template <int Rows, int Outputs>
+EAGLE_BF16 inline void multiply_last(const Layer& layer, const uint16_t* x, const uint16_t* weight, __m512* total) {
+  const __mmask32 left = (__mmask32{1} << (layer.inputs % kStep)) - 1;
+  __m512bh weights[Outputs];
+  for (int j = 0; j < Outputs; ++j) weights[j] = load(weight + j * layer.inputs, left);
+  add_products<Rows, Outputs>(total, x, weights);
+}
+
+template <int Rows, int Outputs>
+EAGLE_BF16 inline void store(const Layer& layer, int64_t row, int64_t output, const __m512* sums) {
+  __m512 all[16];
+  for (int i = 0; i < 16; ++i) all[i] = i < Rows * Outputs ? sums[i] : _mm512_setzero_ps();
+  __m512 total = sums_of(all);
+  if (layer.bias) {
+    alignas(64) uint32_t bias[16] = {};
+    for (int i = 0; i < Rows * Outputs; ++i) bias[i] = uint32_t(layer.bias[output + i % Outputs]) << 16;
+    total = _mm512_add_ps(total, _mm512_castsi512_ps(_mm512_load_si512(bias)));
+  }
+  alignas(32) uint16_t rounded[16];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(rounded), to_bfloat16(total));
+  for (int r = 0; r < Rows; ++r) {
+    std::memcpy(layer.out + (row + r) * layer.outputs + output, rounded + r * Outputs, Outputs * sizeof(uint16_t));
+  }
+}
+
+// Tiles * Outputs outputs from `output` on, of the rows [row, row + Rows).
+template <int Rows, int Outputs, int Tiles, bool Fetch>
+EAGLE_BF16 void multiply_tiles(const Layer& layer, int64_t row, int64_t output) {
+  const uint16_t* x = layer.x + row * layer.steps * kStep;
+  const uint16_t* weight = layer.weight + output * layer.inputs;
+  const int64_t whole = layer.inputs / kStep, parts = (whole + kPart - 1) / kPart, tile_size = Outputs * layer.inputs;
+  __m512 sums[Tiles][Rows * Outputs];
+  for (auto& tile : sums) std::fill(tile, tile + Rows * Outputs, _mm512_setzero_ps());
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t first = part * kPart, steps = std::min(kPart, whole - first);
+    for (int tile = 0; tile < Tiles; ++tile) {
+      // Ahead is a tile of this part, of the next part or, behind the last part, of the next outputs.
+      const int64_t next = tile + kAhead, part_ahead = part + next / Tiles;
+      const int64_t ahead = part_ahead < parts ? (next % Tiles) * tile_size + part_ahead * kPart * kStep
+                                               : (next % Tiles + (part_ahead - parts + 1) * Tiles) * tile_size;
+      multiply<Rows, Outputs, Fetch>(layer, x + first * kStep * Rows, weight + tile * tile_size + first * kStep, steps,
+                                     weight + ahead, sums[tile]);
+    }
+  }
+  for (int tile = 0; tile < Tiles; ++tile) {
+    if (whole < layer.steps) {
+      multiply_last<Rows, Outputs>(layer, x + whole * kStep * Rows, weight + tile * tile_size + whole * kStep,
+                                   sums[tile]);
+    }
+    store<Rows, Outputs>(layer, row, output + tile * Outputs, sums[tile]);
+  }
+}
+
+template <int Rows, bool Fetch>
+void multiply_block(const Layer& layer, int64_t row, int64_t output) {
+  const int64_t end = std::min(layer.outputs, output + kBlock);
+  if (output + kBlock == end) return multiply_tiles<Rows, 16 / Rows, Rows, Fetch>(layer, row, output);
+  for (; output < end; ++output) multiply_tiles<Rows, 1, 1, false>(layer, row, output);
+}
+
+// The first rows ask for the weights to come, the others find them in the cache.
+template <bool Fetch>
+void multiply_rows(const Layer& layer, int64_t row, int64_t rows, int64_t output) {
+  switch (rows) {
+    case 8:
+      return multiply_block<8, Fetch>(layer, row, output);
+    case 4:
+      return multiply_block<4, Fetch>(layer, row, output);
+    case 2:
+      return multiply_block<2, Fetch>(layer, row, output);
+    default:
+      return multiply_block<1, Fetch>(layer, row, output);
+  }
+}
+
+void multiply_all(const Layer& layer) {
+  const int64_t tasks = (layer.outputs + kChunk * kBlock - 1) / (kChunk * kBlock);
+  parallel_for(tasks, layer.outputs * layer.inputs >= kMinParallel, [&](int64_t task) {
+    const int64_t end = std::min(layer.outputs, (task + 1) * kChunk * kBlock);
+    for (int64_t output = task * kChunk * kBlock; output < end; output += kBlock) {
+      for_groups(layer.rows, [&](int64_t row, int64_t rows) {
+        row ? multiply_rows<false>(layer, row, rows, output) : multiply_rows<true>(layer, row, rows, output);
+      });
+    }
+  });
+}
+
+#else
+
+void multiply_all(const Layer&) {}
+
+#endif
+
+bool has_bf16_linear() {
+#if defined(EAGLE_BF16)
+  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#else
+  return false;
+#endif
+}
+
+}  // namespace
+
+// x [rows, K] bfloat16, rows may have a stride; weight [N, K], bias [N] or [0], out [rows, N], all bfloat16.
+void bf16_linear(TensorView x, TensorView weight, TensorView bias, TensorView out) {
+  const int64_t stride = check_rows(x, "x", kBF16, {kAny, kAny}), rows = x.size(0), inputs = x.size(1);
+  check(weight, "weight", kBF16, {kAny, inputs});
+  const int64_t outputs = weight.size(0);
+  check(bias, "bias", kBF16, {bias.numel() ? outputs : 0});
+  check(out, "out", kBF16, {rows, outputs});
+  if (!has_bf16_linear()) {
+    TVM_FFI_THROW(RuntimeError) << "this CPU has no AVX-512 BF16: ask has_bf16_linear() first";
+  }
+  const int64_t steps = (inputs + kStep - 1) / kStep;
+  thread_local std::vector<uint16_t> grouped;  // grows to the largest call of a thread, and stays
+  grouped.resize(std::max<size_t>(grouped.size(), rows * steps * kStep));
+  const Layer layer{grouped.data(),
+                    ptr<uint16_t>(weight),
+                    bias.numel() ? ptr<uint16_t>(bias) : nullptr,
+                    ptr<uint16_t>(out),
+                    rows,
+                    inputs,
+                    outputs,
+                    steps};
+  group_rows(ptr<uint16_t>(x), stride, layer, grouped.data());
+  multiply_all(layer);
+}
+
+}  // namespace eagle
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(bf16_linear, eagle::bf16_linear);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(has_bf16_linear, eagle::has_bf16_linear);

@@ -1,0 +1,90 @@
+"""Which layers of a target get our linear layer for few rows, and what else they do as before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from eagle_plugin.engines.target_weights import FewRowsMethod, use_few_rows
+from eagle_plugin.kernels import bf16_linear
+
+
+class EngineMethod:
+    """Like an engine's method of layers without quantization."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        self.rows.append(len(x))
+        return nn.functional.linear(x, layer.weight, bias)
+
+    def embedding(self, layer: nn.Module, ids: Tensor) -> Tensor:
+        return nn.functional.embedding(ids, layer.weight)
+
+
+class OtherMethod(EngineMethod):
+    """Of another kind, like a quantized layer's."""
+
+
+class Layer(nn.Module):
+    def __init__(self, method: EngineMethod, dtype: torch.dtype = torch.bfloat16, axes: int = 2) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn([32] * (axes - 1) + [64]).to(dtype), requires_grad=False)
+        self.quant_method: Any = method
+
+
+@pytest.fixture(autouse=True)
+def kernel(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of rows that came to the kernel; on a CPU without it torch stands in."""
+    seen: list[int] = []
+
+    def stand_in(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
+        seen.append(len(x))
+        out.copy_(nn.functional.linear(x, weight, bias if len(bias) else None))
+
+    monkeypatch.setattr(bf16_linear, "native_kernel", lambda: stand_in)
+    return seen
+
+
+def test_only_bfloat16_layers_of_the_named_methods_change() -> None:
+    kinds = [
+        Layer(EngineMethod()),
+        Layer(OtherMethod()),
+        Layer(EngineMethod(), torch.float32),
+        Layer(EngineMethod(), axes=3),
+    ]
+    before = [layer.quant_method for layer in kinds]
+    assert use_few_rows(nn.Sequential(*kinds, nn.LayerNorm(8)), (EngineMethod,)) == 1
+    assert isinstance(kinds[0].quant_method, FewRowsMethod) and kinds[0].quant_method.original is before[0]
+    assert [layer.quant_method for layer in kinds[1:]] == before[1:]
+    assert use_few_rows(nn.Sequential(*kinds), (EngineMethod,)) == 0  # once is enough
+
+
+def test_few_rows_go_to_the_kernel_and_the_rest_to_the_engine(kernel: list[int]) -> None:
+    method, most = EngineMethod(), bf16_linear.MAX_ROWS
+    layer, bias = Layer(method), torch.randn(32).bfloat16()
+    use_few_rows(layer, (EngineMethod,))
+    for rows in (1, most, most + 1, 300):
+        x = torch.randn(rows, 64).bfloat16()
+        for b in (None, bias):
+            torch.testing.assert_close(layer.quant_method.apply(layer, x, b), nn.functional.linear(x, layer.weight, b))
+    assert kernel == [1, 1, most, most] and method.rows == [most + 1] * 2 + [300] * 2
+    ids = torch.tensor([3, 5])
+    assert torch.equal(layer.quant_method.embedding(layer, ids), layer.weight[ids])
+    layer.weight.data.mul_(2)  # weights that are exchanged in place
+    x = torch.ones(2, 64).bfloat16()
+    torch.testing.assert_close(layer.quant_method.apply(layer, x), nn.functional.linear(x, layer.weight))
+
+
+def test_the_switch_and_a_cpu_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Layer(EngineMethod())
+    monkeypatch.setenv("EAGLE_TARGET_LINEAR", "0")
+    assert use_few_rows(layer, (EngineMethod,)) == 0
+    monkeypatch.delenv("EAGLE_TARGET_LINEAR")
+    monkeypatch.setattr(bf16_linear, "native_kernel", lambda: None)
+    assert use_few_rows(layer, (EngineMethod,)) == 0
+    assert type(layer.quant_method) is EngineMethod
