@@ -18,6 +18,7 @@
 namespace eagle {
 namespace {
 
+constexpr int64_t kRows = 8;               // of a group that is multiplied at once
 constexpr int64_t kBlock = 16;             // outputs of a block, whose weights stay in the cache for all rows
 constexpr int64_t kChunk = 2;              // blocks of one task
 constexpr int64_t kStep = 32;              // inputs per instruction
@@ -26,8 +27,9 @@ constexpr int64_t kAhead = 2;              // tiles between reading weights and 
 constexpr int64_t kMinParallel = 1 << 17;  // weights; below, waking other threads costs more than it saves
 
 struct Layer {
-  // The rows in groups of 8, 4, 2 and 1, each [steps, rows of the group, kStep], zeros behind the last input. In this
-  // order a group is read from the first byte to the last; rows 4,096 bytes apart would share a line of the cache.
+  // The rows in groups of 8, at the end of 8, 4, 2 or 1, each [steps, rows of the group, kStep], zeros behind the last
+  // input and row. In this order a group is read from the first byte to the last; rows 4,096 bytes apart would share a
+  // line of the cache.
   const uint16_t* x;
   const uint16_t* weight;  // [outputs, inputs]
   const uint16_t* bias;    // [outputs] or null
@@ -35,13 +37,12 @@ struct Layer {
   int64_t rows, inputs, outputs, steps;
 };
 
-// Calls f(row, rows) for every group of rows.
+// Calls f(row, size of the group) for every group of rows; the last one may have more than are left.
 template <class F>
 void for_groups(int64_t rows, F&& f) {
-  int64_t row = 0;
-  for (; row + 8 <= rows; row += 8) f(row, 8);
-  for (int64_t size = 4; size; size /= 2) {
-    if ((rows - row) & size) f(row, size), row += size;
+  for (int64_t row = 0; row < rows; row += kRows) {
+    const int64_t left = rows - row;
+    f(row, left > 4 ? kRows : left > 2 ? 4 : left);
   }
 }
 
@@ -51,8 +52,9 @@ void group_rows(const uint16_t* x, int64_t stride, const Layer& layer, uint16_t*
     for (int64_t step = 0; step < layer.steps; ++step) {
       const int64_t first = step * kStep, count = std::min(kStep, layer.inputs - first);
       for (int64_t r = row; r < row + size; ++r, to += kStep) {
-        std::memcpy(to, x + r * stride + first, count * sizeof *to);
-        std::fill(to + count, to + kStep, 0);
+        const int64_t copied = r < layer.rows ? count : 0;
+        std::copy_n(x + r * stride + first, copied, to);
+        std::fill(to + copied, to + kStep, 0);
       }
     }
   });
@@ -136,7 +138,7 @@ EAGLE_BF16 inline void store(const Layer& layer, int64_t row, int64_t output, co
   }
   alignas(32) uint16_t rounded[16];
   _mm256_store_si256(reinterpret_cast<__m256i*>(rounded), to_bfloat16(total));
-  for (int r = 0; r < Rows; ++r) {
+  for (int64_t r = 0; r < std::min<int64_t>(Rows, layer.rows - row); ++r) {
     std::memcpy(layer.out + (row + r) * layer.outputs + output, rounded + r * Outputs, Outputs * sizeof(uint16_t));
   }
 }
@@ -232,7 +234,7 @@ void bf16_linear(TensorView x, TensorView weight, TensorView bias, TensorView ou
   }
   const int64_t steps = (inputs + kStep - 1) / kStep;
   thread_local std::vector<uint16_t> grouped;  // grows to the largest call of a thread, and stays
-  grouped.resize(std::max<size_t>(grouped.size(), rows * steps * kStep));
+  grouped.resize(std::max<size_t>(grouped.size(), (rows + kRows) * steps * kStep));
   const Layer layer{grouped.data(),
                     ptr<uint16_t>(weight),
                     bias.numel() ? ptr<uint16_t>(bias) : nullptr,
