@@ -24,7 +24,7 @@ class FewRowsMethod:
         """The engine calls this for each forward of the layer."""
         weight: Tensor = layer.weight
         if not torch.compiler.is_compiling() and bf16_linear.serves(x, weight):
-            return bf16_linear.linear(x, weight, bias)
+            return bf16_linear.multiply(x, weight, bias)
         return self.original.apply(layer, x, bias)  # type: ignore[no-any-return]
 
     def __getattr__(self, name: str) -> Any:

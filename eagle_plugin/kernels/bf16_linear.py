@@ -18,9 +18,8 @@ from torch.nn import functional as F
 
 from eagle_plugin.kernels import build, loader
 
-MAX_ROWS = (
-    32  # with more, torch is as fast: the products take the time, not reading the weights (benchmarks/kernels.py)
-)
+MAX_ROWS = 32  # with more, torch is as fast: products take the time, not reading weights (benchmarks/kernels.py)
+_NO_BIAS = torch.empty(0, dtype=torch.bfloat16)
 
 
 @functools.cache
@@ -46,9 +45,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     torch computes what `serves` does not name.
     """
-    if not serves(x, weight):
-        return F.linear(x, weight, bias)
-    rows = x.reshape(-1, x.shape[-1])
-    out = rows.new_empty(len(rows), len(weight))
-    native_kernel()(rows, weight, weight.new_empty(0) if bias is None else bias, out)  # type: ignore[misc]
-    return out.view(*x.shape[:-1], -1)
+    return multiply(x, weight, bias) if serves(x, weight) else F.linear(x, weight, bias)
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The same by our kernel, for what `serves` names."""
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    out = x.new_empty(rows.shape[0], weight.shape[0])
+    native_kernel()(rows, weight, _NO_BIAS if bias is None else bias, out)  # type: ignore[misc]
+    return out if x.dim() == 2 else out.view(*x.shape[:-1], -1)
