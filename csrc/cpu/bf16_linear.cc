@@ -27,7 +27,7 @@ constexpr int64_t kAhead = 2;              // tiles between reading weights and 
 constexpr int64_t kMinParallel = 1 << 17;  // weights; below, waking other threads costs more than it saves
 
 struct Layer {
-  // The rows in groups of 8, at the end of 8, 4, 2 or 1, each [steps, rows of the group, kStep], zeros behind the last
+  // The rows in groups of 8, at the end of 8, 4, 2 or 1, each [steps, rows of the group, kStep], zeros after the last
   // input and row. In this order a group is read from the first byte to the last; rows 4,096 bytes apart would share a
   // line of the cache.
   const uint16_t* x;
@@ -117,7 +117,7 @@ EAGLE_BF16 inline void multiply(const Layer& layer, const uint16_t* x, const uin
   for (int i = 0; i < Rows * Outputs; ++i) total[i] = sums[i];
 }
 
-// The inputs behind the last whole step.
+// The inputs after the last whole step.
 template <int Rows, int Outputs>
 EAGLE_BF16 inline void multiply_last(const Layer& layer, const uint16_t* x, const uint16_t* weight, __m512* total) {
   const __mmask32 left = (__mmask32{1} << (layer.inputs % kStep)) - 1;
@@ -154,7 +154,7 @@ EAGLE_BF16 void multiply_tiles(const Layer& layer, int64_t row, int64_t output) 
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t first = part * kPart, steps = std::min(kPart, whole - first);
     for (int tile = 0; tile < Tiles; ++tile) {
-      // Ahead is a tile of this part, of the next part or, behind the last part, of the next outputs.
+      // Ahead is a tile of this part, of the next part or, after the last part, of the next outputs.
       const int64_t next = tile + kAhead, part_ahead = part + next / Tiles;
       const int64_t ahead = part_ahead < parts ? (next % Tiles) * tile_size + part_ahead * kPart * kStep
                                                : (next % Tiles + (part_ahead - parts + 1) * Tiles) * tile_size;

@@ -39,7 +39,7 @@ class Layer(nn.Module):
 
 @pytest.fixture(autouse=True)
 def kernel(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of rows that came to the kernel; on a CPU without it torch stands in."""
+    """Numbers of rows that came to the kernel; on a CPU without it torch computes instead."""
     seen: list[int] = []
 
     def stand_in(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:

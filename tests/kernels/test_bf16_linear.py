@@ -71,7 +71,7 @@ def test_rows_with_a_stride_and_many_threads() -> None:
 
 
 @needs_kernel
-def test_numbers_that_are_none_stay_none() -> None:
+def test_nan_and_infinity_stay() -> None:
     weight, x, _ = layer(40, 64, 9)
     x[4, 3], x[5, 3], weight[:, 3] = torch.nan, torch.inf, 1
     out = computed(x, weight)
