@@ -49,7 +49,8 @@ FILES = {
 }
 # Of vLLM's own classes some end with a segmentation fault over the older compiled parts: Qwen3's in "heads".
 OF_NEWEST = [name for name in GROUPS if name not in ("heads", "linear layers", "real model")]
-SECONDS = 840  # of one process; the limit of a test is 900
+SECONDS = 840  # of one process of `make test`; the limit of a test is 900
+MATRIX_SECONDS = 1740  # of one of `make test-matrix`
 
 
 def test_every_file_is_in_a_group() -> None:
@@ -69,6 +70,7 @@ def selection(asked: str) -> list[str]:
         *(pytest.param(name, marks=pytest.mark.server) for name in ENGINES),
     ],
 )
+@pytest.mark.timeout(MATRIX_SECONDS + 60)
 def test_group(group: str, request: pytest.FixtureRequest) -> None:
     run(PYTHON, group, request)
 
@@ -86,10 +88,11 @@ def run(python: Path, group: str, request: pytest.FixtureRequest, quick: bool = 
         get_model("smollm2-135m-instruct")
     files = [str(FILES[name]) for name in GROUPS[group]]
     command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=10", *files]
-    command += selection("not matrix" if quick else request.config.option.markexpr)
+    chosen = selection("not matrix" if quick else request.config.option.markexpr)
+    command, seconds = command + chosen, SECONDS if chosen else MATRIX_SECONDS
     # Not the paths of this environment, which hold another transformers.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds)
     print(done.stdout[-6000:])  # with -s or -rP: the slowest tests of the group
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
     assert re.search(r"^\d+ passed", done.stdout, re.MULTILINE)
