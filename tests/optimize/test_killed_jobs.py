@@ -26,8 +26,10 @@ def start(action: str, name: str, jobs: Path, *options: str) -> subprocess.Popen
     """The command as a user starts it, in a process group of its own."""
     args = [sys.executable, "-m", "eagle_plugin.cli", "optimize", action, name, "--jobs", str(jobs), *options]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    # A shell starts background jobs, such as a test run, with SIGINT ignored, and children inherit that.
     return subprocess.Popen(args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment,
-                            start_new_session=True)  # fmt: skip
+                            start_new_session=True,
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # fmt: skip
 
 
 def stage_of(jobs: Path, name: str) -> str:
