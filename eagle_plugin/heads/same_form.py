@@ -20,7 +20,7 @@ def check_same_form(present: str | Path, new: str | Path) -> None:
     fix = "start the server with the new head instead"
     old_config, new_config = (_without_origin(read_config(folder)) for folder in (present, new))
     for key in sorted(old_config.keys() | new_config.keys()):
-        if old_config.get(key) != new_config.get(key):
+        if (old_config.get(key) or None) != (new_config.get(key) or None):  # an option that is off may be left out
             raise HeadError(
                 f"{new} has {key} {new_config.get(key)!r} in config.json, wanted {old_config.get(key)!r} as the served "
                 f"head {present}; {fix}"

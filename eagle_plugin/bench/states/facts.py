@@ -39,8 +39,11 @@ def shown_name(path: Path) -> str:
 
 
 def shown_arguments(arguments: Sequence[str]) -> list[str]:
-    """The arguments of a command with each path as its `shown_name`: a report has no names of users or folders."""
-    return [_without_folders(text) for text in arguments]
+    """The arguments of a command with each path as its `shown_name`: a report has no names of users or folders.
+
+    Nor does it have --resume: who repeats the command begins anew.
+    """
+    return [_without_folders(text) for text in arguments if text != "--resume"]
 
 
 def _without_folders(value: Any) -> Any:

@@ -122,7 +122,7 @@ def test_facts_of_a_head_name_no_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     facts = head_facts(tmp_path)
     assert facts.training == {"recipe": {"head": {"from": "old"}, "data": [{"url": "features"}], "lr": 1}}
-    assert shown_arguments(["/a/b/job/head", "--out", "x/y"]) == ["job/head", "--out", "y"]
+    assert shown_arguments(["/a/b/job/head", "--out", "x/y", "--resume"]) == ["job/head", "--out", "y"]
     weights = facts.weights_sha256
     (tmp_path / "model.safetensors").write_text("other")
     assert head_facts(tmp_path).weights_sha256 != weights
