@@ -1,0 +1,39 @@
+"""Which heads can take each other's place in a running server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from eagle_plugin.heads.files import HeadError
+from eagle_plugin.heads.same_form import check_same_form
+
+
+def head(folder: Path, rows: int = 4, **options: Any) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLMEagle3"]} | options))
+    save_file({"fc.weight": torch.zeros(rows, 2)}, folder / "model.safetensors")
+    return folder
+
+
+def test_an_option_that_is_off_may_be_left_out(tmp_path: Path) -> None:
+    served = head(tmp_path / "served", dtype="float32")
+    check_same_form(served, head(tmp_path / "new", fc_norm=False, dtype="bfloat16"))
+    check_same_form(tmp_path / "new", served)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fc_norm": True}, "has fc_norm True in config.json, wanted None as the served head"),
+        ({"rows": 5}, r"has \[5, 2\] torch.float32 for fc.weight, wanted \[4, 2\] torch.float32 as"),
+    ],
+)
+def test_another_form_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(HeadError, match=message):
+        check_same_form(head(tmp_path / "served"), head(tmp_path / "new", **changes))
