@@ -31,7 +31,7 @@ def test_an_option_that_is_off_may_be_left_out(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"fc_norm": True}, "has fc_norm True in config.json, wanted None as the served head"),
-        ({"rows": 5}, r"has \[5, 2\] torch.float32 for fc.weight, wanted \[4, 2\] torch.float32 as"),
+        ({"rows": 5}, r"has \[5, 2\] .* for fc.weight, wanted \[4, 2\]"),
     ],
 )
 def test_another_form_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
