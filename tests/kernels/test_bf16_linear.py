@@ -48,7 +48,7 @@ def test_it_is_the_layer_up_to_rounding(rows: int, outputs: int, inputs: int) ->
 @needs_kernel
 @pytest.mark.parametrize(("outputs", "inputs"), [(200, 130), (1000, 576), (3, 2048)])
 def test_a_row_has_the_same_result_in_every_batch(outputs: int, inputs: int) -> None:
-    """To the bit: a tree's verification then computes what plain decoding computes. torch does not promise that."""
+    """To the bit: the layers of a tree's verification compute what those of plain decoding compute."""
     weight, x, bias = layer(outputs, inputs, 33)
     whole = computed(x, weight, bias)
     for first in range(33):
