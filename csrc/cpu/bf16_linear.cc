@@ -99,8 +99,8 @@ EAGLE_BF16 inline void add_products(__m512* sums, const uint16_t* x, const __m51
   }
 }
 
-// Add the products of `steps` steps, from step `first` on, to the sums of Rows * Outputs results. `fetch` is where the
-// weights to be asked for begin; null to ask for none.
+// Add the products of `steps` steps to the sums of Rows * Outputs results. `fetch` is where the weights that are to be
+// asked for begin.
 template <int Rows, int Outputs, bool Fetch>
 EAGLE_BF16 inline void multiply(const Layer& layer, const uint16_t* x, const uint16_t* weight, int64_t steps,
                                 const uint16_t* fetch, __m512* total) {

@@ -18,9 +18,9 @@ def check_same_form(present: str | Path, new: str | Path) -> None:
         HeadError: they differ; the message names the first difference and says to start the server again.
     """
     fix = "start the server with the new head instead"
-    old_config, new_config = (_without_origin(read_config(folder)) for folder in (present, new))
+    old_config, new_config = (_compared(read_config(folder)) for folder in (present, new))
     for key in sorted(old_config.keys() | new_config.keys()):
-        if (old_config.get(key) or None) != (new_config.get(key) or None):  # an option that is off may be left out
+        if old_config.get(key) != new_config.get(key):
             raise HeadError(
                 f"{new} has {key} {new_config.get(key)!r} in config.json, wanted {old_config.get(key)!r} as the served "
                 f"head {present}; {fix}"
@@ -33,5 +33,6 @@ def check_same_form(present: str | Path, new: str | Path) -> None:
             raise HeadError(f"{new} has {shown[0]} for {name}, wanted {shown[1]} as {present}; {fix}")
 
 
-def _without_origin(config: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key not in ORIGIN}
+def _compared(config: dict[str, Any]) -> dict[str, Any]:
+    """Without its origin and the options that are off, which may be left out; a token id of 0 is neither."""
+    return {key: value for key, value in config.items() if key not in ORIGIN and value is not False}

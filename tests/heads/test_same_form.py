@@ -31,6 +31,7 @@ def test_an_option_that_is_off_may_be_left_out(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"fc_norm": True}, "has fc_norm True in config.json, wanted None as the served head"),
+        ({"pad_token_id": 0}, "has pad_token_id 0 in config.json, wanted None as the served head"),
         ({"rows": 5}, r"has \[5, 2\] .* for fc.weight, wanted \[4, 2\]"),
     ],
 )
