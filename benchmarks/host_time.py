@@ -1,18 +1,20 @@
-"""Measure what the host does in a decode round of the SGLang worker, and count its launches.
+"""Measure what the host does in a decode round of the plugin's worker, and count its launches.
 
-    python benchmarks/host_time.py [--repeats 5] [--rounds 60] [--json out/host-time.json]
+    python benchmarks/host_time.py [--engine sglang|vllm] [--repeats 5] [--rounds 60] [--json out/host-time.json]
 
-SGLang's scheduler runs in this process, on the CPU, without a server (benchmarks/sglang_rounds.py), with eager rounds
-and with captured ones. Native kernels, the forwards of the models and replays of captured functions run outside the
-clock (benchmarks/launches.py): what is left is the host's work. On a GPU a launch also takes the driver's time; torch's
-operations on tiny CPU tensors take about as long as their launches there. The assumptions are in the output. All
-batches are interleaved; a time is the median over the repeats of the median over the rounds, with its quartiles.
+The engine's scheduler runs in this process, on the CPU, without a server (benchmarks/sglang_rounds.py,
+benchmarks/vllm_rounds.py), with eager rounds and with captured ones. Native kernels, the forwards of the models and
+replays of captured functions run outside the clock (benchmarks/launches.py): what is left is the host's work. On a GPU
+a launch also takes the driver's time; torch's operations on tiny CPU tensors take about as long as their launches
+there. The assumptions are in the output. All batches are interleaved; a time is the median over the repeats of the
+median over the rounds, with its quartiles.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import importlib
 import importlib.util
 import statistics
 import sys
@@ -20,6 +22,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Console
@@ -27,6 +30,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.host_rounds import Run, Scenario
 from benchmarks.launches import ENGINE, GRAPH, OURS, Launch, Probe
 from benchmarks.roofline import H100, H200, LLAMA_8B, Device, Phase, round_bytes, simulate
 from eagle_plugin.bench.choices import parse_shape
@@ -42,16 +46,20 @@ AIM_EAGER_LAUNCHES, AIM_LAUNCHES, AIM_GRAPHS, AIM_HIDDEN = 30, 12, 4, 0.95
 LAUNCH_MICROSECONDS = 2.5  # of the CUDA driver per kernel or copy
 GRAPH_MICROSECONDS = 10.0  # per launch of a captured graph
 KERNEL_MICROSECONDS = 2.0  # on the device per small kernel
-CONTEXT = 1024
-MOST_TOKENS = 1400  # of a request of a run (benchmarks/sglang_rounds.py), with its rounds that are not measured
+CONTEXT = 1024  # that is simulated
+MOST_TOKENS = 1400  # of a request of a run (benchmarks/host_rounds.py), with its rounds that are not measured
 ASSUMPTIONS = (
     f"a kernel launch takes the driver {LAUNCH_MICROSECONDS} us, a graph {GRAPH_MICROSECONDS:g} us",
     f"a small kernel takes the device {KERNEL_MICROSECONDS:g} us, as many of them as an eager round launches",
     "the forwards of the models take bytes / bandwidth of the data sheet",
     f"Llama-3.1-8B in bf16, an EAGLE-3 head of it with 32,000 draft tokens, {CONTEXT} tokens of context per request",
     "the host of the GPU is as fast as this machine",
+    "copies of the engine's own buffers to the device are missing where a CPU has one buffer for both",
     "a captured round runs after emulated replays, which leave the processor's caches cold: its times are upper bounds",
 )
+
+
+FILES = {"sglang": "host-time.json", "vllm": "host-time-vllm.json"}
 
 
 class Strict(BaseModel):
@@ -81,7 +89,8 @@ class Cost(Strict):
     launches_by_phase: dict[str, int]
     graph_launches_by_phase: dict[str, int]
     launches_by_name: dict[str, int]
-    engine_launches: int = Field(description="the engine's own copies in the worker's step")
+    engine_launches: int = Field(description="the engine's own in the worker's step")
+    engine_launches_by_phase: dict[str, int]
 
 
 class ScenarioReport(Strict):
@@ -95,9 +104,10 @@ class ScenarioReport(Strict):
 
 
 class HostTime(Strict):
-    """`out/host-time.json`."""
+    """`out/host-time.json`, `out/host-time-vllm.json`."""
 
     date: str
+    engine: str
     shape: str
     repeats: int
     rounds: int
@@ -109,25 +119,27 @@ class HostTime(Strict):
 
 
 def simulate_round(
-    eager: Cost, captured: Cost, device: Device, shape: Shape, batch: int, overlap: bool
+    eager: Cost,
+    captured: Cost,
+    parts: Sequence[tuple[Sequence[str], str]],
+    device: Device,
+    shape: Shape,
+    batch: int,
+    overlap: bool,
 ) -> SimulatedRound:
-    """The time line of captured rounds on a GPU."""
+    """The time line of captured rounds on a GPU; parts: phases of the host, and the field of `Bytes` that is read."""
     data = round_bytes(LLAMA_8B, shape, batch, CONTEXT)
 
-    def phase(names: Sequence[str], read: float, engine: int = 0) -> Phase:
+    def phase(names: Sequence[str], read: float) -> Phase:
         host = sum(captured.phases_us[name].median for name in names)
-        host += LAUNCH_MICROSECONDS * (sum(captured.launches_by_phase[name] for name in names) + engine)
+        launches = (captured.launches_by_phase[name] + captured.engine_launches_by_phase[name] for name in names)
+        host += LAUNCH_MICROSECONDS * sum(launches)
         host += GRAPH_MICROSECONDS * sum(captured.graph_launches_by_phase[name] for name in names)
         kernels = sum(eager.launches_by_phase[name] for name in names)
         return Phase(host, 1e6 * read / device.bandwidth + KERNEL_MICROSECONDS * kernels)
 
-    parts = (
-        phase(("begin", "draft"), data.draft),
-        phase(("verify preparation",), data.verify),
-        phase(("tail",), data.tail),
-        phase(("extend", "rest"), data.extend, captured.engine_launches),
-    )
-    line = simulate(parts, captured.scheduler_us.median, overlap)
+    phases = [phase(names, getattr(data, field)) for names, field in parts]
+    line = simulate(phases, captured.scheduler_us.median, overlap)
     return SimulatedRound(
         overlap=overlap,
         round_us=round(line.period, 1),
@@ -137,24 +149,31 @@ def simulate_round(
     )
 
 
-def measure(shape: Shape, batches: Sequence[tuple[int, float]], repeats: int, rounds: int) -> HostTime:
-    """Run all batches eagerly and captured `repeats` times, interleaved, and once more to count."""
-    if importlib.util.find_spec("sglang") is None:
-        raise UserError(f"SGLang is not installed for {sys.executable}; run make env and use .venv-sglang/bin/python")
-    from benchmarks import sglang_rounds as sglang
+def rounds_of(engine: str) -> Any:
+    """The module that drives this engine."""
+    name, make = {"sglang": ("SGLang", "env"), "vllm": ("vLLM", "env-vllm")}[engine]
+    if importlib.util.find_spec(engine) is None:
+        raise UserError(
+            f"{name} is not installed for {sys.executable}; run make {make} and use .venv-{engine}/bin/python"
+        )
+    return importlib.import_module(f"benchmarks.{engine}_rounds")
 
+
+def measure(engine: str, shape: Shape, batches: Sequence[tuple[int, float]], repeats: int, rounds: int) -> HostTime:
+    """Run all batches eagerly and captured `repeats` times, interleaved, and once more to count."""
+    module = rounds_of(engine)
     scenarios = [
-        sglang.Scenario(f"{'sampled' if temperature else 'greedy'} {batch}", batch, temperature)
+        Scenario(f"{'sampled' if temperature else 'greedy'} {batch}", batch, temperature)
         for batch, temperature in batches
     ]
     kinds = [(one, captured) for one in scenarios for captured in (False, True)]
     times: dict[tuple[str, bool], list[dict[str, float]]] = {(one.name, captured): [] for one, captured in kinds}
     counted: dict[tuple[str, bool], dict[Launch, int]] = {}
-    runs = [sglang.Run(one, captured, rounds, False) for _ in range(repeats) for one, captured in kinds]
-    runs += [sglang.Run(one, captured, 1, True) for one, captured in kinds]
+    runs = [Run(one, captured, rounds, False) for _ in range(repeats) for one, captured in kinds]
+    runs += [Run(one, captured, 1, True) for one, captured in kinds]
     probe = Probe()
     with tempfile.TemporaryDirectory() as folder, probe.native_kernels():
-        for run, found in sglang.Rounds(sglang.boot(Path(folder), shape), probe).run(runs):
+        for run, found in module.Rounds(module.boot(Path(folder), shape), probe).run(runs):
             key = (run.scenario.name, run.captured)
             if run.counting:
                 counted[key] = found[0].launches
@@ -164,7 +183,7 @@ def measure(shape: Shape, batches: Sequence[tuple[int, float]], repeats: int, ro
     reports = {}
     for one in scenarios:
         eager, captured = (
-            cost(times[one.name, kind], counted[one.name, kind], sglang.PHASES) for kind in (False, True)
+            cost(times[one.name, kind], counted[one.name, kind], module.PHASES) for kind in (False, True)
         )
         reports[one.name] = ScenarioReport(
             batch=one.batch,
@@ -172,12 +191,15 @@ def measure(shape: Shape, batches: Sequence[tuple[int, float]], repeats: int, ro
             eager=eager,
             captured=captured,
             simulated={
-                device.name: [simulate_round(eager, captured, device, shape, one.batch, on) for on in (False, True)]
+                device.name: [
+                    simulate_round(eager, captured, module.PARTS, device, shape, one.batch, on) for on in (False, True)
+                ]
                 for device in (H100, H200)
             },
         )
     return HostTime(
         date=datetime.date.today().isoformat(),
+        engine=engine,
         shape=str(shape),
         repeats=repeats,
         rounds=rounds,
@@ -190,7 +212,7 @@ def measure(shape: Shape, batches: Sequence[tuple[int, float]], repeats: int, ro
             "hidden_share": AIM_HIDDEN,
         },
         assumptions=list(ASSUMPTIONS),
-        versions=installed_versions(("torch", "sglang", "apache-tvm-ffi", "eagle-plugin")),
+        versions=installed_versions(("torch", engine, "apache-tvm-ffi", "eagle-plugin")),
         machine=describe_machine(),
     )
 
@@ -206,6 +228,7 @@ def cost(times: list[dict[str, float]], launches: dict[Launch, int], phases: Seq
 
     graphs = {launch: n for launch, n in launches.items() if launch.name.startswith(GRAPH)}
     ours = {launch: n for launch, n in launches.items() if launch.whose == OURS and launch not in graphs}
+    engine = {launch: n for launch, n in launches.items() if launch.whose == ENGINE and launch not in graphs}
     names: Counter[str] = Counter()
     for launch, number in ours.items():
         names[launch.name] += number
@@ -218,7 +241,8 @@ def cost(times: list[dict[str, float]], launches: dict[Launch, int], phases: Seq
         launches_by_phase=by_phase(ours),
         graph_launches_by_phase=by_phase(graphs),
         launches_by_name=dict(names.most_common()),
-        engine_launches=sum(n for launch, n in launches.items() if launch.whose == ENGINE),
+        engine_launches=sum(engine.values()),
+        engine_launches_by_phase=by_phase(engine),
     )
 
 
@@ -226,7 +250,9 @@ def show(report: HostTime) -> None:
     """Print one table with two columns per kind of batch, eager and captured, and the aims below it."""
     names = [f"{name}\n{kind}" for name in report.scenarios for kind in ("eager", "captured")]
     costs = [x for one in report.scenarios.values() for x in (one.eager, one.captured)]
-    shown = Table("per round", *names, title=f"host time of a decode round in us, shape {report.shape}")
+    shown = Table(
+        "per round", *names, title=f"{report.engine}: host time of a decode round in us, shape {report.shape}"
+    )
     for phase in costs[0].phases_us:
         shown.add_row(phase, *(f"{one.phases_us[phase].median:.0f}" for one in costs))
     shown.add_row("worker", *(f"{one.worker_us.median:.0f}" for one in costs))
@@ -256,12 +282,15 @@ def show(report: HostTime) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=("sglang", "vllm"), default="sglang")
     parser.add_argument("--shape", type=parse_shape, default=Shape(3, 4, 16), help="steps/topk/draft tokens")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=60, help="measured per scenario and repeat")
     parser.add_argument("--greedy", type=int, nargs="*", default=[1, 8, 32], metavar="BATCH")
     parser.add_argument("--sampled", type=int, nargs="*", default=[8], metavar="BATCH")
-    parser.add_argument("--json", type=Path, default=Path("out/host-time.json"), metavar="FILE")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="default: out/host-time.json, out/host-time-vllm.json"
+    )
     options = parser.parse_args()
     batches = [(batch, 0.0) for batch in options.greedy] + [(batch, 0.8) for batch in options.sampled]
     if not batches or not all(1 <= batch <= 32 for batch, _ in batches):
@@ -269,8 +298,8 @@ def main() -> int:
     most = MOST_TOKENS // options.shape.max_accept_length
     if options.repeats < 1 or not 1 <= options.rounds <= most:
         parser.error(f"wanted at least one repeat, and 1 to {most} rounds of shape {options.shape}")
-    report = measure(options.shape, batches, options.repeats, options.rounds)
-    write_json(report, options.json)
+    report = measure(options.engine, options.shape, batches, options.repeats, options.rounds)
+    write_json(report, options.json or Path("out") / FILES[options.engine])
     show(report)
     return 0
 

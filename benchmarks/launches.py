@@ -30,6 +30,7 @@ FREE |= {"_unsafe_view", "_reshape_alias", "is_pinned"}
 # Operations that are two kernels on a GPU: a fill and a copy, or a copy and a fill.
 TWO_KERNELS = {"constant_pad_nd", "masked_fill", "scatter", "index_put"}
 GRAPH = "graph launch"
+ENGINE_FOLDERS = ("/sglang/", "/eagle_sglang_cpu/", "/sgl_kernel/", "/site-packages/vllm/")
 
 
 class Launch(NamedTuple):
@@ -178,7 +179,7 @@ def owner(frame: FrameType | None) -> str:
         file = frame.f_code.co_filename
         if "/eagle_plugin/" in file:
             return OURS
-        if "/sglang/" in file or "/eagle_sglang_cpu/" in file or "/sgl_kernel/" in file:
+        if any(folder in file for folder in ENGINE_FOLDERS):
             return ENGINE
         frame = frame.f_back
     return OTHER

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 
@@ -33,47 +33,28 @@ from sglang.srt.runtime_context import SpawnRanks, publish
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import PortArgs, ServerArgs
 
-from benchmarks.launches import CountLaunches, Launch, Probe
+from benchmarks.host_rounds import (
+    CONTEXT,
+    MAX_BATCH,
+    SCHEDULER,
+    VOCABULARY,
+    WARM_ROUNDS,
+    Round,
+    Run,
+    Scenario,
+    count_replays,
+    mark,
+)
+from benchmarks.launches import CountLaunches, Probe
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.graphs import Buckets
 from eagle_plugin.engines.sglang.support import unsupported_reasons
 from eagle_plugin.engines.sglang.worker import TreeWorker
 from eagle_plugin.errors import UserError
 
-MAX_BATCH, VOCABULARY, PROMPT_TOKENS, CONTEXT = 32, 512, 12, 2048
-WARM_ROUNDS = 5  # of every run, not measured
-# The phases of a round, in their order; SCHEDULER is the engine's work between two rounds.
+# The phases of a round, in their order.
 BEGIN, DRAFT, PREPARE, TAIL, EXTEND, REST = PHASES = ("begin", "draft", "verify preparation", "tail", "extend", "rest")
-SCHEDULER = "scheduler"
-
-
-class Scenario(NamedTuple):
-    """Requests that are decoded together."""
-
-    name: str
-    batch: int
-    temperature: float = 0.0
-
-
-class Run(NamedTuple):
-    """Rounds of one scenario from its prefill on."""
-
-    scenario: Scenario
-    captured: bool  # by graphs, else eager
-    rounds: int  # to measure
-    counting: bool  # of launches; the times of such rounds mean nothing
-
-
-class Round(NamedTuple):
-    """One decode round."""
-
-    microseconds: dict[str, float]  # by phase, the scheduler's work before it included
-    launches: dict[Launch, int]  # complete only if they were counted
-
-    @property
-    def worker(self) -> float:
-        """Microseconds of the worker's step."""
-        return sum(self.microseconds[phase] for phase in PHASES)
+PARTS = (((BEGIN, DRAFT), "draft"), ((PREPARE,), "verify"), ((TAIL,), "tail"), ((EXTEND, REST), "extend"))
 
 
 def boot(folder: Path, shape: Shape) -> Scheduler:
@@ -126,10 +107,10 @@ class Rounds:
         self._functions = worker._round
         self._captured_sizes = self._functions._buckets
         # The functions of a round: a phase begins with the call, the next one after it.
-        self._mark(self._functions, "draft", DRAFT, PREPARE)
-        self._mark(self._functions, "verify", PREPARE, TAIL)
-        self._mark(self._functions, "extend", EXTEND, REST)
-        self._functions.functions.run = self._replayed(self._functions.functions.run)
+        mark(probe, self._functions, "draft", DRAFT, PREPARE)
+        mark(probe, self._functions, "verify", PREPARE, TAIL)
+        mark(probe, self._functions, "extend", EXTEND, REST)
+        count_replays(probe, self._functions.functions)
         for runner in (worker.draft_worker.draft_runner, worker.target_worker.model_runner):
             runner.model.forward = self._fixed(runner.model.forward)
         worker.forward_batch_generation = self._round(worker.forward_batch_generation)
@@ -172,35 +153,11 @@ class Rounds:
             with CountLaunches(probe) if self._counting else nullcontext():
                 result = serve(batch, *args, **kwargs)
             probe.end_round()
-            self._measured.append(Round({name: ns / 1e3 for name, ns in probe.phases.items()}, dict(probe.launches)))
+            self._measured.append(Round.of(probe))
             probe.begin_round(SCHEDULER)
             return result
 
         return step
-
-    def _mark(self, owner: Any, name: str, phase: str, after: str) -> None:
-        """Let a call of owner.name be `phase`, and what follows it `after`."""
-        call = getattr(owner, name)
-
-        def marked(*args: Any, **kwargs: Any) -> Any:
-            self._probe.enter(phase)
-            try:
-                return call(*args, **kwargs)
-            finally:
-                self._probe.enter(after)
-
-        setattr(owner, name, marked)
-
-    def _replayed(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Let what was captured be one launch."""
-
-        def replay(key: tuple[Any, ...], function: Callable[[], Any]) -> Any:
-            if key not in self._functions.functions:
-                return run(key, function)
-            with self._probe.as_graph(key[0]):
-                return run(key, function)
-
-        return replay
 
     def _fixed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """A forward that computes once per shape of a decode round, and then returns the same tensors again."""
@@ -221,16 +178,14 @@ class Rounds:
 
 def request(scenario: Scenario, name: str) -> TokenizedGenerateReqInput:
     """One request that goes on until it is aborted."""
-    number = int(name)
     sampling = SamplingParams(
         temperature=scenario.temperature, top_p=0.9, max_new_tokens=CONTEXT - 400, ignore_eos=True, sampling_seed=None
     )
     sampling.normalize(None)
-    ids = [10 + (7 * number + 3 * i) % (VOCABULARY - 20) for i in range(PROMPT_TOKENS)]
     return TokenizedGenerateReqInput(
         rid=name,
         input_text=None,
-        input_ids=array("q", ids),
+        input_ids=array("q", scenario.prompt(int(name))),
         input_embeds=None,
         mm_inputs=None,
         token_type_ids=None,

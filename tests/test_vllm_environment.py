@@ -37,7 +37,7 @@ ENGINES = {
     "requests": ("greedy_requests", "metrics"),
     "ranks": ("tensor_parallel",),
     "self-test": ("selftest",),
-    "graphs": ("graphs", "host_waits"),
+    "graphs": ("graphs", "host_waits", "launches"),
     "sampling": ("sampling_distribution", "seeds"),
     "parameters": ("grammar", "parameters", "sampling_thinking", "logprobs", "refusals"),
     "real model": ("serving",),

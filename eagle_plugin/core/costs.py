@@ -7,17 +7,14 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from eagle_plugin.core.corrections import Corrections
 from eagle_plugin.core.shape import PLAIN, Shape
 
 # The phases of a round: the head's forwards that draft levels; the target's forward over the trees, with the walk; the
 # head's forward over the accepted tokens, with the move of their keys; all else.
 PHASES = ("draft", "verify", "extend", "fixed")
 PENDING_TOKENS = 32  # tokens of plain rounds per request that the head reads in one forward
-# One served round moves an estimate by so much of what it differs from its prediction.
-RATE = 0.2
-CHANGE_ROUNDS = 8  # rounds after a change of shape whose times are compared with those before it
-LARGEST_ERROR = math.log(2)  # a round that takes longer than twice its prediction counts as twice: others disturbed it
-FORGETTING = 0.999  # per round: what was learned of shapes that are not served fades
+SPEED_ROUNDS = 8  # rounds of batches of one size class, after which the speed at this size is known
 
 
 def size_class(b: int) -> int:
@@ -124,41 +121,28 @@ def rate(shape: Shape, tokens: float, seconds: float, reading: float) -> float:
 
 
 class CostModel:
-    """`Costs`, corrected by the rounds that were served.
+    """`Costs`, corrected by the rounds that were served: at the speed of the machine now, with the tables' errors.
 
-    A correction has two parts: the speed of the machine now, which no choice depends on, and what a shape costs more or
-    less than its table says. What changes while the shape stays is the machine's. What changes with the shape is the
-    shapes': half of it is added to the error of the new one and half is taken from the error of the one before, so that
-    a machine that becomes slower just then costs no shape anything after the next change. What changes with the size of
-    the batch is no shape's, since tables can be wrong about sizes too: until the speed is known at the new size, no
-    error is learned. All inputs are numbers of the host. Ranks that must choose alike share both.
+    All inputs are numbers of the host. Ranks that must choose alike share them.
     """
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
-        self.speed = 0.0  # log of measured over predicted seconds, of all shapes
-        # The same, without `speed`, of one shape at one size class of the batch, and the round that it was learned in.
-        self.errors: dict[int, dict[Shape, tuple[float, int]]] = {}
-        self._rounds = 0
-        self._served: tuple[int, Shape] | None = None  # the last one
-        self._before: tuple[int, Shape] | None = None  # the one before the last change, if it tells of the shapes
-        self._since_change = 0
+        self.corrections = Corrections()
+        self._size: int | None = None  # the class of the last batch
         self._of_size = 0  # rounds since batches were of another size class
         self._tables: dict[int, dict[Shape, tuple[float, float]]] = {}
         self._phase_lines: dict[tuple[int, Shape], tuple[tuple[float, float], ...]] = {}
 
+    @property
+    def speed(self) -> float:
+        """Log of measured over predicted seconds, of all shapes."""
+        return self.corrections.speed
+
     def seconds(self, shapes: Iterable[Shape], b: int, keys: int) -> dict[Shape, float]:
         """What a round of each shape will take at the present speed of the machine."""
-        table = self._tables.setdefault(b, {})
-        errors = self.errors.get(size_class(b), {})
-        speed = math.exp(self.speed)
-        found = {}
-        for shape in shapes:
-            fixed, per_key = table.get(shape) or table.setdefault(shape, self.costs.line(shape, b))
-            found[shape] = (fixed + keys * per_key) * speed
-        for shape in errors.keys() & found.keys():
-            found[shape] *= math.exp(self._error((size_class(b), shape)))
-        return found
+        errors = self.corrections.errors(size_class(b))
+        return {shape: self._tabled(shape, b, keys) * math.exp(self.speed + errors.get(shape, 0.0)) for shape in shapes}
 
     def prompt_token(self) -> float:
         """Seconds that a token of a prompt costs because there are drafts."""
@@ -184,32 +168,20 @@ class CostModel:
         """Learn from one served round; a time that is not positive and finite (a clock was set) counts for nothing."""
         if not seconds > 0 or math.isinf(seconds):
             return
-        self._rounds += 1
-        key = size_class(b), shape
-        if self._served is None or key[0] != self._served[0]:
-            self._before, self._of_size = None, 0
-        elif key != self._served:
-            self._before = self._served if self._of_size >= CHANGE_ROUNDS else None
-            self._since_change = 0
-        self._served = key
-        self._of_size += 1
-        self._since_change += 1
-        error = math.log(seconds / self.seconds((shape,), b, keys)[shape])
-        step = RATE * max(-LARGEST_ERROR, min(LARGEST_ERROR, error))
-        self.speed += step
-        if self._before is not None and self._since_change <= CHANGE_ROUNDS:
-            self._add_error(key, step)
-            self._add_error(self._before, -step)
+        size = size_class(b)
+        self._of_size = self._of_size + 1 if size == self._size else 1
+        self._size = size
+        self.corrections.observe(size, shape, math.log(seconds / self._tabled(shape, b, keys)))
+
+    def doubt(self, b: int, shape: Shape, other: Shape) -> float:
+        """How far the ratio of two shapes' seconds may be off: the standard deviation of its logarithm."""
+        return self.corrections.doubt(size_class(b), shape, other)
 
     def knows_speed(self, b: int) -> bool:
         """Whether enough rounds of batches of about this size were timed just now to learn errors of shapes."""
-        return self._served is not None and self._served[0] == size_class(b) and self._of_size >= CHANGE_ROUNDS
+        return self._size == size_class(b) and self._of_size >= SPEED_ROUNDS
 
-    def _error(self, key: tuple[int, Shape]) -> float:
-        size, shape = key
-        error, learned = self.errors.get(size, {}).get(shape, (0.0, 0))
-        return error * FORGETTING ** (self._rounds - learned)
-
-    def _add_error(self, key: tuple[int, Shape], step: float) -> None:
-        size, shape = key
-        self.errors.setdefault(size, {})[shape] = self._error(key) + step, self._rounds
+    def _tabled(self, shape: Shape, b: int, keys: int) -> float:
+        table = self._tables.setdefault(b, {})
+        fixed, per_key = table.get(shape) or table.setdefault(shape, self.costs.line(shape, b))
+        return fixed + keys * per_key

@@ -54,10 +54,12 @@ PROBE_ROUNDS = 32  # rounds between two of them, if both yield what was expected
 MOST_SPARE = 4.0  # rounds' time that probes may have earned for the next ones, or owe
 PROMPT_MEMORY = 4096  # output tokens over which the prompt tokens per output token are averaged
 PRIOR_TOKENS = 512.0  # output tokens without a prompt that are assumed at the start
-COMPARE_ROUNDS = 6  # of a shape that is served only so that its time is measured: what is left wrong of it is a tenth
-COMPARE_COST = 0.003  # of the time may be lost to these, by shape
-COMPARE_ABOVE = 0.9  # of what the present shape promises: the second best one is compared if it promises more
-COMPARE_EVERY = 256  # rounds between two of them at least, for one shape and batches of one size class
+COMPARE_ROUNDS = 4  # of a shape that is served only so that its time is measured
+COMPARED_FOR = 64  # rounds in which the better one of two shapes that were compared is served
+COMPARE_COST = 0.01  # of the time may be lost to these, in batches of one size class
+LEAST_LOSS = 0.01  # of the time of rounds that compare: they cost something, whatever is expected
+PLAIN_EVERY = 512  # rounds between two comparisons with plain decoding at least, for batches of one size class
+PLAIN_COST = 0.003  # of the time may be lost to these
 
 
 def shapes_within(caps: Shape) -> list[Shape]:
@@ -93,6 +95,19 @@ def captured_shapes(caps: Shape, is_parallel: bool = False) -> list[Shape]:
     return [*shapes, caps]
 
 
+def gain_of_knowing(better: float, doubt: float) -> float:
+    """What knowing by how much a shape is better than another one gains, where it is expected to be `better`.
+
+    All in logarithms; doubt: the standard deviation. It is the knowledge gradient of P. Frazier, W. Powell and S.
+    Dayanik (2008) for a measurement that tells all: the expected maximum of the difference and 0, less what the shape
+    gives that now seems better.
+    """
+    if doubt <= 0:
+        return 0.0
+    z = abs(better) / doubt
+    return doubt * (math.exp(-z * z / 2) / math.sqrt(2 * math.pi) - z * math.erfc(z / math.sqrt(2)) / 2)
+
+
 class Policy:
     """Chooses the shape of every round: the most expected tokens per second.
 
@@ -113,7 +128,8 @@ class Policy:
         self._asked: tuple[int, Collection[Shape] | None] = 0, None
         self._since_review = 0
         self._rounds: dict[int, int] = {}  # by size class of the batch, up to the last review
-        self._measured: dict[tuple[int, Shape], int] = {}  # by size class: after how many rounds a shape was served
+        self._plain_until: dict[int, int] = {}  # by size class: after how many rounds plain ones were served
+        self._compares_from: dict[int, float] = {}  # by size class: after how many rounds others may be again
         self._compared: Shape | None = None  # served for some rounds after a review
         self._probe = caps
         self._lost = 0.0  # what a probe costs, in rounds of the present shape
@@ -207,7 +223,7 @@ class Policy:
             self._lost = max(lost, PROBE_ROUNDS * PROBE_COST)
 
     def _to_compare(self, b: int, rates: Mapping[Shape, float]) -> Shape | None:
-        """Plain decoding or the second best shape, if its cost was not measured for long and it could be better.
+        """Plain decoding now and then, whatever is expected of it, else the shape most worth measuring, if any is.
 
         Only rounds of batches of this size class count: a load that changes all the time compares as seldom.
         """
@@ -216,18 +232,27 @@ class Policy:
             self._rounds[last_size] = self._rounds.get(last_size, 0) + self._since_review - 1
         size, present = size_class(b), self.present
         rounds = self._rounds.get(size, 0)
-        self._measured[size, present] = rounds
+        if present == PLAIN:
+            self._plain_until[size] = rounds
         if present == PLAIN or not self.costs.knows_speed(b):
             return None
-        least = COMPARE_ABOVE * rates[present]
-        others = [shape for shape, promised in rates.items() if promised > least and shape not in (PLAIN, present)]
-        for shape in (PLAIN, max(others, key=rates.__getitem__, default=PLAIN)):
-            lost = COMPARE_ROUNDS * (1 - rates[shape] / rates[present])
-            last = self._measured.get((size, shape), -math.inf)
-            if rounds >= last + max(COMPARE_EVERY, lost / COMPARE_COST):
-                self._measured[size, shape] = rounds
-                return shape
-        return None
+        lost = COMPARE_ROUNDS * (1 - rates[PLAIN] / rates[present])
+        if rounds >= self._plain_until.get(size, -math.inf) + max(PLAIN_EVERY, lost / PLAIN_COST):
+            self._plain_until[size] = rounds
+            return PLAIN
+        if rounds < self._compares_from.get(size, 0):
+            return None
+        best, most = None, 0.0
+        for shape, promised in rates.items():
+            if shape == present:
+                continue
+            better = math.log(promised / rates[present])
+            lost = COMPARE_ROUNDS * max(1 - math.exp(better), LEAST_LOSS)
+            gained = COMPARED_FOR * gain_of_knowing(better, self.costs.doubt(b, shape, present)) - lost
+            if gained > most:
+                best, most = shape, gained
+                self._compares_from[size] = rounds + lost / COMPARE_COST
+        return best
 
     def _most_telling(self, rates: Mapping[Shape, float]) -> Shape:
         """The shape that tells most of what rounds of the present one do not, and costs least.

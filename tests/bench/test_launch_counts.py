@@ -114,7 +114,11 @@ def test_wrong_options_of_host_time(
     assert wanted in capsys.readouterr().err
 
 
-def test_host_time_without_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("engine", "wanted"),
+    [("sglang", "SGLang is not .*; run make env and"), ("vllm", "vLLM is not .*; run make env-vllm and")],
+)
+def test_host_time_without_the_engine(engine: str, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_time.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="SGLang is not installed for .*; run make env"):
-        host_time.measure(Shape(3, 4, 16), [(1, 0.0)], 1, 1)
+    with pytest.raises(UserError, match=wanted):
+        host_time.measure(engine, Shape(3, 4, 16), [(1, 0.0)], 1, 1)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_plugin.core.costs import CHANGE_ROUNDS, PENDING_TOKENS, PHASES, CostModel, Costs, Curve, Forward, size_class
+from eagle_plugin.core.costs import PENDING_TOKENS, PHASES, SPEED_ROUNDS, CostModel, Costs, Curve, Forward, size_class
 from eagle_plugin.core.shape import PLAIN, Shape
 
 prop = settings(derandomize=True, deadline=None, max_examples=100, database=None)
@@ -118,7 +118,7 @@ def ratios(model: CostModel, b: int = 4) -> dict[Shape, float]:
 def test_a_slower_machine_changes_all_shapes_alike() -> None:
     model = CostModel(COSTS)
     serve(model, A, 100, 1.5)
-    assert list(ratios(model).values()) == pytest.approx([1.5] * 3, rel=1e-3)
+    assert list(ratios(model).values()) == pytest.approx([1.5] * 3, rel=0.01)
 
 
 def test_a_shape_that_is_slower_than_its_table_is_found_by_changes() -> None:
@@ -126,31 +126,36 @@ def test_a_shape_that_is_slower_than_its_table_is_found_by_changes() -> None:
     model = CostModel(COSTS)
     for _ in range(20):
         for shape, seconds in ((A, 1.0), (B, 1.5)):
-            serve(model, shape, CHANGE_ROUNDS, seconds * 1.3, noise=0.05)
+            serve(model, shape, SPEED_ROUNDS, seconds * 1.3, noise=0.05)
     found = ratios(model)
     assert found[B] / found[A] == pytest.approx(1.5, rel=0.05)
     assert found[A] < found[C] < found[B]  # nothing is known of it
     assert found[A] == pytest.approx(1.3, rel=0.1)
 
 
-def test_one_change_is_enough() -> None:
+def test_few_changes_are_enough() -> None:
+    """After one most of it is blamed on the shape, not on the machine; after three, what it is."""
     model = CostModel(COSTS)
     serve(model, A, 50, 1.0)
-    serve(model, B, CHANGE_ROUNDS, 1.5)
+    serve(model, B, SPEED_ROUNDS, 1.5)
+    found = ratios(model)
+    assert found[B] == pytest.approx(1.5, rel=0.05) and 1.0 < found[A] < 1.15
+    serve(model, A, SPEED_ROUNDS, 1.0)
+    serve(model, B, SPEED_ROUNDS, 1.5)
     found = ratios(model)
     assert found[B] / found[A] == pytest.approx(1.5, rel=0.05)
-    assert found[A] == pytest.approx(1.0, rel=0.05)
 
 
-def test_a_machine_that_slows_down_at_a_change_costs_no_shape_anything_after_the_next_change() -> None:
+def test_a_machine_that_slows_down_at_a_change_costs_no_shape_anything_after_the_next_ones() -> None:
     model = CostModel(COSTS)
     serve(model, A, 50, 1.0)
     serve(model, B, 50, 2.0)
     blamed = ratios(model)
-    assert blamed[B] / blamed[A] > 1.9  # the control: at first B is blamed
-    serve(model, A, 50, 2.0)
+    assert blamed[B] / blamed[A] > 1.5  # the control: at first B is blamed
+    for shape in (A, B, A, B, A):
+        serve(model, shape, SPEED_ROUNDS, 2.0)
     found = ratios(model)
-    assert found[B] / found[A] == pytest.approx(1.0, rel=0.05)
+    assert found[B] / found[A] == pytest.approx(1.0, rel=0.1)
 
 
 def test_what_was_learned_of_a_shape_fades() -> None:
@@ -177,7 +182,7 @@ def test_what_changes_with_the_size_of_the_batch_is_blamed_on_no_shape() -> None
     serve(model, B, 2, 1.0, b=8)
     serve(model, C, 50, 1.0, b=8)
     found = ratios(model, b=8)
-    assert found[A] == found[B] == found[C] == pytest.approx(1.0, rel=0.01)
+    assert [found[A], found[B], found[C]] == pytest.approx([1.0] * 3, rel=0.01)
     serve(model, B, 2, 1.3, b=8)  # the control: now the speed at this size is known
     assert ratios(model, b=8)[B] > 1.1
 
@@ -195,7 +200,7 @@ def test_a_clock_that_was_set_counts_for_nothing(seconds: float) -> None:
     model = CostModel(COSTS)
     serve(model, A, 50, 1.2)
     before = ratios(model)
-    for shape in (A, B, A):
+    for shape in (A, B, A, B, A):
         model.observe(shape, 4, 400, seconds)
     assert ratios(model) == before
 
@@ -205,13 +210,13 @@ def test_one_absurd_time_changes_little(seconds: float) -> None:
     model = CostModel(COSTS)
     serve(model, A, 50, 1.0)
     model.observe(A, 4, 400, seconds)
-    assert list(ratios(model).values()) == pytest.approx([1.0] * 3, rel=0.16)
+    assert list(ratios(model).values()) == pytest.approx([1.0] * 3, rel=0.25)
     serve(model, A, 50, 1.0)
     assert list(ratios(model).values()) == pytest.approx([1.0] * 3, rel=0.001)
     model.observe(B, 4, 400, seconds)
-    assert list(ratios(model).values()) == pytest.approx([1.0] * 3, rel=0.35)
+    assert list(ratios(model).values()) == pytest.approx([1.0] * 3, rel=0.25)
     serve(model, B, 50, 1.0)
-    assert list(ratios(model).values()) == pytest.approx([1.0] * 3, rel=0.02)
+    assert list(ratios(model).values()) == pytest.approx([1.0] * 3, rel=0.04)
 
 
 def test_noise_of_times_is_averaged() -> None:

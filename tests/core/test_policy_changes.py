@@ -75,6 +75,12 @@ def test_a_batch_that_shrinks_by_one_request_at_a_time_is_reviewed_too() -> None
     assert world.rate(policy.present, 1) > 0.95 * world.rate(world.best(policy.shapes, 1), 1)
 
 
+def compare_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no shape be served only to compare its time."""
+    monkeypatch.setattr(module, "PLAIN_EVERY", math.inf)
+    monkeypatch.setattr(module, "COMPARED_FOR", 0)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Probes
 
@@ -91,7 +97,7 @@ def test_probes_cost_a_hundredth_of_the_time(
     Rounds that are served to compare costs come on top.
     """
     if not compares:
-        monkeypatch.setattr(module, "COMPARE_EVERY", math.inf)
+        compare_nothing(monkeypatch)
     costs = device(free_rows * b)
     policy, world = new_policy(costs), World(costs, accepts)
     world.serve(policy, b, 1000)
@@ -207,7 +213,7 @@ def test_drafts_that_cost_more_than_their_tables_are_left_for_plain_rounds(
 ) -> None:
     """All trees of 8 requests take 1.5 times what the tables say; without comparisons, the control, they are kept."""
     if not compares:
-        monkeypatch.setattr(module, "COMPARE_EVERY", math.inf)
+        compare_nothing(monkeypatch)
     costs = device(12)
     policy, world = new_policy(costs), World(costs, MIDDLE, noise=0.05)
     world.serve(policy, 1, 200)
@@ -248,7 +254,7 @@ def test_wrong_tables_cost_little_where_shapes_are_compared(
     monkeypatch: pytest.MonkeyPatch, sigma: float, most: float
 ) -> None:
     compared = loss(sigma)
-    monkeypatch.setattr(module, "COMPARE_EVERY", math.inf)
+    compare_nothing(monkeypatch)
     uncompared = loss(sigma)
     print(f"loss {compared:.4f}, without comparisons {uncompared:.4f}")
     assert compared < most

@@ -21,7 +21,7 @@ from eagle_plugin.engines.vllm.decode_step import DecodeStep
 from eagle_plugin.engines.vllm.drafter import DraftBatch, TreeProposer
 from eagle_plugin.engines.vllm.pending import PendingTokens
 from eagle_plugin.engines.vllm.runner import TreeModelRunner
-from eagle_plugin.engines.vllm.sampling import draft_params
+from eagle_plugin.engines.vllm.sampling import KnownParams, draft_params
 from eagle_plugin.engines.vllm.shapes import RoundShapes
 from eagle_plugin.engines.vllm.verifier import TreeVerifier
 
@@ -81,6 +81,7 @@ class ToyRunner:
             discard_request_mask=SimpleNamespace(gpu=None, np=np.zeros(REQUESTS, dtype=bool)),
             max_num_tokens=REQUESTS * SHAPE.width,
             _copy_valid_sampled_token_count=lambda *_: None,
+            _draft_params=KnownParams(),
             _draft_clock=SimpleNamespace(time=lambda _, draft: draft()),
             _has_reasoner=False,
             _pending=PendingTokens(BLOCK),

@@ -113,7 +113,7 @@ def slot_table(block_table: Tensor, block_size: int, positions: int) -> Tensor:
 
 def cache_slots(slots: Tensor, block_size: int) -> Tensor:
     """The cache rows of vLLM's slot numbers [N] int64, which count one row per token."""
-    return slots + slots.div(block_size, rounding_mode="floor") * block_size
+    return torch.add(slots, slots.div(block_size, rounding_mode="floor"), alpha=block_size)
 
 
 def chains_of(extend: ExtendRows, lens: Sequence[int], slot_table: Tensor, most: int | None = None) -> list[Chains]:

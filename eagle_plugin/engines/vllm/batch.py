@@ -163,6 +163,18 @@ class RoundBatch(NamedTuple):
             newest=[i for i in whole if request_ids[i] in drafted],
         )
 
+    def put_trees(self, ids: Tensor, positions: Tensor) -> None:
+        """Write the positions of the trees' nodes, and their tokens but the roots', into query rows of [n] values."""
+        tree = self.drafts.tree
+        if self.uniform:
+            n = self.b * self.width
+            torch.add(self.prefix_lens[:, None], tree.depths, out=positions[:n].view(self.b, self.width))
+            ids[:n].view(self.b, self.width)[:, 1:] = tree.tokens[:, 1:]
+        elif len(self.trees):
+            rows, node = self.query, self.nodes  # padding gets the token and position of the node that it stands for
+            positions[rows] = (self.prefix_lens[self.trees, None] + tree.depths).gather(1, node)
+            ids[rows] = torch.where(node > 0, tree.tokens.gather(1, node).int(), ids[rows])
+
     def rows(self) -> Rows:
         """How the query rows attend."""
         extend = tree = query = None

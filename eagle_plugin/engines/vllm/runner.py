@@ -40,7 +40,7 @@ from eagle_plugin.engines.vllm.linear_attention import LinearLayers
 from eagle_plugin.engines.vllm.pending import Key, PendingTokens, PlainRows, given_blocks
 from eagle_plugin.engines.vllm.policy_reports import PolicyReporter
 from eagle_plugin.engines.vllm.ranks import rank_logger
-from eagle_plugin.engines.vllm.sampling import draft_params, request_keys
+from eagle_plugin.engines.vllm.sampling import KnownParams, draft_params, request_keys
 from eagle_plugin.engines.vllm.served import caps_of
 from eagle_plugin.engines.vllm.shapes import RoundShapes, choose_shapes, without_costs
 from eagle_plugin.engines.vllm.step_memory import Root
@@ -66,6 +66,7 @@ class TreeModelRunner(GPUModelRunner):
         if self._tp_group.rank_in_group == 0:
             self._reporter = PolicyReporter(self.speculative_config, lambda: self._shapes.chooser)
         self.drafter: TreeProposer = TreeProposer(vllm_config, device, self)
+        self._draft_params = KnownParams()
         self._draft_clock = DraftClock(self.device.type, self._logger)
         self._store = DraftStore()
         self._has_reasoner = bool(vllm_config.structured_outputs_config.reasoning_parser)
@@ -157,11 +158,7 @@ class TreeModelRunner(GPUModelRunner):
         committed = (num_scheduled_tokens - counts).sum()
         keys = self.input_batch.num_computed_tokens_cpu[: batch.b].sum() + committed
         self._shapes.scheduled(batch, int(keys), int(committed) - batch.b)
-        if len(batch.trees):
-            tree, rows, ids = batch.drafts.tree, batch.query, self.input_ids.gpu
-            node = batch.nodes  # padding shares the row of a tree's last node, and gets its token and position
-            self.positions[rows] = (batch.prefix_lens[batch.trees, None] + tree.depths).gather(1, node)
-            ids[rows] = torch.where(node > 0, tree.tokens.gather(1, node).int(), ids[rows])
+        batch.put_trees(self.input_ids.gpu, self.positions)
         self._batch = batch
         return prepared
 
@@ -250,7 +247,11 @@ class TreeModelRunner(GPUModelRunner):
             root = Root(state, extend.lengths, next_tokens.long())
         self._shapes.begin(shape, batch)
         chains = self._chains()
-        params = draft_params(sampling_metadata, chains, batch.b, self.input_batch.vocab_size, self.device)
+        known = self._draft_params if chains is None else KnownParams()
+        params = known.of(
+            sampling_metadata,
+            lambda: draft_params(sampling_metadata, chains, batch.b, self.input_batch.vocab_size, self.device),
+        )
         keys = None if greedy else request_keys(sampling_metadata.generators, batch.b, self.device)
         trees = DraftBatch(shape, root.lengths, slot_table, params, keys, chains)
         drafter = step if step is not None and step.can_draft(trees) else self.drafter

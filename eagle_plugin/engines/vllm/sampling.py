@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -30,6 +30,20 @@ def sampling_params(
         given(metadata.top_p, 1.0, torch.float32),
         given(min_ps, 0.0, torch.float32),
     )
+
+
+class KnownParams:
+    """The parameters of the batch at hand: vLLM makes new metadata whenever a batch changes, never else."""
+
+    def __init__(self) -> None:
+        self._metadata: Any = None
+        self._params: SamplingParams
+
+    def of(self, metadata: Any, make: Callable[[], SamplingParams]) -> SamplingParams:
+        """What `make` gave for this ``SamplingMetadata``."""
+        if metadata is not self._metadata:
+            self._params, self._metadata = make(), metadata
+        return self._params
 
 
 def request_keys(generators: Mapping[int, torch.Generator], b: int, device: torch.device) -> Tensor:

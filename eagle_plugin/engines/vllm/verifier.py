@@ -24,7 +24,7 @@ from eagle_plugin.engines.vllm.logits import (
     transform_logits,
 )
 from eagle_plugin.engines.vllm.logprobs import output_logprobs, wants_logprobs
-from eagle_plugin.engines.vllm.sampling import request_keys, sampling_params
+from eagle_plugin.engines.vllm.sampling import KnownParams, request_keys, sampling_params
 from eagle_plugin.engines.vllm.thinking import follow_budgets, plain_requests
 from eagle_plugin.kernels.sampling import SamplingParams
 
@@ -38,6 +38,7 @@ class TreeVerifier:
         """sampler is vLLM's ``Sampler``, whose functions make the log probabilities that requests ask for."""
         self.groups, self._linear, self._sampler, self._logprobs_mode = groups, linear, sampler, logprobs_mode
         self._ranks = ranks
+        self._params = KnownParams()
 
     def verify(
         self,
@@ -64,7 +65,7 @@ class TreeVerifier:
         drafts = batch.all_drafts()
         plain = plain_requests(metadata, drafts.shape.max_accept_length)
         if step is not None and not (plain or transforms or wanted) and step.can_walk(batch, metadata.all_greedy):
-            accepted, tokens = step.walk(batch, logits, *draws_of(metadata, batch.b, logits))
+            accepted, tokens = step.walk(batch, logits, *self._draws_of(metadata, batch.b, logits))
             return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=None), accepted
         if plain:
             sizes = torch.full((batch.b,), batch.width, device=device)
@@ -75,7 +76,7 @@ class TreeVerifier:
             logits = logits.clone() if logits is raw else logits
             rows = node_rows(batch.b, batch.width, batch.logits_rows, len(logits), device)
             logits = transform_logits(metadata, drafts.tree, batch.roots, minimal, rows, logits)
-        params, keys = draws_of(metadata, batch.b, logits)
+        params, keys = self._draws_of(metadata, batch.b, logits)
         accepted = accept(drafts, batch.tree_logits(logits), params, keys, batch.roots, filters="chained")
         accepted = self._ranks.agree(accepted)
         if len(batch.trees):
@@ -92,11 +93,13 @@ class TreeVerifier:
             )
         return SamplerOutput(sampled_token_ids=output_tokens(accepted), logprobs_tensors=logprobs), accepted
 
-
-def draws_of(metadata: Any, b: int, logits: Tensor) -> tuple[SamplingParams, Tensor | None]:
-    """How b requests draw tokens after logits [n, V], and their keys [b] int64; None: all take the most likely one."""
-    params = sampling_params(metadata, min_ps(metadata, b), b, logits.shape[1], logits.device)
-    return params, None if metadata.all_greedy else request_keys(metadata.generators, b, logits.device)
+    def _draws_of(self, metadata: Any, b: int, logits: Tensor) -> tuple[SamplingParams, Tensor | None]:
+        """How b requests draw tokens after logits [n, V], and their keys [b] int64; None: all take the most likely."""
+        device = logits.device
+        params = self._params.of(
+            metadata, lambda: sampling_params(metadata, min_ps(metadata, b), b, logits.shape[1], device)
+        )
+        return params, None if metadata.all_greedy else request_keys(metadata.generators, b, device)
 
 
 def plainly(tokens: Tensor) -> Accepted:

@@ -6,16 +6,11 @@ The counts are exact, so a change that adds a launch fails here; times are only 
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from host_times import check_times, host_times
 
-ROOT = Path(__file__).parents[3]
 # Per round, outside of the models' forwards; the aims are in benchmarks/host_time.py.
 GREEDY_LAUNCHES, SAMPLED_LAUNCHES = 29, 52  # of an eager round
 CAPTURED_LAUNCHES, GRAPHS = 12, 4
@@ -25,16 +20,7 @@ pytestmark = pytest.mark.server
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Few rounds of the smallest set of batches, in a process of its own: SGLang's state belongs to a process."""
-    file = tmp_path_factory.mktemp("host-time") / "host-time.json"
-    options = ["--repeats", "1", "--rounds", "5", "--greedy", "1", "8", "--sampled", "8", "--json", str(file)]
-    command = [sys.executable, str(ROOT / "benchmarks/host_time.py"), *options]
-    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "Aims for greedy 8: worker 1000 us, found " in done.stdout
-    document: dict[str, Any] = json.loads(file.read_text())
-    return document
+    return host_times("sglang", tmp_path_factory.mktemp("host-time"))
 
 
 @pytest.mark.parametrize(("name", "limit"), [("greedy 8", GREEDY_LAUNCHES), ("sampled 8", SAMPLED_LAUNCHES)])
@@ -61,13 +47,4 @@ def test_the_number_of_launches_does_not_grow_with_the_batch(report: dict[str, A
 
 
 def test_times(report: dict[str, Any]) -> None:
-    for one in report["scenarios"].values():
-        for cost in (one["eager"], one["captured"]):
-            assert all(phase["median"] > 0 for phase in cost["phases_us"].values())
-            assert cost["worker_us"]["median"] > max(phase["median"] for phase in cost["phases_us"].values())
-        for lines in one["simulated"].values():
-            plain, overlapped = lines
-            assert not plain["overlap"] and overlapped["overlap"]
-            assert overlapped["round_us"] < plain["round_us"]
-            assert plain["hidden_share"] < overlapped["hidden_share"] <= 1
-    assert report["assumptions"] and report["versions"]["sglang"]
+    check_times(report)

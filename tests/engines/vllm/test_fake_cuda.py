@@ -38,7 +38,7 @@ from eagle_plugin.engines.vllm.linear_attention import LinearLayers, LinearMetad
 from eagle_plugin.engines.vllm.logits import MinimalLength, node_rows
 from eagle_plugin.engines.vllm.pending import PendingTokens, PlainRows
 from eagle_plugin.engines.vllm.runner import TreeModelRunner
-from eagle_plugin.engines.vllm.sampling import sampling_params
+from eagle_plugin.engines.vllm.sampling import KnownParams, sampling_params
 from eagle_plugin.engines.vllm.shapes import RoundShapes
 from eagle_plugin.engines.vllm.verifier import TreeVerifier
 from eagle_plugin.kernels.gated_delta import Net
@@ -187,6 +187,7 @@ def step_runner() -> Any:
         discard_request_mask=SimpleNamespace(gpu=nothing[:B] > 0, np=np.zeros(B, dtype=bool)),
         max_num_tokens=64,
         _copy_valid_sampled_token_count=lambda *_: None,
+        _draft_params=KnownParams(),
         _draft_clock=SimpleNamespace(time=lambda _, draft: draft()),
         _has_reasoner=False,
         _pending=PendingTokens(BLOCK),

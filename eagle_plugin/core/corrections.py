@@ -1,0 +1,114 @@
+"""What the times of served rounds say of the speed of the machine and of the errors of the cost tables.
+
+Of a time nobody knows whether the machine was slow or the shape is: both are estimated together, with how sure they
+are, by a Kalman filter (R. E. Kalman, A New Approach to Linear Filtering and Prediction Problems, 1960). It works on
+logarithms: measured time = table * speed of the machine * error of the table for this shape * noise.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from eagle_plugin.core.shape import Shape
+
+# Standard deviations of logarithms.
+TABLE_ERROR = 0.1  # of a shape's table against those of other shapes, before anything is known
+NOISE = 0.1  # of the time of one round
+DRIFT = 0.03  # of what the speed of the machine changes by from round to round
+NEW_SPEED = 1.0  # of the speed where batches have another size: tables can be wrong about sizes too
+LARGEST_SURPRISE = math.log(2)  # a round that takes longer than twice its prediction counts as twice
+OUTLIER = 2.5  # standard deviations: what is further off was disturbed, and tells less the further off it is
+FORGETTING = 0.999  # per round: what was learned of a table's error fades
+
+
+class Corrections:
+    """The speed of the machine, and by size class of the batch the errors of the tables by shape."""
+
+    def __init__(self) -> None:
+        self.speed = 0.0  # log of measured over predicted seconds, of all shapes
+        self._sizes: dict[int, _ShapeErrors] = {}
+        self._size: int | None = None  # of the last round
+        self._rounds = 0
+
+    def observe(self, size: int, shape: Shape, ratio: float) -> None:
+        """Learn from one round; ratio: log of its time over what the tables say."""
+        self._rounds += 1
+        errors = self._sizes.setdefault(size, _ShapeErrors())
+        if size != self._size:
+            errors.forget_speed()
+            self._size = size
+        self.speed += errors.observe(shape, ratio - self.speed, self._rounds)
+
+    def errors(self, size: int) -> dict[Shape, float]:
+        """Logs of true over tabled seconds by shape, without the speed; of shapes that were served in such batches."""
+        errors = self._sizes.get(size)
+        return errors.at(self._rounds) if errors is not None else {}
+
+    def doubt(self, size: int, shape: Shape, other: Shape) -> float:
+        """The standard deviation of the difference of two shapes' errors, given all rounds."""
+        errors = self._sizes.get(size) or _ShapeErrors()
+        return math.sqrt(errors.difference(shape, other, self._rounds))
+
+
+class _ShapeErrors:
+    """Means and covariances for batches of one size class; the first row and column are the speed's."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[Shape, int] = {}  # its row
+        self._means = np.zeros(1)  # by row; that of the speed is kept by the caller, this one stays 0
+        self._covariances = np.zeros((1, 1))
+        self._learned = 0  # the round of the last time
+
+    def forget_speed(self) -> None:
+        self._covariances[0] = self._covariances[:, 0] = 0.0
+        self._covariances[0, 0] = NEW_SPEED**2
+
+    def observe(self, shape: Shape, ratio: float, now: int) -> float:
+        """Learn from the round of this number; returns what the speed changes by.
+
+        ratio: log of its time over what the tables say at the speed that was expected.
+        """
+        row = self._row(shape)
+        self._age(now)
+        shared = self._covariances[0] + self._covariances[row]  # of everything with what was measured
+        variance = shared[0] + shared[row] + NOISE**2
+        surprise = max(-LARGEST_SURPRISE, min(ratio - self._means[row], LARGEST_SURPRISE))
+        variance *= max(1.0, surprise**2 / (OUTLIER**2 * variance))
+        gains = shared / variance
+        self._covariances -= np.outer(shared, gains)
+        self._means[1:] += surprise * gains[1:]
+        return surprise * float(gains[0])
+
+    def at(self, now: int) -> dict[Shape, float]:
+        kept = FORGETTING ** (now - self._learned)
+        return {shape: kept * float(self._means[row]) for shape, row in self._shapes.items()}
+
+    def difference(self, shape: Shape, other: Shape, now: int) -> float:
+        """The variance of the difference of two errors."""
+        faded = FORGETTING ** (2 * (now - self._learned))
+        rows = [self._shapes[x] for x in (shape, other) if x in self._shapes]
+        known = sum(self._covariances[row, row] for row in rows) + (2 - len(rows)) * TABLE_ERROR**2
+        if len(rows) == 2:
+            known -= 2 * self._covariances[rows[0], rows[1]]
+        return float(faded * known + (1 - faded) * 2 * TABLE_ERROR**2)
+
+    def _row(self, shape: Shape) -> int:
+        row = self._shapes.get(shape)
+        if row is None:
+            row = self._shapes[shape] = len(self._means)
+            self._means = np.append(self._means, 0.0)
+            self._covariances = np.pad(self._covariances, (0, 1))
+            self._covariances[row, row] = TABLE_ERROR**2
+        return row
+
+    def _age(self, now: int) -> None:
+        """What is known of the errors fades towards what was known at first, that of the speed without a bound."""
+        kept = FORGETTING ** (now - self._learned)
+        self._learned = now
+        fades = np.full(len(self._means), kept)
+        fades[0] = 1.0
+        self._means *= fades
+        self._covariances *= np.outer(fades, fades)
+        self._covariances.flat[:: len(fades) + 1] += [DRIFT**2, *[(1 - kept**2) * TABLE_ERROR**2] * (len(fades) - 1)]

@@ -1,0 +1,111 @@
+"""The speed of the machine and the errors of the tables, against the whole posterior of a small Gaussian model."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from eagle_plugin.core import corrections as module
+from eagle_plugin.core.corrections import DRIFT, FORGETTING, NEW_SPEED, NOISE, TABLE_ERROR, Corrections
+from eagle_plugin.core.shape import PLAIN, Shape
+
+SHAPES = (PLAIN, Shape(1, 3, 4), Shape(2, 4, 8), Shape.chain(3))
+SERVED = [(0, 0)] * 4 + [(0, 2)] * 3 + [(3, 1)] * 2 + [(0, 2)] * 2 + [(0, 0), (3, 0), (3, 1), (0, 3), (0, 2)]
+
+
+def posterior(served: list[tuple[int, int]], ratios: np.ndarray) -> tuple[float, list[float]]:
+    """The last speed and the errors of the last size, by shape: means given all rounds, in one solution.
+
+    served: size class and index of the shape, by round. Columns of the prior are independent causes: a first speed per
+    run of one size, a drift per round, and per size and shape a first error and what is added to it per round.
+    """
+    rounds, sizes = len(served), sorted({size for size, _ in served})
+    starts = [t for t in range(rounds) if t == 0 or served[t][0] != served[t - 1][0]]
+    last_start = {t: max(x for x in starts if x <= t) for t in range(rounds)}
+    variances: list[float] = []
+    speed, error = np.zeros((rounds, 0)), {(size, i): np.zeros((rounds, 0)) for size in sizes for i in range(4)}
+
+    def add(variance: float, rows: np.ndarray, to: tuple[int, int] | None) -> None:
+        nonlocal speed
+        variances.append(variance)
+        zero = np.zeros((rounds, 1))
+        speed = np.hstack([speed, rows[:, None] if to is None else zero])
+        for key in error:
+            error[key] = np.hstack([error[key], rows[:, None] if to == key else zero])
+
+    after = np.arange(rounds)
+    for start in starts:
+        add(NEW_SPEED**2, np.array([float(last_start[t] == start) for t in range(rounds)]), None)
+    for t in range(rounds):
+        add(
+            DRIFT**2,
+            np.array([float(last_start[t] <= t <= now and last_start[now] == last_start[t]) for now in after]),
+            None,
+        )
+    for key in error:
+        add(TABLE_ERROR**2, FORGETTING ** (after + 1.0), key)
+        for t in range(rounds):
+            faded = np.where(after >= t, FORGETTING ** (after - t).astype(float), 0.0)
+            add((1 - FORGETTING**2) * TABLE_ERROR**2, faded, key)
+    prior = np.diag(variances)
+    seen = np.stack([speed[t] + error[size, i][t] for t, (size, i) in enumerate(served)])
+    covariance = seen @ prior @ seen.T + NOISE**2 * np.eye(rounds)
+    causes = prior @ seen.T @ np.linalg.solve(covariance, ratios)
+    return float(speed[-1] @ causes), [float(error[served[-1][0], i][-1] @ causes) for i in range(4)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_is_the_posterior_of_the_model(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the speed of one size class says nothing of the next one's; a wrong drift is the control."""
+    gen = np.random.default_rng(seed)
+    ratios = gen.normal(0.0, 0.05, len(SERVED))  # without outliers
+    speed, errors = posterior(SERVED, ratios)
+
+    def found() -> tuple[float, list[float]]:
+        filtered = Corrections()
+        size = SERVED[0][0]
+        for (next_size, i), ratio in zip(SERVED, ratios, strict=True):
+            if next_size != size:  # the model of this test begins each run of one size with a speed of 0
+                filtered.speed, size = 0.0, next_size
+            filtered.observe(size, SHAPES[i], float(ratio))
+        by_shape = filtered.errors(size)
+        return filtered.speed, [by_shape.get(shape, 0.0) for shape in SHAPES]
+
+    assert found() == (pytest.approx(speed, abs=1e-9), pytest.approx(errors, abs=1e-9))
+    monkeypatch.setattr(module, "DRIFT", 0.05)
+    assert found()[1] != pytest.approx(errors, abs=1e-4)
+
+
+def test_covariances_stay_symmetric_and_positive() -> None:
+    gen = np.random.default_rng(1)
+    filtered = Corrections()
+    for _ in range(5000):
+        filtered.observe(int(gen.integers(2)), SHAPES[gen.integers(4)], float(gen.normal(0, 2.0)))
+    for errors in filtered._sizes.values():
+        covariances = errors._covariances
+        np.testing.assert_allclose(covariances, covariances.T, atol=1e-9)
+        assert np.linalg.eigvalsh(covariances).min() > 0
+    assert all(math.isfinite(error) for error in filtered.errors(0).values())
+
+
+def test_what_is_known_well_is_not_moved_by_the_machine() -> None:
+    """After a hundred changes, a machine that slows down at the next one is no shape's error."""
+    filtered = Corrections()
+
+    def serve(i: int, ratio: float, rounds: int = 10) -> None:
+        for _ in range(rounds):
+            filtered.observe(0, SHAPES[i], ratio)
+
+    serve(0, 0.0)
+    serve(2, 0.3)
+    first = filtered.errors(0)
+    assert first[SHAPES[2]] - first[SHAPES[0]] > 0.15  # the control: nothing is known yet
+    filtered = Corrections()
+    for turn in range(100):
+        serve(2 * (turn % 2), 0.0)
+    serve(0, 0.0)
+    serve(2, 0.3)
+    later = filtered.errors(0)
+    assert abs(later[SHAPES[2]] - later[SHAPES[0]]) < 0.08
