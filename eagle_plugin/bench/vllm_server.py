@@ -58,6 +58,8 @@ def command(spec: ServerSpec, port: int) -> list[str]:
 def environment(spec: ServerSpec, base: Mapping[str, str]) -> dict[str, str]:
     """No telemetry; the route that empties the prefix cache; the threads of the worker."""
     added = {"VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
+    # A server may be paused in the middle of a step, while others are measured for longer than vLLM's five minutes.
+    added["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] = "86400"
     if spec.device == "cpu":
         # In GiB; without it vLLM reserves a share of all memory. The number of blocks is set by a flag.
         added["VLLM_CPU_KVCACHE_SPACE"] = "1"

@@ -15,12 +15,16 @@ from eagle_plugin.core.shape import Shape
 
 # Standard deviations of logarithms.
 TABLE_ERROR = 0.1  # of a shape's table against those of other shapes, before anything is known
-NOISE = 0.1  # of the time of one round
-DRIFT = 0.03  # of what the speed of the machine changes by from round to round
+NOISE = 0.1  # of the time of one round, at first
+DRIFT = 0.03  # of what the speed of the machine changes by from round to round, at first
 NEW_SPEED = 1.0  # of the speed where batches have another size: tables can be wrong about sizes too
 LARGEST_SURPRISE = math.log(2)  # a round that takes longer than twice its prediction counts as twice
 OUTLIER = 2.5  # standard deviations: what is further off was disturbed, and tells less the further off it is
 FORGETTING = 0.999  # per round: what was learned of a table's error fades
+# Machines differ: the variances of noise and drift have a common factor, which goes to where the errors of predictions
+# are as large as the filter takes them to be, by so much per round, between these bounds.
+SCALE_RATE = 0.03
+SCALES = 0.02, 25.0
 
 
 class Corrections:
@@ -29,17 +33,22 @@ class Corrections:
     def __init__(self) -> None:
         self.speed = 0.0  # log of measured over predicted seconds, of all shapes
         self._sizes: dict[int, _ShapeErrors] = {}
-        self._size: int | None = None  # of the last round
+        self._last: tuple[int, Shape] | None = None  # size class and shape of the last round
+        self._scale = 1.0  # of the variances of noise and drift
         self._rounds = 0
 
     def observe(self, size: int, shape: Shape, ratio: float) -> None:
         """Learn from one round; ratio: log of its time over what the tables say."""
         self._rounds += 1
         errors = self._sizes.setdefault(size, _ShapeErrors())
-        if size != self._size:
+        if self._last is None or size != self._last[0]:
             errors.forget_speed()
-            self._size = size
-        self.speed += errors.observe(shape, ratio - self.speed, self._rounds)
+        change, surprise = errors.observe(shape, ratio - self.speed, self._rounds, self._scale)
+        self.speed += change
+        if self._last == (size, shape):  # what another shape surprises by is the tables' error too
+            scale = self._scale * math.exp(SCALE_RATE * (min(surprise**2, OUTLIER**2) - 1))
+            self._scale = max(SCALES[0], min(scale, SCALES[1]))
+        self._last = size, shape
 
     def errors(self, size: int) -> dict[Shape, float]:
         """Logs of true over tabled seconds by shape, without the speed; of shapes that were served in such batches."""
@@ -49,7 +58,7 @@ class Corrections:
     def doubt(self, size: int, shape: Shape, other: Shape) -> float:
         """The standard deviation of the difference of two shapes' errors, given all rounds."""
         errors = self._sizes.get(size) or _ShapeErrors()
-        return math.sqrt(errors.difference(shape, other, self._rounds))
+        return math.sqrt(max(0.0, errors.difference(shape, other, self._rounds)))
 
 
 class _ShapeErrors:
@@ -65,21 +74,22 @@ class _ShapeErrors:
         self._covariances[0] = self._covariances[:, 0] = 0.0
         self._covariances[0, 0] = NEW_SPEED**2
 
-    def observe(self, shape: Shape, ratio: float, now: int) -> float:
-        """Learn from the round of this number; returns what the speed changes by.
+    def observe(self, shape: Shape, ratio: float, now: int, scale: float) -> tuple[float, float]:
+        """Learn from the round of this number; what the speed changes by, and the error in standard deviations.
 
-        ratio: log of its time over what the tables say at the speed that was expected.
+        ratio: log of its time over what the tables say at the speed that was expected. scale: of noise and drift.
         """
         row = self._row(shape)
-        self._age(now)
+        self._age(now, scale * DRIFT**2)
         shared = self._covariances[0] + self._covariances[row]  # of everything with what was measured
-        variance = shared[0] + shared[row] + NOISE**2
-        surprise = max(-LARGEST_SURPRISE, min(ratio - self._means[row], LARGEST_SURPRISE))
-        variance *= max(1.0, surprise**2 / (OUTLIER**2 * variance))
+        variance = shared[0] + shared[row] + scale * NOISE**2
+        surprise = max(-LARGEST_SURPRISE, min(ratio - float(self._means[row]), LARGEST_SURPRISE))
+        deviations = surprise / math.sqrt(variance)
+        variance *= max(1.0, deviations**2 / OUTLIER**2)
         gains = shared / variance
         self._covariances -= np.outer(shared, gains)
         self._means[1:] += surprise * gains[1:]
-        return surprise * float(gains[0])
+        return surprise * float(gains[0]), deviations
 
     def at(self, now: int) -> dict[Shape, float]:
         kept = FORGETTING ** (now - self._learned)
@@ -103,12 +113,15 @@ class _ShapeErrors:
             self._covariances[row, row] = TABLE_ERROR**2
         return row
 
-    def _age(self, now: int) -> None:
-        """What is known of the errors fades towards what was known at first, that of the speed without a bound."""
+    def _age(self, now: int, drift: float) -> None:
+        """What is known of the errors fades towards what was known at first, that of the speed without a bound.
+
+        drift: the variance of what the speed changed by.
+        """
         kept = FORGETTING ** (now - self._learned)
         self._learned = now
         fades = np.full(len(self._means), kept)
         fades[0] = 1.0
         self._means *= fades
         self._covariances *= np.outer(fades, fades)
-        self._covariances.flat[:: len(fades) + 1] += [DRIFT**2, *[(1 - kept**2) * TABLE_ERROR**2] * (len(fades) - 1)]
+        self._covariances.flat[:: len(fades) + 1] += [drift, *[(1 - kept**2) * TABLE_ERROR**2] * (len(fades) - 1)]

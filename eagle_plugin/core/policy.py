@@ -113,8 +113,8 @@ class Policy:
 
     It reads numbers of earlier rounds only, all of them on the host, so a choice never waits for a device; the same
     numbers give the same choices in every rank. While it does not draft all that the caps allow, it tries a shape now
-    and then that tells what the present one does not: a probe. While it drafts, some rounds are plain, and some of the
-    second best shape, so that their costs are measured at the same speed of the machine as that of the present one.
+    and then that tells what the present one does not: a probe. While it drafts, some rounds are plain, and some have
+    another shape, so that their costs are measured at the same speed of the machine as that of the present one.
     """
 
     def __init__(self, caps: Shape, costs: CostModel, shapes: Sequence[Shape] | None = None) -> None:

@@ -42,6 +42,8 @@ def test_plain_has_no_speculative_flag_and_switches_the_plugin_off():
     assert int(value_of(args, "--num-gpu-blocks-override")) * int(value_of(args, "--block-size")) == 16384
     child = child_environment(spec("plain"), {"EAGLE_PLUGIN": "1", "KEPT": "yes"})
     assert child["EAGLE_PLUGIN"] == "0" and child["KEPT"] == "yes"
+    # Paused in the middle of a step, a server with vLLM's own limit ended after five minutes.
+    assert int(child["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"]) > 3600
 
 
 def test_the_plugin_adds_its_tree_to_the_builtin_command():

@@ -61,6 +61,7 @@ def test_it_is_the_posterior_of_the_model(seed: int, monkeypatch: pytest.MonkeyP
     """Where the speed of one size class says nothing of the next one's; a wrong drift is the control."""
     gen = np.random.default_rng(seed)
     ratios = gen.normal(0.0, 0.05, len(SERVED))  # without outliers
+    monkeypatch.setattr(module, "SCALE_RATE", 0.0)
     speed, errors = posterior(SERVED, ratios)
 
     def found() -> tuple[float, list[float]]:
@@ -78,6 +79,19 @@ def test_it_is_the_posterior_of_the_model(seed: int, monkeypatch: pytest.MonkeyP
     assert found()[1] != pytest.approx(errors, abs=1e-4)
 
 
+@pytest.mark.parametrize(("noise", "least", "most"), [(0.01, 0.02, 0.05), (0.1, 0.5, 2.0), (0.4, 8.0, 25.0)])
+def test_how_much_the_times_of_a_machine_scatter_is_learned(noise: float, least: float, most: float) -> None:
+    """On a quiet one a change tells at once that a table is wrong; on a noisy one it tells next to nothing."""
+    gen = np.random.default_rng(3)
+    filtered = Corrections()
+    for i, true, rounds in ((0, 0.0, 400), (2, 0.15, 6)):
+        for _ in range(rounds):
+            filtered.observe(0, SHAPES[i], true + float(gen.normal(0, noise)))
+    assert least <= filtered._scale <= most
+    found = filtered.errors(0)[SHAPES[2]] - filtered.errors(0)[SHAPES[0]]
+    assert (found > 0.12) == (noise == 0.01) and (abs(found) < 0.06) == (noise == 0.4)
+
+
 def test_covariances_stay_symmetric_and_positive() -> None:
     gen = np.random.default_rng(1)
     filtered = Corrections()
@@ -90,8 +104,9 @@ def test_covariances_stay_symmetric_and_positive() -> None:
     assert all(math.isfinite(error) for error in filtered.errors(0).values())
 
 
-def test_what_is_known_well_is_not_moved_by_the_machine() -> None:
+def test_what_is_known_well_is_not_moved_by_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a hundred changes, a machine that slows down at the next one is no shape's error."""
+    monkeypatch.setattr(module, "SCALE_RATE", 0.0)
     filtered = Corrections()
 
     def serve(i: int, ratio: float, rounds: int = 10) -> None:

@@ -109,10 +109,16 @@ class RoundBatch(NamedTuple):
     @property
     def roots(self) -> Tensor:
         """Position of each request's last committed token, the root of its tree: L, [b] int64."""
+        if len(self.trees) == self.b:
+            return self.prefix_lens
         roots = self.prefix_lens + self.lens - 1
         if len(self.trees):
             roots = roots.index_copy(0, self.trees, self.prefix_lens[self.trees])
         return roots
+
+    def of_trees(self, values: Tensor) -> Tensor:
+        """Of values [b, ...] of all requests those of the trees, [t, ...]."""
+        return values if len(self.trees) == self.b else values[self.trees]
 
     @property
     def nodes(self) -> Tensor:
@@ -172,7 +178,7 @@ class RoundBatch(NamedTuple):
             ids[:n].view(self.b, self.width)[:, 1:] = tree.tokens[:, 1:]
         elif len(self.trees):
             rows, node = self.query, self.nodes  # padding gets the token and position of the node that it stands for
-            positions[rows] = (self.prefix_lens[self.trees, None] + tree.depths).gather(1, node)
+            positions[rows] = (self.of_trees(self.prefix_lens)[:, None] + tree.depths).gather(1, node)
             ids[rows] = torch.where(node > 0, tree.tokens.gather(1, node).int(), ids[rows])
 
     def rows(self) -> Rows:
@@ -187,7 +193,7 @@ class RoundBatch(NamedTuple):
                 query = self.query.reshape(-1)
                 # Padding writes to the row of its tree's last node: it must attend to the same keys.
                 ancestors = ancestors.gather(1, self.nodes)
-            tree = TreeRows(self.trees, self.prefix_lens[self.trees], ancestors, self.width)
+            tree = TreeRows(self.trees, self.of_trees(self.prefix_lens), ancestors, self.width)
         return Rows(extend, tree, query, self.other_lens)
 
     def all_drafts(self) -> Drafts:

@@ -52,11 +52,11 @@ class ExtendBatch(NamedTuple):
         device = batch.starts.device
         trees, others = batch.trees, batch.others
         longest = accepted.tokens.shape[1]
-        last = torch.empty(batch.b, dtype=torch.int64, device=device)
-        lengths = batch.prefix_lens + batch.lens
         parts, kinds = [], []
         count = sum(batch.other_lens)
         if len(others):
+            last = torch.empty(batch.b, dtype=torch.int64, device=device)
+            lengths = batch.prefix_lens + batch.lens
             lens = batch.lens[others]
             ends = lens.cumsum(0)
             owners = torch.arange(len(others), device=device).repeat_interleave(lens, output_size=count)
@@ -68,16 +68,19 @@ class ExtendBatch(NamedTuple):
             kinds.append((others, lengths[others], lens, ends - lens))
         if len(trees):
             t = len(trees)
-            path = accepted.index[trees].long().clamp(min=0)
+            path = batch.of_trees(accepted.index).long().clamp(min=0)
             states = batch.query.gather(1, path)
-            prefix = batch.prefix_lens[trees]
+            prefix = batch.of_trees(batch.prefix_lens)
             places = torch.arange(longest, device=device)
-            tokens = accepted.tokens[trees].to(input_ids.dtype)
+            tokens = batch.of_trees(accepted.tokens).to(input_ids.dtype)
             parts.append((tokens.view(-1), (prefix[:, None] + places).view(-1), states.view(-1)))
             starts = count + torch.arange(0, t * longest, longest, device=device)
-            kept = accepted.lengths[trees].long()
-            last[trees] = starts + kept - 1
-            lengths[trees] = prefix + kept
+            kept = batch.of_trees(accepted.lengths).long()
+            if len(others):
+                last[trees] = starts + kept - 1
+                lengths[trees] = prefix + kept
+            else:
+                last, lengths = starts + kept - 1, prefix + kept
             kinds.append((trees, prefix + longest, torch.full_like(prefix, longest), starts))
         tokens, places, states = (x[0] if len(parts) == 1 else torch.cat(x) for x in zip(*parts, strict=True))
         rows = ExtendRows(*(x[0] if len(kinds) == 1 else torch.cat(x) for x in zip(*kinds, strict=True)))

@@ -80,8 +80,8 @@ class TreeVerifier:
         accepted = accept(drafts, batch.tree_logits(logits), params, keys, batch.roots, filters="chained")
         accepted = self._ranks.agree(accepted)
         if len(batch.trees):
-            trees, lengths = batch.trees, batch.prefix_lens[batch.trees]
-            of_trees = Accepted(*(values[trees].contiguous() for values in accepted))
+            trees, lengths = batch.trees, batch.of_trees(batch.prefix_lens)
+            of_trees = Accepted(*(batch.of_trees(values).contiguous() for values in accepted))
             for group in self.groups:
                 group.move_accepted(trees, lengths, batch.width, of_trees, layers[group.layer].slot_table)
             self._linear.commit(layers, accepted)

@@ -20,6 +20,7 @@ from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder, mayb
 from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.metrics import SpecDecodingProm, SpecDecodingStats
+from vllm.v1.worker.gpu_input_batch import InputBatch
 
 from eagle_plugin.engines.vllm import sampling
 from eagle_plugin.engines.vllm.drafter import TreeProposer
@@ -65,6 +66,17 @@ def test_sampling_metadata() -> None:
         "thinking_budget_state_holder",
     } <= fields(SamplingMetadata)  # fmt: skip
     assert sampler._SAMPLING_EPS == sampling.GREEDY_BELOW
+
+
+def test_a_batch_that_changes_gets_new_metadata() -> None:
+    """`KnownParams` keeps the parameters of a batch as long as vLLM keeps its metadata."""
+    made = "if batch_update:\n    self.sampling_metadata = self._make_sampling_metadata()"
+    assert holds(InputBatch.refresh_metadata, made)
+    assert [x.split("(")[0] for x in returned(InputBatch._make_sampling_metadata)] == ["SamplingMetadata"]
+    known, made_for = sampling.KnownParams(), []
+    for metadata in ("a", "a", "b", "a"):
+        known.of(metadata, lambda metadata=metadata: made_for.append(metadata))  # type: ignore[misc, func-returns-value]
+    assert made_for == ["a", "b", "a"]
 
 
 def test_the_functions_of_the_sampler() -> None:
