@@ -9,6 +9,7 @@ from benchmarks.launches import Launch, Probe
 from eagle_plugin.engines.graphs import CapturedFunctions
 
 MAX_BATCH, VOCABULARY, PROMPT_TOKENS, CONTEXT = 32, 512, 12, 2048
+MAX_TOKENS = CONTEXT - 400  # of a request's answer
 WARM_ROUNDS = 5  # of every run, not measured
 SCHEDULER = "scheduler"  # the engine's work between two rounds
 

@@ -36,6 +36,7 @@ from sglang.srt.server_args import PortArgs, ServerArgs
 from benchmarks.host_rounds import (
     CONTEXT,
     MAX_BATCH,
+    MAX_TOKENS,
     SCHEDULER,
     VOCABULARY,
     WARM_ROUNDS,
@@ -179,7 +180,7 @@ class Rounds:
 def request(scenario: Scenario, name: str) -> TokenizedGenerateReqInput:
     """One request that goes on until it is aborted."""
     sampling = SamplingParams(
-        temperature=scenario.temperature, top_p=0.9, max_new_tokens=CONTEXT - 400, ignore_eos=True, sampling_seed=None
+        temperature=scenario.temperature, top_p=0.9, max_new_tokens=MAX_TOKENS, ignore_eos=True, sampling_seed=None
     )
     sampling.normalize(None)
     return TokenizedGenerateReqInput(

@@ -31,6 +31,7 @@ from vllm.inputs import TokensPrompt
 from benchmarks.host_rounds import (
     CONTEXT,
     MAX_BATCH,
+    MAX_TOKENS,
     SCHEDULER,
     VOCABULARY,
     WARM_ROUNDS,
@@ -118,7 +119,7 @@ class Rounds:
             sampling = SamplingParams(
                 temperature=run.scenario.temperature,
                 top_p=0.9 if run.scenario.temperature else 1.0,
-                max_tokens=CONTEXT - 400,
+                max_tokens=MAX_TOKENS,
                 ignore_eos=True,
                 detokenize=False,
             )

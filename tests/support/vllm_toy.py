@@ -105,7 +105,7 @@ class ToyRunner:
         if step is not None:
             step.begin(batch, runner._metadata)
         keys = None if metadata.all_greedy else torch.arange(b)
-        params = draft_params(metadata, None, b, V, CPU)
+        params = draft_params(metadata, b, V, CPU)
         trees = DraftBatch(SHAPE, lengths, runner._metadata["head"].slot_table, params, keys, None)
         drafter = step if step is not None and step.can_draft(trees) else self.head
         runner._keep(batch, drafter.draft_tree(trees, roots, root))

@@ -24,6 +24,7 @@ from eagle_plugin.deploy_folder import Served
 from eagle_plugin.engines.draft_clock import DraftClock
 from eagle_plugin.engines.head_mailbox import HeadMailbox, open_mailbox
 from eagle_plugin.engines.ranks import RankAgreement
+from eagle_plugin.engines.rng import without_sampled_children
 from eagle_plugin.engines.round import Drafts
 from eagle_plugin.engines.shape_chooser import policy_mode
 from eagle_plugin.engines.staging import to_device
@@ -247,11 +248,12 @@ class TreeModelRunner(GPUModelRunner):
             root = Root(state, extend.lengths, next_tokens.long())
         self._shapes.begin(shape, batch)
         chains = self._chains()
-        known = self._draft_params if chains is None else KnownParams()
-        params = known.of(
+        params = self._draft_params.of(
             sampling_metadata,
-            lambda: draft_params(sampling_metadata, chains, batch.b, self.input_batch.vocab_size, self.device),
+            lambda: draft_params(sampling_metadata, batch.b, self.input_batch.vocab_size, self.device),
         )
+        if chains is not None:  # a chain is made of first children; sampled ones come after them
+            params = without_sampled_children(params, chains)
         keys = None if greedy else request_keys(sampling_metadata.generators, batch.b, self.device)
         trees = DraftBatch(shape, root.lengths, slot_table, params, keys, chains)
         drafter = step if step is not None and step.can_draft(trees) else self.drafter

@@ -59,11 +59,9 @@ def seeded(metadata: Any, b: int, device: torch.device) -> Tensor:
     return marks
 
 
-def draft_params(metadata: Any, chains: Tensor | None, b: int, vocabulary: int, device: torch.device) -> SamplingParams:
-    """The parameters to draft by, of b requests; chains [b] bool: those whose drafts must be chains."""
+def draft_params(metadata: Any, b: int, vocabulary: int, device: torch.device) -> SamplingParams:
+    """The parameters to draft by, of b requests."""
     params = sampling_params(metadata, None, b, vocabulary, device)
-    if chains is not None:  # a chain is made of first children; sampled ones come after them
-        params = rng.without_sampled_children(params, chains)
     if metadata.generators:
         params = rng.without_sampled_children(params, seeded(metadata, b, device))
     return params
