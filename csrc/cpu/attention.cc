@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "parallel.h"
+#include "read_ahead.h"
 
 namespace eagle {
 using tvm::ffi::Optional;
@@ -45,11 +46,18 @@ float* workspace(int slot, int64_t floats) {
   return memory[slot].get();
 }
 
+// A stretch of keys for a block of queries: one task for each key head.
+struct Unit {
+  int32_t first_group, stretch;
+  bool first;  // block of its request: what the others read of its keys is in the cache then
+};
+
 struct Plan {
   std::vector<Query> queries;  // of every request; groups point into it
   std::vector<Group> groups;
-  std::vector<int32_t> group_of;  // [tasks]
-  int64_t rows;                   // of the largest group
+  std::vector<Unit> units;
+  int64_t tasks;
+  int64_t rows;  // of the largest group
   double work;
 
   // An empty plan for `count` queries, in the memory of the calling thread's last plan: a call that is not larger than
@@ -58,7 +66,8 @@ struct Plan {
     thread_local Plan plan;
     plan.queries.resize(count);
     plan.groups.clear();
-    plan.group_of.clear();
+    plan.units.clear();
+    plan.tasks = 0;
     plan.rows = 0;
     plan.work = 0;
     return plan;
@@ -85,9 +94,10 @@ struct Plan {
       if (count <= block) g.tasks = std::min<int64_t>(kMaxStretches, std::max<int64_t>(1, keys / kKeysPerStretch));
       g.stretch = ((keys + g.tasks - 1) / g.tasks + kBlock - 1) / kBlock * kBlock;
       if (g.stretch) g.tasks = std::max<int64_t>(1, (keys + g.stretch - 1) / g.stretch);
+      for (int32_t i = 0; i < g.tasks; ++i) units.push_back({static_cast<int32_t>(groups.size()), i, at == 0});
       for (g.kv_head = 0; g.kv_head < a.kv_heads; ++g.kv_head) {
-        g.first_task = static_cast<int64_t>(group_of.size());
-        group_of.insert(group_of.end(), g.tasks, static_cast<int32_t>(groups.size()));
+        g.first_task = tasks;
+        tasks += g.tasks;
         groups.push_back(g);
       }
       rows = std::max(rows, g.count * a.group);
@@ -99,19 +109,16 @@ struct Plan {
 template <class T>
 void run(const AttentionSpec& a, Plan& plan) {
   const int64_t rows = padded_rows(plan.rows), part = rows * (a.dim_v + 2);
-  const int64_t tasks = static_cast<int64_t>(plan.group_of.size());
   // a task whose group has no other keeps its partial result in the thread's own scratch
-  const bool split = tasks != static_cast<int64_t>(plan.groups.size());
-  float* parts = split ? workspace(0, tasks * part) : nullptr;
+  const bool split = plan.tasks != static_cast<int64_t>(plan.groups.size());
+  float* parts = split ? workspace(0, plan.tasks * part) : nullptr;
   std::atomic<bool> bad_slot{false};
   const int64_t scratch = Scratch::floats(rows, a.dim, a.dim_v);
+  auto partial = [&](float* at) { return Partial{at, at + rows * a.dim_v, at + rows * (a.dim_v + 1)}; };
 
-  parallel_for(tasks, plan.work > kMinParallelProducts, [&](int64_t task) {
-    Group& g = plan.groups[plan.group_of[task]];
+  auto attend = [&](Group& g, int64_t begin, int64_t end, int64_t task) {
     float* own = workspace(1, scratch + part);
-    auto partial = [&](float* at) { return Partial{at, at + rows * a.dim_v, at + rows * (a.dim_v + 1)}; };
-    const int64_t begin = g.begin + (task - g.first_task) * g.stretch;
-    const Stretch s{g.slots, g.kv_head, begin, std::min(g.end, begin + g.stretch)};
+    const Stretch s{g.slots, g.kv_head, begin, end};
     const int64_t head = g.kv_head * a.group;
     const T* q = static_cast<const T*>(a.q) + g.first_query * a.q_stride + head * a.dim;
     const Partial mine = partial(g.tasks > 1 ? parts + task * part : own + scratch);
@@ -123,6 +130,20 @@ void run(const AttentionSpec& a, Plan& plan) {
     Partial all[kMaxStretches] = {mine};
     for (int64_t i = 0; g.tasks > 1 && i < g.tasks; ++i) all[i] = partial(parts + (g.first_task + i) * part);
     finish_rows<T>(a, g.count * a.group, all, g.tasks, g.first_query, head);
+  };
+
+  const bool parallel = plan.work > kMinParallelProducts;
+  const int64_t units = static_cast<int64_t>(plan.units.size());
+  // a thread takes all heads of a unit, so that it reads whole rows of the cache, or one where threads would lack work
+  const bool whole = !parallel || units >= 2 * max_threads();
+  const int64_t heads = whole ? a.kv_heads : 1, read = read_ahead_keys(a, sizeof(T));
+  parallel_for(units * a.kv_heads / heads, parallel, [&](int64_t i) {
+    const Unit& unit = plan.units[i * heads / a.kv_heads];
+    Group* group = &plan.groups[unit.first_group + i * heads % a.kv_heads];
+    const int64_t begin = group->begin + unit.stretch * group->stretch;
+    const int64_t end = std::min(group->end, begin + group->stretch);
+    if (whole && unit.first) read_ahead<T>(a, group->slots, begin, std::min(end, begin + read));
+    for (int64_t head = 0; head < heads; ++head, ++group) attend(*group, begin, end, group->first_task + unit.stretch);
   });
   if (bad_slot.load()) {
     TVM_FFI_THROW(ValueError) << "slot_table names a slot outside the cache, wanted 0 to " << a.slots - 1

@@ -29,6 +29,7 @@ from eagle_plugin.core.verify import Accepted
 from eagle_plugin.deploy_folder import Served
 from eagle_plugin.engines.draft_clock import DraftClock
 from eagle_plugin.engines.head_mailbox import HeadMailbox, open_mailbox
+from eagle_plugin.engines.huge_pages import use_huge_pages
 from eagle_plugin.engines.ranks import RankAgreement
 from eagle_plugin.engines.rng import KeyTable
 from eagle_plugin.engines.round import HeadState, TopM
@@ -137,6 +138,8 @@ class TreeWorker(EAGLEWorkerV2):
     def init_cuda_graphs(self) -> None:
         """Capture the functions of our rounds, where the device has graphs and the user did not switch them off."""
         super().init_cuda_graphs()
+        if self.device == "cpu":
+            use_huge_pages(rank_logger(logging.getLogger("eagle_plugin")))
         pool, mode = self.req_to_token_pool, policy_mode()
         *_, output, _, _ = self._round.padding_round(PLAIN)
         self._round.pending = PendingTokens(len(pool.req_to_token), output.features[0])

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
+from eagle_plugin.engines.huge_pages import use_huge_pages
+from eagle_plugin.engines.vllm.ranks import rank_logger
 from eagle_plugin.engines.vllm.runner import TreeModelRunner
 from eagle_plugin.engines.vllm.worker import TreeWorker
 
@@ -24,3 +29,8 @@ class TreeCPUWorker(TreeWorker, cpu_worker.CPUWorker):
             super().init_device()
         finally:
             cpu_worker.CPUModelRunner = engine_runner  # type: ignore[misc]
+
+    def compile_or_warm_up_model(self) -> Any:
+        """As on a GPU, with the models and caches in huge pages before anything is measured."""
+        use_huge_pages(rank_logger(logging.getLogger("vllm.eagle_plugin")))
+        return super().compile_or_warm_up_model()
