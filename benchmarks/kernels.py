@@ -131,6 +131,36 @@ def attention_rows(s: Setting) -> Iterator[Row]:
             yield Row("tree_attention", case, ours, "gather + SDPA", gathered, moved, flops)
 
 
+def layer_rows(s: Setting) -> Iterator[Row]:
+    """One token of each request in every layer, keys and values read from memory: no cache holds all layers'."""
+    b, context, layers, block, scale = 16, 160, 30 if s.heads < 32 else 8, 32, s.dim**-0.5
+    caches = [[torch.randn(b * context, s.kv_heads, s.dim).to(s.dtype) for _ in range(2)] for _ in range(layers)]
+    blocks = torch.randperm(b * context // block).int().view(b, -1)
+    table = (blocks[:, :, None] * block + torch.arange(block)).view(b, context).int()
+    q, requests = torch.randn(b, s.heads, s.dim).to(s.dtype), torch.arange(b)
+    prefix, bits = torch.full((b,), context - 1), torch.ones(b, 1, dtype=torch.int64)
+
+    def ours(layer: list[Tensor]) -> Tensor:
+        return tree_attention(q, *layer, table, requests, prefix, bits, tail=1, scale=scale)
+
+    def gathered(layer: list[Tensor]) -> Tensor:
+        k, v = (x[table.long()].transpose(1, 2) for x in layer)
+        rows = q.view(b, s.kv_heads, -1, s.dim)
+        return torch.nn.functional.scaled_dot_product_attention(rows, k, v, scale=scale).view(q.shape)
+
+    def all_layers(attend: Callable[[list[Tensor]], Tensor]) -> None:
+        for layer in caches:
+            attend(layer)
+
+    torch.testing.assert_close(ours(caches[0]), gathered(caches[0]), rtol=2e-2, atol=2e-2)
+    moved = 2 * layers * b * (context * s.kv_heads + s.heads) * s.dim * s.dtype.itemsize
+    case = f"{layers} layers, {b} requests of {context} tokens"
+    run: list[Call] = [functools.partial(all_layers, attend) for attend in (ours, gathered)]
+    yield Row(
+        "tree_attention", case, run[0], "gather + SDPA", run[1], moved, 4 * layers * b * s.heads * context * s.dim
+    )
+
+
 def linear_rows(s: Setting) -> Iterator[Row]:
     """The output layer of a head with 16,384 tokens, in int8 against bfloat16; tests/kernels compares the results."""
     weight = (torch.randn(16384, s.heads * s.dim) * 0.05).bfloat16()
@@ -269,7 +299,7 @@ def sampled_by_torch(logits: Tensor, top_k: int, top_p: float) -> Tensor:
 
 
 ROWS: list[Callable[[Setting], Iterator[Row]]] = [
-    attention_rows, linear_rows, target_rows, tree_rows, cache_rows, sampling_rows
+    attention_rows, layer_rows, linear_rows, target_rows, tree_rows, cache_rows, sampling_rows
 ]  # fmt: skip
 
 
