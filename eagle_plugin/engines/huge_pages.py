@@ -35,12 +35,31 @@ def use_huge_pages(logger: logging.Logger) -> None:
     if not available():
         if _mode() == "never" and os.environ.get(SWITCH, "1") != "0":
             logger.info(
-                "huge pages are switched off on this machine (%s is never): a CPU decodes slower without them; "
-                "`echo madvise > %s` as root lets this server have them",
+                "eagle-plugin: huge pages are switched off on this machine (%s is never): a CPU decodes slower without "
+                "them; `echo madvise > %s` as root lets this server have them",
                 *[SYSTEM / "enabled"] * 2,
             )
         return
-    began, size = time.perf_counter(), int((SYSTEM / "hpage_pmd_size").read_text())
+    began = time.perf_counter()
+    try:
+        _ask()
+        huge, resident = _kilobytes("AnonHugePages"), _kilobytes("Rss")
+    except (OSError, ValueError, AttributeError) as error:  # the server is slower then, and right
+        logger.info(
+            "eagle-plugin: this process could not ask for huge pages (%s): it keeps the pages that it has", error
+        )
+        return
+    logger.info(
+        "eagle-plugin: huge pages hold %.2f of %.2f GiB of this process (%.1f seconds; EAGLE_HUGE_PAGES=0 leaves it as "
+        "it is)",
+        huge / 2**20,
+        resident / 2**20,
+        time.perf_counter() - began,
+    )
+
+
+def _ask() -> None:
+    size = int((SYSTEM / "hpage_pmd_size").read_text())
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     for begin, end in _mappings():
@@ -48,13 +67,6 @@ def use_huge_pages(logger: logging.Logger) -> None:
         if begin < end and not madvise(begin, end - begin, mmap.MADV_HUGEPAGE):
             # Pages that are there already; of those that are not, the first touch makes huge ones.
             madvise(begin, end - begin, COLLAPSE)
-    huge, resident = _kilobytes("AnonHugePages"), _kilobytes("Rss")
-    logger.info(
-        "huge pages hold %.2f of %.2f GiB of this process (%.1f seconds; EAGLE_HUGE_PAGES=0 leaves it as it is)",
-        huge / 2**20,
-        resident / 2**20,
-        time.perf_counter() - began,
-    )
 
 
 def _mode() -> str:

@@ -87,3 +87,13 @@ def test_a_machine_that_gives_none_is_told_how(
     monkeypatch.setenv(huge_pages.SWITCH, "0")
     huge_pages.use_huge_pages(logging.getLogger("eagle_plugin"))
     assert not caplog.text
+
+
+def test_a_machine_that_says_less_starts_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "enabled").write_text("always [madvise] never\n")
+    monkeypatch.setattr(huge_pages, "SYSTEM", tmp_path)
+    caplog.set_level(logging.INFO)
+    huge_pages.use_huge_pages(logging.getLogger("eagle_plugin"))
+    assert "could not ask for huge pages" in caplog.text and "hpage_pmd_size" in caplog.text
