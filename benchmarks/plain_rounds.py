@@ -1,6 +1,6 @@
 """Measure what a plain round of the plugin costs beside a step of vLLM without speculation, step by step.
 
-    python benchmarks/plain_rounds.py [--requests 1 16 32] [--steps 300] [--json out/plain-rounds-vllm.json]
+    python benchmarks/plain_rounds.py [--requests 1 4 16 32] [--steps 300] [--json out/plain-rounds-vllm.json]
 
 Where the policy drafts nothing, the plugin should cost nothing. Servers that are measured for ten seconds each do not
 show a difference of a few percent on a machine whose speed changes within seconds. Here every engine runs in a process
