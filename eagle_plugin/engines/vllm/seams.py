@@ -62,7 +62,7 @@ SEAMS: Seams = {
     ),
     "vllm.config.CompilationConfig": attributes("cudagraph_mode static_forward_context"),
     # The worker and its runner.
-    "vllm.v1.worker.cpu_worker.CPUWorker": {"init_device": "self"},
+    "vllm.v1.worker.cpu_worker.CPUWorker": {"compile_or_warm_up_model": "self", "init_device": "self"},
     "vllm.v1.worker.gpu_worker.Worker": {
         "_make_model_runner": "self",
         "compile_or_warm_up_model": "self",
