@@ -17,6 +17,7 @@ A ratio is the side's processor time over that of `vllm`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -33,6 +34,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.vllm_process import ENVIRONMENT
 from eagle_plugin.bench.choices import resolve_head, resolve_target
 from eagle_plugin.bench.machine import Machine, describe_machine
 from eagle_plugin.bench.measure import spread
@@ -47,17 +49,6 @@ SIDES: dict[str, dict[str, str]] = {
     "vllm": {"EAGLE_PLUGIN": "0"},
     "plugin": {"EAGLE_PLUGIN": "1", "EAGLE_HUGE_PAGES": "1"},
     "small-pages": {"EAGLE_PLUGIN": "1", "EAGLE_HUGE_PAGES": "0"},
-}
-# Of every side: the engine core in the process that is measured, and nothing printed.
-ENVIRONMENT = {
-    "EAGLE_POLICY": "fixed",
-    "HF_HUB_OFFLINE": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
 }
 PYTHON = ROOT / ".venv-vllm/bin/python"
 WARM_STEPS = 20  # not measured
@@ -111,7 +102,10 @@ class Side:
         with log.open("w") as errors:
             self._process = subprocess.Popen(
                 command,
-                env=os.environ | ENVIRONMENT | SIDES[name] | {"OMP_NUM_THREADS": str(threads)},
+                env=os.environ
+                | ENVIRONMENT
+                | SIDES[name]
+                | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -122,11 +116,9 @@ class Side:
     def step(self) -> Step:
         """Let it take one step."""
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # where it ended, reading says so
             self._process.stdin.write("step\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it ended: there is nothing to read either
         return Step(*json.loads(self._read()))
 
     def stop(self) -> None:

@@ -19,6 +19,7 @@ from vllm.inputs import TokensPrompt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.vllm_process import runner_of
 from eagle_plugin.bench.machine import installed_versions
 
 BLOCK, CONTEXT = 128, 1024
@@ -41,8 +42,7 @@ def boot(side: str, target: str, head: str, requests: int) -> tuple[LLM, Any]:
         num_gpu_blocks_override=requests * CONTEXT // BLOCK + 1,
         **trees,
     )
-    core: Any = llm.llm_engine.engine_core
-    runner = core.engine_core.model_executor.driver_worker.worker.model_runner
+    runner = runner_of(llm)
     if side != "vllm":
         from eagle_plugin.core.shape import PLAIN
         from eagle_plugin.engines.vllm.runner import TreeModelRunner

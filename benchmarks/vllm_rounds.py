@@ -17,10 +17,9 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 
-# Before vLLM is imported: one process, quiet, and captured steps by emulated graphs.
-os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
-os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
-os.environ |= {"EAGLE_GRAPHS": "emulate", "EAGLE_POLICY": "fixed"}
+from benchmarks.vllm_process import ENVIRONMENT, runner_of
+
+os.environ |= ENVIRONMENT | {"EAGLE_GRAPHS": "emulate"}  # before vLLM is imported; captured steps by emulated graphs
 
 import tiny_models
 import torch
@@ -77,11 +76,6 @@ def boot(folder: Path, shape: Shape) -> LLM:
             "environment of `make env-vllm`, and unset EAGLE_PLUGIN"
         )
     return llm
-
-
-def runner_of(llm: LLM) -> Any:
-    """The model runner of an engine in this process."""
-    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
 
 
 class Rounds:

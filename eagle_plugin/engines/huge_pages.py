@@ -24,7 +24,7 @@ SYSTEM = Path("/sys/kernel/mm/transparent_hugepage")
 
 def available() -> bool:
     """Whether this process may ask for huge pages: Linux gives them to who asks, and ``EAGLE_HUGE_PAGES`` is not 0."""
-    return os.environ.get(SWITCH, "1") != "0" and _mode() in ("madvise", "always")
+    return not _switched_off() and _mode() in ("madvise", "always")
 
 
 def use_huge_pages(logger: logging.Logger) -> None:
@@ -33,7 +33,7 @@ def use_huge_pages(logger: logging.Logger) -> None:
     Nothing is done where they are not `available`. What cannot have them keeps its pages.
     """
     if not available():
-        if _mode() == "never" and os.environ.get(SWITCH, "1") != "0":
+        if not _switched_off() and _mode() == "never":
             logger.info(
                 "eagle-plugin: huge pages are switched off on this machine (%s is never): a CPU decodes slower without "
                 "them; `echo madvise > %s` as root lets this server have them",
@@ -67,6 +67,10 @@ def _ask() -> None:
         if begin < end and not madvise(begin, end - begin, mmap.MADV_HUGEPAGE):
             # Pages that are there already; of those that are not, the first touch makes huge ones.
             madvise(begin, end - begin, COLLAPSE)
+
+
+def _switched_off() -> bool:
+    return os.environ.get(SWITCH) == "0"
 
 
 def _mode() -> str:

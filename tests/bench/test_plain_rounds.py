@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,10 +24,8 @@ def test_ratios_are_of_the_same_turns() -> None:
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.run(
         [sys.executable, str(ROOT / "benchmarks/plain_rounds.py"), *options],
-        env=os.environ | {"PYTHONPATH": paths},
         capture_output=True,
         text=True,
         timeout=600,

@@ -63,37 +63,40 @@ def test_switched_off_by_the_user() -> None:
     assert "huge pages" not in output
 
 
-@pytest.mark.parametrize(("mode", "available"), [("always", True), ("madvise", True), ("never", False), (None, False)])
-def test_who_may_ask(mode: str | None, available: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in the place of the system's."""
     monkeypatch.setattr(huge_pages, "SYSTEM", tmp_path)
+    return tmp_path
+
+
+def log_of_a_start(caplog: pytest.LogCaptureFixture) -> str:
+    caplog.clear()
+    caplog.set_level(logging.INFO)
+    huge_pages.use_huge_pages(logging.getLogger("eagle_plugin"))
+    return caplog.text
+
+
+@pytest.mark.parametrize(("mode", "available"), [("always", True), ("madvise", True), ("never", False), (None, False)])
+def test_who_may_ask(mode: str | None, available: bool, system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if mode is not None:
-        (tmp_path / "enabled").write_text(
-            " ".join(f"[{m}]" if m == mode else m for m in ("always", "madvise", "never"))
-        )
+        modes = (f"[{m}]" if m == mode else m for m in ("always", "madvise", "never"))
+        (system / "enabled").write_text(" ".join(modes))
     assert huge_pages.available() is available
     monkeypatch.setenv(huge_pages.SWITCH, "0")
     assert not huge_pages.available()
 
 
 def test_a_machine_that_gives_none_is_told_how(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    system: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "enabled").write_text("always madvise [never]\n")
-    monkeypatch.setattr(huge_pages, "SYSTEM", tmp_path)
-    caplog.set_level(logging.INFO)
-    huge_pages.use_huge_pages(logging.getLogger("eagle_plugin"))
-    assert f"echo madvise > {tmp_path}/enabled" in caplog.text
-    caplog.clear()
+    (system / "enabled").write_text("always madvise [never]\n")
+    assert f"echo madvise > {system}/enabled" in log_of_a_start(caplog)
     monkeypatch.setenv(huge_pages.SWITCH, "0")
-    huge_pages.use_huge_pages(logging.getLogger("eagle_plugin"))
-    assert not caplog.text
+    assert not log_of_a_start(caplog)
 
 
-def test_a_machine_that_says_less_starts_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "enabled").write_text("always [madvise] never\n")
-    monkeypatch.setattr(huge_pages, "SYSTEM", tmp_path)
-    caplog.set_level(logging.INFO)
-    huge_pages.use_huge_pages(logging.getLogger("eagle_plugin"))
-    assert "could not ask for huge pages" in caplog.text and "hpage_pmd_size" in caplog.text
+def test_a_machine_that_says_less_starts_all_the_same(system: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (system / "enabled").write_text("always [madvise] never\n")
+    log = log_of_a_start(caplog)
+    assert "could not ask for huge pages" in log and "hpage_pmd_size" in log
