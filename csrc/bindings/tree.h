@@ -1,6 +1,6 @@
-// Bindings of topk_log_softmax, grow_level, select_tree and sibling_links: the argument checks and the exported
-// functions, the same in the CPU and the CUDA library. Each library defines `run` for the calls below and includes this
-// header in one source file.
+// Bindings of topk_log_softmax, grow_level, grow_levels, select_tree and sibling_links: the argument checks and the
+// exported functions, the same in the CPU and the CUDA library. Each library defines `run` for the calls below and
+// includes this header in one source file.
 #pragma once
 #include <eagle/links.h>
 #include <eagle/topk.h>
@@ -67,6 +67,21 @@ struct GrowCall {
   }
 };
 
+struct LevelsCall {
+  TableCall table;
+  const float* logp;
+  const int64_t* tokens;
+  const int32_t* draws;  // or null
+  int32_t rows, k, steps, beam;
+  int64_t b;
+  DLDevice device;
+
+  EAGLE_HD LevelsRow levels(int64_t i) const {
+    const int64_t at = i * rows * k;
+    return {logp + at, tokens + at, draws ? draws + at : nullptr, steps, beam, k};
+  }
+};
+
 struct SelectCall {
   TableCall table;
   const int64_t* root_tokens;
@@ -99,6 +114,7 @@ struct LinksCall {
 
 void run(const TopkCall& call);
 void run(const GrowCall& call);
+void run(const LevelsCall& call);
 void run(const SelectCall& call);
 void run(const LinksCall& call);
 
@@ -193,6 +209,34 @@ inline void grow_level(TensorView table_scores, TensorView table_tokens, TensorV
   if (b > 0) run(call);
 }
 
+inline void grow_levels(TensorView table_scores, TensorView table_tokens, TensorView table_parents,
+                        TensorView table_draws, int64_t steps, int64_t beam, TensorView logp, TensorView tokens,
+                        Optional<TensorView> draws) {
+  check(logp, "logp", kF32, {kAny, kAny, kAny});
+  const int64_t b = logp.size(0), rows = logp.size(1), k = logp.size(2);
+  check(tokens, "tokens", kI64, {b, rows, k});
+  if (draws.has_value()) check(draws.value(), "draws", kI32, {b, rows, k});
+  const TableCall table = check_table(table_scores, table_tokens, table_parents, table_draws, b);
+  if (steps < 1 || beam < 1 || (steps - 1) * beam > kMaxWidth) {
+    TVM_FFI_THROW(ValueError) << steps << " levels with beam " << beam << " need " << (steps - 1) * beam
+                              << " draft slots, wanted at most 64, and at least 1 level and 1 node: lower the depth or "
+                              << "the beam";
+  }
+  if (rows != 1 + (steps - 1) * beam || k < beam) {
+    TVM_FFI_THROW(ValueError) << "logp has " << rows << " rows of " << k << " children per request, wanted "
+                              << 1 + (steps - 1) * beam << " of at least " << beam
+                              << ": one for the root, then beam for each level";
+  }
+  if (rows * k > table.capacity) {
+    TVM_FFI_THROW(ValueError) << "table holds " << table.capacity << " candidates, wanted at least " << rows * k
+                              << ": make it larger with new_table";
+  }
+  if (b == 0) return;
+  run(LevelsCall{table, ptr<float>(logp), ptr<int64_t>(tokens),
+                 draws.has_value() ? ptr<int32_t>(draws.value()) : nullptr, static_cast<int32_t>(rows),
+                 static_cast<int32_t>(k), static_cast<int32_t>(steps), static_cast<int32_t>(beam), b, logp.device()});
+}
+
 inline void select_tree(TensorView table_scores, TensorView table_tokens, TensorView table_parents,
                         TensorView table_draws, TensorView root_tokens, TensorView tokens, TensorView parents,
                         TensorView depths, TensorView ancestors, TensorView draws) {
@@ -228,5 +272,6 @@ inline void sibling_links(TensorView parents, TensorView first_child, TensorView
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(topk_log_softmax, eagle::bindings::topk_log_softmax);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(grow_level, eagle::bindings::grow_level);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(grow_levels, eagle::bindings::grow_levels);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(select_tree, eagle::bindings::select_tree);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(sibling_links, eagle::bindings::sibling_links);

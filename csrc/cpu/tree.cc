@@ -20,6 +20,11 @@ void run(const GrowCall& call) {
   }
 }
 
+void run(const LevelsCall& call) {
+  LevelsScratch scratch;
+  for (int64_t i = 0; i < call.b; ++i) grow_levels(SerialTeam{}, scratch, call.table.row(i), call.levels(i));
+}
+
 void run(const SelectCall& call) {
   SelectScratch scratch;
   for (int64_t i = 0; i < call.b; ++i) {

@@ -28,6 +28,13 @@ __global__ void __launch_bounds__(kThreads) grow_kernel(GrowCall call) {
   grow_level(BlockTeam(exchange), scratch, call.table.row(i), call.level(i), call.out.rows, call.out.row(i));
 }
 
+__global__ void __launch_bounds__(kThreads) levels_kernel(LevelsCall call) {
+  __shared__ BlockTeam::Exchange exchange;
+  __shared__ LevelsScratch scratch;
+  const int64_t i = blockIdx.x;
+  grow_levels(BlockTeam(exchange), scratch, call.table.row(i), call.levels(i));
+}
+
 __global__ void __launch_bounds__(kThreads) select_kernel(SelectCall call) {
   __shared__ BlockTeam::Exchange exchange;
   __shared__ SelectScratch scratch;
@@ -52,6 +59,10 @@ void run(const TopkCall& call) {
 
 void run(const GrowCall& call) {
   launch("grow_level", grow_kernel, dim3(static_cast<unsigned>(call.b)), kThreads, call.device, call);
+}
+
+void run(const LevelsCall& call) {
+  launch("grow_levels", levels_kernel, dim3(static_cast<unsigned>(call.b)), kThreads, call.device, call);
 }
 
 void run(const SelectCall& call) {

@@ -11,14 +11,17 @@ LINE = re.compile(rf"{MARK} (\d+\.\d{{6}}) s in (\d+) rounds$", re.MULTILINE)
 
 
 class DraftTimes(NamedTuple):
-    """Sums since the start of the server, or between two moments; rounds are those of a whole batch that drafted."""
+    """Sums since the start of the server, or between two moments; rounds are those of a whole batch that drafted.
+
+    The seconds are those of the head: of drafting, and of reading what was accepted.
+    """
 
     seconds: float = 0.0
     rounds: int = 0
 
-    def plus(self, seconds: float) -> DraftTimes:
-        """With one round more."""
-        return DraftTimes(self.seconds + seconds, self.rounds + 1)
+    def plus(self, seconds: float, rounds: int = 1) -> DraftTimes:
+        """With so much more; a round has several parts, of which one counts it."""
+        return DraftTimes(self.seconds + seconds, self.rounds + rounds)
 
     def since(self, before: DraftTimes) -> DraftTimes:
         """What came after `before`."""

@@ -171,6 +171,25 @@ def grow_level(
     )
 
 
+def grow_levels(
+    table: CandidateTable, steps: int, beam: int, logp: Tensor, tokens: Tensor, draws: Tensor | None = None
+) -> None:
+    """Write all levels of trees whose children do not depend on the path above them (P-EAGLE), as `grow_level` would.
+
+    logp [b, R, k] float32, tokens [b, R, k] int64 and draws as in `grow_level`; R = 1 + (steps - 1) * beam rows: the
+    root's children, then those of the `beam` best nodes of each level but the last. Needs k >= beam, so that there are
+    so many, and (steps - 1) * beam <= 64. The children of a level's nodes differ in what was drawn, or not at all.
+    """
+    previous: Frontier | None = None
+    first, rows, k = 0, 1, logp.shape[2]
+    for level in range(1, steps + 1):
+        here = slice(first, first + rows)
+        keep = beam if level < steps else 0
+        drawn = None if draws is None else draws[:, here]
+        previous = grow_level(table, first * k, level, logp[:, here], tokens[:, here], previous, keep, drawn)
+        first, rows = first + rows, beam
+
+
 def select_tree(table: CandidateTable, root_tokens: Tensor, width: int) -> DraftTree:
     """Keep the best W - 1 candidates and the root as one tree (EAGLE-2, section 4.2, the reranking).
 

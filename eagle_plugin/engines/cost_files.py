@@ -18,7 +18,7 @@ from eagle_plugin.engines import huge_pages
 from eagle_plugin.errors import UserError
 from eagle_plugin.kernels import loader
 
-VERSION = 8  # of the files' form, and of how the costs are measured
+VERSION = 9  # of the files' form, and of how the costs are measured
 
 
 class CostFileError(UserError):

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class DraftClock:
-    """Calls what drafts, and writes the sum of its times into the log; by default it only calls.
+    """Calls what the head does in a round, and writes the sum of its times into the log; by default it only calls.
 
     The times are those of the host. A GPU works on after a call has returned, so nothing is timed there.
     """
@@ -33,13 +33,20 @@ class DraftClock:
 
     def time(self, shape: Shape, draft: Callable[[], T]) -> T:
         """What `draft` returns; a plain round drafts nothing and is not counted."""
+        return self._timed(shape, draft, 1)
+
+    def time_reading(self, shape: Shape, read: Callable[[], T]) -> T:
+        """What `read` returns: the head reads the accepted tokens of a round of this shape, or for one."""
+        return self._timed(shape, read, 0)
+
+    def _timed(self, shape: Shape, call: Callable[[], T], rounds: int) -> T:
         if not self._on or shape == PLAIN:
-            return draft()
+            return call()
         began = self._clock()
-        drafts = draft()
+        result = call()
         now = self._clock()
-        self._times = self._times.plus(now - began)
+        self._times = self._times.plus(now - began, rounds)
         if now - self._written >= SECONDS:
             self._written = now
             self._logger.info("%s", self._times.line())
-        return drafts
+        return result

@@ -20,7 +20,7 @@ from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.rng import verify_uniforms
 from eagle_plugin.kernels.kv import compact_kv
 from eagle_plugin.kernels.sampling import Filters, Proposals, SamplingParams, propose, verify_tree
-from eagle_plugin.kernels.tree import grow_level, select_tree, topk_log_softmax, unwritten_table
+from eagle_plugin.kernels.tree import grow_level, grow_levels, select_tree, topk_log_softmax, unwritten_table
 
 
 class Drafts(NamedTuple):
@@ -89,7 +89,8 @@ class TopM(NamedTuple):
 class HeadState(NamedTuple):
     """What the head leaves after the last accepted token of each request, for the next round."""
 
-    top: TopM  # [b, M]: the root's children are chosen from these
+    # [b, M]: the root's children are chosen from these; [b, D, M] where the head listed all levels as it read.
+    top: TopM
     hidden: Tensor  # [b, H]
 
 
@@ -129,7 +130,7 @@ class HeadForward(Protocol):
 
 
 class LevelSource(Protocol):
-    """Where the tokens of a tree's levels come from: the head level by level, or all levels from one forward."""
+    """Where the tokens of a tree's levels come from, level by level."""
 
     def root(self) -> TopM:
         """The most likely tokens after the root, [b, M]."""
@@ -182,7 +183,7 @@ def top_m_of(shape: Shape, greedy: bool) -> int:
 def draft(
     shape: Shape,
     root_tokens: Tensor,
-    levels: LevelSource,
+    levels: LevelSource | TopM,
     sampling: SamplingParams,
     uniforms: Tensor | None,
     draft_to_target: Tensor | None,
@@ -190,15 +191,19 @@ def draft(
 ) -> Drafts:
     """Draft one tree per request: levels from the source, then the best nodes of all levels.
 
-    root_tokens [b] int64; sampling has one row per request; uniforms [b, P, S] float64 (`rng.draft_uniforms`), None
+    levels: a source, or the lists of all levels [b, D, M], which are the same for all nodes of a level. root_tokens [b]
+    int64; sampling has one row per request; uniforms [b, P, S] float64 (`rng.draft_uniforms`), None
     when all requests are greedy: then no node has sampled children. draft_to_target [draft vocabulary] int64 maps to
     target ids (None: the same ids). chains [b] bool marks requests whose nodes get one child only, the most likely;
     they must be greedy in `sampling`.
     """
     builder = TreeBuilder(shape, sampling, uniforms, draft_to_target, chains)
-    frontier = builder.add_level(1, levels.root(), None)
-    for level in range(2, shape.steps + 1):
-        frontier = builder.add_level(level, levels.children(level, frontier), frontier)
+    if isinstance(levels, TopM):
+        builder.add_levels(levels)
+    else:
+        frontier = builder.add_level(1, levels.root(), None)
+        for level in range(2, shape.steps + 1):
+            frontier = builder.add_level(level, levels.children(level, frontier), frontier)
     return Drafts(builder.select(root_tokens), builder.proposals(), shape, builder.table.scores)
 
 
@@ -228,10 +233,25 @@ class TreeBuilder:
 
         Returns the frontier of the next level, which has no nodes after the last level.
         """
+        topk = self._shape.topk
+        first = 0 if previous is None else 1 + (level - 2) * topk  # proposal row of the frontier's first node
+        logp, tokens, draws = self._children_of(top, first)
+        beam = topk if level < self._shape.steps else 0
+        return grow_level(self.table, first * self._children, level, logp, tokens, previous, beam, draws)
+
+    def add_levels(self, top: TopM) -> None:
+        """The same for all levels at once, from their lists [b, D, M]."""
+        steps, topk, _ = self._shape
+        if topk > 1 and steps > 1:  # a list for each proposal row
+            level = (torch.arange(1 + self._shape.draft_slots, device=top.logp.device) + topk - 1) // topk
+            top = TopM(*(values[:, level] for values in top))
+        grow_levels(self.table, steps, topk, *self._children_of(TopM(*(values.flatten(0, 1) for values in top)), 0))
+
+    def _children_of(self, top: TopM, first: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """log p, tokens and draws [b, F, k] of the children of F proposal rows from `first` on; top has [b * F, M]."""
         logp, index = top.logp, top.tokens
         topk = self._shape.topk
         rows = len(logp) // self._b
-        first = 0 if previous is None else 1 + (level - 2) * topk  # proposal row of the frontier's first node
         shape = (self._b, rows, self._children)
         draws = None
         if self._uniforms is None:
@@ -253,9 +273,7 @@ class TreeBuilder:
         logp = logp.view(shape)
         if self._chains is not None:
             logp[:, :, 1:] = logp[:, :, 1:].masked_fill(self._chains[:, None, None], -torch.inf)
-        beam = topk if level < self._shape.steps else 0
-        offset = first * self._children
-        return grow_level(self.table, offset, level, logp, tokens.view(shape), previous, beam, draws)
+        return logp, tokens.view(shape), draws
 
     def select(self, root_tokens: Tensor) -> DraftTree:
         """The best nodes as one tree per request; root_tokens [b] int64."""
@@ -265,6 +283,8 @@ class TreeBuilder:
         """The distributions of all levels, by proposal row."""
         if self._uniforms is None:
             return Proposals.none(self._b, self.table.scores.device)
+        if len(self._drawn) == 1:
+            return self._drawn[0]
         return Proposals(*(torch.cat(parts, dim=1) for parts in zip(*self._drawn, strict=True)))
 
 
@@ -283,6 +303,18 @@ def accept(
     else:
         uniforms = verify_uniforms(keys, lengths, longest)
     return verify_tree(drafts.tree, logits, sampling, drafts.proposals, uniforms, longest, filters=filters)
+
+
+def without_spare_places(accepted: Accepted) -> Accepted:
+    """The paths without the places that no request reaches, on a CPU, where the head's forward takes time per row.
+
+    On a GPU the paths as they are: their lengths are known on the device only.
+    """
+    if accepted.lengths.device.type != "cpu":
+        return accepted
+    longest = max(accepted.lengths.tolist(), default=1)
+    index, tokens = (values[:, :longest].contiguous() for values in (accepted.index, accepted.tokens))
+    return Accepted(index, accepted.lengths, tokens)
 
 
 def accepted_rows(accepted: Accepted, width: int) -> Tensor:

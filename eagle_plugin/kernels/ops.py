@@ -145,6 +145,26 @@ def _grow_level(
     return tuple(tree.grow_level(table, offset, level, logp, tokens, previous, beam, draws))
 
 
+@_operator(
+    "grow_levels(Tensor(a!) table_scores, Tensor(b!) table_tokens, Tensor(c!) table_parents, Tensor(d!) table_draws, "
+    "int steps, int beam, Tensor logp, Tensor tokens, Tensor? draws) -> ()",
+    lambda *arguments: None,
+)
+def _grow_levels(
+    table_scores: Tensor,
+    table_tokens: Tensor,
+    table_parents: Tensor,
+    table_draws: Tensor,
+    steps: int,
+    beam: int,
+    logp: Tensor,
+    tokens: Tensor,
+    draws: Tensor | None,
+) -> None:
+    table = CandidateTable(table_scores, table_tokens, table_parents, table_draws)
+    tree.grow_levels(table, steps, beam, logp, tokens, draws)
+
+
 def _fake_tree(scores: Tensor, tokens: Tensor, parents: Tensor, draws: Tensor, roots: Tensor, width: int) -> Any:
     whole = (torch.int64, torch.int32, torch.int32, torch.int64, torch.int32)
     return tuple(roots.new_empty(roots.shape[0], width, dtype=dtype) for dtype in whole)

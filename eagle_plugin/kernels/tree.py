@@ -22,6 +22,7 @@ __all__ = [
     "DraftTree",
     "Frontier",
     "grow_level",
+    "grow_levels",
     "new_table",
     "select_tree",
     "sibling_links",
@@ -77,6 +78,18 @@ def grow_level(
     before = (None, None, None) if previous is None else (previous.candidates, previous.scores, previous.ancestors)
     native(*table, offset, level, logp, tokens, draws, *before, beam, *frontier)
     return frontier
+
+
+def grow_levels(
+    table: CandidateTable, steps: int, beam: int, logp: Tensor, tokens: Tensor, draws: Tensor | None = None
+) -> None:
+    """Write all levels of trees whose children do not depend on the path above; see `core.tree.grow_levels`."""
+    native = function("grow_levels", logp.device.type)
+    if native is None:
+        _check_levels(table, steps, beam, logp, tokens, draws)
+        oracle.grow_levels(table, steps, beam, logp, tokens, draws)
+        return
+    native(*table, steps, beam, logp, tokens, draws)
 
 
 def select_tree(table: CandidateTable, root_tokens: Tensor, width: int) -> DraftTree:
@@ -161,4 +174,31 @@ def _check_level(
         raise ValueError(
             f"level {level} with beam {beam} needs draft slots up to {(level - 1) * beam + keep}, wanted at most 64: "
             "lower the depth or the beam"
+        )
+
+
+def _check_levels(
+    table: CandidateTable, steps: int, beam: int, logp: Tensor, tokens: Tensor, draws: Tensor | None
+) -> None:
+    check(logp, "logp", torch.float32, (ANY, ANY, ANY))
+    b, rows, k = logp.shape
+    check(tokens, "tokens", torch.int64, (b, rows, k))
+    if draws is not None:
+        check(draws, "draws", torch.int32, (b, rows, k))
+    _check_table(table, b)
+    slots = (steps - 1) * beam
+    if steps < 1 or beam < 1 or slots > MAX_WIDTH:
+        raise ValueError(
+            f"{steps} levels with beam {beam} need {slots} draft slots, wanted at most 64, and at least 1 level and 1 "
+            "node: lower the depth or the beam"
+        )
+    if rows != 1 + slots or k < beam:
+        raise ValueError(
+            f"logp has {rows} rows of {k} children per request, wanted {1 + slots} of at least {beam}: one for the "
+            "root, then beam for each level"
+        )
+    capacity = table.scores.shape[1]
+    if rows * k > capacity:
+        raise ValueError(
+            f"table holds {capacity} candidates, wanted at least {rows * k}: make it larger with new_table"
         )

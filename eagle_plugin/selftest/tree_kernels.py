@@ -47,6 +47,19 @@ def _grow_level(trial: Trial) -> None:
         _compare(trial, f"table.{name}", x, y)
 
 
+def _grow_levels(trial: Trial) -> None:
+    """All levels at once, with places for two sampled children per node."""
+    b, shape = trial.sizes.batch, trial.model.tree
+    k, rows = shape.topk + 2, 1 + shape.draft_slots
+    tables = [oracle.new_table(b, k * rows, trial.device) for _ in range(2)]
+    logp, tokens = trial.randn(b, rows, k).abs().neg(), trial.randint(0, trial.vocabulary, b, rows, k)
+    draws = trial.randint(-1, 40, b, rows, k).int()
+    for module, table in zip((kernels, oracle), tables, strict=True):
+        module.grow_levels(table, shape.steps, shape.topk, logp, tokens, draws)
+    for name, x, y in zip(CandidateTable._fields, *tables, strict=True):
+        _compare(trial, f"table.{name}", x, y)
+
+
 def _select_tree(trial: Trial) -> None:
     b, shape = trial.sizes.batch, trial.model.tree
     k = shape.topk + 2
@@ -96,6 +109,7 @@ def _read_path(trial: Trial) -> None:
 CHECKS = (
     Check("topk_log_softmax", _topk_log_softmax),
     Check("grow_level", _grow_level),
+    Check("grow_levels", _grow_levels),
     Check("select_tree", _select_tree),
     Check("sibling_links", _sibling_links),
     Check("read_path", _read_path),

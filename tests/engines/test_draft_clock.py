@@ -46,6 +46,11 @@ def test_rounds_that_draft_are_timed(monkeypatch, caplog):
     assert newest(logged(caplog)) == DraftTimes(0.125, 1)  # the line is written at most four times per second
     times.time(SHAPE, clock.draft)
     assert newest(logged(caplog)) == DraftTimes(0.375, 3) and len(caplog.records) == 2
+    for shape in (SHAPE, PLAIN):
+        assert times.time_reading(shape, clock.draft) == "drafts"
+    clock.now += 1
+    times.time(SHAPE, clock.draft)
+    assert newest(logged(caplog)) == DraftTimes(0.625, 4)
 
 
 @pytest.mark.parametrize(("asked", "device"), [("", "cpu"), ("0", "cpu"), ("1", "cuda")])

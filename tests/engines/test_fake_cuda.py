@@ -12,7 +12,7 @@ from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines import rng
-from eagle_plugin.engines.parallel_levels import MaskRow, ParallelLevels
+from eagle_plugin.engines.parallel_levels import MaskRow, levels_of
 from eagle_plugin.engines.round import (
     Drafts,
     HeadState,
@@ -64,7 +64,7 @@ def drafted(sampled: bool = True, mapped: bool = True) -> Drafts:
 
 @pytest.mark.parametrize("sampled", [False, True])
 def test_draft_with_all_levels_at_once(library: FakeLibrary, sampled: bool) -> None:
-    """One look at the head for all levels after the first."""
+    """One look at the head for all levels after the first, and one launch for the candidates of all levels."""
     top_m = top_m_of(SHAPE, not sampled)
     top = TopM(torch.zeros(B, top_m, device=CUDA), torch.zeros(B, top_m, dtype=torch.int64, device=CUDA))
     state = HeadState(top, torch.zeros(B, HIDDEN, device=CUDA))
@@ -72,15 +72,15 @@ def test_draft_with_all_levels_at_once(library: FakeLibrary, sampled: bool) -> N
     drafts = draft(
         SHAPE,
         torch.zeros(B, dtype=torch.int64, device=CUDA),
-        ParallelLevels(SHAPE, state, lengths(), top_m, mask, forward),
+        levels_of(mask, SHAPE, state, lengths(), top_m, forward),
         sampling(),
         rng.draft_uniforms(lengths(), lengths(), SHAPE) if sampled else None,
         None,
     )
     assert on_cuda(drafts.tree) and on_cuda(drafts.proposals)
-    per_level = ["propose", "grow_level"] if sampled else ["grow_level"]
+    children = ["propose", "grow_levels"] if sampled else ["grow_levels"]
     begin = ["uniforms"] if sampled else []
-    assert library.launched == [*begin, *per_level, "topk_log_softmax", *per_level, *per_level, "select_tree"]
+    assert library.launched == ["topk_log_softmax", *begin, *children, "select_tree"]
 
 
 def on_cuda(values: DraftTree | Proposals | Accepted) -> bool:

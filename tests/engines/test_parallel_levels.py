@@ -11,7 +11,7 @@ from eagle_plugin.core.policy import MAX_TOP_M
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines import rng
-from eagle_plugin.engines.parallel_levels import MaskRow, ParallelLevels
+from eagle_plugin.engines.parallel_levels import MaskRow, levels_of
 from eagle_plugin.engines.round import Drafts, HeadState, LevelRows, TopM, draft, top_m_of
 from eagle_plugin.kernels.tree import topk_log_softmax
 
@@ -54,7 +54,7 @@ class MaskedHead:
 def draft_with(head: MaskedHead, shape: Shape, temperature: float = 0.0) -> Drafts:
     greedy = temperature == 0
     top_m = top_m_of(shape, greedy)
-    levels = ParallelLevels(shape, head.state(top_m), LENGTHS, top_m, head.mask, head)
+    levels = levels_of(head.mask, shape, head.state(top_m), LENGTHS, top_m, head)
     sampling = SamplingParams(
         torch.full((3,), temperature or 1.0),
         torch.full((3,), 1 if greedy else VOCABULARY, dtype=torch.int32),

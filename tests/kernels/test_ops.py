@@ -47,6 +47,7 @@ def cases() -> dict[str, tuple[Any, ...]]:
         "topk_log_softmax": (torch.randn(B, V, generator=gen), 4),
         "propose": (logp, index, *params(B), u[:, 0, :NUM_SAMPLED].contiguous(), K, 0, 1, None, list(SLOT_WEIGHTS)),
         "grow_level": (*table, 0, 1, *level, None, None, None, None, 1),
+        "grow_levels": (*new_table(B, 3 * K), 2, K, *(x.repeat(1, 1 + K, 1) for x in level), None),
         "select_tree": (*table, torch.zeros(B, dtype=torch.int64), W),
         "verify_tree": (
             *tree,

@@ -110,6 +110,68 @@ def test_levels_and_selection(
 
 
 @prop
+@given(
+    st.integers(0, 2**31),
+    st.integers(0, 3),
+    st.integers(1, 10),
+    st.integers(0, 3),
+    st.integers(1, 16),
+    st.booleans(),
+    st.booleans(),
+)
+def test_all_levels_at_once(seed: int, b: int, beam: int, more: int, steps: int, ties: bool, drawn: bool) -> None:
+    """They are what the same kernel writes level by level."""
+    gen, k = torch.Generator().manual_seed(seed), beam + more
+    steps = min(steps, 1 + 64 // beam)
+    rows = 1 + (steps - 1) * beam
+    logp = -torch.rand(b, rows, k, generator=gen)
+    logp = (logp * 4).round() if ties else logp
+    tokens = torch.randint(0, 50000, (b, rows, k), generator=gen)
+    draws = torch.randint(-1, 9, (b, rows, k), generator=gen).int() if drawn else None
+    found, wanted, by_level = (oracle.new_table(b, rows * k + 2) for _ in range(3))
+    kernels.grow_levels(found, steps, beam, logp, tokens, draws)
+    oracle.grow_levels(wanted, steps, beam, logp, tokens, draws)
+    frontier: oracle.Frontier | None = None
+    first, count = 0, 1
+    for level in range(1, steps + 1):
+        here, keep = slice(first, first + count), beam if level < steps else 0
+        of_level = [None if x is None else x[:, here].contiguous() for x in (logp, tokens, draws)]
+        frontier = kernels.grow_level(by_level, first * k, level, *of_level[:2], frontier, keep, of_level[2])
+        first, count = first + count, beam
+    for name, x, y, z in zip(found._fields, found, wanted, by_level, strict=True):
+        assert torch.equal(x, y) and torch.equal(x, z), name
+
+
+def levels(**changes):
+    args = dict(
+        table=kernels.new_table(2, 20),
+        steps=3,
+        beam=2,
+        logp=torch.zeros(2, 5, 4),
+        tokens=torch.zeros(2, 5, 4, dtype=torch.int64),
+    )
+    kernels.grow_levels(**(args | changes))
+
+
+def test_argument_checks_of_all_levels(path: str) -> None:
+    levels()
+    with pytest.raises(ValueError, match=r"tokens has shape \[2, 5, 3\], wanted \[2, 5, 4\]"):
+        levels(tokens=torch.zeros(2, 5, 3, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"draws has shape \[2, 4\], wanted \[2, 5, 4\]"):
+        levels(draws=torch.zeros(2, 4, dtype=torch.int32))
+    with pytest.raises(ValueError, match=r"table.scores has shape \[1, 20\], wanted \[2, \*\]"):
+        levels(table=kernels.new_table(1, 20))
+    with pytest.raises(ValueError, match="table holds 19 candidates, wanted at least 20: make it larger"):
+        levels(table=kernels.new_table(2, 19))
+    with pytest.raises(ValueError, match="34 levels with beam 2 need 66 draft slots, wanted at most 64"):
+        levels(steps=34)
+    with pytest.raises(ValueError, match="logp has 5 rows of 4 children per request, wanted 3 of at least 2"):
+        levels(steps=2)
+    with pytest.raises(ValueError, match="logp has 5 rows of 4 children per request, wanted 9 of at least 4"):
+        levels(beam=4)
+
+
+@prop
 @given(st.integers(0, 2**31), st.integers(0, 5), st.integers(1, 70), st.booleans())
 def test_sibling_links(seed: int, b: int, width: int, corrupt: bool) -> None:
     gen = torch.Generator().manual_seed(seed)

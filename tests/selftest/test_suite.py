@@ -70,9 +70,9 @@ def test_every_kernel_has_a_check() -> None:
 
 # Which output of each native kernel is spoilt, by its place among the arguments.
 OUTPUT = {
-    "topk_log_softmax": 1, "grow_level": -1, "select_tree": -2, "sibling_links": -1, "uniforms": -1, "propose": -3,
-    "verify_tree": -1, "penalize_nodes": 0, "count_tokens": 0, "tree_attention": -1, "extend_attention": -1,
-    "store_kv": 1, "start_round": 6, "read_path": 5, "compact_kv": None,
+    "topk_log_softmax": 1, "grow_level": -1, "grow_levels": 0, "select_tree": -2, "sibling_links": -1, "uniforms": -1,
+    "propose": -3, "verify_tree": -1, "penalize_nodes": 0, "count_tokens": 0, "tree_attention": -1,
+    "extend_attention": -1, "store_kv": 1, "start_round": 6, "read_path": 5, "compact_kv": None,
 }  # fmt: skip
 
 

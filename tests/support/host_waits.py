@@ -35,6 +35,7 @@ BY_DESIGN = {
     "update_async_output_token_ids",  # vLLM's: the tokens of the step before, for penalties
     "to_device",  # these two copy from pinned memory on a GPU (engines/staging.py)
     "values_to_device",
+    "without_spare_places",  # of a CPU's tensors only (engines/round.py)
 }
 ENGINES = ("/eagle_plugin/", "/sglang/", "/vllm/")
 

@@ -19,6 +19,7 @@ from eagle_plugin.engines.vllm.attention import TreeAttentionImpl, TreeMetadata,
 from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.engines.vllm.decode_step import DecodeStep
 from eagle_plugin.engines.vllm.drafter import DraftBatch, TreeProposer
+from eagle_plugin.engines.vllm.masked_rows import HeadRows
 from eagle_plugin.engines.vllm.pending import PendingTokens
 from eagle_plugin.engines.vllm.runner import TreeModelRunner
 from eagle_plugin.engines.vllm.sampling import KnownParams, draft_params
@@ -49,7 +50,8 @@ class Head(TreeProposer):
         self.embed, self.qkv = torch.randn(V, H, generator=g), torch.randn(H, 8 * D, generator=g) / 6
         self.out, self.head = torch.randn(4 * D, H, generator=g) / 8, torch.randn(H, DRAFT_V, generator=g)
 
-    def _forward(self, tokens: Tensor, positions: Tensor, hidden: Tensor, metadata: TreeMetadata) -> Any:
+    def _forward(self, rows: HeadRows) -> Any:
+        tokens, positions, hidden, metadata = rows
         x = self.embed[tokens.long()] + positions[:, None] * 0.01 + hidden
         q, k, v = (part.reshape(len(x), -1, D) for part in (x @ self.qkv).split([4 * D, 2 * D, 2 * D], dim=1))
         out = self.attention.forward(None, q, k, v, self.cache, metadata, torch.empty_like(q))
@@ -82,7 +84,7 @@ class ToyRunner:
             max_num_tokens=REQUESTS * SHAPE.width,
             _copy_valid_sampled_token_count=lambda *_: None,
             _draft_params=KnownParams(),
-            _draft_clock=SimpleNamespace(time=lambda _, draft: draft()),
+            _draft_clock=SimpleNamespace(time=lambda _, call: call(), time_reading=lambda _, call: call()),
             _has_reasoner=False,
             _pending=PendingTokens(BLOCK),
             _shapes=RoundShapes(ShapeChooser(SHAPE, None)),
@@ -107,7 +109,7 @@ class ToyRunner:
         keys = None if metadata.all_greedy else torch.arange(b)
         params = draft_params(metadata, b, V, CPU)
         trees = DraftBatch(SHAPE, lengths, runner._metadata["head"].slot_table, params, keys, None)
-        drafter = step if step is not None and step.can_draft(trees) else self.head
+        drafter = step if step is not None and step.can_draft(trees, root) else self.head
         runner._keep(batch, drafter.draft_tree(trees, roots, root))
 
     def drafts(self, requests: list[int]) -> Drafts:

@@ -57,6 +57,47 @@ EAGLE_HD void grow_level(const Team& team, BestScratch& scratch, TableRow table,
   }
 }
 
+struct LevelsRow {  // the children of all levels of one request, whose tokens do not depend on the path to them
+  const float* logp;
+  const int64_t* tokens;
+  const int32_t* draws;    // null where no child was drawn
+  int32_t steps, beam, k;  // levels, nodes per level that have children, children of each; beam <= k
+};
+
+struct FrontierScratch {  // a frontier that only the team reads
+  int32_t candidates[kMaxWidth];
+  float scores[kMaxWidth];
+  int64_t tokens[kMaxWidth], parent_rows[kMaxWidth];
+  uint64_t ancestors[kMaxWidth];
+
+  EAGLE_HD FrontierRow row() { return {candidates, scores, tokens, parent_rows, ancestors}; }
+};
+
+struct LevelsScratch {  // shared by the team
+  BestScratch best;
+  FrontierScratch frontiers[2];
+};
+
+// All levels of a tree, as grow_level writes them one after the other. The caller checks that (steps - 1) * beam <= 64
+// and that the table has places for all rows.
+template <class Team>
+EAGLE_HD void grow_levels(const Team& team, LevelsScratch& scratch, TableRow table, const LevelsRow& levels) {
+  FrontierRow previous{};
+  int32_t first = 0, rows = 1;
+  for (int32_t level = 0; level < levels.steps; ++level) {
+    const int32_t at = first * levels.k, keep = level + 1 < levels.steps ? levels.beam : 0;
+    const FrontierRow next = scratch.frontiers[level % 2].row();
+    grow_level(team, scratch.best, table,
+               {levels.logp + at, levels.tokens + at, levels.draws ? levels.draws + at : nullptr, rows, levels.k,
+                previous, at, level * levels.beam},
+               keep, next);
+    team.sync();
+    previous = next;
+    first += rows;
+    rows = levels.beam;
+  }
+}
+
 struct TreeRow {  // one request's row of the draft tree
   int64_t* tokens;
   int32_t* parents;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.graphs import Buckets, CapturedFunctions, Capturer, StaticMemory
-from eagle_plugin.engines.round import Drafts, HeadState, TopM
+from eagle_plugin.engines.round import Drafts, HeadState, TopM, without_spare_places
 from eagle_plugin.engines.sglang.batch import BatchReader, RoundBatch
 from eagle_plugin.engines.sglang.drafter import DraftState, TreeDrafter
 from eagle_plugin.engines.sglang.logits import sanitize
@@ -24,13 +24,6 @@ from eagle_plugin.kernels.accepted_path import read_path
 
 STATE = ("state.logp", "state.tokens", "state.hidden", "state.roots")
 ACCEPTED = ("accepted.index", "accepted.lengths", "accepted.tokens")
-
-
-class Extended(NamedTuple):
-    """What a round ends with."""
-
-    state: DraftState  # for the next round, of B requests
-    features: Tensor  # [B * E, H]: the target's, of the accepted paths
 
 
 class DecodeRound:
@@ -75,13 +68,16 @@ class DecodeRound:
         """Accept paths, for requests that ask for no more than temperature and filters."""
         return self._run("walk", batch, partial(self._walk, batch, drafts, output))
 
-    def extend(self, batch: RoundBatch, accepted: Accepted, output: TargetOutput, state: DraftState) -> Extended:
+    def extend(self, batch: RoundBatch, accepted: Accepted, output: TargetOutput, state: DraftState) -> DraftState:
         """Move the accepted keys and values, and feed the accepted tokens to the head; accepted may have b requests.
 
-        state is what the round began with: a plain round whose tokens the head reads later leaves it as it is.
+        state is what the round began with: a plain round whose tokens the head reads later leaves it as it is. Returns
+        what the next round begins with, of B requests.
         """
         if batch.shape == PLAIN and self.pending is not None:
             return self._keep_pending(self.pending, batch, accepted, output, state)
+        if not self._is_captured("extend", batch):
+            accepted = without_spare_places(accepted)
         self._provide(accepted, batch)
         return self._run("extend", batch, partial(self._extend, batch, accepted, output))
 
@@ -181,19 +177,18 @@ class DecodeRound:
         sanitize(output.logits)
         return self._verifier.walk(batch, drafts, output.logits)
 
-    def _extend(self, batch: RoundBatch, accepted: Accepted, output: TargetOutput) -> Extended:
+    def _extend(self, batch: RoundBatch, accepted: Accepted, output: TargetOutput) -> DraftState:
         self._verifier.commit(batch, accepted, output)
         path = read_path(accepted, batch.prefix_lens, batch.shape.width)
-        features = output.features[path.rows.view(-1)]
-        return Extended(self._drafter.extend(batch, accepted, path, features), features)
+        return self._drafter.extend(batch, accepted, path, output.features[path.rows.view(-1)])
 
     def _keep_pending(
         self, pending: PendingTokens, batch: RoundBatch, accepted: Accepted, output: TargetOutput, state: DraftState
-    ) -> Extended:
+    ) -> DraftState:
         pending.rounds += 1
         self._provide(accepted, batch)
         self._run("extend", batch, partial(self._add_pending, pending, batch, accepted, output))
-        return Extended(DraftState(state.head, accepted.tokens[:, 0]), output.features)
+        return DraftState(state.head, accepted.tokens[:, 0])
 
     def _add_pending(self, pending: PendingTokens, batch: RoundBatch, accepted: Accepted, output: TargetOutput) -> None:
         self._verifier.commit_states(accepted, output)  # keys are where they belong: a plain round has one node

@@ -10,7 +10,7 @@ from torch import Tensor
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.round import Drafts
-from eagle_plugin.engines.sglang.decode_round import Extended
+from eagle_plugin.engines.sglang.drafter import DraftState
 from eagle_plugin.engines.sglang.verifier import TargetOutput
 from eagle_plugin.selftest.comparison import Comparison, finite
 
@@ -21,7 +21,7 @@ class Results(NamedTuple):
     drafts: Drafts
     output: TargetOutput
     accepted: Accepted
-    extended: Extended
+    state: DraftState  # after the round
     moved: list[Tensor]  # [b, E, heads, dim]: keys and values of the accepted tokens, in some layers
 
 
@@ -35,7 +35,7 @@ class RoundComparison(Comparison):
 
     def differences(self, found: Results, wanted: Results) -> list[str]:
         """One sentence per function whose results differ."""
-        b, width, longest = self._b, self._shape.width, self._shape.max_accept_length
+        b, width = self._b, self._shape.width
         # verify
         exact = self.rows("verify", "logits", found.output.logits[: b * width], wanted.output.logits[: b * width])
         self.rows("verify", "features", found.output.features[: b * width], wanted.output.features[: b * width])
@@ -43,11 +43,9 @@ class RoundComparison(Comparison):
         for name, x, y in zip(found.accepted._fields, found.accepted, wanted.accepted, strict=True):
             self.equal("walk", name, x[:b], y[:b])
         # extend
-        features = found.extended.features[: b * longest], wanted.extended.features[: b * longest]
         for i, (x, y) in enumerate(zip(found.moved, wanted.moved, strict=True)):
             self.rows("extend", f"moved keys and values {i}", x.flatten(0, 1).flatten(1), y.flatten(0, 1).flatten(1))
-        self.rows("extend", "features", *features)
-        (head, roots), (head_, roots_) = found.extended.state, wanted.extended.state
+        (head, roots), (head_, roots_) = found.state, wanted.state
         self.equal("extend", "roots", roots[:b], roots_[:b])
         exact &= self.rows("extend", "hidden states", head.hidden[:b], head_.hidden[:b])
         exact &= self.rows("extend", "log p", finite(head.top.logp[:b]), finite(head_.top.logp[:b]))

@@ -233,6 +233,10 @@ class CostMeasurement:
         drafted, drafts = self._timed(partial(functions.draft, batch, state))
         verified, output = self._timed(partial(functions.verify, batch, drafts))
         walked, accepted = self._timed(partial(functions.walk, batch, drafts, output))
+        # As long as the shape allows, so that the head reads all rows; in place, where the next function reads them.
+        longest = accepted.index.shape[1]
+        accepted.index.copy_(torch.arange(longest, device=accepted.index.device).expand_as(accepted.index))
+        accepted.lengths.fill_(longest)
         extended, _ = self._timed(partial(functions.extend, batch, accepted, output, state))
         return Phases(drafted, verified + walked, extended)
 

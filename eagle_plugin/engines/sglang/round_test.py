@@ -65,8 +65,8 @@ class RoundTest:
         try:
             with self._random.borrowed(b, prefix + self._parts.shape.reach) as rows:
                 lengths = self._random.randint(2, prefix + 1, b)
+                state = self._random.state(b)  # before the batch: its template is made in the reader's memory
                 batch = self._parts.reader.read(shape, self._random.schedule(rows, lengths, greedy), lanes)
-                state = self._random.state(b)
                 found, planted = self._replayed(batch, state)
                 wanted = self._as_it_is(batch, state, found, planted)
         except Exception as error:  # of any kind: a round that does not run is as bad as one that differs
@@ -85,9 +85,9 @@ class RoundTest:
         planted = _clone(output)
         accepted = captured.walk(batch, drafts, output)
         own_accepted = _clone(accepted)
-        extended = _clone(captured.extend(batch, accepted, output, state))
+        after = _clone(captured.extend(batch, accepted, output, state))
         moved = self._moved(batch, own_accepted)
-        return Results(own_drafts, own_output, own_accepted, extended, moved), planted
+        return Results(own_drafts, own_output, own_accepted, after, moved), planted
 
     def _as_it_is(self, batch: RoundBatch, state: DraftState, found: Results, planted: TargetOutput) -> Results:
         """The same functions without graphs, on the same inputs, so that no difference grows from one to the next."""
@@ -95,8 +95,8 @@ class RoundTest:
         drafts = self._eager.draft(batch, _padded(state, lanes))
         output = self._eager.verify(batch, found.drafts)
         accepted = self._eager.walk(batch, found.drafts, _clone(planted))  # it changes logits that are not finite
-        extended = self._eager.extend(batch, found.accepted, planted, state)
-        return Results(drafts, output, accepted, extended, self._moved(batch, found.accepted))
+        after = self._eager.extend(batch, found.accepted, planted, state)
+        return Results(drafts, output, accepted, after, self._moved(batch, found.accepted))
 
     def _plant_paths(self, tree: DraftTree, logits: Tensor) -> None:
         """Let the target like drafted tokens, in place: random inputs would never be accepted, nor rows be moved."""

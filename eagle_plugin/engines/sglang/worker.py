@@ -32,12 +32,12 @@ from eagle_plugin.engines.head_mailbox import HeadMailbox, open_mailbox
 from eagle_plugin.engines.huge_pages import use_huge_pages
 from eagle_plugin.engines.ranks import RankAgreement
 from eagle_plugin.engines.rng import KeyTable
-from eagle_plugin.engines.round import HeadState, TopM
+from eagle_plugin.engines.round import HeadState, TopM, accepted_rows
 from eagle_plugin.engines.sglang.adapters import Adapters
 from eagle_plugin.engines.sglang.attention import TreeAttention
 from eagle_plugin.engines.sglang.batch import BatchReader, RoundBatch, prefix_tokens
 from eagle_plugin.engines.sglang.capture import capture_rounds
-from eagle_plugin.engines.sglang.decode_round import DecodeRound, Extended
+from eagle_plugin.engines.sglang.decode_round import DecodeRound
 from eagle_plugin.engines.sglang.drafter import DraftState, TreeDrafter
 from eagle_plugin.engines.sglang.eagle3_model import mask_of
 from eagle_plugin.engines.sglang.head_exchange import exchange_head
@@ -199,8 +199,10 @@ class TreeWorker(EAGLEWorkerV2):
         if on_publish is not None:
             on_publish(new_lens)
         logprobs = log_probabilities(batch, logits, kept, shape.width) if batch.return_logprob else None
-        extended = self._round.extend(inputs, accepted, output, state)
-        result = self._result(batch, inputs, kept, new_lens, extended, logprobs)
+        features = output.features[accepted_rows(kept, shape.width).view(-1)] if batch.return_hidden_states else None
+        read = partial(self._round.extend, inputs, accepted, output, state)
+        state = self._draft_clock.time_reading(shape, read)
+        result = self._result(inputs, kept, new_lens, state, logprobs, features)
         result.served = self.shapes.launched(shape, b, keys, real)
         if self._round.sizes():
             result.eager_reasons = transforms if result.can_run_cuda_graph else ["batch size"]
@@ -235,14 +237,17 @@ class TreeWorker(EAGLEWorkerV2):
 
     def _result(
         self,
-        batch: Any,
         inputs: RoundBatch,
         kept: Accepted,
         new_lens: Tensor,
-        extended: Extended,
+        state: DraftState,
         logprobs: LogitsProcessorOutput | None,
+        features: Tensor | None,
     ) -> RoundResult:
-        """What the scheduler gets of b requests: copies, where the next round overwrites the memory."""
+        """What the scheduler gets of b requests: copies, where the next round overwrites the memory.
+
+        features [b * E, H]: the target's states of the accepted paths, if they were asked for.
+        """
         b, shape = inputs.b, inputs.shape
         captured = self._round.is_captured(inputs)
 
@@ -250,9 +255,9 @@ class TreeWorker(EAGLEWorkerV2):
             return values.clone() if captured else values
 
         output = logprobs or LogitsProcessorOutput(next_token_logits=None)
-        if batch.return_hidden_states:
-            output.hidden_states = own(extended.features[: b * shape.max_accept_length])
-        head, roots = extended.state
+        if features is not None:
+            output.hidden_states = features
+        head, roots = state
         return RoundResult(
             logits_output=output,
             next_token_ids=own(kept.tokens).view(-1),

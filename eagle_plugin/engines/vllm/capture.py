@@ -42,7 +42,10 @@ def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
         logger.warning("eagle-plugin: decode steps run without graphs of their own: %s", reason)
         return None
     sizes = (cuda_sizes if kind == "cuda" else powers_of_two)(runner.max_num_reqs)
-    sizes = [size for size in sizes if size * runner._caps.width <= MAX_ROWS]
+    head_rows = runner.drafter.masked_rows_per_request(runner._caps)
+    sizes = [
+        size for size in sizes if size * runner._caps.width <= MAX_ROWS and size * head_rows <= runner.max_num_tokens
+    ]
     step = new_step(runner)
 
     def around(buckets: Buckets, size: int) -> AbstractContextManager[None]:

@@ -110,9 +110,11 @@ class DecodeStep:
         self._run("extend", is_greedy)
         return memory.root(b, is_greedy)
 
-    def can_draft(self, batch: DraftBatch) -> bool:
+    def can_draft(self, batch: DraftBatch, state: HeadState) -> bool:
         """Whether these trees can be drafted by what was captured."""
-        return batch.shape == self._caps and batch.chains is None and self._is_captured("draft", batch.keys is None)
+        if batch.shape != self._caps or batch.chains is not None or not self._is_captured("draft", batch.keys is None):
+            return False
+        return state.top.logp.dim() == self._memory.listed_dims  # else too many rows to list all levels at once
 
     def draft_tree(self, batch: DraftBatch, roots: Tensor, state: HeadState) -> Drafts:
         """As `TreeProposer.draft_tree`; what `extend` left need not be copied."""

@@ -1,5 +1,5 @@
-"""Drafts the trees: one forward of the head per level, every draft node attending to its own ancestors; or one forward
-over masked rows for all levels."""
+"""Drafts the trees: one forward of the head per level, every draft node attending to its own ancestors; or, of a head
+with a mask, all levels from the forward that reads the accepted tokens, in which masked rows come after them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.parallel_levels import MaskRow, levels_of
 from eagle_plugin.engines.rng import draft_uniforms
 from eagle_plugin.engines.round import Drafts, HeadState, LevelRows, TopM, TreeRows, draft, top_m_of
+from eagle_plugin.engines.vllm import masked_rows
 from eagle_plugin.engines.vllm.attention import ExtendRows, Rows, TreeMetadata
 from eagle_plugin.engines.vllm.batch import RoundBatch
 from eagle_plugin.engines.vllm.draft_weights import int8_weights, use_int8_output
-from eagle_plugin.engines.vllm.masked_rows import keeping_the_mask, mask_row, mask_token
+from eagle_plugin.engines.vllm.masked_rows import HeadRows
 from eagle_plugin.engines.vllm.pending import PendingRows
 from eagle_plugin.kernels.sampling import SamplingParams
 
@@ -126,13 +127,13 @@ class TreeProposer(EagleProposer):
 
     def _get_model(self) -> Any:
         """Load the head; the engine calls this as a part of load_model."""
-        token = mask_token(self.speculative_config)
+        token = masked_rows.mask_token(self.speculative_config)
         if token is None:
             with int8_weights():
                 return super()._get_model()
-        with keeping_the_mask(self.speculative_config), int8_weights():
+        with masked_rows.keeping_the_mask(self.speculative_config), int8_weights():
             model = super()._get_model()
-        self.mask = mask_row(model, token)
+        self.mask = masked_rows.mask_row(model, token)
         return model
 
     def load_model(self, target_model: Any) -> None:
@@ -179,24 +180,44 @@ class TreeProposer(EagleProposer):
     def extend(self, batch: ExtendBatch, features: Tensor, slot_table: Tensor, shape: Shape, greedy: bool) -> HeadState:
         """Feed a step's tokens to the head and list the most likely children of the next roots.
 
-        features [N, F] are the target's states of all its query rows.
+        features [N, F] are the target's states of all its query rows. A head with a mask lists all levels of `shape`,
+        where the forward has room for its masked rows.
         """
-        normed, hidden = self._read(batch.pending(features, slot_table))
-        logits = self._logits(normed[batch.last])
-        top = TopM.of(logits, top_m_of(shape, greedy))
-        return HeadState(top, hidden[batch.last])
+        pending, rows = batch.pending(features, slot_table), batch.last[:, None]
+        read, masks = self._rows_of(pending), self._masks(shape)
+        if self.mask is not None and len(read.tokens) + len(rows) * masks <= self.max_num_tokens:
+            read, rows = masked_rows.after_tokens(self.mask, read, batch.last, batch.lengths, masks)
+        return self._listed(read, rows, top_m_of(shape, greedy))
 
     def extend_paths(self, batch: PathBatch, features: Tensor, shape: Shape, greedy: bool) -> HeadState:
         """`extend` without a number of the host; features [b * E, F] are the target's states of the accepted nodes."""
-        hidden = self._combined(features)
         slots = batch.slot_table.gather(1, batch.positions).long().view(-1)
         metadata = TreeMetadata(Rows(None, batch.rows), batch.slot_table, slots)
-        normed, hidden = self._forward(batch.tokens.view(-1).int(), batch.positions.view(-1), hidden, metadata)
-        return HeadState(TopM.of(self._logits(normed[batch.last]), top_m_of(shape, greedy)), hidden[batch.last])
+        read = HeadRows(batch.tokens.view(-1).int(), batch.positions.view(-1), self._combined(features), metadata)
+        rows = batch.last[:, None]
+        if self.mask is not None:
+            read, rows = masked_rows.after_paths(self.mask, read, batch.last, self._masks(shape))
+        return self._listed(read, rows, top_m_of(shape, greedy))
+
+    def masked_rows_per_request(self, shape: Shape) -> int:
+        """Rows of a request in `extend_paths` of a head with a mask; 0 of others."""
+        return 0 if self.mask is None else shape.max_accept_length + self._masks(shape)
+
+    def _masks(self, shape: Shape) -> int:
+        """How many masked rows a draft of this shape takes."""
+        return 0 if self.mask is None else shape.steps - 1
+
+    def _listed(self, read: HeadRows, rows: Tensor, top_m: int) -> HeadState:
+        """What a forward leaves; rows [b, D]: the last accepted token of each request, then its masked rows."""
+        normed, hidden = self._forward(read)
+        top = TopM.of(self._logits(normed[rows.view(-1)]), top_m)
+        if rows.shape[1] > 1:
+            top = TopM(*(values.view(*rows.shape, -1) for values in top))
+        return HeadState(top, hidden[rows[:, 0]])
 
     def read_pending(self, pending: PendingRows) -> None:
         """Let the head read tokens from which nothing is drafted, so that its caches have their keys and values."""
-        self._read(pending)
+        self._forward(self._rows_of(pending))
 
     def draft_tree(self, batch: DraftBatch, roots: Tensor, state: HeadState) -> Drafts:
         """Draft one tree per request; roots [b] int64 are the last committed tokens."""
@@ -207,7 +228,7 @@ class TreeProposer(EagleProposer):
             slots = batch.slot_table[requests[:, None], batch.lengths[:, None] + places].long().view(-1)
             tree = TreeRows(requests, batch.lengths, rows.ancestors, rows.tail)
             metadata = TreeMetadata(Rows(None, tree), batch.slot_table, slots)
-            normed, hidden = self._forward(rows.tokens.int(), rows.positions, rows.hidden, metadata)
+            normed, hidden = self._forward(HeadRows(rows.tokens.int(), rows.positions, rows.hidden, metadata))
             return self._logits(normed), hidden
 
         top_m = top_m_of(batch.shape, batch.keys is None)
@@ -222,23 +243,20 @@ class TreeProposer(EagleProposer):
         )
         return drafts if batch.chains is None else drafts._replace(tree=as_chains(drafts.tree, batch.chains))
 
-    def _read(self, pending: PendingRows) -> tuple[Tensor, Tensor]:
-        """One forward over consecutive tokens of each request, with the target's states of their positions."""
+    def _rows_of(self, pending: PendingRows) -> HeadRows:
+        """Consecutive tokens of each request, with the target's states of their positions."""
         tokens, positions, features, rows, lens, slot_table = pending
-        hidden = self._combined(features)
         owners = rows.requests.repeat_interleave(rows.lens, output_size=len(tokens))
-        slots = slot_table[owners, positions].long()
-        metadata = TreeMetadata(Rows(rows, None, extend_lens=lens), slot_table, slots)
-        return self._forward(tokens, positions, hidden, metadata)
+        metadata = TreeMetadata(Rows(rows, None, extend_lens=lens), slot_table, slot_table[owners, positions].long())
+        return HeadRows(tokens, positions, self._combined(features), metadata)
 
     def _combined(self, features: Tensor) -> Tensor:
         """What the head reads of the target's states."""
         return self.model.combine_hidden_states(features) if self.method == "eagle3" else features
 
-    def _forward(
-        self, tokens: Tensor, positions: Tensor, hidden: Tensor, metadata: TreeMetadata
-    ) -> tuple[Tensor, Tensor]:
+    def _forward(self, rows: HeadRows) -> tuple[Tensor, Tensor]:
         """One forward of the head over r rows: (states that the output layer reads, states that the head reads)."""
+        tokens, positions, hidden, metadata = rows
         per_layer = dict.fromkeys(self._draft_attn_layer_names, metadata)
         with set_forward_context(per_layer, self.vllm_config, num_tokens=len(tokens)):
             return self.model(input_ids=tokens, positions=positions, hidden_states=hidden, inputs_embeds=None)

@@ -65,8 +65,8 @@ class GraphTest:
         # draft
         like, roots = memory.root(b, is_greedy), self._whole(0, self._runner.model_config.get_vocab_size(), b)
         hidden = self._floats(like.state.hidden)
-        first = self._floats(like.state.top.logp).log_softmax(1).sort(descending=True).values
-        tokens = self._uniform(*first.shape).argsort(1)  # of the draft vocabulary, which has at least as many
+        first = self._floats(like.state.top.logp).log_softmax(-1).sort(descending=True).values
+        tokens = self._uniform(*first.shape).argsort(-1)  # of the draft vocabulary, which has at least as many
         state = HeadState(TopM(first, tokens), hidden)
         params, keys = self._draws(b, is_greedy)
         step.begin(self._batch(b, lengths, None), layers)
@@ -99,10 +99,11 @@ class GraphTest:
         found = step.extend(accepted, [self._floats(memory.features(b))], is_greedy)
         (top, hidden), new_lengths, new_roots = found
         kept = [x.clone() for x in (*top, hidden, new_lengths, new_roots)]
+        listed = top.logp.shape[-1]
         step._function("extend", lanes, is_greedy)()
         exact = compare.rows("extend", "hidden states", kept[2], hidden)
-        exact &= compare.rows("extend", "log p", finite(kept[0]), finite(top.logp))
-        compare.tokens("extend", "tokens", kept[1], top.tokens, exact)
+        exact &= compare.rows("extend", "log p", *(finite(x).view(-1, listed) for x in (kept[0], top.logp)))
+        compare.tokens("extend", "tokens", kept[1].view(-1, listed), top.tokens.view(-1, listed), exact)
         compare.equal("extend", "lengths", kept[3], new_lengths)
         compare.equal("extend", "roots", kept[4], new_roots)
         return compare.found

@@ -1,14 +1,21 @@
-"""What masked rows of a P-EAGLE head read in vLLM, whose own class for such heads keeps it under one flag only."""
+"""Masked rows of a P-EAGLE head in vLLM: what they read, and where they are in the forward that reads accepted tokens.
+
+vLLM's own class for such heads keeps what they read under one flag only.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
+from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.engines.parallel_levels import MaskRow
+from eagle_plugin.engines.round import TreeRows
+from eagle_plugin.engines.vllm.attention import Rows, TreeMetadata
 from eagle_plugin.heads.files import MASK_KEYS, HeadError, check_mask_token, read_mask_token
 
 
@@ -50,3 +57,74 @@ def keeping_the_mask(speculative_config: Any) -> Iterator[None]:
 def mask_row(model: Any, token: int) -> MaskRow:
     """What masked rows read, of a head that was loaded inside `keeping_the_mask`."""
     return MaskRow(token, model.combine_hidden_states(model.mask_hidden))
+
+
+class HeadRows(NamedTuple):
+    """What one forward of the head reads."""
+
+    tokens: Tensor  # [r] int32
+    positions: Tensor  # [r] int64
+    hidden: Tensor  # [r, H]
+    metadata: TreeMetadata
+
+
+def after_tokens(mask: MaskRow, read: HeadRows, last: Tensor, lengths: Tensor, masks: int) -> tuple[HeadRows, Tensor]:
+    """Consecutive tokens of b requests, and after them so many masked rows of each: for a step of any kind.
+
+    last [b]: each request's last row that counts; lengths [b]: L. Returns all rows, and those from which the levels of
+    a draft are listed, [b, 1 + masks]: the last token, then the masked rows.
+
+    A row at L or after it has no accepted token. Its keys go to row 0 of the caches, which vLLM gives to nobody:
+    they would be in the slots of the masked rows.
+    """
+    tokens, positions, hidden, metadata = read
+    table, extend = metadata.slot_table, metadata.rows.extend
+    assert extend is not None
+    n, device = len(tokens), tokens.device
+    owners = extend.requests.repeat_interleave(extend.lens, output_size=n)
+    masked = lengths[:, None] + torch.arange(masks, device=device)
+    query = torch.arange(n, n + masked.numel(), device=device)
+    requests = torch.arange(len(lengths), device=device)
+    tree = TreeRows(requests, lengths, chain_ancestors(masks, device).repeat(len(lengths), 1), masks)
+    kept = metadata.slots.where(positions < lengths[owners], 0)
+    rows = HeadRows(
+        torch.cat([tokens, torch.full_like(query, mask.token, dtype=tokens.dtype)]),
+        torch.cat([positions, masked.view(-1)]),
+        torch.cat([hidden, mask.hidden.expand(len(query), -1)]),
+        TreeMetadata(
+            metadata.rows._replace(tree=tree, query=query),
+            table,
+            torch.cat([kept, table.gather(1, masked).view(-1).long()]),
+        ),
+    )
+    return rows, torch.cat([last[:, None], query.view(masked.shape)], dim=1)
+
+
+def after_paths(mask: MaskRow, read: HeadRows, last: Tensor, masks: int) -> tuple[HeadRows, Tensor]:
+    """As `after_tokens`, of b requests with E places each (`drafter.PathBatch`), without a number of the host.
+
+    Of each request the masked rows come after all places, and in the caches after its accepted tokens.
+    """
+    tokens, positions, hidden, metadata = read
+    table, rows = metadata.slot_table, metadata.rows.tree
+    assert rows is not None
+    device, (b, longest) = tokens.device, rows.ancestors.shape
+    requests, numbers = torch.arange(b, device=device)[:, None], torch.arange(masks, device=device)
+    kept = last[:, None] - requests * longest + 1  # accepted tokens
+    places = kept + numbers
+    masked = rows.prefix_lens[:, None] + places
+    slots = metadata.slots.view(b, longest).where(torch.arange(longest, device=device) < kept, 0)
+
+    def side_by_side(first: Tensor, second: Tensor) -> Tensor:
+        return torch.cat([first.view(b, longest, *first.shape[1:]), second], dim=1).flatten(0, 1)
+
+    seen = (torch.ones_like(places) << places + 1) - 1  # the accepted tokens, the masked rows before, and itself
+    tree = rows._replace(ancestors=torch.cat([rows.ancestors, seen], dim=1), tail=longest + masks)
+    made = HeadRows(
+        side_by_side(tokens, torch.full_like(places, mask.token, dtype=tokens.dtype)),
+        side_by_side(positions, masked),
+        side_by_side(hidden, mask.hidden.expand(b, masks, -1)),
+        TreeMetadata(Rows(None, tree), table, side_by_side(slots.view(-1), table.gather(1, masked).long())),
+    )
+    begins = requests * (longest + masks)
+    return made, torch.cat([begins + kept - 1, begins + longest + numbers], dim=1)

@@ -35,6 +35,7 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 7
 SHORT, LONG = 16, 1024  # tokens of the prefixes
 PROMPT = 128  # tokens of a prompt that the head reads
 LONG_BATCH = 4  # requests with long prefixes
+READ = 2  # accepted tokens of each request before the masked rows of a draft
 
 Timer = Callable[[int, int, int], float]  # seconds of a forward over b requests, R rows of each, prefixes of L tokens
 Cell = tuple[str, int, int, int]  # a round's forward: its name, requests, rows of each, tokens of each prefix
@@ -166,6 +167,9 @@ class RoundTimer:
 
     def extend(self, b: int, rows: int, keys: int) -> float:
         """Seconds of the head's forward over `rows` accepted tokens per request, the last of which proposes."""
+        return self._extend(b, rows, self._caps._replace(steps=1), keys)
+
+    def _extend(self, b: int, rows: int, shape: Shape, keys: int) -> float:
         requests, lengths = self._requests(b, keys)
         positions = (lengths[:, None] + torch.arange(rows, device=self._device)).view(-1)
         lens = torch.full_like(lengths, rows)
@@ -182,7 +186,7 @@ class RoundTimer:
         features = self._features.new_zeros(b * rows, self._features.shape[1])  # those of the target's last forward
         table = self._head_table(b, keys)
         drafter = self._runner.drafter
-        return _seconds(lambda: drafter.extend(batch, features, table, self._caps, True))
+        return _seconds(lambda: drafter.extend(batch, features, table, shape, True))
 
     def prompt_token(self) -> float:
         """Seconds per token of a prompt in which the head reads it, proposing nothing."""
@@ -204,22 +208,26 @@ class RoundTimer:
         return self._after_the_first(b, Shape(2, topk, topk + 1), keys)
 
     def levels(self, b: int, rows: int, keys: int) -> float:
-        """Seconds of the `rows` levels of a draft after the first, which the head drafts in one forward."""
+        """Seconds of the `rows` levels of a draft after the first, which the head lists as it reads accepted tokens."""
         topk = self._caps.topk
         return self._after_the_first(b, Shape(rows + 1, topk, topk + 1), keys)
 
     def _after_the_first(self, b: int, shape: Shape, keys: int) -> float:
-        first, all_levels = self._draft(b, shape._replace(steps=1), keys), self._draft(b, shape, keys)
+        first, all_levels = (self._draft(b, shape._replace(steps=steps), keys) for steps in (1, shape.steps))
         return max(all_levels - first, all_levels / 10)  # noise must not make a level free
 
     def _draft(self, b: int, shape: Shape, keys: int) -> float:
+        """Seconds of a draft; of a head with a mask also of its reading of `READ` accepted tokens per request."""
         requests, lengths = self._requests(b, keys)
         drafter = self._runner.drafter
         hidden = torch.zeros(b, drafter.hidden_size, dtype=drafter.dtype, device=self._device)
         m = top_m_of(shape, True)
-        top = TopM(hidden.new_zeros(b, m, dtype=torch.float32), torch.arange(m, device=self._device).repeat(b, 1))
+        listed = (b, m) if drafter.mask is None else (b, shape.steps, m)
+        logp = hidden.new_zeros(listed, dtype=torch.float32)
+        top = TopM(logp, torch.arange(m, device=self._device).expand(listed).contiguous())
         batch = DraftBatch(shape, lengths, self._head_table(b, keys), self._greedy(b), None, None)
-        return _seconds(lambda: drafter.draft_tree(batch, requests, HeadState(top, hidden)))
+        seconds = _seconds(lambda: drafter.draft_tree(batch, requests, HeadState(top, hidden)))
+        return seconds if drafter.mask is None else seconds + self._extend(b, READ, shape, keys)
 
     def _requests(self, b: int, keys: int) -> tuple[Tensor, Tensor]:
         requests = torch.arange(b, device=self._device)

@@ -25,7 +25,7 @@ from eagle_plugin.engines.draft_clock import DraftClock
 from eagle_plugin.engines.head_mailbox import HeadMailbox, open_mailbox
 from eagle_plugin.engines.ranks import RankAgreement
 from eagle_plugin.engines.rng import without_sampled_children
-from eagle_plugin.engines.round import Drafts
+from eagle_plugin.engines.round import Drafts, without_spare_places
 from eagle_plugin.engines.shape_chooser import policy_mode
 from eagle_plugin.engines.staging import to_device
 from eagle_plugin.engines.startup import plugin_serves
@@ -237,14 +237,15 @@ class TreeModelRunner(GPUModelRunner):
         self._read_pending(self.input_batch.req_ids)
         step = self._step
         if step is not None and step.can_extend(batch, accepted, shape, greedy):
-            root = step.extend(accepted, parts, greedy)
+            root = self._draft_clock.time_reading(shape, partial(step.extend, accepted, parts, greedy))
         else:
-            extend = ExtendBatch.after(batch, accepted, next_tokens, ids, positions)
+            extend = ExtendBatch.after(batch, without_spare_places(accepted), next_tokens, ids, positions)
             if shape == PLAIN:
                 self.drafter.read_pending(extend.pending(side_by_side(parts), slot_table))
                 self._shapes.begin(shape, batch)
                 return self._keep(batch, root_drafts(batch.b, self.device))
-            state = self.drafter.extend(extend, side_by_side(parts), slot_table, shape, greedy)
+            read = partial(self.drafter.extend, extend, side_by_side(parts), slot_table, shape, greedy)
+            state = self._draft_clock.time_reading(shape, read)
             root = Root(state, extend.lengths, next_tokens.long())
         self._shapes.begin(shape, batch)
         chains = self._chains()
@@ -256,7 +257,7 @@ class TreeModelRunner(GPUModelRunner):
             params = without_sampled_children(params, chains)
         keys = None if greedy else request_keys(sampling_metadata.generators, batch.b, self.device)
         trees = DraftBatch(shape, root.lengths, slot_table, params, keys, chains)
-        drafter = step if step is not None and step.can_draft(trees) else self.drafter
+        drafter = step if step is not None and step.can_draft(trees, root.state) else self.drafter
         drafts = self._draft_clock.time(shape, partial(drafter.draft_tree, trees, root.tokens, root.state))
         return self._keep(batch, drafts)
 

@@ -66,6 +66,11 @@ class StepMemory(StaticMemory):
                 self.allocate_rows(f"{part}.{name}", most, like)
         self.put_fields("tree", DraftTree.padding(self.view("roots", most), caps.width))
 
+    @property
+    def listed_dims(self) -> int:
+        """Dimensions of the lists that the head leaves: 3 where it lists all levels as it reads."""
+        return self._rows.state.top.logp.dim()
+
     # What the functions read of all lanes.
 
     def table(self, layer: str, lanes: int) -> Tensor:
@@ -103,8 +108,9 @@ class StepMemory(StaticMemory):
     def root(self, lanes: int, is_greedy: bool) -> Root:
         """What the head left."""
         likely, hidden = self._rows.state
-        top_m = min(top_m_of(self._caps, is_greedy), likely.logp.shape[1])
-        top = TopM(*(self.view(f"state.{name}", lanes, top_m) for name in TopM._fields))
+        *levels, most = likely.logp.shape[1:]
+        top_m = min(top_m_of(self._caps, is_greedy), most)
+        top = TopM(*(self.view(f"state.{name}", lanes, *levels, top_m) for name in TopM._fields))
         state = HeadState(top, self.view("state.hidden", lanes, *hidden.shape[1:]))
         return Root(state, self.view("lengths", lanes), self.view("roots", lanes))
 

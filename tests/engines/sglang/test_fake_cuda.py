@@ -185,9 +185,9 @@ def test_a_round(library: FakeLibrary, any_round: DecodeRound, shape: Shape, gre
     drafts = decode_round.draft(batch, state())
     output = decode_round.verify(batch, drafts)
     accepted = decode_round.walk(batch, drafts, output)
-    extended = decode_round.extend(batch, accepted, output, state())
-    assert all_on_cuda(*drafts.first(B).tree, *output, *accepted, extended)
-    assert len(extended.state.roots) == lanes
+    after = decode_round.extend(batch, accepted, output, state())
+    assert all_on_cuda(*drafts.first(B).tree, *output, *accepted, after)
+    assert len(after.roots) == lanes
     if captured:
         assert library.launched == ["start_round"], "a captured function was called instead of replayed"
     else:

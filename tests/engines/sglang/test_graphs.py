@@ -27,6 +27,7 @@ from eagle_plugin.engines.graph_emulator import CaptureError, EmulatedCapturer, 
 from eagle_plugin.engines.graphs import Buckets, StaticMemory
 from eagle_plugin.engines.rng import KeyTable
 from eagle_plugin.engines.round import Drafts, HeadState, TopM
+from eagle_plugin.engines.sglang import decode_round
 from eagle_plugin.engines.sglang.batch import BatchReader, RoundBatch
 from eagle_plugin.engines.sglang.decode_round import DecodeRound
 from eagle_plugin.engines.sglang.drafter import DraftState
@@ -62,8 +63,9 @@ def random_batch(seed: int) -> tuple[Any, DraftState, Shape]:
 
 @pytest.fixture(scope="module")
 def recorded() -> Iterator[None]:
-    """Launches of native kernels are seen by captures."""
-    with recording_launches():
+    """Launches of native kernels are seen by captures; rounds without graphs read the same rows as captured ones."""
+    with recording_launches(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode_round, "without_spare_places", lambda accepted: accepted)
         yield
 
 
@@ -87,15 +89,15 @@ class Case:
         before = [cache.clone() for cache in self.caches]
         batch = self.reader.read(shape, schedule, self.round.lanes(b) if captured else b)
         if captured:
-            drafts, output, accepted, extended = self._round(batch, state)
+            drafts, output, accepted, after = self._round(batch, state)
         else:
             eager = DecodeRound(self.drafter, self.verifier, self.reader)
-            drafts, output, accepted, extended = self._round(batch, state, eager)
+            drafts, output, accepted, after = self._round(batch, state, eager)
         kept = {f"tree.{name}": x[:b] for name, x in drafts.tree._asdict().items()}
         kept |= {f"accepted.{name}": x[:b] for name, x in accepted._asdict().items()}
-        kept |= {f"state.{i}": x[:b] for i, x in enumerate(tree_leaves(extended.state))}
+        kept |= {f"state.{i}": x[:b] for i, x in enumerate(tree_leaves(after))}
         kept["logits"] = output.logits[: b * shape.width]
-        kept["features"] = extended.features[: b * shape.max_accept_length]
+        kept["features"] = output.features[: b * shape.width]
         kept |= {f"cache.{i}": cache[1:] for i, cache in enumerate(self.caches)}  # slot 0 is for padding
         kept = {name: x.clone() for name, x in kept.items()}
         for cache, old in zip(self.caches, before, strict=True):
@@ -180,9 +182,8 @@ class Escaped(DecodeRound):
     """A function reads another one's inner memory, which the graph gives to others after its replay."""
 
     def _extend(self, batch: RoundBatch, accepted: Accepted, output: TargetOutput) -> Any:
-        extended = super()._extend(batch, accepted, output)
-        self.inner = extended.features * 2
-        return extended
+        self.inner = output.features * 2
+        return super()._extend(batch, accepted, output)
 
     def draft(self, batch: RoundBatch, state: DraftState) -> Drafts:
         drafts = super().draft(batch, state)

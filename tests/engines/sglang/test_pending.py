@@ -52,7 +52,7 @@ class Server:
         drafts = self.round.draft(batch, state)
         output = self.round.verify(batch, drafts)
         accepted = self.round.walk(batch, drafts, output)
-        return self.round.extend(batch, accepted, output, state).state
+        return self.round.extend(batch, accepted, output, state)
 
     def caught_up(self, rows: list[int], lengths: list[int], state: DraftState, longest: int) -> DraftState:
         return self.pending.read(self.schedule(rows, lengths), self.reader, self.drafter, state, longest)

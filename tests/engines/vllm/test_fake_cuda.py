@@ -36,6 +36,7 @@ from eagle_plugin.engines.vllm.decode_step import DecodeStep
 from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch, TreeProposer
 from eagle_plugin.engines.vllm.linear_attention import LinearLayers, LinearMetadata
 from eagle_plugin.engines.vllm.logits import MinimalLength, node_rows
+from eagle_plugin.engines.vllm.masked_rows import HeadRows
 from eagle_plugin.engines.vllm.pending import PendingTokens, PlainRows
 from eagle_plugin.engines.vllm.runner import TreeModelRunner
 from eagle_plugin.engines.vllm.sampling import KnownParams, sampling_params
@@ -93,12 +94,15 @@ def caches() -> KVCaches:
 class Head(TreeProposer):
     """The drafter, with a head whose forward checks what it is given and computes nothing."""
 
+    max_num_tokens = 1000
+
     def __init__(self, mapped: bool = True) -> None:
         self._draft_to_target = torch.arange(DRAFT_VOCABULARY, device=CUDA) if mapped else None
         self.method = "eagle3"
         self.model = SimpleNamespace(combine_hidden_states=lambda x: x[:, :HIDDEN])  # type: ignore[assignment]
 
-    def _forward(self, tokens: Any, positions: Any, hidden: Any, metadata: TreeMetadata) -> Any:
+    def _forward(self, rows: HeadRows) -> Any:
+        tokens, positions, hidden, metadata = rows
         given = tree_leaves((tokens, positions, hidden, metadata.rows, metadata.slot_table, metadata.slots))
         for tensor in given:
             if isinstance(tensor, torch.Tensor):
@@ -136,8 +140,14 @@ def test_a_round(library: FakeLibrary, name: str, greedy: bool) -> None:
     features = torch.zeros(n, 3 * HIDDEN, device=CUDA)
     assert all_on_cuda(*PlainRows.after(batch, next_tokens, ids, features))
     extend = ExtendBatch.after(batch, accepted, next_tokens, ids, positions)
-    state = Head().extend(extend, features, table(), SHAPE, greedy)
-    assert all_on_cuda(*extend, *state) and len(state.hidden) == B
+    head = Head()
+    state = head.extend(extend, features, table(), SHAPE, greedy)
+    assert all_on_cuda(*extend, *state) and len(state.hidden) == B and state.top.logp.dim() == 2
+    head.mask = MaskRow(7, torch.zeros(1, HIDDEN, device=CUDA))
+    state = head.extend(extend, features, table(), SHAPE, greedy)
+    assert all_on_cuda(*state) and state.top.logp.shape[:2] == (B, SHAPE.steps)
+    head.max_num_tokens = len(extend.tokens)  # no room for masked rows
+    assert head.extend(extend, features, table(), SHAPE, greedy).top.logp.dim() == 2
 
 
 @pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])
@@ -188,7 +198,7 @@ def step_runner() -> Any:
         max_num_tokens=64,
         _copy_valid_sampled_token_count=lambda *_: None,
         _draft_params=KnownParams(),
-        _draft_clock=SimpleNamespace(time=lambda _, draft: draft()),
+        _draft_clock=SimpleNamespace(time=lambda _, call: call(), time_reading=lambda _, call: call()),
         _has_reasoner=False,
         _pending=PendingTokens(BLOCK),
         _shapes=RoundShapes(ShapeChooser(SHAPE, None)),
@@ -312,7 +322,8 @@ def test_captured_functions(library: FakeLibrary, greedy: bool, parallel: bool) 
         Accepted(*(x.clone() for x in accepted)), [torch.zeros(len(slots), HIDDEN, device=CUDA)] * 3, greedy
     )
     trees = DraftBatch(SHAPE, root.lengths, table(), params, keys, None)
-    assert step.can_draft(trees)
+    assert step.can_draft(trees, root.state)
+    assert root.state.top.logp.dim() == (3 if parallel else 2)
     drafts = step.draft_tree(trees, root.tokens, root.state)
     assert all_on_cuda(tokens, *accepted, *drafts.tree, *drafts.proposals) and len(tokens) == B
     own = drafts.clone()

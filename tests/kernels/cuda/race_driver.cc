@@ -56,6 +56,7 @@ T argument(T value) {
   }
 KERNEL(topk_log_softmax)
 KERNEL(grow_level)
+KERNEL(grow_levels)
 KERNEL(select_tree)
 KERNEL(compact_kv)
 KERNEL(store_kv)
@@ -87,6 +88,12 @@ void grow_and_walk() {
   Tensor<int32_t> next({b, beam});
   grow_level(table_scores, table_ids, table_parents, table_draws, k, 2, level_logp, level_ids, nullptr, frontier,
              scores, ancestors, beam, next, next_scores, next_ids, next_rows, next_ancestors);
+
+  Tensor<float> all_logp({b, 1 + 2 * beam, k}, 5), all_scores({b, (1 + 2 * beam) * k});
+  Tensor<int64_t> all_ids({b, 1 + 2 * beam, k}, 100), all_tokens({b, (1 + 2 * beam) * k});
+  Tensor<int32_t> all_parents({b, (1 + 2 * beam) * k}), all_draws({b, (1 + 2 * beam) * k});
+  for (float& x : all_logp.values) x = -x;
+  grow_levels(all_scores, all_tokens, all_parents, all_draws, 3, beam, all_logp, all_ids, nullptr);
 
   Tensor<int64_t> roots({b}), tree_ids({b, width}), tree_ancestors({b, width});
   Tensor<int32_t> parents({b, width}), depths({b, width}), draws({b, width});
