@@ -31,7 +31,7 @@ class Measurement(Strict):
     seconds: float = Field(gt=0)
     requests: int
     accept_length: float | None
-    draft_ms: float | None = Field(description="mean time that the head takes in a round: reading what was accepted, and drafting")
+    draft_ms: float | None = Field(description="mean time of the head in a round: reading, and drafting")
     drafted_rounds: int = Field(ge=0, description="rounds that draft_ms is the mean of")
     memory_mib: float = Field(ge=0, description="of the server's processes")
     steal: float | None
@@ -64,7 +64,7 @@ class Row(Strict):
     prompts: PromptKind
     tokens_per_s: float
     accept_length: float | None = Field(description="with the bonus token; null without speculation")
-    draft_ms: float | None = Field(description="milliseconds that the head takes in a round, by the server: reading what was accepted, and drafting")
+    draft_ms: float | None = Field(description="milliseconds of the head in a round, by the server")
     ratio_vs_plain: float | None = Field(description="tokens per second")
     ratio_vs_eagle3: float | None = Field(description="tokens per second, P-EAGLE / EAGLE-3 with the same shape")
     memory_mib: float
