@@ -16,8 +16,9 @@ from eagle_plugin.bench.spec import ServerSpec
 
 def measured(repeat: int, state: str, tokens_per_s: float) -> Measurement:
     return Measurement(
-        repeat=repeat, state=state, tokens_per_s=tokens_per_s, tpot_ms=1000 / tokens_per_s, ttft_ms=1.0, tokens=100,
-        requests=10, seconds=1.0, others=0.0, steal=None, left_seconds=0.0,
+        repeat=repeat, state=state, tokens_per_s=tokens_per_s, cpu_ms_per_token=2000 / tokens_per_s,
+        tpot_ms=1000 / tokens_per_s, ttft_ms=1.0, tokens=100, requests=10, seconds=1.0, others=0.0, steal=None,
+        left_seconds=0.0,
     )  # fmt: skip
 
 
@@ -25,6 +26,7 @@ def test_a_ratio_compares_the_servers_of_one_repeat() -> None:
     found = [measured(0, "off", 100), measured(0, "on", 99), measured(1, "on", 40), measured(1, "off", 50)]
     assert ratios(found, "tokens_per_s") == [0.99, 0.8]
     assert ratios(found, "tpot_ms") == pytest.approx([100 / 99, 1.25])
+    assert ratios(found, "cpu_ms_per_token") == pytest.approx([100 / 99, 1.25])
 
 
 def test_each_server_is_first_in_every_other_repeat() -> None:
@@ -66,5 +68,5 @@ def test_the_writer_finishes_before_the_next_server_is_measured(
 
 def test_a_quick_run_is_smaller() -> None:
     quick, whole = (sizes_of(parse(args)) for args in (["--quick"], []))
-    assert all(a < b for a, b in zip(quick, whole, strict=True)) and whole.repeats == 12
+    assert all(a < b for a, b in zip(quick, whole, strict=True)) and whole.repeats == 40
     assert sizes_of(parse(["--repeats", "4", "--requests", "5"]))[:2] == (4, 5)
