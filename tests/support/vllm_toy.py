@@ -41,6 +41,8 @@ def new_cache(seed: int) -> Tensor:
 
 
 class Head(TreeProposer):
+    max_num_tokens = 1000
+
     def __init__(self) -> None:
         g = torch.Generator().manual_seed(1)
         self._draft_to_target = torch.randperm(V, generator=g)[:DRAFT_V]

@@ -85,7 +85,7 @@ class DecodeStep:
         Returns the paths, and in memory of their own the tokens as vLLM takes them.
         """
         if not self.holds(batch.drafts):
-            self._memory.put_fields("tree", batch.drafts.tree)
+            self._memory.put_trees(batch.drafts.tree, self._served_lanes)
             if keys is not None:
                 self._memory.put_fields("proposals", batch.drafts.proposals)
         self._memory.put("logits", logits)

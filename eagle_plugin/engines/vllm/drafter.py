@@ -185,7 +185,7 @@ class TreeProposer(EagleProposer):
         """
         pending, rows = batch.pending(features, slot_table), batch.last[:, None]
         read, masks = self._rows_of(pending), self._masks(shape)
-        if self.mask is not None and len(read.tokens) + len(rows) * masks <= self.max_num_tokens:
+        if self.mask is not None and masks and len(read.tokens) + len(rows) * masks <= self.max_num_tokens:
             read, rows = masked_rows.after_tokens(self.mask, read, batch.last, batch.lengths, masks)
         return self._listed(read, rows, top_m_of(shape, greedy))
 
@@ -194,9 +194,9 @@ class TreeProposer(EagleProposer):
         slots = batch.slot_table.gather(1, batch.positions).long().view(-1)
         metadata = TreeMetadata(Rows(None, batch.rows), batch.slot_table, slots)
         read = HeadRows(batch.tokens.view(-1).int(), batch.positions.view(-1), self._combined(features), metadata)
-        rows = batch.last[:, None]
-        if self.mask is not None:
-            read, rows = masked_rows.after_paths(self.mask, read, batch.last, self._masks(shape))
+        rows, masks = batch.last[:, None], self._masks(shape)
+        if self.mask is not None and masks:
+            read, rows = masked_rows.after_paths(self.mask, read, batch.last, masks)
         return self._listed(read, rows, top_m_of(shape, greedy))
 
     def masked_rows_per_request(self, shape: Shape) -> int:

@@ -136,6 +136,15 @@ class StepMemory(StaticMemory):
         if lanes > len(values):
             self.view(name, lanes, *values.shape[1:])[len(values) :] = otherwise
 
+    def put_trees(self, tree: DraftTree, lanes: int) -> None:
+        """Put trees that were not drafted in this memory.
+
+        What is left in the other lanes may name proposals of an earlier step, which those of this one need not have.
+        """
+        self.put_fields("tree", tree)
+        if lanes > len(tree.draws):
+            self.view("tree.draws", lanes, self._caps.width)[len(tree.draws) :] = -1
+
     def put_accepted(self, accepted: Accepted, lanes: int) -> None:
         """Put paths that were not walked in this memory."""
         for name, values in accepted._asdict().items():

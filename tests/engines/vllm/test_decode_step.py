@@ -20,6 +20,7 @@ from vllm_toy import BLOCK, BLOCKS_EACH, DRAFT_V, REQUESTS, SHAPE, H, Head, ToyR
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.graph_emulator import CaptureError, EmulatedCapturer, recording_launches
 from eagle_plugin.engines.graphs import Buckets
+from eagle_plugin.engines.parallel_levels import MaskRow
 from eagle_plugin.engines.round import Drafts, HeadState, TopM
 from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.engines.vllm.decode_step import DecodeStep
@@ -59,9 +60,14 @@ class Case:
     """Requests in a runner with graphs, and the same in one without."""
 
     def __init__(
-        self, head: type[Head] = Head, step: type[DecodeStep] = DecodeStep, sizes: list[int] = SIZES, around: Any = None
+        self,
+        head: type[Head] = Head,
+        step: type[DecodeStep] = DecodeStep,
+        sizes: list[int] = SIZES,
+        around: Any = None,
+        eager: type[Head] = Head,
     ) -> None:
-        self.captured, self.eager = ToyRunner(head(), step), ToyRunner(Head(), None)
+        self.captured, self.eager = ToyRunner(head(), step), ToyRunner(eager(), None)
         made = self.captured.runner._step
         assert made is not None
         self.graphs = made
@@ -113,6 +119,28 @@ def test_every_captured_function_equals_eager() -> None:
     assert not case.differing(range(60))
     assert case.graphs.functions.replays == 60 * (1 + 3 * STEPS)
     assert max(case.lengths) > 2 and min(case.lengths) == 1
+
+
+class Parallel(Head):
+    """A P-EAGLE head, which lists all levels as it reads the accepted tokens."""
+
+    mask = MaskRow(3, torch.randn(1, H, generator=torch.Generator().manual_seed(4)))
+
+
+class Misplaced(Parallel):
+    """Its masked rows have another place in the text than those of an eager step."""
+
+    def extend_paths(self, batch: PathBatch, *rest: Any) -> HeadState:
+        return super().extend_paths(batch._replace(last=batch.last - batch.last % SHAPE.max_accept_length), *rest)
+
+
+def test_levels_that_the_head_lists_as_it_reads() -> None:
+    """Eager steps read the paths as consecutive tokens, without spare places; captured ones as trees, with them."""
+    case = Case(Parallel, eager=Parallel)
+    assert not case.differing(range(60))
+    assert case.graphs.functions.replays == 60 * 3 * STEPS  # the first trees have a forward of their own
+    assert max(case.lengths) > 2 and min(case.lengths) == 1
+    assert Case(Misplaced, eager=Parallel).differing(range(12))
 
 
 def test_a_batch_beyond_the_captured_sizes_runs_eagerly() -> None:
