@@ -138,6 +138,16 @@ def _check_table(table: CandidateTable, b: int) -> None:
     check(table.draws, "table.draws", torch.int32, tuple(table.scores.shape))
 
 
+def _check_children(table: CandidateTable, logp: Tensor, tokens: Tensor, draws: Tensor | None) -> torch.Size:
+    """Returns the shape [b, rows, k] of the children."""
+    check(logp, "logp", torch.float32, (ANY, ANY, ANY))
+    check(tokens, "tokens", torch.int64, tuple(logp.shape))
+    if draws is not None:
+        check(draws, "draws", torch.int32, tuple(logp.shape))
+    _check_table(table, len(logp))
+    return logp.shape
+
+
 def _check_level(
     table: CandidateTable,
     offset: int,
@@ -148,12 +158,7 @@ def _check_level(
     beam: int,
     draws: Tensor | None,
 ) -> None:
-    check(logp, "logp", torch.float32, (ANY, ANY, ANY))
-    b, rows, k = logp.shape
-    check(tokens, "tokens", torch.int64, (b, rows, k))
-    if draws is not None:
-        check(draws, "draws", torch.int32, (b, rows, k))
-    _check_table(table, b)
+    b, rows, k = _check_children(table, logp, tokens, draws)
     if previous is not None:
         check(previous.candidates, "previous.candidates", torch.int32, (b, rows))
         check(previous.scores, "previous.scores", torch.float32, (b, rows))
@@ -180,12 +185,7 @@ def _check_level(
 def _check_levels(
     table: CandidateTable, steps: int, beam: int, logp: Tensor, tokens: Tensor, draws: Tensor | None
 ) -> None:
-    check(logp, "logp", torch.float32, (ANY, ANY, ANY))
-    b, rows, k = logp.shape
-    check(tokens, "tokens", torch.int64, (b, rows, k))
-    if draws is not None:
-        check(draws, "draws", torch.int32, (b, rows, k))
-    _check_table(table, b)
+    b, rows, k = _check_children(table, logp, tokens, draws)
     slots = (steps - 1) * beam
     if steps < 1 or beam < 1 or slots > MAX_WIDTH:
         raise ValueError(
