@@ -114,7 +114,7 @@ class DecodeStep:
         """Whether these trees can be drafted by what was captured."""
         if batch.shape != self._caps or batch.chains is not None or not self._is_captured("draft", batch.keys is None):
             return False
-        return state.top.logp.dim() == self._memory.listed_dims  # else too many rows to list all levels at once
+        return state.top.logp.dim() == self._memory.top_dims  # else too many rows to list all levels at once
 
     def draft_tree(self, batch: DraftBatch, roots: Tensor, state: HeadState) -> Drafts:
         """As `TreeProposer.draft_tree`; what `extend` left need not be copied."""

@@ -187,7 +187,7 @@ class TreeProposer(EagleProposer):
         read, masks = self._rows_of(pending), self._masks(shape)
         if self.mask is not None and masks and len(read.tokens) + len(rows) * masks <= self.max_num_tokens:
             read, rows = masked_rows.after_tokens(self.mask, read, batch.last, batch.lengths, masks)
-        return self._listed(read, rows, top_m_of(shape, greedy))
+        return self._most_likely(read, rows, top_m_of(shape, greedy))
 
     def extend_paths(self, batch: PathBatch, features: Tensor, shape: Shape, greedy: bool) -> HeadState:
         """`extend` without a number of the host; features [b * E, F] are the target's states of the accepted nodes."""
@@ -197,17 +197,17 @@ class TreeProposer(EagleProposer):
         rows, masks = batch.last[:, None], self._masks(shape)
         if self.mask is not None and masks:
             read, rows = masked_rows.after_paths(self.mask, read, batch.last, masks)
-        return self._listed(read, rows, top_m_of(shape, greedy))
+        return self._most_likely(read, rows, top_m_of(shape, greedy))
 
     def masked_rows_per_request(self, shape: Shape) -> int:
         """Rows of a request in `extend_paths` of a head with a mask; 0 of others."""
         return 0 if self.mask is None else shape.max_accept_length + self._masks(shape)
 
     def _masks(self, shape: Shape) -> int:
-        """How many masked rows a draft of this shape takes."""
+        """The number of masked rows in a draft of this shape."""
         return 0 if self.mask is None else shape.steps - 1
 
-    def _listed(self, read: HeadRows, rows: Tensor, top_m: int) -> HeadState:
+    def _most_likely(self, read: HeadRows, rows: Tensor, top_m: int) -> HeadState:
         """What a forward leaves; rows [b, D]: the last accepted token of each request, then its masked rows."""
         normed, hidden = self._forward(read)
         top = TopM.of(self._logits(normed[rows.view(-1)]), top_m)

@@ -99,11 +99,11 @@ class GraphTest:
         found = step.extend(accepted, [self._floats(memory.features(b))], is_greedy)
         (top, hidden), new_lengths, new_roots = found
         kept = [x.clone() for x in (*top, hidden, new_lengths, new_roots)]
-        listed = top.logp.shape[-1]
+        m = top.logp.shape[-1]
         step._function("extend", lanes, is_greedy)()
         exact = compare.rows("extend", "hidden states", kept[2], hidden)
-        exact &= compare.rows("extend", "log p", *(finite(x).view(-1, listed) for x in (kept[0], top.logp)))
-        compare.tokens("extend", "tokens", kept[1].view(-1, listed), top.tokens.view(-1, listed), exact)
+        exact &= compare.rows("extend", "log p", *(finite(x).view(-1, m) for x in (kept[0], top.logp)))
+        compare.tokens("extend", "tokens", kept[1].view(-1, m), top.tokens.view(-1, m), exact)
         compare.equal("extend", "lengths", kept[3], new_lengths)
         compare.equal("extend", "roots", kept[4], new_roots)
         return compare.found

@@ -109,9 +109,9 @@ def after_paths(mask: MaskRow, read: HeadRows, last: Tensor, masks: int) -> tupl
     table, rows = metadata.slot_table, metadata.rows.tree
     assert rows is not None
     device, (b, longest) = tokens.device, rows.ancestors.shape
-    requests, numbers = torch.arange(b, device=device)[:, None], torch.arange(masks, device=device)
+    requests, order = torch.arange(b, device=device)[:, None], torch.arange(masks, device=device)
     kept = last[:, None] - requests * longest + 1  # accepted tokens
-    places = kept + numbers
+    places = kept + order
     masked = rows.prefix_lens[:, None] + places
     slots = metadata.slots.view(b, longest).where(torch.arange(longest, device=device) < kept, 0)
 
@@ -127,4 +127,4 @@ def after_paths(mask: MaskRow, read: HeadRows, last: Tensor, masks: int) -> tupl
         TreeMetadata(Rows(None, tree), table, side_by_side(slots.view(-1), table.gather(1, masked).long())),
     )
     begins = requests * (longest + masks)
-    return made, torch.cat([begins + kept - 1, begins + longest + numbers], dim=1)
+    return made, torch.cat([begins + kept - 1, begins + longest + order], dim=1)

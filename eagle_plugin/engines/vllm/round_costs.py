@@ -222,9 +222,9 @@ class RoundTimer:
         drafter = self._runner.drafter
         hidden = torch.zeros(b, drafter.hidden_size, dtype=drafter.dtype, device=self._device)
         m = top_m_of(shape, True)
-        listed = (b, m) if drafter.mask is None else (b, shape.steps, m)
-        logp = hidden.new_zeros(listed, dtype=torch.float32)
-        top = TopM(logp, torch.arange(m, device=self._device).expand(listed).contiguous())
+        sizes = (b, m) if drafter.mask is None else (b, shape.steps, m)
+        logp = hidden.new_zeros(sizes, dtype=torch.float32)
+        top = TopM(logp, torch.arange(m, device=self._device).expand(sizes).contiguous())
         batch = DraftBatch(shape, lengths, self._head_table(b, keys), self._greedy(b), None, None)
         seconds = _seconds(lambda: drafter.draft_tree(batch, requests, HeadState(top, hidden)))
         return seconds if drafter.mask is None else seconds + self._extend(b, READ, shape, keys)

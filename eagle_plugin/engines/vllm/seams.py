@@ -134,7 +134,9 @@ SEAMS: Seams = {
         "initialize_cudagraph_keys": "self cudagraph_mode",
         "propose": "",
         "prepare_next_token_ids_padded": "self sampled_token_ids requests gpu_input_batch discard_request_mask",
-        **attributes("_draft_attn_layer_names method model speculative_config vllm_config hidden_size dtype"),
+        **attributes(
+            "_draft_attn_layer_names method model speculative_config vllm_config hidden_size dtype max_num_tokens"
+        ),
     },
     "vllm.model_executor.models.llama_eagle3.Eagle3LlamaForCausalLM": attributes("use_parallel_drafting"),
     "vllm.model_executor.layers.linear.UnquantizedLinearMethod": {

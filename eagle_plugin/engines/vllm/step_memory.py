@@ -67,7 +67,7 @@ class StepMemory(StaticMemory):
         self.put_fields("tree", DraftTree.padding(self.view("roots", most), caps.width))
 
     @property
-    def listed_dims(self) -> int:
+    def top_dims(self) -> int:
         """Dimensions of the lists that the head leaves: 3 where it lists all levels as it reads."""
         return self._rows.state.top.logp.dim()
 
