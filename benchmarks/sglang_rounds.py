@@ -45,10 +45,12 @@ from benchmarks.host_rounds import (
     Scenario,
     count_replays,
     mark,
+    read_as_on_a_gpu,
 )
 from benchmarks.launches import CountLaunches, Probe
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.graphs import Buckets
+from eagle_plugin.engines.sglang import decode_round
 from eagle_plugin.engines.sglang.support import unsupported_reasons
 from eagle_plugin.engines.sglang.worker import TreeWorker
 from eagle_plugin.errors import UserError
@@ -92,6 +94,7 @@ def boot(folder: Path, shape: Shape) -> Scheduler:
             f"SGLang decodes with {type(worker).__name__} ({'; '.join(reasons)}), wanted TreeWorker: use the "
             "environment of `make env`, and unset EAGLE_PLUGIN"
         )
+    read_as_on_a_gpu(decode_round)
     # Nobody reads the results.
     scheduler.ipc_channels.send_to_detokenizer.send_output = lambda *_: None
     return scheduler

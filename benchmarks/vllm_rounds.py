@@ -38,10 +38,12 @@ from benchmarks.host_rounds import (
     Run,
     count_replays,
     mark,
+    read_as_on_a_gpu,
 )
 from benchmarks.launches import ENGINE, GRAPH, CountLaunches, Probe
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.graphs import Buckets
+from eagle_plugin.engines.vllm import runner as runner_module
 from eagle_plugin.engines.vllm.runner import TreeModelRunner
 from eagle_plugin.errors import UserError
 
@@ -75,6 +77,7 @@ def boot(folder: Path, shape: Shape) -> LLM:
             f"vLLM decodes with {type(runner).__name__}, wanted TreeModelRunner with captured steps: use the "
             "environment of `make env-vllm`, and unset EAGLE_PLUGIN"
         )
+    read_as_on_a_gpu(runner_module)
     return llm
 
 

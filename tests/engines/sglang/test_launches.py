@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from host_times import check_times, host_times
 
-# Per round, outside of the models' forwards; the aims are in benchmarks/host_time.py. Two of an eager round are copies
-# that only a CPU makes (`round.without_spare_places`).
-GREEDY_LAUNCHES, SAMPLED_LAUNCHES = 31, 54  # of an eager round
+# Per round, outside of the models' forwards; the aims are in benchmarks/host_time.py.
+GREEDY_LAUNCHES, SAMPLED_LAUNCHES = 29, 52  # of an eager round
 CAPTURED_LAUNCHES, GRAPHS = 12, 4
 
 pytestmark = pytest.mark.server
@@ -43,7 +42,7 @@ def test_the_kernels_of_a_round_are_counted(report: dict[str, Any]) -> None:
 def test_the_number_of_launches_does_not_grow_with_the_batch(report: dict[str, Any]) -> None:
     """Of one request it may be less: a copy that makes a tensor contiguous has nothing to do there."""
     one, eight = (report["scenarios"][f"greedy {batch}"] for batch in (1, 8))
-    assert one["eager"]["launches"] <= eight["eager"]["launches"] <= one["eager"]["launches"] + 6
+    assert one["eager"]["launches"] <= eight["eager"]["launches"] <= one["eager"]["launches"] + 4
     assert one["captured"]["launches"] == eight["captured"]["launches"]
 
 
