@@ -67,12 +67,15 @@ def test_greedy_text_equals_plain_decoding(every, servers):
 def test_what_the_policy_does_can_be_read(servers, capsys):
     """From the metrics and from the log; the counts are those of the answers, whatever was chosen."""
     tree = servers[1]
-    generate(tree, chat("Why?"), 8)  # there are no metrics before the first round
+    first = generate(tree, chat("Why?"), 8)  # there are no metrics before the first round
     before = read_report(tree.url)
     answers = generate_all(tree, [chat(f"Write one sentence about a {word}.") for word in WORDS[:4]], 40, at_once=1)
     found = read_report(tree.url)
     assert set(found.expected) == set(shapes_within(CAPS)) and found.present in found.expected
-    assert len(found.factors) == CAPS.steps and found.requests == 1 and 40 < found.prefix_tokens < 100
+    assert len(found.factors) == CAPS.steps and found.requests == 1
+    # Gauges are set at most once a second: they tell of some round of one of these answers.
+    sizes = [(x["meta_info"]["prompt_tokens"], x["meta_info"]["completion_tokens"]) for x in (first, *answers)]
+    assert min(prompt for prompt, _ in sizes) <= found.prefix_tokens <= max(prompt + said for prompt, said in sizes)
     added = sum_of(difference(found.totals, before.totals).values())
     assert added.rounds == added.steps == sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
     tokens = sum(answer["meta_info"]["completion_tokens"] - 1 for answer in answers)
