@@ -44,7 +44,7 @@ CHECKS = {
         "sampling_law": ("test_sampling.py", "test_seeds.py"),
     },
     "vllm": {
-        "contract": ("test_contract.py", "test_sampling_contract.py"),
+        "contract": ("test_contract.py", "test_contract_runner.py", "test_sampling_contract.py"),
         "greedy_equal": ("test_greedy.py", "test_greedy_requests.py"),
         "sampling_law": ("test_sampling_distribution.py", "test_seeds.py"),
     },

@@ -23,6 +23,7 @@ GROUPS = {
     "starts": ("selftest", "selftest_start", "refusals"),
     "ranks": ("tensor_parallel", "ranks"),
 }
+QUICK = {"greedy": "greedy_text or prefill_chunk"}  # what of a group `make test` runs
 # With a KV pool of their own for sliding windows, plain decoding on a CPU ends in this release (docs/versions.md).
 LEFT_OUT = {"models": "gpt_oss"}
 SECONDS = 840  # of one process; the limit of a test is 900
@@ -39,10 +40,12 @@ SECONDS = 840  # of one process; the limit of a test is 900
         *(pytest.param(name, marks=pytest.mark.matrix) for name in list(GROUPS)[2:]),
     ],
 )
-def test_group_in_the_release_before(group: str) -> None:
+def test_group_in_the_release_before(group: str, request: pytest.FixtureRequest) -> None:
     files = [str(FOLDER / f"test_{name}.py") for name in GROUPS[group]]
     command = [str(PYTHON), "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not matrix", *files]
     command += ["-k", f"not {LEFT_OUT[group]}"] if group in LEFT_OUT else []
+    quick = group in QUICK and "not matrix" in request.config.option.markexpr
+    command += ["-k", QUICK[group]] if quick else []
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
     print(done.stdout[-6000:])  # with -s or -rP

@@ -22,9 +22,10 @@ FOLDERS = (ROOT / "tests/engines/vllm", ROOT / "tests/heads")
 # Without an engine: vLLM's classes, or its model runner alone.
 UNITS = {
     "adapter": (
-        "attention", "batch", "capture", "contract", "decode_step", "executor", "fake_cuda", "filters", "gpu_contract",
-        "options", "pending", "platform_attention", "policy_reports", "prompt_attention", "prompts_interpreted",
-        "sampling_contract", "sampling_nodes", "shapes", "support",
+        "attention", "attention_backend", "batch", "capture", "contract", "contract_runner", "decode_step", "executor",
+        "fake_cuda", "filters", "gpu_contract", "options", "pending", "platform_attention", "policy_reports",
+        "prompt_attention", "prompts_interpreted", "sampling_contract", "sampling_nodes", "shapes", "support",
+        "support_gpu",
     ),
     "heads": ("vllm_round_trip", "vllm_targets"),
 }  # fmt: skip

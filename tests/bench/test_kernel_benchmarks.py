@@ -92,7 +92,7 @@ def test_the_shortest_run_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wrong_kernel_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = load(BENCHMARKS / "kernels.py")
+    module = load(BENCHMARKS / "kernel_rows.py")
     setting = module.Setting(9, 3, 64, 512, torch.float32, [40], [8])
     monkeypatch.setattr(module, "tree_attention", lambda q, *rest, **options: torch.zeros_like(q))
     with pytest.raises(AssertionError, match="not close"):

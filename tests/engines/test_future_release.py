@@ -76,7 +76,7 @@ def logged(server: Server, text: str) -> list[str]:
     return sorted({line for line in PLUGIN_LINE.findall(server.log_text()) if text in line})
 
 
-@pytest.mark.parametrize("engine", CASES)
+@pytest.mark.parametrize("engine", [pytest.param("sglang", marks=pytest.mark.matrix), "vllm"])
 def test_an_unknown_release(engine: str, models: tuple[Path, Path], tmp_path: Path) -> None:
     case = CASES[engine]
     same = case.release(tmp_path / "same", engine, renamed=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,3 +17,8 @@ def configure(target: Path, head: Path, method: str = "eagle3", **options: Any) 
     speculative = {"method": method, "model": str(head), "num_speculative_tokens": 7}
     speculative |= options.pop("speculative", {})
     return EngineArgs(model=str(target), speculative_config=speculative, **DEFAULTS | options).create_engine_config()
+
+
+def needs(part: str, attribute: str, value: Any) -> Callable[[VllmConfig], None]:
+    """A change of a configuration: its part gets this value."""
+    return lambda config: object.__setattr__(getattr(config, part), attribute, value)

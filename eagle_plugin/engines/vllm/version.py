@@ -1,4 +1,4 @@
-"""The vLLM releases that this adapter was tested with; tests/engines/vllm/test_contract.py pins what it touches."""
+"""The vLLM releases that this adapter was tested with; tests/engines/vllm/test_contract*.py pin what it touches."""
 
 from __future__ import annotations
 

@@ -73,9 +73,9 @@ def test_what_the_policy_does_can_be_read(servers, capsys):
     found = read_report(tree.url)
     assert set(found.expected) == set(shapes_within(CAPS)) and found.present in found.expected
     assert len(found.factors) == CAPS.steps and found.requests == 1
-    # Gauges are set at most once a second: they tell of some round of one of these answers.
+    # Gauges are set at most once per second: they tell of some round of one of these answers.
     sizes = [(x["meta_info"]["prompt_tokens"], x["meta_info"]["completion_tokens"]) for x in (first, *answers)]
-    assert min(prompt for prompt, _ in sizes) <= found.prefix_tokens <= max(prompt + said for prompt, said in sizes)
+    assert min(prompt for prompt, _ in sizes) <= found.prefix_tokens <= max(map(sum, sizes))
     added = sum_of(difference(found.totals, before.totals).values())
     assert added.rounds == added.steps == sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
     tokens = sum(answer["meta_info"]["completion_tokens"] - 1 for answer in answers)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import tiny_models
+from log_lines import Lines
+
+from eagle_plugin.engines.vllm import support
 
 
 @pytest.fixture(scope="module")
@@ -16,3 +21,14 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
     return tiny_models.tiny_eagle3_head(tmp_path_factory.mktemp("head"), target)
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What the plugin logs; vLLM keeps its loggers from the root, and a line is logged once per process."""
+    monkeypatch.setattr(support, "_logged", set())
+    logger, handler = logging.getLogger("vllm.eagle_plugin"), Lines()
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    logger.addHandler(handler)
+    yield handler.logged
+    logger.removeHandler(handler)

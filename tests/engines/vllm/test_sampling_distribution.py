@@ -83,8 +83,8 @@ def test_drafts_are_accepted_under_every_setting(setting: dict[str, Any], plugin
 @pytest.mark.parametrize(
     "fault, number, shapes",
     [
-        ("temperature one", 1, nullcontext),
-        ("no filters", 2, nullcontext),
+        pytest.param("temperature one", 1, nullcontext, marks=pytest.mark.matrix),
+        pytest.param("no filters", 2, nullcontext, marks=pytest.mark.matrix),
         ("no filters", 4, nullcontext),
         ("SGLang's filters", 5, nullcontext),
         ("every draw accepted", 0, nullcontext),

@@ -1,0 +1,120 @@
+"""Which configurations of vLLM are served on a GPU, of which a process of its own has told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.config import vllm as vllm_config_module
+from vllm_configs import configure, needs
+
+from eagle_plugin.engines.vllm import selftest, served, support
+from eagle_plugin.selftest.launch import Answer, Subject
+from eagle_plugin.selftest.shapes import ModelShape
+
+pytestmark = pytest.mark.usefixtures("lines")
+
+
+@pytest.fixture
+def gpu_config(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes the configuration of a GPU as it is when the plugin sees it."""
+
+    def make(**options: Any) -> VllmConfig:
+        monkeypatch.setenv("EAGLE_PLUGIN", "0")
+        made = configure(target, head, **options)
+        monkeypatch.setenv("EAGLE_PLUGIN", "force")
+        monkeypatch.setattr(vllm_config_module, "HAS_TRITON", True)
+        object.__setattr__(made.device_config, "device_type", "cuda")
+        made.parallel_config.worker_cls = support.ENGINE_WORKERS["cuda"]
+        made.scheduler_config.async_scheduling = True
+        return made
+
+    return make
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, answer: Answer) -> list[Subject]:
+    """Answers for the process; the subjects that it was asked about."""
+    asked: list[Subject] = []
+    monkeypatch.setattr(selftest, "ask", lambda subject: asked.append(subject) or answer)
+    return asked
+
+
+@pytest.mark.parametrize(("given", "wanted"), [({}, True), ({"async_scheduling": False}, False)])
+def test_a_gpu_is_served(
+    given: dict[str, Any], wanted: bool, gpu_config: Any, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = answering(monkeypatch, Answer([], ["eagle-plugin: the self-test of the kernels passed in 9.0 s"]))
+    config = gpu_config(tensor_parallel_size=2, additional_config={"eagle_plugin": given})
+    assert config.use_v2_model_runner
+    support.choose_worker(config)
+    assert config.parallel_config.worker_cls == support.WORKERS["cuda"]
+    assert not config.use_v2_model_runner and config.scheduler_config.async_scheduling is wanted
+    assert [line.rpartition(": ")[2][:20] for line in lines] == ["the self-test of the", "trees are served by "]
+    (subject,) = asked
+    assert served.test_subject(config.speculative_config) is subject
+    assert subject.device == "cuda" and subject.devices == 2 and list(subject.head_dims) == [32, 32]
+    shape, heads = ModelShape(**subject.shape), config.model_config.hf_config.num_attention_heads
+    assert (shape.heads, shape.head_dim, shape.dtype) == (heads // 2, 32, "float32")
+    assert shape.tree == served.served_shape(config.speculative_config)
+    support.choose_worker(config)  # vLLM completes it again
+    assert len(asked) == 1 and config.scheduler_config.async_scheduling is wanted
+
+
+def test_a_gpu_is_served_only_when_asked_for(
+    gpu_config: Any, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = answering(monkeypatch, Answer([], []))
+    config = gpu_config()
+    monkeypatch.setenv("EAGLE_PLUGIN", "1")
+    support.choose_worker(config)
+    assert config.parallel_config.worker_cls == support.ENGINE_WORKERS["cuda"] and config.use_v2_model_runner
+    (line,) = lines
+    assert line.endswith("GPUs: no GPU has run the plugin's worker for vLLM yet; EAGLE_PLUGIN=force tries it")
+    assert not asked and not served.is_served(config.speculative_config)
+
+
+def test_a_gpu_that_fails_is_left_to_vllm(gpu_config: Any, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(monkeypatch, Answer(["device Tesla T4: compute capability 7.5, at least 8.0 is served"], []))
+    config = gpu_config()
+    support.choose_worker(config)
+    assert config.parallel_config.worker_cls == support.ENGINE_WORKERS["cuda"] and config.use_v2_model_runner
+    assert not served.is_served(config.speculative_config) and config.scheduler_config.async_scheduling
+    assert lines == [f"{lines[0].partition(': ')[0]}: eagle3 is served by vLLM's own worker: device Tesla T4: compute "
+                     "capability 7.5, at least 8.0 is served"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (needs("compilation_config", "cudagraph_mode", CUDAGraphMode.FULL), "cudagraph_mode FULL: "),
+        (needs("parallel_config", "enable_dbo", True), "--enable-dbo: "),
+        (needs("model_config", "enable_sleep_mode", True), "--enable-sleep-mode: "),
+        (needs("observability_config", "jit_monitor_mode", "error"), "--jit-monitor-mode error: "),
+        (lambda config: object.__setattr__(config, "lora_config", object()), "--enable-lora: "),
+        (needs("parallel_config", "worker_cls", "some.other.Worker"), "--worker-cls some.other.Worker: "),
+    ],
+)
+def test_what_a_gpu_does_not_serve(change: Any, named: str, gpu_config: Any) -> None:
+    config = gpu_config()
+    assert support.unsupported_reasons(config) == []
+    change(config)
+    (reason,) = support.unsupported_reasons(config)
+    assert reason.startswith(named)
+
+
+@pytest.mark.parametrize("name", ["VLLM_BATCH_INVARIANT", "VLLM_USE_BREAKABLE_CUDAGRAPH"])
+def test_what_a_gpu_does_not_serve_by_variable(name: str, gpu_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = gpu_config()
+    monkeypatch.setenv(name, "1")
+    (reason,) = support.unsupported_reasons(config)
+    assert reason.startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
+def test_modes_of_graphs_that_leave_attention_out(mode: str, gpu_config: Any) -> None:
+    """vLLM makes PIECEWISE or NONE of them, since our backend is in no graph."""
+    config = gpu_config()
+    object.__setattr__(config.compilation_config, "cudagraph_mode", CUDAGraphMode[mode])
+    assert support.unsupported_reasons(config) == []
