@@ -106,8 +106,6 @@ class ToyRunner:
         self._plan(list(range(b)), [0] * b, [1] * b)
         batch, step = runner._batch, runner._step
         assert batch is not None
-        if step is not None:
-            step.begin(batch, runner._metadata)
         keys = None if metadata.all_greedy else torch.arange(b)
         params = draft_params(metadata, b, V, CPU)
         trees = DraftBatch(SHAPE, lengths, runner._metadata["head"].slot_table, params, keys, None)
@@ -156,6 +154,8 @@ class ToyRunner:
         tables = {name: slot_table(blocks[requests], BLOCK, longest) for name, blocks in BLOCKS.items()}
         runner._batch, slots = batch, torch.zeros(0, dtype=torch.int64)
         runner._metadata = {name: TreeMetadata(batch.rows(), table, slots) for name, table in tables.items()}
+        if runner._step is not None:
+            runner._step.begin(batch, runner._metadata)
 
     def _propose(self, sampled: Tensor, metadata: Any, *parts: Tensor) -> Tensor:
         runner, n = self.runner, len(parts[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,8 @@ from eagle_plugin.engines.capturing import (
 )
 from eagle_plugin.engines.graphs import Buckets, CudaCapturer
 from eagle_plugin.engines.vllm.attention import ExtendRows, Rows
-from eagle_plugin.engines.vllm.decode_step import DecodeStep, side_by_side
-from eagle_plugin.engines.vllm.made_up import layer_metadata, places_of, target_states
+from eagle_plugin.engines.vllm.decode_step import DecodeStep, TargetForward, side_by_side
+from eagle_plugin.engines.vllm.made_up import forward, layer_metadata, places_of, target_states
 from eagle_plugin.engines.vllm.ranks import in_any_rank
 
 
@@ -97,7 +98,21 @@ def new_step(runner: Any) -> DecodeStep:
     }
     # A step's slots reach over the rows of a tree and what is drafted after it.
     columns = runner.max_model_len + 2 * caps.reach + 2
-    return DecodeStep(drafter, groups, caps, _one_row(runner), columns, tables)
+    return DecodeStep(drafter, groups, caps, _one_row(runner), columns, tables, _target_forward(runner))
+
+
+def _target_forward(runner: Any) -> TargetForward | None:
+    """The target's forward, if nothing of it depends on what the host knows of a step: which adapters it needs."""
+    if runner.lora_config is not None:
+        return None
+    groups, head = runner.kv_cache_config.kv_cache_groups, runner.drafter._draft_attn_layer_names
+    layers = {
+        first.layer: [name for name in group.layer_names if name not in head]
+        for first in runner._verifier.groups
+        for group in groups
+        if first.layer in group.layer_names
+    }
+    return TargetForward(partial(forward, runner), runner.input_ids.gpu, runner.positions, layers)
 
 
 def _one_row(runner: Any) -> tuple[Tensor, Tensor]:

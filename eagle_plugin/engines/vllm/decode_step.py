@@ -1,7 +1,8 @@
-"""A decode step in three functions: walk, extend, draft; each over static memory, so that graphs can be captured.
+"""A decode step in four functions: verify, walk, extend, draft; each over static memory, so that graphs can be captured.
 
-They serve steps in which every request verifies a tree of the caps (walk, extend), and steps after which trees of the
-caps are drafted for all requests (draft). What else a step does, and every other step, runs without graphs.
+They serve steps in which every request verifies a tree of the caps (verify, walk, extend), and steps after which trees
+of the caps are drafted for all requests (draft). What else a step does, and every other step, runs without graphs of
+ours.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,12 +21,25 @@ from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.graphs import Buckets, CapturedFunctions, Capturer
 from eagle_plugin.engines.round import Drafts, HeadState, TreeRows, accept
 from eagle_plugin.engines.vllm.accepted_tokens import CacheGroup, output_tokens
+from eagle_plugin.engines.vllm.attention import Rows as QueryRows
 from eagle_plugin.engines.vllm.attention import TreeMetadata
 from eagle_plugin.engines.vllm.batch import RoundBatch
 from eagle_plugin.engines.vllm.drafter import DraftBatch, PathBatch, TreeProposer
 from eagle_plugin.engines.vllm.step_memory import Root, Rows, StepMemory
 from eagle_plugin.kernels.accepted_path import read_path
 from eagle_plugin.kernels.sampling import SamplingParams
+
+
+Key = tuple[str, int, bool | None]  # a function, lanes, and whether all requests are greedy (None: it does not matter)
+
+
+class TargetForward(NamedTuple):
+    """The forward of the target, which the engine has prepared in memory of its own."""
+
+    run: Callable[[dict[str, TreeMetadata], Tensor, Tensor], Any]  # of metadata by layer, tokens [N], positions [N]
+    tokens: Tensor  # [most] int32, at a fixed address; past the rows of a step there may be anything
+    positions: Tensor  # [most] int64, the same
+    layers: Mapping[str, Sequence[str]]  # of the target, by the layer that stands for their group of caches
 
 
 class DecodeStep:
@@ -42,11 +56,13 @@ class DecodeStep:
         target: tuple[Tensor, Tensor],
         columns: int,
         tables: Mapping[str, int],
+        forward: TargetForward | None = None,
     ) -> None:
         """target: its logits [1, V] and states [1, F] of one row. columns: positions that a request can have in its
-        slots. tables: the KV cache group of a layer of each of `groups`, and of the head's."""
+        slots. tables: the KV cache group of a layer of each of `groups`, and of the head's. forward: None where the
+        engine runs the target."""
         self._drafter, self._groups, self._caps = drafter, groups, caps
-        self._target, self._columns, self._tables = target, columns, tables
+        self._target, self._columns, self._tables, self._forward = target, columns, tables, forward
         self._head_layer = next(name for name in tables if name in drafter._draft_attn_layer_names)
         self.functions = CapturedFunctions()
         self._buckets = Buckets([])
@@ -67,6 +83,16 @@ class DecodeStep:
         self._memory.put_lanes("prefix_lens", batch.prefix_lens, lanes, 1)
         for layer in {group: layer for layer, group in self._tables.items()}.values():
             self._memory.put_table(layer, layers[layer].slot_table, batch.b, lanes)
+        if self._has_trees(batch) and not self.holds(batch.drafts):
+            self._memory.put_trees(batch.drafts.tree, lanes)
+
+    def can_verify(self, batch: RoundBatch) -> bool:
+        """Whether the target can run over the trees of this step by what was captured."""
+        return self._is_captured("verify", None) and self._has_trees(batch)
+
+    def verify(self) -> Any:
+        """Run the target over the trees of this step; what it returns, of the rows of all lanes."""
+        return self._run("verify", None)
 
     def can_walk(self, batch: RoundBatch, is_greedy: bool) -> bool:
         """Whether the trees of this step can be walked by what was captured."""
@@ -84,10 +110,8 @@ class DecodeStep:
 
         Returns the paths, and in memory of their own the tokens as vLLM takes them.
         """
-        if not self.holds(batch.drafts):
-            self._memory.put_trees(batch.drafts.tree, self._served_lanes)
-            if keys is not None:
-                self._memory.put_fields("proposals", batch.drafts.proposals)
+        if keys is not None and not self.holds(batch.drafts):
+            self._memory.put_fields("proposals", batch.drafts.proposals)
         self._memory.put("logits", logits)
         self._memory.put_draws(sampling, keys)
         accepted, tokens = self._run("walk", keys is None)
@@ -149,11 +173,17 @@ class DecodeStep:
                 break
         for size in list(buckets):
             with around(buckets, size):
-                for is_greedy in (True, False):
-                    for phase in ("draft", "walk", "extend"):
-                        key = phase, size, is_greedy
-                        self.functions.capture(capturer, key, self._function(*key))
+                for key in self._keys(size):
+                    self.functions.capture(capturer, key, self._function(*key))
         self._buckets = buckets
+
+    def _keys(self, lanes: int) -> list[Key]:
+        """What is captured of so many lanes."""
+        fits = self._forward is not None and lanes * self._caps.width <= len(self._forward.tokens)
+        verify: list[Key] = [("verify", lanes, None)] if fits else []
+        return verify + [
+            (phase, lanes, is_greedy) for is_greedy in (True, False) for phase in ("draft", "walk", "extend")
+        ]
 
     def _one_request(self) -> Rows:
         """Rows of every kind, of one lane without a request."""
@@ -168,6 +198,20 @@ class DecodeStep:
         return Rows(logits, features, state, self._drafter.draft_tree(batch, one - 1, state))
 
     # The functions, of the memory alone.
+
+    def _verify(self, lanes: int, _: bool | None) -> Any:
+        memory, width, forward = self._memory, self._caps.width, self._forward
+        assert forward is not None
+        lengths, tree = memory.view("prefix_lens", lanes), memory.drafts(lanes, True).tree
+        places = lengths[:, None] + torch.arange(width, device=lengths.device)
+        requests = torch.arange(lanes, device=lengths.device)
+        rows = QueryRows(None, TreeRows(requests, lengths, tree.ancestors, width))
+        layers: dict[str, TreeMetadata] = {}
+        for first, names in forward.layers.items():
+            table = memory.table(first, lanes)
+            layers |= dict.fromkeys(names, TreeMetadata(rows, table, table.gather(1, places).view(-1).long()))
+        n = lanes * width
+        return forward.run(layers, forward.tokens[:n].clamp(min=0), forward.positions[:n])
 
     def _walk(self, lanes: int, is_greedy: bool) -> tuple[Accepted, Tensor]:
         memory, width = self._memory, self._caps.width
@@ -198,8 +242,10 @@ class DecodeStep:
             drafts = drafts._replace(proposals=memory.put_fields("proposals", drafts.proposals))
         return drafts._replace(tree=memory.put_fields("tree", drafts.tree))
 
-    def _function(self, phase: str, lanes: int, is_greedy: bool) -> Callable[[], Any]:
-        functions: dict[str, Callable[..., Any]] = {"walk": self._walk, "extend": self._extend, "draft": self._draft}
+    def _function(self, phase: str, lanes: int, is_greedy: bool | None) -> Callable[[], Any]:
+        functions: dict[str, Callable[..., Any]] = {
+            "verify": self._verify, "walk": self._walk, "extend": self._extend, "draft": self._draft,
+        }  # fmt: skip
         return partial(functions[phase], lanes, is_greedy)
 
     # Parts of them.
@@ -212,10 +258,10 @@ class DecodeStep:
     def _has_trees(self, batch: RoundBatch) -> bool:
         return batch.uniform and batch.width == self._caps.width
 
-    def _is_captured(self, phase: str, is_greedy: bool) -> bool:
+    def _is_captured(self, phase: str, is_greedy: bool | None) -> bool:
         return self._lanes is not None and (phase, self._lanes, is_greedy) in self.functions
 
-    def _run(self, phase: str, is_greedy: bool) -> Any:
+    def _run(self, phase: str, is_greedy: bool | None) -> Any:
         key = phase, self._served_lanes, is_greedy
         return self.functions.run(key, self._function(*key))
 

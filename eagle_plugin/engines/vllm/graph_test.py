@@ -76,9 +76,13 @@ class GraphTest:
         exact = self._same_floats(drafts.scores, again.scores)
         self._trees(compare, drafts.tree, again.tree, exact)
 
-        # walk
+        # verify
         batch = self._batch(b, lengths, drafts)
         step.begin(batch, layers)
+        if step.can_verify(batch):
+            self._verify(compare, batch, lanes)
+
+        # walk
         logits = self._liked(drafts.tree, memory.logits(b).shape[1])
         windows = self._windows(layers, lengths)
         accepted, _ = step.walk(batch, logits, params, keys)
@@ -107,6 +111,15 @@ class GraphTest:
         compare.equal("extend", "lengths", kept[3], new_lengths)
         compare.equal("extend", "roots", kept[4], new_roots)
         return compare.found
+
+    def _verify(self, compare: Comparison, batch: RoundBatch, lanes: int) -> None:
+        """The target over the trees of a step, whose tokens and positions are where the engine puts them."""
+        runner, n = self._runner, batch.b * self._caps.width
+        runner.input_ids.gpu[:n] = batch.drafts.tree.tokens.view(-1).int()
+        batch.put_trees(runner.input_ids.gpu, runner.positions)
+        found = [x[:n].clone() for x in tensors_of(self._step.verify())]
+        for x, y in zip(found, tensors_of(self._step._function("verify", lanes, None)()), strict=True):
+            compare.rows("verify", "states of the target", x, y[:n])
 
     def _trees(self, compare: Comparison, found: DraftTree, wanted: DraftTree, exact: bool) -> None:
         if exact:
@@ -164,3 +177,11 @@ class GraphTest:
 
     def _floats(self, like: Tensor) -> Tensor:
         return torch.randn(like.shape, generator=self._generator).to(like)
+
+
+def tensors_of(output: Any) -> list[Tensor]:
+    """What a target returns: its states, and maybe those that the head reads."""
+    if isinstance(output, Tensor):
+        return [output]
+    hidden, aux = output
+    return [hidden, *aux]

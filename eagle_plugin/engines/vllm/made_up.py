@@ -44,6 +44,11 @@ def places_of(runner: Any, owned: Sequence[Tensor], positions: int) -> list[Plac
 
 def target_states(runner: Any, layers: dict[str, Any], tokens: Tensor, positions: Tensor) -> tuple[Tensor, Any]:
     """One forward of the target over N rows: its states [N, H], and those that the head reads, or None."""
-    with set_forward_context(layers, runner.vllm_config, num_tokens=len(tokens)):
-        output = runner._model_forward(input_ids=tokens.int(), positions=positions)
+    output = forward(runner, layers, tokens.int(), positions)
     return output if runner.use_aux_hidden_state_outputs else (output, None)
+
+
+def forward(runner: Any, layers: dict[str, Any], tokens: Tensor, positions: Tensor) -> Any:
+    """One forward of the target over N rows, tokens [N] int32: what it returns."""
+    with set_forward_context(layers, runner.vllm_config, num_tokens=len(tokens)):
+        return runner._model_forward(input_ids=tokens, positions=positions)

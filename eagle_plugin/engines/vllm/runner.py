@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.utils.torch_utils import PIN_MEMORY
 from vllm.v1.outputs import DraftTokenIds, SamplerOutput
@@ -175,7 +176,24 @@ class TreeModelRunner(GPUModelRunner):
             for builder in builders:
                 builder.rows = None
         self._metadata = built[0]
+        if self._step is not None and self._batch is not None:
+            self._step.begin(self._batch, self._metadata)
         return built
+
+    def _model_forward(
+        self,
+        input_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        intermediate_tensors: Any = None,
+        inputs_embeds: Tensor | None = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Run the target by what was captured, if the rows of this step are trees of the caps."""
+        step, batch = self._step, self._batch
+        is_served = get_forward_context().attn_metadata is self._metadata  # else the engine warms up, or we measure
+        if step is not None and batch is not None and is_served and inputs_embeds is None and step.can_verify(batch):
+            return step.verify()
+        return super()._model_forward(input_ids, positions, intermediate_tensors, inputs_embeds, **model_kwargs)
 
     def _sample(self, logits: Tensor, spec_decode_metadata: Any) -> SamplerOutput:
         """Verify every request's tree; a request without drafts has a tree of one node."""
@@ -183,8 +201,6 @@ class TreeModelRunner(GPUModelRunner):
         self.input_batch.update_async_output_token_ids()
         metadata = self.input_batch.sampling_metadata
         states = [self.requests[name] for name in self.input_batch.req_ids]
-        if self._step is not None:
-            self._step.begin(self._batch, self._metadata)
         output, self._accepted = self._verifier.verify(
             self._batch, logits, metadata, states, self._metadata, self._step
         )

@@ -90,7 +90,7 @@ SEAMS: Seams = {
             " speculative_config use_async_scheduling vllm_config optimistic_seq_lens_cpu max_model_len"
             " lora_config dtype use_aux_hidden_state_outputs num_spec_tokens drafter"
         ),
-        "_model_forward": "self input_ids positions ...",
+        "_model_forward": "self input_ids positions intermediate_tensors inputs_embeds ...",
         "maybe_select_dummy_loras": "",
     },
     "vllm.v1.worker.gpu_input_batch.InputBatch": {

@@ -47,7 +47,7 @@ from eagle_plugin.engines.vllm.worker import TreeWorker
 
 @pytest.mark.parametrize(
     "name",
-    ["__init__", "_update_states", "_prepare_inputs", "_sample", "propose_draft_token_ids"],
+    ["__init__", "_update_states", "_prepare_inputs", "_model_forward", "_sample", "propose_draft_token_ids"],
 )
 def test_overridden_methods_agree(name: str) -> None:
     ours = parameters(getattr(TreeModelRunner, name))

@@ -32,7 +32,7 @@ from eagle_plugin.engines.vllm.attention import (
     slot_table,
 )
 from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
-from eagle_plugin.engines.vllm.decode_step import DecodeStep
+from eagle_plugin.engines.vllm.decode_step import DecodeStep, TargetForward
 from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch, TreeProposer
 from eagle_plugin.engines.vllm.linear_attention import LinearLayers, LinearMetadata
 from eagle_plugin.engines.vllm.logits import MinimalLength, node_rows
@@ -247,11 +247,31 @@ def test_drafting(library: FakeLibrary, greedy: bool, parallel: bool) -> None:
         assert all_on_cuda(*drafts.tree, *drafts.proposals)
 
 
+def target_attention(layers: dict[str, TreeMetadata], tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The attention of a target's layers over these rows."""
+    require_cuda("tokens", tokens)
+    require_cuda("positions", positions)
+    n = len(tokens)
+    assert list(layers) == ["a layer", "another"] and n == len(positions)
+    q, k = torch.zeros(n, 4, 64, device=CUDA), torch.zeros(n, 2, 64, device=CUDA)
+    for built in layers.values():
+        assert len(built.slots) == n
+        attention_layer().forward(None, q, k, k, torch.zeros(20, 2, BLOCK, 128, device=CUDA), built, q)
+    return q
+
+
+def attention_layer() -> TreeAttentionImpl:
+    """A layer whose cache is 100 rows."""
+    layer = TreeAttentionImpl(4, 64, 0.1, 2)
+    rows: Any = (torch.zeros(100, 2, 64, device=CUDA),) * 2
+    layer._rows_of = lambda _: rows  # type: ignore[method-assign]
+    return layer
+
+
 @pytest.mark.parametrize("name", BATCHES)
 def test_attention(library: FakeLibrary, name: str) -> None:
     batch = read(*BATCHES[name])
-    layer = TreeAttentionImpl(4, 64, 0.1, 2)
-    n = sum(batch.host_lens)
+    layer, n = attention_layer(), sum(batch.host_lens)
     common = SimpleNamespace(
         block_table_tensor=torch.zeros(B, 8, dtype=torch.int32, device=CUDA),
         max_seq_len=90,
@@ -262,8 +282,6 @@ def test_attention(library: FakeLibrary, name: str) -> None:
     built = builder.build(0, common)
     assert all_on_cuda(built.slot_table, built.slots, cache_slots(built.slots, BLOCK))
     cache = torch.zeros(20, 2, BLOCK, 128, device=CUDA)
-    layer._cache = 0, (torch.zeros(100, 2, 64, device=CUDA),) * 2  # type: ignore[assignment]
-    layer._rows_of = lambda _: layer._cache[1]  # type: ignore[assignment, index, method-assign, return-value]
     q, k = torch.zeros(n, 4, 64, device=CUDA), torch.zeros(n, 2, 64, device=CUDA)
     library.launched.clear()
     assert all_on_cuda(layer.forward(None, q, k, k, cache, built, torch.zeros_like(q)))
@@ -310,12 +328,15 @@ def test_captured_functions(library: FakeLibrary, greedy: bool, parallel: bool) 
     if parallel:
         head.mask = MaskRow(7, torch.zeros(1, HIDDEN, device=CUDA))
     target = torch.zeros(1, VOCABULARY, device=CUDA), torch.zeros(1, 3 * HIDDEN, device=CUDA)
-    step = DecodeStep(head, [CacheGroup("layer", caches())], SHAPE, target, 100, {"layer": 0})
+    rows = torch.zeros(100, dtype=torch.int64, device=CUDA)
+    forward = TargetForward(target_attention, rows.int(), rows, {"layer": ["a layer", "another"]})
+    step = DecodeStep(head, [CacheGroup("layer", caches())], SHAPE, target, 100, {"layer": 0}, forward)
     # As a graph that runs nothing: what the function of the capture returned.
     capturer: Any = SimpleNamespace(capture=lambda function: (SimpleNamespace(replay=lambda: None), function()))
     step.capture(capturer, [4], lambda *_: contextlib.nullcontext())
     batch, slots = read(*BATCHES["trees alone"]), torch.zeros(B * SHAPE.width, dtype=torch.int64, device=CUDA)
     step.begin(batch, {"layer": TreeMetadata(batch.rows(), table(), slots)})
+    assert step.can_verify(batch) and all_on_cuda(step.verify())
     params, keys = sampling_params(metadata(greedy), None, B, VOCABULARY, CUDA), None if greedy else zeros
     accepted, tokens = step.walk(batch, torch.zeros(len(slots), VOCABULARY, device=CUDA), params, keys)
     root = step.extend(

@@ -67,7 +67,7 @@ def counted(step: DecodeStep) -> Counter[str]:
     """How often each function is replayed from now on."""
     replays, run = Counter[str](), step._run
 
-    def count(phase: str, is_greedy: bool) -> Any:
+    def count(phase: str, is_greedy: bool | None) -> Any:
         before = step.functions.replays
         result = run(phase, is_greedy)
         replays[phase] += step.functions.replays - before
@@ -91,11 +91,11 @@ def test_greedy_text_by_replays(models: Models, head: str, asynchronous: bool) -
     with captured(models, head, asynchronous) as llm:
         step = runner(llm)._step
         assert step.sizes() == [8, 4, 2, 1]
-        assert len(step.functions) == 4 * 2 * 3  # greedy and sampled: draft, walk and extend
+        assert len(step.functions) == 4 * (1 + 2 * 3)  # verify; greedy and sampled: draft, walk and extend
         replays = counted(step)
         assert generate(llm, PROMPTS) == models.expected
         served = rounds(llm)
-        assert replays["draft"] > replays["walk"] == replays["extend"] > 30
+        assert replays["draft"] > replays["verify"] == replays["walk"] == replays["extend"] > 30
         with without_graphs(llm):
             assert generate(llm, PROMPTS) == models.expected
             assert rounds(llm, served) == served  # the same trees were drafted
@@ -109,7 +109,7 @@ def test_whatever_the_scheduler_does(models: Models) -> None:
         replays = counted(runner(llm)._step)
         by_replays = generate(llm, prompts)
         assert by_replays[: len(PROMPTS)] == models.expected
-        assert replays["draft"] > replays["walk"] > 5
+        assert replays["draft"] > replays["walk"] == replays["verify"] > 5
         assert counters(llm)["vllm:num_preemptions"] > 3
         with without_graphs(llm):
             assert generate(llm, prompts) == by_replays
@@ -151,6 +151,6 @@ def test_requests_of_every_kind(models: Models) -> None:
             replays.clear()
             by_replays = generate(llm, PROMPTS, **kind)
             walks = 0 if kind.keys() & {"frequency_penalty", "logprobs"} else replays["extend"]
-            assert replays["walk"] == walks and replays["extend"] > 20
+            assert replays["walk"] == walks and replays["verify"] == replays["extend"] > 20
             with without_graphs(llm):
                 assert generate(llm, PROMPTS, **kind) == by_replays

@@ -10,7 +10,7 @@ from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.config import vllm as vllm_config_module
 from vllm_configs import configure, needs
 
-from eagle_plugin.engines.vllm import selftest, served, support
+from eagle_plugin.engines.vllm import plugin, selftest, served, support
 from eagle_plugin.selftest.launch import Answer, Subject
 from eagle_plugin.selftest.shapes import ModelShape
 
@@ -18,8 +18,9 @@ pytestmark = pytest.mark.usefixtures("lines")
 
 
 @pytest.fixture
-def gpu_config(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def gpu_config(target: Path, head: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes the configuration of a GPU as it is when the plugin sees it."""
+    plugin.register()  # vLLM does it with the first configuration, unless the plugin is switched off
 
     def make(**options: Any) -> VllmConfig:
         monkeypatch.setenv("EAGLE_PLUGIN", "0")
@@ -29,6 +30,7 @@ def gpu_config(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> Any
         object.__setattr__(made.device_config, "device_type", "cuda")
         made.parallel_config.worker_cls = support.ENGINE_WORKERS["cuda"]
         made.scheduler_config.async_scheduling = True
+        lines.clear()  # that the plugin is switched off
         return made
 
     return make
