@@ -97,7 +97,7 @@ class ToyRunner:
         self.lengths = torch.zeros(REQUESTS, dtype=torch.int64)
         if step is not None:
             like = torch.zeros(1, V), torch.zeros(1, 3 * H)
-            runner._step = step(head, groups, SHAPE, like, BLOCK * BLOCKS_EACH, {"head": 0, "target": 1})
+            runner._step = step(head, groups, SHAPE, like, BLOCK * BLOCKS_EACH, {"head": 0, "target": 1}, ranks)
 
     def start(self, lengths: Tensor, root: HeadState, roots: Tensor, metadata: Any) -> None:
         """Draft the first trees of all requests, as after their prompts."""

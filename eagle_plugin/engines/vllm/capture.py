@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from vllm.config import CUDAGraphMode
-from vllm.distributed.parallel_state import get_tensor_model_parallel_world_size, graph_capture
+from vllm.distributed.parallel_state import graph_capture
 from vllm.model_executor.layers.attention.attention import unified_attention_with_output
 
 from eagle_plugin.engines import graph_emulator
@@ -75,8 +75,6 @@ def _has_graphs(runner: Any, kind: str) -> bool:
 
 def _unserved(runner: Any, kind: str) -> str:
     """Why nothing can be captured; "" where it can."""
-    if get_tensor_model_parallel_world_size() > 1:
-        return "--tensor-parallel-size above 1"
     if runner.linear.names:
         return "the target has layers that keep a state"
     if kind != "cuda" and not runner.model_config.enforce_eager:
@@ -98,7 +96,8 @@ def new_step(runner: Any) -> DecodeStep:
     }
     # A step's slots reach over the rows of a tree and what is drafted after it.
     columns = runner.max_model_len + 2 * caps.reach + 2
-    return DecodeStep(drafter, groups, caps, _one_row(runner), columns, tables, _target_forward(runner))
+    ranks = runner._verifier.ranks
+    return DecodeStep(drafter, groups, caps, _one_row(runner), columns, tables, ranks, _target_forward(runner))
 
 
 def _target_forward(runner: Any) -> TargetForward | None:

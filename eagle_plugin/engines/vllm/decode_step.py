@@ -1,4 +1,4 @@
-"""A decode step in four functions: verify, walk, extend, draft; each over static memory, so that graphs can be captured.
+"""A decode step in four functions: verify, walk, extend, draft; over static memory, so that graphs can be captured.
 
 They serve steps in which every request verifies a tree of the caps (verify, walk, extend), and steps after which trees
 of the caps are drafted for all requests (draft). What else a step does, and every other step, runs without graphs of
@@ -19,6 +19,7 @@ from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.graphs import Buckets, CapturedFunctions, Capturer
+from eagle_plugin.engines.ranks import RankAgreement
 from eagle_plugin.engines.round import Drafts, HeadState, TreeRows, accept
 from eagle_plugin.engines.vllm.accepted_tokens import CacheGroup, output_tokens
 from eagle_plugin.engines.vllm.attention import Rows as QueryRows
@@ -28,7 +29,6 @@ from eagle_plugin.engines.vllm.drafter import DraftBatch, PathBatch, TreePropose
 from eagle_plugin.engines.vllm.step_memory import Root, Rows, StepMemory
 from eagle_plugin.kernels.accepted_path import read_path
 from eagle_plugin.kernels.sampling import SamplingParams
-
 
 Key = tuple[str, int, bool | None]  # a function, lanes, and whether all requests are greedy (None: it does not matter)
 
@@ -56,13 +56,15 @@ class DecodeStep:
         target: tuple[Tensor, Tensor],
         columns: int,
         tables: Mapping[str, int],
+        ranks: RankAgreement,
         forward: TargetForward | None = None,
     ) -> None:
         """target: its logits [1, V] and states [1, F] of one row. columns: positions that a request can have in its
         slots. tables: the KV cache group of a layer of each of `groups`, and of the head's. forward: None where the
         engine runs the target."""
         self._drafter, self._groups, self._caps = drafter, groups, caps
-        self._target, self._columns, self._tables, self._forward = target, columns, tables, forward
+        self._target, self._columns, self._tables = target, columns, tables
+        self._ranks, self._forward = ranks, forward
         self._head_layer = next(name for name in tables if name in drafter._draft_attn_layer_names)
         self.functions = CapturedFunctions()
         self._buckets = Buckets([])
@@ -218,6 +220,7 @@ class DecodeStep:
         lengths, (sampling, keys) = memory.view("prefix_lens", lanes), memory.draws(lanes, is_greedy)
         drafts = memory.drafts(lanes, is_greedy)
         accepted = accept(drafts, memory.logits(lanes), sampling, keys, lengths, filters="chained")
+        accepted = self._ranks.agree(accepted)
         requests = torch.arange(lanes, device=lengths.device)
         for group in self._groups:
             group.move_accepted(requests, lengths, width, accepted, memory.table(group.layer, lanes))

@@ -37,7 +37,7 @@ class TreeVerifier:
     ) -> None:
         """sampler is vLLM's ``Sampler``, whose functions make the log probabilities that requests ask for."""
         self.groups, self._linear, self._sampler, self._logprobs_mode = groups, linear, sampler, logprobs_mode
-        self._ranks = ranks
+        self.ranks = ranks
         self._params = KnownParams()
 
     def verify(
@@ -60,7 +60,7 @@ class TreeVerifier:
         minimal, wanted = minimal_lengths(states), wants_logprobs(metadata)
         transforms = minimal or not keeps_logits(metadata)
         if metadata.all_greedy and not (len(batch.trees) or transforms or wanted):
-            accepted = self._ranks.agree(plainly(self._sampler.greedy_sample(logits.float())))
+            accepted = self.ranks.agree(plainly(self._sampler.greedy_sample(logits.float())))
             return SamplerOutput(sampled_token_ids=output_tokens(accepted), logprobs_tensors=None), accepted
         drafts = batch.all_drafts()
         plain = plain_requests(metadata, drafts.shape.max_accept_length)
@@ -78,7 +78,7 @@ class TreeVerifier:
             logits = transform_logits(metadata, drafts.tree, batch.roots, minimal, rows, logits)
         params, keys = self._draws_of(metadata, batch.b, logits)
         accepted = accept(drafts, batch.tree_logits(logits), params, keys, batch.roots, filters="chained")
-        accepted = self._ranks.agree(accepted)
+        accepted = self.ranks.agree(accepted)
         if len(batch.trees):
             trees, lengths = batch.trees, batch.of_trees(batch.prefix_lens)
             of_trees = Accepted(*(batch.of_trees(values).contiguous() for values in accepted))

@@ -21,9 +21,8 @@ def runner_of(kind: str, *, eager: bool = False, mode: Any = CUDAGraphMode.PIECE
 
 
 @pytest.fixture(autouse=True)
-def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def not_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EAGLE_GRAPHS", raising=False)
-    monkeypatch.setattr(capture, "get_tensor_model_parallel_world_size", lambda: 1)
 
 
 @pytest.mark.parametrize(
@@ -44,18 +43,33 @@ def test_no_graphs_are_wanted(runner: Any, caplog: pytest.LogCaptureFixture) -> 
 
 
 @pytest.mark.parametrize(
-    ("runner", "ranks", "reason"),
+    ("runner", "reason"),
     [
-        (runner_of("cuda"), 2, "--tensor-parallel-size above 1"),
-        (runner_of("cuda", linear=True), 1, "the target has layers that keep a state"),
-        (runner_of("cpu"), 1, "use --enforce-eager"),
+        (runner_of("cuda", linear=True), "the target has layers that keep a state"),
+        (runner_of("cpu"), "use --enforce-eager"),
     ],
 )
 def test_why_nothing_is_captured(
-    runner: Any, ranks: int, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    runner: Any, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("EAGLE_GRAPHS", "emulate")
-    monkeypatch.setattr(capture, "get_tensor_model_parallel_world_size", lambda: ranks)
     assert capture.captured_steps(runner, logging.getLogger("test")) is None
     (record,) = caplog.records
     assert reason in record.getMessage() and "run without graphs of their own" in record.getMessage()
+
+
+@pytest.mark.parametrize("lora", [None, object()], ids=["", "--enable-lora"])
+def test_the_targets_forward_is_captured_without_adapters(lora: Any) -> None:
+    """What a forward with adapters computes depends on numbers of the host."""
+    caches = [SimpleNamespace(layer_names=names) for names in (["a", "b"], ["head"], ["c"])]
+    runner = SimpleNamespace(
+        lora_config=lora,
+        kv_cache_config=SimpleNamespace(kv_cache_groups=caches),
+        drafter=SimpleNamespace(_draft_attn_layer_names={"head"}),
+        _verifier=SimpleNamespace(groups=[SimpleNamespace(layer="a"), SimpleNamespace(layer="c")]),
+        input_ids=SimpleNamespace(gpu="tokens"),
+        positions="positions",
+    )
+    found = capture._target_forward(runner)
+    assert (found is None) is (lora is not None)
+    assert found is None or found[1:] == ("tokens", "positions", {"a": ["a", "b"], "c": ["c"]})

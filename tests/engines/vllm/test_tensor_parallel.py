@@ -86,7 +86,7 @@ def watch_rank(worker: Any) -> None:
     from eagle_plugin.engines import round as decode_round
 
     runner = worker.worker.model_runner
-    ranks, rank = runner._verifier._ranks, runner._tp_group.rank_in_group
+    ranks, rank = runner._verifier.ranks, runner._tp_group.rank_in_group
     healthy_walk, healthy_agree = decode_round.verify_tree, ranks.agree
     ranks.splits, ranks.faults = 0, []
 
@@ -106,11 +106,11 @@ def watch_rank(worker: Any) -> None:
 
 
 def choose_faults(worker: Any, *faults: str) -> None:
-    worker.worker.model_runner._verifier._ranks.faults = faults
+    worker.worker.model_runner._verifier.ranks.faults = faults
 
 
 def take_splits(worker: Any) -> int:
-    ranks = worker.worker.model_runner._verifier._ranks
+    ranks = worker.worker.model_runner._verifier.ranks
     found, ranks.splits = ranks.splits, 0
     return int(found)
 
@@ -154,6 +154,28 @@ def test_a_rank_that_walks_differently_follows_the_first(llm: LLM, expected: Spo
     assert speak(llm) == expected and in_ranks(llm, take_splits) == [0, 0]
     in_ranks(llm, choose_faults, "skewed", "alone")
     assert speak(llm).seeded != expected.seeded
+
+
+def capture_again(worker: Any) -> None:
+    worker.worker.model_runner.capture_steps()
+
+
+def replays_of(worker: Any) -> int:
+    return int(worker.worker.model_runner._step.functions.replays)
+
+
+def test_captured_steps(models: Models, expected: Spoken, two_ranks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ranks send each other is replayed with the rest: also the paths of the first one (with a control)."""
+    monkeypatch.setenv("EAGLE_GRAPHS", "emulate")
+    with engine(models.target, models.head, **TREES, **TWO_RANKS, **ASYNC) as served:
+        assert speak(served) == expected
+        zero, one = in_ranks(served, replays_of)
+        assert zero == one > 100
+        in_ranks(served, watch_rank)
+        for faults, is_same in ((("skewed",), True), (("skewed", "alone"), False)):
+            in_ranks(served, choose_faults, *faults)
+            in_ranks(served, capture_again)
+            assert (speak(served).seeded == expected.seeded) is is_same, faults
 
 
 @pytest.mark.matrix
