@@ -165,12 +165,21 @@ def replays_of(worker: Any) -> int:
 
 
 def test_captured_steps(models: Models, expected: Spoken, two_ranks: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ranks send each other is replayed with the rest: also the paths of the first one (with a control)."""
+    """What ranks send each other is replayed with the rest."""
     monkeypatch.setenv("EAGLE_GRAPHS", "emulate")
     with engine(models.target, models.head, **TREES, **TWO_RANKS, **ASYNC) as served:
         assert speak(served) == expected
         zero, one = in_ranks(served, replays_of)
         assert zero == one > 100
+
+
+@pytest.mark.matrix
+def test_captured_steps_take_the_paths_of_the_first_rank(
+    models: Models, expected: Spoken, two_ranks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: without the broadcast in the graphs the text is another one."""
+    monkeypatch.setenv("EAGLE_GRAPHS", "emulate")
+    with engine(models.target, models.head, **TREES, **TWO_RANKS, **ASYNC) as served:
         in_ranks(served, watch_rank)
         for faults, is_same in ((("skewed",), True), (("skewed", "alone"), False)):
             in_ranks(served, choose_faults, *faults)
