@@ -9,10 +9,12 @@ from eagle_plugin.heads.files import HeadError, read_config, read_tensors
 
 # Of config.json: what tells where a head came from.
 ORIGIN = {"_name_or_path", "name_or_path", "transformers_version", "torch_dtype", "dtype"}
+# Engines load these as the dtype in which they compute, so that a head may be stored in another one of them.
+LOADED_ALIKE = {"F32", "BF16", "F16"}
 
 
 def check_same_form(present: str | Path, new: str | Path) -> None:
-    """Compare config.json and the names, shapes and dtypes of all tensors of two heads.
+    """Compare config.json and the names, shapes and dtypes of all tensors of two heads, but for `LOADED_ALIKE`.
 
     Raises:
         HeadError: they differ; the message names the first difference and says to start the server again.
@@ -28,9 +30,13 @@ def check_same_form(present: str | Path, new: str | Path) -> None:
     old, found = read_tensors(present), read_tensors(new)
     for name in sorted(old.keys() | found.keys()):
         one, other = old.get(name), found.get(name)
-        if one is None or other is None or (one.shape, one.dtype) != (other.shape, other.dtype):
+        if one is None or other is None or one.shape != other.shape or not _same_dtype(one.dtype, other.dtype):
             shown = ["no such tensor" if x is None else f"{list(x.shape)} {x.dtype}" for x in (other, one)]
             raise HeadError(f"{new} has {shown[0]} for {name}, wanted {shown[1]} as {present}; {fix}")
+
+
+def _same_dtype(one: str, other: str) -> bool:
+    return one == other or {one, other} <= LOADED_ALIKE
 
 
 def _compared(config: dict[str, Any]) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from eagle_plugin.heads.files import HeadError
 from eagle_plugin.heads.same_form import check_same_form
 
 
-def head(folder: Path, rows: int = 4, **options: Any) -> Path:
+def head(folder: Path, rows: int = 4, stored: torch.dtype = torch.float32, **options: Any) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLMEagle3"]} | options))
-    save_file({"fc.weight": torch.zeros(rows, 2)}, folder / "model.safetensors")
+    save_file({"fc.weight": torch.zeros(rows, 2, dtype=stored)}, folder / "model.safetensors")
     return folder
 
 
@@ -27,11 +27,18 @@ def test_an_option_that_is_off_may_be_left_out(tmp_path: Path) -> None:
     check_same_form(tmp_path / "new", served)
 
 
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
+def test_floats_may_be_stored_otherwise(stored: torch.dtype, tmp_path: Path) -> None:
+    """A trained head is bfloat16, whatever the head was from which it started."""
+    check_same_form(head(tmp_path / "served"), head(tmp_path / "new", stored=stored, dtype="bfloat16"))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"fc_norm": True}, "has fc_norm True in config.json, wanted None as the served head"),
         ({"pad_token_id": 0}, "has pad_token_id 0 in config.json, wanted None as the served head"),
+        ({"stored": torch.int64}, r"has \[4, 2\] I64 for fc.weight, wanted \[4, 2\] F32"),
         ({"rows": 5}, r"has \[5, 2\] .* for fc.weight, wanted \[4, 2\]"),
     ],
 )
