@@ -5,16 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from eagle_plugin.heads.files import HeadError, read_config, read_tensors
+from eagle_plugin.heads.files import (
+    HeadError,
+    StoredTensor,
+    by_parameter,
+    canonical_name,
+    read_config,
+    read_tensors,
+)
 
-# Of config.json: what tells where a head came from.
+# Of config.json: what tells where a head came from, and what no engine reads of a head.
 ORIGIN = {"_name_or_path", "name_or_path", "transformers_version", "torch_dtype", "dtype"}
+UNREAD = {"initializer_range", "use_cache", "attention_dropout", "pretraining_tp"}
+UNREAD_TENSORS = {"t2d"}  # the draft vocabulary once more: engines read d2t
 # Engines load these as the dtype in which they compute, so that a head may be stored in another one of them.
 LOADED_ALIKE = {"F32", "BF16", "F16"}
 
 
 def check_same_form(present: str | Path, new: str | Path) -> None:
-    """Compare config.json and the names, shapes and dtypes of all tensors of two heads, but for `LOADED_ALIKE`.
+    """Compare config.json, and shapes and dtypes of the parameters of two heads, whatever names their trainers wrote.
 
     Raises:
         HeadError: they differ; the message names the first difference and says to start the server again.
@@ -27,7 +36,7 @@ def check_same_form(present: str | Path, new: str | Path) -> None:
                 f"{new} has {key} {new_config.get(key)!r} in config.json, wanted {old_config.get(key)!r} as the served "
                 f"head {present}; {fix}"
             )
-    old, found = read_tensors(present), read_tensors(new)
+    old, found = (_parameters(folder) for folder in (present, new))
     for name in sorted(old.keys() | found.keys()):
         one, other = old.get(name), found.get(name)
         if one is None or other is None or one.shape != other.shape or not _same_dtype(one.dtype, other.dtype):
@@ -35,10 +44,15 @@ def check_same_form(present: str | Path, new: str | Path) -> None:
             raise HeadError(f"{new} has {shown[0]} for {name}, wanted {shown[1]} as {present}; {fix}")
 
 
+def _parameters(folder: str | Path) -> dict[str, StoredTensor]:
+    named = by_parameter(read_tensors(folder), canonical_name)
+    return {name: tensor for name, tensor in named.items() if name not in UNREAD_TENSORS}
+
+
 def _same_dtype(one: str, other: str) -> bool:
     return one == other or {one, other} <= LOADED_ALIKE
 
 
 def _compared(config: dict[str, Any]) -> dict[str, Any]:
-    """Without its origin and the options that are off, which may be left out; a token id of 0 is neither."""
-    return {key: value for key, value in config.items() if key not in ORIGIN and value is not False}
+    """Without what does not count and the options that are off, which may be left out; a token id of 0 is neither."""
+    return {key: value for key, value in config.items() if key not in ORIGIN | UNREAD and value is not False}
