@@ -95,6 +95,7 @@ def test_generation_up_to_the_context_length(servers):
         assert responses([generate(server, "tree", 8)]) == responses([generate(plain, "tree", 8)])
 
 
+@pytest.mark.matrix  # test_sampling.py and test_parallel_heads.py have it with a target that is worth penalising
 def test_penalised_text_is_that_of_transformers(servers, tiny_target):
     """Greedy, under penalties that change the text.
 

@@ -76,6 +76,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return made(tmp_path_factory.mktemp("qwen3-next"), request.param)
 
 
+@pytest.mark.matrix
 def test_text_and_distribution(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunked prompts, trees of every shape and plain rounds, aborts, sampling; vLLM's defaults but for their size."""
     with engine(served.target, served.head, **TREES, enable_prefix_caching=None) as llm:
