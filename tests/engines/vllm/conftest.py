@@ -9,10 +9,6 @@ from pathlib import Path
 import pytest
 import tiny_models
 from log_lines import Lines
-from vllm.config.logging import LoggingConfig
-from vllm.logger import configure_logging
-
-from eagle_plugin.engines.vllm import support
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +24,11 @@ def head(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What the plugin logs; vLLM keeps its loggers from the root, and a line is logged once per process."""
+    from vllm.config.logging import LoggingConfig
+    from vllm.logger import configure_logging
+
+    from eagle_plugin.engines.vllm import support  # here: environments without vLLM read this file too
+
     configure_logging(LoggingConfig())  # else the first configuration of the process takes the handler away
     monkeypatch.setattr(support, "_logged", set())
     logger, handler = logging.getLogger("vllm.eagle_plugin"), Lines()
