@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_plugin.heads.files import (
+    DTYPES,
     HeadError,
     StoredTensor,
     by_parameter,
@@ -18,8 +19,6 @@ from eagle_plugin.heads.files import (
 ORIGIN = {"_name_or_path", "name_or_path", "transformers_version", "torch_dtype", "dtype"}
 UNREAD = {"initializer_range", "use_cache", "attention_dropout", "pretraining_tp"}
 UNREAD_TENSORS = {"t2d"}  # the draft vocabulary once more: engines read d2t
-# Engines load these as the dtype in which they compute, so that a head may be stored in another one of them.
-LOADED_ALIKE = {"F32", "BF16", "F16"}
 
 
 def check_same_form(present: str | Path, new: str | Path) -> None:
@@ -50,7 +49,8 @@ def _parameters(folder: str | Path) -> dict[str, StoredTensor]:
 
 
 def _same_dtype(one: str, other: str) -> bool:
-    return one == other or {one, other} <= LOADED_ALIKE
+    """Engines load weights as the dtype in which they compute, whatever they are stored in."""
+    return one == other or {one, other} <= DTYPES.keys()
 
 
 def _compared(config: dict[str, Any]) -> dict[str, Any]:

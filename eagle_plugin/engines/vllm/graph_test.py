@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
@@ -117,8 +118,8 @@ class GraphTest:
         runner, n = self._runner, batch.b * self._caps.width
         runner.input_ids.gpu[:n] = batch.drafts.tree.tokens.view(-1).int()
         batch.put_trees(runner.input_ids.gpu, runner.positions)
-        found = [x[:n].clone() for x in tensors_of(self._step.verify())]
-        for x, y in zip(found, tensors_of(self._step._function("verify", lanes, None)()), strict=True):
+        found = [x[:n].clone() for x in tree_leaves(self._step.verify())]
+        for x, y in zip(found, tree_leaves(self._step._function("verify", lanes, None)()), strict=True):
             compare.rows("verify", "states of the target", x, y[:n])
 
     def _trees(self, compare: Comparison, found: DraftTree, wanted: DraftTree, exact: bool) -> None:
@@ -177,11 +178,3 @@ class GraphTest:
 
     def _floats(self, like: Tensor) -> Tensor:
         return torch.randn(like.shape, generator=self._generator).to(like)
-
-
-def tensors_of(output: Any) -> list[Tensor]:
-    """What a target returns: its states, and maybe those that the head reads."""
-    if isinstance(output, Tensor):
-        return [output]
-    hidden, aux = output
-    return [hidden, *aux]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,103 +14,44 @@ from vllm import _custom_ops
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.logits_processor.builtin import LogitBiasLogitsProcessor, MinTokensLogitsProcessor
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm_fake_cuda import (
+    BATCHES,
+    BLOCK,
+    HIDDEN,
+    NAMES,
+    SHAPE,
+    VOCABULARY,
+    B,
+    Head,
+    attention_layer,
+    caches,
+    metadata,
+    read,
+    table,
+)
 
-from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.parallel_levels import MaskRow
 from eagle_plugin.engines.ranks import RankAgreement
-from eagle_plugin.engines.round import Drafts, HeadState, KVCaches, TopM
+from eagle_plugin.engines.round import Drafts, HeadState, TopM
 from eagle_plugin.engines.shape_chooser import ShapeChooser
 from eagle_plugin.engines.vllm import linear_attention, logits
 from eagle_plugin.engines.vllm.accepted_tokens import CacheGroup
 from eagle_plugin.engines.vllm.attention import (
-    TreeAttentionImpl,
     TreeMetadata,
     TreeMetadataBuilder,
     cache_slots,
-    slot_table,
 )
-from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
-from eagle_plugin.engines.vllm.decode_step import DecodeStep, TargetForward
-from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch, TreeProposer
+from eagle_plugin.engines.vllm.batch import DraftStore
+from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch
 from eagle_plugin.engines.vllm.linear_attention import LinearLayers, LinearMetadata
 from eagle_plugin.engines.vllm.logits import MinimalLength, node_rows
-from eagle_plugin.engines.vllm.masked_rows import HeadRows
 from eagle_plugin.engines.vllm.pending import PendingTokens, PlainRows
 from eagle_plugin.engines.vllm.runner import TreeModelRunner
 from eagle_plugin.engines.vllm.sampling import KnownParams, sampling_params
 from eagle_plugin.engines.vllm.shapes import RoundShapes
 from eagle_plugin.engines.vllm.verifier import TreeVerifier
 from eagle_plugin.kernels.gated_delta import Net
-
-B, VOCABULARY, DRAFT_VOCABULARY, HIDDEN, BLOCK = 3, 512, 256, 64, 16
-SHAPE = Shape(3, 4, 16)
-NAMES = ["a", "b", "c"]
-# What the scheduler puts together: drafted tokens and query rows of each request.
-BATCHES = {
-    "trees alone": ([15, 15, 15], [16, 16, 16]),
-    "a tree cut short": ([15, 7, 15], [16, 8, 16]),
-    "a tree beside a prompt and a plain request": ([15, 0, 0], [16, 40, 1]),
-    "no tree": ([0, 0, 0], [1, 1, 1]),
-}
-
-
-def read(counts: list[int], lens: list[int]) -> RoundBatch:
-    store = DraftStore()
-    store.put(NAMES, Drafts.plain(torch.zeros(B, dtype=torch.int64, device=CUDA), SHAPE.width))
-    prefixes = torch.full((B,), 9, device=CUDA)
-    return RoundBatch.read(np.array(counts), np.array(lens), NAMES, prefixes, store)
-
-
-def metadata(greedy: bool) -> SimpleNamespace:
-    """What our code reads of a vLLM ``SamplingMetadata``."""
-    ones = torch.ones(B, device=CUDA)
-    return SimpleNamespace(
-        all_greedy=greedy,
-        temperature=None if greedy else ones,
-        top_k=None if greedy else ones.int() * 7,
-        top_p=None if greedy else ones,
-        generators={},
-        no_penalties=True,
-        bad_words_token_ids={},
-        allowed_token_ids_mask=None,
-        max_num_logprobs=None,
-        logprob_token_ids=None,
-        logitsprocs=LogitsProcessors([]),
-        thinking_budget_state_holder=None,
-    )
-
-
-def table() -> torch.Tensor:
-    return slot_table(torch.zeros(B, 8, dtype=torch.int32, device=CUDA), BLOCK, 100)
-
-
-def caches() -> KVCaches:
-    zeros = torch.zeros(4, dtype=torch.int64, device=CUDA)
-    return KVCaches(zeros, zeros, 100)
-
-
-class Head(TreeProposer):
-    """The drafter, with a head whose forward checks what it is given and computes nothing."""
-
-    max_num_tokens = 1000
-
-    def __init__(self, mapped: bool = True) -> None:
-        self._draft_to_target = torch.arange(DRAFT_VOCABULARY, device=CUDA) if mapped else None
-        self.method = "eagle3"
-        self.model = SimpleNamespace(combine_hidden_states=lambda x: x[:, :HIDDEN])  # type: ignore[assignment]
-
-    def _forward(self, rows: HeadRows) -> Any:
-        tokens, positions, hidden, metadata = rows
-        given = tree_leaves((tokens, positions, hidden, metadata.rows, metadata.slot_table, metadata.slots))
-        for tensor in given:
-            if isinstance(tensor, torch.Tensor):
-                require_cuda("what the head reads", tensor)
-        assert len(tokens) == len(positions) == len(hidden) == len(metadata.slots)
-        return (torch.zeros(len(tokens), HIDDEN, device=CUDA),) * 2
-
-    def _logits(self, normed: Any) -> Any:
-        return torch.zeros(len(normed), DRAFT_VOCABULARY, device=CUDA)
 
 
 @pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])
@@ -247,27 +187,6 @@ def test_drafting(library: FakeLibrary, greedy: bool, parallel: bool) -> None:
         assert all_on_cuda(*drafts.tree, *drafts.proposals)
 
 
-def target_attention(layers: dict[str, TreeMetadata], tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """The attention of a target's layers over these rows."""
-    require_cuda("tokens", tokens)
-    require_cuda("positions", positions)
-    n = len(tokens)
-    assert list(layers) == ["a layer", "another"] and n == len(positions)
-    q, k = torch.zeros(n, 4, 64, device=CUDA), torch.zeros(n, 2, 64, device=CUDA)
-    for built in layers.values():
-        assert len(built.slots) == n
-        attention_layer().forward(None, q, k, k, torch.zeros(20, 2, BLOCK, 128, device=CUDA), built, q)
-    return q
-
-
-def attention_layer() -> TreeAttentionImpl:
-    """A layer whose cache is 100 rows."""
-    layer = TreeAttentionImpl(4, 64, 0.1, 2)
-    rows: Any = (torch.zeros(100, 2, 64, device=CUDA),) * 2
-    layer._rows_of = lambda _: rows  # type: ignore[method-assign]
-    return layer
-
-
 @pytest.mark.parametrize("name", BATCHES)
 def test_attention(library: FakeLibrary, name: str) -> None:
     batch = read(*BATCHES[name])
@@ -317,40 +236,6 @@ def test_linear_layers(library: FakeLibrary, name: str, monkeypatch: pytest.Monk
         assert all_on_cuda(metadata.left["layer"])
         served.commit({"layer": metadata}, Accepted(tokens.int(), tokens[:, 0].int(), tokens))
         assert not metadata.left
-
-
-@pytest.mark.parametrize("parallel", [False, True], ids=["levels one by one", "all levels at once"])
-@pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])
-def test_captured_functions(library: FakeLibrary, greedy: bool, parallel: bool) -> None:
-    """What is captured, and what is copied into its memory and out of it; three requests have four lanes."""
-    head, zeros = Head(), torch.zeros(B, dtype=torch.int64, device=CUDA)
-    head._draft_attn_layer_names = {"layer"}
-    if parallel:
-        head.mask = MaskRow(7, torch.zeros(1, HIDDEN, device=CUDA))
-    target = torch.zeros(1, VOCABULARY, device=CUDA), torch.zeros(1, 3 * HIDDEN, device=CUDA)
-    rows = torch.zeros(100, dtype=torch.int64, device=CUDA)
-    ranks = RankAgreement(SimpleNamespace(world_size=1), 4, SHAPE.max_accept_length, CUDA)
-    forward = TargetForward(target_attention, rows.int(), rows, {"layer": ["a layer", "another"]})
-    step = DecodeStep(head, [CacheGroup("layer", caches())], SHAPE, target, 100, {"layer": 0}, ranks, forward)
-    # As a graph that runs nothing: what the function of the capture returned.
-    capturer: Any = SimpleNamespace(capture=lambda function: (SimpleNamespace(replay=lambda: None), function()))
-    step.capture(capturer, [4], lambda *_: contextlib.nullcontext())
-    batch, slots = read(*BATCHES["trees alone"]), torch.zeros(B * SHAPE.width, dtype=torch.int64, device=CUDA)
-    step.begin(batch, {"layer": TreeMetadata(batch.rows(), table(), slots)})
-    assert step.can_verify(batch) and all_on_cuda(step.verify())
-    params, keys = sampling_params(metadata(greedy), None, B, VOCABULARY, CUDA), None if greedy else zeros
-    accepted, tokens = step.walk(batch, torch.zeros(len(slots), VOCABULARY, device=CUDA), params, keys)
-    root = step.extend(
-        Accepted(*(x.clone() for x in accepted)), [torch.zeros(len(slots), HIDDEN, device=CUDA)] * 3, greedy
-    )
-    trees = DraftBatch(SHAPE, root.lengths, table(), params, keys, None)
-    assert step.can_draft(trees, root.state)
-    assert root.state.top.logp.dim() == (3 if parallel else 2)
-    drafts = step.draft_tree(trees, root.tokens, root.state)
-    assert all_on_cuda(tokens, *accepted, *drafts.tree, *drafts.proposals) and len(tokens) == B
-    own = drafts.clone()
-    assert step.holds(drafts) and not step.holds(own)
-    step.draft_tree(trees, zeros, HeadState(TopM(*(x.clone() for x in root.state.top)), root.state.hidden.clone()))
 
 
 def test_tokens_that_the_head_has_not_read(library: FakeLibrary) -> None:

@@ -1,0 +1,99 @@
+"""Batches, caches and models of vLLM on fake CUDA tensors; the forwards of the models compute nothing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from fake_cuda import CUDA, require_cuda
+from torch.utils._pytree import tree_leaves
+from vllm.v1.sample.logits_processor import LogitsProcessors
+
+from eagle_plugin.core.shape import Shape
+from eagle_plugin.engines.round import Drafts, KVCaches
+from eagle_plugin.engines.vllm.attention import (
+    TreeAttentionImpl,
+    slot_table,
+)
+from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
+from eagle_plugin.engines.vllm.drafter import TreeProposer
+from eagle_plugin.engines.vllm.masked_rows import HeadRows
+
+B, VOCABULARY, DRAFT_VOCABULARY, HIDDEN, BLOCK = 3, 512, 256, 64, 16
+SHAPE = Shape(3, 4, 16)
+NAMES = ["a", "b", "c"]
+# What the scheduler puts together: drafted tokens and query rows of each request.
+BATCHES = {
+    "trees alone": ([15, 15, 15], [16, 16, 16]),
+    "a tree cut short": ([15, 7, 15], [16, 8, 16]),
+    "a tree beside a prompt and a plain request": ([15, 0, 0], [16, 40, 1]),
+    "no tree": ([0, 0, 0], [1, 1, 1]),
+}
+
+
+def read(counts: list[int], lens: list[int]) -> RoundBatch:
+    store = DraftStore()
+    store.put(NAMES, Drafts.plain(torch.zeros(B, dtype=torch.int64, device=CUDA), SHAPE.width))
+    prefixes = torch.full((B,), 9, device=CUDA)
+    return RoundBatch.read(np.array(counts), np.array(lens), NAMES, prefixes, store)
+
+
+def metadata(greedy: bool) -> SimpleNamespace:
+    """What our code reads of a vLLM ``SamplingMetadata``."""
+    ones = torch.ones(B, device=CUDA)
+    return SimpleNamespace(
+        all_greedy=greedy,
+        temperature=None if greedy else ones,
+        top_k=None if greedy else ones.int() * 7,
+        top_p=None if greedy else ones,
+        generators={},
+        no_penalties=True,
+        bad_words_token_ids={},
+        allowed_token_ids_mask=None,
+        max_num_logprobs=None,
+        logprob_token_ids=None,
+        logitsprocs=LogitsProcessors([]),
+        thinking_budget_state_holder=None,
+    )
+
+
+def table() -> torch.Tensor:
+    return slot_table(torch.zeros(B, 8, dtype=torch.int32, device=CUDA), BLOCK, 100)
+
+
+def caches() -> KVCaches:
+    zeros = torch.zeros(4, dtype=torch.int64, device=CUDA)
+    return KVCaches(zeros, zeros, 100)
+
+
+class Head(TreeProposer):
+    """The drafter, with a head whose forward checks what it is given and computes nothing."""
+
+    max_num_tokens = 1000
+
+    def __init__(self, mapped: bool = True) -> None:
+        self._draft_to_target = torch.arange(DRAFT_VOCABULARY, device=CUDA) if mapped else None
+        self.method = "eagle3"
+        self.model = SimpleNamespace(combine_hidden_states=lambda x: x[:, :HIDDEN])  # type: ignore[assignment]
+
+    def _forward(self, rows: HeadRows) -> Any:
+        tokens, positions, hidden, metadata = rows
+        given = tree_leaves((tokens, positions, hidden, metadata.rows, metadata.slot_table, metadata.slots))
+        for tensor in given:
+            if isinstance(tensor, torch.Tensor):
+                require_cuda("what the head reads", tensor)
+        assert len(tokens) == len(positions) == len(hidden) == len(metadata.slots)
+        return (torch.zeros(len(tokens), HIDDEN, device=CUDA),) * 2
+
+    def _logits(self, normed: Any) -> Any:
+        return torch.zeros(len(normed), DRAFT_VOCABULARY, device=CUDA)
+
+
+def attention_layer() -> TreeAttentionImpl:
+    """A layer whose cache is 100 rows."""
+    layer = TreeAttentionImpl(4, 64, 0.1, 2)
+    rows: Any = (torch.zeros(100, 2, 64, device=CUDA),) * 2
+    layer._rows_of = lambda _: rows  # type: ignore[method-assign]
+    return layer
