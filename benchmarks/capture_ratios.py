@@ -9,20 +9,17 @@ from typing import Literal
 from pydantic import Field
 
 from eagle_plugin.bench.machine import Machine
-from eagle_plugin.bench.measure import spread
-from eagle_plugin.bench.report import Quartiles, Strict, quartiles
+from eagle_plugin.bench.report import Quartiles, Strict
 
-State = Literal["off", "twin", "opt_out", "on"]
+State = Literal["off", "on"]
 
 
 class Measurement(Strict):
     """One server under load, once."""
 
     repeat: int
-    state: State = Field(
-        description="off and twin: servers without a capture; opt_out and on: the server with it, without and with "
-        "records of the requests"
-    )
+    place: int = Field(description="within the repeat, from 0 on")
+    state: State = Field(description="whether the requests are recorded")
     tokens_per_s: float
     cpu_ms_per_token: float = Field(
         description="processor time of the server's processes; the writer is not one of them"
@@ -40,18 +37,15 @@ class Measurement(Strict):
 class CaptureCost(Strict):
     """`out/capture_cost.json`."""
 
-    ratio: float = Field(description="tokens/s with records over those of the same server without them: the median")
+    ratio: float = Field(description="tokens/s with records over those without: the median")
     quartiles: Quartiles
     limit: float
     passed: bool
     tpot_ratio: Quartiles
     cpu_ratio: Quartiles = Field(description="cpu_ms_per_token without records over that with them")
-    twin_ratio: Quartiles = Field(description="tokens/s of one server without a capture over the other one")
-    twin_cpu_ratio: Quartiles
-    other_server_ratio: Quartiles = Field(
-        description="tokens/s with records over the mean of the two servers without a capture"
+    same_state_ratio: Quartiles = Field(
+        description="tokens/s of the later measurement of a state over the earlier one in the same repeat"
     )
-    other_server_cpu_ratio: Quartiles
     quick: bool
     engine: str
     target: str
@@ -74,22 +68,19 @@ class CaptureCost(Strict):
 
 
 def ratios(
-    measurements: Sequence[Measurement],
-    field: Literal["tokens_per_s", "tpot_ms", "cpu_ms_per_token"],
-    above: State = "on",
-    below: tuple[State, ...] = ("opt_out",),
+    measurements: Sequence[Measurement], field: Literal["tokens_per_s", "tpot_ms", "cpu_ms_per_token"]
 ) -> list[float]:
-    """One state over the mean of others, one ratio per repeat."""
-    values = {(one.repeat, one.state): float(getattr(one, field)) for one in measurements}
+    """With records over without, each the mean of a repeat's measurements; one ratio per repeat."""
+    values: dict[tuple[int, str], list[float]] = {}
+    for one in measurements:
+        values.setdefault((one.repeat, one.state), []).append(float(getattr(one, field)))
     repeats = sorted({one.repeat for one in measurements})
-    return [values[i, above] / statistics.fmean(values[i, state] for state in below) for i in repeats]
+    return [statistics.fmean(values[i, "on"]) / statistics.fmean(values[i, "off"]) for i in repeats]
 
 
-def spreads(
-    measurements: Sequence[Measurement], field: Literal["tokens_per_s", "cpu_ms_per_token"]
-) -> list[Quartiles]:
-    """Ratios, above 1 where the first is faster: on over opt_out, twin over off, on over the mean of off and twin."""
-    compared: tuple[tuple[State, tuple[State, ...]], ...]
-    compared = (("on", ("opt_out",)), ("twin", ("off",)), ("on", ("off", "twin")))
-    sign = -1 if field == "cpu_ms_per_token" else 1
-    return [quartiles(spread([x**sign for x in ratios(measurements, field, *pair)])) for pair in compared]
+def same_state_ratios(measurements: Sequence[Measurement]) -> list[float]:
+    """Tokens/s of the later measurement of a state over the earlier one, two ratios per repeat: what chance does."""
+    found: dict[tuple[int, str], list[float]] = {}
+    for one in sorted(measurements, key=lambda one: one.place):
+        found.setdefault((one.repeat, one.state), []).append(one.tokens_per_s)
+    return [later / earlier for earlier, later in found.values()]

@@ -79,13 +79,8 @@ class Loaded(NamedTuple):
     drafts: DraftTimes = DraftTimes()  # of its rounds, where it writes them into its log
 
 
-def run_load(
-    server: Server, phases: Sequence[Phase], temperature: float, headers: tuple[tuple[str, str], ...] = ()
-) -> Loaded:
-    """Put one paused server under load, with an empty prefix cache; it is paused again afterwards. Raises LoadError.
-
-    `headers` are HTTP headers of all requests that are measured.
-    """
+def run_load(server: Server, phases: Sequence[Phase], temperature: float) -> Loaded:
+    """Put one paused server under load, with an empty prefix cache; it is paused again afterwards. Raises LoadError."""
     server.resume()
     try:
         # Until now memory and CPU caches held another server's data. The start of a long prompt is enough.
@@ -96,7 +91,7 @@ def run_load(
         cpu_seconds = server.cpu_clock()
         other = OtherLoad(cpu_seconds)
         log_before = server.log_text()
-        windows = ask_in_phases(server.endpoint._replace(headers=headers), phases, temperature, cpu_seconds)
+        windows = ask_in_phases(server.endpoint, phases, temperature, cpu_seconds)
         others = other.share()
         log = server.log_text()
         errors = added(counted_errors(log), counted_errors(log_before))
