@@ -229,7 +229,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--clients", type=at_least(1), default=8, metavar="N", help="default: %(default)s")
     parser.add_argument("--repeats", type=at_least(1), metavar="N", help="default: 24; quick: 3")
     parser.add_argument("--requests", type=at_least(1), metavar="N", help="of a measurement (4 per client; quick: 1)")
-    parser.add_argument("--quick", action="store_true", help="below 5 minutes: a trial, not a result")
+    parser.add_argument("--quick", action="store_true", help="below 3 minutes: a trial, not a result")
     return parser.parse_args(argv)
 
 

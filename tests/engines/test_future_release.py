@@ -76,24 +76,38 @@ def logged(server: Server, text: str) -> list[str]:
     return sorted({line for line in PLUGIN_LINE.findall(server.log_text()) if text in line})
 
 
-@pytest.mark.parametrize("engine", [pytest.param("sglang", marks=pytest.mark.matrix), "vllm"])
-def test_an_unknown_release(engine: str, models: tuple[Path, Path], tmp_path: Path) -> None:
-    case = CASES[engine]
-    same = case.release(tmp_path / "same", engine, renamed=False)
-    renamed = case.release(tmp_path / "renamed", engine, renamed=True)
+def release_spec(engine: str, models: tuple[Path, Path], folder: Path, renamed: bool) -> ServerSpec:
+    """A server of the made-up release, with or without the renamed method; `builtin` if the engine's worker serves."""
+    release = CASES[engine].release(folder / "release", engine, renamed)
     spec = tiny_spec if engine == "sglang" else vllm_spec
+    environment = {"PYTHONPATH": str(release), "EAGLE_PLUGIN": "force", "EAGLE_CACHE_DIR": str(folder / "cache")}
+    environment["EAGLE_POLICY"] = "fixed"
+    mode = "builtin" if renamed else "plugin"
+    return spec(*models, (2, 1, 3), mode=mode, environment=environment, name=folder.name)
 
-    def server(name: str, release: Path, mode: str) -> ServerSpec:
-        environment = {"PYTHONPATH": str(release), "EAGLE_PLUGIN": "force", "EAGLE_CACHE_DIR": str(tmp_path / name)}
-        environment["EAGLE_POLICY"] = "fixed"
-        return spec(*models, (2, 1, 3), mode=mode, environment=environment, name=name)
 
-    specs = [server("served", same, "plugin"), server("changed", renamed, "builtin")]
-    with serving(specs, tmp_path / "logs", as_users=True) as (served, changed):
+def check_left_alone(server: Server, engine: str) -> None:
+    (line,) = logged(server, "untouched")
+    assert "although EAGLE_PLUGIN=force" in line and CASES[engine].difference in line
+
+
+@pytest.mark.parametrize("engine", [pytest.param("sglang", marks=pytest.mark.matrix), "vllm"])
+def test_a_release_with_a_renamed_method_is_left_to_the_engine(
+    engine: str, models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    with serving([release_spec(engine, models, tmp_path, renamed=True)], tmp_path / "logs", as_users=True) as (server,):
+        check_left_alone(server, engine)
+        assert len(set(answers(server))) > 1
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_an_unknown_release_is_served(engine: str, models: tuple[Path, Path], tmp_path: Path) -> None:
+    """With the texts of the engine's own worker in the release with the renamed method."""
+    specs = [release_spec(engine, models, tmp_path / name, name == "renamed") for name in ("same", "renamed")]
+    with serving(specs, tmp_path / "logs", as_users=True) as (served, renamed):
         (line,) = logged(served, "with which it was not tested")
-        assert case.version in line
-        assert not logged(served, "untouched")
-        (line,) = logged(changed, "untouched")
-        assert "although EAGLE_PLUGIN=force" in line and case.difference in line
-        responses = [answers(one) for one in (served, changed)]
+        assert CASES[engine].version in line and not logged(served, "untouched")
+        check_left_alone(renamed, engine)
+        responses = [answers(one) for one in (served, renamed)]
         assert responses[0] == responses[1] and len(set(responses[0])) > 1

@@ -41,7 +41,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory, bigram_target: Path) -> Iter
 
 @pytest.fixture(
     scope="package",
-    params=ways_of_rounds("synchronous", "graphs"),  # test_parallel_heads.py: the short forms with its head
+    params=ways_of_rounds("synchronous"),  # test_parallel_heads.py: short forms with graphs
 )
 def plugin(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, bigram_target: Path
