@@ -86,7 +86,7 @@ def release_spec(engine: str, models: tuple[Path, Path], folder: Path, renamed: 
     return spec(*models, (2, 1, 3), mode=mode, environment=environment, name=folder.name)
 
 
-def check_left_alone(server: Server, engine: str) -> None:
+def check_served_by_the_engine(server: Server, engine: str) -> None:
     (line,) = logged(server, "untouched")
     assert "although EAGLE_PLUGIN=force" in line and CASES[engine].difference in line
 
@@ -96,7 +96,7 @@ def test_a_release_with_a_renamed_method_is_left_to_the_engine(
     engine: str, models: tuple[Path, Path], tmp_path: Path
 ) -> None:
     with serving([release_spec(engine, models, tmp_path, renamed=True)], tmp_path / "logs", as_users=True) as (server,):
-        check_left_alone(server, engine)
+        check_served_by_the_engine(server, engine)
         assert len(set(answers(server))) > 1
 
 
@@ -108,6 +108,6 @@ def test_an_unknown_release_is_served(engine: str, models: tuple[Path, Path], tm
     with serving(specs, tmp_path / "logs", as_users=True) as (served, renamed):
         (line,) = logged(served, "with which it was not tested")
         assert CASES[engine].version in line and not logged(served, "untouched")
-        check_left_alone(renamed, engine)
+        check_served_by_the_engine(renamed, engine)
         responses = [answers(one) for one in (served, renamed)]
         assert responses[0] == responses[1] and len(set(responses[0])) > 1
