@@ -47,7 +47,7 @@ class Engine:
 
 
 class EngineEndpoint(NamedTuple):
-    """The address of a running server, the engine that it runs, and HTTP headers for every request to it."""
+    """The address of a running server, the engine that it runs, and HTTP headers of the questions to it."""
 
     url: str
     engine: Engine

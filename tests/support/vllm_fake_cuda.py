@@ -9,14 +9,11 @@ import numpy as np
 import torch
 from fake_cuda import CUDA, require_cuda
 from torch.utils._pytree import tree_leaves
-from vllm.v1.sample.logits_processor import LogitsProcessors
+from vllm_sampling_metadata import sampling_metadata
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.round import Drafts, KVCaches
-from eagle_plugin.engines.vllm.attention import (
-    TreeAttentionImpl,
-    slot_table,
-)
+from eagle_plugin.engines.vllm.attention import TreeAttentionImpl, slot_table
 from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.engines.vllm.drafter import TreeProposer
 from eagle_plugin.engines.vllm.masked_rows import HeadRows
@@ -41,22 +38,8 @@ def read(counts: list[int], lens: list[int]) -> RoundBatch:
 
 
 def metadata(greedy: bool) -> SimpleNamespace:
-    """What our code reads of a vLLM ``SamplingMetadata``."""
     ones = torch.ones(B, device=CUDA)
-    return SimpleNamespace(
-        all_greedy=greedy,
-        temperature=None if greedy else ones,
-        top_k=None if greedy else ones.int() * 7,
-        top_p=None if greedy else ones,
-        generators={},
-        no_penalties=True,
-        bad_words_token_ids={},
-        allowed_token_ids_mask=None,
-        max_num_logprobs=None,
-        logprob_token_ids=None,
-        logitsprocs=LogitsProcessors([]),
-        thinking_budget_state_holder=None,
-    )
+    return sampling_metadata() if greedy else sampling_metadata(ones, ones.int() * 7, ones)
 
 
 def table() -> torch.Tensor:

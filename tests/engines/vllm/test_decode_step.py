@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from vllm.v1.sample.logits_processor import LogitsProcessors
+from vllm_sampling_metadata import sampling_metadata
 from vllm_toy import BLOCK, BLOCKS_EACH, DRAFT_V, REQUESTS, SHAPE, H, Head, ToyRunner, V
 
 from eagle_plugin.core.verify import Accepted
@@ -39,21 +39,7 @@ def recorded() -> Iterator[None]:
 
 
 def metadata(b: int, greedy: bool) -> SimpleNamespace:
-    """What our code reads of a vLLM ``SamplingMetadata``."""
-    return SimpleNamespace(
-        all_greedy=greedy,
-        temperature=None if greedy else torch.full((b,), 0.9),
-        top_k=None,
-        top_p=None if greedy else torch.full((b,), 0.95),
-        generators={},
-        no_penalties=True,
-        bad_words_token_ids={},
-        allowed_token_ids_mask=None,
-        max_num_logprobs=None,
-        logprob_token_ids=None,
-        logitsprocs=LogitsProcessors([]),
-        thinking_budget_state_holder=None,
-    )
+    return sampling_metadata() if greedy else sampling_metadata(torch.full((b,), 0.9), top_p=torch.full((b,), 0.95))
 
 
 class Case:

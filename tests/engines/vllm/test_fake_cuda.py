@@ -37,11 +37,7 @@ from eagle_plugin.engines.round import Drafts, HeadState, TopM
 from eagle_plugin.engines.shape_chooser import ShapeChooser
 from eagle_plugin.engines.vllm import linear_attention, logits
 from eagle_plugin.engines.vllm.accepted_tokens import CacheGroup
-from eagle_plugin.engines.vllm.attention import (
-    TreeMetadata,
-    TreeMetadataBuilder,
-    cache_slots,
-)
+from eagle_plugin.engines.vllm.attention import TreeMetadata, TreeMetadataBuilder, cache_slots
 from eagle_plugin.engines.vllm.batch import DraftStore
 from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch
 from eagle_plugin.engines.vllm.linear_attention import LinearLayers, LinearMetadata

@@ -29,9 +29,7 @@ from eagle_plugin.engines.parallel_levels import MaskRow
 from eagle_plugin.engines.ranks import RankAgreement
 from eagle_plugin.engines.round import HeadState, TopM
 from eagle_plugin.engines.vllm.accepted_tokens import CacheGroup
-from eagle_plugin.engines.vllm.attention import (
-    TreeMetadata,
-)
+from eagle_plugin.engines.vllm.attention import TreeMetadata
 from eagle_plugin.engines.vllm.decode_step import DecodeStep, TargetForward
 from eagle_plugin.engines.vllm.drafter import DraftBatch
 from eagle_plugin.engines.vllm.sampling import sampling_params
