@@ -18,7 +18,7 @@ class Int8Method:
     def __init__(self, weight: Int8Weight, original: Any) -> None:
         self.packed, self.original = weight, original
         # One compiled graph serves batches of any size.
-        self.in_graphs = weight.values.dim() == 4 and max_rows() == MAX_ROWS
+        self.in_graphs = weight.values.dim() == 4 and max_rows() >= MAX_ROWS
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """The engine calls this for each forward of the layer."""

@@ -1,4 +1,4 @@
-"""Runs the linear layers of a target by our kernel where a batch has few rows: bfloat16 on a CPU."""
+"""Runs the linear layers of a target by our kernel where that is faster: bfloat16 on a CPU."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eagle_plugin.kernels import bf16_linear
+from eagle_plugin.kernels import (
+    bf16_linear,
+    ops,  # noqa: F401  (registers the operator)
+)
 
 
-class FewRowsMethod:
+class Bf16Method:
     """Replaces the engine's linear method of one layer; what our kernel is not for goes to that method.
 
     The layer keeps its weights, so that exchanging them in place, adapters and large batches are as before.
@@ -19,11 +22,17 @@ class FewRowsMethod:
 
     def __init__(self, original: Any) -> None:
         self.original = original
+        kernel = bf16_linear.native_kernel()
+        # One compiled graph serves batches of any size.
+        self.in_graphs = kernel is not None and kernel.max_rows == bf16_linear.ANY_ROWS
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """The engine calls this for each forward of the layer."""
         weight: Tensor = layer.weight
-        if not torch.compiler.is_compiling() and bf16_linear.serves(x, weight):
+        if torch.compiler.is_compiling():
+            if self.in_graphs:
+                return torch.ops.eagle_plugin.bf16_linear(x, weight, bias)  # type: ignore[no-any-return]
+        elif bf16_linear.serves(x, weight):
             return bf16_linear.multiply(x, weight, bias)
         return self.original.apply(layer, x, bias)  # type: ignore[no-any-return]
 
@@ -31,17 +40,18 @@ class FewRowsMethod:
         return getattr(self.original, name)
 
 
-def use_few_rows(model: nn.Module, methods: tuple[type, ...]) -> int:
+def use_bf16_kernel(model: nn.Module, methods: tuple[type, ...]) -> int:
     """Let our kernel run the layers of a model whose linear method is one of these; returns how many.
 
-    It is 0 where there is no kernel for this CPU, or with ``EAGLE_TARGET_LINEAR=0``.
+    It is 0 where there is no kernel for this CPU, or with ``EAGLE_TARGET_LINEAR=0``. Layers whose weights the engine
+    keeps in another order are left out.
     """
     if os.environ.get("EAGLE_TARGET_LINEAR", "1") == "0" or bf16_linear.native_kernel() is None:
         return 0
     layers: list[Any] = [layer for layer in model.modules() if type(getattr(layer, "quant_method", None)) in methods]
     layers = [layer for layer in layers if _is_served(getattr(layer, "weight", None))]
     for layer in layers:
-        layer.quant_method = FewRowsMethod(layer.quant_method)
+        layer.quant_method = Bf16Method(layer.quant_method)
     return len(layers)
 
 

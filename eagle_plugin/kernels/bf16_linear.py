@@ -1,16 +1,18 @@
-"""A linear layer with bfloat16 weights on a CPU, for the few rows of a verification.
+"""A linear layer with bfloat16 weights on a CPU, for the rows of a verification.
 
-torch brings the weights of a layer into another order for each call, which takes longer than to read them. Our kernel
-reads them as they are, so that eight rows take little longer than one, and needs no copy of them. It sums the products
-of an output in the same order whatever the number of rows: a row has the same result, to the bit, in every batch that
-the kernel serves. The sums are float32, as torch's are, in another order.
+Where the CPU multiplies pairs of bfloat16, torch brings the weights of a layer into another order for each call, which
+takes longer than to read them. Where it has AVX2 alone, torch multiplies one row after another. Our kernels read the
+weights as they are, once for several rows, and need no copy of them. They sum the products of an output in the same
+order whatever the number of rows: a row has the same result, to the bit, in every batch that they serve. The sums are
+float32, as torch's are, in another order.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,26 +20,42 @@ from torch.nn import functional as F
 
 from eagle_plugin.kernels import build, loader
 
-MAX_ROWS = 32  # with more, torch is as fast: products take the time, not reading weights (benchmarks/kernels.py)
+MAX_ROWS = 32  # with more, torch's products of pairs are as fast as ours (benchmarks/kernels.py)
+ANY_ROWS = sys.maxsize
 _NO_BIAS = torch.empty(0, dtype=torch.bfloat16)
 
 
-@functools.cache
-def native_kernel() -> Callable[..., Any] | None:
-    """Our kernel, ``bf16_linear(x, weight, bias, out)``; None where the CPU or the library does not have it.
+class Kernel(NamedTuple):
+    """One of our kernels."""
 
-    None with AMX too: its engines keep the weights in the order of the tiles.
+    multiply: Callable[..., Any]  # (x, weight, bias, out)
+    max_rows: int  # up to which it is to be used
+
+
+@functools.cache
+def native_kernel() -> Kernel | None:
+    """Our kernel for this CPU; None where the CPU or the library has none.
+
+    None with AMX, whose engines keep the weights in the order of the tiles, and with AVX-512 without products of
+    bfloat16 pairs, where ours was not measured against torch's.
     """
+    flags = build.cpu_flags()
     runs_here = loader.function("has_bf16_linear")
-    has_kernel = runs_here is not None and runs_here() and "amx_tile" not in build.cpu_flags()
-    return loader.function("bf16_linear") if has_kernel else None
+    if runs_here is None or "amx_tile" in flags:
+        return None
+    if runs_here():
+        return Kernel(loader.function("bf16_linear"), MAX_ROWS)  # type: ignore[arg-type]
+    if flags >= build.AVX2 and not flags >= build.AVX512:
+        return Kernel(loader.function("bf16_linear_fma"), ANY_ROWS)  # type: ignore[arg-type]
+    return None
 
 
 def serves(x: Tensor, weight: Tensor) -> bool:
     """Whether our kernel is to be used for these inputs, [..., K], and weights, [N, K]."""
-    few = 0 < x.numel() <= MAX_ROWS * x.shape[-1]
-    both = x.dtype is torch.bfloat16 and weight.dtype is torch.bfloat16
-    return few and both and x.is_cpu and native_kernel() is not None and weight.is_contiguous()
+    kernel = native_kernel()
+    if kernel is None or x.dtype is not torch.bfloat16 or weight.dtype is not torch.bfloat16:
+        return False
+    return 0 < x.numel() <= kernel.max_rows * x.shape[-1] and x.is_cpu and weight.is_contiguous()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -52,5 +70,5 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """The same by our kernel, for what `serves` names."""
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     out = x.new_empty(rows.shape[0], weight.shape[0])
-    native_kernel()(rows, weight, _NO_BIAS if bias is None else bias, out)  # type: ignore[misc]
+    native_kernel().multiply(rows, weight, _NO_BIAS if bias is None else bias, out)  # type: ignore[union-attr]
     return out if x.dim() == 2 else out.view(*x.shape[:-1], -1)

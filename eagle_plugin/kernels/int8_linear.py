@@ -1,4 +1,4 @@
-"""A linear layer with int8 weights on a CPU: our kernel where the CPU has AVX-512 VNNI, else torch's for small batches.
+"""A linear layer with int8 weights on a CPU: our kernel where the CPU has AVX2, else torch's for small batches.
 
 A draft head runs once per level for a few rows, so its time is the time to read its weights. Rounding the draft head is
 safe: the target verifies every draft, so only the accept length can change, never the output tokens.
@@ -7,6 +7,7 @@ safe: the target verifies every draft, so only the accept length can change, nev
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,16 +17,18 @@ from torch import Tensor
 from eagle_plugin.kernels import build, loader
 
 # Rows up to which int8 is faster than bfloat16 (benchmarks/kernels.py). With more the products take the time, not the
-# reading of weights: torch's kernel then loses to bfloat16 at once, ours only to the tiles of AMX.
+# reading of weights: torch's kernel then loses to bfloat16 at once, ours only to the tiles of AMX, and with AVX2 alone
+# to nothing.
 MAX_ROWS_TORCH = MAX_ROWS_AMX = 16
 MAX_ROWS = 1024
+ANY_ROWS = sys.maxsize
 LANES, STEP, GROUP = 16, 4, 64  # of the kernel: outputs per block, inputs per lane, inputs with one scale
 
 
 class Int8Weight(NamedTuple):
     """Rows of a weight matrix [N, K], each with its own scale: weight is about values * scales[:, None]."""
 
-    values: Tensor  # [N, K] int8; of our kernel [N / 16, K / 4, 16, 4] uint8, 128 more, see csrc/cpu/int8_linear.cc
+    values: Tensor  # [N, K] int8; of our kernel [N / 16, K / 4, 16, 4] uint8, 128 more, see csrc/cpu/int8_rows.h
     scales: Tensor  # [N] bfloat16; of our kernel float32
 
     def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -56,15 +59,22 @@ class Int8Weight(NamedTuple):
 
 @functools.cache
 def native_kernel() -> Callable[..., Any] | None:
-    """Our kernel, ``int8_linear(x, values, scales, out)``; None where the CPU or the library does not have it."""
+    """Our kernel for this CPU, called with (x, values, scales, out); None where the CPU or the library has none."""
     runs_here = loader.function("has_int8_linear")
-    return loader.function("int8_linear") if runs_here is not None and runs_here() else None
+    if runs_here is None:
+        return None
+    if runs_here():
+        return loader.function("int8_linear")
+    return loader.function("int8_linear_avx2") if build.cpu_flags() >= build.AVX2 else None
 
 
 @functools.cache
 def max_rows() -> int:
     """Rows up to which our kernel is to be used on this CPU."""
-    return MAX_ROWS_AMX if "amx_tile" in build.cpu_flags() else MAX_ROWS
+    flags = build.cpu_flags()
+    if "amx_tile" in flags:
+        return MAX_ROWS_AMX
+    return MAX_ROWS if flags >= build.AVX512 else ANY_ROWS
 
 
 def pack(weight: Tensor) -> Int8Weight | None:

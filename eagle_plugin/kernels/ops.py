@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier
-from eagle_plugin.kernels import attention, kv, sampling, tree
+from eagle_plugin.kernels import attention, bf16_linear, kv, sampling, tree
 from eagle_plugin.kernels.int8_linear import Int8Weight
 from eagle_plugin.kernels.sampling import Proposals, SamplingParams
 
@@ -204,6 +204,14 @@ def _verify_tree(*arguments: Any) -> tuple[Tensor, ...]:
 )
 def _int8_linear(x: Tensor, values: Tensor, scales: Tensor) -> Tensor:
     return Int8Weight(values, scales).linear(x)
+
+
+@_operator(
+    "bf16_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
+    lambda x, weight, bias: x.new_empty(*x.shape[:-1], weight.shape[0]),
+)
+def _bf16_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return bf16_linear.linear(x, weight, bias)
 
 
 @_operator(

@@ -1,4 +1,4 @@
-"""Which layers of a target get our linear layer for few rows, and what else they do as before."""
+"""Which layers of a target get our linear layer, and what else they do as before."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from eagle_plugin.engines.target_weights import FewRowsMethod, use_few_rows
+from eagle_plugin.engines.target_weights import Bf16Method, use_bf16_kernel
 from eagle_plugin.kernels import bf16_linear
+from eagle_plugin.kernels.bf16_linear import Kernel
 
 
 class EngineMethod:
@@ -46,7 +47,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(len(x))
         out.copy_(nn.functional.linear(x, weight, bias if len(bias) else None))
 
-    monkeypatch.setattr(bf16_linear, "native_kernel", lambda: stand_in)
+    monkeypatch.setattr(bf16_linear, "native_kernel", lambda: Kernel(stand_in, bf16_linear.MAX_ROWS))
     return seen
 
 
@@ -58,16 +59,16 @@ def test_only_bfloat16_layers_of_the_named_methods_change() -> None:
         Layer(EngineMethod(), axes=3),
     ]
     before = [layer.quant_method for layer in kinds]
-    assert use_few_rows(nn.Sequential(*kinds, nn.LayerNorm(8)), (EngineMethod,)) == 1
-    assert isinstance(kinds[0].quant_method, FewRowsMethod) and kinds[0].quant_method.original is before[0]
+    assert use_bf16_kernel(nn.Sequential(*kinds, nn.LayerNorm(8)), (EngineMethod,)) == 1
+    assert isinstance(kinds[0].quant_method, Bf16Method) and kinds[0].quant_method.original is before[0]
     assert [layer.quant_method for layer in kinds[1:]] == before[1:]
-    assert use_few_rows(nn.Sequential(*kinds), (EngineMethod,)) == 0  # once is enough
+    assert use_bf16_kernel(nn.Sequential(*kinds), (EngineMethod,)) == 0  # once is enough
 
 
 def test_few_rows_go_to_the_kernel_and_the_rest_to_the_engine(kernel: list[int]) -> None:
     method, most = EngineMethod(), bf16_linear.MAX_ROWS
     layer, bias = Layer(method), torch.randn(32).bfloat16()
-    use_few_rows(layer, (EngineMethod,))
+    use_bf16_kernel(layer, (EngineMethod,))
     for rows in (1, most, most + 1, 300):
         x = torch.randn(rows, 64).bfloat16()
         for b in (None, bias):
@@ -80,11 +81,27 @@ def test_few_rows_go_to_the_kernel_and_the_rest_to_the_engine(kernel: list[int])
     torch.testing.assert_close(layer.quant_method.apply(layer, x), nn.functional.linear(x, layer.weight))
 
 
+def test_compiled_graphs_take_the_operator_of_a_kernel_for_any_rows(
+    kernel: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for most, in_graphs in ((bf16_linear.MAX_ROWS, False), (bf16_linear.ANY_ROWS, True)):
+        multiply = bf16_linear.native_kernel().multiply
+        monkeypatch.setattr(bf16_linear, "native_kernel", lambda f=multiply, most=most: Kernel(f, most))
+        method = EngineMethod()
+        layer = Layer(method)
+        use_bf16_kernel(layer, (EngineMethod,))
+        run = torch.compile(lambda x, layer=layer: layer.quant_method.apply(layer, x), fullgraph=True, backend="eager")
+        x = torch.randn(3, 64).bfloat16()
+        kernel.clear()
+        torch.testing.assert_close(run(x), nn.functional.linear(x, layer.weight))
+        assert kernel == [3] * in_graphs
+
+
 def test_the_switch_and_a_cpu_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = Layer(EngineMethod())
     monkeypatch.setenv("EAGLE_TARGET_LINEAR", "0")
-    assert use_few_rows(layer, (EngineMethod,)) == 0
+    assert use_bf16_kernel(layer, (EngineMethod,)) == 0
     monkeypatch.delenv("EAGLE_TARGET_LINEAR")
     monkeypatch.setattr(bf16_linear, "native_kernel", lambda: None)
-    assert use_few_rows(layer, (EngineMethod,)) == 0
+    assert use_bf16_kernel(layer, (EngineMethod,)) == 0
     assert type(layer.quant_method) is EngineMethod

@@ -1,6 +1,8 @@
-"""The int8 linear layer: our kernel against an oracle in torch, both kernels against the layer that they replace."""
+"""The int8 linear layer: our kernels against an oracle in torch, torch's too against the layer that they replace."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,15 +11,27 @@ from torch import Tensor
 from eagle_plugin.kernels import build, int8_linear, loader
 from eagle_plugin.kernels.int8_linear import GROUP, Int8Weight
 
+needs_avx2 = pytest.mark.skipif(not build.cpu_flags() >= build.AVX2, reason="this CPU has no AVX2")
 needs_vnni = pytest.mark.skipif("avx512_vnni" not in build.cpu_flags(), reason="this CPU has no AVX-512 VNNI")
 
 
-@pytest.fixture(params=[pytest.param("native", marks=needs_vnni), "torch"])
+OURS = [
+    pytest.param("int8_linear", marks=needs_vnni),
+    pytest.param("int8_linear_avx2", marks=needs_avx2),
+]
+
+
+@pytest.fixture(params=[*OURS, "torch"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Which kernel the layers of a test are packed for."""
-    if request.param == "torch":
-        monkeypatch.setattr(int8_linear, "native_kernel", lambda: None)
+    found = None if request.param == "torch" else loader.function(request.param)
+    monkeypatch.setattr(int8_linear, "native_kernel", lambda: found)
     return request.param
+
+
+def ours(test: Callable[..., None]) -> Callable[..., None]:
+    """The test runs with each of our kernels that this CPU has."""
+    return pytest.mark.parametrize("kernel", OURS, indirect=True)(test)
 
 
 def layer(outputs: int, inputs: int, rows: int) -> tuple[Tensor, Tensor]:
@@ -56,10 +70,10 @@ def oracle(x: Tensor, weight: Tensor) -> Tensor:
     return ((whole * (top / 127)).flatten(1)[:, : x.shape[1]].double() @ weight.double().T).float()
 
 
-@needs_vnni
+@ours
 @pytest.mark.parametrize("rows", range(1, 10))
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (17, 63), (64, 64), (200, 130), (1000, 576)])
-def test_our_kernel_computes_what_the_oracle_computes(rows: int, outputs: int, inputs: int) -> None:
+def test_our_kernel_computes_what_the_oracle_computes(kernel: str, rows: int, outputs: int, inputs: int) -> None:
     weight, x = layer(outputs, inputs, rows)
     if rows > 1:
         x[-1] = 0
@@ -72,8 +86,8 @@ def test_our_kernel_computes_what_the_oracle_computes(rows: int, outputs: int, i
         assert not torch.allclose(packed.linear(x).float(), wanted, rtol=1e-2, atol=1e-3 * float(wanted.abs().max()))
 
 
-@needs_vnni
-def test_a_large_element_does_not_spoil_the_others() -> None:
+@ours
+def test_a_large_element_does_not_spoil_the_others(kernel: str) -> None:
     """Features of a target have elements that are hundreds of times larger than the rest."""
     weight, x = layer(256, 576, 4)
     x[:, 7], weight[:, 7] = 500, 0
@@ -84,8 +98,8 @@ def test_a_large_element_does_not_spoil_the_others() -> None:
     assert error(by_row @ packed.rounded(576).T, exact) > 0.9
 
 
-@needs_vnni
-def test_rows_with_a_stride_and_many_threads() -> None:
+@ours
+def test_rows_with_a_stride_and_many_threads(kernel: str) -> None:
     weight, wide = layer(2048, 576, 60)
     packed, x = packed_by(weight), wide[::3]
     before = torch.get_num_threads()
@@ -100,6 +114,26 @@ def test_rows_with_a_stride_and_many_threads() -> None:
     assert torch.equal(out, alone)
 
 
+@needs_vnni
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_both_kernels_have_the_same_results(rows: int) -> None:
+    """To the bit, so that a head drafts the same tokens on every CPU."""
+    weight, x = layer(1000, 576, rows)
+    packed, found = packed_by(weight), []
+    for name in ("int8_linear", "int8_linear_avx2"):
+        found.append(torch.empty(rows, 1000, dtype=torch.bfloat16))
+        loader.function(name)(x, *packed, found[-1])  # type: ignore[misc]
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(("cpu", "name"), [("vnni", "int8_linear"), ("avx2", "int8_linear_avx2"), ("none", None)])
+def test_the_kernel_of_each_cpu(cpu: str, name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    functions = {"has_int8_linear": lambda: cpu == "vnni", "int8_linear": len, "int8_linear_avx2": max}
+    monkeypatch.setattr(loader, "function", functions.get)
+    monkeypatch.setattr(build, "cpu_flags", lambda: build.AVX2 if cpu != "none" else frozenset())
+    assert int8_linear.native_kernel.__wrapped__() is functions.get(name or "")
+
+
 def test_bias_and_leading_axes(kernel: str) -> None:
     weight, bias = torch.randn(32, 64).bfloat16(), torch.randn(32).bfloat16()
     packed = packed_by(weight)
@@ -109,20 +143,24 @@ def test_bias_and_leading_axes(kernel: str) -> None:
 
 def test_other_dtypes_and_large_batches_are_not_served(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int8_linear, "max_rows", lambda: 100)
-    packed, most = packed_by(torch.randn(32, 64).bfloat16()), 100 if kernel == "native" else 16
+    packed, most = packed_by(torch.randn(32, 64).bfloat16()), 16 if kernel == "torch" else 100
     assert int8_linear.pack(torch.randn(32, 64)) is None
     assert not packed.serves(torch.randn(2, 64))
     assert packed.serves(torch.randn(most, 64).bfloat16())
     assert not packed.serves(torch.randn(most + 1, 64).bfloat16())
 
 
-def test_fewer_rows_where_the_cpu_has_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    for flags, rows in (({"avx512_vnni"}, 1024), ({"avx512_vnni", "amx_tile"}, 16)):
+def test_fewer_rows_where_the_cpu_has_tiles_and_any_with_avx2_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for flags, rows in (
+        (build.AVX512, int8_linear.MAX_ROWS),
+        (build.AVX512 | {"amx_tile"}, 16),
+        (build.AVX2, int8_linear.ANY_ROWS),
+    ):
         monkeypatch.setattr(build, "cpu_flags", lambda flags=flags: frozenset(flags))
         assert int8_linear.max_rows.__wrapped__() == rows
 
 
-@needs_vnni
+@ours
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -133,15 +171,15 @@ def test_fewer_rows_where_the_cpu_has_tiles(monkeypatch: pytest.MonkeyPatch) -> 
         ({"out": torch.zeros(3, 32).bfloat16()}, "out has shape [3, 32], wanted [2, *]"),
     ],
 )
-def test_wrong_arguments_are_refused(wrong: dict[str, Tensor], message: str) -> None:
+def test_wrong_arguments_are_refused(kernel: str, wrong: dict[str, Tensor], message: str) -> None:
     packed = packed_by(torch.randn(32, 64).bfloat16())
     arguments = {"x": torch.zeros(2, 64).bfloat16(), **packed._asdict(), "out": torch.zeros(2, 32).bfloat16()} | wrong
     with pytest.raises((ValueError, TypeError), match=message.replace("[", r"\[").replace("*", r"\*")):
-        loader.function("int8_linear")(*arguments.values())  # type: ignore[misc]
+        loader.function(kernel)(*arguments.values())  # type: ignore[misc]
 
 
-@needs_vnni
-def test_the_operator_is_the_layer_and_knows_its_shape() -> None:
+@ours
+def test_the_operator_is_the_layer_and_knows_its_shape(kernel: str) -> None:
     from torch._subclasses import FakeTensorMode
 
     from eagle_plugin.kernels import ops  # noqa: F401

@@ -42,6 +42,7 @@ def cases() -> dict[str, tuple[Any, ...]]:
     packed = int8_linear.pack(torch.randn(32, 64, generator=gen).bfloat16())
     assert packed is not None
     return {
+        "bf16_linear": (*(torch.randn(n, 64, generator=gen).bfloat16() for n in (B, 32)), None),
         "int8_linear": (torch.randn(B, 64, generator=gen).bfloat16(), *packed),
         "uniforms": (torch.arange(B), torch.arange(B), 1, 5),
         "topk_log_softmax": (torch.randn(B, V, generator=gen), 4),

@@ -50,7 +50,7 @@ from eagle_plugin.engines.sglang.sampling import SeededSampler, request_seeds
 from eagle_plugin.engines.sglang.selftest import check_rounds
 from eagle_plugin.engines.sglang.verifier import TreeVerifier, grammar_tree, log_probabilities
 from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser, policy_mode
-from eagle_plugin.engines.target_weights import use_few_rows
+from eagle_plugin.engines.target_weights import use_bf16_kernel
 from eagle_plugin.heads.manifest import trained_depths
 
 
@@ -119,7 +119,7 @@ class TreeWorker(EAGLEWorkerV2):
                 )
         layers, chunk = sliding_layers(runner.token_to_kv_pool), chunk_of(runner)
         attention = runner.attn_backend = TreeAttention(runner.attn_backend, layers, chunk)
-        use_few_rows(runner.model, (UnquantizedLinearMethod, UnquantizedEmbeddingMethod))
+        use_bf16_kernel(runner.model, (UnquantizedLinearMethod, UnquantizedEmbeddingMethod))
         self._sampler = runner.sampler = SeededSampler()
         table = pool.req_to_token
         self._keys = KeyTable(len(table), self.device, target.random_seed)  # the seed of all ranks

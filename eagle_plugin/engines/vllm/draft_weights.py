@@ -43,6 +43,11 @@ def _with_copy(original: Callable[..., None], kind: Any) -> Callable[..., None]:
     return process
 
 
+def own_method(layer: Any) -> Any:
+    """The engine's method of a layer, also where ours replaces it."""
+    return getattr(layer.quant_method, "original", layer.quant_method)
+
+
 def use_int8_output(head: Any) -> None:
     """Let the head have an int8 copy of an output layer that it shares with the target, which keeps its own.
 
@@ -50,8 +55,8 @@ def use_int8_output(head: Any) -> None:
     """
     layer = head.lm_head
     if head.logits_processor.head_dtype not in (None, layer.weight.dtype):
-        layer.quant_method = getattr(layer.quant_method, "original", layer.quant_method)
-    elif native_kernel() is not None and type(layer.quant_method) is UnquantizedEmbeddingMethod:
+        layer.quant_method = own_method(layer)
+    elif native_kernel() is not None and type(own_method(layer)) is UnquantizedEmbeddingMethod:
         packed = int8_copy(layer.weight.data)
         if packed is not None:
             head.lm_head = copy.copy(layer)

@@ -46,6 +46,7 @@ from eagle_plugin.engines.vllm.sampling import KnownParams, draft_params, reques
 from eagle_plugin.engines.vllm.served import caps_of
 from eagle_plugin.engines.vllm.shapes import RoundShapes, choose_shapes, without_costs
 from eagle_plugin.engines.vllm.step_memory import Root
+from eagle_plugin.engines.vllm.target_weights import use_bf16_kernel
 from eagle_plugin.engines.vllm.verifier import TreeVerifier
 from eagle_plugin.kernels import loader
 
@@ -89,6 +90,7 @@ class TreeModelRunner(GPUModelRunner):
         """Load both models over our attention backend, which replaces the platform's while they are built."""
         with tree_attention(self.vllm_config):
             super().load_model(*args, **kwargs)
+        use_bf16_kernel(self.get_model(), self.model_config)
         self.linear = LinearLayers(self.get_model())
         kernels = loader.backend(self.device.type)
         self._logger.info(plugin_serves(self.speculative_config.method, self._caps, kernels))

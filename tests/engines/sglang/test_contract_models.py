@@ -56,7 +56,7 @@ def test_adapters_are_prepared_as_the_engine_prepares_them():
     assert read == {"lora_ids", "forward_mode", "batch_size", "can_run_decode_cuda_graph"}
 
 
-def test_the_heads_linear_layers_can_be_given_another_method():
+def test_the_heads_linear_layers_can_be_given_another_method(monkeypatch):
     """draft_weights.py: LinearBase and the output layer call quant_method.apply(layer, x, bias)."""
     import torch
     from sglang.srt.layers import linear
@@ -64,7 +64,7 @@ def test_the_heads_linear_layers_can_be_given_another_method():
     from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 
     from eagle_plugin.engines.draft_weights import Int8Method
-    from eagle_plugin.kernels.int8_linear import MAX_ROWS, pack
+    from eagle_plugin.kernels import int8_linear
 
     assert parameters(UnquantizedLinearMethod.apply) == ["self", "layer", "x", "bias"]
     for layer in (linear.QKVParallelLinear, linear.MergedColumnParallelLinear, linear.RowParallelLinear):
@@ -75,9 +75,10 @@ def test_the_heads_linear_layers_can_be_given_another_method():
     ):
         assert f"self.quant_method.apply(self, {given})" in assignments(layer.forward, "output_parallel")
     output_layer = torch.nn.Linear(64, 32, bias=False).bfloat16()
-    method = Int8Method(pack(output_layer.weight.data), UnquantizedLinearMethod())
+    method = Int8Method(int8_linear.pack(output_layer.weight.data), UnquantizedLinearMethod())
     assert should_apply_lm_head_quant_method(output_layer, method)
-    few, many = torch.randn(2, 64).bfloat16(), torch.randn(MAX_ROWS + 1, 64).bfloat16()
+    monkeypatch.setattr(int8_linear, "max_rows", lambda: 20)
+    few, many = torch.randn(2, 64).bfloat16(), torch.randn(21, 64).bfloat16()
     assert torch.equal(method.apply(output_layer, many), output_layer(many))
     torch.testing.assert_close(method.apply(output_layer, few), output_layer(few), rtol=0.05, atol=0.05)
 

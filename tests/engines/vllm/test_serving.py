@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from vllm.model_executor.layers.linear import LinearBase
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+import torch
+from torch import Tensor, nn
+from vllm import _custom_ops
+from vllm.model_executor.layers import utils
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 from vllm_engines import accept_length, engine, generate, rounds, runner
 from vllm_greedy import write_heads, write_target
 
 from eagle_plugin.engines.draft_weights import Int8Method
+from eagle_plugin.engines.target_weights import Bf16Method
+from eagle_plugin.engines.vllm.target_weights import use_bf16_kernel
+from eagle_plugin.kernels import bf16_linear, loader
 from eagle_plugin.kernels.int8_linear import native_kernel
 from eagle_plugin.models.store import get_model
 
@@ -44,7 +52,7 @@ def test_greedy_text_equals_plain_decoding() -> None:
     assert chains > 1.4
 
 
-@pytest.mark.skipif(native_kernel() is None, reason="this CPU has no VNNI")
+@pytest.mark.skipif(native_kernel() is None, reason="this CPU has no AVX2")
 @pytest.mark.parametrize("eager", [True, pytest.param(False, marks=pytest.mark.matrix)])
 def test_drafts_come_from_int8_weights_and_are_accepted(eager: bool) -> None:
     target = get_model("smollm2-135m-instruct")
@@ -63,7 +71,7 @@ def test_drafts_come_from_int8_weights_and_are_accepted(eager: bool) -> None:
         assert tokens / count < 1.3
 
 
-@pytest.mark.skipif(native_kernel() is None, reason="this CPU has no VNNI")
+@pytest.mark.skipif(native_kernel() is None, reason="this CPU has no AVX2")
 def test_a_shared_output_layer_is_copied_for_the_head_alone(tmp_path: Path) -> None:
     target = write_target(tmp_path)
     with engine(target, write_heads(tmp_path, target)["eagle2"], dtype="bfloat16") as llm:
@@ -72,3 +80,44 @@ def test_a_shared_output_layer_is_copied_for_the_head_alone(tmp_path: Path) -> N
         assert isinstance(ours.quant_method, Int8Method) and not isinstance(theirs.quant_method, Int8Method)
         generate(llm, [[5, 9, 20, 33], [40, 7]], max_tokens=60)
         assert accept_length(llm) > 1.5
+
+
+@pytest.mark.parametrize("eager", [True, pytest.param(False, marks=pytest.mark.matrix)])
+def test_our_kernel_runs_a_target_whose_weights_vllm_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eager: bool
+) -> None:
+    """As on a CPU with AVX2 alone, where oneDNN has no product of bfloat16 and vLLM takes torch's."""
+    monkeypatch.setattr(_custom_ops, "_supports_onednn", False)
+    monkeypatch.setattr(utils, "check_cpu_sgl_kernel", lambda n, k, dtype: False)
+    kernel = bf16_linear.Kernel(loader.function("bf16_linear_fma"), bf16_linear.ANY_ROWS)
+    monkeypatch.setattr(bf16_linear, "native_kernel", lambda: kernel)
+    rows, healthy = [], bf16_linear.multiply
+
+    def counted(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        rows.append(len(x))
+        return healthy(x, weight, bias)
+
+    monkeypatch.setattr(bf16_linear, "multiply", counted)
+    target = write_target(tmp_path)
+    head = write_heads(tmp_path, target)["eagle2"]
+    with engine(target, head, dtype="bfloat16", enforce_eager=eager) as llm:
+        layers = [x for x in runner(llm).get_model().modules() if isinstance(x, LinearBase | ParallelLMHead)]
+        assert len(layers) > 4 and all(isinstance(layer.quant_method, Bf16Method) for layer in layers)
+        ours = runner(llm).drafter.model.lm_head  # the target's, which has a method of ours already
+        assert native_kernel() is None or isinstance(ours.quant_method, Int8Method)
+        rows.clear()
+        generate(llm, [[5, 9, 20, 33], [40, 7]], max_tokens=60)
+        assert accept_length(llm) > 1.5
+        assert set(rows) & set(range(2, 65))
+
+
+@pytest.mark.parametrize(("head_dtype", "served"), [(None, 2), (torch.bfloat16, 2), (torch.float32, 1)])
+def test_an_output_layer_of_another_dtype_stays_vllms(
+    monkeypatch: pytest.MonkeyPatch, head_dtype: torch.dtype | None, served: int
+) -> None:
+    model = nn.ModuleList(nn.Linear(8, 8, dtype=torch.bfloat16) for _ in range(2))
+    model[0].quant_method, model[1].quant_method = UnquantizedLinearMethod(), UnquantizedEmbeddingMethod()
+    config = SimpleNamespace(head_dtype=head_dtype, dtype=torch.bfloat16)
+    for rows, changed in ((bf16_linear.MAX_ROWS, 0), (bf16_linear.ANY_ROWS, served)):
+        monkeypatch.setattr(bf16_linear, "native_kernel", lambda rows=rows: bf16_linear.Kernel(len, rows))
+        assert use_bf16_kernel(model, config) == changed

@@ -1,0 +1,194 @@
+// The linear layer of bf16_linear.cc for CPUs without products of bfloat16 pairs: every weight is widened to float32 in
+// a register, once for a group of rows. An output is the same number whatever the other rows are: its products are
+// always summed in the same order.
+#include <bindings/checks.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "parallel.h"
+#include "simd.h"
+
+namespace eagle {
+namespace {
+
+using simd::BFloat16;
+using simd::Floats;
+using simd::Ints;
+using simd::kLanes;
+
+constexpr int64_t kRows = 4;               // of a group that is multiplied at once
+constexpr int64_t kBlock = 16;             // outputs of a block, whose weights stay in the cache for all rows
+constexpr int64_t kChunk = 2;              // blocks of one task
+constexpr int64_t kStep = 2 * kLanes;      // inputs of a vector of weights
+constexpr int64_t kMaxRows = 256;          // rows whose inputs are float32 at a time
+constexpr int64_t kMinParallel = 1 << 17;  // weights; below, waking other threads costs more than it saves
+
+struct Layer {
+  // The rows in groups of 4, at the end of 4, 2 or 1, each [steps, rows of the group, 2, kLanes] float32: of a step the
+  // inputs with even numbers, then those with odd ones, as the halves of a vector of weights. Zeros after the last.
+  const float* x;
+  const uint16_t* weight;  // [outputs, inputs]
+  const uint16_t* bias;    // [outputs] or null
+  BFloat16* out;           // [rows, outputs]
+  int64_t rows, inputs, outputs, steps;
+};
+
+// Calls f(row, size of the group) for every group of rows; the last one may have more than are left.
+template <class F>
+void for_groups(int64_t rows, F&& f) {
+  for (int64_t row = 0; row < rows; row += kRows) {
+    const int64_t left = rows - row;
+    f(row, left > 2 ? kRows : left);
+  }
+}
+
+float widened(uint16_t bits) {
+  const uint32_t wide = uint32_t(bits) << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof value);
+  return value;
+}
+
+// The kStep weights or inputs from `p` on, `count` of them; zeros for the others.
+inline Ints load_pairs(const uint16_t* p, int64_t count) {
+  uint16_t part[kStep] = {};
+  std::memcpy(part, p, count * sizeof(uint16_t));
+  Ints pairs;
+  std::memcpy(&pairs, part, sizeof pairs);
+  return pairs;
+}
+
+inline Ints load_pairs(const uint16_t* p) {
+  Ints pairs;
+  std::memcpy(&pairs, p, sizeof pairs);
+  return pairs;
+}
+
+inline Floats even(Ints pairs) { return (Floats)(pairs << 16); }
+inline Floats odd(Ints pairs) { return (Floats)(pairs & int32_t(0xffff0000)); }
+
+void group_rows(const uint16_t* x, int64_t stride, const Layer& layer, float* grouped) {
+  for_groups(layer.rows, [&](int64_t row, int64_t size) {
+    float* to = grouped + row * layer.steps * kStep;
+    for (int64_t step = 0; step < layer.steps; ++step) {
+      const int64_t first = step * kStep, count = std::min(kStep, layer.inputs - first);
+      for (int64_t r = row; r < row + size; ++r, to += kStep) {
+        const Ints pairs = r < layer.rows ? load_pairs(x + r * stride + first, count) : Ints{};
+        simd::store(to, even(pairs));
+        simd::store(to + kLanes, odd(pairs));
+      }
+    }
+  });
+}
+
+template <int Rows>
+inline void add_products(const float* x, const Ints* pairs, Floats* sums) {
+  constexpr int kOutputs = kLanes / Rows;
+  Floats evens[kOutputs], odds[kOutputs];
+  for (int j = 0; j < kOutputs; ++j) evens[j] = even(pairs[j]), odds[j] = odd(pairs[j]);
+  for (int r = 0; r < Rows; ++r) {
+    const Floats x_even = simd::load(x + r * kStep), x_odd = simd::load(x + r * kStep + kLanes);
+    for (int j = 0; j < kOutputs; ++j) {
+      sums[r * kOutputs + j] += evens[j] * x_even;
+      sums[r * kOutputs + j] += odds[j] * x_odd;
+    }
+  }
+}
+
+// kLanes results: kLanes / Rows outputs from `output` on, `left` of which exist, of the rows [row, row + Rows).
+template <int Rows, bool Fetch>
+void multiply_tile(const Layer& layer, int64_t row, int64_t output, int64_t left) {
+  constexpr int kOutputs = kLanes / Rows;
+  const float* x = layer.x + row * layer.steps * kStep;
+  const uint16_t* weight = layer.weight + output * layer.inputs;
+  const int64_t whole = layer.inputs / kStep;
+  int64_t at[kOutputs];  // an output that does not exist is computed like the last one, and not stored
+  for (int j = 0; j < kOutputs; ++j) at[j] = std::min<int64_t>(j, left - 1) * layer.inputs;
+  Floats sums[kLanes] = {};
+  Ints pairs[kOutputs];
+  for (int64_t step = 0; step < whole; ++step, x += Rows * kStep) {
+    for (int j = 0; j < kOutputs; ++j) {
+      const uint16_t* here = weight + at[j] + step * kStep;
+      pairs[j] = load_pairs(here);
+      if (Fetch) __builtin_prefetch(here + kOutputs * layer.inputs);
+    }
+    add_products<Rows>(x, pairs, sums);
+  }
+  if (whole < layer.steps) {
+    const int64_t first = whole * kStep;
+    for (int j = 0; j < kOutputs; ++j) pairs[j] = load_pairs(weight + at[j] + first, layer.inputs - first);
+    add_products<Rows>(x, pairs, sums);
+  }
+  simd::transpose(reinterpret_cast<Ints*>(sums));
+  Floats total = sums[0];
+  for (int i = 1; i < kLanes; ++i) total += sums[i];
+  if (layer.bias) {
+    Floats bias;
+    for (int i = 0; i < kLanes; ++i) bias[i] = widened(layer.bias[output + std::min<int64_t>(i % kOutputs, left - 1)]);
+    total += bias;
+  }
+  BFloat16 rounded[kLanes];
+  simd::store(rounded, total);
+  const int64_t count = std::min<int64_t>(left, kOutputs) * sizeof(BFloat16);
+  for (int64_t r = 0; r < std::min<int64_t>(Rows, layer.rows - row); ++r) {
+    std::memcpy(layer.out + (row + r) * layer.outputs + output, rounded + r * kOutputs, count);
+  }
+}
+
+template <int Rows, bool Fetch>
+void multiply_block(const Layer& layer, int64_t row, int64_t output, int64_t end) {
+  for (; output < end; output += kLanes / Rows) multiply_tile<Rows, Fetch>(layer, row, output, end - output);
+}
+
+// The first rows ask for the weights to come, the others find them in the cache.
+template <bool Fetch>
+void multiply_rows(const Layer& layer, int64_t row, int64_t rows, int64_t output, int64_t end) {
+  if (rows == kRows) return multiply_block<kRows, Fetch>(layer, row, output, end);
+  if (rows == 2) return multiply_block<2, Fetch>(layer, row, output, end);
+  multiply_block<1, Fetch>(layer, row, output, end);
+}
+
+void multiply_all(const Layer& layer) {
+  const int64_t tasks = (layer.outputs + kChunk * kBlock - 1) / (kChunk * kBlock);
+  parallel_for(tasks, layer.outputs * layer.inputs >= kMinParallel, [&](int64_t task) {
+    const int64_t last = std::min(layer.outputs, (task + 1) * kChunk * kBlock);
+    for (int64_t output = task * kChunk * kBlock; output < last; output += kBlock) {
+      const int64_t end = std::min(last, output + kBlock);
+      for_groups(layer.rows, [&](int64_t row, int64_t rows) {
+        row ? multiply_rows<false>(layer, row, rows, output, end) : multiply_rows<true>(layer, row, rows, output, end);
+      });
+    }
+  });
+}
+
+}  // namespace
+
+// Arguments as of bf16_linear.
+void bf16_linear_fma(TensorView x, TensorView weight, TensorView bias, TensorView out) {
+  const int64_t stride = check_rows(x, "x", kBF16, {kAny, kAny}), rows = x.size(0), inputs = x.size(1);
+  check(weight, "weight", kBF16, {kAny, inputs});
+  const int64_t outputs = weight.size(0);
+  check(bias, "bias", kBF16, {bias.numel() ? outputs : 0});
+  check(out, "out", kBF16, {rows, outputs});
+  const int64_t steps = (inputs + kStep - 1) / kStep, most = std::min(rows, kMaxRows);
+  thread_local std::vector<float> grouped;  // grows to the largest call of a thread, and stays
+  grouped.resize(std::max<size_t>(grouped.size(), (most + kRows) * steps * kStep));
+  for (int64_t first = 0; first < rows; first += kMaxRows) {
+    const Layer layer{grouped.data(),
+                      ptr<uint16_t>(weight),
+                      bias.numel() ? ptr<uint16_t>(bias) : nullptr,
+                      ptr<BFloat16>(out) + first * outputs,
+                      std::min(kMaxRows, rows - first),
+                      inputs,
+                      outputs,
+                      steps};
+    group_rows(ptr<uint16_t>(x) + first * stride, stride, layer, grouped.data());
+    multiply_all(layer);
+  }
+}
+
+}  // namespace eagle
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(bf16_linear_fma, eagle::bf16_linear_fma);
