@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import platform
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from eagle_plugin.errors import UserError
 
@@ -35,6 +35,20 @@ def check_device(name: str) -> str:
         there = f"one of cuda:0 to cuda:{count - 1}, or cpu" if count else "cpu: this torch finds no GPU here"
         raise DeviceError(f"--device {name} cannot be used ({reason}); give {there}") from error
     return name
+
+
+def fast_dtype(device: str | torch.device | None = None) -> Literal["bfloat16", "float32"]:
+    """The dtype for computing on a device: bfloat16, or float32 on a CPU for which torch has no bfloat16 product.
+
+    There, with AVX2 alone, torch multiplies bfloat16 row by row, and float32 is about five times as fast. None: a GPU
+    if there is one.
+    """
+    import torch
+
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    is_cpu = torch.device(device).type == "cpu"
+    return "float32" if is_cpu and not torch.ops.mkldnn._is_mkldnn_bf16_supported() else "bfloat16"
 
 
 def device_key(device: torch.device) -> dict[str, str]:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from eagle_plugin import cli
-from eagle_plugin.devices import DeviceError, check_device
+from eagle_plugin.devices import DeviceError, check_device, fast_dtype
+from eagle_plugin.train.recipe import parse_recipe
 
 
 @pytest.mark.parametrize("name", ["cuda:99", "gpu", "cpu:x"])
@@ -28,3 +29,19 @@ def test_cuda_without_a_gpu(command: str, capsys: pytest.CaptureFixture[str], tm
 def test_a_head_that_is_not_there(tiny_target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["eval", str(tiny_target), "nosuch"]) == 2
     assert "error: nosuch is not a folder; give the folder that holds config.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("has_products", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_the_dtype_of_a_cpu(has_products: bool, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training, features and evaluation take it unless a dtype is given."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_products)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert fast_dtype() == fast_dtype("cpu") == dtype
+    assert fast_dtype("cuda") == "bfloat16"
+    values = {"target": "t", "data": {"store": "s"}, "budget": {"epochs": 1}}
+    assert parse_recipe(values, "recipe").dtype == dtype
+    assert parse_recipe(values | {"device": "cuda"}, "recipe").dtype == "bfloat16"
+    for given in ("bfloat16", "float32"):
+        assert parse_recipe(values | {"dtype": given}, "recipe").dtype == given
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert fast_dtype() == parse_recipe(values, "recipe").dtype == "bfloat16"

@@ -33,7 +33,7 @@ from eagle_plugin.data.store.features import Taps, check_aux_layers, default_aux
 from eagle_plugin.data.store.manifest import Manifest
 from eagle_plugin.data.store.plan import Run
 from eagle_plugin.data.target_identity import target_digests
-from eagle_plugin.devices import check_device
+from eagle_plugin.devices import check_device, fast_dtype
 from eagle_plugin.file_digests import hash_file
 from eagle_plugin.models import target_folder
 from eagle_plugin.progress_file import report_progress
@@ -57,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     reuse_memory()
     rank, world, device = _find_place(arguments)
+    arguments.dtype = arguments.dtype or fast_dtype(device)
     arguments.target = target_folder(arguments.target)
     total, tokens = survey_rows(arguments.rows, arguments.max_length, rank, world, arguments.allow_odd_masks)
     console = Console(stderr=True)
@@ -200,7 +201,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="IDS",
         help="layers whose input is stored, such as 2,15,27, or none for an EAGLE-2 head (default: 2, L/2, L-3)",
     )
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="dtype of the target (bfloat16)")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="of the target (bfloat16; float32 on a CPU without instructions for bfloat16)"
+    )
     parser.add_argument(
         "--max-length", type=_positive, default=2048, metavar="N", help="tokens per row; more are cut (2048)"
     )

@@ -17,6 +17,7 @@ from torch import Tensor
 from eagle_plugin.data.rows import TokenRow
 from eagle_plugin.data.store.features import load_target
 from eagle_plugin.data.target_files import load_tokenizer
+from eagle_plugin.devices import fast_dtype
 from eagle_plugin.evaluate.chains import forced_likelihoods
 from eagle_plugin.evaluate.measure import CHAIN, Responses, evaluate
 from eagle_plugin.evaluate.responses import chat_ids, responses_at
@@ -95,7 +96,7 @@ def check(
     known = [served[:2], *(other[:2] for other in possible)]
     mistakes = [other for other in likely_mistakes(served, head_dir, target_dir) if other[:2] not in known]
 
-    model, tokenizer = load_target(target_dir), load_tokenizer(target_dir)
+    model, tokenizer = load_target(target_dir, _dtype()), load_tokenizer(target_dir)
     rows = [TokenRow(f"check-{i}", "check", chat_ids(tokenizer, p), [], "", "val") for i, p in enumerate(prompts)]
     responses = responses_at(lambda: model, target_dir, rows, temperature=0.0, tokens=TOKENS, report=report)
     layers = sorted({layer for one in (served, *possible, *mistakes) for layer in one.aux_layers})
@@ -130,7 +131,11 @@ def _measure(
 
 
 def _load(head_dir: str | Path, target_dir: str | Path, interpretation: Interpretation) -> DraftHead:
-    return load_any_head(head_dir, target_dir, torch.bfloat16, interpretation)
+    return load_any_head(head_dir, target_dir, _dtype(), interpretation)
+
+
+def _dtype() -> torch.dtype:
+    return torch.float32 if fast_dtype("cpu") == "float32" else torch.bfloat16
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ from eagle_plugin.data.rows import TokenRow
 from eagle_plugin.data.sources.sets import SETS
 from eagle_plugin.data.store.features import load_target
 from eagle_plugin.data.target_files import load_tokenizer
-from eagle_plugin.devices import check_device
+from eagle_plugin.devices import check_device, fast_dtype
 from eagle_plugin.evaluate.measure import SHAPES, Responses, check_tree_reading, evaluate
 from eagle_plugin.evaluate.responses import held_out_rows, responses_at, set_rows
 from eagle_plugin.evaluate.stats import AcceptCounts, gain, summarize
@@ -75,7 +75,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=_positive, default=40, metavar="N", help="prompts of each set (%(default)s)")
     parser.add_argument("--tokens", type=_positive, default=128, metavar="N", help="longest response (%(default)s)")
     parser.add_argument("--temperatures", type=_temperature, nargs="+", default=[0.0, 1.0], metavar="T", help="(0 1)")
-    parser.add_argument("--dtype", choices=list(DTYPES), default="bfloat16", help="of target and heads (%(default)s)")
+    parser.add_argument(
+        "--dtype",
+        choices=list(DTYPES),
+        help="of target and heads (bfloat16; float32 on a CPU without instructions for bfloat16)",
+    )
     parser.add_argument("--device", default="cpu", help="such as cuda (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of responses and drafts at temperatures above 0")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the accept lengths to this file")
@@ -99,6 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate the heads and print one table; returns 0, raises UserError for anything refused."""
     options = parse(argv)
     check_device(options.device)
+    options.dtype = options.dtype or fast_dtype(options.device)
     reuse_memory()
     target_dir = target_folder(options.target)
     paths = [head_folder(name) for name in options.heads]

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -23,6 +24,7 @@ from rich.console import Console
 from eagle_plugin.atomic_io import write_output
 from eagle_plugin.bench.choices import default_engine
 from eagle_plugin.bench.servers import Server, ServerSpec, sigterm_as_exit
+from eagle_plugin.devices import fast_dtype
 from eagle_plugin.optimize.lineage import LINEAGE, Lineage
 from eagle_plugin.optimize.locks import hold
 from eagle_plugin.optimize.recipe import JobError, JobRecipe
@@ -134,7 +136,8 @@ def _endpoint(stage: Stage, job: JobRecipe, target: Path, out: Path, console: Co
     if not stage.needs_server:
         yield []
         return
-    spec = ServerSpec(target=target, mode="plain", engine=default_engine()).for_concurrency(job.generate.concurrency)
+    spec = ServerSpec(target=target, mode="plain", engine=default_engine())
+    spec = replace(spec, dtype=fast_dtype(spec.device)).for_concurrency(job.generate.concurrency)
     # The start of an engine cannot be asked to finish a step: here SIGTERM ends the job at once.
     with contextlib.ExitStack() as stack:
         with sigterm_as_exit():

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from eagle_plugin.devices import fast_dtype
 from eagle_plugin.errors import UserError
 from eagle_plugin.heads.kinds import HEADS
 from eagle_plugin.recipes import override_key, read_yaml, validate
@@ -173,6 +174,10 @@ class BudgetSettings(_Section):
         return self
 
 
+def _default_dtype(device: str) -> Any:
+    return fast_dtype(None if device == "auto" else device)
+
+
 class TrainRecipe(_Section):
     """A whole recipe."""
 
@@ -192,7 +197,8 @@ class TrainRecipe(_Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     threads: Positive | None = None  # default: all cores
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of the computation; parameters are float32
+    # Of the computation; parameters are float32. The device is checked before.
+    dtype: Literal["bfloat16", "float32"] = Field(default_factory=lambda values: _default_dtype(values["device"]))
     parallel: Literal["ddp", "fsdp"] = "ddp"  # under torchrun
 
     @model_validator(mode="after")
