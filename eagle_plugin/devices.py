@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 _DRIVER = Path("/proc/driver/nvidia/version")
+_CPUINFO = Path("/proc/cpuinfo")
 
 
 class DeviceError(UserError):
@@ -40,7 +41,7 @@ def check_device(name: str) -> str:
 def fast_dtype(device: str | torch.device | None = None) -> Literal["bfloat16", "float32"]:
     """The dtype for computing on a device: bfloat16, or float32 on a CPU for which torch has no bfloat16 product.
 
-    There, with AVX2 alone, torch multiplies bfloat16 row by row, and float32 is about five times as fast. None: a GPU
+    There, with AVX2 alone, torch multiplies bfloat16 row by row, and float32 is several times as fast. None: a GPU
     if there is one.
     """
     import torch
@@ -74,9 +75,15 @@ def driver_version() -> str:
 
 @functools.cache
 def _processor() -> str:
+    """The name, and family and model: hypervisors give processors with other instructions the same name."""
     try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return platform.processor()
-    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())
+    if "model name" not in fields:
+        return platform.processor()
+    return " ".join([fields["model name"], *(fields[name] for name in ("cpu family", "model") if name in fields)])

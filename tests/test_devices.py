@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import pytest
 import torch
 
-from eagle_plugin import cli
+from eagle_plugin import cli, devices
 from eagle_plugin.devices import DeviceError, check_device, fast_dtype
 from eagle_plugin.train.recipe import parse_recipe
 
@@ -29,6 +30,19 @@ def test_cuda_without_a_gpu(command: str, capsys: pytest.CaptureFixture[str], tm
 def test_a_head_that_is_not_there(tiny_target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["eval", str(tiny_target), "nosuch"]) == 2
     assert "error: nosuch is not a folder; give the folder that holds config.json" in capsys.readouterr().err
+
+
+def test_processors_with_the_same_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs that were measured on one do not hold for the other."""
+    found = []
+    for model in (1, 17):
+        cpuinfo = tmp_path / f"cpuinfo{model}"
+        cpuinfo.write_text(f"processor\t: 0\ncpu family\t: 25\nmodel\t\t: {model}\nmodel name\t: AMD EPYC\n" * 2)
+        monkeypatch.setattr(devices, "_CPUINFO", cpuinfo)
+        found.append(devices._processor.__wrapped__())
+    assert found == ["AMD EPYC 25 1", "AMD EPYC 25 17"]
+    cpuinfo.write_text("processor: 0\n")
+    assert devices._processor.__wrapped__() == platform.processor()
 
 
 @pytest.mark.parametrize(("has_products", "dtype"), [(True, "bfloat16"), (False, "float32")])

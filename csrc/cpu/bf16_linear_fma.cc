@@ -121,9 +121,11 @@ void multiply_tile(const Layer& layer, int64_t row, int64_t output, int64_t left
     for (int j = 0; j < kOutputs; ++j) pairs[j] = load_pairs(weight + at[j] + first, layer.inputs - first);
     add_products<Rows>(x, pairs, sums);
   }
-  simd::transpose(reinterpret_cast<Ints*>(sums));
-  Floats total = sums[0];
-  for (int i = 1; i < kLanes; ++i) total += sums[i];
+  Ints lanes[kLanes];
+  for (int i = 0; i < kLanes; ++i) lanes[i] = (Ints)sums[i];
+  simd::transpose(lanes);
+  Floats total = (Floats)lanes[0];
+  for (int i = 1; i < kLanes; ++i) total += (Floats)lanes[i];
   if (layer.bias) {
     Floats bias;
     for (int i = 0; i < kLanes; ++i) bias[i] = widened(layer.bias[output + std::min<int64_t>(i % kOutputs, left - 1)]);

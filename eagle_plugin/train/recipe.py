@@ -174,10 +174,6 @@ class BudgetSettings(_Section):
         return self
 
 
-def _default_dtype(device: str) -> Any:
-    return fast_dtype(None if device == "auto" else device)
-
-
 class TrainRecipe(_Section):
     """A whole recipe."""
 
@@ -197,8 +193,7 @@ class TrainRecipe(_Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     threads: Positive | None = None  # default: all cores
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    # Of the computation; parameters are float32. The device is checked before.
-    dtype: Literal["bfloat16", "float32"] = Field(default_factory=lambda values: _default_dtype(values["device"]))
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of the computation; without the key: what is fast, see below
     parallel: Literal["ddp", "fsdp"] = "ddp"  # under torchrun
 
     @model_validator(mode="after")
@@ -206,6 +201,9 @@ class TrainRecipe(_Section):
         total = sum(phase.share for phase in self.phases)
         if abs(total - 1) > 1e-6:
             raise ValueError(f"the shares of the phases sum to {total:g}, wanted 1")
+        if "dtype" not in self.model_fields_set:
+            # Not in model_fields_set after this either: who copies the given keys copies no default of this machine.
+            object.__setattr__(self, "dtype", fast_dtype(None if self.device == "auto" else self.device))
         return self
 
     @property

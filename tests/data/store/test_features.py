@@ -58,8 +58,8 @@ def test_padding_and_neighbours_change_nothing(architecture: str) -> None:
         for row, n in enumerate(lengths):
             alone_aux, alone_last = taps.run(rows[row : row + 1, :n], [n])
             assert alone_aux is not None
-            torch.testing.assert_close(aux[row, :n], alone_aux[0], atol=1e-5, rtol=1e-5)
-            torch.testing.assert_close(last[row, :n], alone_last[0], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(aux[row, :n], alone_aux[0], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(last[row, :n], alone_last[0], atol=1e-4, rtol=1e-4)
             assert not aux[row, n:].any() and not last[row, n:].any()
         # control: two rows packed into one are not the same
         packed, _ = taps.run(torch.cat([rows[0], rows[1]])[None], [40])

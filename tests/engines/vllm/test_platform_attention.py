@@ -14,6 +14,7 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentio
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from eagle_plugin.core.tree import chain_ancestors
+from eagle_plugin.kernels import build
 from eagle_plugin.kernels.attention import extend_attention, tree_attention
 
 HEADS, KV_HEADS, DIM, BLOCK, TOKENS, ROWS = 9, 3, 64, 128, 300, 8
@@ -68,6 +69,7 @@ def test_nodes_of_a_tree_are_rounded_as_plain_rows(given: tuple[Tensor, Tensor, 
 
 
 @pytest.mark.skipif(ISA == "amx", reason="this CPU has AMX: vLLM's kernel rounds the softmax to bfloat16")
+@pytest.mark.skipif(not build.cpu_flags() >= build.AVX512, reason="AVX2 alone: half of the outputs have the same bits")
 def test_without_amx_both_kernels_give_nearly_the_same_bits(given: tuple[Tensor, Tensor, Tensor]) -> None:
     query, keys, values = given
     same = by_us(query, keys, values, TOKENS) == by_platform(query, keys, values, TOKENS)
