@@ -153,11 +153,15 @@ def test_a_rank_that_walks_differently_follows_the_first(llm: LLM, expected: Spo
     in_ranks(llm, choose_faults)
     assert speak(llm) == expected and in_ranks(llm, take_splits) == [0, 0]
     in_ranks(llm, choose_faults, "skewed", "alone")
+    assert seeded(llm) != expected.seeded
+
+
+def seeded(llm: LLM) -> list[list[int]] | None:
+    """The text with seeds; None if vLLM ended: ranks with other trees may wait for messages of other sizes."""
     try:
-        seeded = speak(llm).seeded
-    except RuntimeError:  # ranks with other trees may also wait for messages of other sizes, and vLLM ends
-        return
-    assert seeded != expected.seeded
+        return speak(llm).seeded
+    except RuntimeError:
+        return None
 
 
 def capture_again(worker: Any) -> None:
@@ -188,7 +192,7 @@ def test_captured_steps_take_the_paths_of_the_first_rank(
         for faults, is_same in ((("skewed",), True), (("skewed", "alone"), False)):
             in_ranks(served, choose_faults, *faults)
             in_ranks(served, capture_again)
-            assert (speak(served).seeded == expected.seeded) is is_same, faults
+            assert (seeded(served) == expected.seeded) is is_same, faults
 
 
 @pytest.mark.matrix
