@@ -58,7 +58,7 @@ SEAMS: Seams = {
     "vllm.config.CacheConfig": attributes("cache_dtype enable_prefix_caching mamba_cache_mode mamba_block_size"),
     "vllm.config.ModelConfig": attributes(
         "model logprobs_mode architectures use_mla is_hybrid is_attention_free uses_mrope is_multimodal_model"
-        " is_encoder_decoder max_model_len enforce_eager"
+        " is_encoder_decoder max_model_len enforce_eager dtype head_dtype"
     ),
     "vllm.config.CompilationConfig": attributes("cudagraph_mode static_forward_context"),
     # The worker and its runner.
