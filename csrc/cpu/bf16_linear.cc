@@ -2,14 +2,10 @@
 // vdpbf16ps of AVX-512 BF16. Such a layer takes the time to read its weights, so they are read once, in order, and
 // asked for ahead of their use. An output is the same number whatever the other rows are: its products are always
 // summed in the same order.
-#include <bindings/checks.h>
-
-#include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include "avx512.h"
-#include "parallel.h"
+#include "bf16_rows.h"
 
 #if defined(EAGLE_AVX512)
 #define EAGLE_BF16 __attribute__((target(EAGLE_AVX512 ",avx512bf16")))
@@ -18,46 +14,16 @@
 namespace eagle {
 namespace {
 
-constexpr int64_t kRows = 8;               // of a group that is multiplied at once
-constexpr int64_t kBlock = 16;             // outputs of a block, whose weights stay in the cache for all rows
-constexpr int64_t kChunk = 2;              // blocks of one task
-constexpr int64_t kStep = 32;              // inputs per instruction
-constexpr int64_t kPart = 32;              // steps for which the rows of x stay in the first cache
-constexpr int64_t kAhead = 2;              // tiles between reading weights and asking for those to come
-constexpr int64_t kMinParallel = 1 << 17;  // weights; below, waking other threads costs more than it saves
+using Layer = Bf16Layer<uint16_t>;
 
-struct Layer {
-  // The rows in groups of 8, at the end of 8, 4, 2 or 1, each [steps, rows of the group, kStep], zeros after the last
-  // input and row. In this order a group is read from the first byte to the last; rows 4,096 bytes apart would share a
-  // line of the cache.
-  const uint16_t* x;
-  const uint16_t* weight;  // [outputs, inputs]
-  const uint16_t* bias;    // [outputs] or null
-  uint16_t* out;           // [rows, outputs]
-  int64_t rows, inputs, outputs, steps;
-};
+constexpr int64_t kRows = 8;   // of a group that is multiplied at once
+constexpr int64_t kStep = 32;  // inputs per instruction
+constexpr int64_t kPart = 32;  // steps for which the rows of x stay in the first cache
+constexpr int64_t kAhead = 2;  // tiles between reading weights and asking for those to come
 
-// Calls f(row, size of the group) for every group of rows; the last one may have more than are left.
-template <class F>
-void for_groups(int64_t rows, F&& f) {
-  for (int64_t row = 0; row < rows; row += kRows) {
-    const int64_t left = rows - row;
-    f(row, left > 4 ? kRows : left > 2 ? 4 : left);
-  }
-}
-
-void group_rows(const uint16_t* x, int64_t stride, const Layer& layer, uint16_t* grouped) {
-  for_groups(layer.rows, [&](int64_t row, int64_t size) {
-    uint16_t* to = grouped + row * layer.steps * kStep;
-    for (int64_t step = 0; step < layer.steps; ++step) {
-      const int64_t first = step * kStep, count = std::min(kStep, layer.inputs - first);
-      for (int64_t r = row; r < row + size; ++r, to += kStep) {
-        const int64_t copied = r < layer.rows ? count : 0;
-        std::copy_n(x + r * stride + first, copied, to);
-        std::fill(to + copied, to + kStep, 0);
-      }
-    }
-  });
+void copy_inputs(const uint16_t* from, int64_t count, uint16_t* to) {
+  std::copy_n(from, count, to);
+  std::fill(to + count, to + kStep, 0);
 }
 
 #if defined(EAGLE_BF16)
@@ -172,36 +138,29 @@ EAGLE_BF16 void multiply_tiles(const Layer& layer, int64_t row, int64_t output) 
 }
 
 template <int Rows, bool Fetch>
-void multiply_block(const Layer& layer, int64_t row, int64_t output) {
-  const int64_t end = std::min(layer.outputs, output + kBlock);
-  if (output + kBlock == end) return multiply_tiles<Rows, 16 / Rows, Rows, Fetch>(layer, row, output);
+void multiply_block(const Layer& layer, int64_t row, int64_t output, int64_t end) {
+  if (output + kBf16Block == end) return multiply_tiles<Rows, 16 / Rows, Rows, Fetch>(layer, row, output);
   for (; output < end; ++output) multiply_tiles<Rows, 1, 1, false>(layer, row, output);
 }
 
 // The first rows ask for the weights to come, the others find them in the cache.
 template <bool Fetch>
-void multiply_rows(const Layer& layer, int64_t row, int64_t rows, int64_t output) {
+void multiply_rows(const Layer& layer, int64_t row, int64_t rows, int64_t output, int64_t end) {
   switch (rows) {
     case 8:
-      return multiply_block<8, Fetch>(layer, row, output);
+      return multiply_block<8, Fetch>(layer, row, output, end);
     case 4:
-      return multiply_block<4, Fetch>(layer, row, output);
+      return multiply_block<4, Fetch>(layer, row, output, end);
     case 2:
-      return multiply_block<2, Fetch>(layer, row, output);
+      return multiply_block<2, Fetch>(layer, row, output, end);
     default:
-      return multiply_block<1, Fetch>(layer, row, output);
+      return multiply_block<1, Fetch>(layer, row, output, end);
   }
 }
 
 void multiply_all(const Layer& layer) {
-  const int64_t tasks = (layer.outputs + kChunk * kBlock - 1) / (kChunk * kBlock);
-  parallel_for(tasks, layer.outputs * layer.inputs >= kMinParallel, [&](int64_t task) {
-    const int64_t end = std::min(layer.outputs, (task + 1) * kChunk * kBlock);
-    for (int64_t output = task * kChunk * kBlock; output < end; output += kBlock) {
-      for_groups(layer.rows, [&](int64_t row, int64_t rows) {
-        row ? multiply_rows<false>(layer, row, rows, output) : multiply_rows<true>(layer, row, rows, output);
-      });
-    }
+  for_blocks<kRows>(layer, [&](int64_t row, int64_t rows, int64_t output, int64_t end) {
+    row ? multiply_rows<false>(layer, row, rows, output, end) : multiply_rows<true>(layer, row, rows, output, end);
   });
 }
 
@@ -222,28 +181,16 @@ bool has_bf16_linear() {
 
 }  // namespace
 
-// x [rows, K] bfloat16, rows may have a stride; weight [N, K], bias [N] or [0], out [rows, N], all bfloat16.
+// Arguments as in bf16_rows.h.
 void bf16_linear(TensorView x, TensorView weight, TensorView bias, TensorView out) {
-  const int64_t stride = check_rows(x, "x", kBF16, {kAny, kAny}), rows = x.size(0), inputs = x.size(1);
-  check(weight, "weight", kBF16, {kAny, inputs});
-  const int64_t outputs = weight.size(0);
-  check(bias, "bias", kBF16, {bias.numel() ? outputs : 0});
-  check(out, "out", kBF16, {rows, outputs});
+  Layer layer = check_bf16_linear<uint16_t>(x, weight, bias, out, kStep);
   if (!has_bf16_linear()) {
     TVM_FFI_THROW(RuntimeError) << "this CPU has no AVX-512 BF16: ask has_bf16_linear() first";
   }
-  const int64_t steps = (inputs + kStep - 1) / kStep;
   thread_local std::vector<uint16_t> grouped;  // grows to the largest call of a thread, and stays
-  grouped.resize(std::max<size_t>(grouped.size(), (rows + kRows) * steps * kStep));
-  const Layer layer{grouped.data(),
-                    ptr<uint16_t>(weight),
-                    bias.numel() ? ptr<uint16_t>(bias) : nullptr,
-                    ptr<uint16_t>(out),
-                    rows,
-                    inputs,
-                    outputs,
-                    steps};
-  group_rows(ptr<uint16_t>(x), stride, layer, grouped.data());
+  grouped.resize(std::max<size_t>(grouped.size(), (layer.rows + kRows) * layer.steps * kStep));
+  layer.x = grouped.data();
+  group_rows<kRows, kStep>(ptr<uint16_t>(x), x.stride(0), layer, grouped.data(), copy_inputs);
   multiply_all(layer);
 }
 

@@ -1,13 +1,9 @@
 // The linear layer of bf16_linear.cc for CPUs without products of bfloat16 pairs: every weight is widened to float32 in
 // a register, once for a group of rows. An output is the same number whatever the other rows are: its products are
 // always summed in the same order.
-#include <bindings/checks.h>
-
-#include <algorithm>
 #include <cstring>
-#include <vector>
 
-#include "parallel.h"
+#include "bf16_rows.h"
 #include "simd.h"
 
 namespace eagle {
@@ -18,38 +14,12 @@ using simd::Floats;
 using simd::Ints;
 using simd::kLanes;
 
-constexpr int64_t kRows = 4;               // of a group that is multiplied at once
-constexpr int64_t kBlock = 16;             // outputs of a block, whose weights stay in the cache for all rows
-constexpr int64_t kChunk = 2;              // blocks of one task
-constexpr int64_t kStep = 2 * kLanes;      // inputs of a vector of weights
-constexpr int64_t kMaxRows = 256;          // rows whose inputs are float32 at a time
-constexpr int64_t kMinParallel = 1 << 17;  // weights; below, waking other threads costs more than it saves
+// A step has the inputs with even numbers, then those with odd ones, as the halves of a vector of weights.
+using Layer = Bf16Layer<float>;
 
-struct Layer {
-  // The rows in groups of 4, at the end of 4, 2 or 1, each [steps, rows of the group, 2, kLanes] float32: of a step the
-  // inputs with even numbers, then those with odd ones, as the halves of a vector of weights. Zeros after the last.
-  const float* x;
-  const uint16_t* weight;  // [outputs, inputs]
-  const uint16_t* bias;    // [outputs] or null
-  BFloat16* out;           // [rows, outputs]
-  int64_t rows, inputs, outputs, steps;
-};
-
-// Calls f(row, size of the group) for every group of rows; the last one may have more than are left.
-template <class F>
-void for_groups(int64_t rows, F&& f) {
-  for (int64_t row = 0; row < rows; row += kRows) {
-    const int64_t left = rows - row;
-    f(row, left > 2 ? kRows : left);
-  }
-}
-
-float widened(uint16_t bits) {
-  const uint32_t wide = uint32_t(bits) << 16;
-  float value;
-  std::memcpy(&value, &wide, sizeof value);
-  return value;
-}
+constexpr int64_t kRows = 4;           // of a group that is multiplied at once
+constexpr int64_t kStep = 2 * kLanes;  // inputs of a vector of weights
+constexpr int64_t kMaxRows = 256;      // rows whose inputs are float32 at a time
 
 // The kStep weights or inputs from `p` on, `count` of them; zeros for the others.
 inline Ints load_pairs(const uint16_t* p, int64_t count) {
@@ -69,18 +39,10 @@ inline Ints load_pairs(const uint16_t* p) {
 inline Floats even(Ints pairs) { return (Floats)(pairs << 16); }
 inline Floats odd(Ints pairs) { return (Floats)(pairs & int32_t(0xffff0000)); }
 
-void group_rows(const uint16_t* x, int64_t stride, const Layer& layer, float* grouped) {
-  for_groups(layer.rows, [&](int64_t row, int64_t size) {
-    float* to = grouped + row * layer.steps * kStep;
-    for (int64_t step = 0; step < layer.steps; ++step) {
-      const int64_t first = step * kStep, count = std::min(kStep, layer.inputs - first);
-      for (int64_t r = row; r < row + size; ++r, to += kStep) {
-        const Ints pairs = r < layer.rows ? load_pairs(x + r * stride + first, count) : Ints{};
-        simd::store(to, even(pairs));
-        simd::store(to + kLanes, odd(pairs));
-      }
-    }
-  });
+void copy_inputs(const uint16_t* from, int64_t count, float* to) {
+  const Ints pairs = load_pairs(from, count);
+  simd::store(to, even(pairs));
+  simd::store(to + kLanes, odd(pairs));
 }
 
 template <int Rows>
@@ -127,9 +89,9 @@ void multiply_tile(const Layer& layer, int64_t row, int64_t output, int64_t left
   Floats total = (Floats)lanes[0];
   for (int i = 1; i < kLanes; ++i) total += (Floats)lanes[i];
   if (layer.bias) {
-    Floats bias;
-    for (int i = 0; i < kLanes; ++i) bias[i] = widened(layer.bias[output + std::min<int64_t>(i % kOutputs, left - 1)]);
-    total += bias;
+    BFloat16 bias[kLanes];
+    for (int i = 0; i < kLanes; ++i) bias[i].bits = layer.bias[output + std::min<int64_t>(i % kOutputs, left - 1)];
+    total += simd::load(bias);
   }
   BFloat16 rounded[kLanes];
   simd::store(rounded, total);
@@ -153,40 +115,23 @@ void multiply_rows(const Layer& layer, int64_t row, int64_t rows, int64_t output
 }
 
 void multiply_all(const Layer& layer) {
-  const int64_t tasks = (layer.outputs + kChunk * kBlock - 1) / (kChunk * kBlock);
-  parallel_for(tasks, layer.outputs * layer.inputs >= kMinParallel, [&](int64_t task) {
-    const int64_t last = std::min(layer.outputs, (task + 1) * kChunk * kBlock);
-    for (int64_t output = task * kChunk * kBlock; output < last; output += kBlock) {
-      const int64_t end = std::min(last, output + kBlock);
-      for_groups(layer.rows, [&](int64_t row, int64_t rows) {
-        row ? multiply_rows<false>(layer, row, rows, output, end) : multiply_rows<true>(layer, row, rows, output, end);
-      });
-    }
+  for_blocks<kRows>(layer, [&](int64_t row, int64_t rows, int64_t output, int64_t end) {
+    row ? multiply_rows<false>(layer, row, rows, output, end) : multiply_rows<true>(layer, row, rows, output, end);
   });
 }
 
 }  // namespace
 
-// Arguments as of bf16_linear.
+// Arguments as in bf16_rows.h.
 void bf16_linear_fma(TensorView x, TensorView weight, TensorView bias, TensorView out) {
-  const int64_t stride = check_rows(x, "x", kBF16, {kAny, kAny}), rows = x.size(0), inputs = x.size(1);
-  check(weight, "weight", kBF16, {kAny, inputs});
-  const int64_t outputs = weight.size(0);
-  check(bias, "bias", kBF16, {bias.numel() ? outputs : 0});
-  check(out, "out", kBF16, {rows, outputs});
-  const int64_t steps = (inputs + kStep - 1) / kStep, most = std::min(rows, kMaxRows);
+  Layer layer = check_bf16_linear<float>(x, weight, bias, out, kStep);
+  const int64_t rows = layer.rows, most = std::min(rows, kMaxRows);
   thread_local std::vector<float> grouped;  // grows to the largest call of a thread, and stays
-  grouped.resize(std::max<size_t>(grouped.size(), (most + kRows) * steps * kStep));
-  for (int64_t first = 0; first < rows; first += kMaxRows) {
-    const Layer layer{grouped.data(),
-                      ptr<uint16_t>(weight),
-                      bias.numel() ? ptr<uint16_t>(bias) : nullptr,
-                      ptr<BFloat16>(out) + first * outputs,
-                      std::min(kMaxRows, rows - first),
-                      inputs,
-                      outputs,
-                      steps};
-    group_rows(ptr<uint16_t>(x) + first * stride, stride, layer, grouped.data());
+  grouped.resize(std::max<size_t>(grouped.size(), (most + kRows) * layer.steps * kStep));
+  layer.x = grouped.data();
+  for (int64_t first = 0; first < rows; first += kMaxRows, layer.out += kMaxRows * layer.outputs) {
+    layer.rows = std::min(kMaxRows, rows - first);
+    group_rows<kRows, kStep>(ptr<uint16_t>(x) + first * x.stride(0), x.stride(0), layer, grouped.data(), copy_inputs);
     multiply_all(layer);
   }
 }

@@ -1,5 +1,5 @@
 // The linear layer of int8_linear.cc for CPUs with AVX2 alone: weights and inputs are widened to int16, and a vector of
-// products has four outputs. Its results are those of the other kernel, to the bit.
+// products has four outputs. It sums in the order of the other kernel, whose results it should have to the bit.
 #include "int8_rows.h"
 #include "parallel.h"
 #include "simd.h"

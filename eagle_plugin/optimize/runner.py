@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -136,8 +135,9 @@ def _endpoint(stage: Stage, job: JobRecipe, target: Path, out: Path, console: Co
     if not stage.needs_server:
         yield []
         return
-    spec = ServerSpec(target=target, mode="plain", engine=default_engine())
-    spec = replace(spec, dtype=fast_dtype(spec.device)).for_concurrency(job.generate.concurrency)
+    dtype = fast_dtype(ServerSpec.device)
+    spec = ServerSpec(target=target, mode="plain", engine=default_engine(), dtype=dtype)
+    spec = spec.for_concurrency(job.generate.concurrency)
     # The start of an engine cannot be asked to finish a step: here SIGTERM ends the job at once.
     with contextlib.ExitStack() as stack:
         with sigterm_as_exit():

@@ -202,7 +202,6 @@ class TrainRecipe(_Section):
         if abs(total - 1) > 1e-6:
             raise ValueError(f"the shares of the phases sum to {total:g}, wanted 1")
         if "dtype" not in self.model_fields_set:
-            # Not in model_fields_set after this either: who copies the given keys copies no default of this machine.
             object.__setattr__(self, "dtype", fast_dtype(None if self.device == "auto" else self.device))
         return self
 

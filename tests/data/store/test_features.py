@@ -52,14 +52,15 @@ def test_states_and_logits_are_the_models_own(architecture: str) -> None:
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "qwen3_next", "llama4_text", "qwen3_moe"])
 def test_padding_and_neighbours_change_nothing(architecture: str) -> None:
     rows, lengths = random_ids(3, 20), [20, 7, 13]
+    limit = 1e-4 if architecture == "qwen3_next" else 1e-5  # its linear attention sums over chunks: 1.7e-5 with AVX2
     with Taps(tiny_target(architecture), AUX) as taps:
         aux, last = taps.run(rows, lengths)
         assert aux is not None
         for row, n in enumerate(lengths):
             alone_aux, alone_last = taps.run(rows[row : row + 1, :n], [n])
             assert alone_aux is not None
-            torch.testing.assert_close(aux[row, :n], alone_aux[0], atol=1e-4, rtol=1e-4)
-            torch.testing.assert_close(last[row, :n], alone_last[0], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(aux[row, :n], alone_aux[0], atol=limit, rtol=limit)
+            torch.testing.assert_close(last[row, :n], alone_last[0], atol=limit, rtol=limit)
             assert not aux[row, n:].any() and not last[row, n:].any()
         # control: two rows packed into one are not the same
         packed, _ = taps.run(torch.cat([rows[0], rows[1]])[None], [40])
