@@ -133,9 +133,10 @@ test-matrix: ## every test: make test, and more sizes, settings, builds and rele
 CODE := $(wildcard *.py eagle_plugin compat tests benchmarks tools)
 CXX_CODE := $(filter %.h %.cc %.cu %.cuh,$(NATIVE) $(COMPAT_NATIVE) $(wildcard tests/kernels/cuda/*))
 
-lint: env ## ruff, mypy and clang-format, changing nothing
+lint: env ## ruff, mypy, clang-format and the terms of the project, changing nothing
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/python tools/lint_terms.py
 	$(BIN)/mypy
 	$(if $(CXX_CODE),$(BIN)/clang-format --dry-run --Werror $(CXX_CODE))
 

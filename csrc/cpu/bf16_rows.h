@@ -52,16 +52,16 @@ void for_groups(int64_t rows, F&& f) {
   }
 }
 
-// Brings the rows of x, `stride` apart, into the order of Bf16Layer::x. copy(from, count, to) writes Step elements:
-// `count` inputs, then zeros.
+// Brings the rows of x, `input_stride` elements apart, into the order of Bf16Layer::x. copy(from, count, to) writes
+// Step elements: `count` inputs, then zeros.
 template <int64_t MaxRows, int64_t Step, class T, class Copy>
-void group_rows(const uint16_t* x, int64_t stride, const Bf16Layer<T>& layer, T* grouped, Copy&& copy) {
+void group_rows(const uint16_t* x, int64_t input_stride, const Bf16Layer<T>& layer, T* grouped, Copy&& copy) {
   for_groups<MaxRows>(layer.rows, [&](int64_t row, int64_t size) {
     T* to = grouped + row * layer.steps * Step;
     for (int64_t step = 0; step < layer.steps; ++step) {
       const int64_t first = step * Step, count = std::min(Step, layer.inputs - first);
       for (int64_t r = row; r < row + size; ++r, to += Step) {
-        r < layer.rows ? copy(x + r * stride + first, count, to) : copy(x, 0, to);
+        r < layer.rows ? copy(x + r * input_stride + first, count, to) : copy(x, 0, to);
       }
     }
   });

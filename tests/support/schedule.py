@@ -88,7 +88,6 @@ SECONDS = {
     "engines/sglang/test_perfect_head.py": 18,
     "train/test_known_optimum.py": 16,
     "evaluate/test_check_command.py": 16,
-    "test_terms.py": 16,
     "bench/test_gpu_steps.py": 16,
     "heads/test_target_table.py": 15,
 }
