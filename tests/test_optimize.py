@@ -83,6 +83,7 @@ def test_the_stages_are_in_order_and_name_each_others_files(recipe, tmp_path):
         (("evaluate: []", "evalute: []"), "evalute: Extra inputs are not permitted"),
         (("target: smollm2-135m-instruct\n", ""), "target: Field required"),
         (("prompts: {files", "prompts: {builtin: 5, files"), "prompts name both files and builtin"),
+        (("prompts: {files", "prompts: {skip: 5, files"), "prompts.skip is 5, and only built-in prompts can be left"),
         (("evaluate: []", "evalute: []"), "did you mean evaluate?"),
         (("evaluate: []", "evaluate: [gsm9k]"), "evaluate names 'gsm9k', wanted of mtbench, humaneval, gsm8k, did you "
                                                 "mean gsm8k?"),

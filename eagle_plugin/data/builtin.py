@@ -29,6 +29,7 @@ from eagle_plugin.data.sources.builtin_prompts import (
 from eagle_plugin.data.sources.packages import cached_file
 from eagle_plugin.data.sources.prompts import format_prompt
 from eagle_plugin.data.sources.sets import SETS, eval_prompts
+from eagle_plugin.errors import UserError
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -40,13 +41,18 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, required=True, help="file of prompts, for `eagle-plugin data generate`")
-    parser.add_argument("--limit", type=int, help="number of prompts, from the first (default: all)")
+    parser.add_argument("--limit", type=int, help="number of prompts, after those left out (default: all)")
+    parser.add_argument(
+        "--skip", type=int, default=0, help="number of prompts to leave out, from the first (default: 0)"
+    )
     parser.add_argument(
         "--recorded", action="store_true", help="ShareGPT questions with their recorded answers, for `data render`"
     )
     options = parser.parse_args(argv)
     if options.limit is not None and options.limit < 1:
         parser.error(f"--limit is {options.limit}, wanted at least 1")
+    if options.skip < 0:
+        parser.error(f"--skip is {options.skip}, wanted at least 0")
     return options
 
 
@@ -62,13 +68,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         every = builtin_prompts(sharegpt_openings(path), code_prompts())
     held_out = [text for name in SETS for text in eval_prompts(name)]
-    prompts = itertools.islice(without(every, held_out), options.limit)
+    end = None if options.limit is None else options.skip + options.limit
+    prompts = itertools.islice(without(every, held_out), options.skip, end)
     counts: Counter[str] = Counter()
 
     def lines() -> Iterator[str]:
         for prompt in prompts:
             counts[prompt.source] += 1
             yield format_prompt(prompt)
+        if not counts:
+            raise UserError(f"--skip is {options.skip}, and there are no more prompts than that; give a smaller number")
 
     write_output(options.out, lines())
     table = Table("source", "prompts", title=str(options.out), title_justify="left")

@@ -12,6 +12,7 @@ from eagle_plugin.models.shipped import head_folder
 from eagle_plugin.recipes import read_yaml, validate
 
 Positive = Annotated[int, Field(gt=0)]
+Skipped = Annotated[int, Field(ge=0)]
 
 
 class JobError(UserError):
@@ -38,6 +39,7 @@ class PromptSettings(_Section):
     files: list[Path] = []
     sets: list[SetSettings] = []  # well-known data sets by name
     builtin: Positive | None = None  # how many built-in prompts
+    skip: Skipped = 0  # built-in prompts to leave out, from the first: those that the head was trained on
     privacy: str = "drop"  # of files, as in `data prepare`
 
 
@@ -54,6 +56,7 @@ class RecordedSettings(_Section):
     """Recorded dialogues of the built-in prompts, which the target reads but did not generate."""
 
     count: Positive
+    skip: Skipped = 0  # dialogues to leave out, from the first
     max_length: Positive = 512
 
 

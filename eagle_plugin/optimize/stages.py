@@ -80,6 +80,10 @@ def _prompt_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
     files = [*map(str, settings.files)]
     if bool(files or settings.sets) == (settings.builtin is not None):
         raise JobError("the recipe's prompts name both files and builtin, or neither; give one of them")
+    if settings.skip and settings.builtin is None:
+        raise JobError(
+            f"the recipe's prompts.skip is {settings.skip}, and only built-in prompts can be left out; delete it"
+        )
     for wanted in settings.sets:
         made = data / "sets" / f"{wanted.name}.jsonl"
         args = ["data", "set", wanted.name, "--out", str(made)]
@@ -90,7 +94,7 @@ def _prompt_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
         yield Stage(f"data set {wanted.name}", args, made)
         files.append(str(made))
     if settings.builtin is not None:
-        args = ["data", "builtin", "--limit", str(settings.builtin), "--out", str(prompts)]
+        args = ["data", "builtin", *_count(settings.builtin, settings.skip), "--out", str(prompts)]
     else:
         args = ["data", "prepare", *files, "--privacy", settings.privacy, "--out", str(prompts)]
     yield Stage("prompts", args, prompts)
@@ -104,10 +108,16 @@ def _prompt_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
     yield Stage("answers of the target", args, rows, needs_server=not ask.endpoints)
     if job.recorded is not None:
         dialogues, rows = data / "dialogues.jsonl", data / "recorded.jsonl"
-        args = ["data", "builtin", "--recorded", "--limit", str(job.recorded.count), "--out", str(dialogues)]
+        count = _count(job.recorded.count, job.recorded.skip)
+        args = ["data", "builtin", "--recorded", *count, "--out", str(dialogues)]
         yield Stage("recorded dialogues", args, dialogues)
         args = ["data", "render", str(dialogues), "--target", str(target), "--out", str(rows)]
         yield Stage("rendered dialogues", [*args, "--max-length", str(job.recorded.max_length)], rows)
+
+
+def _count(limit: int, skip: int) -> list[str]:
+    """Options of `data builtin`; without --skip where it leaves out none, as in jobs that began before the option."""
+    return ["--limit", str(limit), *(["--skip", str(skip)] if skip else [])]
 
 
 def _train_recipe(name: str, keys: dict[str, Any], job: JobRecipe, target: Path, data: Path, head: Path | None) -> str:

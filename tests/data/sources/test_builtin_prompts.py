@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from eagle_plugin.data import builtin
 from eagle_plugin.data.sources.builtin_prompts import (
     builtin_prompts,
     documented_functions,
@@ -11,6 +12,7 @@ from eagle_plugin.data.sources.builtin_prompts import (
     word_problem,
 )
 from eagle_plugin.data.sources.prompts import Prompt
+from eagle_plugin.errors import UserError
 
 
 def test_word_problems_are_those_that_the_shipped_data_was_made_from():
@@ -61,3 +63,34 @@ def test_functions_are_signature_and_docstring(tmp_path):
         (tmp_path / folder / "shape.py").write_text(module)
     (tmp_path / "broken.py").write_text("def (")
     assert list(documented_functions(tmp_path)) == [method.rstrip("\n")]
+
+
+@pytest.fixture
+def few_prompts(monkeypatch):
+    """The command's prompts are the openings 0 to 9, and the dialogues a to e."""
+    monkeypatch.setattr(builtin, "cached_file", lambda file, report: None)
+    monkeypatch.setattr(builtin, "sharegpt_openings", lambda path: [f"opening {n}" for n in range(10)])
+    monkeypatch.setattr(builtin, "sharegpt_dialogues", lambda path: [(name, f"answer {name}") for name in "abcde"])
+    monkeypatch.setattr(builtin, "code_prompts", list)
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (["--limit", "4"], ["opening 0", "opening 1", None, "opening 2"]),
+        (["--skip", "4", "--limit", "3"], ["opening 3", "opening 4", None]),
+        (["--skip", "12"], ["opening 9"]),
+        (["--recorded", "--skip", "2", "--limit", "2"], ["c", "d"]),
+    ],
+)
+def test_prompts_are_left_out_from_the_first(few_prompts, tmp_path, options, found):
+    out = tmp_path / "prompts.jsonl"
+    assert builtin.main([*options, "--out", str(out)]) == 0
+    texts = [json.loads(line)["messages"][0]["content"] for line in out.read_text().splitlines()]
+    assert [text if text in found else None for text in texts] == found  # None: a word problem
+
+
+def test_no_prompt_is_left(few_prompts, tmp_path):
+    with pytest.raises(UserError, match="--skip is 99, and there are no more prompts than that"):
+        builtin.main(["--skip", "99", "--out", str(tmp_path / "prompts.jsonl")])
+    assert not list(tmp_path.iterdir())
