@@ -14,7 +14,7 @@ from eagle_plugin import keyed_json
 from eagle_plugin.core.costs import Costs, Curve, Forward
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.devices import device_key
-from eagle_plugin.engines import huge_pages
+from eagle_plugin.engines import huge_pages, target_weights
 from eagle_plugin.errors import UserError
 from eagle_plugin.kernels import loader
 
@@ -45,6 +45,7 @@ def key_of(
         **device_key(torch.device(device)),
         "dtype": dtype,
         "threads": torch.get_num_threads(),
+        "target_linear": target_weights.is_wanted(),
         "huge_pages": torch.device(device).type == "cpu" and huge_pages.available(),
         "caps": list(caps),
         "torch": torch.__version__,

@@ -40,13 +40,18 @@ class Bf16Method:
         return getattr(self.original, name)
 
 
+def is_wanted() -> bool:
+    """Whether the user leaves the choice to us."""
+    return os.environ.get("EAGLE_TARGET_LINEAR", "1") != "0"
+
+
 def use_bf16_kernel(model: nn.Module, methods: tuple[type, ...]) -> int:
     """Let our kernel run the layers of a model whose linear method is one of these; returns how many.
 
     It is 0 where there is no kernel for this CPU, or with ``EAGLE_TARGET_LINEAR=0``. Layers whose weights the engine
     keeps in another order are left out.
     """
-    if os.environ.get("EAGLE_TARGET_LINEAR", "1") == "0" or bf16_linear.native_kernel() is None:
+    if not is_wanted() or bf16_linear.native_kernel() is None:
         return 0
     layers: list[Any] = [layer for layer in model.modules() if type(getattr(layer, "quant_method", None)) in methods]
     layers = [layer for layer in layers if _is_served(getattr(layer, "weight", None))]

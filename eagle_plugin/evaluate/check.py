@@ -98,7 +98,9 @@ def check(
 
     model, tokenizer = load_target(target_dir, _dtype()), load_tokenizer(target_dir)
     rows = [TokenRow(f"check-{i}", "check", chat_ids(tokenizer, p), [], "", "val") for i, p in enumerate(prompts)]
-    responses = responses_at(lambda: model, target_dir, rows, temperature=0.0, tokens=TOKENS, report=report)
+    responses = responses_at(
+        lambda: model, target_dir, rows, dtype=model.dtype, temperature=0.0, tokens=TOKENS, report=report
+    )
     layers = sorted({layer for one in (served, *possible, *mistakes) for layer in one.aux_layers})
     with torch.no_grad():
         read = Responses(model, responses, layers, 0.0)

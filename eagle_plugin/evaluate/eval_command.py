@@ -137,6 +137,7 @@ def measure(
             lambda: model,
             target_dir,
             rows,
+            dtype=DTYPES[options.dtype],
             temperature=temperature,
             tokens=options.tokens,
             seed=options.seed,

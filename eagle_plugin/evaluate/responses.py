@@ -61,6 +61,7 @@ def responses_at(
     target_dir: str | Path,
     rows: Sequence[TokenRow],
     *,
+    dtype: torch.dtype,
     temperature: float,
     tokens: int,
     seed: int = 0,
@@ -69,15 +70,15 @@ def responses_at(
     """Return the rows with a response that the target wrote at this temperature, at most `tokens` long.
 
     A row keeps its response if it was written at this temperature. The rest are written together, and kept in the cache
-    under a digest of the target, the prompts and the settings. model is called only if something has to be written;
-    report gets the number of prompts done.
+    under a digest of the target, the prompts and the settings. model gives the target in `dtype` and is called only if
+    something has to be written; report gets the number of prompts done.
     """
     ready = {i: replace(row, response_ids=row.response_ids[:tokens]) for i, row in enumerate(rows)
              if row.response_ids and row.temperature == temperature}  # fmt: skip
     missing = [i for i in range(len(rows)) if i not in ready]
     if missing:
         prompts = [rows[i] for i in missing]
-        path = _cache_file(target_dir, prompts, temperature, tokens, seed)
+        path = _cache_file(target_dir, prompts, dtype, temperature, tokens, seed)
         if not path.is_file():
             written = generate_responses(
                 model(), prompts, temperature, tokens, seed, stop_token_ids(target_dir), report
@@ -126,8 +127,9 @@ def generate_responses(
 
 
 def _cache_file(
-    target_dir: str | Path, prompts: Iterable[TokenRow], temperature: float, tokens: int, seed: int
+    target_dir: str | Path, prompts: Iterable[TokenRow], dtype: torch.dtype, temperature: float, tokens: int, seed: int
 ) -> Path:
-    facts = [target_digests(target_dir), [row.prompt_ids for row in prompts], temperature, tokens, seed, BATCH]
+    prompt_ids = [row.prompt_ids for row in prompts]
+    facts = [target_digests(target_dir), prompt_ids, str(dtype), temperature, tokens, seed, BATCH]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     return cache_folder() / "texts" / f"{digest[:32]}.jsonl"

@@ -58,8 +58,11 @@ def test_answers_are_written_once(
         calls.append(1)
         return model
 
+    def written(tokens: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> list[TokenRow]:
+        return responses_at(target, tiny_target, asked, dtype=dtype, temperature=0.0, tokens=tokens, seed=seed)
+
     def answers(tokens: int) -> list[list[int]]:
-        done = responses_at(target, tiny_target, asked, temperature=0.0, tokens=tokens)
+        done = written(tokens)
         assert [(t.id, t.prompt_ids) for t in done] == [(t.id, t.prompt_ids) for t in asked]
         return [t.response_ids for t in done]
 
@@ -67,8 +70,9 @@ def test_answers_are_written_once(
     assert answers(6) == [[7, 8, 9, 10], *(plain_greedy(model, ids, 6) for ids in PROMPTS[1:]), own, own]
     assert answers(6)[0] == [7, 8, 9, 10] and len(calls) == 1
     assert [len(a) for a in answers(3)] == [3] * 5 and len(calls) == 2
-    responses_at(target, tiny_target, asked, temperature=0.0, tokens=6, seed=1)
-    assert len(calls) == 3 and len(list((tmp_path / "texts").iterdir())) == 3
+    written(6, seed=1)
+    written(6, dtype=torch.bfloat16)
+    assert len(calls) == 4 and len(list((tmp_path / "texts").iterdir())) == 4
 
 
 def test_held_out_rows(tmp_path: Path) -> None:
