@@ -20,112 +20,20 @@ Letters in shapes: R target rows, S head rows of one step, H hidden size, D draf
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from eagle_plugin.data.store.features import Readout
+from eagle_plugin.train.columns import Columns
+from eagle_plugin.train.teacher import Distribution, Teacher, widen
 
 Loss = Literal["ce", "lk"]
 LK_RATE = 3.0
 # Elements of logits at once. On a GPU one large tile per chunk is the fastest.
 CHUNK = {"cpu": 1 << 21, "cuda": 1 << 27}
 TILE = {"cpu": 1 << 19, "cuda": 1 << 27}
-
-
-class Distribution(NamedTuple):
-    """The target's distribution for some rows."""
-
-    p: Tensor  # [R, D] float32, not renormalised
-    mass: Tensor  # [R] float32, the sum of p
-    top: Tensor  # [R] int64, the draft id of the target's most probable token; -1 outside the draft vocabulary
-
-
-class Teacher:
-    """The target's distribution over the draft vocabulary, from its last hidden states."""
-
-    def __init__(
-        self,
-        readout: Readout,
-        draft_ids: Tensor | None,
-        dtype: torch.dtype,
-        *,
-        mode: Literal["full", "draft"] = "full",
-        oov: Literal["mass", "drop"] = "mass",
-        top_k: int = 0,
-    ) -> None:
-        """draft_ids [D] int64, ascending target ids; None: the whole vocabulary.
-
-        mode "full" normalises over V, "draft" over D only, which costs D / V of it. oov "drop" renormalises over D and
-        leaves out rows whose most probable token is outside. top_k > 0 keeps that many of the draft tokens.
-        """
-        vocab = len(readout.weight)
-        self.rest: Readout | None = None
-        self.in_draft: Tensor | None = None
-        if draft_ids is None or len(draft_ids) == vocab:
-            self.draft = _columns(readout, None, dtype)
-        else:
-            self.draft = _columns(readout, draft_ids, dtype)
-            inside = torch.zeros(vocab, dtype=torch.bool, device=draft_ids.device)
-            inside[draft_ids] = True
-            if mode == "full":
-                self.rest = _columns(readout, (~inside).nonzero()[:, 0], dtype)
-            else:
-                self.in_draft = inside
-        self.drop, self.top_k = oov == "drop", top_k
-
-    def read(self, last: Tensor, tokens: Tensor, tile: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return logits over D [R, D], what they are normalised by [R], and the most probable draft token [R] or -1.
-
-        last [R, H], tokens [R] int64: what came next in the data. Without the rest of the vocabulary (mode "draft"),
-        `tokens` decide which rows the head cannot predict. tile: rows at once in float32.
-        """
-        logits = self.draft(last)
-        parts = [_highest(_wide(part)) for part in logits.split(tile)]
-        norm, best, top = (torch.cat(column) for column in zip(*parts, strict=True))
-        if self.rest is not None:
-            width = len(self.draft.weight)
-            for start in range(0, len(self.rest.weight), width):
-                columns = slice(start, start + width)
-                bias = None if self.rest.bias is None else self.rest.bias[columns]
-                others = replace(self.rest, weight=self.rest.weight[columns], bias=bias)(last)
-                for i, part in enumerate(others.split(tile)):
-                    rows, wide = slice(i * tile, (i + 1) * tile), _wide(part)
-                    top[rows].masked_fill_(wide.amax(-1) > best[rows], -1)
-                    norm[rows] = torch.logaddexp(norm[rows], wide.logsumexp(-1))
-        elif self.in_draft is not None:
-            top = top.masked_fill(~self.in_draft[tokens], -1)
-        return logits, norm, top
-
-    def spread(self, logits: Tensor, norm: Tensor, top: Tensor) -> Distribution:
-        """The distribution of some rows of what `read` returned."""
-        p = _wide(logits).sub(norm[:, None]).exp_()
-        if self.drop:
-            p.mul_(((top >= 0) / p.sum(-1))[:, None])
-        if self.top_k:
-            kept = p.topk(self.top_k)
-            p = torch.zeros_like(p).scatter_(-1, kept.indices, kept.values)
-        return Distribution(p, p.sum(-1), top)
-
-
-def _columns(readout: Readout, ids: Tensor | None, dtype: torch.dtype) -> Readout:
-    """The readout in another dtype, of the tokens `ids` alone."""
-    weight, bias = readout.weight.detach(), None if readout.bias is None else readout.bias.detach()
-    if ids is not None:
-        weight, bias = weight[ids.to(weight.device)], None if bias is None else bias[ids.to(weight.device)]
-    return replace(readout, weight=weight.to(dtype), bias=None if bias is None else bias.to(dtype))
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
-
-
-def _highest(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """logsumexp [R], the highest logit [R] and where it is [R]."""
-    best, top = logits.max(-1)
-    return logits.logsumexp(-1), best, top
 
 
 class StepRows(NamedTuple):
@@ -156,11 +64,15 @@ def vocabulary_loss(
     loss: Loss = "ce",
     detail: bool = False,
     tile: int | None = None,
+    columns: int = 0,
+    seed: int = 0,
 ) -> tuple[Tensor, list[RowScores]]:
     """Return sum over all rows of factor * loss, float32, and the scores of every step's rows.
 
     last [R, H] and tokens [R] int64 (what came next): the target rows; weight [D, H]: lm_head, trained if it requires
-    a gradient. detail: measure alpha. tile: target rows at once; None: a number for the device.
+    a gradient. detail: measure alpha. tile: target rows at once; None: a number for the device. columns: how many of
+    lm_head learn from a chunk of rows (`columns.py`; the loss and the scores are then estimates); 0: all, as always
+    without gradient. seed: of the choice.
     """
     device = "cuda" if last.is_cuda else "cpu"
     tile = tile or max(8, TILE[device] // len(weight))
@@ -177,6 +89,8 @@ def vocabulary_loss(
         chunk,
         loss,
         detail,
+        columns if 0 < columns < len(weight) else 0,
+        torch.Generator().manual_seed(seed),
     )
     value, *flat = _VocabularyLoss.apply(job, torch.is_grad_enabled(), weight, *[step.inputs for step in steps])
     return value, [RowScores(*flat[i : i + 5]) for i in range(0, len(flat), 5)]
@@ -193,6 +107,8 @@ class _Job(NamedTuple):
     chunk: int  # a multiple of tile
     loss: Loss
     detail: bool
+    columns: int  # 0: all
+    generator: torch.Generator
 
 
 class _VocabularyLoss(torch.autograd.Function):
@@ -211,13 +127,20 @@ class _VocabularyLoss(torch.autograd.Function):
             first, tiles = start // job.tile, -(-len(job.last[rows]) // job.tile)
             spans = [slice(edge[first], edge[first + tiles]) for edge in job.edges]
             target = job.teacher.read(job.last[rows].to(dtype), job.tokens[rows], job.tile)
+            columns, learnt = None, matrix
+            spread: Callable[..., Distribution] = job.teacher.spread
+            if learn and job.columns:
+                whole = spread(*target)
+                columns = Columns(whole.p.sum(0), job.columns, job.generator)
+                p, learnt = columns.take(whole.p), matrix.index_select(0, columns.ids)
+                target, spread = (p, p.sum(-1), whole.top), Distribution
             # The logits of all steps; the tiles turn them into gradients in place.
-            slopes = torch.cat([x[span] for x, span in zip(inputs, spans, strict=True)]) @ matrix.T
+            slopes = torch.cat([x[span] for x, span in zip(inputs, spans, strict=True)]) @ learnt.T
             offsets = [0]
             for span in spans:
                 offsets.append(offsets[-1] + span.stop - span.start)
             for i in range(tiles):
-                here = job.teacher.spread(*(part[i * job.tile : (i + 1) * job.tile] for part in target))
+                here = spread(*(part[i * job.tile : (i + 1) * job.tile] for part in target))
                 for k, edge in enumerate(job.edges):
                     span = slice(edge[first + i], edge[first + i + 1])
                     if span.start == span.stop:
@@ -225,15 +148,19 @@ class _VocabularyLoss(torch.autograd.Function):
                     local = job.rows[k][span] - (first + i) * job.tile
                     seen = here if len(local) == len(here.top) else Distribution(*(part[local] for part in here))
                     at = offsets[k] + span.start - spans[k].start
-                    _score(slopes[at : at + len(local)], seen, scores[k], span, job, learn)
+                    _score(slopes[at : at + len(local)], seen, scores[k], span, job, learn, columns)
             if not learn:
                 continue
             factor = torch.cat([f[span] for f, span in zip(job.factors, spans, strict=True)])[:, None].to(dtype)
             for grad, span, at in zip(input_grads, spans, offsets, strict=False):
-                torch.mm(slopes[at : at + span.stop - span.start], matrix, out=grad[span])
+                torch.mm(slopes[at : at + span.stop - span.start], learnt, out=grad[span])
                 grad[span] *= factor[at : at + span.stop - span.start]
             if weight_grad is not None:
-                weight_grad += slopes.T @ (torch.cat([x[s] for x, s in zip(inputs, spans, strict=True)]) * factor)
+                part = slopes.T @ (torch.cat([x[s] for x, s in zip(inputs, spans, strict=True)]) * factor)
+                if columns is None:
+                    weight_grad += part
+                else:
+                    weight_grad.index_add_(0, columns.ids, part.to(weight_grad.dtype))
         ctx.save_for_backward(*input_grads, *([] if weight_grad is None else [weight_grad]))
         ctx.steps = len(inputs)
         flat = [tensor for score in scores for tensor in score]
@@ -255,17 +182,32 @@ def _empty_scores(rows: int, device: torch.device, dtype: torch.dtype) -> RowSco
     return RowScores(loss, hit, mass, alpha, torch.zeros(rows, dtype=torch.int64, device=device))
 
 
-def _score(logits: Tensor, target: Distribution, score: RowScores, span: slice, job: _Job, learn: bool) -> None:
-    """Score the rows `span` of a step, and overwrite their logits [s, D] by the gradient of the loss."""
+def _score(
+    logits: Tensor,
+    target: Distribution,
+    score: RowScores,
+    span: slice,
+    job: _Job,
+    learn: bool,
+    columns: Columns | None,
+) -> None:
+    """Score the rows `span` of a step, and overwrite their logits [s, D], or of the columns, by the loss's gradient."""
     p, mass, top = target
-    wide = _wide(logits)
-    highest, choice = wide.max(-1, keepdim=True)
+    wide = widen(logits)
+    if columns is None:
+        highest, choice = wide.max(-1, keepdim=True)
+        choice = choice[:, 0]
+    else:
+        choice = columns.ids[wide[:, : columns.certain].argmax(-1)]
+        wide = wide + columns.weight.log()
+        highest = wide.amax(-1, keepdim=True)
     shifted = wide.sub_(highest) if wide is not logits else wide - highest
     product = torch.linalg.vecdot(p, shifted)
+    if columns is not None:
+        product -= p @ columns.weight.log()  # the weights are of the sums, not of the logits
     powers = shifted.exp_()
     total = powers.sum(-1)
     losses = mass * total.log() - product
-    choice = choice[:, 0]
     score.hit[span], score.choice[span], score.mass[span] = (choice == top).to(p.dtype), choice, mass
     share = None
     if job.detail or job.loss == "lk":

@@ -27,6 +27,7 @@ class ObjectiveSettings:
     teacher: Literal["full", "draft"] = "full"
     oov: Literal["mass", "drop"] = "mass"
     top_k: int = 0
+    columns: int = 0  # of lm_head that are learnt from a chunk of rows, see columns.py; 0: all
     loss: Literal["ce", "lk"] = "ce"
     prompt_weight: float = 0.0  # of rows that read or predict a prompt token
     train_lm_head: bool = True  # where the head has its own
@@ -46,6 +47,7 @@ class BatchPlan(NamedTuple):
     totals: Tensor  # [steps] float64, sums of the weights of the rows that are learnt from
     masked: MaskedRows | None  # ParallelDrafting only
     noise: Tensor | None  # [N, H], FeatureRegression only
+    seed: int = 0  # of what is drawn while the loss is computed: the columns
 
 
 Drafts = tuple[list[Tensor], list[Tensor]]  # by step: the states [rows, H], and the rows of the batch they start from

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from eagle_plugin.data.store.features import Readout
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.train.batches import Batch, weigh_chains
-from eagle_plugin.train.loss import RowScores, StepRows, Teacher, vocabulary_loss
+from eagle_plugin.train.loss import RowScores, StepRows, vocabulary_loss
 from eagle_plugin.train.methods import METHODS, BatchPlan, Drafts, ObjectiveSettings
+from eagle_plugin.train.teacher import Teacher
 from eagle_plugin.train.unroll import lm_head_input
 
 METRICS = (
@@ -82,7 +83,7 @@ class Objective(nn.Module):
         s = self.settings
         generator = torch.Generator().manual_seed(seed)
         weights = weigh_chains(batch, s.steps, s.prompt_weight)
-        return self.method.plan(self.head, batch, weights, s, generator, self.training)
+        return self.method.plan(self.head, batch, weights, s, generator, self.training)._replace(seed=seed)
 
     def forward(self, batch: Batch, plan: BatchPlan, totals: Tensor, detail: bool = False) -> Losses:
         """Return the loss of the batch and its sums.
@@ -117,7 +118,15 @@ class Objective(nn.Module):
         lm_head = self.teacher.draft.weight if head.own_lm_head is None else head.own_lm_head
         last = batch.last[rows]
         loss, scores = vocabulary_loss(
-            self.teacher, last, follow, parts, lm_head, loss=s.loss, detail=detail or not self.training
+            self.teacher,
+            last,
+            follow,
+            parts,
+            lm_head,
+            loss=s.loss,
+            detail=detail or not self.training,
+            columns=s.columns,
+            seed=plan.seed,
         )
         distances = []
         for k, (state, part) in enumerate(zip(steps, parts, strict=True)):

@@ -141,6 +141,7 @@ class LossSettings(_Section):
     teacher: Literal["full", "draft"] = "full"
     oov: Literal["mass", "drop"] = "mass"
     top_k: Annotated[int, Field(ge=0)] = 0
+    columns: Annotated[int, Field(ge=0)] = 0
     train_lm_head: bool = True
     regression: Annotated[float, Field(ge=0)] = 1.0
     classification: Annotated[float, Field(ge=0)] = 0.1

@@ -14,7 +14,8 @@ from torch import Tensor
 from toy_targets import random_documents, random_readout
 
 from eagle_plugin.train.batches import weigh_chains
-from eagle_plugin.train.loss import LK_RATE, StepRows, Teacher, vocabulary_loss
+from eagle_plugin.train.loss import LK_RATE, StepRows, vocabulary_loss
+from eagle_plugin.train.teacher import Teacher
 
 ROWS, HIDDEN, VOCAB = 37, 16, 40
 DRAFT = torch.tensor([0, 1, 3, 4, 7, 8, 12, 20, 21, 22, 30, 39])
@@ -157,3 +158,47 @@ def test_the_first_draft_counts_and_what_follows_the_end_does_not() -> None:
     # Rows 2 and 8 are the last prompt tokens: from there the first draft of a request is made.
     assert first[0].nonzero()[:, 0].tolist() == [2, 3, 4, 8, 9]
     assert first[1].nonzero()[:, 0].tolist() == [2, 3, 8]
+
+
+def with_columns(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """The loss and the gradient of lm_head, where lm_head learns over so many columns of each chunk.
+
+    The head's distribution is wide, so that the logarithm of an estimated partition sum has a small bias.
+    """
+    last, tokens, steps, weight = case()
+    weight = (0.1 * weight).detach().requires_grad_()
+    teacher = Teacher(readout(), DRAFT, torch.float64)
+    value, _ = vocabulary_loss(teacher, last, tokens, steps, weight, columns=count, seed=seed)
+    return value.detach(), torch.autograd.grad(value, weight)[0]
+
+
+def test_some_columns_estimate_the_loss_and_its_gradient() -> None:
+    """The mean over many seeds is near the whole softmax, nearer with more columns; all columns are exactly it."""
+    value, gradient = with_columns(0, 0)
+    assert torch.equal(with_columns(len(DRAFT), 0)[1], gradient) and torch.equal(with_columns(99, 0)[0], value)
+    far = []
+    for count, bound in ((8, 0.2), (11, 0.06)):  # two and two of the six and three columns left are sampled
+        values, gradients = zip(*(with_columns(count, seed) for seed in range(200)), strict=True)
+        assert 0 < torch.stack(values).std() < 0.1 * value
+        torch.testing.assert_close(torch.stack(values).mean(), value, rtol=0.03, atol=0)
+        mean = torch.stack(gradients).mean(0)
+        far.append(((mean - gradient).norm() / gradient.norm()).item())
+        assert far[-1] < bound
+        seen = (gradients[0] != 0).any(-1)
+        assert seen.sum() == count and not torch.equal(gradients[0], gradients[1])
+    assert far[1] < far[0]
+
+
+def test_the_same_seed_chooses_the_same_columns() -> None:
+    assert torch.equal(with_columns(6, 3)[1], with_columns(6, 3)[1])
+
+
+def test_scores_over_some_columns_name_draft_tokens() -> None:
+    last, tokens, steps, weight = case()
+    teacher = Teacher(readout(), DRAFT, torch.float64)
+    _, whole = vocabulary_loss(teacher, last, tokens, steps, weight, detail=True)
+    _, some = vocabulary_loss(teacher, last, tokens, steps, weight, detail=True, columns=11, seed=1)
+    same = (whole[0].choice == some[0].choice).double().mean()
+    assert 0.5 < same < 1  # the head's best token is chosen for certain, or it is another one
+    assert torch.equal(whole[0].hit[whole[0].choice == some[0].choice], some[0].hit[whole[0].choice == some[0].choice])
+    assert (whole[0].alpha - some[0].alpha).abs().mean() < 0.1
