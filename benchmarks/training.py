@@ -2,6 +2,7 @@
 
     python benchmarks/training.py                        # the SmolLM2-135M head, 1, 3 and 4 steps
     python benchmarks/training.py --kind peagle --steps 8
+    python benchmarks/training.py --teacher draft --draft-vocab 16384 --columns 0 3072      # the whole softmax, a part
     python benchmarks/training.py --profile              # where the time goes
     python benchmarks/training.py --peer                 # beside speculators' EAGLE-3 module, where it is installed
     python benchmarks/training.py --kind peagle --peer --steps 4 8 16 --length 1024    # beside its P-EAGLE module
@@ -40,12 +41,14 @@ from transformers import LlamaConfig  # noqa: E402
 
 from benchmarks.live_memory import LiveMemory  # noqa: E402
 from eagle_plugin.data.store.features import Readout  # noqa: E402
+from eagle_plugin.devices import fast_dtype  # noqa: E402
 from eagle_plugin.heads.draft_head import DraftHead  # noqa: E402
 from eagle_plugin.heads.eagle2 import Eagle2Head  # noqa: E402
 from eagle_plugin.heads.eagle3 import Eagle3Head  # noqa: E402
 from eagle_plugin.heads.peagle import PEagleHead  # noqa: E402
 from eagle_plugin.train.batches import Batch  # noqa: E402
 from eagle_plugin.train.methods import ObjectiveSettings  # noqa: E402
+from eagle_plugin.train.model import DTYPES  # noqa: E402
 from eagle_plugin.train.objectives import Objective  # noqa: E402
 
 VOCAB, HIDDEN, AUX = 49152, 576, (2, 15, 27)
@@ -129,19 +132,23 @@ class TimedTrainer:
 class Ours(TimedTrainer):
     """This package's objective."""
 
-    def __init__(self, options: argparse.Namespace, steps: int) -> None:
+    def __init__(self, options: argparse.Namespace, steps: int, columns: int) -> None:
         torch.manual_seed(0)
         head = make_head(options.kind, options.draft_vocab, options.norms)
-        readout = Readout(torch.randn(VOCAB, HIDDEN).mul_(0.05).bfloat16(), None)
+        dtype = DTYPES[options.dtype]
+        readout = Readout(torch.randn(VOCAB, HIDDEN).mul_(0.05).to(dtype), None)
         settings = ObjectiveSettings(
             steps=steps,
             teacher=options.teacher,
             loss=options.loss,
+            columns=columns,
+            dtype=dtype,
             train_lm_head=not options.peer,
             segment_rows=options.segment_rows,
         )
         self.objective = Objective(head, readout, settings)
-        super().__init__(f"ours, {steps}", self.objective, make_batch(options.batch_tokens, options.length))
+        name = f"ours, {steps}" + (f", {columns} columns" if columns else "")
+        super().__init__(name, self.objective, make_batch(options.batch_tokens, options.length))
 
     def loss(self) -> torch.Tensor:
         plan = self.objective.plan(self.batch, len(self.seconds))
@@ -203,6 +210,8 @@ def main() -> int:
     parser.add_argument("--norms", choices=("3.0", "3.1"), default="3.1")
     parser.add_argument("--teacher", choices=("full", "draft"), default="full")
     parser.add_argument("--loss", choices=("ce", "lk"), default="ce")
+    parser.add_argument("--columns", type=int, nargs="+", default=[0], help="of lm_head per chunk; 0: all (default)")
+    parser.add_argument("--dtype", choices=list(DTYPES), default=fast_dtype("cpu"), help="default: %(default)s, here")
     parser.add_argument("--draft-vocab", type=int, default=8192)
     parser.add_argument("--batch-tokens", type=int, default=4096)
     parser.add_argument("--length", type=int, default=256, help="tokens of a document (default: 256)")
@@ -218,11 +227,12 @@ def main() -> int:
             parser.error(
                 "--peer wants --kind eagle3 or peagle and the package speculators; install it, or leave it out"
             )
-        options.teacher = "draft"
+        options.teacher, options.dtype = "draft", "bfloat16"
 
     trainers: list[TimedTrainer] = []
     for steps in options.steps:
-        trainers += [Ours(options, steps)] + ([Speculators(options, steps)] if options.peer else [])
+        trainers += [Ours(options, steps, columns) for columns in options.columns]
+        trainers += [Speculators(options, steps)] if options.peer else []
     for trainer in trainers:
         trainer.step()  # warm up: pages, oneDNN's kernels
         trainer.seconds.clear()
@@ -231,7 +241,8 @@ def main() -> int:
         for trainer in trainers:
             trainer.step()
     title = (
-        f"{options.kind}, {options.threads} threads, documents of {options.length} tokens, teacher {options.teacher}"
+        f"{options.kind}, {options.dtype}, {options.threads} threads, documents of {options.length} tokens, "
+        f"teacher {options.teacher}"
     )
     table = Table("steps", "tokens", "median s", "tokens/s", "fastest", "tokens/s (busy)", "peak MB", title=title)
     table.columns[0].no_wrap = True
