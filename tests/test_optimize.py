@@ -102,8 +102,8 @@ def test_a_wrong_recipe_is_refused_by_its_key(recipe, tmp_path, change, message)
     assert message in str(refusal.value)
 
 
-def test_a_stage_that_is_not_there_is_refused_before_anything_runs(recipe, tmp_path, tiny_target, capsys):
-    recipe = Path(recipe).read_text().replace("smollm2-135m-instruct", str(tiny_target))
+def test_a_stage_that_is_not_there_is_refused_before_the_target_is_looked_for(recipe, tmp_path, capsys):
+    recipe = Path(recipe).read_text().replace("smollm2-135m-instruct", "a-target-that-is-not-there")
     (tmp_path / "recipe.yaml").write_text(recipe)
     out = tmp_path / "out"
     assert main(["optimize", str(tmp_path / "recipe.yaml"), "--out", str(out), "--until", "nostage"]) == 2

@@ -15,7 +15,8 @@ from eagle_plugin.bench.servers import ServerError
 from eagle_plugin.models.shipped import recipe_file
 from eagle_plugin.optimize.jobs_command import ACTIONS, run_action
 from eagle_plugin.optimize.recipe import JobError, read_job
-from eagle_plugin.optimize.runner import INTERRUPTED, StopRequested, run_job
+from eagle_plugin.optimize.runner import INTERRUPTED, StopRequested, check_until, run_job
+from eagle_plugin.optimize.stages import list_stages
 from eagle_plugin.optimize.watch import Watch
 
 EPILOG = """\
@@ -70,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(args)
     console = Console(stderr=True)
     job = read_job(recipe_file(options.recipe))
+    # What is wrong with the recipe is said before a target is downloaded; no stage looks at the target here.
+    check_until(list_stages(job, Path(job.target), options.out, options.data, options.minutes), options.until)
     try:
         target = resolve_target(job.target, console)
         run_job(

@@ -45,6 +45,13 @@ class StopRequested(Exception):
     """The job was asked to stop; what its stages have made is kept."""
 
 
+def check_until(stages: Sequence[Stage], until: str | None) -> None:
+    """Raise JobError unless `until` is None or begins the name of a stage."""
+    if until is not None and not any(stage.name.startswith(until) for stage in stages):
+        names = ", ".join(stage.name for stage in stages)
+        raise JobError(f"--until {until} is no stage of this recipe, wanted the beginning of one of: {names}")
+
+
 def run_job(
     job: JobRecipe,
     target: Path,
@@ -72,9 +79,7 @@ def run_job(
     homes = [(data, stage) for stage in data_stages(job, target, data)]
     homes += [(out, stage) for stage in head_stages(job, target, out, data, minutes)]
     stages = [stage for _, stage in homes]
-    if until is not None and not any(stage.name.startswith(until) for stage in stages):
-        names = ", ".join(stage.name for stage in stages)
-        raise JobError(f"--until {until} is no stage of this recipe, wanted the beginning of one of: {names}")
+    check_until(stages, until)
     with hold({"--data": data, "--out": out}), _stop_on_sigterm(watch):
         watch.begin([stage.name for stage in stages], out / PROGRESS_FILE)
         lineage = Lineage(out / LINEAGE, job, target, out, data)
