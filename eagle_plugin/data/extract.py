@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from eagle_plugin.allocator import reuse_memory
@@ -36,6 +36,7 @@ from eagle_plugin.data.target_identity import target_digests
 from eagle_plugin.devices import check_device, fast_dtype
 from eagle_plugin.file_digests import hash_file
 from eagle_plugin.models import target_folder
+from eagle_plugin.progress_bars import ProgressBars
 from eagle_plugin.progress_file import report_progress
 
 MIB = 1 << 20
@@ -113,7 +114,7 @@ def _shards(
     return form_shards(rows, manifest, arguments.batch_tokens, arguments.shard_mib * MIB)
 
 
-def _verify(writer: FeatureWriter, bar: Progress, quickly: bool) -> None:
+def _verify(writer: FeatureWriter, bar: ProgressBars, quickly: bool) -> None:
     """Read the shards that are there, and name those that are damaged and extracted again."""
     there = len(writer.names) - len(writer.missing - writer.damaged.keys())
     task = bar.add_task("checking the store", visible=there > 0 and not quickly, rate="")
@@ -121,7 +122,7 @@ def _verify(writer: FeatureWriter, bar: Progress, quickly: bool) -> None:
         bar.update(task, completed=done, total=total)
     for name, reason in sorted(writer.damaged.items()):
         bar.console.print(f"{name} {reason}; it is extracted again", highlight=False, soft_wrap=True)
-    if there and not bar.disable:
+    if there and bar.shown:
         left = f"{len(writer.missing):,} of {len(writer.names):,} shards are left to extract"
         bar.console.print(f"continuing: {left}", highlight=False)
 
@@ -153,7 +154,7 @@ def _find_place(arguments: argparse.Namespace) -> tuple[int, int, str]:
     return rank, world, check_device(device)
 
 
-def _bar(console: Console, shown: bool) -> Progress:
+def _bar(console: Console, shown: bool) -> ProgressBars:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -162,7 +163,7 @@ def _bar(console: Console, shown: bool) -> Progress:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    return Progress(*columns, console=console, disable=not shown)
+    return ProgressBars(*columns, console=console, shown=shown)
 
 
 def _report(arguments: argparse.Namespace, stats: ExtractionStats, total: int, rank: int, world: int) -> None:

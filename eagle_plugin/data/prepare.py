@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from eagle_plugin.atomic_io import write_output
@@ -35,6 +35,7 @@ from eagle_plugin.data.sources.prompts import Prompt, assign_id_and_split, diges
 from eagle_plugin.data.sources.record_files import CUT, SkippedRecord
 from eagle_plugin.data.target_identity import TargetCheck
 from eagle_plugin.models import target_folder
+from eagle_plugin.progress_bars import ProgressBars
 
 DUPLICATE = "duplicate"
 CAPTURE = "capture"  # the format whose answers say which target gave them
@@ -232,7 +233,8 @@ def _progress(
     """A progress bar over the bytes of all files; without a total if one is stdin."""
     sizes = [Path(name).stat().st_size for name in files if Path(name).is_file()]
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rows]:,} prompts"))
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=console is None) as bar:
+    bars = ProgressBars(*columns, TimeRemainingColumn(), console=console or Console(), shown=console is not None)
+    with bars as bar:
         task = bar.add_task("preparing", total=sum(sizes) if len(sizes) == len(files) else None, rows=0)
         yield lambda count: bar.update(task, advance=count, rows=stats.kept.total())
 

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from eagle_plugin.data.rows import DataError
 from eagle_plugin.data.store.contents import REPAIR, Contents, read_contents
 from eagle_plugin.data.store.objects import Folder, open_folder
 from eagle_plugin.data.store.shards import Shard, ShardDamage, read_in_full
 from eagle_plugin.file_digests import DIGESTS, find_damage, recorded_bytes
+from eagle_plugin.progress_bars import ProgressBars
 
 READERS = 8  # shards that are read at the same time
 EXAMPLES = """\
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("paths", nargs="+", metavar="PATH", help="folder or URL of a store; folder of a training run")
     failed = []
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+    with ProgressBars(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
         for path in parser.parse_args(argv).paths:
             job = _find(path)
             task = bar.add_task("reading", total=job.size)

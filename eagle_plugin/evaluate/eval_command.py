@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from eagle_plugin.allocator import reuse_memory
@@ -29,7 +29,7 @@ from eagle_plugin.evaluate.stats import AcceptCounts, gain, summarize
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.models import head_folder, target_folder
-from eagle_plugin.percent_lines import PercentLines
+from eagle_plugin.progress_bars import ProgressBars
 from eagle_plugin.progress_file import report_progress
 
 DESCRIPTION = """\
@@ -230,20 +230,16 @@ def _write(path: Path, document: dict[str, dict[str, dict[str, Any]]]) -> None:
 @contextmanager
 def _bars(console: Console) -> Iterator[Callable[[str, int], Callable[[int], None]]]:
     """Yield a function (what, how many) -> report(done) that draws one bar per call on stderr; lines in a log."""
-    lines = None if console.is_terminal else PercentLines(console)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    with ProgressBars(*columns, console=console) as progress:
 
         def bar(what: str, total: int) -> Callable[[int], None]:
             tasks: list[TaskID] = []  # made by the first report, so that a step that is already done shows no bar
 
             def report(done: int) -> None:
-                if lines is not None:
-                    lines(what, done / total)
-                elif not tasks:
+                if not tasks:
                     tasks.append(progress.add_task(what, total=total))
-                for task in tasks:
-                    progress.update(task, completed=done)
+                progress.update(tasks[0], completed=done)
                 report_progress(done, total, what)
 
             return report

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from eagle_plugin.progress_bars import ProgressBars
 from eagle_plugin.progress_file import report_progress
 
 
@@ -16,7 +17,7 @@ class Bar:
     """One bar over the share of the budget, with loss, acceptance by depth and tokens per second. A context manager."""
 
     def __init__(self, console: Console, shown: bool) -> None:
-        self._progress = Progress(
+        self._progress = ProgressBars(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
             TaskProgressColumn(),
@@ -24,7 +25,7 @@ class Bar:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=console,
-            disable=not shown,
+            shown=shown,
         )
         self._shown = shown
         self._task = self._progress.add_task("", total=1.0, numbers="")

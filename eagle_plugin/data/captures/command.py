@@ -11,7 +11,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from eagle_plugin.atomic_io import replace_output
@@ -19,6 +18,7 @@ from eagle_plugin.capture.metrics import DROPPED
 from eagle_plugin.command_end import end_of
 from eagle_plugin.data.captures.segments import PRIVATE, captured_records, check_folder, counts_of, segments_of
 from eagle_plugin.data.rows import DataError
+from eagle_plugin.progress_bars import ProgressBars
 
 DESCRIPTION = """\
 Record the traffic of a server as training data, and show or export it.
@@ -97,7 +97,7 @@ def _export(arguments: argparse.Namespace) -> int:
     if out.resolve() in [path.resolve() for path in segments_of(folder)]:
         raise DataError(f"--out {out} is a file of the capture; give another name")
     records = 0
-    with Progress(console=Console(stderr=True)) as progress, replace_output(out) as temporary:
+    with ProgressBars(console=Console(stderr=True)) as progress, replace_output(out) as temporary:
         task = progress.add_task("exporting", total=len(segments_of(folder)))
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "wb") as file:
             for line, _ in captured_records(folder, ended=lambda path: progress.advance(task)):

@@ -12,13 +12,14 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from eagle_plugin.data.generation.endpoints import FIRST_PAUSE_S, EndpointDead, RequestRefused, TargetEndpoint
 from eagle_plugin.data.generation.journal import Journal
 from eagle_plugin.data.generation.rollout import Rollout, assign_temperature, run_rollout
 from eagle_plugin.data.rows import DataError
 from eagle_plugin.data.sources.prompts import Prompt, read_prompts
+from eagle_plugin.progress_bars import ProgressBars
 from eagle_plugin.progress_file import report_progress
 
 CONNECT_TIMEOUT_S = 10.0
@@ -126,7 +127,7 @@ async def generate(
     async with httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False) as client:
         endpoints = [TargetEndpoint(url, client, settings.model, settings.first_pause_s) for url in urls]
         await asyncio.gather(*(_open(endpoint, console) for endpoint in endpoints))
-        with Progress(*columns, TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), console=console) as bar:
+        with ProgressBars(*columns, TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), console=console) as bar:
             task = bar.add_task("generating", total=queue.total, completed=queue.total - queue.left, rate="")
 
             async def work(endpoint: TargetEndpoint) -> None:
