@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(args)
     console = Console(stderr=True)
     job = read_job(recipe_file(options.recipe))
-    # What is wrong with the recipe is said before a target is downloaded; no stage looks at the target here.
+    # What is wrong with the recipe is reported before a target is downloaded; no stage looks at the target here.
     check_until(list_stages(job, Path(job.target), options.out, options.data, options.minutes), options.until)
     try:
         target = resolve_target(job.target, console)
