@@ -107,7 +107,7 @@ def test_a_name_of_the_catalogue_is_a_target_of_every_command(capsys, monkeypatc
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"target: {NAME}\ndata: {{store: features}}\nbudget: {{updates: 1}}\n")
     job = tmp_path / "job.yaml"
-    job.write_text(f"target: {NAME}\nprompts: {{builtin: 1}}\ntrain: {{head: {{}}}}\n")
+    job.write_text(f"target: {NAME}\nprompts: {{builtin: 1}}\ntrain: {{head: {{budget: {{updates: 1}}}}}}\n")
     rows, out = str(tmp_path / "rows.jsonl"), str(tmp_path / "out")
     for args in (
         ["check", NAME, HEAD],
