@@ -17,8 +17,9 @@ class ProgressBars(Progress):
     def __init__(self, *columns: str | ProgressColumn, console: Console, shown: bool = True) -> None:
         """shown: False draws and prints nothing, as in all processes but the first."""
         self.shown = shown
-        self._lines = PercentLines(console) if shown and not console.is_terminal else None
-        super().__init__(*columns, console=console, disable=not shown or self._lines is not None)
+        self._draws = console.is_terminal
+        self._lines: dict[TaskID, PercentLines] = {}  # tasks may have the same description
+        super().__init__(*columns, console=console, disable=not (shown and self._draws))
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
         """As in rich."""
@@ -32,9 +33,10 @@ class ProgressBars(Progress):
 
     def _log(self, task_id: TaskID) -> None:
         task = self._tasks[task_id]
-        if self._lines is None or not task.total or not task.visible:
+        if not self.shown or self._draws or not task.total or not task.visible:
             return
         details = [f"{value:,} {name}" if type(value) is int else str(value) for name, value in task.fields.items()]
         if task.time_remaining:
             details.append(f"{timedelta(seconds=task.time_remaining)} left")
-        self._lines(task.description, task.completed / task.total, ", ".join(filter(None, details)))
+        lines = self._lines.setdefault(task_id, PercentLines(self.console))
+        lines(task.description, task.completed / task.total, ", ".join(filter(None, details)))

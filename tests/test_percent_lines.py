@@ -56,6 +56,14 @@ def test_bars_are_lines_in_a_log(is_terminal: bool) -> None:
     assert lines[-1] == "features: 100%, 5 tokens/s, 40,000 rows"
 
 
+def test_two_tasks_of_one_name_have_lines_of_their_own() -> None:
+    log = io.StringIO()
+    with ProgressBars(console=Console(file=log)) as bars:
+        for _ in range(2):
+            bars.advance(bars.add_task("reading", total=1))
+    assert log.getvalue().splitlines() == ["reading: 100%"] * 2
+
+
 def test_bars_that_are_not_shown_write_nothing() -> None:
     log = io.StringIO()
     with ProgressBars(console=Console(file=log), shown=False) as bars:
