@@ -33,6 +33,7 @@ class Columns:
         self.weight = torch.ones(count, dtype=mass.dtype, device=mass.device)  # [C]
         if sampled:
             self.weight[self.certain :] = (size - self.certain) / sampled
+        self.log_weight = self.weight.log()
 
     def take(self, p: Tensor) -> Tensor:
         """Probabilities [R, D] of these columns [R, C], times the columns' weights."""

@@ -199,12 +199,12 @@ def _score(
         choice = choice[:, 0]
     else:
         choice = columns.ids[wide[:, : columns.certain].argmax(-1)]
-        wide = wide + columns.weight.log()
+        wide = wide + columns.log_weight
         highest = wide.amax(-1, keepdim=True)
     shifted = wide.sub_(highest) if wide is not logits else wide - highest
     product = torch.linalg.vecdot(p, shifted)
     if columns is not None:
-        product -= p @ columns.weight.log()  # the weights are of the sums, not of the logits
+        product -= p @ columns.log_weight  # the weights are of the sums, not of the logits
     powers = shifted.exp_()
     total = powers.sum(-1)
     losses = mass * total.log() - product
