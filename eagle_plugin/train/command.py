@@ -17,6 +17,7 @@ from rich.table import Table
 
 from eagle_plugin.allocator import reuse_memory
 from eagle_plugin.command_end import end_of
+from eagle_plugin.devices import fast_dtype
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.models import head_folder, target_folder
@@ -82,6 +83,11 @@ def train(settings: TrainRecipe, out: Path, ranks: Ranks, source: Source) -> int
     check_features(head, source.aux_layers)
     objective = make_objective(settings, head, source.readout(), ranks.device)
     with Bar(console, ranks.writes) as bar:
+        if settings.optimiser.name == "muon" and fast_dtype(ranks.device) == "float32":
+            bar.print(
+                "warning: torch's Muon computes in bfloat16, for which this CPU has no instructions: an update can "
+                "take 20 times as long; set optimiser.name to adamw, or train on another machine"
+            )
         trainer = Trainer(settings, out, ranks, source, objective, bar)
         if trainer.resume():
             bar.print(f"continuing after update {trainer.position.update:,} of {out}{_lost_updates(trainer, out)}")

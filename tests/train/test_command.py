@@ -115,3 +115,15 @@ def test_summary_says_what_was_reached(features, tmp_path: Path, capsys: pytest.
     text = " ".join(capsys.readouterr().out.split())
     for part in ("eagle3 head for tiny-llama", "512 tokens", "(1.0", "held-out acceptance by depth", "100.0%"):
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "warned"), [("muon", "float32", True), ("muon", "bfloat16", False), ("adamw", "float32", False)]
+)
+def test_muon_warns_on_a_cpu_without_bfloat16(
+    features, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name, dtype, warned
+) -> None:
+    monkeypatch.setattr(command, "fast_dtype", lambda device: dtype)
+    values = recipe(features.target, features.store, optimiser={"name": name}, budget={"updates": 0}, eval_tokens=0)
+    assert command.main([str(write_recipe(tmp_path / "r.yaml", values)), "--out", str(tmp_path / "run")]) == 0
+    assert ("Muon computes in bfloat16" in capsys.readouterr().err) == warned

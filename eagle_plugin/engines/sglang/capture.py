@@ -54,5 +54,5 @@ def capture_rounds(decode_round: DecodeRound, caps: Shape, shapes: Sequence[Shap
 
 def _around(buckets: Buckets, size: int) -> AbstractContextManager[None]:
     """Around the captures of one size."""
-    fix = f"give the server a smaller --mem-fraction-static, or --cuda-graph-max-bs {size // 2}"
+    fix = f"give the server a smaller --mem-fraction-static, or --cuda-graph-max-bs-decode {size // 2}"
     return left_out_without_memory(buckets, size, in_any_rank, rank_logger(logger), fix)
