@@ -6,6 +6,7 @@ FOLDER = "EAGLE_DEPLOY"  # the environment variable that names the folder
 SERVER = "server.json"  # written by the server: the fields of `Served`, its pid, and why it exchanges nothing
 REQUEST = "request.json"  # written by the command: id, head
 ANSWER = "answer.json"  # written by the server: id, head, error, seconds
+COUNTS = "counts.json"  # written by the command: the server's rounds when its present head came, its pid and head
 
 
 class Served(NamedTuple):

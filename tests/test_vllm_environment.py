@@ -25,7 +25,7 @@ UNITS = {
         "attention", "attention_backend", "batch", "capture", "contract", "contract_runner", "decode_step", "executor",
         "fake_cuda", "fake_cuda_captured", "filters", "gpu_contract", "options", "pending", "platform_attention",
         "policy_reports", "prompt_attention", "prompts_interpreted", "sampling_contract", "sampling_nodes", "shapes",
-        "support", "support_gpu",
+        "support", "support_gpu", "thinking",
     ),
     "heads": ("vllm_round_trip", "vllm_targets"),
 }  # fmt: skip

@@ -61,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         nonlocal count
         for chat in itertools.islice(read_chats(options.name, found.files), options.limit):
             count += 1
-            yield json.dumps(chat, ensure_ascii=False) + "\n"
+            # Half of a surrogate pair cannot be written.
+            yield json.dumps(chat, ensure_ascii=False).encode("utf-8", "replace").decode("utf-8") + "\n"
         if not count:
             files = ", ".join(map(str, found.files))
             raise DataError(f"{files} holds no record of the data set {options.name}; give the set's own files")

@@ -48,7 +48,10 @@ def render_prompt(prompt: Prompt, renderer: ChatRenderer) -> Iterator[TokenRow |
     limited = CUT in (prompt.finish, answer.get("finish"))
     # With stop strings nobody knows whether one of them ended the answer, or a stop token.
     cut = limited or bool(chat and prompt.sampling.get("stop") and not chat[-1].get("tool_calls"))
-    variables = prompt.sampling.get("chat_template_kwargs")
+    given, effort = prompt.sampling.get("chat_template_kwargs"), prompt.sampling.get("reasoning_effort")
+    # Both engines give the effort to the chat template.
+    variables = {} if effort is None else {"reasoning_effort": effort}
+    variables |= given if isinstance(given, dict) else {}
     turns = renderer.render_turns(chat, prompt.tools, variables, cut) if chat else _render_raw(prompt, renderer)
     for turn in turns:
         if prompt.target and turn.turn < last:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -12,11 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from eagle_plugin.atomic_io import write_output
 from eagle_plugin.command_line import Parser
 from eagle_plugin.deploy.counts import Counts, CountsError, served_counts
 from eagle_plugin.deploy.server import DeployError, ServedHead
 from eagle_plugin.deploy.verdict import FEWEST_ROUNDS, Comparison, compare
-from eagle_plugin.deploy_folder import FOLDER
+from eagle_plugin.deploy_folder import COUNTS, FOLDER
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.same_form import check_same_form
 from eagle_plugin.models import head_folder
@@ -52,8 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _deploy(options: argparse.Namespace, server: ServedHead, head: Path) -> int:
     old = Path(server.read()["head"])
-    before = None if options.no_watch else _before(options.server)
+    before = None if options.no_watch else _before(options, server)
     seconds = server.exchange(head, lambda waited: _say(options, f"waiting for the server, {waited:.0f} s"))
+    _remember(options, server)
     result: dict[str, Any] = {"head": str(head.absolute()), "before": str(old), "seconds": seconds, "serves": "new"}
     _say(options, f"{head} serves; the rounds waited for {seconds:.1f} s")
     if before is not None and (found := _watch(options, before, head)) is not None:
@@ -61,6 +64,7 @@ def _deploy(options: argparse.Namespace, server: ServedHead, head: Path) -> int:
         verdict = f"accept length {found.before:.2f} with the old head, {found.after:.2f} with the new one"
         if found.is_worse:
             _go_back(server, old, head, verdict)
+            _remember(options, server)
             result["serves"] = "old"
             _say(options, f"{verdict}: worse, so the old head {old} serves again")
         else:
@@ -109,9 +113,22 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _before(url: str) -> Counts:
-    """What the server has verified so far; raises DeployError if that is too little to compare with."""
-    counts = _counts(url)
+def _remember(options: argparse.Namespace, server: ServedHead) -> None:
+    """Keep the server's counts, which go on through an exchange, as those when its present head came."""
+    facts = server.read()
+    with contextlib.suppress(CountsError):  # without metrics no head is compared
+        counts = served_counts(options.server)
+        kept = {"pid": facts.get("pid"), "head": facts["head"], "rounds": counts.rounds, "at_depth": counts.at_depth}
+        write_output(options.folder / COUNTS, [json.dumps(kept), "\n"])
+
+
+def _before(options: argparse.Namespace, server: ServedHead) -> Counts:
+    """What the server has verified with its present head; raises DeployError if that is too little to compare with."""
+    counts, facts = _counts(options.server), server.read()
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # nothing was deployed to this server yet
+        kept = json.loads((options.folder / COUNTS).read_text(encoding="utf-8"))
+        if (kept["pid"], kept["head"]) == (facts.get("pid"), facts["head"]):
+            counts = counts.since(Counts(kept["rounds"], tuple(kept["at_depth"])))
     if counts.rounds < FEWEST_ROUNDS:
         raise DeployError(
             f"the server has verified {counts.rounds:.0f} rounds with its head, wanted at least {FEWEST_ROUNDS} to "

@@ -19,6 +19,7 @@ from eagle_plugin.data.target_identity import target_digests
 from eagle_plugin.models.store import cache_folder
 
 BATCH = 40  # sequences that the target writes together
+VERSION = 2  # of how the target writes: responses in the cache of another version are not used
 
 
 def set_rows(names: Sequence[str], limit: int, tokenizer: Any) -> list[TokenRow]:
@@ -30,11 +31,12 @@ def set_rows(names: Sequence[str], limit: int, tokenizer: Any) -> list[TokenRow]
     ]
 
 
-def chat_ids(tokenizer: Any, prompt: str) -> list[int]:
-    """The token ids of one user message as a server would render it; as plain text where there is no chat template."""
+def chat_ids(tokenizer: Any, prompt: str, before: Sequence[dict[str, Any]] = ()) -> list[int]:
+    """The token ids of a user message, after the turns `before` it, as a server would render them; those of the message
+    as plain text where there is no chat template."""
     if not tokenizer.chat_template:
         return list(tokenizer(prompt)["input_ids"])
-    chat = [{"role": "user", "content": prompt}]
+    chat = [*before, {"role": "user", "content": prompt}]
     return list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
 
 
@@ -84,7 +86,8 @@ def responses_at(
                 model(), prompts, temperature, tokens, seed, stop_token_ids(target_dir), report
             )
             write_output(path, map(format_row, written), "name another folder in EAGLE_CACHE_DIR")
-        ready |= zip(missing, read_rows(path), strict=True)
+        for i, row in zip(missing, read_rows(path), strict=True):  # the file may be of rows with other names
+            ready[i] = replace(rows[i], response_ids=row.response_ids, finish=row.finish, temperature=row.temperature)
     report(len(rows))
     return [ready[i] for i in range(len(rows))]
 
@@ -106,6 +109,8 @@ def generate_responses(
     if temperature:
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     settings = GenerationConfig(max_new_tokens=tokens, eos_token_id=list(ends), pad_token_id=0, **sampling)
+    # `generate` takes what is not set here, such as a repetition penalty, from the target's generation_config.json.
+    model.generation_config = GenerationConfig()
     written: dict[int, TokenRow] = {}
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i].prompt_ids))  # little padding within a batch
     with torch.random.fork_rng():
@@ -130,6 +135,6 @@ def _cache_file(
     target_dir: str | Path, prompts: Iterable[TokenRow], dtype: torch.dtype, temperature: float, tokens: int, seed: int
 ) -> Path:
     prompt_ids = [row.prompt_ids for row in prompts]
-    facts = [target_digests(target_dir), prompt_ids, str(dtype), temperature, tokens, seed, BATCH]
+    facts = [VERSION, target_digests(target_dir), prompt_ids, str(dtype), temperature, tokens, seed, BATCH]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     return cache_folder() / "texts" / f"{digest[:32]}.jsonl"

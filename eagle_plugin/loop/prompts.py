@@ -100,8 +100,9 @@ def write_held_out_rows(measured: Path, target: Path, rows: Path) -> None:
     from eagle_plugin.evaluate.responses import chat_ids
 
     tokenizer = load_tokenizer(target)
-    lines = [
-        format_row(TokenRow(f"{prompt.id}#0", prompt.source, chat_ids(tokenizer, question_of(prompt)), [], "", "val"))
-        for prompt in read_prompts(measured)
-    ]
-    write_output(rows, lines)
+
+    def line(prompt: Prompt) -> str:
+        ids = chat_ids(tokenizer, question_of(prompt), (prompt.messages or [])[:-1])
+        return format_row(TokenRow(f"{prompt.id}#0", prompt.source, ids, [], "", "val"))
+
+    write_output(rows, map(line, read_prompts(measured)))

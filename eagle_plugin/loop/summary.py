@@ -151,8 +151,11 @@ def summarise(settings: LoopSettings, domain: str, folder: Path, seconds: dict[s
 
 def accepted(details: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Accepted]:
     """The accept lengths in the details of `eagle-plugin eval` with the base head first and the trained head second."""
+    from eagle_plugin.evaluate.eval_command import POOLED  # imports torch
+
     base, trained = details.values()
-    (before,), (after,) = base.values(), trained.values()  # one source of prompts
+    # Of prompts of several sources, all of them together.
+    before, after = (domains.get(POOLED) or next(iter(domains.values())) for domains in (base, trained))
     return {
         shape: Accepted(before=_length(before[shape]), after=_length(after[shape]))
         for shape in SHAPES

@@ -107,6 +107,11 @@ class TargetSource:
                 if row.id in seen:
                     raise TrainError(f"{path} has row {row.id!r} a second time; give every row its own id")
                 seen.add(row.id)
+                if max((*row.prompt_ids, *row.response_ids), default=0) >= len(self._taps.readout.weight):
+                    raise TrainError(
+                        f"{path}: row {row.id!r} has a token beyond the target's vocabulary of "
+                        f"{len(self._taps.readout.weight):,}; generate the rows with this target"
+                    )
                 length = min(len(row.prompt_ids) + len(row.response_ids), settings.max_length)
                 if length - len(row.prompt_ids) >= MIN_RESPONSE:
                     self._rows.append(row)
@@ -188,4 +193,7 @@ def _read_lm_head_bias(target: Path) -> Tensor | None:
 
 def mask_out(document: Document) -> Document:
     """The same document without rows to train on, for a rank that has no documents left."""
-    return replace(document, mask=torch.zeros_like(document.mask))
+    # A row needs the two tokens after it, so two tokens have no row, whatever the weight of prompts is.
+    aux = None if document.aux is None else document.aux[:2]
+    mask = torch.zeros_like(document.mask[:2])
+    return replace(document, ids=document.ids[:2], mask=mask, aux=aux, last=document.last[:2])

@@ -135,6 +135,11 @@ def test_token_ids_are_read_with_the_tokenizer_or_left_out(
         raw = RawPrompt("f:1", Prompt("", "completions", prompt_ids=ids))
         assert PrivacyFilter(PrivacySettings("redact", tokenizer=str(tmp_path / "t"))).apply(raw).reason == reason
         assert PrivacyFilter(PrivacySettings("redact")).apply(raw).reason == UNDECODED
+        # What was served, which can have more than its text: a model's reasoning that the client did not ask for.
+        served = Prompt("", "capture", prompt_ids=[3], response={"token_ids": ids})
+        both = RawPrompt("f:1", Prompt("", "capture", messages=[user("Hi")]), served)
+        kept = PrivacyFilter(PrivacySettings("redact", tokenizer=str(tmp_path / "t"))).apply(both).prompt
+        assert kept == (both.prompt if reason else served)
     with pytest.raises(DataError, match="--tokenizer .* holds no tokenizer"):
         PrivacyFilter(PrivacySettings("drop", tokenizer=str(tmp_path / "nowhere")))
 

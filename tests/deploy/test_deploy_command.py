@@ -116,6 +116,19 @@ def test_a_worse_head_goes_back(case: Case, capsys: pytest.CaptureFixture[str]) 
     assert case.deploy("--no-watch") == 0 and case.served.head == case.new
 
 
+def test_a_head_is_compared_with_the_one_before_it_alone(case: Case, tmp_path: Path) -> None:
+    """The counters of a server go on through an exchange, and the first head had most of the rounds."""
+    case.served.rounds, case.served.accepted = 100_000, 60_000
+    third = Path(shutil.copytree(case.old, tmp_path / "third"))
+    case.served.share |= {str(case.new): 1.0, str(third): 0.8}
+    assert case.deploy() == 0 and case.served.head == case.new
+    assert case.deploy(head=third) == 1 and case.served.head == case.new
+    case.served.mailbox._server["pid"] = -1  # another server, which began with this head
+    case.served.mailbox._tell()
+    case.served.rounds, case.served.accepted = 10_000, 6_000
+    assert case.deploy(head=third) == 0 and case.served.head == third
+
+
 def test_the_old_head_may_be_gone(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
     take = case.served.take
 

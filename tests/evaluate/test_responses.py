@@ -28,7 +28,9 @@ def rows(*prompts: list[int]) -> list[TokenRow]:
 
 
 def test_batched_answers_are_plain_answers(model: Any) -> None:
-    """Padding changes nothing, order is kept, and an answer ends with its first stop token."""
+    """Padding changes nothing, nor do the target's own settings of generation; order is kept, and an answer ends with
+    its first stop token."""
+    model.generation_config.repetition_penalty = 5.0
     responses = generate_responses(model, rows(*PROMPTS), 0.0, 12, 0, [1])
     assert [t.response_ids for t in responses] == [plain_greedy(model, ids, 12) for ids in PROMPTS]
     assert {(t.finish, t.temperature) for t in responses} == {("length", 0.0)}
@@ -70,6 +72,9 @@ def test_answers_are_written_once(
     assert answers(6) == [[7, 8, 9, 10], *(plain_greedy(model, ids, 6) for ids in PROMPTS[1:]), own, own]
     assert answers(6)[0] == [7, 8, 9, 10] and len(calls) == 1
     assert [len(a) for a in answers(3)] == [3] * 5 and len(calls) == 2
+    again = [replace(row, id=f"{row.id}-again", source="other") for row in asked]
+    done = responses_at(target, tiny_target, again, dtype=torch.float32, temperature=0.0, tokens=3)
+    assert [(t.id, t.source) for t in done] == [(t.id, "other") for t in again] and len(calls) == 2
     written(6, seed=1)
     written(6, dtype=torch.bfloat16)
     assert len(calls) == 4 and len(list((tmp_path / "texts").iterdir())) == 4

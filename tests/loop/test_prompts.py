@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from eagle_plugin.data import target_files
+from eagle_plugin.data.rows import read_rows
 from eagle_plugin.data.sources.prompts import Prompt, format_prompt, read_prompts
-from eagle_plugin.loop.prompts import own_prompts, question_of, split_prompts, write_prompts
+from eagle_plugin.loop.prompts import own_prompts, question_of, split_prompts, write_held_out_rows, write_prompts
 from eagle_plugin.loop.settings import LoopError
 
 
@@ -45,7 +48,7 @@ def test_the_library_has_enough_prompts_for_the_default_loop(tmp_path: Path) -> 
     assert {one.split for one in train} == {"train"} and {one.split for one in held_out} == {"val"}
 
 
-def test_of_own_prompts_the_first_question_is_asked(tmp_path: Path) -> None:
+def test_of_own_prompts_the_first_question_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "first"},
@@ -57,6 +60,12 @@ def test_of_own_prompts_the_first_question_is_asked(tmp_path: Path) -> None:
     path.write_text(format_prompt(Prompt("p-1", "own", messages=turns)) + format_prompt(raw))
     (found,) = own_prompts(path)
     assert found.messages == turns[:2]
+    (tmp_path / "measured.jsonl").write_text(format_prompt(found))
+    tokenizer = SimpleNamespace(chat_template="x", apply_chat_template=lambda chat, **_: [len(chat), len(chat[0])])
+    monkeypatch.setattr(target_files, "load_tokenizer", lambda target: tokenizer)
+    write_held_out_rows(tmp_path / "measured.jsonl", tmp_path, tmp_path / "rows.jsonl")
+    (row,) = read_rows(tmp_path / "rows.jsonl")
+    assert (row.id, row.source, row.prompt_ids) == ("p-1#0", "own", [2, 2])  # with the system turn
     with pytest.raises(LoopError, match="found 1 different prompts, wanted 300 \\+ 40"):
         write_prompts(path, 300, 40, tmp_path / "a", tmp_path / "b")
     assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()

@@ -43,6 +43,17 @@ def report_of(folder: Path, swap: bool = True) -> LoopReport:
     return summarise(LoopSettings(), "a domain", folder, {"train": 61.04, "traffic": 20.0}, swap)
 
 
+def test_of_several_sources_all_prompts_together_are_shown(tmp_path: Path) -> None:
+    folder = folder_of_a_loop(tmp_path / "loop")
+    details = {
+        name: {source: {"tree16_t0": stats(value + n)} for n, source in enumerate(("sharegpt", "code", "all"))}
+        for name, value in (("base", 2.0), ("head", 2.2))
+    }
+    (folder / "accept-details.json").write_text(json.dumps(details))
+    report = report_of(folder)
+    assert (report.accept_length_before, report.accept_length_after) == (4.0, 4.2)
+
+
 def test_the_file_has_what_the_steps_measured(tmp_path: Path) -> None:
     report = report_of(folder_of_a_loop(tmp_path / "loop"))
     write_report(report, tmp_path / "loop.json")

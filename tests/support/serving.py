@@ -91,7 +91,7 @@ def serving(specs: Sequence[ServerSpec], logs: Path, *, as_users: bool = False) 
                 stopped.result()
 
 
-def generate(server: Server, prompt: str, tokens: int, **sampling: Any) -> dict[str, Any]:
+def generate(server: Server, prompt: str, tokens: int | None, **sampling: Any) -> dict[str, Any]:
     """One request over the native endpoint: greedy and past the end token unless `sampling` says otherwise."""
     parameters = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True} | sampling
     answer = httpx.post(

@@ -36,9 +36,14 @@ def runs(features, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     # Few documents per update, so that the two shares have unequal masks, and several forwards each.
     values = recipe(features.target, features.store, budget={"updates": UPDATES}, batch_tokens=120, micro_tokens=50)
     values |= {"log_every": 1, "eval_every": 4, "checkpoint_every": 4}
+    # A process without a document of its own must not train on the prompt of another's.
+    values |= {"loss": {"prompt_weight": 0.5}}
     # Without dropped rows, which every process draws for itself; several segments per forward.
     masked = {"kind": "peagle", "layers": 2, "mask_token_id": 2}
-    peagle = values | {"head": masked, "loss": {"keep_rate": 1.0, "keep_floor": 1.0, "segment_rows": 12}}
+    peagle = values | {
+        "head": masked,
+        "loss": {"keep_rate": 1.0, "keep_floor": 1.0, "segment_rows": 12, "prompt_weight": 0.5},
+    }
     recipes = {"": values, "-peagle": peagle}
     found = {f"one{kind}": run_training(folder, f"one{kind}", each) for kind, each in recipes.items()}
     files = [

@@ -20,6 +20,10 @@ from eagle_plugin.data.rows import DataError
 
 MODES = ("drop", "redact", "report", "off")
 _PATTERNS = (*KEYS, *PASSWORDS, *SPELLED_EMAILS)
+# A character as JSON and code write it, also in JSON within JSON.
+_ESCAPED = re.compile(r"\\+(?:([nrtbfv])|u([0-9A-Fa-f]{4})|([\"'/]))")
+# Where another word cannot go on: at the beginning of a word, and after an escaped character.
+_WORD_BEGINS = r"(?:(?<!\w)|(?<=\\[nrtbfv])|(?<=\\u[0-9A-Fa-f]{4}))"
 UserRecogniser = Callable[[str], Iterable[tuple[str, int, int]]]
 
 
@@ -68,6 +72,13 @@ class Scanner:
         return next(self._find_all(text), None) is not None
 
     def _find_all(self, text: str) -> Iterator[Finding]:
+        yield from self._find_in(text)
+        plain, places = _unescape(text)
+        if len(plain) < len(text):
+            for found in self._find_in(plain):
+                yield Finding(found.type, places[found.start], places[found.end])
+
+    def _find_in(self, text: str) -> Iterator[Finding]:
         yield from find_patterns(_PATTERNS, text)
         yield from find_street_addresses(text)
         yield from find_identity_numbers(self._checks, text)
@@ -79,6 +90,22 @@ class Scanner:
         for type, start, end in self._user(text) if self._user else ():
             if 0 <= start < end <= len(text):
                 yield Finding(re.sub(r"\W+", "_", type).upper(), start, end)
+
+
+def _unescape(text: str) -> tuple[str, Sequence[int]]:
+    """The text with escaped characters as they are, so that their letters are no part of the word beside them; and the
+    place in `text` of each of its characters, and of its end."""
+    pieces: list[str] = []
+    places: list[int] = []
+    end = 0
+    for found in _ESCAPED.finditer(text):
+        space, code, mark = found.groups()
+        letter = chr(int(code, 16)) if code else mark
+        pieces += text[end : found.start()], "\n" if space or "\ud800" <= letter <= "\udfff" else letter
+        places += (*range(end, found.start()), found.start())
+        end = found.end()
+    places += range(end, len(text) + 1)
+    return "".join(pieces) + text[end:], places
 
 
 def load_user_recogniser(path: str) -> UserRecogniser:
@@ -119,7 +146,7 @@ def redact(texts: Sequence[str], scanner: Scanner) -> tuple[list[str], Counter[s
                 names[value] = f"<{finding.type}_{placeholders[finding.type]}>"
     # Longest first: if one value is the beginning of another, the longer one is tried first.
     values = sorted(names, key=len, reverse=True)
-    elsewhere = re.compile("|".join(rf"(?<!\w){re.escape(value)}(?!\w)" for value in values))
+    elsewhere = re.compile("|".join(rf"{_WORD_BEGINS}{re.escape(value)}(?!\w)" for value in values))
     return [_replace(text, findings, names, elsewhere) for text, findings in zip(texts, found, strict=True)], counts
 
 

@@ -75,7 +75,7 @@ class TreeAttention:
         if unknown.keys() == {"mixed_qkv", "a", "b"}:
             trees = forward_batch.spec_info.linear_trees
             return linear_attention(self._base.req_to_token_pool, layer, trees, **unknown)
-        assert q is not None and k is not None and v is not None
+        assert q is not None
         if unknown:
             raise ValueError(
                 f"tree attention was given {', '.join(unknown)}, which it does not know: "
@@ -88,7 +88,8 @@ class TreeAttention:
         if layer.layer_id in self._sliding:
             prefix_lens, table, slots = info.sliding_rows
             slots = slots[:, : rows.tail].reshape(-1)
-        if save_kv_cache:
+        # A layer that shares the keys of an earlier one gives none: that layer has stored them in the same forward.
+        if save_kv_cache and k is not None and v is not None:
             store_kv(keys, values, slots, k, v)
         out = tree_attention(
             q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),

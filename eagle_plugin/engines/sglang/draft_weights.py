@@ -6,6 +6,7 @@ import torch
 from sglang.srt.layers.linear import LinearBase
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
+from sglang.srt.utils.common import use_intel_amx_backend
 from torch import nn
 
 from eagle_plugin.engines.draft_weights import Int8Method, int8_copy
@@ -39,6 +40,8 @@ def use_int8_weights(head: nn.Module, target: nn.Module) -> int:
         weight = getattr(layer, "weight", None)
         if not isinstance(weight, torch.Tensor):
             continue
+        if use_intel_amx_backend(layer):
+            continue  # its weights are in the order of AMX's tiles
         is_output = isinstance(layer, ParallelLMHead)
         engine_linear = isinstance(layer, LinearBase) and type(layer.quant_method) is UnquantizedLinearMethod
         own = weight.data_ptr() not in shared and (engine_linear or type(layer) is nn.Linear)

@@ -24,6 +24,7 @@ CREATE_WORKER = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_wo
 RESOLVE_ARGUMENTS = "sglang.srt.arg_groups.speculative_hook._handle_eagle_family"
 AUTO_PARAMETERS = "sglang.srt.arg_groups.speculative_hook._auto_choose_speculative_params"
 PREPARE_ARGUMENTS = "sglang.srt.server_args.prepare_server_args"
+ROW_ROOM = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"
 OVERLAP_ON_CPU = "sglang.srt.arg_groups.speculative_hook._disable_overlap_schedule_for_cpu"
 
 
@@ -36,6 +37,7 @@ def register() -> None:
     HookRegistry.register(CREATE_WORKER, _create_worker, HookType.AROUND)
     HookRegistry.register(RESOLVE_ARGUMENTS, _check_arguments, HookType.AFTER)
     HookRegistry.register(AUTO_PARAMETERS, _auto_parameters, HookType.AROUND)
+    HookRegistry.register(ROW_ROOM, _room_for_rounds, HookType.AROUND)
     if os.environ.get(FOLDER):
         HookRegistry.register(PREPARE_ARGUMENTS, _capture, HookType.AFTER)
     if os.environ.get("EAGLE_OVERLAP") == "1":
@@ -88,6 +90,19 @@ def _auto_parameters(original: Any, server_args: Any, model_arch: str) -> Any:
     from eagle_plugin.engines.sglang.preflight import auto_parameters
 
     return auto_parameters(server_args, original(server_args, model_arch))
+
+
+def _room_for_rounds(original: Any) -> int:
+    """AROUND the number of slots of a request beyond the context length: all that a decode step may reserve.
+
+    With pages of one token SGLang has room for one tree, and reserves for two: a request that comes near the context
+    length would write past its row, and end the server (docs/upstream.md).
+    """
+    from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
+    from sglang.srt.runtime_context import get_spec
+
+    room: int = original()
+    return max(room, get_alloc_reserve_per_decode()) if get_spec().speculative_algorithm in ALGORITHMS else room
 
 
 def _keep_overlap(original: Any, server_args: Any) -> None:

@@ -174,6 +174,10 @@ def unsupported_states(target_runner: Any, arguments: Any) -> list[str]:
         return []
     if target_runner.device != "cpu":
         return [f"--device {target_runner.device}: gated delta nets are served on CPUs only"]
+    from sglang.srt.utils.common import cpu_has_amx_support
+
+    if cpu_has_amx_support():
+        return ["SGLang's kernels for AMX: they keep the weights of gated delta nets in an order of their own"]
     if not arguments.disable_radix_cache and arguments.mamba_radix_cache_strategy != "no_buffer":
         return [
             f"--mamba-radix-cache-strategy {arguments.mamba_radix_cache_strategy}: states are served with no_buffer, "

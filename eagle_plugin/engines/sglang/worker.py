@@ -119,7 +119,10 @@ class TreeWorker(EAGLEWorkerV2):
                 )
         layers, chunk = sliding_layers(runner.token_to_kv_pool), chunk_of(runner)
         attention = runner.attn_backend = TreeAttention(runner.attn_backend, layers, chunk)
-        use_bf16_kernel(runner.model, (UnquantizedLinearMethod, UnquantizedEmbeddingMethod))
+        # With --enable-fp32-lm-head the engine computes the output layer in float32, and only by its own method.
+        has_fp32_output = any(getattr(layer, "use_fp32_lm_head", False) for layer in runner.model.modules())
+        methods = (UnquantizedLinearMethod, *(() if has_fp32_output else (UnquantizedEmbeddingMethod,)))
+        use_bf16_kernel(runner.model, methods)
         self._sampler = runner.sampler = SeededSampler()
         table = pool.req_to_token
         self._keys = KeyTable(len(table), self.device, target.random_seed)  # the seed of all ranks
@@ -148,9 +151,10 @@ class TreeWorker(EAGLEWorkerV2):
         )
         if not self._adapters.are_served:  # on CPUs: there is nothing that a captured forward would read them from
             capture_rounds(self._round, self.shape, shapes, self.device, pool.size)
-        if check_rounds(self):
-            self.shapes = choose_shapes(self, mode, pool.size)
-            self._round.pending.clear()  # what tests and measurements left
+        if not check_rounds(self):
+            return  # the engine's own worker serves: there is no head of ours to exchange
+        self.shapes = choose_shapes(self, mode, pool.size)
+        self._round.pending.clear()  # what tests and measurements left
         arguments, parallel = self.server_args, get_parallel()
         served = Served(
             "sglang",
@@ -232,7 +236,8 @@ class TreeWorker(EAGLEWorkerV2):
         result = self._forward_prefill_batch(batch, on_publish, pp_proxy_tensors)
         penalties.count_prefill(batch, result.next_token_ids)
         state = result.next_draft_input
-        state.topk_p = state.topk_p.log()  # the engine's prefill gives probabilities, the rounds read logarithms
+        # The engine's prefill gives probabilities, the rounds read logarithms. Features that overflowed give none.
+        state.topk_p = state.topk_p.log().nan_to_num(nan=-torch.inf, neginf=-torch.inf)
         return result
 
     def _result(

@@ -51,6 +51,11 @@ class DraftStore:
             own = borrowed.clone()
             self._found |= {name: (own, i) for name, i in left.items()}
 
+    @property
+    def newest(self) -> frozenset[str]:
+        """The requests that the last step drafted for."""
+        return self._newest[0]
+
     def take_newest(self) -> tuple[frozenset[str], int]:
         """The requests that the last step drafted for, and the width of their trees; none if it did not draft."""
         newest, self._newest = self._newest, (frozenset(), 0)

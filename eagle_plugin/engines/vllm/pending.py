@@ -25,9 +25,9 @@ Key = str | int  # the name of a request, or a block
 
 
 def given_blocks(scheduler_output: Any, group: int, size: int) -> tuple[set[int], set[int]]:
-    """Blocks of a group of caches that requests get in a step: found in the prefix cache, and to be filled.
+    """Blocks that requests get in a step: found in the prefix cache by a group of caches, and to be filled by any.
 
-    size: positions of a block of that group.
+    size: positions of a block of the group.
     """
     cached = scheduler_output.scheduled_cached_reqs
     entered = [(new.num_computed_tokens, new.block_ids) for new in scheduler_output.scheduled_new_reqs]
@@ -39,6 +39,8 @@ def given_blocks(scheduler_output: Any, group: int, size: int) -> tuple[set[int]
     for n, groups in entered:
         found.update(groups[group][: n // size])
         new.update(groups[group][n // size :])
+        # The groups share one pool, and their caches the memory: what another group gets is no longer the head's.
+        new.update(block for other, blocks in enumerate(groups) if other != group for block in blocks)
     return found, new
 
 
@@ -161,7 +163,7 @@ class PendingTokens:
             full = kept.runs[-1].end // size * size
             table = kept.slot_table[:full].clone()  # not a view: it would keep the table of all requests
             blocks = (table[::size] // (2 * size)).tolist()  # a block's values are after its keys
-            self.forget(blocks)
+            self.forget(blocks[kept.runs[0].first // size :])  # others filled those before, and they may be unread
             for run in kept.runs:
                 while run.places:
                     part, run = run.split(min(size - run.first % size, len(run.places)))

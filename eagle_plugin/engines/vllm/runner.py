@@ -74,6 +74,7 @@ class TreeModelRunner(GPUModelRunner):
         self._store = DraftStore()
         self._has_reasoner = bool(vllm_config.structured_outputs_config.reasoning_parser)
         self._parents: tuple[list[str], Tensor] | None = None  # of drafted nodes, of the requests with a grammar
+        self._has_drafted = False  # in the present step
         self._pending: PendingTokens  # with the caches
         self._mailbox: HeadMailbox | None = None
         self._batch: RoundBatch | None = None
@@ -137,18 +138,24 @@ class TreeModelRunner(GPUModelRunner):
         self._shapes = RoundShapes(choose_shapes(self, self._caps, self._policy_mode, self._logger))
 
     def _update_states(self, scheduler_output: Any) -> Any:
-        """Forget the trees of finished requests as well; this is called in steps without tokens too."""
+        """Forget the trees of requests that leave the batch as well; this is called in steps without tokens too."""
         if self._reporter is not None:
             self._reporter.step(has_tokens=scheduler_output.total_num_scheduled_tokens > 0)
         if self._mailbox is not None:
             self._mailbox.look()
-        self._store.forget(scheduler_output.finished_req_ids)
         gone = scheduler_output.finished_req_ids | (scheduler_output.preempted_req_ids or set())
+        self._store.forget(gone)
         if self.cache_config.enable_prefix_caching and len(self._pending):
             self._pending.leave(gone)
             found, new = given_blocks(scheduler_output, self._head_group, self._pending.block_size)
             self._pending.forget(new)
             self._read_pending(self._pending.of_blocks(found))
+            if gone:  # who found these blocks in the step that filled them needs them read as well
+                tables = (
+                    state.block_ids[self._head_group] for name, state in self.requests.items() if name not in gone
+                )
+                held = {block for table in tables for block in table}
+                self._read_pending([key for key in self._pending.of_blocks(held) if not isinstance(key, str)])
         self._pending.forget(gone)
         return super()._update_states(scheduler_output)
 
@@ -157,6 +164,8 @@ class TreeModelRunner(GPUModelRunner):
         prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
         counts = np.array(prepared[1].num_draft_tokens, dtype=np.int64)
         prefix_lens = self.num_computed_tokens[: len(counts)]
+        if self.use_async_scheduling:
+            self._drop_unmasked(scheduler_output)
         batch = RoundBatch.read(counts, num_scheduled_tokens, self.input_batch.req_ids, prefix_lens, self._store)
         self._store.keep_own()
         committed = (num_scheduled_tokens - counts).sum()
@@ -200,6 +209,7 @@ class TreeModelRunner(GPUModelRunner):
     def _sample(self, logits: Tensor, spec_decode_metadata: Any) -> SamplerOutput:
         """Verify every request's tree; a request without drafts has a tree of one node."""
         assert self._batch is not None
+        self._has_drafted, self._parents = False, None
         self.input_batch.update_async_output_token_ids()
         metadata = self.input_batch.sampling_metadata
         states = [self.requests[name] for name in self.input_batch.req_ids]
@@ -234,6 +244,7 @@ class TreeModelRunner(GPUModelRunner):
         """Draft the next trees of the batch; returns their tokens [b, W - 1], whose links are kept here."""
         batch, accepted = self._batch, self._accepted
         assert batch is not None and accepted is not None
+        self._has_drafted = True
         next_tokens, counts = self.drafter.prepare_next_token_ids_padded(
             sampled_token_ids, self.requests, self.input_batch, self.discard_request_mask.gpu
         )
@@ -295,7 +306,12 @@ class TreeModelRunner(GPUModelRunner):
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """The drafts for the scheduler, with the links of the trees whose grammar it follows."""
         drafts = super().take_draft_token_ids()
-        if drafts is None or self._parents is None:
+        if drafts is None:
+            return None
+        if not (self._has_drafted or self.use_async_scheduling):
+            # A request is as long as the head serves, so that vLLM asked for no drafts and gives zeros in their place.
+            return DraftTokenIds(drafts.req_ids, [[] for _ in drafts.req_ids])
+        if self._parents is None:
             return drafts
         names, parents = self._parents
         return with_parents(drafts, dict(zip(names, parents.tolist(), strict=True)))
@@ -304,6 +320,13 @@ class TreeModelRunner(GPUModelRunner):
         """Let the head read what it has not read of these requests or blocks."""
         for pending in self._pending.take(keys, self.max_num_tokens):
             self.drafter.read_pending(pending)
+
+    def _drop_unmasked(self, scheduler_output: Any) -> None:
+        """Drop the trees for which the scheduler, ahead of us, made no masks: those of requests with a grammar that
+        missed a step."""
+        masked = self._store.newest if scheduler_output.pending_structured_output_tokens else frozenset()
+        names = [self.input_batch.req_ids[i] for i in self._with_grammar()]
+        self._store.forget([name for name in names if name not in masked])
 
     def _with_grammar(self) -> list[int]:
         """Places of the requests that have a grammar."""

@@ -107,6 +107,7 @@ SEAMS: Seams = {
     "vllm.v1.worker.utils.AttentionGroup": {"get_metadata_builder": "self ubatch_id"},
     "vllm.v1.core.sched.output.SchedulerOutput": attributes(
         "finished_req_ids preempted_req_ids total_num_scheduled_tokens scheduled_new_reqs scheduled_cached_reqs"
+        " pending_structured_output_tokens"
     ),
     "vllm.v1.core.sched.output.NewRequestData": attributes("block_ids num_computed_tokens"),
     "vllm.v1.core.sched.output.CachedRequestData": attributes(

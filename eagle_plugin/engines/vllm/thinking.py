@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 _SEEN = "eagle_plugin_seen"  # tokens of the output that a state was told of
+_KEPT = "eagle_plugin_budget"  # of a `CachedRequestState`: its state, for when it comes back into the batch
 
 
 def follow_budgets(metadata: Any, states: list[Any]) -> None:
@@ -26,11 +27,16 @@ def follow_budgets(metadata: Any, states: list[Any]) -> None:
             del holder._state[i]
             continue
         output = metadata.output_token_ids[i]
+        kept = getattr(states[i], _KEPT, None)
+        # vLLM begins anew then. To tell it of every token again takes time that grows with the square of the text.
+        if _SEEN not in state and kept is not None and output[: kept[_SEEN]] == kept["output_tok_ids"]:
+            holder._state[i] = state = kept
         for seen in range(state.get(_SEEN, -1) + 1, len(output) + 1):
             # As `ThinkingBudgetStateHolder.update_state`, which takes all requests at once.
             state |= {"output_tok_ids": output[:seen], "spec_token_ids": [], "in_spec_mode": False, "force_index": []}
             holder._update_think_state(state)
             state[_SEEN] = seen
+        setattr(states[i], _KEPT, state)
 
 
 def plain_requests(metadata: Any, reach: int) -> list[int]:

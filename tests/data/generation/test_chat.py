@@ -229,6 +229,10 @@ def test_template_variables_of_the_request_reach_the_template(tokenizer):
     prompt = Prompt("a", "test", messages=TURNS[1:3], sampling={"chat_template_kwargs": {"mood": "cheerful"}})
     (row,) = render_prompt(prompt, ChatRenderer(tokenizer, [2]))
     assert tokenizer.decode(row.prompt_ids).startswith("cheerful\n<|im_start|>user")
+    tokenizer.chat_template = "{{ reasoning_effort }}\n" + NO_SYSTEM
+    odd = {"chat_template_kwargs": "cheerful", "reasoning_effort": "low"}
+    (row,) = render_prompt(Prompt("a", "test", messages=TURNS[1:3], sampling=odd), ChatRenderer(tokenizer, [2]))
+    assert tokenizer.decode(row.prompt_ids).startswith("low\n<|im_start|>user")
 
 
 def test_long_rows_lose_the_end_of_the_answer_and_never_of_the_prompt(tokenizer):

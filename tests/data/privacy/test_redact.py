@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import socket
@@ -72,6 +73,21 @@ def test_private_data_is_found_whole(type: str, text: str, value: str, scanner: 
     assert scanner.scan(text)
 
 
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("space", ["\n", "\t", "\x1b"])
+def test_a_value_after_an_escaped_character_is_found(space: str, times: int, scanner: Scanner):
+    """As in the arguments of a tool call, which are JSON within JSON."""
+    for _, text, value in FOUND:
+        line = f"notes:{space}{text if text.startswith(value) else value}{space}end"
+        if not scanner.scan(line):  # found with the words before it only
+            line = f"notes:{space}{text}{space}end"
+        for _ in range(times):
+            line = json.dumps(line)
+        assert scanner.scan(line), line
+        ((changed,), _) = redact([line], scanner)
+        assert json.dumps(value)[1:-1] not in changed, changed
+
+
 @pytest.mark.parametrize("text", NOT_FOUND)
 def test_what_only_looks_private_is_not_found(text: str, scanner: Scanner):
     assert scanner.find(text) == []
@@ -109,7 +125,7 @@ def test_placeholders_are_typed_and_stable_within_a_row(scanner: Scanner):
     assert counts == {"EMAIL": 3, "PHONE": 1, "SECRET": 1}
 
 
-NOISE = st.text(alphabet="ab .,:;=/@-+\n\"'<>(){}019é\u2028", max_size=12)
+NOISE = st.text(alphabet="abn .,:;=/@-+\n\\\"'<>(){}019é\u2028", max_size=12)
 PLANTED = st.sampled_from([value for *_, value in FOUND] + [text for _, text, _ in FOUND])
 
 

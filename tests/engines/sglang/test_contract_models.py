@@ -64,6 +64,7 @@ def test_the_heads_linear_layers_can_be_given_another_method(monkeypatch):
     from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 
     from eagle_plugin.engines.draft_weights import Int8Method
+    from eagle_plugin.engines.sglang import draft_weights
     from eagle_plugin.kernels import int8_linear
 
     assert parameters(UnquantizedLinearMethod.apply) == ["self", "layer", "x", "bias"]
@@ -81,6 +82,10 @@ def test_the_heads_linear_layers_can_be_given_another_method(monkeypatch):
     few, many = torch.randn(2, 64).bfloat16(), torch.randn(21, 64).bfloat16()
     assert torch.equal(method.apply(output_layer, many), output_layer(many))
     torch.testing.assert_close(method.apply(output_layer, few), output_layer(few), rtol=0.05, atol=0.05)
+    head = torch.nn.Sequential(torch.nn.Linear(64, 32).bfloat16(), torch.nn.Linear(64, 32).bfloat16())
+    head[0].use_intel_amx_backend = True  # its weights are in the order of AMX's tiles
+    assert draft_weights.use_int8_weights(head, torch.nn.Identity()) == 1
+    assert list(draft_weights.int8_weights(head)) == ["1"]
 
 
 def test_a_head_can_be_loaded_again():

@@ -256,7 +256,8 @@ def test_a_hand_over_that_fails_refuses_the_start(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.server
 def test_after_a_failed_round_the_engines_own_worker_serves(tiny_target, tiny_eagle3, tmp_path):
     """With the objects, weights and pools that ours had: the log names what differed, and text is plain decoding's."""
-    fault = skewed_mask.install(tmp_path / "plugin")
+    fault = skewed_mask.install(tmp_path / "plugin") | {"EAGLE_DEPLOY": str(tmp_path / "deploy")}
+    (tmp_path / "deploy").mkdir(mode=0o700)
     specs = [
         tiny_spec(tiny_target),
         tiny_spec(tiny_target, tiny_eagle3, mode="builtin", environment={"EAGLE_PLUGIN": "1", **fault}),
@@ -267,6 +268,7 @@ def test_after_a_failed_round_the_engines_own_worker_serves(tiny_target, tiny_ea
         assert responses(found) == responses(expected)
         assert all(answer["meta_info"]["spec_verify_ct"] > 0 for answer in found)
         lines = [line for line in server.log_text().splitlines() if "eagle-plugin" in line]
+    assert not list((tmp_path / "deploy").iterdir())  # no head of ours can be exchanged
     (line,) = [line for line in lines if "is served by SGLang's own worker" in line]
     assert "the self-test failed: a tree in one forward of the target: the logits of " in line
     assert not [line for line in lines if "served by the plugin" in line]

@@ -79,7 +79,7 @@ def test_prompts_longer_than_the_prefill_chunk(servers):
 
 
 def test_generation_up_to_the_context_length(servers):
-    """The last trees reach as far as the request's cache rows do: the engine keeps room for one tree, and no more."""
+    """The last trees reach beyond the context length: the engine itself keeps room for one tree, and reserves two."""
     plain, *trees = servers
     prompt = " ".join(random.Random(5).choices(WORDS.split(), k=60))
     length = generate(plain, prompt, 1)["meta_info"]["prompt_tokens"]
@@ -92,6 +92,8 @@ def test_generation_up_to_the_context_length(servers):
         assert answer["output_ids"] == expected[:tokens]
         with pytest.raises(httpx.HTTPStatusError, match="400"):
             generate(server, prompt, tokens + 1)
+        answer = generate(server, prompt, None)  # without a limit, as from a chat client: all that the engine allows
+        assert answer["meta_info"]["completion_tokens"] > tokens and answer["output_ids"][: len(expected)] == expected
         assert responses([generate(server, "tree", 8)]) == responses([generate(plain, "tree", 8)])
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from trained_heads import rewrite
 from vllm_engines import counters, engine, generate, rounds, runner
 from vllm_greedy import make_prompts, write_heads, write_target
 
@@ -38,6 +39,19 @@ def test_chunks_and_cut_trees(models: Models, asynchronous: bool) -> None:
         assert generate(llm, PROMPTS) == models.expected
         drafted = counters(llm)["vllm:spec_decode_num_draft_tokens"] / rounds(llm).count
         assert drafted < TREES["nodes"] - 2  # trees were cut short
+
+
+def test_a_request_longer_than_the_head_serves(models: Models, tmp_path: Path) -> None:
+    """vLLM asks for no drafts then, and would have zeros verified in their place, of every request of the batch."""
+    head = rewrite(models.head, tmp_path / "short", config=lambda config: config | {"max_position_embeddings": 128})
+    short, long = (choose(range(len(PROMPTS)), key=lambda i: len(PROMPTS[i])) for choose in (min, max))
+    assert len(PROMPTS[short]) < 100 and len(PROMPTS[long]) > 128
+    with engine(models.target, head, **TREES) as llm:
+        drafted = []
+        for asked in ([short], [short, long]):
+            assert generate(llm, [PROMPTS[i] for i in asked]) == [models.expected[i] for i in asked]
+            drafted.append(counters(llm)["vllm:spec_decode_num_draft_tokens"])
+    assert drafted[0] > 0 and drafted[1] == drafted[0]
 
 
 @pytest.mark.parametrize("asynchronous", [pytest.param(False, id="sync"), pytest.param(True, id="async", marks=MATRIX)])

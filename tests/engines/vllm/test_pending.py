@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData
 
 from eagle_plugin.engines import pending_limit
 from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
-from eagle_plugin.engines.vllm.pending import Key, PendingRows, PendingTokens, PlainRows
+from eagle_plugin.engines.vllm.pending import Key, PendingRows, PendingTokens, PlainRows, given_blocks
 
 BLOCK = 4
 MANY = 1000  # rows of a forward
@@ -86,6 +88,20 @@ def test_places_are_used_again() -> None:
             assert take(kept, "b").tokens.tolist() == [200 + i for i in range(step - 3, step + 1)]
         assert whole(kept)
     assert len(kept._features) <= 16
+
+
+def test_what_any_group_of_caches_gets_is_no_longer_the_heads() -> None:
+    """The groups share one pool of blocks, and their caches lie over each other."""
+    new = NewRequestData(
+        req_id="a", prompt_token_ids=[], mm_features=[], sampling_params=None, pooling_params=None,
+        block_ids=([1, 2, 3], [7, 8]), num_computed_tokens=BLOCK, lora_request=None,
+    )  # fmt: skip
+    cached = CachedRequestData(
+        req_ids=["b", "c"], resumed_req_ids=set(), new_token_ids=[], all_token_ids={},
+        new_block_ids=[([4], [9]), None], num_computed_tokens=[40, 50], num_output_tokens=[1, 1],
+    )  # fmt: skip
+    step = SimpleNamespace(scheduled_new_reqs=[new], scheduled_cached_reqs=cached)
+    assert given_blocks(step, 0, BLOCK) == ({1}, {2, 3, 4, 7, 8, 9})
 
 
 def test_a_step_that_was_left_out_stays_a_gap() -> None:

@@ -107,6 +107,20 @@ def test_a_conversation_that_goes_on_is_drafted_as_a_new_one(llm: LLM, monkeypat
     assert unread.shape != fresh.shape or (unread - fresh).abs().max() > 5e-3
 
 
+def test_a_prompt_that_two_requests_share_in_one_step(llm: LLM) -> None:
+    """The second finds the blocks in the step that fills them, and goes on when the first has ended."""
+    prompt = PROMPTS[-1]
+    fresh = after_forgetting(llm, [prompt])
+    forget_all(llm)
+    with plainly(llm):
+        for name, tokens in (("a", 2), ("b", 8)):
+            settings = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+            llm.llm_engine.add_request(name, TokensPrompt(prompt_token_ids=prompt), settings)
+        while llm.llm_engine.has_unfinished_requests():
+            llm.llm_engine.step()
+    torch.testing.assert_close(drafted(llm, [prompt]), fresh, atol=1e-4, rtol=0)
+
+
 def test_a_prompt_that_comes_again_hits_as_many_blocks_as_without_speculation(llm: LLM) -> None:
     """Stock vLLM drops the last one of a hit where a head drafts."""
     forget_all(llm)
