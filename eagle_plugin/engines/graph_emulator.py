@@ -3,7 +3,9 @@
 As in a real capture, what the host computes during the capture is a constant of the graph; only torch operations and
 native kernels are recorded, with fixed inputs and outputs. Before a replay all memory that the capture allocated is
 filled with garbage, results too, and after it all but the results: a function that depends on an old value, on a value
-that Python kept, or on memory of the graph that was never written gives garbage.
+that Python kept, or on memory of the graph that was never written gives garbage. The graphs of one capturer share their
+memory: what a graph no longer needed when it was captured may be that of the graphs captured after it. So a replay also
+fills the memory of all of those, and their results, with garbage.
 
 Not emulated: work that runs later than the host, reuse of memory inside one graph, limits of kernel launches, Triton,
 NCCL.
@@ -52,6 +54,11 @@ class EmulatedGraph(TorchDispatchMode):
         self._nodes: list[tuple[Callable[..., Any], Any, dict[str, Any], Any]] = []
         self._own: dict[int, Tensor] = {}  # by address: one tensor of each memory that the capture allocated
         self._scratch: list[Tensor] = []
+        self._later: list[EmulatedGraph] = []  # captured later, into the same memory
+
+    def share_memory(self, later: EmulatedGraph) -> None:
+        """That graph was captured into memory that this one has used."""
+        self._later.append(later)
 
     def record_native(self, kernel: Callable[..., Any], arguments: Any) -> None:
         """One launch of a native kernel."""
@@ -84,7 +91,8 @@ class EmulatedGraph(TorchDispatchMode):
 
     def replay(self) -> None:
         """Run all nodes again."""
-        _spoil(list(self._own.values()))
+        for graph in (self, *self._later):
+            _spoil(list(graph._own.values()))
         for func, args, kwargs, out in self._nodes:
             again = func(*args, **kwargs)
             _wait(again)
@@ -105,6 +113,7 @@ class EmulatedCapturer:
         What is captured is what they launch, as on a GPU, and not the call.
         """
         self._transparent = transparent
+        self._graphs: list[EmulatedGraph] = []
 
     def capture(self, function: Callable[[], T]) -> tuple[Graph, T]:
         """Run `function` once and record it; CaptureError where CUDA would refuse it."""
@@ -116,6 +125,9 @@ class EmulatedCapturer:
         finally:
             _recording.pop()
         graph.keep_results(result)
+        for earlier in self._graphs:
+            earlier.share_memory(graph)
+        self._graphs.append(graph)
         return graph, result
 
 

@@ -36,7 +36,11 @@ class Capturer(Protocol):
 
 
 class CudaCapturer:
-    """CUDA graphs that share one memory pool: a result of one is kept alive, so another does not overwrite it."""
+    """CUDA graphs that share one memory pool.
+
+    A result of one is kept alive, so that none captured later overwrites it. One captured earlier may have used the
+    same memory, and writes there again: a result is to be read before a graph that was captured earlier is replayed.
+    """
 
     def __init__(self) -> None:
         self._pool: Any = None
@@ -45,22 +49,32 @@ class CudaCapturer:
         """To be called with a stream other than the default one as the current one.
 
         Raises:
-            torch.OutOfMemoryError: also where the end of the capture fails because of it.
+            torch.OutOfMemoryError: also where it is the driver that has no memory left, or where the end of the capture
+                fails because of it.
         """
-        for _ in range(WARM_UP_CALLS):
-            function()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
         try:
+            for _ in range(WARM_UP_CALLS):
+                function()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
                 result = function()
         except RuntimeError as error:
             # Ending the capture that memory ran out in can fail too, and would hide why.
             if isinstance(error.__context__, torch.OutOfMemoryError):
                 raise error.__context__ from None
+            if _is_out_of_memory(error):
+                raise torch.OutOfMemoryError(str(error)) from error
             raise
         self._pool = graph.pool()
         return graph, result
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether the driver, Triton, cuBLAS or our own launch say so: only torch's allocator has an exception for it."""
+    text = str(error).lower()
+    is_said = "out of memory" in text or "alloc_failed" in text
+    return is_said and not isinstance(error, torch.OutOfMemoryError)
 
 
 class CapturedFunctions:

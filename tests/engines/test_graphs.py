@@ -64,6 +64,24 @@ def test_memory_that_runs_out_in_a_capture_is_named(monkeypatch: pytest.MonkeyPa
     with pytest.raises(torch.OutOfMemoryError):
         CudaCapturer().capture(function)
 
+    def launch() -> None:
+        raise RuntimeError("Triton Error [CUDA]: out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError, match="Triton"):  # the driver's, in a warm-up
+        CudaCapturer().capture(launch)
+
+
+def test_a_replay_may_write_over_what_later_captures_left() -> None:
+    """What a graph no longer needs when it is captured is free for those after it."""
+    capturer, given = EmulatedCapturer(), torch.arange(4)
+    first, one = capturer.capture(lambda: given + 1)
+    second, two = capturer.capture(lambda: given * 2)
+    first.replay()
+    second.replay()
+    assert one.tolist() == [1, 2, 3, 4] and two.tolist() == [0, 2, 4, 6]
+    first.replay()
+    assert one.tolist() == [1, 2, 3, 4] and two.tolist() != [0, 2, 4, 6]
+
 
 @pytest.mark.parametrize("inference", [False, True])
 def test_copies_of_what_may_be_a_view_are_emulated(inference: bool) -> None:

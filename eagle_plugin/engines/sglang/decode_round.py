@@ -102,41 +102,47 @@ class DecodeRound:
                 break
         for size in list(buckets):
             with around(buckets, size):
-                outputs: dict[int, TargetOutput] = {}
-                for shape in shapes:
-                    self._capture_shape(capturer, shape, size, outputs)
+                self._capture_size(capturer, shapes, size)
         self._buckets, self.shapes = buckets, tuple(shapes)
 
-    def _capture_shape(self, capturer: Capturer, shape: Shape, size: int, outputs: dict[int, TargetOutput]) -> None:
-        """outputs: what the target's forward leaves, by width; shapes of one width share it."""
+    def _capture_size(self, capturer: Capturer, shapes: Sequence[Shape], size: int) -> None:
+        """All functions of one batch size, those that come first in a round before the others (`CudaCapturer`)."""
         capture, memory = self.functions.capture, self._memory
-        for greedy in (True, False):
-            batch = self._reader.padding(shape, size, greedy)
+        batches = [self._reader.padding(shape, size, greedy) for shape in shapes for greedy in (True, False)]
 
-            def draft(batch: RoundBatch = batch) -> Drafts:
-                drafts = self._draft(batch, self._static_state(size))
-                return drafts._replace(tree=memory.put_fields("tree", drafts.tree))
+        def draft(batch: RoundBatch) -> Drafts:
+            drafts = self._draft(batch, self._static_state(size))
+            return drafts._replace(tree=memory.put_fields("tree", drafts.tree))
 
-            def verify(batch: RoundBatch = batch) -> TargetOutput:
-                nodes = size * shape.width
-                tree = (memory.view(f"tree.{name}", size, shape.width) for name in DraftTree._fields)
-                logits = memory.view("logits", nodes, self._vocabulary)
-                output = self._verifier.forward(batch, DraftTree(*tree), logits)
-                if not memory.holds("logits", output.logits):
-                    logits.copy_(output.logits)
-                return output._replace(logits=logits, features=memory.put("features", output.features))
+        def verify(batch: RoundBatch) -> TargetOutput:
+            nodes = size * batch.shape.width
+            tree = (memory.view(f"tree.{name}", size, batch.shape.width) for name in DraftTree._fields)
+            logits = memory.view("logits", nodes, self._vocabulary)
+            output = self._verifier.forward(batch, DraftTree(*tree), logits)
+            if not memory.holds("logits", output.logits):
+                logits.copy_(output.logits)
+            return output._replace(logits=logits, features=memory.put("features", output.features))
 
-            drafts = capture(capturer, _key("draft", batch), draft)
-            if shape.width not in outputs:  # the same one serves sampled batches
-                outputs[shape.width] = capture(capturer, _key("verify", batch), verify)
-            output = outputs[shape.width]
+        def walk(batch: RoundBatch, drafts: Drafts, output: TargetOutput) -> Accepted:
+            return self._put_accepted(self._walk(batch, drafts, output))
 
-            def walk(batch: RoundBatch = batch, drafts: Drafts = drafts, output: TargetOutput = output) -> Accepted:
-                return self._put_accepted(self._walk(batch, drafts, output))
+        def provide_tree(batch: RoundBatch) -> None:
+            """The calls before a capture compute: what they read must be a tree of this width."""
+            roots = torch.zeros(size, dtype=torch.int64, device=batch.prefix_lens.device)
+            memory.put_fields("tree", DraftTree.padding(roots, batch.shape.width))
 
-            accepted = capture(capturer, _key("walk", batch), walk)
+        drafted = [capture(capturer, _key("draft", batch), partial(draft, batch)) for batch in batches]
+        outputs: dict[int, TargetOutput] = {}  # by width: shapes of one width share it, greedy and sampled batches too
+        for batch in batches:
+            if batch.shape.width not in outputs:
+                provide_tree(batch)
+                outputs[batch.shape.width] = capture(capturer, _key("verify", batch), partial(verify, batch))
+        for batch, drafts in zip(batches, drafted, strict=True):
+            output = outputs[batch.shape.width]
+            provide_tree(batch)
+            accepted = capture(capturer, _key("walk", batch), partial(walk, batch, drafts, output))
             extend: Callable[[], Any] = partial(self._extend, batch, accepted, output)
-            if shape == PLAIN and self.pending is not None:
+            if batch.shape == PLAIN and self.pending is not None:
                 extend = partial(self._add_pending, self.pending, batch, accepted, output)
             capture(capturer, _key("extend", batch), extend)
 

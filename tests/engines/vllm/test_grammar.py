@@ -139,6 +139,28 @@ def test_greedy_text_is_that_of_plain_decoding(
         assert {len(answer.outputs[0].token_ids) for answer in answers} == {MINIMAL[name][1] + 1}
 
 
+def test_requests_that_miss_a_step_of_a_scheduler_ahead(
+    models: tuple[Path, Path], expected: dict[str, list[tuple[Any, ...]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the trees that they have from the step before, the scheduler makes no masks."""
+    dropped, drop = [0], TreeModelRunner._drop_unmasked
+
+    def counted(served: TreeModelRunner, scheduler_output: Any) -> None:
+        before = len(served._store._found)
+        drop(served, scheduler_output)
+        dropped[0] += before - len(served._store._found)
+
+    monkeypatch.setattr(TreeModelRunner, "_drop_unmasked", counted)
+    names = ("schema 0", "schema 1", "words")
+    short = sorted(range(len(PROMPTS)), key=lambda i: len(PROMPTS[i]))[:4]  # a step reads more prompts than trees
+    asked = [(name, i) for name in names for i in short]
+    few = options() | {"max_num_batched_tokens": 64, "max_num_seqs": 32}
+    with engine(*models, **TREES, **ASYNC, **few) as llm:
+        settings = [constrained(CONSTRAINTS[name]) for name, _ in asked]
+        found = endings(ask(llm, [PROMPTS[i] for _, i in asked], settings))
+    assert found == [expected[name][i] for name, i in asked] and dropped[0] > 0
+
+
 def test_sampled_responses_are_valid(plugin: LLM) -> None:
     """All constraints in one batch, with a free request after every one, and penalties on some."""
     turns = [*CONSTRAINTS] * 8
