@@ -56,7 +56,7 @@ def _benchmark(job: JobRecipe, settings: BenchmarkSettings, target: Path, out: P
     args += ["--sets", *sets, "--concurrency", *map(str, settings.concurrency), "--repeats", str(settings.repeats)]
     args += ["--limit", str(settings.limit), "--max-tokens", str(settings.max_tokens), "--out", str(folder), "--resume"]
     args += ["--aiperf"] if settings.aiperf else []
-    return Stage("benchmark", args, folder / STATES, partial=folder / PARTIAL_STATES)
+    return Stage("benchmark", args, folder / STATES, partial=(folder / PARTIAL_STATES,))
 
 
 def _parent(job: JobRecipe) -> str | None:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from eagle_plugin.atomic_io import write_output
 from eagle_plugin.bench.choices import default_engine
 from eagle_plugin.bench.servers import Server, ServerSpec, sigterm_as_exit
 from eagle_plugin.devices import fast_dtype
+from eagle_plugin.optimize.answers import keep_answers_to
 from eagle_plugin.optimize.lineage import LINEAGE, Lineage
 from eagle_plugin.optimize.locks import hold
 from eagle_plugin.optimize.recipe import JobError, JobRecipe
@@ -100,10 +102,13 @@ def run_job(
                 watch.stage(number, stage.name)
                 if stage.recipe:
                     write_output(Path(stage.args[1]), [stage.recipe])
-                if stage.partial is not None and done.get(f"begun: {stage.name}") != digest:
-                    stage.partial.unlink(missing_ok=True)
-                    done[f"begun: {stage.name}"] = digest
+                if stage.partial:
+                    _begin_anew(stage, done, digest)
                     write_output(home / JOB_FILE, [json.dumps(done, indent=2), "\n"])
+                if stage.prompts is not None:
+                    removed = keep_answers_to(stage.prompts, stage.output, stage.partial[-1])
+                    if removed:
+                        console.print(f"{removed:,} answers to prompts that are no longer wanted were removed")
                 with _endpoint(stage, job, target, home, console) as extra:
                     log = out / "logs" / f"{number:02d}-{stage.name.replace(' ', '-')}.log"
                     call([*stage.args, *extra], stage.name, log, watch)
@@ -115,6 +120,16 @@ def run_job(
                 return
         if job.train:
             _link_head(out, list(job.train)[-1])
+
+
+def _begin_anew(stage: Stage, done: dict[str, str], digest: str) -> None:
+    """Remove what the stage would continue, if it began with other settings."""
+    key, settings = f"begun: {stage.name}", digest if stage.settings is None else stage.settings
+    # Jobs of earlier versions did not note the settings of a stage.
+    if done.get(key, settings if stage.settings is not None else "") != settings:
+        for path in stage.partial:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    done[key] = settings
 
 
 @contextlib.contextmanager

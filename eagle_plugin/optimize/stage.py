@@ -18,7 +18,9 @@ class Stage(NamedTuple):
     output: Path
     needs_server: bool = False
     recipe: str = ""  # of a training run: the content of the file that args[1] names
-    partial: Path | None = None  # what the sub-command continues; removed if it began with other stages before it
+    partial: tuple[Path, ...] = ()  # what the sub-command continues; removed if it began with other `settings`
+    settings: str | None = None  # None: all stages up to this one
+    prompts: Path | None = None  # answers to others, in the output, are removed
 
 
 def check_known(key: str, name: str, known: Collection[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def data_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
         args = ["data", "vocabulary", *map(str, rows), "--target", str(target), "--size", str(job.vocabulary)]
         yield Stage("vocabulary", [*args, "--out", str(out)], out)
     for file in rows:
-        store = data / "features" / file.stem
+        store = _store(data, file)
         args = ["data", "features", str(file), "--target", str(target), "--store", str(store)]
         if job.aux_layers is not None:
             args += ["--aux-layers", ",".join(map(str, job.aux_layers))]
@@ -73,6 +74,11 @@ def head_stages(job: JobRecipe, target: Path, out: Path, data: Path, minutes: fl
 def _stores(job: JobRecipe) -> list[str]:
     """The names of the files of token rows, and of their feature stores."""
     return ["generated"] if job.recorded is None else ["generated", "recorded"]
+
+
+def _store(data: Path, rows: Path) -> Path:
+    """The feature store of a file of token rows."""
+    return data / "features" / rows.stem
 
 
 def _prompt_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
@@ -105,7 +111,15 @@ def _prompt_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
         args += ["--temperature", *map(str, ask.temperatures)]
     for url in ask.endpoints:
         args += ["--endpoint", url]
-    yield Stage("answers of the target", args, rows, needs_server=not ask.endpoints)
+    yield Stage(
+        "answers of the target",
+        args,
+        rows,
+        needs_server=not ask.endpoints,
+        partial=(rows, rows.with_suffix(".skipped.jsonl"), _store(data, rows)),
+        settings=json.dumps([ask.max_tokens, ask.temperatures]),
+        prompts=prompts,
+    )
     if job.recorded is not None:
         dialogues, rows = data / "dialogues.jsonl", data / "recorded.jsonl"
         count = _count(job.recorded.count, job.recorded.skip)

@@ -116,6 +116,14 @@ FAULTS = (
         (Line("sglang/srt/speculative/eagle_utils.py", 500, "return is_all_greedy or is_cpu or is_xpu"),),
     ),
     Fault(
+        "sglang-context-end",
+        "with drafts a request that comes to the context length ends the server, or writes over another's slots",
+        (
+            Line("sglang/srt/mem_cache/allocation_sizing.py", 105, "extra = 4 + (max_speculative_num_draft_tokens()"),
+            Line("sglang/srt/mem_cache/allocation_sizing.py", 70, "return 2 * get_alloc_len_per_decode()"),
+        ),
+    ),
+    Fault(
         "sglang-logit-processor",
         "with drafts a custom logit processor sees the first token only",
         (Line("sglang/srt/speculative/eagle_utils.py", 521, "def eagle_sample("),),

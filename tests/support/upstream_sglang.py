@@ -151,6 +151,22 @@ def greedy_cpu(folder: Path) -> bool:
     return free > first and drafted == drafted_first
 
 
+def context_end(folder: Path) -> bool:
+    """One request without a limit of its tokens, with the shape of the trees that SGLang chooses for Llama."""
+    target = bigram_models.bigram_target(folder / "target")
+    head = bigram_models.bigram_eagle3_head(folder / "head", target)
+    with stock(folder, target, head, context_length=256, shape=(5, 4, 8)) as server:
+        request = {"text": "tree", "sampling_params": {"temperature": 0, "max_new_tokens": None, "ignore_eos": True}}
+        with contextlib.suppress(httpx.HTTPError):
+            answer = httpx.post(f"{server.url}/generate", json=request, timeout=STOPS_SECONDS, trust_env=False)
+            say("the answer", answer.text[:100])
+        gone = ended(server)
+        say("the server ends of the request", "yes" if gone else "no")
+        reason = last(server.log_text(), "Error: ")
+    say("its log", reason)
+    return gone and "row" in reason
+
+
 def logit_processor(folder: Path) -> bool:
     """A processor of SGLang's own that forbids every other token of the greedy answer."""
     from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
@@ -246,6 +262,7 @@ REPRODUCTIONS: dict[str, Reproduction] = {
     "sglang-penalties-late": penalties_late,
     "sglang-penalties-drafts": penalties_drafts,
     "sglang-greedy-cpu": greedy_cpu,
+    "sglang-context-end": context_end,
     "sglang-logit-processor": logit_processor,
     "sglang-lora-pinning": lora_pinning,
     "sglang-llama4-cpu": llama4_cpu,

@@ -1,0 +1,55 @@
+"""What a job keeps of its answers when its prompts or its settings have changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from eagle_plugin.data.generation.journal import Journal
+from eagle_plugin.data.rows import TokenRow, read_rows
+from eagle_plugin.data.sources.prompts import Prompt, format_prompt
+from eagle_plugin.optimize.answers import keep_answers_to
+from eagle_plugin.optimize.runner import _begin_anew
+from eagle_plugin.optimize.stage import Stage
+
+
+def write_prompts(path: Path, names: str) -> Path:
+    path.write_text("".join(format_prompt(Prompt(name, "own", prompt=f"ask {name}")) for name in names))
+    return path
+
+
+def test_answers_to_prompts_that_are_gone_are_removed_with_their_features(tmp_path: Path) -> None:
+    rows, store = tmp_path / "generated.jsonl", tmp_path / "features/generated"
+    prompts = write_prompts(tmp_path / "prompts.jsonl", "abc")
+    assert keep_answers_to(prompts, rows, store) == 0
+    with Journal(rows) as journal:
+        for name in "ab":
+            journal.append([TokenRow(f"{name}#{turn}", "own", [1], [2, 3], "stop", "train") for turn in (0, 1)])
+        journal.skip("c", 0, "too long")
+    store.mkdir(parents=True)
+    write_prompts(prompts, "abcd")  # one more
+    assert keep_answers_to(prompts, rows, store) == 0 and store.is_dir()
+    write_prompts(prompts, "bd")
+    assert keep_answers_to(prompts, rows, store) == 2 and not store.exists()
+    assert {row.id for row in read_rows(rows)} == {"b#0", "b#1"}
+    with Journal(rows) as journal:
+        assert journal.done == {"b"}
+
+
+def test_what_began_with_other_settings_is_removed(tmp_path: Path) -> None:
+    file, folder, done = tmp_path / "rows", tmp_path / "store", {}
+
+    def begin(settings: str | None, digest: str) -> bool:
+        """Whether what is there is kept."""
+        file.write_text("x")
+        folder.mkdir(exist_ok=True)
+        _begin_anew(Stage("a stage", [], file, partial=(file, folder), settings=settings), done, digest)
+        assert file.exists() == folder.exists()
+        return file.exists()
+
+    twelve, twenty = json.dumps([12, []]), json.dumps([20, []])
+    assert begin(twelve, "digest")  # of a version that noted no settings
+    assert begin(twelve, "another digest")  # more prompts
+    assert not begin(twenty, "another digest")
+    done.clear()
+    assert not begin(None, "digest") and begin(None, "digest") and not begin(None, "another digest")
