@@ -73,8 +73,8 @@ class CudaCapturer:
 def _is_out_of_memory(error: RuntimeError) -> bool:
     """Whether the driver, Triton, cuBLAS or our own launch say so: only torch's allocator has an exception for it."""
     text = str(error).lower()
-    is_said = "out of memory" in text or "alloc_failed" in text
-    return is_said and not isinstance(error, torch.OutOfMemoryError)
+    is_named = "out of memory" in text or "alloc_failed" in text
+    return is_named and not isinstance(error, torch.OutOfMemoryError)
 
 
 class CapturedFunctions:

@@ -35,7 +35,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gemma4_text": {
         "sliding_window": 6,
         "hidden_size_per_layer_input": 0,
-        "num_kv_shared_layers": 0,
+        "num_kv_shared_layers": 2,
         "global_head_dim": 16,
     },
     "granite": {"logits_scaling": 8.0},

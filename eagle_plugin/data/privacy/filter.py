@@ -97,7 +97,8 @@ class PrivacyFilter:
             return FilteredPrompt(raw.where, None, UNDECODED)
         strings = _strings_of(raw.prompt) + [self._tokenizer.decode(one) for one in given_ids]
         changed, found = redact(strings, self._scanner)
-        if raw.exact is not None and not found and self._mode != "report" and self._hides_more(raw.exact):
+        may_hide = raw.exact is not None and not found and self._mode != "report"
+        if may_hide and self._hides_more(prompt, self._scanner):
             prompt = raw.prompt
         if not found or self._mode == "report":
             return FilteredPrompt(raw.where, prompt, found=found)
@@ -109,10 +110,10 @@ class PrivacyFilter:
         except ValueError:  # not JSON any more, for instance with a placeholder in place of a number
             return FilteredPrompt(raw.where, None, PRIVATE, found)
 
-    def _hides_more(self, exact: Prompt) -> bool:
+    def _hides_more(self, exact: Prompt, scanner: Scanner) -> bool:
         """Whether the token ids of a record have private data that its texts do not have, as in hidden reasoning."""
         ids = [exact.prompt_ids, (exact.response or {}).get("token_ids")]
-        return self.decodes and any(self._scanner.scan(self._tokenizer.decode(one)) for one in ids if one)
+        return self.decodes and any(scanner.scan(self._tokenizer.decode(one)) for one in ids if one)
 
 
 def _load_tokenizer(folder: str) -> Any:

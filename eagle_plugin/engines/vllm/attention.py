@@ -194,7 +194,6 @@ class TreeAttentionImpl(AttentionImpl):
             "ALiBi slopes": alibi_slopes is not None,
             f"a {kv_cache_dtype} KV cache": kv_cache_dtype not in ("auto", "bfloat16", "float16"),
             f"{attn_type} attention": attn_type != AttentionType.DECODER,
-            "KV caches shared between layers": kv_sharing_target_layer_name is not None,
         }
         if found := [what for what, holds in unserved.items() if holds]:
             raise ValueError(
@@ -206,14 +205,15 @@ class TreeAttentionImpl(AttentionImpl):
         self.sliding_window = -1 if sliding_window is None else sliding_window - 1  # keys before the query
         self.logits_soft_cap = logits_soft_cap or 0.0
         self.sinks = sinks
+        self.stores = kv_sharing_target_layer_name is None  # else an earlier layer has, into the cache that both have
         self._cache: tuple[int, CacheRows] | None = None
 
     def forward(
         self,
         layer: Any,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
         kv_cache: Tensor,
         attn_metadata: TreeMetadata | None,
         output: Tensor,
@@ -228,9 +228,9 @@ class TreeAttentionImpl(AttentionImpl):
             return output
         n = len(attn_metadata.slots)
         padded, output = output, output[:n]
-        query, key, value = query[:n], key[:n], value[:n]
-        cache = self._rows_of(kv_cache)
-        store_kv(*cache, attn_metadata.slots, key, value)
+        query, cache = query[:n], self._rows_of(kv_cache)
+        if self.stores and key is not None and value is not None:
+            store_kv(*cache, attn_metadata.slots, key[:n], value[:n])
         options: dict[str, Any] = {
             "scale": self.scale,
             "logit_cap": self.logits_soft_cap,

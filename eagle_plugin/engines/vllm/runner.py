@@ -108,9 +108,10 @@ class TreeModelRunner(GPUModelRunner):
         for group in self.kv_cache_config.kv_cache_groups:
             others = self.drafter._draft_attn_layer_names | self.linear.names
             names = [name for name in group.layer_names if name not in others]
-            caches = [context[name].kv_cache for name in names if isinstance(context[name], AttentionLayerBase)]
-            if caches:
-                groups.append(CacheGroup.of(names[0], caches))
+            found = [context[name].kv_cache for name in names if isinstance(context[name], AttentionLayerBase)]
+            # Layers can share a cache, whose keys are moved once.
+            if caches := {cache.data_ptr(): cache for cache in found}:
+                groups.append(CacheGroup.of(names[0], list(caches.values())))
         ranks = RankAgreement(self._tp_group, self.max_num_reqs, self._caps.max_accept_length, self.device)
         self._verifier = TreeVerifier(groups, self.linear, self.sampler, self.model_config.logprobs_mode, ranks)
         cache_groups = self.kv_cache_config.kv_cache_groups

@@ -231,7 +231,6 @@ def test_a_warm_up_without_a_cache_does_nothing() -> None:
         ({"alibi_slopes": [0.5] * HEADS}, "ALiBi slopes"),
         ({"kv_cache_dtype": "fp8_e4m3"}, "a fp8_e4m3 KV cache"),
         ({"attn_type": AttentionType.ENCODER_ONLY}, "AttentionType.ENCODER_ONLY attention"),
-        ({"kv_sharing_target_layer_name": "layers.0"}, "KV caches shared between layers"),
     ],
 )
 def test_what_a_layer_cannot_serve_is_refused_by_name(options: dict[str, Any], named: str) -> None:
