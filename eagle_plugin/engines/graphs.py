@@ -8,6 +8,7 @@ memory of the graph, which the next replay overwrites: a caller that hands a res
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -17,6 +18,7 @@ from torch import Tensor
 T = TypeVar("T")
 Fields = TypeVar("Fields", bound=NamedTuple)
 WARM_UP_CALLS = 2  # before a capture: Triton compiles and libraries make their handles, which a capture forbids
+WARM_UP_SECONDS = 300.0  # that they may take
 
 
 class Graph(Protocol):
@@ -55,7 +57,7 @@ class CudaCapturer:
         try:
             for _ in range(WARM_UP_CALLS):
                 function()
-            torch.cuda.synchronize()
+            _wait_for_warm_up()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
                 result = function()
@@ -68,6 +70,20 @@ class CudaCapturer:
             raise
         self._pool = graph.pool()
         return graph, result
+
+
+def _wait_for_warm_up() -> None:
+    """Wait for the calls before a capture. With several ranks they can wait for one that had no memory for its call."""
+    end, until = torch.cuda.Event(), time.monotonic() + WARM_UP_SECONDS
+    end.record()
+    while not end.query():
+        if time.monotonic() > until:
+            raise RuntimeError(
+                f"eagle-plugin: a call before the capture of CUDA graphs has not ended after {WARM_UP_SECONDS:.0f} s; "
+                "another rank may have run out of GPU memory: leave more of it free (--mem-fraction-static in SGLang, "
+                "--gpu-memory-utilization in vLLM)"
+            )
+        time.sleep(0.001)
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from eagle_plugin.engines import graphs
 from eagle_plugin.engines.graph_emulator import EmulatedCapturer
 from eagle_plugin.engines.graphs import Buckets, CapturedFunctions, CudaCapturer, StaticMemory
 
@@ -52,7 +53,9 @@ def test_memory_that_runs_out_in_a_capture_is_named(monkeypatch: pytest.MonkeyPa
                 raise
             raise RuntimeError("the capture was invalidated")  # noqa: B904
 
-    for name, value in {"graph": capture, "CUDAGraph": object, "synchronize": int, "current_stream": int}.items():
+    ended = SimpleNamespace(record=lambda: None, query=lambda: True)
+    stubs = {"graph": capture, "CUDAGraph": object, "Event": lambda: ended, "current_stream": int}
+    for name, value in stubs.items():
         monkeypatch.setattr(torch.cuda, name, value)
     calls: list[int] = []
 
@@ -69,6 +72,10 @@ def test_memory_that_runs_out_in_a_capture_is_named(monkeypatch: pytest.MonkeyPa
 
     with pytest.raises(torch.OutOfMemoryError, match="Triton"):  # the driver's, in a warm-up
         CudaCapturer().capture(launch)
+    ended.query = lambda: False  # a rank that waits for another one
+    monkeypatch.setattr(graphs, "WARM_UP_SECONDS", 0.01)
+    with pytest.raises(RuntimeError, match="another rank may have run out of GPU memory"):
+        CudaCapturer().capture(lambda: None)
 
 
 def test_a_replay_may_write_over_what_later_captures_left() -> None:
