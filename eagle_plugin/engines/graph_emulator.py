@@ -5,7 +5,7 @@ native kernels are recorded, with fixed inputs and outputs. Before a replay all 
 filled with garbage, results too, and after it all but the results: a function that depends on an old value, on a value
 that Python kept, or on memory of the graph that was never written gives garbage. The graphs of one capturer share their
 memory: what a graph no longer needed when it was captured may be that of the graphs captured after it. So a replay also
-fills the memory of all of those, and their results, with garbage.
+fills the results of all of those with garbage.
 
 Not emulated: work that runs later than the host, reuse of memory inside one graph, limits of kernel launches, Triton,
 NCCL.
@@ -54,6 +54,8 @@ class EmulatedGraph(TorchDispatchMode):
         self._nodes: list[tuple[Callable[..., Any], Any, dict[str, Any], Any]] = []
         self._own: dict[int, Tensor] = {}  # by address: one tensor of each memory that the capture allocated
         self._scratch: list[Tensor] = []
+        self._results: list[Tensor] = []
+        self._has_results = False  # since the last replay; a replay of an earlier graph takes them away
         self._later: list[EmulatedGraph] = []  # captured later, into the same memory
 
     def share_memory(self, later: EmulatedGraph) -> None:
@@ -88,11 +90,16 @@ class EmulatedGraph(TorchDispatchMode):
         """To be called after the capture: what the function returned outlives a replay."""
         kept = {_memory(x) for x in _tensors(result)}
         self._scratch = [x for at, x in self._own.items() if at not in kept]
+        self._results = [x for at, x in self._own.items() if at in kept]
+        self._has_results = True
 
     def replay(self) -> None:
         """Run all nodes again."""
-        for graph in (self, *self._later):
-            _spoil(list(graph._own.values()))
+        _spoil(list(self._own.values()))
+        for graph in self._later:
+            if graph._has_results:
+                _spoil(graph._results)
+                graph._has_results = False
         for func, args, kwargs, out in self._nodes:
             again = func(*args, **kwargs)
             _wait(again)
@@ -102,6 +109,7 @@ class EmulatedGraph(TorchDispatchMode):
                 if old.data_ptr() != new.data_ptr():
                     old.copy_(new)
         _spoil(self._scratch)
+        self._has_results = True
 
 
 class EmulatedCapturer:
