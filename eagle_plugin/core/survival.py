@@ -9,6 +9,7 @@ err as the one above it. All counts age.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from operator import mul
 
@@ -53,8 +54,11 @@ class Survival:
         """Learn the sums of path scores of a round of b requests that drafted this shape.
 
         sums has those of every shape that the drafted candidates cover, the drafted one among them. At the same depth
-        the others change as the drafted one does; at further levels each changes as much again as its last level.
+        the others change as the drafted one does; at further levels each changes as much again as its last level. Sums
+        that are not finite, of features that overflowed, tell nothing: a mean would keep them for ever.
         """
+        if not all(math.isfinite(x) for values in sums.values() for x in values):
+            return
         self._expected = None
         rate = 1 - _kept(b, SUM_MEMORY)
         before = self._sums[shape]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from itertools import combinations, product
@@ -92,6 +93,8 @@ def test_sums_are_averaged_over_some_rounds() -> None:
     survival, chain = Survival(SHAPES), Shape.chain(2)
     for _ in range(200):
         survival.observe_sums(chain, 1, {chain: [0.9, 0.5]})
+    assert survival.expected()[chain] == pytest.approx(1.4, rel=1e-3)
+    survival.observe_sums(chain, 1, {chain: [math.nan, 0.5]})  # of features that overflowed
     assert survival.expected()[chain] == pytest.approx(1.4, rel=1e-3)
     survival.observe_sums(chain, 1, {chain: [0.0, 0.0]})
     assert survival.expected()[chain] == pytest.approx(1.4 * 0.95, rel=1e-3)
