@@ -103,7 +103,7 @@ def test_the_environment_variable_switches_the_plugin_off(monkeypatch):
     monkeypatch.setenv("EAGLE_PLUGIN", "1")
     plugin.register()
     assert [target for target, _, _ in registered] == [
-        plugin.CREATE_WORKER, plugin.RESOLVE_ARGUMENTS, plugin.AUTO_PARAMETERS,
+        plugin.CREATE_WORKER, plugin.RESOLVE_ARGUMENTS, plugin.AUTO_PARAMETERS, plugin.ROW_ROOM,
     ]  # fmt: skip
     assert all(callable(hook) and hook.__module__ == plugin.__name__ for _, hook, _ in registered)
 

@@ -96,7 +96,8 @@ def test_a_step_of_the_gpus_runner(
     runner, n = step_runner(), sum(lens)
     prepared = None, SimpleNamespace(num_draft_tokens=counts)
     monkeypatch.setattr(GPUModelRunner, "_prepare_inputs", lambda *_: prepared)
-    assert runner._prepare_inputs(None, np.array(lens)) is prepared
+    scheduled = SimpleNamespace(pending_structured_output_tokens=False)
+    assert runner._prepare_inputs(scheduled, np.array(lens)) is prepared
     rows = runner._batch.rows()
     built = {"layer": TreeMetadata(rows, table(), torch.zeros(n, dtype=torch.int64, device=CUDA))}
     monkeypatch.setattr(GPUModelRunner, "_build_attention_metadata", lambda *_: (built, None))
@@ -132,6 +133,7 @@ def step_runner() -> Any:
         requests=dict.fromkeys(NAMES, state),
         discard_request_mask=SimpleNamespace(gpu=nothing[:B] > 0, np=np.zeros(B, dtype=bool)),
         max_num_tokens=64,
+        use_async_scheduling=True,
         _copy_valid_sampled_token_count=lambda *_: None,
         _draft_params=KnownParams(),
         _draft_clock=SimpleNamespace(time=lambda _, call: call(), time_reading=lambda _, call: call()),
