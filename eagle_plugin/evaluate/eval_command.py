@@ -24,7 +24,7 @@ from eagle_plugin.data.store.features import load_target
 from eagle_plugin.data.target_files import load_tokenizer
 from eagle_plugin.devices import check_device, fast_dtype
 from eagle_plugin.evaluate.measure import SHAPES, Responses, check_tree_reading, evaluate
-from eagle_plugin.evaluate.responses import held_out_rows, responses_at, set_rows
+from eagle_plugin.evaluate.responses import POOLED, held_out_rows, responses_at, set_rows
 from eagle_plugin.evaluate.stats import AcceptCounts, gain, summarize
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.load import load_any_head
@@ -54,7 +54,6 @@ FILE-details.json in the same folder has those of all heads with their intervals
 """
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 ANOTHER_FILE = "name another file with --json"
-POOLED = "all"
 WIDTH = 110  # of the table in a file
 Results = dict[str, dict[str, list[AcceptCounts]]]  # head -> name such as tree16_t0 -> one entry per prompt
 

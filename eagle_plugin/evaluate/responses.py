@@ -18,6 +18,7 @@ from eagle_plugin.data.target_files import stop_token_ids
 from eagle_plugin.data.target_identity import target_digests
 from eagle_plugin.models.store import cache_folder
 
+POOLED = "all"  # the source of all prompts together
 BATCH = 40  # sequences that the target writes together
 VERSION = 2  # of how the target writes: responses in the cache of another version are not used
 

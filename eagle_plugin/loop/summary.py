@@ -151,7 +151,7 @@ def summarise(settings: LoopSettings, domain: str, folder: Path, seconds: dict[s
 
 def accepted(details: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Accepted]:
     """The accept lengths in the details of `eagle-plugin eval` with the base head first and the trained head second."""
-    from eagle_plugin.evaluate.eval_command import POOLED  # imports torch
+    from eagle_plugin.evaluate.responses import POOLED  # imports torch
 
     base, trained = details.values()
     # Of prompts of several sources, all of them together.
