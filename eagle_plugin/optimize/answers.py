@@ -12,7 +12,12 @@ from eagle_plugin.data.rows import prompt_id_of
 from eagle_plugin.data.sources.prompts import read_prompts
 
 
-def keep_answers_to(prompts: Path, rows: Path, store: Path) -> int:
+def features_of(rows: Path) -> Path:
+    """The feature store of a file of token rows."""
+    return rows.parent / "features" / rows.stem
+
+
+def keep_answers_to(prompts: Path, rows: Path) -> int:
     """Remove the answers to prompts that are no longer in the file, such as those that a filter now leaves out.
 
     Where there are any, the features of all answers go too: a store holds whole shards. Returns how many.
@@ -29,10 +34,12 @@ def keep_answers_to(prompts: Path, rows: Path, store: Path) -> int:
     answers, removed = kept(rows, "id")
     skipped = rows.with_suffix(".skipped.jsonl")
     if removed:
-        shutil.rmtree(store, ignore_errors=True)
+        shutil.rmtree(features_of(rows), ignore_errors=True)
         write_output(rows, answers)
     if skipped.is_file():
-        write_output(skipped, kept(skipped, "prompt")[0])
+        reasons, stale = kept(skipped, "prompt")
+        if stale:
+            write_output(skipped, reasons)
     return removed
 
 

@@ -106,7 +106,7 @@ def run_job(
                     _begin_anew(stage, done, digest)
                     write_output(home / JOB_FILE, [json.dumps(done, indent=2), "\n"])
                 if stage.prompts is not None:
-                    removed = keep_answers_to(stage.prompts, stage.output, stage.partial[-1])
+                    removed = keep_answers_to(stage.prompts, stage.output)
                     if removed:
                         console.print(f"{removed:,} answers to prompts that are no longer wanted were removed")
                 with _endpoint(stage, job, target, home, console) as extra:

@@ -11,6 +11,7 @@ import yaml
 
 from eagle_plugin.data.sources.sets import SETS
 from eagle_plugin.data.sources.training_sets import TRAINING_SETS
+from eagle_plugin.optimize.answers import features_of
 from eagle_plugin.optimize.judge_stages import judge_stages
 from eagle_plugin.optimize.recipe import JobError, JobRecipe
 from eagle_plugin.optimize.stage import Stage, check_known
@@ -44,7 +45,7 @@ def data_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
         args = ["data", "vocabulary", *map(str, rows), "--target", str(target), "--size", str(job.vocabulary)]
         yield Stage("vocabulary", [*args, "--out", str(out)], out)
     for file in rows:
-        store = _store(data, file)
+        store = features_of(file)
         args = ["data", "features", str(file), "--target", str(target), "--store", str(store)]
         if job.aux_layers is not None:
             args += ["--aux-layers", ",".join(map(str, job.aux_layers))]
@@ -74,11 +75,6 @@ def head_stages(job: JobRecipe, target: Path, out: Path, data: Path, minutes: fl
 def _stores(job: JobRecipe) -> list[str]:
     """The names of the files of token rows, and of their feature stores."""
     return ["generated"] if job.recorded is None else ["generated", "recorded"]
-
-
-def _store(data: Path, rows: Path) -> Path:
-    """The feature store of a file of token rows."""
-    return data / "features" / rows.stem
 
 
 def _prompt_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
@@ -116,7 +112,7 @@ def _prompt_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
         args,
         rows,
         needs_server=not ask.endpoints,
-        partial=(rows, rows.with_suffix(".skipped.jsonl"), _store(data, rows)),
+        partial=(rows, rows.with_suffix(".skipped.jsonl"), features_of(rows)),
         settings=json.dumps([ask.max_tokens, ask.temperatures]),
         prompts=prompts,
     )

@@ -21,16 +21,16 @@ def write_prompts(path: Path, names: str) -> Path:
 def test_answers_to_prompts_that_are_gone_are_removed_with_their_features(tmp_path: Path) -> None:
     rows, store = tmp_path / "generated.jsonl", tmp_path / "features/generated"
     prompts = write_prompts(tmp_path / "prompts.jsonl", "abc")
-    assert keep_answers_to(prompts, rows, store) == 0
+    assert keep_answers_to(prompts, rows) == 0
     with Journal(rows) as journal:
         for name in "ab":
             journal.append([TokenRow(f"{name}#{turn}", "own", [1], [2, 3], "stop", "train") for turn in (0, 1)])
         journal.skip("c", 0, "too long")
     store.mkdir(parents=True)
     write_prompts(prompts, "abcd")  # one more
-    assert keep_answers_to(prompts, rows, store) == 0 and store.is_dir()
+    assert keep_answers_to(prompts, rows) == 0 and store.is_dir()
     write_prompts(prompts, "bd")
-    assert keep_answers_to(prompts, rows, store) == 2 and not store.exists()
+    assert keep_answers_to(prompts, rows) == 2 and not store.exists()
     assert {row.id for row in read_rows(rows)} == {"b#0", "b#1"}
     with Journal(rows) as journal:
         assert journal.done == {"b"}

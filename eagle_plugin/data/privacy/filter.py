@@ -91,8 +91,7 @@ class PrivacyFilter:
         prompt = raw.exact or raw.prompt
         if self._scanner is None:
             return FilteredPrompt(raw.where, prompt)
-        ids = [raw.prompt.prompt_ids, (raw.prompt.response or {}).get("token_ids")]
-        given_ids = [one for one in ids if one is not None]
+        given_ids = _ids_of(raw.prompt)
         if given_ids and self._tokenizer is None:
             return FilteredPrompt(raw.where, None, UNDECODED)
         strings = _strings_of(raw.prompt) + [self._tokenizer.decode(one) for one in given_ids]
@@ -112,8 +111,13 @@ class PrivacyFilter:
 
     def _hides_more(self, exact: Prompt, scanner: Scanner) -> bool:
         """Whether the token ids of a record have private data that its texts do not have, as in hidden reasoning."""
-        ids = [exact.prompt_ids, (exact.response or {}).get("token_ids")]
-        return self.decodes and any(scanner.scan(self._tokenizer.decode(one)) for one in ids if one)
+        return self.decodes and any(scanner.scan(self._tokenizer.decode(one)) for one in _ids_of(exact))
+
+
+def _ids_of(prompt: Prompt) -> list[list[int]]:
+    """The token ids of the prompt and of its answer, where it has them."""
+    ids = [prompt.prompt_ids, (prompt.response or {}).get("token_ids")]
+    return [one for one in ids if one is not None]
 
 
 def _load_tokenizer(folder: str) -> Any:

@@ -119,9 +119,9 @@ class TreeWorker(EAGLEWorkerV2):
                 )
         layers, chunk = sliding_layers(runner.token_to_kv_pool), chunk_of(runner)
         attention = runner.attn_backend = TreeAttention(runner.attn_backend, layers, chunk)
-        # With --enable-fp32-lm-head the engine computes the output layer in float32, and only by its own method.
-        has_fp32_output = any(getattr(layer, "use_fp32_lm_head", False) for layer in runner.model.modules())
-        methods = (UnquantizedLinearMethod, *(() if has_fp32_output else (UnquantizedEmbeddingMethod,)))
+        methods: tuple[type, ...] = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
+        if any(getattr(layer, "use_fp32_lm_head", False) for layer in runner.model.modules()):
+            methods = methods[:1]  # the engine computes the output layer in float32, and only by its own method
         use_bf16_kernel(runner.model, methods)
         self._sampler = runner.sampler = SeededSampler()
         table = pool.req_to_token
