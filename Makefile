@@ -175,8 +175,8 @@ head: env ## train a head by RECIPE, of KIND=eagle3 or peagle (hours; resumes af
 
 HEADS ?= $(sort $(notdir $(patsubst %/config.json,%,$(wildcard examples/heads/*/config.json))))
 
-head-eval: env ## accept lengths of the heads in examples/heads on held-out prompts, to out/heads.json
-	OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 $(BIN)/eagle-plugin eval smollm2-135m-instruct $(HEADS) --json out/heads.json $(ARGS)
+head-eval: env ## accept lengths of the heads in examples/heads (ARGS: and of others) on held-out prompts, to out/heads.json
+	OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 $(BIN)/eagle-plugin eval --json out/heads.json smollm2-135m-instruct $(HEADS) $(ARGS)
 
 contract: env ## what a release changes of the names that the plugin touches: ENGINE=vllm VERSION=0.34.0 (out/contract-*.json)
 	@$(BIN)/python tools/contract.py $(ENGINE) '$(VERSION)' $(ARGS)

@@ -41,7 +41,7 @@ from eagle_plugin.bench.spec import EngineName, ServerSpec
 ROOT = Path(__file__).resolve().parents[1]
 SHAPE = (3, 4, 16)
 TOKENS = 64
-KINDS = {"eagle3": "EAGLE-3", "eagle2": "EAGLE-2"}
+KINDS = {"eagle3": "EAGLE-3", "peagle": "P-EAGLE", "eagle2": "EAGLE-2"}
 NAMES = {
     "llama": "Llama 2, 3",
     "llama4_text": "Llama 4 (text)",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny_checkpoints import read_config, write_config, write_tokenizer
+from tiny_checkpoints import PAD, read_config, write_config, write_tokenizer
 from tiny_targets import tiny_target
 
 from eagle_plugin.heads.create import new_head
@@ -88,9 +88,11 @@ def spoken(printable: list[int], says: int = SPOKEN) -> torch.Tensor:
 def family_head(folder: Path, target: Path, kind: str = "eagle3", says: int = SPOKEN) -> Path:
     """Write an untrained head of a kind for such a target."""
     printable = write_tokenizer(target, VOCAB)  # the same again
-    options: dict[str, Any] = (
-        {} if kind == "eagle2" else {"draft_ids": spoken(printable, says), "aux_layers": (1, 4, 6)}
-    )
+    options: dict[str, Any] = {}
+    if kind != "eagle2":
+        options = {"draft_ids": spoken(printable, says), "aux_layers": (1, 4, 6)}
+    if kind == "peagle":
+        options |= {"layers": 2, "mask_token_id": PAD}
     head = new_head(kind, target, num_heads=2, num_kv_heads=2, head_dim=32, **options)
     save_head(head, folder, target_dir=target, dtype=torch.float32)
     return folder

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.server
 SHAPE = (3, 8, 32)
 TOKENS = 96  # five windows
 SWA = ("gemma4_text", "gpt_oss", "llama4_text")  # whose local layers have a KV pool of their own
-KINDS = ("eagle3", "eagle2")
+KINDS = ("eagle3", "peagle", "eagle2")
 ALWAYS = [("gpt_oss", "eagle3")]  # in ``make test``, beside the deep paths of Qwen3-Next; all in ``make test-matrix``
 # Where the states of linear layers are kept at the end of prompts and answers only, no round is ahead of another. And
 # SGLang keeps the inputs of their convolutions in bfloat16 unless told.

@@ -14,21 +14,23 @@ TOKENS = 96  # five windows of the targets that have windows
 # vLLM takes EAGLE-3 heads of no Gemma 3 (`SupportsEagle3`).
 NO_EAGLE3 = ("gemma3_text",)
 # Of Qwen3-Next vLLM has no plain decoding in float32 on CPUs: test_linear_attention.py
-# With the number of prompts; the first one in ``make test``, all in ``make test-matrix``.
-FAMILIES = [
-    ("gpt_oss", 16),
-    *(pytest.param(name, 50, marks=pytest.mark.matrix) for name in CHANGES if name != "qwen3_next"),
+# Heads and numbers of prompts: the first one in ``make test``, all in ``make test-matrix``.
+CASES = [
+    ("gpt_oss", "eagle3", 16),
+    *(
+        pytest.param(family, kind, 50, marks=pytest.mark.matrix)
+        for family in CHANGES
+        for kind in ("eagle3", "peagle", "eagle2")
+        if family != "qwen3_next" and (kind == "eagle2" or family not in NO_EAGLE3)
+    ),
 ]
 
 
-@pytest.mark.parametrize("kind", ["eagle3", pytest.param("eagle2", marks=pytest.mark.matrix)])
-@pytest.mark.parametrize(("family", "asked"), FAMILIES)
+@pytest.mark.parametrize(("family", "kind", "asked"), CASES)
 def test_text_equals_plain_decoding(
-    family: str, asked: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, kind: str, asked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Greedy text is equal, sampled text of one distribution; a verifier with a wrong temperature is found out."""
-    if kind == "eagle3" and family in NO_EAGLE3:
-        kind = "eagle2"
     target = family_target(tmp_path / "target", family)
     head, prompts = family_head(tmp_path / "head", target, kind), make_prompts(asked)
     settings = sampling_settings(family)

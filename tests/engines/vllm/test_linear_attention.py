@@ -71,7 +71,9 @@ def made(folder: Path, kind: str) -> Served:
     return Served(target, head, prompts, expected, reference)
 
 
-@pytest.fixture(scope="module", params=["eagle3", pytest.param("eagle2", marks=pytest.mark.matrix)])
+@pytest.fixture(
+    scope="module", params=["eagle3", *(pytest.param(kind, marks=pytest.mark.matrix) for kind in ("peagle", "eagle2"))]
+)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
     return made(tmp_path_factory.mktemp("qwen3-next"), request.param)
 
