@@ -85,14 +85,18 @@ def spoken(printable: list[int], says: int = SPOKEN) -> torch.Tensor:
     return torch.tensor(printable[:: len(printable) // says][:says])
 
 
-def family_head(folder: Path, target: Path, kind: str = "eagle3", says: int = SPOKEN) -> Path:
-    """Write an untrained head of a kind for such a target."""
+def family_head(
+    folder: Path, target: Path, kind: str = "eagle3", says: int = SPOKEN, layers: int | None = None
+) -> Path:
+    """Write an untrained head of a kind for such a target; layers: of P-EAGLE."""
     printable = write_tokenizer(target, VOCAB)  # the same again
     options: dict[str, Any] = {}
     if kind != "eagle2":
         options = {"draft_ids": spoken(printable, says), "aux_layers": (1, 4, 6)}
     if kind == "peagle":
-        options |= {"layers": 2, "mask_token_id": PAD}
+        # Beside four layers with windows and four without, vLLM puts two layers of a head into two groups of caches.
+        few = read_config(target)["model_type"] == "gpt_oss"
+        options |= {"layers": layers or (1 if few else 2), "mask_token_id": PAD}
     head = new_head(kind, target, num_heads=2, num_kv_heads=2, head_dim=32, **options)
     save_head(head, folder, target_dir=target, dtype=torch.float32)
     return folder

@@ -25,6 +25,7 @@ from eagle_plugin.engines.vllm.batch import RoundBatch
 from eagle_plugin.engines.vllm.draft_weights import int8_weights, use_int8_output
 from eagle_plugin.engines.vllm.masked_rows import HeadRows
 from eagle_plugin.engines.vllm.pending import PendingRows
+from eagle_plugin.errors import UserError
 from eagle_plugin.kernels.sampling import SamplingParams
 
 
@@ -116,6 +117,10 @@ class DraftBatch(NamedTuple):
     chains: Tensor | None  # [b] bool: requests whose drafts must be chains; None without any
 
 
+class CacheGroupsError(UserError):
+    """The head's layers have KV caches of several groups."""
+
+
 class TreeProposer(EagleProposer):
     """vLLM's proposer (weights, buffers, warm-up) with our drafting."""
 
@@ -149,6 +154,22 @@ class TreeProposer(EagleProposer):
         self._draft_to_target: Tensor | None = None
         if offsets is not None:
             self._draft_to_target = torch.arange(len(offsets), device=offsets.device) + offsets.data
+
+    def validate_same_kv_cache_group(self, kv_cache_config: Any) -> None:
+        """Say what to do about a head whose layers got KV caches of several groups, where the engine only asserts.
+
+        Raises:
+            CacheGroupsError: they did: all rows of the head have one block table.
+        """
+        groups = kv_cache_config.kv_cache_groups
+        own = [[name for name in group.layer_names if name in self._draft_attn_layer_names] for group in groups]
+        if len(found := [names for names in own if names]) > 1:
+            raise CacheGroupsError(
+                f"vLLM put the KV caches of the head's {sum(map(len, found))} layers into {len(found)} groups, and a "
+                "head is served from one; add --disable-hybrid-kv-cache-manager (layers with sliding windows then keep "
+                "all tokens), or serve a head with fewer layers"
+            )
+        super().validate_same_kv_cache_group(kv_cache_config)
 
     def initialize_cudagraph_keys(self, cudagraph_mode: Any) -> None:
         """Capture no graphs of the head: the engine's are for its own drafting, ours would never be replayed."""

@@ -133,6 +133,7 @@ SEAMS: Seams = {
         "load_model": "self target_model",
         "_get_model": "self",
         "initialize_cudagraph_keys": "self cudagraph_mode",
+        "validate_same_kv_cache_group": "self kv_cache_config",
         "propose": "",
         "prepare_next_token_ids_padded": "self sampled_token_ids requests gpu_input_batch discard_request_mask",
         **attributes(

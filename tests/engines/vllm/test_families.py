@@ -10,6 +10,8 @@ from vllm_bigram import draw
 from vllm_engines import engine, generate, random_shapes, rounds
 from vllm_requests import check_aborts, check_distribution, make_prompts
 
+from eagle_plugin.engines.vllm.drafter import CacheGroupsError
+
 TOKENS = 96  # five windows of the targets that have windows
 # vLLM takes EAGLE-3 heads of no Gemma 3 (`SupportsEagle3`).
 NO_EAGLE3 = ("gemma3_text",)
@@ -49,3 +51,18 @@ def test_text_equals_plain_decoding(
             assert generate(llm, prompts, max_tokens=TOKENS) == expected
             check_aborts(llm, prompts, expected)
             check_distribution(llm, settings, sampled, monkeypatch)
+
+
+def test_a_head_whose_layers_get_caches_of_several_groups(tmp_path: Path) -> None:
+    """Four layers with windows, and six without: vLLM makes three groups, and gives the head's two layers to two."""
+    target, prompts = family_target(tmp_path / "target", "gpt_oss"), make_prompts(16)
+    head = family_head(tmp_path / "head", target, "peagle", layers=2)
+    with pytest.raises(CacheGroupsError, match="2 layers into 2 groups"), engine(target, head):
+        pass
+    with engine(target) as llm:
+        expected = generate(llm, prompts, max_tokens=TOKENS)
+    with engine(target, head, depth=3, topk=8, nodes=32, disable_hybrid_kv_cache_manager=True) as llm:
+        before = rounds(llm)
+        assert generate(llm, prompts, max_tokens=TOKENS) == expected
+        count, tokens = rounds(llm, before)
+        assert tokens / count > 1.2

@@ -58,7 +58,7 @@ CONSTRAINTS: dict[str, dict[str, Any]] = {f"schema {i}": {"json": schema} for i,
     "choice": {"choice": CHOICES},
     "words": {"regex": WORDS},
 }
-# The model by itself writes on behind these, in the middle of a tree.
+# The model by itself writes on after these, in the middle of a tree.
 SHORT: dict[str, dict[str, Any]] = {f"{n} characters": {"regex": f"[ -~]{{{n}}}"} for n in (2, 3, 4)}
 # With the end all but certain wherever it is allowed, a text has just its minimal length, or the grammar's.
 ENDING = {"logit_bias": {1: 50.0}}
@@ -146,7 +146,7 @@ def test_requests_that_miss_a_step_of_a_scheduler_ahead(
     models: tuple[Path, Path], expected: dict[str, list[tuple[Any, ...]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For the trees that they have from the step before, the scheduler makes no masks: verified, such a tree would
-    write on behind the end that its grammar sets."""
+    write on after the end that its grammar sets."""
     dropped, drop = Counter[str](), TreeModelRunner._drop_unmasked
 
     def counted(served: TreeModelRunner, scheduler_output: Any) -> None:
