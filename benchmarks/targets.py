@@ -72,7 +72,7 @@ class Row(Strict):
     greedy_equal: bool | None = None  # None: nothing was compared
     accept_length: float | None = None
     compared_with: str = ""  # the engine of the plain texts, where it is not this one
-    round_ms_over_plain_ms: float | None = None  # a round, draft included, over a step of plain decoding
+    round_ms_over_plain_ms: float | None = None  # a round, draft included, over a plain step; prompts count as one each
 
 
 class Document(Strict):
@@ -101,12 +101,12 @@ def ask(server: Server) -> Answers:
 def compare(row: Row, plain: Answers, plugin: Answers) -> Row:
     """The row with what the two servers' answers say."""
 
-    def seconds(answers: Sequence[Completion]) -> float:
-        return sum(answer.total_s - answer.ttft_s for answer in answers)
+    def seconds(answers: Sequence[Completion]) -> float:  # of prompts too: vLLM may send many tokens in one chunk
+        return sum(answer.total_s for answer in answers)
 
     responses = [[answer.text for part in answers for answer in part] for answers in (plain, plugin)]
-    steps = sum(answer.completion_tokens - 1 for answer in plain.alone)
-    rounds = sum(answer.verify_rounds or 0 for answer in plugin.alone)
+    steps = sum(answer.completion_tokens for answer in plain.alone)
+    rounds = sum(1 + (answer.verify_rounds or 0) for answer in plugin.alone)
     ratio = seconds(plugin.alone) / rounds / (seconds(plain.alone) / steps)
     return row.model_copy(
         update={
