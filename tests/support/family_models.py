@@ -48,7 +48,7 @@ SCALES: dict[str, tuple[tuple[str, float], ...]] = {
     "gpt_oss": (("embed", 8.0), ("bias", 0.3), ("experts", 6.0)),
 }
 # The lower temperature at which text is sampled: their logits are so close that 0.5 looks like 1.
-LOW_TEMPERATURES = {"gemma3_text": 0.1, "gemma4_text": 0.15}
+LOW_TEMPERATURES = {"gemma3_text": 0.1, "gemma4_text": 0.1}
 
 
 def sampling_settings(family: str) -> list[dict[str, Any]]:
