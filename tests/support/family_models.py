@@ -50,6 +50,11 @@ SCALES: dict[str, tuple[tuple[str, float], ...]] = {
 # The lower temperature at which text is sampled: their logits are so close that 0.5 looks like 1.
 LOW_TEMPERATURES = {"gemma3_text": 0.1, "gemma4_text": 0.1}
 
+KINDS = ("eagle3", "peagle", "eagle2")
+# Layers of a P-EAGLE head, where two are not served: beside four layers with windows and four without, vLLM puts the
+# caches of two layers into two groups.
+PEAGLE_LAYERS = {"gpt_oss": 1}
+
 
 def sampling_settings(family: str) -> list[dict[str, Any]]:
     """Two temperatures that a few hundred texts of this family tell apart."""
@@ -94,9 +99,8 @@ def family_head(
     if kind != "eagle2":
         options = {"draft_ids": spoken(printable, says), "aux_layers": (1, 4, 6)}
     if kind == "peagle":
-        # Beside four layers with windows and four without, vLLM puts two layers of a head into two groups of caches.
-        few = read_config(target)["model_type"] == "gpt_oss"
-        options |= {"layers": layers or (1 if few else 2), "mask_token_id": PAD}
+        layers = layers or PEAGLE_LAYERS.get(read_config(target)["model_type"], 2)
+        options |= {"layers": layers, "mask_token_id": PAD}
     head = new_head(kind, target, num_heads=2, num_kv_heads=2, head_dim=32, **options)
     save_head(head, folder, target_dir=target, dtype=torch.float32)
     return folder

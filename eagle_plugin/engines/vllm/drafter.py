@@ -161,11 +161,11 @@ class TreeProposer(EagleProposer):
         Raises:
             CacheGroupsError: they did: all rows of the head have one block table.
         """
-        groups = kv_cache_config.kv_cache_groups
-        own = [[name for name in group.layer_names if name in self._draft_attn_layer_names] for group in groups]
-        if len(found := [names for names in own if names]) > 1:
+        own = self._draft_attn_layer_names
+        groups = sum(not own.isdisjoint(group.layer_names) for group in kv_cache_config.kv_cache_groups)
+        if groups > 1:
             raise CacheGroupsError(
-                f"vLLM put the KV caches of the head's {sum(map(len, found))} layers into {len(found)} groups, and a "
+                f"vLLM put the KV caches of the head's {len(own)} layers into {groups} groups, and a "
                 "head is served from one; add --disable-hybrid-kv-cache-manager (layers with sliding windows then keep "
                 "all tokens), or serve a head with fewer layers"
             )

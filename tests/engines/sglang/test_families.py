@@ -10,7 +10,7 @@ import broken_verifier
 import httpx
 import pytest
 from cache_slots import check_aborted_requests
-from family_models import CHANGES, SPOKEN, family_head, sampling_settings, sglang_target
+from family_models import CHANGES, KINDS, SPOKEN, family_head, sampling_settings, sglang_target
 from gtest import p_values
 from sampling_requests import draw
 from serving import OVERLAP, accept_length, generate, generate_all, responses, serving, tiny_spec
@@ -25,7 +25,6 @@ pytestmark = pytest.mark.server
 SHAPE = (3, 8, 32)
 TOKENS = 96  # five windows
 SWA = ("gemma4_text", "gpt_oss", "llama4_text")  # whose local layers have a KV pool of their own
-KINDS = ("eagle3", "peagle", "eagle2")
 ALWAYS = [("gpt_oss", "eagle3")]  # in ``make test``, beside the deep paths of Qwen3-Next; all in ``make test-matrix``
 # Where the states of linear layers are kept at the end of prompts and answers only, no round is ahead of another. And
 # SGLang keeps the inputs of their convolutions in bfloat16 unless told.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from family_models import CHANGES, family_head, family_target, sampling_settings
+from family_models import CHANGES, KINDS, family_head, family_target, sampling_settings
 from vllm_bigram import draw
 from vllm_engines import engine, generate, random_shapes, rounds
 from vllm_requests import check_aborts, check_distribution, make_prompts
@@ -22,7 +22,7 @@ CASES = [
     *(
         pytest.param(family, kind, 50, marks=pytest.mark.matrix)
         for family in CHANGES
-        for kind in ("eagle3", "peagle", "eagle2")
+        for kind in KINDS
         if family != "qwen3_next" and (kind == "eagle2" or family not in NO_EAGLE3)
     ),
 ]
