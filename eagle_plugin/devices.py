@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import platform
 from pathlib import Path
@@ -64,13 +65,16 @@ def device_key(device: torch.device) -> dict[str, str]:
 
 
 def driver_version() -> str:
-    """The version of NVIDIA's driver as the system names it, else the CUDA version that it supports."""
+    """The version of NVIDIA's driver as the system names it, else the CUDA version that it supports, else "unknown"."""
     try:
         return _DRIVER.read_text(encoding="utf-8").splitlines()[0].strip()
     except (OSError, IndexError, UnicodeDecodeError):
-        import torch
-
-        return f"CUDA {torch._C._cuda_getDriverVersion()}"  # type: ignore[attr-defined]
+        version = ctypes.c_int()
+        try:
+            failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+        except (OSError, AttributeError):
+            return "unknown"
+        return "unknown" if failed else f"CUDA {version.value}"
 
 
 @functools.cache

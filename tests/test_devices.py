@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 from pathlib import Path
 
@@ -43,6 +44,36 @@ def test_processors_with_the_same_name_are_told_apart(tmp_path: Path, monkeypatc
     assert found == ["AMD EPYC 25 1", "AMD EPYC 25 17"]
     cpuinfo.write_text("processor: 0\n")
     assert devices._processor.__wrapped__() == platform.processor()
+
+
+class Driver:
+    """Stands in for libcuda."""
+
+    def __init__(self, failure: int) -> None:
+        self._failure = failure
+
+    def cuDriverGetVersion(self, version: object) -> int:  # noqa: N802
+        ctypes.cast(version, ctypes.POINTER(ctypes.c_int))[0] = 13000
+        return self._failure
+
+
+def test_the_version_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers may hide the file of the driver; a start must not fail for that."""
+    file = tmp_path / "version"
+    file.write_text("NVRM version: 580.159.04\nGCC\n")
+    monkeypatch.setattr(devices, "_DRIVER", file)
+    assert devices.driver_version() == "NVRM version: 580.159.04"
+    file.unlink()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver(failure=0))
+    assert devices.driver_version() == "CUDA 13000"
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver(failure=35))
+    assert devices.driver_version() == "unknown"
+
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    assert devices.driver_version() == "unknown"
 
 
 @pytest.mark.parametrize(("has_products", "dtype"), [(True, "bfloat16"), (False, "float32")])

@@ -45,6 +45,7 @@ TESTS = {
     "round_start": ("test_start_round", "test_the_comparison_sees_one_slot"),
     "attention": ("test_tree_attention", "test_one_wrong_ancestor_bit_changes_that_row_alone"),
 }
+WORKERS = 8  # processes for the tests, where pytest-xdist is installed: Triton compiles for most of the time
 TINY = {"tree": ("test_levels_and_selection",), "kv": TESTS["kv"], "attention": ("test_tree_attention",)}
 
 
@@ -70,6 +71,8 @@ def run_pytest(
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         options = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        if setting.on_gpu and not before and importlib.util.find_spec("xdist") is not None:
+            options += ["-n", str(min(WORKERS, os.cpu_count() or 1)), "--dist", "worksteal"]
         command = [*before, sys.executable, "-m", "pytest", *options, *names]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
         print(done.stdout[-8000:], done.stderr[-8000:])

@@ -13,6 +13,7 @@ import argparse
 import datetime
 import functools
 import json
+import statistics
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,6 +34,8 @@ Call = Callable[[], Any]
 SHAPES = {"smollm2-135m": (9, 3, 64, 49152), "llama-3-8b": (32, 8, 128, 128256)}
 INNER, REPLAYS = 20, 30
 BEAM, WIDTH, MAX_ACCEPT_LENGTH = 4, 16, 4  # a tree of two levels, 15 of its 20 candidates and the root
+TOP_M = 8
+DEVIATIONS = (4.0, 1.0)  # of the logits: top-p 0.9 keeps some dozens of tokens, as of a language model, or most of them
 
 
 class Row(NamedTuple):
@@ -53,22 +56,27 @@ def microseconds(call: Call) -> float:
     with torch.cuda.graph(graph):
         for _ in range(INNER):
             call()
-    times = []
-    for _ in range(REPLAYS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1e3 * start.elapsed_time(end) / INNER)
-    return sorted(times)[REPLAYS // 2]
+    return statistics.median(1e3 * elapsed(graph.replay) / INNER for _ in range(REPLAYS))
+
+
+def elapsed(call: Call) -> float:
+    """Milliseconds on the device."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
 
 
 def copy_bandwidth() -> float:
     """Bytes read and written per microsecond."""
     source = torch.ones(2**29, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    return 2 * source.nbytes / microseconds(lambda: target.copy_(source))
+    target.copy_(source)
+    # Not in a graph: on an H200 a copy reached 4.1 TB/s as a call and 2.7 as a node of one.
+    times = [1e3 * elapsed(lambda: target.copy_(source)) for _ in range(REPLAYS)]
+    return 2 * source.nbytes / statistics.median(times)
 
 
 def attention_rows(shape: tuple[int, int, int, int], dtype: torch.dtype, batches: list[int]) -> Iterator[Row]:
@@ -142,6 +150,18 @@ def first_links(parents: Tensor) -> tuple[Tensor, Tensor]:
     return children.long(), siblings.long()
 
 
+def topk_rows(vocab: int, batches: list[int]) -> Iterator[Row]:
+    """The best tokens of the head's logits, a root's level and one of BEAM nodes per request; torch takes two calls."""
+    for b in batches:
+        for nodes in (1, BEAM):
+            logits = torch.randn(b * nodes, vocab, device="cuda")
+            calls: dict[str, Call] = {
+                "ours": functools.partial(tree.topk_log_softmax, logits, TOP_M),
+                "torch": lambda logits=logits: logits.log_softmax(-1).topk(TOP_M, -1),
+            }
+            yield Row("topk_log_softmax", f"{b * nodes} rows, vocabulary {vocab}", logits.nbytes, calls)
+
+
 def tree_rows(vocab: int, batches: list[int]) -> Iterator[Row]:
     for b in batches:
         like: dict[str, Any] = {"device": "cuda"}
@@ -175,16 +195,18 @@ def tree_rows(vocab: int, batches: list[int]) -> Iterator[Row]:
         predicts = torch.zeros(b * WIDTH, dtype=torch.int32, **like)
         accept = torch.full((b, MAX_ACCEPT_LENGTH), -1, dtype=torch.int32, **like)
         count = torch.zeros(b, dtype=torch.int32, **like)
-        yield sampling_row(drafted, (predicts, accept, count, drafted.tokens, nodes, children, siblings), vocab)
+        walked = (predicts, accept, count, drafted.tokens, nodes, children, siblings)
+        for deviation in DEVIATIONS:
+            yield sampling_row(drafted, walked, vocab, deviation)
 
 
-def sampling_row(drafted: tree.DraftTree, walked: tuple[Tensor, ...], vocab: int) -> Row:
+def sampling_row(drafted: tree.DraftTree, walked: tuple[Tensor, ...], vocab: int, deviation: float) -> Row:
     """Verification at temperature 0.8, top-p 0.9: ours from logits, the engine's with the filters that it needs first.
 
-    The bytes are those of one node per request: random logits accept no child, and ours reads the nodes that it visits.
+    The bytes are those of the logits of all nodes, which both read.
     """
     b = drafted.tokens.shape[0]
-    logits = torch.randn(b * WIDTH, vocab, device="cuda")
+    logits = deviation * torch.randn(b * WIDTH, vocab, device="cuda")
     one = torch.ones(b, device="cuda")
     params = SamplingParams(0.8 * one, torch.full_like(one, vocab, dtype=torch.int32), 0.9 * one, 0 * one)
     none = torch.zeros(b, 1, 1, dtype=torch.int64, device="cuda")
@@ -207,14 +229,15 @@ def sampling_row(drafted: tree.DraftTree, walked: tuple[Tensor, ...], vocab: int
             sample(*walked, coins, last, p, torch.zeros_like(p), 1.0, 1.0, True)
 
         calls["SGLang"] = theirs
-    return Row("verify_tree", f"batch {b}, {WIDTH} nodes, vocabulary {vocab}", b * vocab * 4, calls)
+    case = f"batch {b}, {WIDTH} nodes, logits of deviation {deviation:g}"
+    return Row("verify_tree", case, logits.nbytes, calls)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="llama-3-8b", help="whose heads and vocabulary")
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements there too")
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -232,6 +255,7 @@ def main() -> int:
     found = []
     for rows in (
         attention_rows(shape, getattr(torch, options.dtype), options.batches),
+        topk_rows(shape[3], options.batches),
         tree_rows(shape[3], options.batches),
     ):
         for row in rows:

@@ -12,7 +12,7 @@ TOOLS = ("memcheck", "racecheck")
 TESTS = {
     "kv": ("test_compact_kv",),
     "sampling": ("test_walks_are_the_oracles",),
-    "tree": ("test_levels_and_selection",),
+    "tree": ("test_levels_and_selection", "test_topk_log_softmax"),
 }
 EXAMPLES = 5  # a sanitizer makes a kernel up to a hundred times slower
 FAULT = 99  # the exit code that the tool is told to end with when it finds something

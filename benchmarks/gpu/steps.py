@@ -55,6 +55,7 @@ STEPS = (
     Step("speed", "speed", "times of the kernels"),
     Step("equality", "equality", "text of an engine-free round equals plain decoding"),
     Step("round", "round_speed", "an engine-free round against bytes over bandwidth"),
+    Step("text", "engine_text", "text of a real SGLang with the plugin equals plain decoding", "sglang"),
     Step("server", "server", "the demo on a real server of SGLang", "sglang"),
     Step("vllm-selftest", "selftest", "the kernels as vLLM's launcher tests them before it chooses a worker", "vllm"),
     Step("vllm-server", "server", "the demo on a real server of vLLM", "vllm"),

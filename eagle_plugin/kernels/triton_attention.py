@@ -24,7 +24,7 @@ from torch import Tensor
 __all__ = ["Tile", "split_count", "tile_for", "tree_attention"]
 
 LOG2E = tl.constexpr(1.4426950408889634)  # softmax uses powers of two: a GPU has an instruction for exp2, not for exp
-KEYS_PER_SPLIT = 256  # of the slot table's width: merging shorter stretches costs more than they save
+KEYS_PER_SPLIT = 128  # of the slot table's width: merging shorter stretches costs more than they save
 MAX_SPLITS = 64
 
 
@@ -53,23 +53,31 @@ def _add_keys(
     q, acc, highest, total,
     k_head_ptr, v_head_ptr, k_slot_stride, v_slot_stride, slots, seen, visible, inner, outer,
     DIM: tl.constexpr, DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    CAPPED: tl.constexpr, UPCAST: tl.constexpr,
+    CAPPED: tl.constexpr, UPCAST: tl.constexpr, ALL_SEEN: tl.constexpr, ALL_VISIBLE: tl.constexpr,
 ):  # fmt: skip
-    """One step of the online softmax over the keys in `slots`; those outside `seen` are not read (they may be NaN)."""
+    """One step of the online softmax over the keys in `slots`; those outside `seen` are not read (they may be NaN).
+
+    ALL_SEEN, ALL_VISIBLE: `seen`, `visible` are true everywhere and not looked at.
+    """
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
-    k = tl.load(
-        k_head_ptr + slots[None, :] * k_slot_stride + d[:, None], mask=seen[None, :] & (d < DIM)[:, None], other=0.0
-    )
-    v = tl.load(
-        v_head_ptr + slots[:, None] * v_slot_stride + dv[None, :], mask=seen[:, None] & (dv < DIM_V)[None, :], other=0.0
-    )
+    k_ptr = k_head_ptr + slots[None, :] * k_slot_stride + d[:, None]
+    v_ptr = v_head_ptr + slots[:, None] * v_slot_stride + dv[None, :]
+    if ALL_SEEN and DIM == BLOCK_D:
+        k = tl.load(k_ptr)
+    else:
+        k = tl.load(k_ptr, mask=seen[None, :] & (d < DIM)[:, None], other=0.0)
+    if ALL_SEEN and DIM_V == BLOCK_DV:
+        v = tl.load(v_ptr)
+    else:
+        v = tl.load(v_ptr, mask=seen[:, None] & (dv < DIM_V)[None, :], other=0.0)
     if UPCAST:
         k = k.to(tl.float32)
     logits = tl.dot(q, k, input_precision="ieee") * inner
     if CAPPED:
         logits = outer * (2.0 * tl.sigmoid(logits) - 1.0)  # cap * tanh(x / cap), in units of log2
-    logits = tl.where(visible, logits, float("-inf"))
+    if not ALL_VISIBLE:
+        logits = tl.where(visible, logits, float("-inf"))
     new = tl.maximum(highest, tl.max(logits, 1))
     base = tl.where(new == float("-inf"), 0.0, new)  # nothing seen so far: all weights are zero, not NaN
     weights = tl.exp2(logits - base[:, None])
@@ -142,7 +150,22 @@ def _attend(
     stretch = tl.cdiv(tl.cdiv(tl.maximum(prefix - low, 0), splits), BLOCK_N) * BLOCK_N
     begin = low + split * stretch
     end = tl.minimum(begin + stretch, prefix)
-    for start in range(begin, end, BLOCK_N):
+    whole = begin  # up to here, blocks of keys without a mask; in float32 the registers are needed for the tile
+    if q_ptr.dtype.element_ty != tl.float32:
+        whole = begin + tl.maximum(end - begin, 0) // BLOCK_N * BLOCK_N
+        for start in range(begin, whole, BLOCK_N):
+            key = start + tl.arange(0, BLOCK_N)
+            slots = tl.load(table + key).to(tl.int64)
+            seen = key < end
+            visible = seen[None, :]
+            if WINDOWED or CHUNKED:
+                visible = key[None, :] >= first[:, None]
+            acc, highest, total = _add_keys(
+                q, acc, highest, total,
+                k_head_ptr, v_head_ptr, k_slot_stride, v_slot_stride, slots, seen, visible, inner, outer,
+                DIM, DIM_V, BLOCK_D, BLOCK_DV, CAPPED, UPCAST, True, not (WINDOWED or CHUNKED),
+            )  # fmt: skip
+    for start in range(whole, end, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
         seen = key < end
         visible = seen[None, :]
@@ -152,7 +175,7 @@ def _attend(
         acc, highest, total = _add_keys(
             q, acc, highest, total,
             k_head_ptr, v_head_ptr, k_slot_stride, v_slot_stride, slots, seen, visible, inner, outer,
-            DIM, DIM_V, BLOCK_D, BLOCK_DV, CAPPED, UPCAST,
+            DIM, DIM_V, BLOCK_D, BLOCK_DV, CAPPED, UPCAST, False, False,
         )  # fmt: skip
 
     for start in tl.range(tl.where(last, 0, tail), tail, BLOCK_N, num_stages=1):
@@ -163,7 +186,7 @@ def _attend(
         acc, highest, total = _add_keys(
             q, acc, highest, total,
             k_head_ptr, v_head_ptr, k_slot_stride, v_slot_stride, slots, seen, visible, inner, outer,
-            DIM, DIM_V, BLOCK_D, BLOCK_DV, CAPPED, UPCAST,
+            DIM, DIM_V, BLOCK_D, BLOCK_DV, CAPPED, UPCAST, False, False,
         )  # fmt: skip
 
     total = tl.where(total == 0.0, 1.0, total)
@@ -199,29 +222,51 @@ def _merge(part_ptr, lse_ptr, out_ptr, DIM_V: tl.constexpr, BLOCK_DV: tl.constex
     tl.store(out_ptr + at * DIM_V + dv, merged.to(out_ptr.dtype.element_ty), mask=dv < DIM_V)
 
 
-def tile_for(rows: int, dim: int, itemsize: int) -> Tile:
+def tile_for(rows: int, dim: int, itemsize: int, hopper: bool) -> Tile:
     """Return the blocks for `rows` query rows that share a key head, for the larger head_dim of keys and values.
 
-    They fit in 99 KB of shared memory, the smallest limit per block of any GPU since sm_80, and in the registers.
+    They fit in the registers and in 99 KB of shared memory, the smallest limit per block of any GPU since sm_80.
     float32 runs on plain FMA units (tensor cores would round it to TF32), whose tiles are smaller.
+
+    hopper: the GPU is an sm_90 and the layer has no window, chunks or cap of logits. Of 30 tiles, those for it were the
+        fastest on an H200 (docs/gpu.md), also where some registers are spilled.
     """
     dim = triton.next_power_of_2(dim)
     block = max(16, triton.next_power_of_2(rows))
     if itemsize == 4:
         return Tile(rows=min(block, 32 if dim <= 128 else 16), keys=32 if dim <= 64 else 16, warps=8, stages=3)
     block = min(block, 128 if dim <= 128 else 64)
+    if hopper and dim == 128 and block != 64:
+        return Tile(block, keys=128, warps=4, stages=3) if block < 64 else Tile(block, keys=64, warps=4, stages=2)
     keys = 32 if dim > 128 or block > 64 else 64
     return Tile(rows=block, keys=keys, warps=8 if block * dim > 8192 else 4, stages=3)
 
 
+class Device(NamedTuple):
+    """What the blocks of a launch depend on."""
+
+    processors: int
+    hopper: bool
+
+
+INTERPRETED = Device(processors=1, hopper=False)  # Triton's interpreter runs on CPU tensors
+
+
 @functools.cache
-def _processors(index: int) -> int:
-    return torch.cuda.get_device_properties(index).multi_processor_count
+def _device(index: int) -> Device:
+    properties = torch.cuda.get_device_properties(index)
+    return Device(properties.multi_processor_count, properties.major == 9)
 
 
-def split_count(programs: int, width: int, processors: int) -> int:
-    """Return into how many stretches to split a slot table's width, a power of two: two programs per multiprocessor."""
-    wanted = min(2 * processors // max(programs, 1), width // KEYS_PER_SPLIT, MAX_SPLITS)
+def split_count(programs: int, width: int, processors: int, rows: int) -> int:
+    """Return into how many stretches to split a slot table's width, a power of two.
+
+    Tiles of few rows are small: two programs per multiprocessor, and short stretches. Those of many have more partial
+    results to merge.
+    """
+    small = rows <= 64
+    wanted = (1 + small) * processors // max(programs, 1)
+    wanted = min(wanted, width // (KEYS_PER_SPLIT if small else 2 * KEYS_PER_SPLIT), MAX_SPLITS)
     return 1 << (max(wanted, 1).bit_length() - 1)
 
 
@@ -262,10 +307,12 @@ def tree_attention(
     if b * nodes == 0:
         return
     group = heads // kv_heads
-    tile = tile_for(nodes * group, max(dim, dim_v), q.element_size())
+    device = _device(q.device.index) if q.is_cuda else INTERPRETED
+    hopper = device.hopper and window < 0 and chunk == 0 and logit_cap <= 0
+    tile = tile_for(nodes * group, max(dim, dim_v), q.element_size(), hopper)
     programs = kv_heads * triton.cdiv(nodes * group, tile.rows)
     if splits is None:
-        splits = split_count(b * programs, slot_table.shape[1], _processors(q.device.index))
+        splits = split_count(b * programs, slot_table.shape[1], device.processors, tile.rows)
     target = out
     lse: Tensor | None = None
     if splits > 1:

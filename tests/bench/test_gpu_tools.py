@@ -95,11 +95,11 @@ def test_sanitizers(monkeypatch: pytest.MonkeyPatch, programs: Callable[[Answer]
     monkeypatch.setattr(sanitizers.shutil, "which", lambda name: f"/tools/{name}")
 
     def answer(command: Sequence[str]) -> tuple[int, str, str]:
-        junit(command, '<testcase name="x"/>' * 3)
+        junit(command, '<testcase name="x"/>' * 4)
         return (0 if "memcheck" in command else sanitizers.FAULT), "", ""
 
     commands = programs(answer)
-    with pytest.raises(StepError, match="pytest ended with 99 after 3 tests"):
+    with pytest.raises(StepError, match="pytest ended with 99 after 4 tests"):
         sanitizers.run(GPU)
     assert [command[:3] for command in commands] == [
         ["/tools/compute-sanitizer", "--tool", tool] for tool in ("memcheck", "racecheck")

@@ -6,6 +6,8 @@ of the result (the oracle computes in float32 and rounds once, as the kernel doe
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from attention_cases import Case, oracle, tree_case
@@ -21,6 +23,9 @@ TOLERANCE = {
     torch.bfloat16: dict(rtol=1 / 100, atol=2e-3),
     torch.float16: dict(rtol=1 / 800, atol=3e-4),
 }
+if (os.environ.get("EAGLE_TEST_DEVICE") or "cpu").startswith("cuda"):
+    # A GPU multiplies the values (here below 5) by weights that were rounded to their dtype, as FlashAttention does.
+    TOLERANCE[torch.bfloat16]["atol"], TOLERANCE[torch.float16]["atol"] = 5 / 2**9, 5 / 2**12
 
 
 shapes = st.tuples(

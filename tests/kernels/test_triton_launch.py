@@ -31,7 +31,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> tuple[Launches, Launches]:
     found = Launches(), Launches()
     monkeypatch.setattr(triton_attention, "_attend", found[0])
     monkeypatch.setattr(triton_attention, "_merge", found[1])
-    monkeypatch.setattr(triton_attention, "_processors", lambda index: 132)
+    monkeypatch.setattr(triton_attention, "_device", lambda index: triton_attention.Device(132, hopper=True))
     monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: FakeTensorMode())  # any context that does nothing
     return found
 
@@ -104,8 +104,20 @@ def test_argument_checks(kernels: tuple[Launches, Launches]) -> None:
 
 
 @pytest.mark.parametrize(
-    "programs, width, splits",
-    [(8, 131072, 32), (8, 2048, 8), (8, 100, 1), (0, 8192, 32), (1, 131072, 64), (264, 131072, 1), (133, 8192, 1)],
+    "programs, width, rows, splits",
+    [
+        (8, 131072, 64, 32),
+        (8, 2048, 64, 16),
+        (8, 100, 64, 1),
+        (0, 8192, 64, 64),
+        (1, 131072, 64, 64),
+        (264, 131072, 64, 1),
+        (133, 8192, 64, 1),
+        (64, 2048, 64, 4),
+        (16, 8192, 128, 8),
+        (16, 1024, 128, 4),
+        (128, 8192, 128, 1),
+    ],
 )
-def test_split_count(programs: int, width: int, splits: int) -> None:
-    assert triton_attention.split_count(programs, width, processors=132) == splits
+def test_split_count(programs: int, width: int, rows: int, splits: int) -> None:
+    assert triton_attention.split_count(programs, width, processors=132, rows=rows) == splits

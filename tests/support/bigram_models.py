@@ -37,15 +37,15 @@ def spoken(target: Path) -> list[int]:
 
 
 def bigram_target(
-    path: str | Path, *, layers: int = 7, heads: int = HEADS, noise: float = 0.004, seed: int = 11
+    path: str | Path, *, layers: int = 7, heads: int = HEADS, vocab: int = VOCAB, noise: float = 0.004, seed: int = 11
 ) -> Path:
     """Write a float32 Llama target of unit embeddings; lm_head holds random logits for every current token."""
     path = Path(path)
-    write_tokenizer(path, VOCAB)
+    write_tokenizer(path, vocab)
     c = llama_config(
-        vocab_size=VOCAB,
-        hidden_size=VOCAB,
-        intermediate_size=VOCAB,
+        vocab_size=vocab,
+        hidden_size=vocab,
+        intermediate_size=vocab,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads,
@@ -53,12 +53,12 @@ def bigram_target(
     )
     write_config(path, **c)
     random = Random(seed)
-    tensors = {"model.embed_tokens.weight": torch.eye(VOCAB), "model.norm.weight": torch.ones(VOCAB)}
+    tensors = {"model.embed_tokens.weight": torch.eye(vocab), "model.norm.weight": torch.ones(vocab)}
     for i in range(layers):
-        tensors |= decoder_layer(random, f"model.layers.{i}", c, VOCAB, gain=noise)
-    logits = torch.full((VOCAB, VOCAB), -8.0)
-    logits[spoken(path)] = random.normal(SPOKEN, VOCAB, std=2.0)
-    tensors["lm_head.weight"] = logits / math.sqrt(VOCAB)  # the norm makes a unit vector sqrt(VOCAB) long
+        tensors |= decoder_layer(random, f"model.layers.{i}", c, vocab, gain=noise)
+    logits = torch.full((vocab, vocab), -8.0)
+    logits[spoken(path)] = random.normal(SPOKEN, vocab, std=2.0)
+    tensors["lm_head.weight"] = logits / math.sqrt(vocab)  # the norm makes a unit vector sqrt(vocab) long
     save(path, tensors, torch.float32)
     return path
 
@@ -72,25 +72,26 @@ def bigram_eagle3_head(
     reads the newest token's embedding and takes the older vector off. `wrong` is the noise on the logits.
     """
     path, t = Path(path), read_config(Path(target))
+    vocab = t["vocab_size"]
     path.mkdir(parents=True, exist_ok=True)
     c = write_config(path, **eagle3_config(t, torch.float32, draft_vocab, None))
     random = Random(seed)
     kept = spoken(Path(target))[:draft_vocab]
     with safe_open(str(Path(target) / "model.safetensors"), framework="pt") as file:
         logits = file.get_tensor("lm_head.weight")[kept]
-    eye, inner = torch.eye(VOCAB) / math.sqrt(VOCAB), c["num_attention_heads"] * HEAD_DIM
-    pointing = torch.cat([torch.full((inner, VOCAB), SHARPNESS / math.sqrt(VOCAB)), torch.zeros(inner, VOCAB)], dim=1)
-    moving = torch.zeros(inner, 2 * VOCAB)
-    moving[:VOCAB] = torch.cat([eye, -eye], dim=1)
-    tensors = decoder_layer(random, "midlayer", c, 2 * VOCAB, gain=0.0) | {
+    eye, inner = torch.eye(vocab) / math.sqrt(vocab), c["num_attention_heads"] * HEAD_DIM
+    pointing = torch.cat([torch.full((inner, vocab), SHARPNESS / math.sqrt(vocab)), torch.zeros(inner, vocab)], dim=1)
+    moving = torch.zeros(inner, 2 * vocab)
+    moving[:vocab] = torch.cat([eye, -eye], dim=1)
+    tensors = decoder_layer(random, "midlayer", c, 2 * vocab, gain=0.0) | {
         "midlayer.self_attn.q_proj.weight": pointing,
         "midlayer.self_attn.k_proj.weight": pointing.clone(),
         "midlayer.self_attn.v_proj.weight": moving,
-        "midlayer.self_attn.o_proj.weight": torch.eye(VOCAB, inner),
-        "midlayer.hidden_norm.weight": torch.ones(VOCAB),
-        "fc.weight": torch.cat([torch.eye(VOCAB)] * 3, dim=1) / 3,
-        "norm.weight": torch.ones(VOCAB),
-        "lm_head.weight": logits + random.normal(draft_vocab, VOCAB, std=wrong / math.sqrt(VOCAB)),
+        "midlayer.self_attn.o_proj.weight": torch.eye(vocab, inner),
+        "midlayer.hidden_norm.weight": torch.ones(vocab),
+        "fc.weight": torch.cat([torch.eye(vocab)] * 3, dim=1) / 3,
+        "norm.weight": torch.ones(vocab),
+        "lm_head.weight": logits + random.normal(draft_vocab, vocab, std=wrong / math.sqrt(vocab)),
     }
-    save(path, tensors | draft_vocabulary(kept, VOCAB), torch.float32)
+    save(path, tensors | draft_vocabulary(kept, vocab), torch.float32)
     return path

@@ -44,6 +44,11 @@ struct ScoreList {  // a source of items: `visit` calls f(score, index) for kRun
   EAGLE_HD void visit(int64_t begin, F&& f) const {
     f(scores[begin], static_cast<int32_t>(begin));
   }
+  // The same for the runs at begin, begin + step ... below `end`.
+  template <class F>
+  EAGLE_HD void visit_runs(int64_t begin, int64_t end, int64_t step, F&& f) const {
+    for (int64_t i = begin; i < end; i += step) visit(i, f);
+  }
 };
 
 // find_best writes the keys of the best items, best first, into scratch.best and returns their number, the lesser of n
@@ -77,18 +82,18 @@ inline int32_t find_best(const SerialTeam&, BestScratch& scratch, const Source& 
 // A block collects the items that may be among the best and counts their ranks. Its members form groups, whose best
 // items are compared with each other: the n-th best of these is a lower bound of the n best items. Few items reach it,
 // unless the best items all belong to a few groups. When too many items reach it, the best are searched one by one.
-template <class Team, class Source>
-EAGLE_HD int32_t find_best(const Team& team, BestScratch& scratch, const Source& source, int32_t count, int32_t n) {
+// `each` is called once for every item with its score and the best score.
+template <class Team, class Source, class F>
+EAGLE_HD int32_t find_best(const Team& team, BestScratch& scratch, const Source& source, int32_t count, int32_t n,
+                           F&& each) {
   const int32_t wanted = n < count ? n : count;
   if (wanted <= 0) return 0;
   const int64_t first = int64_t{Source::kRun} * team.rank(), step = int64_t{Source::kRun} * team.size();
   uint64_t mine = 0;
-  for (int64_t i = first; i < count; i += step) {
-    source.visit(i, [&](float score, int32_t index) {
-      const uint64_t key = best_key(score, index);
-      mine = key > mine ? key : mine;
-    });
-  }
+  source.visit_runs(first, count, step, [&](float score, int32_t index) {
+    const uint64_t key = best_key(score, index);
+    mine = key > mine ? key : mine;
+  });
   scratch.keys[team.rank()] = mine;
   if (team.rank() == 0) scratch.length = 0;
   team.sync();
@@ -100,18 +105,18 @@ EAGLE_HD int32_t find_best(const Team& team, BestScratch& scratch, const Source&
   team.sync();
   if (leads) scratch.keys[team.rank()] = mine;
   team.sync();
+  const float top = score_of(team.max(mine));
   int32_t better = 0;
   for (int32_t j = 0; leads && j < groups; ++j) better += scratch.keys[j] > mine;
   const uint64_t floor = team.max(leads && better == wanted - 1 ? mine : uint64_t{0});  // 0 when fewer have an item
 
-  for (int64_t i = first; i < count; i += step) {
-    source.visit(i, [&](float score, int32_t index) {
-      const uint64_t key = best_key(score, index);
-      if (key < floor) return;
-      const uint32_t place = team.add(&scratch.length, 1u);
-      if (place < kCollected) scratch.keys[place] = key;
-    });
-  }
+  source.visit_runs(first, count, step, [&](float score, int32_t index) {
+    each(score, top);
+    const uint64_t key = best_key(score, index);
+    if (key < floor) return;
+    const uint32_t place = team.add(&scratch.length, 1u);
+    if (place < kCollected) scratch.keys[place] = key;
+  });
   team.sync();
   const int32_t length = static_cast<int32_t>(scratch.length);
   if (length <= kCollected) {
@@ -127,17 +132,20 @@ EAGLE_HD int32_t find_best(const Team& team, BestScratch& scratch, const Source&
   uint64_t last = ~uint64_t{0};
   for (int32_t rank = 0; rank < wanted; ++rank) {
     mine = 0;
-    for (int64_t i = first; i < count; i += step) {
-      source.visit(i, [&](float score, int32_t index) {
-        const uint64_t key = best_key(score, index);
-        if (key < last && key > mine) mine = key;
-      });
-    }
+    source.visit_runs(first, count, step, [&](float score, int32_t index) {
+      const uint64_t key = best_key(score, index);
+      if (key < last && key > mine) mine = key;
+    });
     last = team.max(mine);
     if (team.rank() == 0) scratch.best[rank] = last;
   }
   team.sync();
   return wanted;
+}
+
+template <class Team, class Source>
+EAGLE_HD int32_t find_best(const Team& team, BestScratch& scratch, const Source& source, int32_t count, int32_t n) {
+  return find_best(team, scratch, source, count, n, [](float, float) {});
 }
 
 }  // namespace eagle

@@ -4,8 +4,10 @@
 
 #if defined(__CUDACC__)
 #define EAGLE_HD __device__ __forceinline__
+#define EAGLE_UNROLL _Pragma("unroll")
 #else
 #define EAGLE_HD inline
+#define EAGLE_UNROLL
 #endif
 
 namespace eagle {

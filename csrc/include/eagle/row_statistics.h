@@ -116,9 +116,8 @@ EAGLE_HD void sum_segments(const Team& team, const LogitsRow<float>& row, uint64
   for (int32_t s = team.rank() / Team::kGroup; s < kSegments; s += groups) {
     const int64_t begin = length * s, end = begin + length < row.vocabulary ? begin + length : row.vocabulary;
     int64_t mine = 0;
-    for (int64_t i = begin + kRun * member; i < end; i += kRun * Team::kGroup) {
-      row.visit(i, [&](float logit, int32_t token) { mine += f(without_nan(logit), token); });
-    }
+    row.visit_runs(begin + kRun * member, end, kRun * Team::kGroup,
+                   [&](float logit, int32_t token) { mine += f(without_nan(logit), token); });
     mine = team.group_sum(mine);
     if (member == 0) masses[s] = static_cast<uint64_t>(mine);
   }
@@ -129,12 +128,11 @@ EAGLE_HD void describe_row(Team& team, RowScratch& scratch, const LogitsRow<floa
                            bool chained, RowStatistics& out) {
   const int32_t vocabulary = static_cast<int32_t>(row.vocabulary);
   uint64_t best = 0;
-  for (int64_t i = LogitsRow<float>::kRun * team.rank(); i < vocabulary; i += LogitsRow<float>::kRun * team.size()) {
-    row.visit(i, [&](float logit, int32_t token) {
-      const uint64_t key = best_key(logit, token);
-      best = key > best ? key : best;
-    });
-  }
+  constexpr int64_t kRun = LogitsRow<float>::kRun;
+  row.visit_runs(kRun * team.rank(), vocabulary, kRun * team.size(), [&](float logit, int32_t token) {
+    const uint64_t key = best_key(logit, token);
+    best = key > best ? key : best;
+  });
   const uint64_t top = team.max(best);
   if (team.rank() == 0) out.most_likely = index_of(top);
   if (params.top_k == 1) return;

@@ -43,20 +43,42 @@ struct LogitsRow {  // a source of items for find_best, read 16 bytes at a time
   EAGLE_HD LogitsRow(const T* row, int64_t size)
       : logits(row), vocabulary(size), aligned(reinterpret_cast<uintptr_t>(row) % 16 == 0) {}
 
+  // Calls f(score, index) for a run of items from `begin` on.
   template <class F>
   EAGLE_HD void visit(int64_t begin, F&& f) const {
-    if (aligned && begin + kRun <= vocabulary) {
-      struct alignas(16) Words {
-        uint32_t words[4];
-      };
-      const Words words = *reinterpret_cast<const Words*>(logits + begin);
-      T run[kRun];
-      memcpy(run, &words, sizeof run);
-      for (int j = 0; j < kRun; ++j) f(widen(run[j]), static_cast<int32_t>(begin + j));
-      return;
-    }
+    if (aligned && begin + kRun <= vocabulary) return visit_words(read(begin), begin, f);
     const int64_t end = begin + kRun < vocabulary ? begin + kRun : vocabulary;
     for (int64_t i = begin; i < end; ++i) f(widen(logits[i]), static_cast<int32_t>(i));
+  }
+  // The same for the runs at begin, begin + step ... below `end`. A thread waits for its reads hundreds of cycles, so
+  // several are in flight before the first is used.
+  template <class F>
+  EAGLE_HD void visit_runs(int64_t begin, int64_t end, int64_t step, F&& f) const {
+    constexpr int kInFlight = 4;
+    int64_t i = begin;
+    if (aligned) {
+      const int64_t ahead = (kInFlight - 1) * step;
+      for (; i + ahead < end && i + ahead + kRun <= vocabulary; i += kInFlight * step) {
+        Words words[kInFlight];
+        EAGLE_UNROLL
+        for (int j = 0; j < kInFlight; ++j) words[j] = read(i + j * step);
+        EAGLE_UNROLL
+        for (int j = 0; j < kInFlight; ++j) visit_words(words[j], i + j * step, f);
+      }
+    }
+    for (; i < end; i += step) visit(i, f);
+  }
+
+ private:
+  struct alignas(16) Words {
+    uint32_t words[4];
+  };
+  EAGLE_HD Words read(int64_t begin) const { return *reinterpret_cast<const Words*>(logits + begin); }
+  template <class F>
+  EAGLE_HD void visit_words(const Words& words, int64_t begin, F&& f) const {
+    T run[kRun];
+    memcpy(run, &words, sizeof run);
+    for (int j = 0; j < kRun; ++j) f(widen(run[j]), static_cast<int32_t>(begin + j));
   }
 };
 
@@ -65,16 +87,12 @@ struct LogitsRow {  // a source of items for find_best, read 16 bytes at a time
 template <class Team, class T>
 EAGLE_HD void topk_log_softmax(const Team& team, BestScratch& scratch, const LogitsRow<T>& row, int32_t k, float* logp,
                                int64_t* index) {
-  find_best(team, scratch, row, static_cast<int32_t>(row.vocabulary), k);
-  const float top = score_of(scratch.best[0]);
   uint64_t mine = 0;
-  const int64_t run = LogitsRow<T>::kRun;
-  for (int64_t i = run * team.rank(); i < row.vocabulary; i += run * team.size()) {
-    row.visit(i, [&](float logit, int32_t) {
-      const float weight = logit == top ? 1.0f : logit < top ? expf(logit - top) : 0.0f;  // NaN is neither
-      mine += static_cast<uint64_t>(weight * 4294967296.0f + 0.5f);
-    });
-  }
+  find_best(team, scratch, row, static_cast<int32_t>(row.vocabulary), k, [&](float logit, float top) {
+    const float weight = logit == top ? 1.0f : logit < top ? expf(logit - top) : 0.0f;  // NaN is neither
+    mine += static_cast<uint64_t>(weight * 4294967296.0f + 0.5f);
+  });
+  const float top = score_of(scratch.best[0]);
   const double total = static_cast<double>(team.sum(mine)) / 4294967296.0;
   for (int32_t j = team.rank(); j < k; j += team.size()) {
     logp[j] = log_probability(score_of(scratch.best[j]), top, total);
