@@ -24,7 +24,9 @@ from torch import Tensor
 __all__ = ["Tile", "split_count", "tile_for", "tree_attention"]
 
 LOG2E = tl.constexpr(1.4426950408889634)  # softmax uses powers of two: a GPU has an instruction for exp2, not for exp
-KEYS_PER_SPLIT = 128  # of the slot table's width: merging shorter stretches costs more than they save
+KEYS_PER_SPLIT = (
+    128  # of the slot table's width, twice as many for wide tiles: merging shorter stretches costs more than they save
+)
 MAX_SPLITS = 64
 
 
@@ -258,15 +260,15 @@ def _device(index: int) -> Device:
     return Device(properties.multi_processor_count, properties.major == 9)
 
 
-def split_count(programs: int, width: int, processors: int, rows: int) -> int:
+def split_count(programs: int, width: int, processors: int, tile: Tile) -> int:
     """Return into how many stretches to split a slot table's width, a power of two.
 
-    Tiles of few rows are small: two programs per multiprocessor, and short stretches. Those of many have more partial
-    results to merge.
+    Two programs per multiprocessor, but one of the widest tile with 8 warps: the more rows, the more partial results
+    there are to merge.
     """
-    small = rows <= 64
-    wanted = (1 + small) * processors // max(programs, 1)
-    wanted = min(wanted, width // (KEYS_PER_SPLIT if small else 2 * KEYS_PER_SPLIT), MAX_SPLITS)
+    wide = tile.rows > 64
+    wanted = (1 if wide and tile.warps == 8 else 2) * processors // max(programs, 1)
+    wanted = min(wanted, width // (KEYS_PER_SPLIT * (1 + wide)), MAX_SPLITS)
     return 1 << (max(wanted, 1).bit_length() - 1)
 
 
@@ -312,7 +314,7 @@ def tree_attention(
     tile = tile_for(nodes * group, max(dim, dim_v), q.element_size(), hopper)
     programs = kv_heads * triton.cdiv(nodes * group, tile.rows)
     if splits is None:
-        splits = split_count(b * programs, slot_table.shape[1], device.processors, tile.rows)
+        splits = split_count(b * programs, slot_table.shape[1], device.processors, tile)
     target = out
     lse: Tensor | None = None
     if splits > 1:

@@ -104,20 +104,23 @@ def test_argument_checks(kernels: tuple[Launches, Launches]) -> None:
 
 
 @pytest.mark.parametrize(
-    "programs, width, rows, splits",
+    "programs, width, rows, warps, splits",
     [
-        (8, 131072, 64, 32),
-        (8, 2048, 64, 16),
-        (8, 100, 64, 1),
-        (0, 8192, 64, 64),
-        (1, 131072, 64, 64),
-        (264, 131072, 64, 1),
-        (133, 8192, 64, 1),
-        (64, 2048, 64, 4),
-        (16, 8192, 128, 8),
-        (16, 1024, 128, 4),
-        (128, 8192, 128, 1),
+        (8, 131072, 64, 4, 32),
+        (8, 2048, 64, 4, 16),
+        (8, 100, 64, 4, 1),
+        (0, 8192, 64, 4, 64),
+        (1, 131072, 64, 4, 64),
+        (264, 131072, 64, 4, 1),
+        (133, 8192, 64, 4, 1),
+        (64, 2048, 64, 4, 4),
+        (16, 8192, 128, 4, 16),
+        (16, 8192, 128, 8, 8),
+        (16, 1024, 128, 4, 4),
+        (128, 8192, 128, 4, 2),
+        (128, 8192, 128, 8, 1),
     ],
 )
-def test_split_count(programs: int, width: int, rows: int, splits: int) -> None:
-    assert triton_attention.split_count(programs, width, processors=132, rows=rows) == splits
+def test_split_count(programs: int, width: int, rows: int, warps: int, splits: int) -> None:
+    tile = triton_attention.Tile(rows, keys=64, warps=warps, stages=2)
+    assert triton_attention.split_count(programs, width, processors=132, tile=tile) == splits
