@@ -16,7 +16,10 @@ pytest.importorskip("triton")
 @pytest.mark.parametrize(
     "selection",
     [
-        pytest.param(["-k", "float32 or not test_tree_attention"], id="float32"),
+        # Only 16-bit tiles have a loop without masks: with padded dims, a window, and neither.
+        pytest.param(
+            ["-k", "float32 or bfloat16 and (odd or wide or full) or not test_tree_attention"], id="float32 and some"
+        ),
         pytest.param([], id="every dtype", marks=pytest.mark.matrix),
     ],
 )
