@@ -24,9 +24,8 @@ from torch import Tensor
 __all__ = ["Tile", "split_count", "tile_for", "tree_attention"]
 
 LOG2E = tl.constexpr(1.4426950408889634)  # softmax uses powers of two: a GPU has an instruction for exp2, not for exp
-KEYS_PER_SPLIT = (
-    128  # of the slot table's width, twice as many for wide tiles: merging shorter stretches costs more than they save
-)
+# Of the slot table's width, twice as many for wide tiles: merging shorter stretches costs more than they save.
+KEYS_PER_SPLIT = 128
 MAX_SPLITS = 64
 
 
