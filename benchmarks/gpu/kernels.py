@@ -15,7 +15,7 @@ import functools
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,11 +79,13 @@ def copy_bandwidth() -> float:
     return 2 * source.nbytes / statistics.median(times)
 
 
-def attention_rows(shape: tuple[int, int, int, int], dtype: torch.dtype, batches: list[int]) -> Iterator[Row]:
+def attention_rows(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, batches: list[int], trees: Sequence[int] = (8, 64)
+) -> Iterator[Row]:
     heads, kv_heads, dim, _ = shape
     for b in batches:
         for context in (2048, 8192):
-            for nodes in (8, 64):
+            for nodes in trees:
                 keys = context + nodes
                 like = {"dtype": dtype, "device": "cuda"}
                 q = torch.randn(b * nodes, heads, dim, **like)

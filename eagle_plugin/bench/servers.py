@@ -25,6 +25,7 @@ from eagle_plugin.bench.spec import Mode, ServerSpec
 
 PLUGIN_LINE = re.compile(r"eagle-plugin .*")  # a line of the plugin in the start-up log
 SERVING = re.compile(r"is served by the plugin")  # the part of such a line that means: the plugin's worker serves
+HANDED_OVER = re.compile(r"is served by \w+'s own worker")  # the engine's serves; also after a line of the other kind
 
 
 class ServerError(RuntimeError):
@@ -218,7 +219,7 @@ def check_worker(server: Server, mode: Mode) -> str:
     """
     lines = PLUGIN_LINE.findall(server.log_text())
     serving = [line for line in lines if SERVING.search(line)]
-    if mode == "plugin" and not serving:
+    if mode == "plugin" and (not serving or HANDED_OVER.search(lines[-1])):
         logged = f"it logged {lines[-1]!r}" if lines else f"no line of it in {server.log}"
         raise ServerError(
             f"{server.label}: the plugin does not serve: {logged}; install eagle-plugin into the engine's environment, "

@@ -36,7 +36,7 @@ def test_equal_text_passes() -> None:
     # Two answers of three tokens each, twice; the first token of each is not from a round.
     assert (row["texts"], row["equal"], row["accept_length"]) == (4, 4, 1.0)
     row = engine_text.compare(found(2), found(0)["asks"]) | {"what": "x"}
-    engine_text.check(row, f"EAGLE3 {engine_text.SERVED} (...)")
+    engine_text.check(row, f"EAGLE3 {engine_text.SERVES} (...)")
     assert engine_text.as_sentence(row) == (
         "x: 4 of 4 texts equal, accept length 2.00, 3 tokens/s for one request, 3 for 8"
     )
@@ -50,6 +50,10 @@ def test_equal_text_passes() -> None:
     [
         ("text", "x: 1 of 4 texts are not those of plain decoding, first batch 1"),
         ("engine", "x: the plugin does not serve: eagle-plugin 0.1.0: EAGLE3 is served by SGLang's own worker: why"),
+        (
+            "handed over",
+            "x: the plugin does not serve: eagle-plugin 0.1.0: EAGLE3 is served by SGLang's own worker: why",
+        ),
         ("rounds", "x: the accept length is 1.0, so equal text proves nothing"),
     ],
 )
@@ -58,9 +62,9 @@ def test_what_is_wrong_is_found(fault: str, message: str) -> None:
     if fault == "text":
         answers["asks"]["batch"]["text"][1][2] = 7
     row = engine_text.compare(answers, found(0)["asks"]) | {"what": "x"}
-    log = f"eagle-plugin 0.1.0: EAGLE3 {engine_text.SERVED} (...)"
-    if fault == "engine":
-        log = "eagle-plugin 0.1.0: EAGLE3 is served by SGLang's own worker: why"
+    log = f"eagle-plugin 0.1.0: EAGLE3 {engine_text.SERVES} (...)"
+    engine = "eagle-plugin 0.1.0: EAGLE3 is served by SGLang's own worker: why"
+    log = {"engine": engine, "handed over": f"{log}\n{engine}"}.get(fault, log)
     with pytest.raises(StepError) as caught:
         engine_text.check(row, log)
     assert str(caught.value) == message

@@ -148,3 +148,10 @@ def test_who_serves_is_read_from_the_log(peer, tmp_path):
     with pytest.raises(ServerError, match="MLA is not served yet"):
         check_worker(silent, "plugin")
     assert check_worker(silent, "builtin") == ""
+    # A self-test of the real round that fails comes after the first line.
+    silent.log.write_text(
+        "[now] eagle-plugin 0.1: EAGLE3 is served by the plugin's draft trees\n"
+        "[now] eagle-plugin 0.1: EAGLE3 is served by SGLang's own worker: the self-test failed\n"
+    )
+    with pytest.raises(ServerError, match="the self-test failed"):
+        check_worker(silent, "plugin")

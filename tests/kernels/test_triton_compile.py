@@ -102,8 +102,9 @@ CASES = [
 @pytest.mark.parametrize("cc, dtype, rows, dim, extras", CASES)
 def test_a_tile_fits(cc: int, dtype: str, rows: int, dim: int, extras: bool) -> None:
     found = attend(cc, dtype, rows, dim, extras=extras)
+    hopper, other = (triton_attention.tile_for(rows, dim, SIZES[dtype], hopper=x) for x in (True, False))
     assert found.shared <= SHARED
-    assert found.stack <= (STACK_HOPPER if cc == 90 and not extras else STACK)
+    assert found.stack <= (STACK_HOPPER if cc == 90 and not extras and hopper != other else STACK)
     assert "cp.async" in found.ptx  # keys and values arrive while the block before them is computed
     if dtype != "fp32":
         wide = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}[cc]
