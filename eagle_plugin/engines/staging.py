@@ -24,5 +24,7 @@ def values_to_device(values: Any, dtype: torch.dtype, device: torch.device) -> T
 
     A copy from pageable memory makes the host wait. torch keeps a pinned buffer until the copy from it is done.
     """
-    pinned = device.type == "cuda" and torch.cuda.is_available()  # fake CUDA tensors have no pinned memory
-    return torch.tensor(values, dtype=dtype, pin_memory=pinned).to(device, non_blocking=True)
+    host = torch.tensor(values, dtype=dtype)
+    if device.type == "cuda" and torch.cuda.is_available():  # fake CUDA tensors have no pinned memory
+        host = host.pin_memory()  # torch.tensor(..., pin_memory=True) refuses arrays
+    return host.to(device, non_blocking=True)

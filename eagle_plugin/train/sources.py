@@ -125,7 +125,7 @@ class TargetSource:
         ids = torch.zeros(len(rows), max(lengths), dtype=torch.int64)  # [b, n]; padded on the right
         for i, row in enumerate(tokens):
             ids[i, : len(row)] = torch.tensor(row)
-        aux, last = self._taps.run(ids.to(self._device), torch.tensor(lengths, device=self._device))
+        aux, last = self._taps.run(ids.to(self._device), lengths)
         return [
             Document(
                 id=row.id,

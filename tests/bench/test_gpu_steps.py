@@ -68,7 +68,7 @@ def test_steps_one_after_the_other(
 def test_the_steps_of_vllm(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Those without an engine are the same; where vLLM is not installed, one sentence says so."""
     names = {engine: [step.name for step in steps_of(engine)] for engine in ("sglang", "vllm")}
-    assert names["sglang"][:-2] == names["vllm"][:-2] and names["sglang"][-2:] == ["text", "server"]
+    assert names["sglang"][:-3] == names["vllm"][:-2] and names["sglang"][-3:] == ["text", "model", "server"]
     assert names["vllm"][-2:] == ["vllm-selftest", "vllm-server"]
     assert len({step.name for step in STEPS}) == len(STEPS)
 
