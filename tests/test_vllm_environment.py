@@ -41,7 +41,7 @@ ENGINES = {
     "graphs": ("graphs", "host_waits", "launches"),
     "sampling": ("sampling_distribution", "seeds"),
     "parameters": ("grammar", "parameters", "sampling_thinking", "logprobs", "refusals"),
-    "real model": ("serving",),
+    "real model": ("serving", "gpu_model"),
 }
 GROUPS = UNITS | ENGINES
 FILES = {

@@ -1,4 +1,6 @@
-"""One engine of step `model`: python -m benchmarks.gpu.model_engine CASE --target DIR --head DIR.
+"""One engine of steps `model` and `vllm-model`:
+
+    python -m benchmarks.gpu.model_engine sglang CASE --target DIR --head DIR
 
 It reads one JSON line per batch of requests from standard input, sends them at the same time, and writes one JSON line
 with the answers to standard output; everything else that is printed goes to standard error. It ends with its input.
@@ -12,89 +14,94 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
-TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 16}
-CHAIN = {"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
-LARGEST_GRAPH = 32
+from benchmarks.gpu.model_cases import CASES, Case, sglang_arguments, vllm_arguments
 
 
-class Case(NamedTuple):
-    """How an engine is started."""
+class Served(Protocol):
+    """An engine in this process or its children."""
 
-    what: str
-    plugin: bool
-    speculation: dict[str, Any]  # empty: plain decoding
-    dtype: str = "bfloat16"
-    policy: str = "auto"  # EAGLE_POLICY
+    def forget(self) -> None:
+        """Empty the prefix cache."""
 
-
-CASES = {
-    "plain": Case("plain decoding", False, {}),
-    "engine-tree": Case("SGLang's own EAGLE-3, trees 3/4/16", False, TREE),
-    "engine-chain": Case("SGLang's own EAGLE-3, chains of 3", False, CHAIN),
-    "plugin": Case("the plugin, trees up to 3/4/16", True, TREE),
-    "plugin-tree": Case("the plugin, trees 3/4/16 in every round", True, TREE, policy="fixed"),
-    "plugin-chain": Case("the plugin, chains of 3 in every round", True, CHAIN, policy="fixed"),
-    "plain-float32": Case("plain decoding in float32", False, {}, dtype="float32"),
-    "plugin-float32": Case("the plugin in float32", True, TREE, dtype="float32", policy="fixed"),
-}
+    def answer(self, prompts: list[list[int]], temperature: float, tokens: int) -> dict[str, Any]:
+        """text: the token ids of the answers to prompts that are sent at the same time; rounds: with speculation."""
 
 
-def environment(case: Case, on_gpu: bool) -> dict[str, str]:
-    """What the process of a case needs beside the environment of this one."""
-    found = {"EAGLE_PLUGIN": "1" if case.plugin else "0", "EAGLE_POLICY": case.policy, "HF_HUB_OFFLINE": "1"}
-    # SGLang's kernels for prompts multiply float32 in TF32 unless Triton is told not to.
-    found |= {"TRITON_F32_DEFAULT": "tf32x3", "NVIDIA_TF32_OVERRIDE": "0"} if case.dtype == "float32" else {}
-    return found | ({} if on_gpu else {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"})
+class SGLang:
+    """SGLang's engine."""
+
+    def __init__(self, case: Case, target: Path, head: Path, on_gpu: bool) -> None:
+        import sglang
+
+        self._engine = sglang.Engine(**sglang_arguments(case, target, head, on_gpu))
+
+    def forget(self) -> None:
+        self._engine.flush_cache()
+
+    def answer(self, prompts: list[list[int]], temperature: float, tokens: int) -> dict[str, Any]:
+        parameters = [{"temperature": temperature, "max_new_tokens": tokens}] * len(prompts)
+        answers = self._engine.generate(input_ids=prompts, sampling_params=parameters)
+        rounds = sum(one["meta_info"].get("spec_verify_ct") or 0 for one in answers)
+        return {"text": [one["output_ids"] for one in answers], "rounds": rounds}
 
 
-def flags(case: Case, target: Path, head: Path, on_gpu: bool) -> dict[str, Any]:
-    """The engine's arguments. Several engines share the GPU, so the caches are limited by their tokens."""
-    found: dict[str, Any] = {"model_path": str(target), "device": "cuda" if on_gpu else "cpu", "dtype": case.dtype}
-    found |= {"context_length": 2048, "max_total_tokens": 65536, "max_running_requests": LARGEST_GRAPH}
-    found |= {"random_seed": 1, "skip_server_warmup": True, "log_level": "info", "sleep_on_idle": True}
-    found["mem_fraction_static"] = 0.85 if on_gpu else 0.3
-    if on_gpu:
-        # The attention of all cases, plain decoding too, is then in Triton; FlashInfer and FlashAttention 3, SGLang's
-        # defaults, need packages that this step does without.
-        found |= {"attention_backend": "triton", "sampling_backend": "pytorch"}
-        found["cuda_graph_bs_decode"] = [1, 2, 4, 8, 16, 24, LARGEST_GRAPH]
-    if case.speculation:
-        found |= {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": str(head)} | case.speculation
-    return found
+class VLLM:
+    """vLLM's engine."""
+
+    def __init__(self, case: Case, target: Path, head: Path, on_gpu: bool) -> None:
+        import vllm
+
+        self._new_parameters, self._speculates = vllm.SamplingParams, case.shape is not None
+        self._engine = vllm.LLM(**vllm_arguments(case, target, head, on_gpu))
+
+    def forget(self) -> None:
+        self._engine.reset_prefix_cache()
+
+    def answer(self, prompts: list[list[int]], temperature: float, tokens: int) -> dict[str, Any]:
+        before = self._counts()
+        parameters = self._new_parameters(temperature=temperature, max_tokens=tokens)
+        requests: Any = [{"prompt_token_ids": prompt} for prompt in prompts]
+        answers = self._engine.generate(requests, parameters, use_tqdm=False)
+        drafts, accepted = (after - first for after, first in zip(self._counts(), before, strict=True))
+        text = [list(one.outputs[0].token_ids) for one in answers]
+        # vLLM counts the steps that verified drafts; as in eagle_plugin/bench/vllm_server.py.
+        own = sum(map(len, text)) - len(text) - accepted
+        return {"text": text, "rounds": max(drafts, own) if self._speculates else 0}
+
+    def _counts(self) -> tuple[int, int]:
+        names = ("vllm:spec_decode_num_drafts", "vllm:spec_decode_num_accepted_tokens")
+        found = {metric.name: getattr(metric, "value", 0) for metric in self._engine.get_metrics()}
+        return int(found.get(names[0], 0)), int(found.get(names[1], 0))
 
 
-def answer(engine: Any, batch: dict[str, Any]) -> dict[str, Any]:
-    """What the engine says to requests that are sent at the same time, and how long all of them take."""
-    if batch.get("flush"):
-        engine.flush_cache()
-    began = time.perf_counter()
-    answers = engine.generate(input_ids=batch["prompts"], sampling_params=batch["parameters"])
-    seconds = time.perf_counter() - began
-    about = [one["meta_info"] for one in answers]
-    found = {"text": [one["output_ids"] for one in answers], "seconds": seconds}
-    found["tokens"] = sum(one["completion_tokens"] for one in about)
-    return found | {"rounds": sum(one.get("spec_verify_ct") or 0 for one in about)}
+ENGINES = {"sglang": SGLang, "vllm": VLLM}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("case", choices=CASES)
+    parser.add_argument("engine", choices=ENGINES)
+    parser.add_argument("case")
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--head", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    import sglang
 
     began = time.perf_counter()
-    case = CASES[options.case]
-    engine = sglang.Engine(**flags(case, options.target, options.head, options.device.startswith("cuda")))
-    print(json.dumps({"start_seconds": time.perf_counter() - began}), file=answers, flush=True)
+    case, on_gpu = CASES[options.engine][options.case], options.device.startswith("cuda")
+    engine: Served = ENGINES[options.engine](case, options.target, options.head, on_gpu)
+    print(json.dumps({"start_seconds": time.perf_counter() - began}), file=replies, flush=True)
     for line in sys.stdin:
-        print(json.dumps(answer(engine, json.loads(line))), file=answers, flush=True)
+        batch = json.loads(line)
+        if batch["forget"]:
+            engine.forget()
+        began = time.perf_counter()
+        found = engine.answer(batch["prompts"], batch["temperature"], batch["tokens"])
+        found |= {"seconds": time.perf_counter() - began, "tokens": sum(map(len, found["text"]))}
+        print(json.dumps(found), file=replies, flush=True)
     os._exit(0)  # the parent ends the processes of the engine, which is quicker than a shutdown
 
 

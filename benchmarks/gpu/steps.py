@@ -60,6 +60,7 @@ STEPS = (
     Step("model", "model_speed", "a real model in SGLang: plain, SGLang's own EAGLE-3, the plugin", "sglang"),
     Step("server", "server", "the demo on a real server of SGLang", "sglang"),
     Step("vllm-selftest", "selftest", "the kernels as vLLM's launcher tests them before it chooses a worker", "vllm"),
+    Step("vllm-model", "model_speed", "a real model in vLLM: plain, vLLM's own EAGLE-3, the plugin", "vllm"),
     Step("vllm-server", "server", "the demo on a real server of vLLM", "vllm"),
 )
 ENGINES = ("sglang", "vllm")

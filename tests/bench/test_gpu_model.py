@@ -1,4 +1,4 @@
-"""Steps `training` and `model` of `make gpu`: what they find wrong, and their small forms on a CPU."""
+"""Steps `training`, `model` and `vllm-model` of `make gpu`: what they find wrong, and their small forms on a CPU."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import pytest
 from torch import Tensor
 
 from benchmarks.gpu import model_speed, training
-from benchmarks.gpu.model_engine import CASES, environment, flags
-from benchmarks.gpu.model_speed import EngineProcess, Measured
+from benchmarks.gpu.engine_text import SERVES
+from benchmarks.gpu.model_cases import CASES, SAMPLED_CASES, environment, sglang_arguments, vllm_arguments
+from benchmarks.gpu.model_process import EngineProcess, started
+from benchmarks.gpu.model_speed import FLOAT32, Measured
 from benchmarks.gpu.steps import Setting, StepError
 from eagle_plugin.train.attention import Packing
 
@@ -68,31 +70,32 @@ def test_a_real_model_on_a_cpu() -> None:
 class Answers(EngineProcess):
     """An engine that has its answers already."""
 
-    def __init__(self, case: str, text: list[list[int]], rounds: int) -> None:
-        self.case, self._answer = case, {"text": text, "tokens": 6, "rounds": rounds, "seconds": 2.0}
+    def __init__(self, name: str, text: list[list[int]], rounds: int) -> None:
+        self.case = CASES["sglang"][name]
+        self._answer = {"text": text, "tokens": 6, "rounds": rounds, "seconds": 2.0}
 
-    def ask(self, prompts: list[list[int]], parameters: dict[str, Any], flush: bool = False) -> dict[str, Any]:
+    def ask(self, prompts: list[list[int]], temperature: float, tokens: int, forget: bool = False) -> dict[str, Any]:
         return self._answer
+
+
+PLAIN = Answers("plain-float32", [[1, 2, 3], [4, 5, 6]], 0)
+
+
+def test_equal_text_passes() -> None:
+    ours = Answers("plugin-float32", [[1, 2, 3], [4, 5, 6]], 2)
+    assert model_speed.compare(PLAIN, ours, [[1], [2]], TINY)["accept_length"] == 2.0
 
 
 @pytest.mark.parametrize(
     ("text", "rounds", "message"),
     [
-        ([[1, 2, 3], [4, 5, 6]], 2, None),
         ([[1, 2, 3], [4, 5, 7]], 2, "^1 of 2 greedy texts in float32 are those of plain decoding, accept length 2.00"),
         ([[1, 2, 3], [4, 5, 6]], 4, "accept length 1.00; wanted nine tenths of the texts and an accept length of 1.2"),
     ],
 )
-def test_another_text_is_found(text: list[list[int]], rounds: int, message: str | None) -> None:
-    engines: dict[str, EngineProcess] = {
-        "plain-float32": Answers("plain-float32", [[1, 2, 3], [4, 5, 6]], 0),
-        "plugin-float32": Answers("plugin-float32", text, rounds),
-    }
-    if message is None:
-        assert model_speed.compare(engines, [[1], [2]], TINY)["accept_length"] == 2.0
-    else:
-        with pytest.raises(StepError, match=message):
-            model_speed.compare(engines, [[1], [2]], TINY)
+def test_another_text_is_found(text: list[list[int]], rounds: int, message: str) -> None:
+    with pytest.raises(StepError, match=message):
+        model_speed.compare(PLAIN, Answers("plugin-float32", text, rounds), [[1], [2]], TINY)
 
 
 def test_rows_and_sentences() -> None:
@@ -101,12 +104,42 @@ def test_rows_and_sentences() -> None:
     # Two groups of one question; the fake engine says six tokens in two seconds and two rounds to each.
     assert found == {"tokens_per_s": 3.0, "accept_length": 2.5}
     row = model_speed.as_row(Measured("plugin", 0.0, 8), [found, found | {"tokens_per_s": 5.0}], plain=2.0)
-    assert (row["tokens_per_s"], row["spread"], row["times_plain"]) == (4.0, [3.0, 5.0], 2.0)
+    assert (row["tokens_per_s"], row["lowest"], row["highest"], row["times_plain"]) == (4.0, 3.0, 5.0, 2.0)
     plain = model_speed.as_row(Measured("plain", 1.0, 1), [found | {"accept_length": 0.0}], plain=3.0)
-    assert model_speed.sentences([row, plain]) == [
+    engines: dict[str, EngineProcess] = {"plugin": engine, "plain": Answers("plain", [], 0)}
+    assert model_speed.sentences([row, plain], engines) == [
         "the plugin, trees up to 3/4/16, T = 0, 8 requests: 4 tokens/s, 2.00x plain, accept length 2.50",
         "plain decoding, T = 1, 1 request: 3 tokens/s, 1.00x plain",
     ]
+
+
+class Starts(Answers):
+    """An engine that starts, or does not, or serves by another worker than the plugin's."""
+
+    def __init__(self, name: str, how: str = SERVES) -> None:
+        super().__init__(name, [], 0)
+        self._how = how
+
+    def log(self) -> str:
+        return self._how
+
+    def wait_for_start(self) -> float:
+        if self._how == "fails":
+            raise StepError(f"{self.case.what} does not answer: see the log")
+        return 1.0
+
+
+def test_which_engines_may_fail() -> None:
+    all_start = {name: Starts(name) for name in ("plain", "engine-tree", "plugin", "plugin-chain", *FLOAT32)}
+    assert model_speed.wait_for_all(all_start) == (all_start, {})
+    fails = all_start | {"engine-tree": Starts("engine-tree", "fails"), "plugin-chain": Starts("plugin-chain", "")}
+    engines, failed = model_speed.wait_for_all(fails)
+    assert list(engines) == ["plain", "plugin", *FLOAT32] and list(failed) == ["engine-tree", "plugin-chain"]
+    assert failed["plugin-chain"].startswith("the plugin, chains of 3 in every round: the plugin does not serve")
+    with pytest.raises(StepError, match="^plain decoding does not answer"):
+        model_speed.wait_for_all(all_start | {"plain": Starts("plain", "fails")})
+    with pytest.raises(StepError, match="^the plugin, trees up to 3/4/16: the plugin does not serve"):
+        model_speed.wait_for_all(all_start | {"plugin": Starts("plugin", "SGLang's own worker")})
 
 
 def test_an_engine_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,16 +148,21 @@ def test_an_engine_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     with (
-        model_speed.started("plain", tmp_path, tmp_path, tmp_path, TINY) as engine,
+        started("plain", tmp_path, tmp_path, tmp_path, TINY) as engine,
         pytest.raises(StepError, match="^plain decoding does not answer: ValueError: no such model$"),
     ):
         engine.wait_for_start()
 
 
-def test_the_engines_differ_in_speculation_alone(tmp_path: Path) -> None:
-    for case in CASES.values():
-        given = flags(case, tmp_path, tmp_path, on_gpu=True)
-        assert ("speculative_algorithm" in given) == bool(case.speculation)
-        assert ("TRITON_F32_DEFAULT" in environment(case, True)) == (given["dtype"] == "float32")
-    plain, ours = (flags(CASES[name], tmp_path, tmp_path, on_gpu=True) for name in ("plain", "plugin"))
-    assert {key: ours[key] for key in plain} == plain
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_the_engines_differ_in_speculation_alone(engine: str, tmp_path: Path) -> None:
+    arguments = {"sglang": sglang_arguments, "vllm": vllm_arguments}[engine]
+    key = {"sglang": "speculative_algorithm", "vllm": "speculative_config"}[engine]
+    for case in CASES[engine].values():
+        given, variables = arguments(case, tmp_path, tmp_path, True), environment(engine, case, True)
+        assert (key in given) == (case.shape is not None) and given["dtype"] == case.dtype
+        assert ("TRITON_F32_DEFAULT" in variables) == (case.dtype == "float32")
+        assert (variables["EAGLE_PLUGIN"] != "0") == case.plugin
+    plain, ours = (arguments(CASES[engine][name], tmp_path, tmp_path, True) for name in ("plain", "plugin"))
+    assert {name: ours[name] for name in plain} == plain
+    assert set(SAMPLED_CASES[engine]) < set(CASES[engine])

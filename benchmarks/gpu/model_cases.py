@@ -1,0 +1,99 @@
+"""The engines of steps `model` and `vllm-model`, and how each is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from eagle_plugin.core.shape import Shape
+
+TREE, CHAIN = Shape(3, 4, 16), Shape.chain(3)
+REQUESTS = 32  # at a time, and the largest captured batch
+CONTEXT, TOKENS = 2048, 65536  # of a request, and of the KV cache
+BLOCK = {True: 16, False: 128}  # vLLM's, on a GPU and on a CPU
+
+
+class Case(NamedTuple):
+    """How an engine is started."""
+
+    what: str
+    plugin: bool = False
+    shape: Shape | None = None  # None: plain decoding
+    dtype: str = "bfloat16"
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+FIXED = (("EAGLE_POLICY", "fixed"),)
+FLOATS = {
+    "plain-float32": Case("plain decoding in float32", dtype="float32"),
+    "plugin-float32": Case("the plugin in float32", True, TREE, "float32", FIXED),
+}
+CASES = {
+    "sglang": {
+        "plain": Case("plain decoding"),
+        "engine-tree": Case("SGLang's own EAGLE-3, trees 3/4/16", shape=TREE),
+        "engine-chain": Case("SGLang's own EAGLE-3, chains of 3", shape=CHAIN),
+        "plugin": Case("the plugin, trees up to 3/4/16", True, TREE),
+        "plugin-tree": Case("the plugin, trees 3/4/16 in every round", True, TREE, environment=FIXED),
+        "plugin-chain": Case("the plugin, chains of 3 in every round", True, CHAIN, environment=FIXED),
+        **FLOATS,
+    },
+    # With asynchronous scheduling, vLLM's default, every round has the shape of the caps.
+    "vllm": {
+        "plain": Case("plain decoding"),
+        "plain-v1": Case(
+            "plain decoding by the V1 model runner, the plugin's", environment=(("VLLM_USE_V2_MODEL_RUNNER", "0"),)
+        ),
+        "engine-chain": Case("vLLM's own EAGLE-3, chains of 3", shape=CHAIN),
+        "plugin": Case("the plugin, trees 3/4/16", True, TREE),
+        "plugin-chain": Case("the plugin, chains of 3", True, CHAIN),
+        **FLOATS,
+    },
+}
+# The cases that are asked at temperature 1, too: SGLang's own EAGLE-3 needs FlashInfer for it.
+SAMPLED_CASES = {"sglang": ("plain", "plugin"), "vllm": ("plain", "engine-chain", "plugin")}
+
+
+def environment(engine: str, case: Case, on_gpu: bool) -> dict[str, str]:
+    """What the process of a case needs beside the environment of this one."""
+    served = "force" if engine == "vllm" and on_gpu else "1"
+    found = {"EAGLE_PLUGIN": served if case.plugin else "0", "HF_HUB_OFFLINE": "1"} | dict(case.environment)
+    # The engines' attention in Triton multiplies float32 in TF32 unless Triton is told not to.
+    found |= {"TRITON_F32_DEFAULT": "tf32x3", "NVIDIA_TF32_OVERRIDE": "0"} if case.dtype == "float32" else {}
+    if engine == "vllm":
+        found |= {"VLLM_NO_USAGE_STATS": "1"}
+        return found | ({} if on_gpu else {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"})
+    return found | ({} if on_gpu else {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"})
+
+
+def sglang_arguments(case: Case, target: Path, head: Path, on_gpu: bool) -> dict[str, Any]:
+    """Of `sglang.Engine`. Several engines share the GPU, so the caches are limited by their tokens."""
+    found: dict[str, Any] = {"model_path": str(target), "device": "cuda" if on_gpu else "cpu", "dtype": case.dtype}
+    found |= {"context_length": CONTEXT, "max_total_tokens": TOKENS, "max_running_requests": REQUESTS}
+    found |= {"random_seed": 1, "skip_server_warmup": True, "log_level": "info", "sleep_on_idle": True}
+    found["mem_fraction_static"] = 0.85 if on_gpu else 0.3
+    if on_gpu:
+        # The attention of all cases, plain decoding too, is then in Triton; FlashInfer and FlashAttention 3, SGLang's
+        # defaults, need packages that this step does without.
+        found |= {"attention_backend": "triton", "sampling_backend": "pytorch"}
+        found["cuda_graph_bs_decode"] = [1, 2, 4, 8, 16, 24, REQUESTS]
+    if case.shape is not None:
+        found |= {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": str(head)}
+        found |= {"speculative_num_steps": case.shape.steps, "speculative_eagle_topk": case.shape.topk}
+        found["speculative_num_draft_tokens"] = case.shape.width
+    return found
+
+
+def vllm_arguments(case: Case, target: Path, head: Path, on_gpu: bool) -> dict[str, Any]:
+    """Of `vllm.LLM`. Several engines share the GPU: each takes a small part of it."""
+    found: dict[str, Any] = {"model": str(target), "dtype": case.dtype, "max_model_len": CONTEXT, "seed": 1}
+    found |= {"max_num_seqs": REQUESTS, "gpu_memory_utilization": 0.12, "disable_log_stats": False}
+    found |= {"block_size": BLOCK[on_gpu], "num_gpu_blocks_override": TOKENS // BLOCK[on_gpu]}
+    found["enforce_eager"] = not on_gpu  # on a CPU compilation takes minutes
+    if case.shape is not None:
+        drafts = case.shape.width - 1
+        found["speculative_config"] = {"method": "eagle3", "model": str(head), "num_speculative_tokens": drafts}
+    if case.plugin and case.shape is not None:
+        options = {"depth": case.shape.steps, "topk": case.shape.topk}
+        found["additional_config"] = {"eagle_plugin": options}
+    return found

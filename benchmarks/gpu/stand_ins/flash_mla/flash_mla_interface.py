@@ -1,0 +1,5 @@
+"""The class that SGLang imports."""
+
+
+class FlashMLASchedMeta:
+    """FlashMLA's plan."""
