@@ -173,7 +173,7 @@ def check_recorded(counts: Mapping[str, int], measurements: Sequence[Measurement
 
 def run(options: argparse.Namespace, steps: Steps) -> CaptureCost:
     """Start the server and measure. Raises ServerError, LoadError or ValueError."""
-    check_engine(options.engine)
+    check_engine(options.engine, options.device)
     target = resolve_target(options.target, steps.console)
     sizes, clients = sizes_of(options), options.clients
     base = base_spec(options, target, clients, clients * tokens_per_request("mixed", sizes.max_tokens))

@@ -39,6 +39,13 @@ def check_device(name: str) -> str:
     return name
 
 
+def default_device() -> Literal["cpu", "cuda"]:
+    """Where a command computes or serves that was given no device: a GPU if torch sees one."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def fast_dtype(device: str | torch.device | None = None) -> Literal["bfloat16", "float32"]:
     """The dtype for computing on a device: bfloat16, or float32 on a CPU for which torch has no bfloat16 product.
 
@@ -48,7 +55,7 @@ def fast_dtype(device: str | torch.device | None = None) -> Literal["bfloat16", 
     import torch
 
     if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = default_device()
     is_cpu = torch.device(device).type == "cpu"
     return "float32" if is_cpu and not torch.ops.mkldnn._is_mkldnn_bf16_supported() else "bfloat16"
 

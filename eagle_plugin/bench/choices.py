@@ -17,6 +17,7 @@ from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.servers import ServerError
 from eagle_plugin.bench.spec import EngineName
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.devices import check_device, default_device
 from eagle_plugin.errors import json_fault
 from eagle_plugin.models import ModelError, head_folder, target_folder
 from eagle_plugin.models.shipped import HEAD
@@ -25,13 +26,25 @@ TARGET = "smollm2-135m-instruct"
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add `--engine`, `--target` and `--head`."""
+    """Add `--engine`, `--device`, `--target` and `--head`."""
     engine = default_engine()
     parser.add_argument("--engine", choices=sorted(ENGINES), default=engine, help=f"default: {engine}")
+    add_device_option(parser)
     parser.add_argument(
         "--target", default=TARGET, help=f"a model folder, or a name of `eagle-plugin models list` (default: {TARGET})"
     )
     parser.add_argument("--head", help=f"the draft head: a folder, or a name of `models list` (for {TARGET}: {HEAD})")
+
+
+def add_device_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--device`, None if it is not given: see `chosen_device`."""
+    help = "of the servers (default: a GPU if there is one)"
+    parser.add_argument("--device", choices=["cpu", "cuda"], help=help)
+
+
+def chosen_device(name: str | None) -> str:
+    """The device of that name, or, for None, a GPU if there is one. DeviceError if torch cannot use it."""
+    return default_device() if name is None else check_device(name)
 
 
 def default_engine() -> EngineName:
@@ -40,8 +53,12 @@ def default_engine() -> EngineName:
     return "vllm" if vllm_only else "sglang"
 
 
-def check_engine(name: str, device: str = "cpu") -> None:
-    """ServerError if this environment cannot start that engine on that device, with what to install."""
+def check_engine(name: str, device: str | None = None) -> None:
+    """Raise unless this environment can start that engine on that device (None: see `chosen_device`).
+
+    Raises:
+        ServerError: something is not installed. DeviceError: torch cannot use the device.
+    """
     engine = ENGINES[name]
     if not _is_installed(engine):
         others = [f"--engine {other}" for other in ENGINES if other != name and _is_installed(ENGINES[other])]
@@ -49,6 +66,7 @@ def check_engine(name: str, device: str = "cpu") -> None:
             f"--engine {name}: {' or '.join(engine.distributions)} is not installed in the environment of "
             f"{sys.executable}; {f'use {others[0]}, or ' if others else ''}install eagle-plugin beside the engine"
         )
+    device = chosen_device(device)
     for module, advice in engine.cpu_modules.items():
         if device == "cpu" and importlib.util.find_spec(module) is None:
             raise ServerError(f"--engine {name}: the engine needs the module {module} on a CPU, found none; {advice}")

@@ -11,7 +11,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from eagle_plugin.bench.choices import add_model_options, check_engine, parse_shape, resolve_head, resolve_target
+from eagle_plugin.bench.choices import (
+    add_model_options,
+    check_engine,
+    chosen_device,
+    parse_shape,
+    resolve_head,
+    resolve_target,
+)
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.equality import compare_greedy
 from eagle_plugin.bench.machine import describe_machine, installed_versions, usable_cores
@@ -51,7 +58,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--draft-tokens", type=int, help="plugin: nodes that the target verifies, the root included")
     parser.add_argument("--builtin", type=parse_shape, metavar="S/K/N", help="the engine's own steps/topk/tokens")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens per measured answer (default: 128)")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the servers (default: cpu)")
     parser.add_argument("--threads", type=int, help="OpenMP threads of every server")
     parser.add_argument("--passes", type=int, default=1, help="how often the question set is asked (default: 1)")
     length = parser.add_mutually_exclusive_group()
@@ -78,9 +84,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def server_specs(options: argparse.Namespace, target: Path, head: Path) -> dict[Mode, ServerSpec]:
     """The three servers that the demo compares."""
-    plain = ServerSpec(
-        target=target, mode="plain", engine=options.engine, device=options.device, threads=options.threads
-    )
+    device = chosen_device(options.device)
+    plain = ServerSpec(target=target, mode="plain", engine=options.engine, device=device, threads=options.threads)
     best = ENGINES[options.engine].plugin_shape(head)
     given = (options.steps, options.topk, options.draft_tokens)
     shape = Shape(*(wanted if number is None else number for number, wanted in zip(given, best, strict=True)))
@@ -169,7 +174,7 @@ def build_report(
             max_repeats=max_repeats,
             stop_reason=speed.stop_reason,
             prompts_measured=len(series["plain"].responses),
-            device=options.device,
+            device=specs["plain"].device,
             threads=options.threads,
             algorithm=plugin.algorithm,
             plugin_shape=str(plugin.shape),

@@ -12,11 +12,19 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from eagle_plugin.bench.choices import add_model_options, check_engine, parse_shape, resolve_head, resolve_target
+from eagle_plugin.bench.choices import (
+    add_model_options,
+    check_engine,
+    chosen_device,
+    parse_shape,
+    resolve_head,
+    resolve_target,
+)
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.servers import Server, ServerError, check_worker, sigterm_as_exit
 from eagle_plugin.bench.spec import ServerSpec
+from eagle_plugin.errors import UserError
 
 DESCRIPTION = """\
 Start a stock engine's OpenAI server on 127.0.0.1, with the plugin or (--plain) without drafts, and keep it running
@@ -64,16 +72,21 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def server_spec(options: argparse.Namespace, target: Path) -> ServerSpec:
     """The server that the options ask for; ServerError if there is no head for this target."""
     head = None if options.plain else resolve_head(options.head, target)
-    return ServerSpec(
-        target=target,
-        mode="plain" if options.plain else "plugin",
-        head=head,
-        engine=options.engine,
-        shape=options.shape or ENGINES[options.engine].plugin_shape(head),
-        dtype=options.dtype,
-        threads=options.threads,
-        extra_flags=tuple(options.engine_flags),
-    ).for_concurrency(options.concurrency)
+    return (
+        ServerSpec(
+            target=target,
+            mode="plain" if options.plain else "plugin",
+            head=head,
+            engine=options.engine,
+            device=chosen_device(options.device),
+            shape=options.shape or ENGINES[options.engine].plugin_shape(head),
+            dtype=options.dtype,
+            threads=options.threads,
+            extra_flags=tuple(options.engine_flags),
+        )
+        .for_concurrency(options.concurrency)
+        .alone()
+    )
 
 
 def curl_example(url: str) -> str:
@@ -97,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console()
     with sigterm_as_exit():
         try:
-            check_engine(options.engine)
+            check_engine(options.engine, options.device)
             spec = server_spec(options, resolve_target(options.target, console))
             with Server.of(spec, options.out / "logs", options.port) as server:
                 with Steps(console).step("starting") as step:
@@ -114,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 while True:
                     time.sleep(1.0)
                     server.check_alive("while it was serving")
-        except (ServerError, ValueError) as error:
+        except (ServerError, UserError, ValueError) as error:
             console.print(f"[bold red]serve failed:[/] {escape(str(error))}", soft_wrap=True)
             return 1
         except KeyboardInterrupt:

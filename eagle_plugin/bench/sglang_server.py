@@ -27,10 +27,11 @@ def command(spec: ServerSpec, port: int) -> list[str]:
         "--host": "127.0.0.1",
         "--port": port,
         "--context-length": spec.context_length,
-        "--max-total-tokens": spec.max_total_tokens,
+        "--max-total-tokens": spec.max_total_tokens or None,
         "--max-running-requests": spec.max_running_requests,
         "--mem-fraction-static": CPU_MEMORY_FRACTION if spec.device == "cpu" else spec.memory_fraction,
     }
+    flags = {flag: value for flag, value in flags.items() if value is not None}
     if spec.mode != "plain":
         flags |= {
             "--speculative-algorithm": spec.algorithm,

@@ -30,9 +30,9 @@ class ServerSpec:
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     threads: int | None = None  # OpenMP threads; None: the engine and the caller's environment decide
     context_length: int = 2048
-    max_total_tokens: int = 16384
+    max_total_tokens: int = 16384  # of the cache; 0: as many as there is memory for
     max_running_requests: int = 8
-    memory_fraction: float = 0.3
+    memory_fraction: float | None = 0.3  # of a GPU, for weights and cache; None: the engine's choice
     extra_flags: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     python: Path = Path(sys.executable)  # the interpreter of the environment in which the engine is installed
@@ -47,6 +47,10 @@ class ServerSpec:
         """The same server for so many requests at a time, with room in the cache for `TOKENS_PER_REQUEST` of each."""
         tokens = max(self.max_total_tokens, requests * TOKENS_PER_REQUEST)
         return replace(self, max_running_requests=requests, max_total_tokens=tokens)
+
+    def alone(self) -> ServerSpec:
+        """The same server where no other shares its GPU: the engine decides about memory. On a CPU nothing changes."""
+        return self if self.device == "cpu" else replace(self, memory_fraction=None, max_total_tokens=0)
 
     @property
     def label(self) -> str:

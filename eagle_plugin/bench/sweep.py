@@ -12,7 +12,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from eagle_plugin.bench.choices import add_model_options, check_engine, parse_shape, resolve_head, resolve_target
+from eagle_plugin.bench.choices import (
+    add_model_options,
+    check_engine,
+    chosen_device,
+    parse_shape,
+    resolve_head,
+    resolve_target,
+)
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.load import Sampling
 from eagle_plugin.bench.machine import usable_cores
@@ -97,10 +104,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     steps = Steps(Console())
 
     def command() -> int:
-        check_engine(options.engine)
-        target = resolve_target(options.target, steps.console)
+        check_engine(options.engine, options.device)
+        target, device = resolve_target(options.target, steps.console), chosen_device(options.device)
         threads = options.threads or ENGINES[options.engine].default_threads(usable_cores())
-        plain = ServerSpec(target=target, mode="plain", engine=options.engine, threads=threads)
+        plain = ServerSpec(target=target, mode="plain", engine=options.engine, device=device, threads=threads)
         fixed = {"EAGLE_POLICY": "fixed"}  # the shape itself is measured, not what a policy makes of it
         candidate = replace(plain, mode=options.mode, head=resolve_head(options.head, target), environment=fixed)
         repeats = assign_rounds(read_questions(question_files()))[: options.rounds]

@@ -27,10 +27,12 @@ def command(spec: ServerSpec, port: int) -> list[str]:
         "--port": port,
         "--max-model-len": spec.context_length,
         "--max-num-seqs": spec.max_running_requests,
-        "--gpu-memory-utilization": spec.memory_fraction,
         "--block-size": block,
-        "--num-gpu-blocks-override": -(-spec.max_total_tokens // block),
     }
+    if spec.memory_fraction is not None:
+        flags["--gpu-memory-utilization"] = spec.memory_fraction
+    if spec.max_total_tokens:
+        flags["--num-gpu-blocks-override"] = -(-spec.max_total_tokens // block)
     if spec.mode != "plain":
         speculation = {
             "method": spec.algorithm.lower(),

@@ -11,6 +11,7 @@ from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.servers import Server, check_worker
 from eagle_plugin.bench.spec import ServerSpec
+from eagle_plugin.devices import default_device
 from eagle_plugin.loop.settings import LoopSettings
 
 
@@ -26,15 +27,20 @@ def plugin_server(
     Raises:
         ServerError: it does not start; one sentence for the user.
     """
-    spec = ServerSpec(
-        target=target,
-        mode="plugin",
-        head=head,
-        engine=settings.engine,
-        shape=ENGINES[settings.engine].plugin_shape(head),
-        environment=environment,
-        name=name,
-    ).for_concurrency(requests)
+    spec = (
+        ServerSpec(
+            target=target,
+            mode="plugin",
+            head=head,
+            engine=settings.engine,
+            device=default_device(),
+            shape=ENGINES[settings.engine].plugin_shape(head),
+            environment=environment,
+            name=name,
+        )
+        .for_concurrency(requests)
+        .alone()
+    )
     with Server.of(replace(spec, dtype="float32") if is_exact else spec, folder / "logs") as server:
         with steps.step("starting the server") as step:
             server.wait_ready(progress=step.update)

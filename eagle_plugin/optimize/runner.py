@@ -24,7 +24,7 @@ from rich.console import Console
 from eagle_plugin.atomic_io import write_output
 from eagle_plugin.bench.choices import default_engine
 from eagle_plugin.bench.servers import Server, ServerSpec, sigterm_as_exit
-from eagle_plugin.devices import fast_dtype
+from eagle_plugin.devices import default_device, fast_dtype
 from eagle_plugin.optimize.answers import keep_answers_to
 from eagle_plugin.optimize.lineage import LINEAGE, Lineage
 from eagle_plugin.optimize.locks import hold
@@ -155,9 +155,9 @@ def _endpoint(stage: Stage, job: JobRecipe, target: Path, out: Path, console: Co
     if not stage.needs_server:
         yield []
         return
-    dtype = fast_dtype(ServerSpec.device)
-    spec = ServerSpec(target=target, mode="plain", engine=default_engine(), dtype=dtype)
-    spec = spec.for_concurrency(job.generate.concurrency)
+    device = default_device()
+    spec = ServerSpec(target, "plain", engine=default_engine(), device=device, dtype=fast_dtype(device))
+    spec = spec.for_concurrency(job.generate.concurrency).alone()
     # The start of an engine cannot be asked to finish a step: here SIGTERM ends the job at once.
     with contextlib.ExitStack() as stack:
         with sigterm_as_exit():

@@ -2,9 +2,11 @@
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from eagle_plugin.bench import choices, demo, serve
 from eagle_plugin.bench.choices import parse_shape
@@ -12,9 +14,11 @@ from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.questions import read_questions
 from eagle_plugin.bench.servers import ServerError
 from eagle_plugin.bench.serving.configs import config_specs
+from eagle_plugin.bench.serving.preparation import base_spec
 from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.core.policy import CPU_SHAPE
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.devices import DeviceError
 from eagle_plugin.models.shipped import HEAD, question_files
 
 
@@ -79,10 +83,41 @@ def test_the_default_engine_is_the_installed_one(monkeypatch):
     monkeypatch.setattr(choices.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ServerError, match="needs the module sgl_kernel on a CPU, found none; install eagle-plugin-sgl"):
         choices.check_engine("sglang")
-    choices.check_engine("sglang", "cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    choices.check_engine("sglang")
 
 
-def test_the_servers_of_the_demo_run_on_the_device_that_is_named(tmp_path):
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(DeviceError, match="--device cuda cannot be used .*; give cpu: this torch finds no GPU here"):
+        serve.server_spec(serve.parse(["--plain", "--device", "cuda"]), Path("any-target"))
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_commands_serve_on_a_gpu_if_there_is_one(has_gpu, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(choices, "check_device", lambda name: name)
+    found = serve.server_spec(serve.parse(["--plain"]), tmp_path)
+    asked = serve.server_spec(serve.parse(["--plain", "--device", "cpu"]), tmp_path)
+    assert (found.device, asked.device) == ("cuda" if has_gpu else "cpu", "cpu")
+    options = argparse.Namespace(engine="vllm", device=None, head=HEAD, threads=1)
+    assert base_spec(options, tmp_path, 4, 100).device == found.device
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_a_server_that_is_alone_has_the_memory_of_its_gpu(engine, tmp_path):
+    """Those of a benchmark share it; on a CPU the cache is limited in both cases."""
+    shared = ServerSpec(tmp_path, "plain", engine=engine, device="cuda").for_concurrency(64)
+    limits = {"--max-total-tokens", "--mem-fraction-static", "--num-gpu-blocks-override", "--gpu-memory-utilization"}
+    assert len(limits & set(ENGINES[engine].command(shared, 1))) == 2
+    assert not limits & set(ENGINES[engine].command(shared.alone(), 1))
+    on_cpu = replace(shared, device="cpu")
+    assert on_cpu.alone() == on_cpu
+
+
+def test_the_servers_of_the_demo_run_on_the_device_that_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(choices, "check_device", lambda name: name)
     for options, device in (([], "cpu"), (["--device", "cuda"], "cuda")):
         specs = demo.server_specs(demo.parse(["--engine", "sglang", *options]), tmp_path, tmp_path)
         for spec in specs.values():

@@ -102,7 +102,7 @@ def _levels(text: str) -> int:
 
 def run(options: argparse.Namespace, path: Path, steps: Steps, prepare: Prepare, default: Path) -> PEagleReport:
     """Start the servers, measure, and return the report. Raises ServerError, LoadError, ValueError or UserError."""
-    check_engine(options.engine)
+    check_engine(options.engine, options.device)
     target = resolve_target(options.target, steps.console)
     ks = sorted(set(options.ks or (QUICK_KS if options.quick else KS)))
     clients = options.concurrency or (QUICK_CLIENTS if options.quick else None)
@@ -142,6 +142,7 @@ def run(options: argparse.Namespace, path: Path, steps: Steps, prepare: Prepare,
         rows=rows,
         steal=sum_of(steals),
         settings=ServingSettings(
+            device=base.device,
             threads=base.threads or 0,
             shapes=shapes,
             answer_length=plan.length,

@@ -84,7 +84,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def run(options: argparse.Namespace, path: Path, steps: Steps) -> ServingReport:
     """Start the servers, measure the plan, and return the report. Raises ServerError, LoadError or ValueError."""
-    check_engine(options.engine)
+    check_engine(options.engine, options.device)
     target = resolve_target(options.target, steps.console)
     plan = make_plan(options.concurrency, options.temperatures, options.prompts, options.repeats, options.quick)
     questions = {kind: questions_of(kind, target) for kind in dict.fromkeys(cell.prompts for cell in plan.repeats)}
@@ -112,6 +112,7 @@ def run(options: argparse.Namespace, path: Path, steps: Steps) -> ServingReport:
         summary=summarise(rows, measured.measurements),
         steal=steal_count(watch),
         settings=ServingSettings(
+            device=base.device,
             threads=base.threads or 0,
             shapes={config: str(spec.shape) for config, spec in specs.items() if spec.mode != "plain"},
             answer_length=plan.length,

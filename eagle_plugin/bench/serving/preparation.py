@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from eagle_plugin.bench.choices import add_model_options, resolve_head
+from eagle_plugin.bench.choices import add_model_options, chosen_device, resolve_head
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.load import engine_version
 from eagle_plugin.bench.machine import busy_percent, usable_cores
@@ -51,6 +51,7 @@ def base_spec(options: argparse.Namespace, target: Path, clients: int, cache_tok
         mode="plain",
         head=resolve_head(options.head, target),
         engine=options.engine,
+        device=chosen_device(options.device),
         threads=options.threads or ENGINES[options.engine].default_threads(usable_cores()),
         context_length=CONTEXT_LENGTH,
         max_total_tokens=max(cache_tokens, CONTEXT_LENGTH) + SPARE_TOKENS,

@@ -80,7 +80,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def run(options: argparse.Namespace, steps: Steps) -> TraceReport:
     """Start the servers, run the trace, and return the report. Raises ServerError, LoadError or ValueError."""
-    check_engine(options.engine)
+    check_engine(options.engine, options.device)
     target = resolve_target(options.target, steps.console)
     trace, tokens = (QUICK_STEPS, ANSWER_TOKENS // 2) if options.quick else (STEPS, ANSWER_TOKENS)
     clients = max(step.clients for step in trace)

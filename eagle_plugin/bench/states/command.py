@@ -12,7 +12,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from eagle_plugin.bench.choices import check_engine, default_engine, resolve_head, resolve_target
+from eagle_plugin.bench.choices import (
+    add_device_option,
+    check_engine,
+    chosen_device,
+    default_engine,
+    resolve_head,
+    resolve_target,
+)
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.machine import describe_machine, usable_cores
 from eagle_plugin.bench.outcome import exit_status
@@ -79,6 +86,7 @@ class StatesRequest:
     sets: tuple[str, ...] = ()
     concurrency: tuple[int, ...] = (1, 2, 4, 8)
     engine: EngineName = "sglang"
+    device: str | None = None  # None: a GPU if there is one
     worker: Worker = "plugin"
     repeats: int = 5
     max_tokens: int = 64
@@ -97,7 +105,7 @@ def run_states(request: StatesRequest, steps: Steps) -> StatesReport:
     Raises:
         ServerError, LoadError, ValueError, UserError: with one sentence for the user.
     """
-    check_engine(request.engine)
+    check_engine(request.engine, request.device)
     program = None if request.aiperf is None else find_aiperf(request.aiperf)
     target = resolve_target(request.target, steps.console)
     head = resolve_head(request.head, target)
@@ -171,6 +179,7 @@ def _plain_spec(request: StatesRequest, target: Path, clients: int, context: int
         target=target,
         mode="plain",
         engine=request.engine,
+        device=chosen_device(request.device),
         threads=request.threads or ENGINES[request.engine].default_threads(usable_cores()),
         context_length=context,
         max_total_tokens=max(tokens, context) + SPARE_TOKENS,
@@ -191,6 +200,7 @@ def _identify(
     """What measurements must have in common to be in one report."""
     return {
         "engine": request.engine,
+        "device": specs["none"].device,
         "target": str(specs["none"].target),
         "servers": ", ".join(f"{state} {spec.head} {spec.shape} {spec.mode}" for state, spec in specs.items()),
         "worker": request.worker,
@@ -222,6 +232,7 @@ def parse(argv: Sequence[str] | None) -> StatesRequest:
     add("--concurrency", type=at_least(1), nargs="+", metavar="N", default=default.concurrency, help=f"({clients})")
     engine = default_engine()
     add("--engine", choices=sorted(ENGINES), default=engine, help=f"default: {engine}")
+    add_device_option(parser)
     worker = "who serves the heads: the plugin, the plugin with one tree, or the engine's own EAGLE (%(default)s)"
     add("--worker", choices=WORKERS, default=default.worker, help=worker)
     add("--repeats", type=at_least(1), metavar="N", default=default.repeats, help="of every cell (%(default)s)")
