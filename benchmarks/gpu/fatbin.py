@@ -68,8 +68,8 @@ def _sections(library: bytearray, name: bytes) -> Iterator[tuple[int, int]]:
     (table,) = struct.unpack_from("<Q", library, 0x28)
     size, count, names = struct.unpack_from("<HHH", library, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", library, table + i * size) for i in range(count)]
-    texts = headers[names][4]
+    strings = headers[names][4]
     for header in headers:
-        text = texts + header[0]
-        if library[text : library.index(b"\0", text)] == name:
+        first = strings + header[0]
+        if library[first : library.index(b"\0", first)] == name:
             yield header[4], header[4] + header[5]

@@ -16,11 +16,11 @@ __version__ = "0.0.0"
 
 
 @triton.jit
-def _norm(x, residual, weight, out, stride, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+def _norm(x, residual, weight, out, row_size, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    values = tl.load(x + row * stride + columns, mask=inside, other=0.0).to(tl.float32)
+    values = tl.load(x + row * row_size + columns, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         values += tl.load(residual + row * width + columns, mask=inside, other=0.0).to(tl.float32)
         tl.store(residual + row * width + columns, values, mask=inside)
