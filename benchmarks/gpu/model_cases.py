@@ -61,7 +61,8 @@ def environment(engine: str, case: Case, on_gpu: bool) -> dict[str, str]:
     # The engines' attention in Triton multiplies float32 in TF32 unless Triton is told not to.
     found |= {"TRITON_F32_DEFAULT": "tf32x3", "NVIDIA_TF32_OVERRIDE": "0"} if case.dtype == "float32" else {}
     if engine == "vllm":
-        found |= {"VLLM_NO_USAGE_STATS": "1"}
+        # The log says who serves.
+        found |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "INFO", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
         return found | ({} if on_gpu else {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"})
     return found | ({} if on_gpu else {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"})
 

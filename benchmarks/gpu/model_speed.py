@@ -24,6 +24,7 @@ from eagle_plugin.models.shipped import HEAD, head_folder, question_files
 from eagle_plugin.models.target import target_folder
 
 TARGET = "smollm2-135m-instruct"
+OTHERS = r"eagle-plugin [^\n]*is served by (?:SGLang|vLLM)'s own worker[^\n]*"  # why, in a log
 FLOAT32 = ("plain-float32", "plugin-float32")
 CONCURRENCY = (1, 8, 32)
 REPEATS = 3
@@ -67,7 +68,8 @@ def wait_for_all(starting: dict[str, EngineProcess]) -> tuple[dict[str, EnginePr
         try:
             seconds = engine.wait_for_start()
             if engine.case.plugin and SERVES not in engine.log():
-                raise StepError(f"{engine.case.what}: the plugin does not serve; the engine's log has the reason")
+                found = re.findall(OTHERS, engine.log()) or ["the engine's log has no reason"]
+                raise StepError(f"{engine.case.what}: the plugin does not serve: {found[0]}")
         except StepError as error:
             failed[name] = str(error)
             print(error, flush=True)
