@@ -8,9 +8,7 @@ time: they show what a round costs beside the forwards.
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.engine_case import CASES, environment
+from benchmarks.gpu.groups import last_error, running
 from benchmarks.gpu.server import need_modules
 from benchmarks.gpu.steps import Setting, StepError
-from eagle_plugin.bench.orphans import Guard
 from eagle_plugin.kernels import loader
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,24 +73,16 @@ def ask(case: str, folder: Path, setting: Setting) -> tuple[dict[str, Any], str]
     command = [sys.executable, "-m", "benchmarks.gpu.engine_case", case, "--models", str(folder)]
     command += ["--device", setting.device, "--json", str(answers), *(["--tiny"] if setting.tiny else [])]
     more = environment(case, setting.on_gpu, folder / "cache")
-    with log.open("w", encoding="utf-8") as file:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | more, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        guard = Guard(process.pid)
-        try:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(LIMIT)
-        finally:
-            with suppress(ProcessLookupError):  # the engine's processes
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            guard.dismiss()
+    with (
+        log.open("w", encoding="utf-8") as file,
+        running(command, more, stdout=file, stderr=subprocess.STDOUT) as process,
+        suppress(subprocess.TimeoutExpired),
+    ):
+        process.wait(LIMIT)
     text = log.read_text(encoding="utf-8", errors="replace")
     if not answers.exists():
         print(text[-6000:])
-        reason = re.findall(r"^\S*(?:Error|Exception)\b[^\n]*", text, re.MULTILINE)
-        raise StepError(f"{CASES[case].what} came to no end: {reason[-1] if reason else 'see the log'}")
+        raise StepError(f"{CASES[case].what} came to no end: {last_error(text)}")
     found: dict[str, Any] = json.loads(answers.read_text(encoding="utf-8"))
     return found, text
 

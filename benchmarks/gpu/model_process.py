@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import selectors
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,11 +11,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.groups import last_error, running
 from benchmarks.gpu.model_cases import CASES, Case, environment
 from benchmarks.gpu.steps import Setting, StepError
-from eagle_plugin.bench.orphans import Guard
 
-ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT, ANSWER_LIMIT = 300, 120  # seconds
 SHOWN = 5000  # characters of the log of an engine that does not answer
 
@@ -58,8 +54,7 @@ class EngineProcess:
         if not line:
             text = self.log()
             print(text[-SHOWN:])
-            reason = re.findall(r"^\S*(?:Error|Exception)\b[^\n]*", text, re.MULTILINE)
-            raise StepError(f"{self.case.what} does not answer: {reason[-1] if reason else 'see the log'}")
+            raise StepError(f"{self.case.what} does not answer: {last_error(text)}")
         found: dict[str, Any] = json.loads(line)
         return found
 
@@ -71,21 +66,7 @@ def started(name: str, target: Path, head: Path, folder: Path, setting: Setting)
     case, log = CASES[engine][name], folder / f"{name}.log"
     command = [sys.executable, "-m", "benchmarks.gpu.model_engine", engine, name, "--device", setting.device]
     with log.open("w", encoding="utf-8") as file:
-        process = subprocess.Popen(
-            [*command, "--target", str(target), "--head", str(head)],
-            cwd=ROOT,
-            env=os.environ | environment(engine, case, setting.on_gpu),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=file,
-            text=True,
-            start_new_session=True,
-        )
-        guard = Guard(process.pid)
-        try:
+        command += ["--target", str(target), "--head", str(head)]
+        more, pipe = environment(engine, case, setting.on_gpu), subprocess.PIPE
+        with running(command, more, stdin=pipe, stdout=pipe, stderr=file) as process:
             yield EngineProcess(case, process, log)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            guard.dismiss()
