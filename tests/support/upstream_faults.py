@@ -101,6 +101,14 @@ FAULTS = (
         ),
     ),
     Fault(
+        "sglang-weight-update",
+        "an update of weights from disk ends a server with a draft head",
+        (
+            Line("sglang/srt/managers/scheduler_components/weight_updater.py", 143, "in self._select_runners():"),
+            Line("sglang/srt/model_executor/model_runner_components/weight_updater.py", 237, "model_load_weights("),
+        ),
+    ),
+    Fault(
         "sglang-penalties-late",
         "plain decoding counts a token for penalties one round late, and the last token of the prompt once",
         (Line("sglang/srt/managers/schedule_batch.py", 3721, "else req.origin_input_ids[-1]"),),

@@ -81,6 +81,28 @@ def token_id(folder: Path) -> bool:
     return gone and bool(reason)
 
 
+def weight_update(folder: Path) -> bool:
+    """The target's own weights once more, on a server without a draft head and on one with it."""
+    target = bigram_models.bigram_target(folder / "target")
+    head = bigram_models.bigram_eagle3_head(folder / "head", target)
+
+    def update(server: Server) -> str:
+        body = {"model_path": str(target)}
+        try:
+            return str(httpx.post(f"{server.url}/update_weights_from_disk", json=body, timeout=60, trust_env=False))
+        except httpx.HTTPError as error:
+            return f"{type(error).__name__}: {error}"
+
+    with stock(folder, target) as server:
+        say("/update_weights_from_disk without drafts", update(server))
+    with stock(folder, target, head, SYNCHRONOUS) as server:
+        say("/update_weights_from_disk with a draft head", update(server))
+        gone = ended(server)
+        say("the server ends", "yes" if gone else "no")
+        say("its log", last(server.log_text(), "Error"))
+    return gone
+
+
 def silent_target(folder: Path) -> Path:
     """A target all of whose logits are 0, so that biases and penalties alone choose the tokens."""
     target = tiny_models.tiny_llama(folder)
@@ -259,6 +281,7 @@ def crashes(folder: Path, target: Path, *flags: str, part: str, **settings: Any)
 
 REPRODUCTIONS: dict[str, Reproduction] = {
     "sglang-token-id": token_id,
+    "sglang-weight-update": weight_update,
     "sglang-penalties-late": penalties_late,
     "sglang-penalties-drafts": penalties_drafts,
     "sglang-greedy-cpu": greedy_cpu,

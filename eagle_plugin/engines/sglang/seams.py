@@ -43,6 +43,10 @@ SEAMS: Seams = {
         "_preprocess_logits": "",
     },
     "sglang.srt.layers.sampler": {"apply_custom_logit_processor": "logits sampling_batch_info ..."},
+    "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager": {
+        "_select_runners": "self selector",
+        **attributes("draft_worker _session"),
+    },
     # What goes in and out.
     "sglang.srt.model_executor.forward_batch_info.ForwardBatch": attributes(
         "forward_mode batch_size input_ids req_pool_indices seq_lens out_cache_loc seq_lens_sum positions spec_info"

@@ -49,6 +49,7 @@ from eagle_plugin.engines.sglang.round_costs import choose_shapes
 from eagle_plugin.engines.sglang.sampling import SeededSampler, request_seeds
 from eagle_plugin.engines.sglang.selftest import check_rounds
 from eagle_plugin.engines.sglang.verifier import TreeVerifier, grammar_tree, log_probabilities
+from eagle_plugin.engines.sglang.weight_updates import take_new_weights
 from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser, policy_mode
 from eagle_plugin.engines.target_weights import use_bf16_kernel
 from eagle_plugin.heads.manifest import trained_depths
@@ -165,6 +166,14 @@ class TreeWorker(EAGLEWorkerV2):
         ranks, log = parallel.tp_size * arguments.dp_size, logging.getLogger("eagle_plugin")
         exchange = partial(exchange_head, self)
         self._mailbox = open_mailbox(served, exchange, log, rank=parallel.tp_rank, ranks=ranks)
+
+    def weights_updated(self) -> None:
+        """The target or the head has other weights: what is known of its drafts is forgotten."""
+        take_new_weights(self._draft_worker.draft_runner.model)
+        self.shapes.forget_head()
+        rank_logger(logging.getLogger("eagle_plugin")).info(
+            "eagle-plugin: weights were updated; the draft head drafts on, and its drafts may be accepted less often"
+        )
 
     def forward_batch_generation(
         self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None, pp_proxy_tensors: Any = None
