@@ -134,9 +134,9 @@ class TreeProposer(EagleProposer):
         """Load the head; the engine calls this as a part of load_model."""
         token = masked_rows.mask_token(self.speculative_config)
         if token is None:
-            with int8_weights():
+            with int8_weights(self.device.type):
                 return super()._get_model()
-        with masked_rows.keeping_the_mask(self.speculative_config), int8_weights():
+        with masked_rows.keeping_the_mask(self.speculative_config), int8_weights(self.device.type):
             model = super()._get_model()
         self.mask = masked_rows.mask_row(model, token)
         return model
