@@ -93,6 +93,17 @@ FAULTS = (
         (Line("vllm/v1/worker/mamba_utils.py", 1177, "postprocess_mamba_fused_kernel[grid]("),),
     ),
     Fault(
+        "vllm-compile-cache",
+        "the key of the compile cache knows neither the worker nor the class of an attention backend",
+        (
+            Line("vllm/config/parallel.py", 923, '"worker_cls",'),
+            Line("vllm/config/speculative.py", 637, "factors.append(self.draft_model_config.compute_hash())"),
+            Line("vllm/model_executor/layers/attention/attention.py", 563, "forward_includes_kv_cache_update"),
+            Line("vllm/compilation/caching.py", 581, "config_hash = vllm_config.compute_hash()"),
+            Line("vllm/compilation/backends.py", 1041, "config_hash = vllm_config.compute_hash()"),
+        ),
+    ),
+    Fault(
         "sglang-token-id",
         "a token id outside of the vocabulary ends the server",
         (

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from vllm.config import CUDAGraphMode
 from vllm.distributed.parallel_state import graph_capture
 from vllm.model_executor.layers.attention.attention import unified_attention_with_output
 
@@ -26,6 +25,7 @@ from eagle_plugin.engines.capturing import (
 from eagle_plugin.engines.graphs import Buckets, CudaCapturer
 from eagle_plugin.engines.vllm.attention import ExtendRows, Rows
 from eagle_plugin.engines.vllm.decode_step import DecodeStep, TargetForward, side_by_side
+from eagle_plugin.engines.vllm.graph_modes import is_compiled
 from eagle_plugin.engines.vllm.made_up import forward, layer_metadata, places_of, target_states
 from eagle_plugin.engines.vllm.ranks import in_any_rank
 
@@ -37,7 +37,7 @@ def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
     captured.
     """
     kind = runner.device.type
-    if not _has_graphs(runner, kind):
+    if not (runner.wants_graphs if kind == "cuda" else emulated()):
         return None
     if reason := _unserved(runner, kind):
         logger.warning("eagle-plugin: decode steps run without graphs of their own: %s", reason)
@@ -65,19 +65,11 @@ def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
     return step
 
 
-def _has_graphs(runner: Any, kind: str) -> bool:
-    """Whether graphs are wanted: on a GPU as the engine's own are."""
-    config = runner.vllm_config
-    if kind != "cuda":
-        return emulated()
-    return not config.model_config.enforce_eager and config.compilation_config.cudagraph_mode != CUDAGraphMode.NONE
-
-
 def _unserved(runner: Any, kind: str) -> str:
     """Why nothing can be captured; "" where it can."""
     if runner.linear.names:
         return "the target has layers that keep a state"
-    if kind != "cuda" and not runner.model_config.enforce_eager:
+    if kind != "cuda" and is_compiled(runner.vllm_config):
         return "the emulator sees nothing of compiled models, use --enforce-eager"
     return ""
 

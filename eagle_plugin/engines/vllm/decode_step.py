@@ -114,7 +114,8 @@ class DecodeStep:
         """
         if keys is not None and not self.holds(batch.drafts):
             self._memory.put_fields("proposals", batch.drafts.proposals)
-        self._memory.put("logits", logits)
+        if not self._memory.holds("logits", logits):
+            self._memory.put("logits", logits)
         self._memory.put_draws(sampling, keys)
         accepted, tokens = self._run("walk", keys is None)
         return Accepted(*(values[: batch.b] for values in accepted)), tokens[: batch.b].clone()

@@ -37,6 +37,7 @@ from eagle_plugin.engines.vllm.capture import captured_steps
 from eagle_plugin.engines.vllm.decode_step import DecodeStep, side_by_side
 from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch, TreeProposer
 from eagle_plugin.engines.vllm.grammar import with_parents
+from eagle_plugin.engines.vllm.graph_modes import wants_graphs
 from eagle_plugin.engines.vllm.head_exchange import exchange_head
 from eagle_plugin.engines.vllm.linear_attention import LinearLayers
 from eagle_plugin.engines.vllm.pending import Key, PendingTokens, PlainRows, given_blocks
@@ -59,6 +60,7 @@ class TreeModelRunner(GPUModelRunner):
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         super().__init__(vllm_config, device)
+        self.wants_graphs = wants_graphs(vllm_config)
         self._caps: Shape = caps_of(self.speculative_config)
         self._tp_group = get_tp_group()
         self._logger = rank_logger(logging.getLogger("vllm.eagle_plugin"))

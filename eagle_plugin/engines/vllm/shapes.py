@@ -21,6 +21,7 @@ from eagle_plugin.engines.round import Drafts
 from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser
 from eagle_plugin.engines.vllm import version
 from eagle_plugin.engines.vllm.batch import RoundBatch
+from eagle_plugin.engines.vllm.graph_modes import is_compiled
 from eagle_plugin.engines.vllm.ranks import gather_objects
 from eagle_plugin.engines.vllm.round_costs import is_faster_than, measure
 
@@ -94,7 +95,7 @@ def choose_shapes(runner: Any, caps: Shape, mode: str, logger: logging.Logger) -
         caps,
         requests=runner.max_num_reqs,
         tokens=runner.max_num_tokens,
-        eager=config.model_config.enforce_eager,
+        compiled=is_compiled(config),
         quantization=config.model_config.quantization,
         lora=config.lora_config is not None,
         is_parallel=runner.drafter.mask is not None,

@@ -20,6 +20,7 @@ from eagle_plugin.engines.preflight import (
 )
 from eagle_plugin.engines.shape_chooser import policy_mode
 from eagle_plugin.engines.startup import engine_serves
+from eagle_plugin.engines.vllm.compile_cache import mark_compiled
 from eagle_plugin.engines.vllm.gpu import unsupported_on_gpu
 from eagle_plugin.engines.vllm.masked_rows import mask_token
 from eagle_plugin.engines.vllm.options import Options
@@ -94,6 +95,7 @@ def choose_worker(vllm_config: Any) -> None:
     parallel.worker_cls = WORKERS[vllm_config.device_config.device_type]
     scheduler.async_scheduling = options.async_scheduling
     mark_served(speculative, shape)
+    mark_compiled(vllm_config, shape)
     if subject is not None:
         mark_subject(speculative, subject)
     # These import vLLM's server side: only where we serve.
@@ -181,6 +183,10 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
         (speculative.rejection_sample_method != "standard", "rejection_sample_method: it belongs to vLLM's chains"),
         (speculative.use_heterogeneous_vocab, "use_heterogeneous_vocab: it belongs to vLLM's chains"),
         (speculative.use_local_argmax_reduction, "use_local_argmax_reduction: it belongs to vLLM's chains"),
+        (
+            not isinstance(vllm_config.additional_config, dict),
+            f"additional_config: it is {type(vllm_config.additional_config).__name__}, only a dictionary is served",
+        ),
         (vllm_config.kv_transfer_config is not None, "--kv-transfer-config: it is not served yet"),
         (vllm_config.cache_config.cache_dtype != "auto", "--kv-cache-dtype: only the model's own dtype is served"),
         (model.use_mla, f"target {name}: latent (MLA) attention is not served yet"),

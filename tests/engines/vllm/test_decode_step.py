@@ -25,6 +25,7 @@ from eagle_plugin.engines.round import Drafts, HeadState, TopM
 from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.engines.vllm.decode_step import DecodeStep
 from eagle_plugin.engines.vllm.drafter import DraftBatch, PathBatch
+from eagle_plugin.engines.vllm.masked_rows import HeadRows
 from eagle_plugin.engines.vllm.step_memory import StepMemory
 
 SIZES = [1, 2, 4, 8]
@@ -97,6 +98,28 @@ class Case:
 
 def same(found: Tensor, wanted: Tensor) -> bool:
     return found.shape == wanted.shape and torch.allclose(found, wanted, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+class Narrow(Head):
+    """A head that is compiled for twelve rows: three requests of a level."""
+
+    max_num_tokens = 12
+    most = 0  # rows of one forward so far
+
+    def _one_forward(self, rows: HeadRows) -> Any:
+        if rows.metadata.rows.extend is None:  # a step's own rows are no more than that, but for this test
+            self.most = max(self.most, len(rows.tokens))
+        return super()._one_forward(rows)
+
+
+def test_more_rows_than_the_head_is_compiled_for_are_read_in_slices() -> None:
+    """As eight requests draft four nodes per level; whether it is captured or not, nothing changes."""
+    made = Case(head=Narrow)
+    assert made.differing(range(8)) == set() and made.captured.head.most == 12
+    assert made.eager.head.max_num_tokens > REQUESTS * SHAPE.topk
+    narrow, eager = Case(), ToyRunner(Narrow(), None)
+    narrow.eager = eager
+    assert narrow.differing(range(8)) == set() and eager.head.most == 12
 
 
 def test_every_captured_function_equals_eager() -> None:
