@@ -26,6 +26,7 @@ WRAPPINGS: dict[str, Callable[[str], str]] = {
     "JSON in prose": lambda text: f"The tool said: {json.dumps({'output': text}, ensure_ascii=False)}\nWhat next?",
     "code": lambda text: f"log.write({json.dumps(text, ensure_ascii=False)})  # line 12",
 }
+_PLACEHOLDER = re.compile(r"<[A-Z_]+_\d+>")
 LONGEST_REST = 3  # characters of a value that may stay in a row
 
 
@@ -57,17 +58,17 @@ def harmless_texts(half: str) -> Iterator[tuple[str, str]]:
 
 def is_hidden(text: ToolText, scanner: Scanner) -> bool:
     """Whether the redacted text has no part of the value any more, however it is escaped."""
-    redacted = _unescaped(redact([text.text], scanner)[0][0])
+    redacted = _unescaped(_PLACEHOLDER.sub("\0", redact([text.text], scanner)[0][0]))
     value, frame = _unescaped(text.value), _unescaped(text.frame)
     size = min(len(value), LONGEST_REST + 1)
     parts = (value[start : start + size] for start in range(len(value) - size + 1))
     return not any(part in redacted and part not in frame and part.strip() for part in parts)
 
 
-def stays_json(text: str, scanner: Scanner) -> bool:
-    """Whether a text that is JSON is still JSON with the same keys and numbers after its redaction."""
+def stays_json(text: str, scanner: Scanner) -> bool | None:
+    """Whether a text that is JSON is still JSON with the same keys and numbers when redacted; None: it is no JSON."""
     if not _is_json(text):
-        return True
+        return None
     try:
         return _shape(json.loads(redact([text], scanner)[0][0])) == _shape(json.loads(text))
     except ValueError:
