@@ -20,7 +20,7 @@ from privacy_texts import NEGATIVES, POSITIVES, Labelled
 from rich.console import Console
 from rich.table import Table
 
-from eagle_plugin.data.privacy.redact import Scanner
+from eagle_plugin.data.privacy.scanner import Scanner
 from eagle_plugin.data.sources.prompts import format_prompt, read_prompts
 
 # Of these kinds docs/data.md says that they are not found.

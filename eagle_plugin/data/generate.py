@@ -16,7 +16,7 @@ from eagle_plugin.data.generation.endpoints import TargetEndpoint
 from eagle_plugin.data.generation.journal import Journal
 from eagle_plugin.data.generation.run import GenerationSettings, GenerationStats, generate
 from eagle_plugin.data.privacy.phones import PHONE_REGIONS, PHONE_REGIONS_HELP, parse_regions
-from eagle_plugin.data.privacy.redact import Scanner
+from eagle_plugin.data.privacy.scanner import Scanner
 
 EXAMPLES = """\
 examples:

@@ -6,7 +6,7 @@ this file.
 
 from __future__ import annotations
 
-from eagle_plugin.data.privacy import identity_numbers, recognisers, redact
+from eagle_plugin.data.privacy import identity_numbers, recognisers, scanner
 
 _NOISE = "aB3dE6gH9kL2"
 _PEM = "-----BEGIN " + "PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG\n" * 3 + "-----END " + "PRIVATE KEY-----"
@@ -89,7 +89,7 @@ def sentence(before: str, value: str) -> str:
 
 def known_types() -> set[str]:
     """Every type that the filter can find without a recogniser of the user."""
-    types = {pattern.type for pattern in redact._PATTERNS}
+    types = {pattern.type for pattern in scanner._PATTERNS}
     types |= {number.type for number in identity_numbers.IDENTITY_NUMBERS}
     types |= {recogniser.type for recogniser in recognisers.load_recognisers()}
     return types | {"CREDIT_CARD", "PHONE", "STREET_ADDRESS"}  # which are not in a table

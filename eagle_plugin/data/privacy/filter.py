@@ -15,7 +15,8 @@ from itertools import islice
 from typing import Any
 
 from eagle_plugin.data.privacy.phones import PHONE_REGIONS
-from eagle_plugin.data.privacy.redact import Scanner, redact
+from eagle_plugin.data.privacy.redact import redact
+from eagle_plugin.data.privacy.scanner import Scanner
 from eagle_plugin.data.rows import DataError
 from eagle_plugin.data.sources.prompts import Prompt
 
