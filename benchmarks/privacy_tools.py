@@ -48,7 +48,7 @@ def private_texts(half: str) -> Iterator[ToolText]:
         for wrapping, wrap in WRAPPINGS.items():
             for frame, value in cases:
                 inner = json.dumps(value)[1:-1] if frame[0] in "{[" else value
-                yield ToolText(kind, wrapping, wrap(frame.replace("§", inner)), value, frame)
+                yield ToolText(kind, wrapping, wrap(frame.replace("§", inner)), value, wrap(frame.replace("§", "")))
 
 
 def harmless_texts(half: str) -> Iterator[tuple[str, str]]:

@@ -23,7 +23,7 @@ _JSON_ESCAPE = re.compile(
 )
 _LETTERS = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 # A character as code writes it outside of a string of JSON: with other quotes, or any number of backslashes.
-_CODE_ESCAPE = re.compile(r"\\+(?:([nrtbfv])|u([0-9A-Fa-f]{4})|([\"'/]))")
+_CODE_ESCAPE = re.compile(r"(?<!\\)\\+(?:([nrtbfv])|u([0-9A-Fa-f]{4})|([\"'/]))")
 
 _NUMBER = re.compile(r"-?\d[\d.eE+-]*")
 _OF_NUMBERS = frozenset("0123456789.eE+-")

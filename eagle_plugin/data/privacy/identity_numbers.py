@@ -86,7 +86,7 @@ IDENTITY_NUMBERS = (
         "DE_TAX_ID",
         "de.idnr",
         r"[1-9]\d ?\d{3} ?\d{3} ?\d{3}",
-        "steuer[-_ ]?id(?:nr|entifikationsnummer)?|idnr|tin",
+        "steuer ?id(?:nr|entifikationsnummer)?|idnr|tin",
         r"\d\d \d{3} \d{3} \d{3}",
     ),
     _number("DK_CPR", "dk.cpr", r"\d{6}-?\d{4}", "cpr|cpr-?(?:nr|nummer)"),

@@ -97,7 +97,7 @@ def _is_password(match: re.Match[str]) -> bool:
             and match.string[match.end() : match.end() + 1] != ","
         )
     if digits:
-        return len(value) >= 6 or letters
+        return len(value.rstrip(")]}")) >= 6 or letters
     special = sum(not c.isalnum() for c in value.rstrip(".,;:!?)"))
     if special or match["gap"]:
         return special > 0 and letters and not match["gap"] and not re.fullmatch(r"[\w-]+[,;.)]*", value)
