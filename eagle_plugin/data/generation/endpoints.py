@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 
 from eagle_plugin.data.rows import DataError
+from eagle_plugin.url_credentials import without_credentials
 
 RETRIES = 5
 FIRST_PAUSE_S = 0.5  # doubled after every failure
@@ -61,6 +62,11 @@ class TargetEndpoint:
 
     def __post_init__(self) -> None:
         self._base = self.url.rstrip("/").removesuffix("/v1")
+
+    @property
+    def name(self) -> str:
+        """The URL as it is shown: without credentials."""
+        return without_credentials(self.url)
 
     async def open(self) -> None:
         """Get the name of the model and check that answers have token ids.
@@ -163,4 +169,4 @@ def _describe(failure: httpx.Response | httpx.HTTPError | httpx.InvalidURL) -> s
         failure = failure.response
     if isinstance(failure, httpx.Response):
         return f"HTTP {failure.status_code}: {' '.join(failure.text.split())[:200]}"
-    return f"{type(failure).__name__} {failure}".strip()
+    return without_credentials(f"{type(failure).__name__} {failure}".strip())

@@ -161,7 +161,7 @@ async def generate(
             while True:
                 alive = [endpoint for endpoint in endpoints if not endpoint.dead]
                 if not alive:
-                    why = "; ".join(f"{endpoint.url}: {endpoint.dead}" for endpoint in endpoints)
+                    why = "; ".join(f"{endpoint.name}: {endpoint.dead}" for endpoint in endpoints)
                     raise DataError(
                         f"no endpoint answers ({why}); {sum(stats.rows.values())} new rows are in {journal.out}: "
                         "start a server and run the same command again"
@@ -183,7 +183,7 @@ async def _open(endpoint: TargetEndpoint, console: Console) -> None:
 def _mark_dead(endpoint: TargetEndpoint, reason: str, console: Console) -> None:
     if not endpoint.dead:
         endpoint.dead = reason
-        console.print(f"[yellow]left out:[/] {escape(endpoint.url)} ({escape(reason)})")
+        console.print(f"[yellow]left out:[/] {escape(endpoint.name)} ({escape(reason)})")
 
 
 async def _run_all(jobs: Sequence[Coroutine[None, None, None]]) -> None:

@@ -136,9 +136,7 @@ def test_the_places_of_a_decoded_text_are_those_of_the_given_one():
     given = '{"a": "x\\u00e9\\n\\ud83d\\ude00y", "b": "{\\"c\\": \\"\\\\n\\"}"} \'\\t\''
     decoded = Decoded(given)
     assert decoded.text == '{"a": "xé\n😀y", "b": "{"c": "\n"}"} \'\n\''
-    assert [given[a:b] for a, b in pairwise(decoded.places)][7:12] == [
-        *("x", "\\u00e9", "\\n", "\\ud83d\\ude00", "y")
-    ]
+    assert [given[a:b] for a, b in pairwise(decoded.places)][7:12] == [*("x", "\\u00e9", "\\n", "\\ud83d\\ude00", "y")]
     assert decoded.places[-1] == len(given) and not decoded.exact
     assert Decoded(given, code=False).exact
 
