@@ -8,11 +8,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from private_values import VALUES, sentence
 
 from eagle_plugin.data.privacy.decoded import DEEPEST, Decoded
 from eagle_plugin.data.privacy.redact import redact
 from eagle_plugin.data.privacy.scanner import Scanner
-from tests.support.private_values import VALUES, sentence
 
 MAIL = "anna@firma.de"
 
