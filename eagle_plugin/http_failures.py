@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import httpx
 
+from eagle_plugin.url_credentials import without_credentials
+
 MOST_CHARACTERS = 200  # of the text of the server
 
 
@@ -18,4 +20,4 @@ def describe_failure(failure: httpx.Response | Exception) -> str:
         return "no connection within the time limit"
     if isinstance(failure, httpx.TimeoutException):
         return "the connection was accepted, and no answer came within the time limit"
-    return f"{type(failure).__name__} {failure}".strip()
+    return without_credentials(f"{type(failure).__name__} {failure}".strip())

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from eagle_plugin.atomic_io import write_output
+from eagle_plugin.atomic_io import inherit_privacy, write_output
 from eagle_plugin.command_end import end_of
 from eagle_plugin.command_line import Parser
 from eagle_plugin.data.privacy.filter import (
@@ -164,7 +164,11 @@ def prepare(
             raise DataError(f"no prompt is left of {stats.read} records: {reasons}; give other files")
 
     # Workers start before the progress bar: they must not inherit the thread that draws it.
-    with open_filter(settings, workers) as filter_prompts, _progress(files, console, stats) as advance:
+    with (
+        open_filter(settings, workers) as filter_prompts,
+        _progress(files, console, stats) as advance,
+        inherit_privacy(*files),
+    ):
         write_output(out, lines(filter_prompts, advance))
     stats.note = check.note() if check else None
     return stats

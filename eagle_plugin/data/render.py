@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from eagle_plugin.atomic_io import write_output
+from eagle_plugin.atomic_io import inherit_privacy, write_output
 from eagle_plugin.command_line import Parser
 from eagle_plugin.data.generation.chat import ChatRenderer, RenderedTurn, UntrainableTurn
 from eagle_plugin.data.masks import MaskReport, show_masks
@@ -105,6 +105,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Render the recorded answers; show one row in colour and a table of the counts."""
     options = parse(argv)
+    with inherit_privacy(options.prompts):
+        return _render(options)
+
+
+def _render(options: argparse.Namespace) -> int:
     console = Console(stderr=True)
     target = target_folder(options.target)
     tokenizer = load_tokenizer(target)
