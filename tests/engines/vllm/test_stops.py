@@ -9,9 +9,8 @@ import pytest
 from stop_requests import PROMPT, RUN, stop_settings, write_models
 from vllm import LLM, RequestOutput, SamplingParams
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.detokenizer import check_stop_strings
 from vllm_engines import accept_length, engine, generate, settle
-
-pytestmark = pytest.mark.server
 
 NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "no_stop_trim": "include_stop_str_in_output"}
 
@@ -40,6 +39,13 @@ def deltas(llm: LLM, settings: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return [tuple(found[str(number)]) for number in range(len(settings))]
 
 
+def test_the_stop_that_is_complete_first_is_taken() -> None:
+    """By vLLM itself, which counts no token after it; without this, a round would end as in SGLang's finish.py."""
+    assert check_stop_strings("abcdef", 6, ["de", "abcde", "bc"], include_in_output=False) == ("bc", 1)
+
+
+@pytest.mark.server
+@pytest.mark.matrix  # no code of the plugin takes part; the test above pins what vLLM does
 def test_a_round_ends_where_plain_decoding_ends(tmp_path: Path) -> None:
     models = write_models(tmp_path)
     settings = [
