@@ -18,7 +18,7 @@ headers: dict[str, str] = {}  # of the last question
 lock = threading.Lock()
 
 
-def words(question: str, number: int, word: str) -> dict:
+def delta_with(question: str, number: int, word: str) -> dict:
     """The delta with one word of an answer."""
     if question == "think":
         return {"content": None, "reasoning_content": word, "reasoning": word}  # one word under both names
@@ -94,7 +94,7 @@ class Handler(BaseHTTPRequestHandler):
         for number in range(0 if question == "quiet" else tokens):
             if number:
                 time.sleep(GAP_S)
-            delta = words(question.split()[0], number, f"{letter}{number} ")
+            delta = delta_with(question.split()[0], number, f"{letter}{number} ")
             word = {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
             if body["stream_options"].get("continuous_usage_stats"):
                 word["usage"] = {"prompt_tokens": 3, "completion_tokens": number + 1, "total_tokens": number + 4}

@@ -27,8 +27,8 @@ def finish_at_first_stop(original: Any, request: Any, new_accepted_len: int = 1)
     once: it looks at stop tokens and at the length in the order of the text.
     """
     sampling = request.sampling_params
-    has_texts = bool(sampling.stop_strs or sampling.stop_regex_strs)
-    if new_accepted_len < 2 or not has_texts or request.to_finish or request.finished():
+    has_stop_strings = bool(sampling.stop_strs or sampling.stop_regex_strs)
+    if new_accepted_len < 2 or not has_stop_strings or request.to_finish or request.finished():
         original(request, new_accepted_len)
         return
     tokens, grammar = request.output_ids, request.grammar

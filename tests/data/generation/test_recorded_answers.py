@@ -66,7 +66,7 @@ def test_thoughts_in_a_text_are_trained_where_the_template_takes_them_out(tokeni
     assert prompt.endswith("<|im_start|>assistant\n") and response == THOUGHTFUL + ("" if cut else "<|im_end|>")
 
 
-def test_an_opening_mark_that_the_prompt_has_is_not_said_twice(tokenizer):
+def test_an_opening_mark_that_the_prompt_has_is_not_repeated(tokenizer):
     for recorded in (THOUGHTFUL, THOUGHTFUL.removeprefix("<think>\n")):  # with a closing mark alone, as it was written
         (turn,) = render(tokenizer, template(STRIPS, opening="<think>\n"), recorded)
         prompt, response = texts(tokenizer, turn)
