@@ -143,6 +143,15 @@ FAULTS = (
         ),
     ),
     Fault(
+        "sglang-stops-drafts",
+        "with drafts the stop that is listed first is taken, not the one that is complete first",
+        (
+            Line("sglang/srt/managers/schedule_batch.py", 1920, "for stop_str in self.sampling_params.stop_strs:"),
+            Line("sglang/srt/managers/schedule_batch.py", 2026, "if self._check_str_based_finish(new_accepted_len):"),
+            Line("sglang/srt/managers/schedule_batch.py", 2003, "self.finished_len > max_new_tokens:"),
+        ),
+    ),
+    Fault(
         "sglang-logit-processor",
         "with drafts a custom logit processor sees the first token only",
         (Line("sglang/srt/speculative/eagle_utils.py", 521, "def eagle_sample("),),

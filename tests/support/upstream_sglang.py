@@ -16,6 +16,7 @@ from typing import Any
 
 import bigram_models
 import httpx
+import stop_requests
 import tiny_models
 import tiny_targets
 import torch
@@ -189,6 +190,26 @@ def context_end(folder: Path) -> bool:
     return gone and "row" in reason
 
 
+def stops_drafts(folder: Path) -> bool:
+    """Stops that end a text inside of a round, under a head that is always right."""
+    models = stop_requests.write_models(folder)
+    settings = stop_requests.stop_settings(models.ids, models.pieces)
+    body = {"text": [stop_requests.PROMPT] * len(settings), "sampling_params": settings}
+    chain = (stop_requests.RUN - 1, 1, stop_requests.RUN)
+    found = {}
+    for name, drafts in (("plain", None), ("drafts", models.head)):
+        with stock(folder, models.target, drafts, shape=chain) as server:
+            answers = httpx.post(f"{server.url}/generate", json=body, timeout=120, trust_env=False).json()
+        found[name] = [(answer["text"], answer["meta_info"]["finish_reason"]) for answer in answers]
+    differ = [i for i, (one, other) in enumerate(zip(*found.values(), strict=True)) if one != other]
+    say("answers that do not end as plain decoding's", f"{len(differ)} of {len(settings)}")
+    for i in differ[:1]:
+        say("the first: stops", settings[i]["stop"])
+        for name, endings in found.items():
+            say(name, f"{endings[i][0]!r}, {endings[i][1]}")
+    return bool(differ)
+
+
 def logit_processor(folder: Path) -> bool:
     """A processor of SGLang's own that forbids every other token of the greedy answer."""
     from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
@@ -286,6 +307,7 @@ REPRODUCTIONS: dict[str, Reproduction] = {
     "sglang-penalties-drafts": penalties_drafts,
     "sglang-greedy-cpu": greedy_cpu,
     "sglang-context-end": context_end,
+    "sglang-stops-drafts": stops_drafts,
     "sglang-logit-processor": logit_processor,
     "sglang-lora-pinning": lora_pinning,
     "sglang-llama4-cpu": llama4_cpu,

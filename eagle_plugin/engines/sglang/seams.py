@@ -96,6 +96,10 @@ SEAMS: Seams = {
         "_resolve_spec_v2_tokens": "self result batch",
         "metrics_reporter": "",
     },
+    "sglang.srt.managers.schedule_batch.Req": {
+        "update_finish_state": "self new_accepted_len",
+        **attributes("finished finished_reason finished_len to_finish grammar output_ids sampling_params"),
+    },
     "sglang.srt.managers.tokenizer_manager.TokenizerManager": {
         "_calculate_spec_decoding_metrics": "self meta_info recv_obj i",
         "init_running_status": "",

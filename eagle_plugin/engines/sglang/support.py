@@ -220,7 +220,7 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
         if reasons:
             log.warning(engine_serves(algorithm, "SGLang", reasons))
             return engine_worker(**arguments)
-        from eagle_plugin.engines.sglang import eagle3_model, metrics
+        from eagle_plugin.engines.sglang import eagle3_model, finish, metrics
         from eagle_plugin.engines.sglang.worker import TreeWorker
 
         eagle3_model.register()
@@ -238,6 +238,7 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
             watch = RejectionWatch(server_args.model_path, head, log)
             # By name: the worker gets its policy later.
             metrics.count_rounds(worker.shape, watch, lambda: worker.shapes, log)
+            finish.finish_in_order()
             log.info(plugin_serves(algorithm, worker.shape, loader.backend(worker.device)))
 
         worker.announce = announce
