@@ -59,7 +59,7 @@ class Step(NamedTuple):
         return result
 
 
-# What is least known comes first: real models in the engines. A new step stands where its result is wanted.
+# What is least known comes first: real models in the engines. A new step goes where its result is wanted.
 STEPS = (
     Step("environment", "environment", "device, driver and versions", 5, 60),
     Step("build", "build", "csrc/cuda is compiled and loaded", 20, 120),
