@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,11 +127,11 @@ def put_cpu_kernels(site: Path) -> None:
     (about / "entry_points.txt").write_text("[sglang.srt.plugins]\neagle_sglang_cpu = eagle_sglang_cpu:register\n")
 
 
-def run_steps(machine: Path, python: Path, alone: Sequence[str], steps: Sequence[str], more: Mapping[str, str]) -> None:
+def run_steps(machine: Path, python: Path, alone: Sequence[str], steps: Sequence[str]) -> None:
     """The script's own way to run steps; what fails is read from the results."""
     command = [*alone, str(python), str(machine / "run.py"), str(machine / "carried"), "--device", "cpu", "--tiny"]
     command += ["--minutes", "60", "--pack", str(machine / "results.tar.gz"), "--steps", *steps]
-    subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(more))
+    subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
 def report(machine: Path, steps: Sequence[Step]) -> tuple[list[str], list[str]]:
@@ -150,6 +150,29 @@ def report(machine: Path, steps: Sequence[Step]) -> tuple[list[str], list[str]]:
     return lines, wrong
 
 
+def make_archives(engines: Sequence[str], python: Path, out: Path) -> None:
+    """Those of benchmarks/gpu/portable.py for this interpreter, and what it has, on stdout."""
+    have = subprocess.run([str(python), "-m", "pip", "list", "--format=freeze"], capture_output=True, text=True).stdout
+    (out / "packages.txt").write_text(have)
+    version = subprocess.run([str(python), "--version"], capture_output=True, text=True).stdout.split()[1]
+    found = [line for line in have.splitlines() if line.startswith(("torch==", "triton=="))]
+    print(", ".join([f"Python {version}", *found]), flush=True)
+    command = [sys.executable, str(ROOT / "benchmarks/gpu/portable.py"), *engines, "--stand-in"]
+    command += ["--have", str(out / "packages.txt"), "--out", str(out / "portable")]
+    command += ["--python", ".".join(version.split(".")[:2]), "--results", str(out / "none")]
+    if subprocess.run(command, cwd=ROOT).returncode:
+        raise RehearsalError("the archives were not made, see above")
+
+
+def import_vllm(site: Path, python: Path) -> bool:
+    """Whether the carried vLLM for GPUs can be imported; then its packages make room for those of another Python."""
+    path = os.pathsep.join(str(site / folder) for folder in ("vllm", "common"))
+    done = subprocess.run([str(python), "-c", IMPORTED], env=os.environ | {"PYTHONPATH": path})
+    shutil.rmtree(site / "vllm")
+    shutil.rmtree(site / "common")
+    return done.returncode == 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", type=Path, metavar="FILE", help=f"default: a Python {WANTED_PYTHON}, else this one")
@@ -157,46 +180,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "out/rehearse", metavar="DIR", help="kept: the environment")
     parser.add_argument("--engines", nargs="*", choices=("sglang", "vllm"), default=["sglang", "vllm"])
     options = parser.parse_args(argv)
-    began = time.perf_counter()
-    out = options.out.resolve()
+    began, out, wrong = time.perf_counter(), options.out.resolve(), []
     python = make_environment(options.python or find_python(), out / "env")
-    have = subprocess.run([str(python), "-m", "pip", "list", "--format=freeze"], capture_output=True, text=True).stdout
-    (out / "packages.txt").write_text(have)
-    version = subprocess.run([str(python), "--version"], capture_output=True, text=True).stdout.split()[1]
-    print(
-        "\n".join(line for line in (f"Python {version}", *have.splitlines()) if line.startswith(("P", "torch=", "tri")))
-    )
-    command = [sys.executable, str(ROOT / "benchmarks/gpu/portable.py"), *options.engines, "--stand-in"]
-    command += ["--have", str(out / "packages.txt"), "--out", str(out / "portable")]
-    command += ["--python", ".".join(version.split(".")[:2]), "--results", str(out / "none")]
-    if subprocess.run(command, cwd=ROOT).returncode:
-        raise RehearsalError("the archives were not made, see above")
+    make_archives(options.engines, python, out)
     alone = offline()
     steps = [step for step in steps_of(ALL) if step.engine in (None, *options.engines)]
     with tempfile.TemporaryDirectory() as name:
-        machine = Path(name)
-        carried = time.perf_counter()
+        machine, carried = Path(name), time.perf_counter()
         carry(out / "portable", machine, python, alone)
         print(f"unpacked in {time.perf_counter() - carried:.0f} s", flush=True)
         site = machine / "carried/site"
         if "sglang" in options.engines:
             put_cpu_kernels(site / "sglang")
-        run_steps(machine, python, alone, [step.name for step in steps if step.engine != "vllm"], {})
-        lines, wrong = report(machine, steps)
+        run_steps(machine, python, alone, [step.name for step in steps if step.engine != "vllm"])
         if "vllm" in options.engines:
-            path = os.pathsep.join(str(site / folder) for folder in ("vllm", "common"))
-            imported = subprocess.run([str(python), "-c", IMPORTED], env=os.environ | {"PYTHONPATH": path})
-            if imported.returncode:
-                wrong.append("the import of vLLM's carried build")
-            shutil.rmtree(site / "vllm")
-            shutil.rmtree(site / "common")  # its packages are those of another Python
-            run_steps(machine, options.vllm_python, alone, [step.name for step in steps if step.engine == "vllm"], {})
-            lines, unfinished = report(machine, steps)
-            wrong = [name for name in wrong if name not in {step.name for step in steps}] + unfinished
+            wrong += [] if import_vllm(site, python) else ["the import of vLLM's carried build"]
+            run_steps(machine, options.vllm_python, alone, [step.name for step in steps if step.engine == "vllm"])
+        lines, unfinished = report(machine, steps)
         print("\n".join(lines))
         kept = (machine / "results.tar.gz").stat().st_size
     print(f"{time.perf_counter() - began:.0f} s in all; the results are {kept / 1e6:.2f} MB in one file")
-    if wrong:
+    if wrong := [*wrong, *unfinished]:
         print(f"error: not complete: {', '.join(wrong)}", file=sys.stderr)
         return 1
     return 0
