@@ -12,6 +12,7 @@ from typing import Any
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.vllm import version
+from eagle_plugin.engines.vllm.synthetic import synthetic_rates
 from eagle_plugin.errors import UserError
 from eagle_plugin.selftest.decision import decide, is_asked_for
 from eagle_plugin.selftest.launch import Subject, ask, round_key
@@ -55,6 +56,7 @@ def subject_of(vllm_config: Any, caps: Shape, is_parallel: bool) -> Subject | No
         "ranks": ranks,
         "requests": vllm_config.scheduler_config.max_num_seqs,
         "eager": bool(model.enforce_eager),
+        **({} if synthetic_rates(vllm_config.speculative_config) is None else {"acceptance": "synthetic"}),
     }
     engine = f"vllm {version.installed()}"
     return Subject(device, ranks, [model.get_head_size(), draft.get_head_size()], as_text(shape), real_round, engine)
