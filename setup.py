@@ -57,6 +57,8 @@ class BuildWithKernels(build_py):
 
     def attempt(self, kind, build, *args) -> None:
         try:
+            wanted = args[2] if kind == "cpu" else ", ".join(f"sm_{arch}" for arch in args[2])
+            print(f"building {args[1].name} for {wanted}", flush=True)  # some minutes for all GPUs
             build(*args)
             print(f"built {args[1].name}", flush=True)
         except (OSError, RuntimeError, ImportError) as error:

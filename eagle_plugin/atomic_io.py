@@ -2,7 +2,7 @@
 
 Every function writes a temporary file beside the final path (`.NAME.partial-HOST-PID-THREAD`) and gives it the final
 name in one step. Readers see the old file or the complete new one. An error removes the temporary file. After a kill it
-is left, under a name that contains `PARTIAL`.
+is left, under a name that contains `PARTIAL`, until `remove_leftovers`.
 """
 
 from __future__ import annotations
@@ -83,6 +83,19 @@ def write_output(path: Path, lines: Iterable[str], fix: str = ANOTHER_FILE) -> N
         file.writelines(lines)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove from a folder the temporary files of processes of this machine that were killed."""
+    ours = re.compile(rf"\..+{re.escape(PARTIAL + socket.gethostname())}-(\d+)-\d+")
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return  # a folder that is not there yet has none
+    for name in names:
+        found = ours.fullmatch(name)
+        if found and not _is_alive(int(found[1])):
+            _remove(folder / name)
+
+
 def create_file(path: Path, data: bytes | bytearray | memoryview) -> None:
     """Write a file that must not exist yet, and flush it and its folder to the disk.
 
@@ -130,6 +143,16 @@ def flush_to_disk(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # of another user
+        return True
+    return True
 
 
 def _remove(temporary: Path) -> None:

@@ -5,12 +5,28 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
+PORTS = range(1, 65536)
+
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but an error is one line."""
+    """argparse, but an error is one line, and an option has its full name only.
+
+    With abbreviations, an option that a command does not have can be taken for another one that it has, such as --data
+    for --dataset.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, allow_abbrev=False, **kwargs)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message}; see `{self.prog} --help`\n")
+
+
+def port_number(text: str) -> int:
+    """The TCP port of an option, for the `type` of `add_argument`."""
+    if not (text.isdecimal() and int(text) in PORTS):
+        raise argparse.ArgumentTypeError(f"{text} is no TCP port, wanted {PORTS[0]} to {PORTS[-1]}")
+    return int(text)
 
 
 def print_table(*rows: tuple[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Hashable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -13,6 +14,11 @@ from pydantic import BaseModel, ValidationError
 from eagle_plugin.errors import UserError
 
 Model = TypeVar("Model", bound=BaseModel)
+MOST_VALUES = 100_000  # of a recipe, with every alias written out
+# What PyYAML's constructors raise for a value that has the form of a date, number or binary and is none.
+NO_VALUE = (ValueError, TypeError, AttributeError, ArithmeticError, LookupError)
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlist, _SHORT.maxdict = 3, 200, 200, 8, 8
 
 
 class _DuplicateKey(yaml.YAMLError):
@@ -51,12 +57,20 @@ def parse_yaml(data: bytes, path: str, refusal: type[UserError]) -> dict[str, An
     try:
         # A subclass of the safe loader, which makes plain values only.
         values = yaml.load(data.decode("utf-8"), _Loader)  # noqa: S506
+        count = _count_values(values, {})
     except _DuplicateKey as error:
         raise refusal(f"{path}: {error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise refusal(f"{path} is not YAML ({' '.join(str(error).split())}); correct the file") from error
+    except NO_VALUE as error:
+        raise refusal(f"{path} has a value that YAML cannot read ({error}); put it in quotes, or correct it") from error
     except RecursionError as error:
         raise refusal(f"{path} is nested too deeply to be a recipe; give the recipe's YAML file") from error
+    if count > MOST_VALUES:
+        raise refusal(
+            f"{path} has more than {MOST_VALUES:,} values when its aliases (*name) are written out; wanted a recipe: "
+            "write the values without aliases"
+        )
     if values is None:
         raise refusal(f"{path} is empty, wanted a mapping of keys; see docs/training.md")
     if not isinstance(values, dict):
@@ -73,7 +87,7 @@ def validate(model: type[Model], values: dict[str, Any], where: str, refusal: ty
         for fault in error.errors():
             key = ".".join(map(str, fault["loc"])) or "recipe"
             message = fault["msg"].removeprefix("Value error, ")
-            found = "" if isinstance(fault["input"], dict) else f" (got {fault['input']!r})"
+            found = "" if isinstance(fault["input"], dict) else f" (got {_SHORT.repr(fault['input'])})"
             hint = ""
             if fault["type"] == "extra_forbidden":
                 hint = did_you_mean(str(fault["loc"][-1]), _keys_at(model, fault["loc"][:-1]))
@@ -91,8 +105,11 @@ def override_key(values: dict[str, Any], text: str, refusal: type[UserError]) ->
         raise refusal(f"--set {text!r} is not key=value; write for example --set optimiser.lr=1e-3")
     try:
         parsed = yaml.safe_load(value)
-    except yaml.YAMLError as error:
+        count = _count_values(parsed, {})
+    except (yaml.YAMLError, RecursionError, *NO_VALUE) as error:
         raise refusal(f"--set {text!r}: {value!r} is not YAML; quote it") from error
+    if count > MOST_VALUES:
+        raise refusal(f"--set {key}=... has more than {MOST_VALUES:,} values; write them without aliases")
     parts = key.split(".")
     place: Any = values
     for number, part in enumerate(parts):
@@ -111,6 +128,19 @@ def override_key(values: dict[str, Any], text: str, refusal: type[UserError]) ->
             if isinstance(place, dict) and place.get(part) is None:
                 place[part] = {}
             place = place[index]
+
+
+def _count_values(value: Any, counted: dict[int, int]) -> int:
+    """How many values there are where every alias is written out; PyYAML makes one object of an anchor and its aliases.
+
+    counted: by the identity of the lists and mappings that were counted before. RecursionError where one holds itself.
+    """
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in counted:
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        counted[id(value)] = 1 + sum(_count_values(part, counted) for part in parts)
+    return counted[id(value)]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -99,6 +99,16 @@ overlay() { # overlay ENV RELEASE: the Python code of that vLLM over the compile
     rm -rf "$folder"
 }
 
+showing_libraries() { # showing_libraries COMMAND...: of its output the lines of setup.py about native libraries, and all if it fails
+    local log builder
+    log=$(mktemp)
+    "$@" >"$log" 2>&1 &
+    builder=$!
+    tail -n +1 -f --pid="$builder" "$log" | sed -un -E 's/^ *((building|built|no) lib.*)/env: \1/p' >&2
+    wait "$builder" || { cat "$log" >&2; rm -f "$log"; fail "$1 built no wheel, see above"; }
+    rm -f "$log"
+}
+
 wheels() { # wheels OUT FOLDER...: one wheel per folder; the wheels of former builds in OUT are removed
     local out=$1 uv folder; shift
     uv=$(find_uv)
@@ -107,9 +117,9 @@ wheels() { # wheels OUT FOLDER...: one wheel per folder; the wheels of former bu
     for folder in "$@"; do
         say "building the wheel of $folder"
         if [ -n "$uv" ]; then
-            "$uv" build -q --wheel --python "$PYTHON" --out-dir "$out" "$folder"
+            showing_libraries "$uv" build --wheel --python "$PYTHON" --out-dir "$out" "$folder"
         else
-            "$TOOLS/bin/pip" wheel -q --no-deps --wheel-dir "$out" "$folder"
+            showing_libraries "$TOOLS/bin/pip" wheel -v --no-deps --wheel-dir "$out" "$folder"
         fi
     done
     for folder in "$out"/eagle_plugin*.whl; do

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from accident_cases import CASES, sub_commands
 from accident_kinds import as_ordinary_user, full_disk
+from accident_scenes import SCENES
 from accidents import Workshop, open_workshop
 
 from eagle_plugin import cli
+from eagle_plugin.data.generation import endpoints
 
 # These need a download or an engine: their calls fail even if nothing is wrong with their places.
 NEVER_WORK = ("models get", "models path", "demo", "serve", "bench", "benchmark", "watch")
@@ -47,6 +49,24 @@ def test_without_an_accident_the_same_call_works(command: str, workshop: Worksho
     # The random head of these tests fits its target and drafts nothing right.
     outcome = workshop.run_undisturbed(command, "--files-only" if command == "check" else "")
     assert outcome.code == 0 and not outcome.sentences, outcome.output
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_a_scene_ends_in_one_sentence_soon(name: str, workshop: Workshop) -> None:
+    outcome = workshop.run_scene(name)
+    assert outcome.code not in (None, 0) and "Traceback" not in outcome.output, outcome.output
+    assert len(outcome.sentences) == 1 and len(outcome.output) < 4000, outcome.output
+    for part in SCENES[name].wanted:
+        assert part in outcome.sentences[0], outcome.output
+    assert not outcome.left and "developer.mozilla.org" not in outcome.output
+    # What the scenes shorten is short enough as it is.
+    assert outcome.seconds < 10 and endpoints.LISTING_S < 10
+
+
+def test_a_killed_server_of_a_job_is_tried_twice(workshop: Workshop) -> None:
+    outcome = workshop.run_scene("server killed in a job")
+    assert outcome.output.count("starting the engine") == 2, outcome.output
+    assert outcome.output.count("then the stage runs once more") == 1
 
 
 def test_a_traceback_would_be_seen(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from eagle_plugin.atomic_io import (
     WriteError,
     create_file,
     flush_to_disk,
+    remove_leftovers,
     replace_file,
     replace_output,
     write_output,
@@ -194,6 +196,20 @@ def test_a_killed_writer_leaves_the_old_or_the_new_file(moment: str, tmp_path: P
     assert len(left) == (0 if done else 1) and all(name.startswith(f".file.txt{PARTIAL}") for name in left)
     replace_with(path, "next")  # the temporary file of a killed writer changes nothing
     assert path.read_text() == "next"
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == ["file.txt"]
+
+
+def test_only_the_leftovers_of_dead_processes_of_this_machine_are_removed(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    host = socket.gethostname()
+    kept = [f".a{PARTIAL}{host}-{os.getpid()}-7", f".a{PARTIAL}another-{dead.pid}-7", f"a{PARTIAL}{host}-{dead.pid}-7"]
+    for name in (*kept, f".a.json{PARTIAL}{host}-{dead.pid}-7"):
+        (tmp_path / name).write_text("half")
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == sorted(kept)
+    remove_leftovers(tmp_path / "missing")
 
 
 def test_a_folder_that_cannot_be_flushed_is_passed_over_and_a_file_is_not(

@@ -40,6 +40,7 @@ from eagle_plugin.bench.report import (
 from eagle_plugin.bench.spec import Mode, ServerSpec
 from eagle_plugin.bench.speed import SpeedResult, measure_speed
 from eagle_plugin.bench.table import demo_table, print_bars, repeats_sentence
+from eagle_plugin.command_line import Parser
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.models.shipped import question_files
 
@@ -50,7 +51,7 @@ QUICK_REPEATS, QUICK_TOKENS, QUICK_QUESTIONS = 2, 32, 3
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The demo's options."""
-    parser = argparse.ArgumentParser(prog="eagle-plugin demo", description=__doc__)
+    parser = Parser(prog="eagle-plugin demo", description=__doc__)
     add_model_options(parser)
     parser.add_argument("--prompts", type=Path, nargs="+", help="JSON-lines files (default: our questions)")
     parser.add_argument("--steps", type=int, help="plugin: depth of the draft tree")

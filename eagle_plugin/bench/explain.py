@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_plugin.bench.policy_sources import SourceError, read_report
+from eagle_plugin.command_line import Parser
 from eagle_plugin.core.policy_report import PolicyReport, ShapeTotals, name_of, present_choice, sum_of
 from eagle_plugin.core.prediction_errors import median_error
 from eagle_plugin.core.shape import PLAIN, Shape
@@ -32,7 +33,7 @@ decoding.
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="eagle-plugin explain",
         description=DESCRIPTION,
         epilog=EXAMPLES,

@@ -24,6 +24,7 @@ from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.servers import Server, ServerError, check_worker, sigterm_as_exit
 from eagle_plugin.bench.spec import ServerSpec
+from eagle_plugin.command_line import Parser, port_number
 from eagle_plugin.errors import UserError
 
 DESCRIPTION = """\
@@ -43,7 +44,7 @@ whatever is started with the engine's speculative flags (README.md).
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options; what follows `--` is passed to the engine unchanged."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="eagle-plugin serve",
         description=DESCRIPTION,
         epilog=EXAMPLES,
@@ -51,7 +52,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add_model_options(parser)
     parser.add_argument("--plain", action="store_true", help="the engine alone, without drafts: for `data generate`")
-    parser.add_argument("--port", type=int, default=None, help="default: a free port")
+    parser.add_argument("--port", type=port_number, default=None, help="default: a free port")
     parser.add_argument("--shape", type=parse_shape, metavar="S/K/N", help="steps/topk/nodes of the draft tree")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="default: bfloat16")
     parser.add_argument("--threads", type=int, default=None, help="OpenMP threads (default: the engine's choice)")

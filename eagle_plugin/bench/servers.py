@@ -20,6 +20,7 @@ import psutil
 
 from eagle_plugin.bench.engine import Engine, EngineEndpoint
 from eagle_plugin.bench.engines import ENGINES
+from eagle_plugin.bench.memory import available_bytes, enough_to_try_again, gib, lacked_memory, least_bytes
 from eagle_plugin.bench.orphans import Guard
 from eagle_plugin.bench.spec import Mode, ServerSpec
 
@@ -30,6 +31,14 @@ HANDED_OVER = re.compile(r"is served by \w+'s own worker")  # the engine's serve
 
 class ServerError(RuntimeError):
     """A server did not start, ended too early, or uses another worker than the one asked for."""
+
+
+class OutOfMemory(ServerError):
+    """A server ended for lack of memory; it can be started again when there is enough."""
+
+    def __init__(self, message: str, wanted: int) -> None:
+        super().__init__(message)
+        self.wanted = wanted  # bytes that should be free before another try
 
 
 def child_environment(spec: ServerSpec, base: Mapping[str, str]) -> dict[str, str]:
@@ -53,9 +62,12 @@ class Server:
         environment: Mapping[str, str],
         engine: Engine = ENGINES["sglang"],
         directory: Path | None = None,
+        needed: int = 0,
     ) -> None:
+        """needed: bytes of memory that the server takes at the least; 0 if unknown."""
         self.command, self.port, self.label, self.log = command, port, label, log
-        self.directory = directory
+        self.directory, self.needed = directory, needed
+        self._available = 0  # bytes, when it was started
         self.environment = dict(environment)
         self.url = f"http://127.0.0.1:{port}"
         self.endpoint = EngineEndpoint(self.url, engine)
@@ -65,15 +77,24 @@ class Server:
 
     @classmethod
     def of(cls, spec: ServerSpec, logs: Path, port: int | None = None) -> Server:
-        """A server for this spec on the given port or a free one, logging to `logs/<label>.log`."""
-        port, engine = port or free_port(), ENGINES[spec.engine]
+        """A server for this spec on the given port or a free one, logging to `logs/<label>.log`.
+
+        Raises:
+            ServerError: another program listens on the given port.
+        """
+        if port is None:
+            port = free_port()
+        else:
+            check_port(port)
+        engine = ENGINES[spec.engine]
         environment = child_environment(spec, os.environ)
         command, log = engine.command(spec, port), logs / f"{spec.label}.log"
-        return cls(command, port, spec.label, log, environment, engine, spec.directory)
+        return cls(command, port, spec.label, log, environment, engine, spec.directory, least_bytes(spec))
 
     def start(self) -> Server:
         """Launch the process without waiting for it."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        self._available = available_bytes()
         with self.log.open("wb") as sink:
             self._process = subprocess.Popen(
                 self.command,
@@ -104,9 +125,11 @@ class Server:
                 time.sleep(0.5)
 
     def check_alive(self, when: str = "while it was being used") -> None:
-        """Raise ServerError with the last log lines if the process has ended."""
+        """Raise ServerError with the last log lines if the process has ended, OutOfMemory if that was the reason."""
         code = None if self._process is None else self._process.poll()
         if self._process is None or code is not None:
+            if lacked_memory(code, self.log_text()):
+                raise OutOfMemory(self._lack(when), enough_to_try_again(self._available, self.needed))
             raise ServerError(self._failure(f"ended with exit code {code} {when}"))
 
     def pause(self) -> None:
@@ -189,6 +212,15 @@ class Server:
         lines = self.log_text().splitlines()[-count:]
         return "\n".join(f"  | {textwrap.shorten(line, 240, placeholder=' ...')}" for line in lines) or "  | (nothing)"
 
+    def _lack(self, when: str) -> str:
+        """One sentence; the last lines of a server that the system killed say nothing of it."""
+        needs = f"its weights and cache need at least {gib(self.needed)}" if self.needed else "it needs more"
+        return (
+            f"{self.label} server ended for lack of memory {when}: {gib(self._available)} were free when it started, "
+            f"and {needs}, beside what the engine itself takes; end other programs, or let it serve fewer requests at "
+            f"a time with --concurrency (generate.concurrency of a job); its log is {self.log}"
+        )
+
     def _failure(self, what: str) -> str:
         return f"{self.label} server {what}; the last lines of {self.log}:\n{self.last_lines()}"
 
@@ -209,6 +241,24 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def check_port(port: int) -> None:
+    """Raise ServerError where a server cannot listen on this loopback port.
+
+    An engine finds that out after it has loaded its model, and some go on without a listener. Whoever listens there
+    would answer in the place of the server.
+    """
+    with socket.socket() as probe:
+        # Closed connections of an earlier server may linger; a listener is found all the same.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ServerError(
+                f"port {port} of 127.0.0.1 cannot be used ({error.strerror}); stop the program that listens there, "
+                "name another port with --port, or leave --port out for a free one"
+            ) from error
 
 
 def check_worker(server: Server, mode: Mode) -> str:

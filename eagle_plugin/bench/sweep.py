@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.questions import Question, assign_rounds, read_questions
 from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.bench.startup import serving, warm_up_all
+from eagle_plugin.command_line import Parser
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.models.shipped import question_files
 
@@ -90,7 +90,7 @@ def sweep_table(results: Sequence[ShapeResult], title: str) -> Table:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure all shapes and print the table."""
-    parser = argparse.ArgumentParser(prog="eagle-plugin bench", description=__doc__)
+    parser = Parser(prog="eagle-plugin bench", description=__doc__)
     add_model_options(parser)
     parser.add_argument(
         "--mode", choices=["builtin", "plugin"], default="builtin", help="whose worker to tune (default: builtin)"

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.table import Table
 
 from eagle_plugin.atomic_io import write_output
+from eagle_plugin.command_line import Parser
 from eagle_plugin.data.sources.builtin_prompts import (
     SHAREGPT,
     builtin_prompts,
@@ -35,7 +36,7 @@ from eagle_plugin.progress_bars import ProgressBars
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command's options."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="eagle-plugin data builtin",
         description=__doc__.split("\n", 1)[1] if __doc__ else None,
         epilog="example:\n  eagle-plugin data builtin --out prompts.jsonl --limit 2000",

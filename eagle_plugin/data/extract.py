@@ -19,6 +19,7 @@ from rich.table import Table
 
 from eagle_plugin.allocator import reuse_memory
 from eagle_plugin.command_end import end_of
+from eagle_plugin.command_line import Parser
 from eagle_plugin.data.rows import DataError, TokenRow, read_rows
 from eagle_plugin.data.store.extraction import (
     MIN_RESPONSE,
@@ -185,7 +186,7 @@ def _report(arguments: argparse.Namespace, stats: ExtractionStats, total: int, r
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="eagle-plugin data features",
         description="Run the target over token rows and store what a draft head learns from: for every token, the aux\n"
         "hidden states and the last hidden state of the target.",

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from eagle_plugin.command_line import Parser
 from eagle_plugin.data.generation.endpoints import TargetEndpoint
 from eagle_plugin.data.generation.journal import Journal
 from eagle_plugin.data.generation.run import GenerationSettings, GenerationStats, generate
@@ -52,7 +53,7 @@ def summary_table(stats: GenerationStats, endpoints: Sequence[TargetEndpoint], j
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command's options."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="eagle-plugin data generate",
         description="Let the target answer the prompts and write its answers, as token ids, to train a head on.",
         epilog=EXAMPLES,

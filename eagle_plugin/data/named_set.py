@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from eagle_plugin.atomic_io import write_output
+from eagle_plugin.command_line import Parser
 from eagle_plugin.data.rows import DataError
 from eagle_plugin.data.sources.training_sets import TRAINING_SETS, find_set, read_chats
 
@@ -33,7 +34,7 @@ def source_file(out: Path) -> Path:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the chats, whole or not at all."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="eagle-plugin data set",
         description="Write a well-known data set as chats, for `eagle-plugin data prepare`.",
         epilog=EPILOG,

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from eagle_plugin.atomic_io import write_output
 from eagle_plugin.command_end import end_of
+from eagle_plugin.command_line import Parser
 from eagle_plugin.data.privacy.filter import (
     PRIVATE,
     FilteredPrompt,
@@ -258,7 +259,7 @@ def _print(stats: PreparationStats, settings: PrivacySettings, out: Path, consol
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="eagle-plugin data prepare",
         description="Turn files of prompts into one file of prompts: normalised, filtered, without duplicates, split.",
         epilog=EXAMPLES,

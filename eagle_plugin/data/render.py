@@ -12,6 +12,7 @@ from rich.progress import track
 from rich.table import Table
 
 from eagle_plugin.atomic_io import write_output
+from eagle_plugin.command_line import Parser
 from eagle_plugin.data.generation.chat import ChatRenderer, RenderedTurn, UntrainableTurn
 from eagle_plugin.data.masks import MaskReport, show_masks
 from eagle_plugin.data.rows import DataError, TokenRow, format_row, turn_id
@@ -79,7 +80,7 @@ def _render_raw(prompt: Prompt, renderer: ChatRenderer) -> Iterator[RenderedTurn
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command's options."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="eagle-plugin data render",
         description="Turn the recorded answers of prepared prompts into token rows, one per assistant turn.",
         epilog=EXAMPLES,

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from eagle_plugin.command_line import Parser
 from eagle_plugin.data.rows import DataError
 from eagle_plugin.data.store.contents import REPAIR, Contents, read_contents
 from eagle_plugin.data.store.objects import Folder, open_folder
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         DataError: something is, or a path has neither a store nor a checkpoint.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="eagle-plugin data verify",
         description=__doc__.split("\n", 1)[1] if __doc__ else None,
         epilog=EXAMPLES,

@@ -12,6 +12,7 @@ from rich.table import Table
 from torch import Tensor
 
 from eagle_plugin.atomic_io import replace_output, write_tensors
+from eagle_plugin.command_line import Parser
 from eagle_plugin.data.rows import DataError, TokenRow, read_rows
 from eagle_plugin.data.target_files import read_vocab_size, stop_token_ids
 from eagle_plugin.models import target_folder
@@ -99,7 +100,7 @@ def load_draft_vocabulary(path: str | Path) -> tuple[Tensor, Tensor]:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command's options."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="eagle-plugin data vocabulary",
         description="Choose the draft vocabulary: the tokens that the target's answers use most, and its stop tokens.",
         epilog=EXAMPLES,

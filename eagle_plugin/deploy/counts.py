@@ -8,6 +8,7 @@ from typing import NamedTuple
 import httpx
 
 from eagle_plugin.errors import UserError
+from eagle_plugin.http_failures import describe_failure
 
 ROUNDS_PER_ANSWER = 16.0  # rounds of one answer resemble each other: so many count as one independent round
 Z_LIMIT = 2.326  # one-sided, level 1 %
@@ -87,7 +88,7 @@ def served_counts(url: str) -> Counts:
         answer = httpx.get(address, timeout=15.0, trust_env=False, follow_redirects=True).raise_for_status()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise CountsError(
-            f"{address} does not answer with metrics ({error}); check address and port, and start SGLang with "
-            "--enable-metrics"
+            f"{address} does not answer with metrics ({describe_failure(error)}); check address and port, and start "
+            "SGLang with --enable-metrics"
         ) from error
     return counts_of(answer.text)

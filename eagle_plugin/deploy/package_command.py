@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from eagle_plugin.command_line import Parser
 from eagle_plugin.deploy.package import write_package
 from eagle_plugin.deploy.package_files import ENGINES
 from eagle_plugin.models import head_folder, target_folder
@@ -23,7 +24,7 @@ are those of the job. The target is named, not copied; --copy-target copies it.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the package and print its folder; returns 0, raises UserError for anything refused."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="eagle-plugin package",
         description=__doc__,
         epilog=EPILOG,

@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 from eagle_plugin.atomic_io import write_output
 from eagle_plugin.deploy_folder import ANSWER, FOLDER, REQUEST, SERVER, Served
 from eagle_plugin.errors import UserError
+from eagle_plugin.http_failures import describe_failure
 
 LOCK = ".deploy.lock"
 KEYS = (*Served._fields, "refuses")  # of SERVER
@@ -116,4 +117,6 @@ class ServedHead:
             answer = httpx.post(f"{self._url}/v1/completions", json=body, timeout=ANSWER_SECONDS, trust_env=False)
             answer.raise_for_status()
         except (httpx.HTTPError, httpx.InvalidURL, KeyError, IndexError, TypeError, ValueError) as error:
-            raise DeployError(f"{self._url} does not answer ({error}); give the URL of the server") from error
+            raise DeployError(
+                f"{self._url} does not answer ({describe_failure(error)}); give the URL of the server"
+            ) from error

@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from statistics import fmean
 
+from eagle_plugin.command_line import Parser
 from eagle_plugin.data.captures.segments import check_folder
 from eagle_plugin.deploy.counts import Counts, served_counts
 from eagle_plugin.deploy.domains import DomainWatch
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="eagle-plugin watch",
         description=__doc__,
         epilog=EPILOG,

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from eagle_plugin.allocator import reuse_memory
 from eagle_plugin.atomic_io import write_output
+from eagle_plugin.command_line import Parser
 from eagle_plugin.data.rows import TokenRow
 from eagle_plugin.data.sources.sets import SETS
 from eagle_plugin.data.store.features import load_target
@@ -60,7 +61,7 @@ Results = dict[str, dict[str, list[AcceptCounts]]]  # head -> name such as tree1
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command's options."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="eagle-plugin eval",
         description=DESCRIPTION,
         epilog=EPILOG,

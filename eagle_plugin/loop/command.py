@@ -13,6 +13,7 @@ from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.outcome import exit_status
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.serving.preparation import at_least
+from eagle_plugin.command_line import Parser
 from eagle_plugin.loop.plan import plan_steps
 from eagle_plugin.loop.prompts import DOMAIN
 from eagle_plugin.loop.settings import LoopSettings, keep_settings
@@ -41,7 +42,7 @@ that the steps make; remove it to begin again. docs/loop.md describes the steps 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command's options; those that the results depend on are named as in LoopSettings."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="loop", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     fields = LoopSettings.model_fields

@@ -13,7 +13,7 @@ from eagle_plugin.loop.steps import Step
 from eagle_plugin.loop.swap import swap_head
 from eagle_plugin.loop.traffic import read_questions, record_traffic
 from eagle_plugin.loop.training import write_recipe
-from eagle_plugin.optimize.runner import call
+from eagle_plugin.optimize.stage_process import call
 from eagle_plugin.optimize.watch import Watch
 
 Call = Callable[[str, list[str]], None]  # (name of the step, arguments of `eagle-plugin`)

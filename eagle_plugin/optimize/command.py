@@ -12,10 +12,12 @@ from rich.console import Console
 
 from eagle_plugin.bench.choices import resolve_target
 from eagle_plugin.bench.servers import ServerError
+from eagle_plugin.command_line import Parser
 from eagle_plugin.models.shipped import recipe_file
 from eagle_plugin.optimize.jobs_command import ACTIONS, run_action
 from eagle_plugin.optimize.recipe import JobError, read_job
-from eagle_plugin.optimize.runner import INTERRUPTED, StopRequested, check_until, run_job
+from eagle_plugin.optimize.runner import check_until, run_job
+from eagle_plugin.optimize.stage_process import INTERRUPTED, StopRequested
 from eagle_plugin.optimize.stages import list_stages
 from eagle_plugin.optimize.watch import Watch
 
@@ -50,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     if args and args[0] in ACTIONS:
         return run_action(args)
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="eagle-plugin optimize",
         usage="%(prog)s RECIPE --out DIR [options], or %(prog)s " + "|".join(ACTIONS) + " ...",
         description=__doc__,

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from eagle_plugin.bench.choices import resolve_target
 from eagle_plugin.bench.servers import ServerError
+from eagle_plugin.command_line import Parser
 from eagle_plugin.errors import UserError
 from eagle_plugin.models.shipped import recipe_file
 from eagle_plugin.optimize.job_file import WORKFLOWS, JobFile, check_job, dump_job, workflow_values
@@ -20,7 +21,8 @@ from eagle_plugin.optimize.job_watch import JobWatch
 from eagle_plugin.optimize.jobs_folder import LINEAGE, YAML, JobsFolder, Status
 from eagle_plugin.optimize.lineage import LINEAGE as LINEAGE_FILE
 from eagle_plugin.optimize.recipe import JobError
-from eagle_plugin.optimize.runner import INTERRUPTED, StopRequested, run_job
+from eagle_plugin.optimize.runner import run_job
+from eagle_plugin.optimize.stage_process import INTERRUPTED, StopRequested
 from eagle_plugin.optimize.watch import Progress
 from eagle_plugin.recipes import parse_yaml, read_yaml, validate
 
@@ -95,7 +97,8 @@ def _run(jobs: JobsFolder, name: str, console: Console) -> int:
     with JobWatch(jobs, name, job.limit_minutes, console) as watch:
         try:
             target = resolve_target(job.target, console)
-            run_job(job, target, out, console, data=data, minutes=job.train_minutes, watch=watch)
+            named_by = "--set data=DIR", "--set out=DIR"
+            run_job(job, target, out, console, data=data, minutes=job.train_minutes, watch=watch, named_by=named_by)
         except StopRequested:
             watch.end("stopped", watch.reason)
             console.print(f"stopped: {watch.reason}; `optimize resume {name}` continues", highlight=False)
@@ -212,7 +215,7 @@ def _ago(status: Status) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="eagle-plugin optimize",
         description="Jobs in a folder: create, list, describe, stop and resume them.",
         epilog=_epilog(),

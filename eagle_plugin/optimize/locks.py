@@ -15,13 +15,15 @@ LOCK = ".job.lock"
 
 @contextmanager
 def hold(folders: dict[str, Path]) -> Iterator[None]:
-    """Make the folders and hold them within this block; folders: what names each one, such as "--data" -> its path.
+    """Make the folders and hold them within this block.
+
+    folders: what names each one, such as "--data" -> its path; where two are the same folder, the last one names it.
 
     Raises:
         JobError: a folder cannot be written, or another job holds it.
     """
     with ExitStack() as stack:
-        for folder, name in {path.resolve(): name for name, path in reversed(folders.items())}.items():
+        for folder, name in {path.resolve(): name for name, path in folders.items()}.items():
             lock = FileLock(folder / LOCK, timeout=0)
             try:
                 folder.mkdir(parents=True, exist_ok=True)

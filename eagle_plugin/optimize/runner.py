@@ -3,48 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import json
-import math
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import IO
 
 from rich.console import Console
 
-from eagle_plugin.atomic_io import write_output
+from eagle_plugin.atomic_io import remove_leftovers, write_output
 from eagle_plugin.bench.choices import default_engine
-from eagle_plugin.bench.servers import Server, ServerSpec, sigterm_as_exit
+from eagle_plugin.bench.memory import available_bytes, gib
+from eagle_plugin.bench.servers import OutOfMemory, Server, ServerSpec, sigterm_as_exit
 from eagle_plugin.devices import default_device, fast_dtype
 from eagle_plugin.optimize.answers import keep_answers_to
 from eagle_plugin.optimize.lineage import LINEAGE, Lineage
 from eagle_plugin.optimize.locks import hold
 from eagle_plugin.optimize.recipe import JobError, JobRecipe
 from eagle_plugin.optimize.stage import Stage
+from eagle_plugin.optimize.stage_process import StageKilled, StopRequested, call
 from eagle_plugin.optimize.stages import data_stages, head_stages
 from eagle_plugin.optimize.watch import Watch
-from eagle_plugin.progress_file import VARIABLE
 
-COMMAND = (sys.executable, "-m", "eagle_plugin.cli")
 JOB_FILE = "job.json"  # in each folder: which stages of it are done
 PROGRESS_FILE = ".progress.json"
-INTERRUPTED = 130
-PATIENCE_S = 600.0  # for the step that a stopped stage finishes, such as one update of the training
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: not between fork and exec
-
-
-class StopRequested(Exception):
-    """The job was asked to stop; what its stages have made is kept."""
+MEMORY_S = 300.0  # for other programs to free memory
 
 
 def check_until(stages: Sequence[Stage], until: str | None) -> None:
@@ -64,6 +53,7 @@ def run_job(
     minutes: float | None = None,
     until: str | None = None,
     watch: Watch | None = None,
+    named_by: tuple[str, str] = ("--data", "--out"),
 ) -> None:
     """Run the stages that are not done yet; a stage that was stopped resumes.
 
@@ -72,9 +62,11 @@ def run_job(
         minutes: of training, instead of the recipe's budget.
         until: stop after the stage whose name starts with this.
         watch: hears of each stage and its progress, and asks to stop.
+        named_by: how the user names the folders `data` and `out`, for errors.
 
     Raises:
         JobError: a stage failed (its own message was printed before), or a folder is in use by another job.
+        ServerError: the engine did not start, or ended. Where memory ran out, a stage is tried twice.
         StopRequested: `watch`, or SIGTERM, asked to stop.
     """
     data, watch = out if data is None else data, watch or Watch()
@@ -82,7 +74,9 @@ def run_job(
     homes += [(out, stage) for stage in head_stages(job, target, out, data, minutes)]
     stages = [stage for _, stage in homes]
     check_until(stages, until)
-    with hold({"--data": data, "--out": out}), _stop_on_sigterm(watch):
+    with hold(dict(zip(named_by, (data, out), strict=True))), _stop_on_sigterm(watch):
+        for folder in {data, out}:
+            remove_leftovers(folder)
         watch.begin([stage.name for stage in stages], out / PROGRESS_FILE)
         lineage = Lineage(out / LINEAGE, job, target, out, data)
         records = {folder: _read_done(folder / JOB_FILE) for folder in (data, out)}
@@ -109,9 +103,14 @@ def run_job(
                     removed = keep_answers_to(stage.prompts, stage.output)
                     if removed:
                         console.print(f"{removed:,} answers to prompts that are no longer wanted were removed")
-                with _endpoint(stage, job, target, home, console) as extra:
-                    log = out / "logs" / f"{number:02d}-{stage.name.replace(' ', '-')}.log"
-                    call([*stage.args, *extra], stage.name, log, watch)
+                log = out / "logs" / f"{number:02d}-{stage.name.replace(' ', '-')}.log"
+                attempt = partial(_attempt, stage, job, target, home, console, log, watch)
+                try:
+                    attempt()
+                except (OutOfMemory, StageKilled) as error:
+                    console.print(str(error), style="yellow", markup=False, highlight=False)
+                    _wait_for_memory(error, watch, console)
+                    attempt()
                 done[stage.name] = digest
                 write_output(home / JOB_FILE, [json.dumps(done, indent=2), "\n"])
             lineage.add(stage, digest, time.monotonic() - began)
@@ -130,6 +129,28 @@ def _begin_anew(stage: Stage, done: dict[str, str], digest: str) -> None:
         for path in stage.partial:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     done[key] = settings
+
+
+def _attempt(stage: Stage, job: JobRecipe, target: Path, home: Path, console: Console, log: Path, watch: Watch) -> None:
+    """Run a stage; what it had made before is continued."""
+    with _endpoint(stage, job, target, home, console) as extra:
+        call([*stage.args, *extra], stage.name, log, watch)
+
+
+def _wait_for_memory(error: OutOfMemory | StageKilled, watch: Watch, console: Console) -> None:
+    """Return when a stage that lacked memory may have enough of it; raise its error if that takes too long."""
+    console.print(
+        f"waiting up to {MEMORY_S / 60:g} minutes until {gib(error.wanted)} are free, then the stage runs once more",
+        highlight=False,
+    )
+    end = time.monotonic() + MEMORY_S
+    while available_bytes() < error.wanted:
+        if watch.stops():
+            raise StopRequested
+        if time.monotonic() > end:
+            raise error
+        watch.tick()
+        time.sleep(1.0)
 
 
 @contextlib.contextmanager
@@ -164,91 +185,11 @@ def _endpoint(stage: Stage, job: JobRecipe, target: Path, out: Path, console: Co
             server = stack.enter_context(Server.of(spec, out / "logs"))
             console.print("starting the engine", highlight=False)
             server.wait_ready()
-        yield ["--endpoint", server.url]
-
-
-def call(args: Sequence[str], name: str, log: Path, watch: Watch) -> None:
-    """Run one sub-command in a process of its own, so that its memory is freed; its output also goes to `log`.
-
-    Raises:
-        JobError: it failed. StopRequested: it was asked to stop, and has ended. KeyboardInterrupt: Ctrl-C.
-    """
-    command = [*COMMAND, *args]
-    environment = os.environ | ({VARIABLE: str(watch.progress_file)} if watch.progress_file else {})
-    with _open_log(log) as file:
-        # A session of its own: a Ctrl-C reaches the stage once, as the SIGTERM of `_end`; a second signal would end a
-        # training without its checkpoint.
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-            preexec_fn=_end_with_job,
-        )
-        pump = threading.Thread(target=_copy, args=(process.stdout, file), daemon=True)
-        pump.start()
-        asked_at = math.inf
         try:
-            while (code := process.poll()) is None:
-                watch.tick()
-                if watch.stops() and asked_at == math.inf:
-                    asked_at = time.monotonic()
-                    process.send_signal(signal.SIGTERM)
-                if time.monotonic() - asked_at > PATIENCE_S:
-                    process.kill()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=0.2)
-        except BaseException:
-            _end(process)
+            yield ["--endpoint", server.url]
+        except JobError:
+            server.check_alive("while it answered prompts")  # the stage knows only that no endpoint answers
             raise
-        finally:
-            pump.join(timeout=5.0)
-    if code == 0:
-        return
-    if watch.stops():
-        raise StopRequested
-    if code == INTERRUPTED:
-        raise KeyboardInterrupt
-    raise JobError(f"the stage '{name}' ended with exit code {code}; see its message above, then run the job again")
-
-
-def _end_with_job() -> None:
-    """In the new process: SIGTERM if the job is killed, so that no stage goes on alone and holds its files."""
-    if _LIBC is not None:
-        _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """After Ctrl-C or an error here: the stage saves what it can and ends."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(timeout=60.0)
-    except BaseException:  # a second Ctrl-C: at once
-        process.kill()
-        process.wait()
-        raise
-
-
-def _open_log(path: Path) -> IO[bytes]:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("ab")
-    except OSError as error:
-        raise JobError(f"cannot write {path} ({error.strerror}); free space or make its folder writable") from error
-
-
-def _copy(source: IO[bytes] | None, log: IO[bytes]) -> None:
-    """Every byte of a stage's output to our stderr and to its log; the stage goes on if the log's disk is full."""
-    assert source is not None
-    while block := source.read1(1 << 16):  # type: ignore[attr-defined]
-        with contextlib.suppress(OSError, ValueError):
-            log.write(block)
-            log.flush()
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(block.decode("utf-8", "replace"))
-            sys.stderr.flush()
 
 
 def _read_done(path: Path) -> dict[str, str]:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from eagle_plugin.command_line import Parser
 from eagle_plugin.report.page import write_report
 
 DESCRIPTION = """\
@@ -25,7 +26,7 @@ and heads-details.json, eval-details.json or eval/heads.json. What is not there 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the page and print its path; returns 0, raises UserError for anything refused."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="eagle-plugin report",
         description=DESCRIPTION,
         epilog=EPILOG,

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from eagle_plugin.command_line import Parser
 from eagle_plugin.devices import check_device
 from eagle_plugin.kernels import loader
 from eagle_plugin.selftest import record, suite
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="eagle-plugin selftest",
         description=DESCRIPTION,
         epilog=EXAMPLES,

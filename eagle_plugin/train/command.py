@@ -16,7 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_plugin.allocator import reuse_memory
+from eagle_plugin.atomic_io import remove_leftovers
 from eagle_plugin.command_end import end_of
+from eagle_plugin.command_line import Parser
 from eagle_plugin.devices import fast_dtype
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.export import save_head
@@ -147,6 +149,8 @@ def _hold(out: Path, ranks: Ranks) -> Iterator[None]:
     except OSError as error:
         raise TrainError(f"{out} cannot be written ({error.strerror}); choose another folder with --out") from error
     with lock:
+        for folder in (out, out / "logs"):
+            remove_leftovers(folder)
         yield
 
 
@@ -198,7 +202,7 @@ def _join(values: Sequence[float]) -> str:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="eagle-plugin train",
         description=__doc__,
         epilog=EXAMPLES,

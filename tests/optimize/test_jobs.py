@@ -175,7 +175,7 @@ def test_two_jobs_cannot_share_a_data_folder_at_once(recipe, stages, tmp_path, c
 
     stages.during = start_other
     assert main(["optimize", "create", "one", "--jobs", str(jobs), *share]) == 0
-    assert f"{tmp_path / 'data'} is in use by another running job" in seen[0] and "--data" in seen[0]
+    assert f"{tmp_path / 'data'} is in use by another running job" in seen[0] and "--set data=DIR" in seen[0]
     assert described(capsys, "two", jobs)["shown"] == "created"
     assert main(["optimize", "resume", "two", "--jobs", str(jobs)]) == 0  # afterwards it may
     assert stages.ran.count("vocabulary") == 1 and stages.ran.count("train head") == 2

@@ -1,5 +1,7 @@
 """Every sub-command against every accident with its places: `python tests/support/accidents.py` prints the table.
 
+The scenes of `accident_scenes.py` follow it.
+
 A place is a file or folder that the command reads or writes. It is missing, of the wrong kind, unreadable, empty,
 binary, read-only, on a full disk, or Ctrl-C comes when it is opened. The accidents are real: rights are checked by the
 system for an ordinary user, to which root changes meanwhile; a disk is full because the size of files is limited to 0
@@ -10,12 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import re
 import shutil
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +29,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 from accident_cases import CASES, Case, make_inputs, stand_ins, sub_commands  # noqa: E402
 from accident_kinds import ACCIDENTS, Accident  # noqa: E402
+from accident_scenes import SCENES  # noqa: E402
 from token_endpoint import TokenEndpoint  # noqa: E402
 
 from eagle_plugin import cli  # noqa: E402
@@ -43,6 +48,7 @@ class Outcome(NamedTuple):
     code: int | None  # None: it ended with a traceback
     output: str  # stdout and stderr together, of child processes too
     left: list[str]  # temporary files that were not removed
+    seconds: float = 0.0
 
     @property
     def sentences(self) -> list[str]:
@@ -89,6 +95,19 @@ class Workshop(NamedTuple):
         """Run a sub-command with good inputs."""
         case = CASES[command]
         return self._run(command, case._replace(args=f"{case.args} {option}"), "", "none", Accident(lambda path: path))
+
+    def run_scene(self, name: str) -> Outcome:
+        """Run the command of a scene."""
+        scene, own = SCENES[name], Path(tempfile.mkdtemp(dir=self.folder))
+        places = {name: str(path) for name, path in self.inputs.items()}
+        places |= {"own": str(own), "out": str(own / "out"), "url": self.url}
+        surroundings = _environment({"EAGLE_CACHE_DIR": str(own / "none"), "EAGLE_KERNELS": "torch"})
+        began = time.monotonic()
+        with surroundings, stand_ins("", self.inputs), scene.around(places), _captured(full=False) as output:
+            code = _call([word.format(**places) for word in scene.args.split()])
+        text = output.getvalue().decode(errors="replace")
+        left = [path.name for path in own.rglob("*") if PARTIAL in path.name]
+        return Outcome(scene.args.split(" {")[0], "", name, code, text, left, time.monotonic() - began)
 
     def _run(self, command: str, case: Case, place: str, name: str, accident: Accident) -> Outcome:
         own = Path(tempfile.mkdtemp(dir=self.folder))
@@ -183,10 +202,11 @@ def _captured(full: bool) -> Iterator[io.BytesIO]:
 
 if __name__ == "__main__":
     with open_workshop() as workshop:
-        for chosen in sys.argv[1:] or sub_commands():
-            for outcome in workshop.run(chosen):
-                code = "TRACEBACK" if outcome.code is None else outcome.code
-                printed = (outcome.sentences or [""])[-1].replace(str(workshop.folder), "...")
-                print(f"{chosen:<16} {outcome.place:<9} {outcome.accident:<13} {code:<3} {printed}", flush=True)
-                if outcome.code is None:
-                    print(outcome.output)
+        cases = (outcome for chosen in sys.argv[1:] or sub_commands() for outcome in workshop.run(chosen))
+        scenes = () if sys.argv[1:] else map(workshop.run_scene, SCENES)
+        for outcome in itertools.chain(cases, scenes):
+            code = "TRACEBACK" if outcome.code is None else outcome.code
+            printed = (outcome.sentences or [""])[-1].replace(str(workshop.folder), "...")
+            print(f"{outcome.command:<16} {outcome.place:<9} {outcome.accident:<13} {code:<3} {printed}", flush=True)
+            if outcome.code is None:
+                print(outcome.output)

@@ -28,6 +28,7 @@ from eagle_plugin.bench.serving.preparation import add_server_options, at_least,
 from eagle_plugin.bench.serving.prompts import PROMPT_KINDS, questions_of
 from eagle_plugin.bench.serving.report import ServingSettings
 from eagle_plugin.bench.spec import ServerSpec
+from eagle_plugin.command_line import Parser
 from eagle_plugin.errors import UserError
 
 # (target, the EAGLE-3 head, the P-EAGLE head or None, untrained, folder for a copy, the most levels) -> the head
@@ -65,7 +66,7 @@ examples:
 
 def parse(argv: Sequence[str] | None, default_peagle: Path, layers: int) -> argparse.Namespace:
     """The benchmark's options."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="peagle.py",
         description=f"{__doc__}\n\n{EXPLANATION.format(layers=layers)}",
         epilog=EXAMPLES,

@@ -35,6 +35,7 @@ from eagle_plugin.bench.serving.trace import (
     trace_specs,
 )
 from eagle_plugin.bench.startup import serving
+from eagle_plugin.command_line import Parser
 
 REPEATS = 3
 COLOURS = {"plain": "#9aa5b1", "plugin": "#d9662b"}
@@ -58,7 +59,7 @@ examples:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The trace's options."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="serving.py --trace",
         description=f"{__doc__}\n\n{EXPLANATION}",
         epilog=EXAMPLES,

@@ -16,6 +16,7 @@ from rich.table import Table
 from eagle_plugin.atomic_io import replace_output
 from eagle_plugin.capture.metrics import DROPPED
 from eagle_plugin.command_end import end_of
+from eagle_plugin.command_line import Parser
 from eagle_plugin.data.captures.segments import PRIVATE, captured_records, check_folder, counts_of, segments_of
 from eagle_plugin.data.rows import DataError
 from eagle_plugin.progress_bars import ProgressBars
@@ -119,9 +120,7 @@ def _moment(time: float | None) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        prog="eagle-plugin capture", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=raw
-    )
+    parser = Parser(prog="eagle-plugin capture", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=raw)
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     status = actions.add_parser("status", help="records, size, time span, and what was not recorded")
     status.add_argument("--json", action="store_true", help="print one JSON object")

@@ -9,9 +9,12 @@ from typing import Any
 import httpx
 
 from eagle_plugin.data.rows import DataError
+from eagle_plugin.http_failures import describe_failure
 
 RETRIES = 5
 FIRST_PAUSE_S = 0.5  # doubled after every failure
+LISTING_S = 8.0  # for the list of models, which needs no model to compute
+FIRST_TOKEN_S = 120.0  # for the first answer, of one token; a server that is busy may let it wait
 _BUSY = (408, 429)  # retried, like every 5xx
 _MISDIRECTED = (401, 403, 404, 405)  # the URL or the model name is wrong, not the prompt
 
@@ -70,17 +73,19 @@ class TargetEndpoint:
             DataError: it answers without token ids.
         """
         try:
-            models = await self.client.get(f"{self._base}/v1/models")
+            models = await self.client.get(f"{self._base}/v1/models", timeout=LISTING_S)
             models.raise_for_status()
             self.model = self.model or models.json()["data"][0]["id"]
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise EndpointDead(_describe(error)) from error
+            raise EndpointDead(describe_failure(error)) from error
         except (ValueError, LookupError, TypeError) as error:
             raise EndpointDead("/v1/models lists no model; name one with --model") from error
         try:
-            await self.complete("Hello", {"max_tokens": 1, "temperature": 0})
+            await asyncio.wait_for(self.complete("Hello", {"max_tokens": 1, "temperature": 0}), FIRST_TOKEN_S)
         except RequestRefused as error:
             raise EndpointDead(f"it refused a first request: {error}") from error
+        except (TimeoutError, asyncio.TimeoutError) as error:  # two classes before Python 3.11
+            raise EndpointDead(f"it lists its model, and gave no token within {FIRST_TOKEN_S:g} s") from error
 
     async def chat(
         self, messages: list[dict[str, Any]], tools: list[Any] | None, sampling: dict[str, Any]
@@ -105,15 +110,15 @@ class TargetEndpoint:
             try:
                 response = await self.client.post(f"{self._base}/v1/{route}", json=body)
             except httpx.TransportError as error:
-                reason = _describe(error)
+                reason = describe_failure(error)
                 continue
             if response.status_code in _BUSY or response.status_code >= 500:
-                reason = _describe(response)
+                reason = describe_failure(response)
                 continue
             if response.status_code in _MISDIRECTED:
-                raise EndpointDead(_describe(response))
+                raise EndpointDead(describe_failure(response))
             if response.is_error:
-                raise RequestRefused(_describe(response), final=True)
+                raise RequestRefused(describe_failure(response), final=True)
             return self._read(response)
         if await self._is_alive():
             raise RequestRefused(f"{reason}, {RETRIES} times", final=False)
@@ -156,11 +161,3 @@ def _history(message: dict[str, Any]) -> dict[str, Any]:
 
 def _are_ids(ids: Any) -> bool:
     return isinstance(ids, list) and all(type(i) is int for i in ids)
-
-
-def _describe(failure: httpx.Response | httpx.HTTPError | httpx.InvalidURL) -> str:
-    if isinstance(failure, httpx.HTTPStatusError):
-        failure = failure.response
-    if isinstance(failure, httpx.Response):
-        return f"HTTP {failure.status_code}: {' '.join(failure.text.split())[:200]}"
-    return f"{type(failure).__name__} {failure}".strip()

@@ -126,6 +126,7 @@ async def generate(
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False) as client:
         endpoints = [TargetEndpoint(url, client, settings.model, settings.first_pause_s) for url in urls]
+        console.print(f"asking {', '.join(escape(url) for url in urls)} for one token", highlight=False)
         await asyncio.gather(*(_open(endpoint, console) for endpoint in endpoints))
         with ProgressBars(*columns, TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), console=console) as bar:
             task = bar.add_task("generating", total=queue.total, completed=queue.total - queue.left, rate="")
