@@ -50,6 +50,7 @@ def run(setting: Setting) -> dict[str, Any]:
             row["lines"] = re.findall(LINES, log)
             rows.append(row)
             print(json.dumps(row), flush=True)
+            setting.keep({"dtype": "float32", "rows": rows})
             if CASES[case].plugin:
                 check(row, log)
                 seeded = seeded or found["asks"]["seeds"]["text"]

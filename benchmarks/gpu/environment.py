@@ -7,6 +7,8 @@ import importlib.metadata
 import platform
 import shutil
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,7 @@ def identity(setting: Setting) -> dict[str, str]:
     found = versions(("triton", "eagle-plugin"))
     return {
         "device": torch.cuda.get_device_name(setting.device) if setting.on_gpu else platform.machine(),
-        "size": "tiny" if setting.tiny else "full",
+        "size": "tiny" if setting.tiny else "short" if setting.short else "full",
         "driver": driver() if setting.on_gpu else "none",
         "torch": torch.__version__,
         "triton": found.get("triton", "none"),
@@ -55,22 +57,25 @@ def identity(setting: Setting) -> dict[str, str]:
     }
 
 
-def engine_version(engine: str | None) -> dict[str, str]:
-    """What must be the same beside `identity` for a step of an engine; empty for a step without one."""
+def engine_version(engine: str | None, folders: Sequence[str] = ()) -> dict[str, str]:
+    """What must be the same beside `identity` for a step of an engine; empty for a step without one.
+
+    folders: where the engine is looked for before the places of this interpreter.
+    """
     if engine is None:
         return {}
-    found = versions((engine, f"{engine}-cpu"))
+    found = versions((engine, f"{engine}-cpu"), folders)
     return {engine: next(iter(found.values()), "none")}
 
 
-def versions(names: tuple[str, ...]) -> dict[str, str]:
+def versions(names: tuple[str, ...], folders: Sequence[str] = ()) -> dict[str, str]:
     """The versions of those distributions that are installed."""
+    places = [*folders, *sys.path]
     found = {}
     for name in names:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+        for distribution in importlib.metadata.distributions(name=name, path=places):
+            found[name] = distribution.version
+            break
     return found
 
 

@@ -46,11 +46,14 @@ TESTS = {
     "attention": ("test_tree_attention", "test_one_wrong_ancestor_bit_changes_that_row_alone"),
 }
 WORKERS = 8  # processes for the tests, where pytest-xdist is installed: Triton compiles for most of the time
+SHORT = {"attention": TESTS["attention"]}  # the kernel in Triton: the others are CUDA C++, compiled once
 TINY = {"tree": ("test_levels_and_selection",), "kv": TESTS["kv"], "attention": ("test_tree_attention",)}
 
 
 def run(setting: Setting) -> dict[str, Any]:
     """Run them; StepError with the first test that fails."""
+    if setting.short:
+        return run_pytest(setting, SHORT, examples=30)
     return run_pytest(setting, TINY if setting.tiny else TESTS, examples=3 if setting.tiny else 60)
 
 

@@ -24,6 +24,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from eagle_plugin.atomic_io import write_output
+from eagle_plugin.command_end import end_of
 from eagle_plugin.core.policy import NUM_SAMPLED
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.kernels import sampling, tree
@@ -267,11 +269,11 @@ def main() -> int:
                 row.kernel, row.case, ", ".join(f"{name} {x:.1f}" for name, x in times.items()), f"{100 * share:.0f} %"
             )
             found.append({"kernel": row.kernel, "case": row.case, "us": times, "share_of_copy_bandwidth": share})
+            if options.json:  # as soon as a row is known
+                write_output(options.json, [json.dumps(about | {"rows": found}, indent=1) + "\n"])
     Console(width=140).print(shown)
-    if options.json:
-        options.json.write_text(json.dumps(about | {"rows": found}, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(end_of(main, owns_process=True))

@@ -5,12 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.gpu.steps import Setting
 from eagle_plugin.core.shape import Shape
 
 TREE, CHAIN = Shape(3, 4, 16), Shape.chain(3)
 REQUESTS = 32  # at a time, and the largest captured batch
 CONTEXT, TOKENS = 2048, 65536  # of a request, and of the KV cache
 BLOCK = {True: 16, False: 128}  # vLLM's, on a GPU and on a CPU
+# Of vLLM's caches, in place of a measurement of the GPU's memory, which counts what the other engines take meanwhile.
+# TOKENS of SmolLM2-135M and its head in float32 take 3.1 GiB; vLLM allocates what TOKENS need.
+CACHE_BYTES = 4 << 30
+# Rows of a step of vLLM; up to REQUESTS x 16 nodes.
+CAPTURED_ROWS = [1, 2, 4, 8, 16, 24, 32, 64, 128, 256, 512]
 
 
 class Case(NamedTuple):
@@ -50,8 +56,45 @@ CASES = {
         **FLOATS,
     },
 }
-# The cases that are asked at temperature 1, too: SGLang's own EAGLE-3 needs FlashInfer for it.
-SAMPLED_CASES = {"sglang": ("plain", "plugin"), "vllm": ("plain", "engine-chain", "plugin")}
+# The cases that are asked at temperature 1, too.
+SAMPLED_CASES = {
+    "sglang": ("plain", "engine-tree", "engine-chain", "plugin"),
+    "vllm": ("plain", "engine-chain", "plugin"),
+}
+NEED_FLASHINFER = {"sglang": ("engine-tree", "engine-chain"), "vllm": ()}  # at temperature 1
+SHORT_CASES = {
+    "sglang": ("plain", "engine-tree", "engine-chain", "plugin", "plugin-tree", *FLOATS),
+    "vllm": ("plain", "engine-chain", "plugin", *FLOATS),
+}
+
+
+class Amount(NamedTuple):
+    """How much is asked of each engine."""
+
+    questions: int | None  # None: all
+    repeats: int
+    concurrency: tuple[int, ...]  # requests at a time, greedy
+    sampled: tuple[int, ...]  # requests at a time at temperature 1
+    tokens: int  # of an answer
+    equal_tokens: int  # of an answer in float32
+    warm_up: tuple[int, ...]  # requests at a time: compilers, and the policy's first measurements
+
+
+FULL = Amount(None, 3, (1, 8, 32), (1, 8), 128, 64, (1, 8, 8, 32))
+SHORT = Amount(12, 2, (1, 8), (1,), 128, 64, (1, 8, 8))
+SMALLEST = Amount(4, 1, (1, 8), (1,), 16, 16, (1, 8))
+
+
+def amount_of(setting: Setting) -> Amount:
+    """What a step asks in this setting."""
+    return SMALLEST if setting.tiny else SHORT if setting.short else FULL
+
+
+def cases_of(engine: str, setting: Setting) -> tuple[str, ...]:
+    """The names of the cases that are started."""
+    if setting.tiny:
+        return ("plain", "plugin", *FLOATS)
+    return SHORT_CASES[engine] if setting.short else tuple(CASES[engine])
 
 
 def environment(engine: str, case: Case, on_gpu: bool) -> dict[str, str]:
@@ -85,12 +128,18 @@ def sglang_arguments(case: Case, target: Path, head: Path, on_gpu: bool) -> dict
     return found
 
 
-def vllm_arguments(case: Case, target: Path, head: Path, on_gpu: bool) -> dict[str, Any]:
-    """Of `vllm.LLM`. Several engines share the GPU: each takes a small part of it."""
+def vllm_arguments(case: Case, target: Path, head: Path, on_gpu: bool, eager: bool = False) -> dict[str, Any]:
+    """Of `vllm.LLM`. Several engines share the GPU: each takes a small part of it.
+
+    eager: without compilation and graphs, as always on a CPU, where compilation takes minutes.
+    """
     found: dict[str, Any] = {"model": str(target), "dtype": case.dtype, "max_model_len": CONTEXT, "seed": 1}
     found |= {"max_num_seqs": REQUESTS, "gpu_memory_utilization": 0.12, "disable_log_stats": False}
     found |= {"block_size": BLOCK[on_gpu], "num_gpu_blocks_override": TOKENS // BLOCK[on_gpu]}
-    found["enforce_eager"] = not on_gpu  # on a CPU compilation takes minutes
+    found["enforce_eager"] = eager or not on_gpu
+    if on_gpu:
+        found["kv_cache_memory_bytes"] = CACHE_BYTES
+        found |= {} if eager else {"cudagraph_capture_sizes": CAPTURED_ROWS}
     if case.shape is not None:
         drafts = case.shape.width - 1
         found["speculative_config"] = {"method": "eagle3", "model": str(head), "num_speculative_tokens": drafts}

@@ -32,7 +32,7 @@ class Served(Protocol):
 class SGLang:
     """SGLang's engine."""
 
-    def __init__(self, case: Case, target: Path, head: Path, on_gpu: bool) -> None:
+    def __init__(self, case: Case, target: Path, head: Path, on_gpu: bool, eager: bool) -> None:
         import sglang
 
         self._engine = sglang.Engine(**sglang_arguments(case, target, head, on_gpu))
@@ -50,11 +50,11 @@ class SGLang:
 class VLLM:
     """vLLM's engine."""
 
-    def __init__(self, case: Case, target: Path, head: Path, on_gpu: bool) -> None:
+    def __init__(self, case: Case, target: Path, head: Path, on_gpu: bool, eager: bool) -> None:
         import vllm
 
         self._new_parameters, self._speculates = vllm.SamplingParams, case.shape is not None
-        self._engine = vllm.LLM(**vllm_arguments(case, target, head, on_gpu))
+        self._engine = vllm.LLM(**vllm_arguments(case, target, head, on_gpu, eager))
 
     def forget(self) -> None:
         self._engine.reset_prefix_cache()
@@ -86,13 +86,14 @@ def main() -> None:
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--head", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--eager", action="store_true", help="vLLM without compilation and graphs")
     options = parser.parse_args()
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
     began = time.perf_counter()
     case, on_gpu = CASES[options.engine][options.case], options.device.startswith("cuda")
-    engine: Served = ENGINES[options.engine](case, options.target, options.head, on_gpu)
+    engine: Served = ENGINES[options.engine](case, options.target, options.head, on_gpu, options.eager)
     print(json.dumps({"start_seconds": time.perf_counter() - began}), file=replies, flush=True)
     for line in sys.stdin:
         batch = json.loads(line)

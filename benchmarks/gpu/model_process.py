@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import selectors
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +17,8 @@ from benchmarks.gpu.groups import last_error, running
 from benchmarks.gpu.model_cases import CASES, Case, environment
 from benchmarks.gpu.steps import Setting, StepError
 
-START_LIMIT, ANSWER_LIMIT = 300, 120  # seconds
+START_LIMIT = {True: 200.0, False: 900.0}  # seconds, on a GPU and on a CPU; the engines start at the same time
+ANSWER_LIMIT = 120.0
 SHOWN = 5000  # characters of the log of an engine that does not answer
 
 
@@ -25,14 +28,23 @@ class EngineProcess:
     def __init__(self, case: Case, process: subprocess.Popen[str], log: Path) -> None:
         self.case = case
         self._process, self._log = process, log
+        self._start_seconds: float | None = None
 
     def log(self) -> str:
         """What it has printed so far."""
         return self._log.read_text(encoding="utf-8", errors="replace")
 
-    def wait_for_start(self) -> float:
-        """How many seconds the start took; StepError with the reason when it does not start."""
-        return float(self._read(START_LIMIT)["start_seconds"])
+    def wait_for_start(self, limit: float) -> float:
+        """How many seconds the start took; StepError with the reason when it does not start in so many from now."""
+        if self._start_seconds is None:
+            self._start_seconds = float(self._read(limit)["start_seconds"])
+        return self._start_seconds
+
+    def end(self) -> None:
+        """End it at once; its memory is free then."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
     def ask(self, prompts: list[list[int]], temperature: float, tokens: int, forget: bool = False) -> dict[str, Any]:
         """Send requests at the same time. text: token ids; tokens, rounds: of all requests; seconds: until the last.
@@ -54,19 +66,24 @@ class EngineProcess:
         if not line:
             text = self.log()
             print(text[-SHOWN:])
-            raise StepError(f"{self.case.what} does not answer: {last_error(text)}")
+            found_in = last_error(text) if self._process.poll() is not None else f"{limit:.0f} s are over, see its log"
+            raise StepError(f"{self.case.what} does not answer: {found_in}")
         found: dict[str, Any] = json.loads(line)
         return found
 
 
 @contextmanager
-def started(name: str, target: Path, head: Path, folder: Path, setting: Setting) -> Iterator[EngineProcess]:
-    """An engine that starts; all its processes end with the context."""
+def started(
+    name: str, target: Path, head: Path, folder: Path, setting: Setting, eager: bool = False
+) -> Iterator[EngineProcess]:
+    """An engine that starts; all its processes end with the context. folder: for its log."""
     engine = setting.engine or "sglang"
     case, log = CASES[engine][name], folder / f"{name}.log"
     command = [sys.executable, "-m", "benchmarks.gpu.model_engine", engine, name, "--device", setting.device]
-    with log.open("w", encoding="utf-8") as file:
-        command += ["--target", str(target), "--head", str(head)]
-        more, pipe = environment(engine, case, setting.on_gpu), subprocess.PIPE
-        with running(command, more, stdin=pipe, stdout=pipe, stderr=file) as process:
-            yield EngineProcess(case, process, log)
+    command += ["--target", str(target), "--head", str(head), *(["--eager"] if eager else [])]
+    more, pipe = environment(engine, case, setting.on_gpu), subprocess.PIPE
+    with (
+        log.open("w", encoding="utf-8") as file,
+        running(command, more, stdin=pipe, stdout=pipe, stderr=file) as process,
+    ):
+        yield EngineProcess(case, process, log)

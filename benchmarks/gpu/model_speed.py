@@ -1,23 +1,36 @@
 """Steps `model` and `vllm-model`: a real target with its head: plain decoding, the engine's own EAGLE-3, the plugin.
 
-All engines are started together and then asked in turn, each alone: in every repeat each of them answers the demo's
-questions with 1, 8 and 32 requests at a time, greedily, and some of them at temperature 1. Two more engines in float32
-must give the same greedy text.
+One engine of vLLM's is started first, and decides whether all are compiled or eager. Then all engines start at the same
+time. Two of them, in float32, must give the same greedy text. The others are asked in turn, each alone: in every repeat
+each of them answers the demo's questions with 1, 8 and 32 requests at a time, greedily, and some of them at temperature
+1. What is known is kept after every answer, and an engine that fails leaves the others'.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import re
 import statistics
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.gpu.engine_text import LINES, SERVES
-from benchmarks.gpu.model_cases import CASES, SAMPLED_CASES
-from benchmarks.gpu.model_process import EngineProcess, started
+from benchmarks.gpu.model_cases import (
+    CASES,
+    FLOATS,
+    NEED_FLASHINFER,
+    SAMPLED_CASES,
+    Amount,
+    amount_of,
+    cases_of,
+    environment,
+)
+from benchmarks.gpu.model_process import START_LIMIT, EngineProcess, started
 from benchmarks.gpu.server import need_modules
 from benchmarks.gpu.steps import Setting, StepError
 from eagle_plugin.models.shipped import HEAD, head_folder, question_files
@@ -25,10 +38,11 @@ from eagle_plugin.models.target import target_folder
 
 TARGET = "smollm2-135m-instruct"
 OTHERS = r"eagle-plugin [^\n]*is served by (?:SGLang|vLLM)'s own worker[^\n]*"  # why, in a log
-FLOAT32 = ("plain-float32", "plugin-float32")
-CONCURRENCY = (1, 8, 32)
-REPEATS = 3
-TOKENS, EQUAL_TOKENS, TINY_TOKENS = 128, 64, 16
+FLOAT32 = tuple(FLOATS)
+NEEDED = ("plain", "plugin", *FLOAT32)  # without these the step fails, after it has measured the others
+# Seconds in which vLLM must start and answer with compilation; on an H200 a first start took 55 s.
+FIRST_START_LIMIT = 75.0
+FIRST_PROMPT = [1, 2, 3]
 
 
 class Measured(NamedTuple):
@@ -40,46 +54,111 @@ class Measured(NamedTuple):
 
 
 def run(setting: Setting) -> dict[str, Any]:
-    """Measure every case that starts; StepError where the plugin does not serve, or says something else."""
-    engine = setting.engine or "sglang"
+    """Measure every case that starts; StepError at the end where the plugin did not serve, or said something else."""
+    engine, amount = setting.engine or "sglang", amount_of(setting)
     need_modules(engine, "tokenizers", "transformers")
     target, head = target_folder(TARGET), head_folder(HEAD)
-    prompts = read_prompts(target)[: 4 if setting.tiny else None]
-    names = ("plain", "plugin", *FLOAT32) if setting.tiny else tuple(CASES[engine])
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        starting = {name: stack.enter_context(started(name, target, head, Path(folder), setting)) for name in names}
-        engines, failed = wait_for_all(starting)
-        rows = measure(engines, SAMPLED_CASES[engine], prompts, setting)
-        for sentence in sentences(rows, engines):
-            print(sentence, flush=True)  # also when a text differs
-        equal = compare(*(engines[name] for name in FLOAT32), prompts, setting)
-        lines = {name: re.findall(LINES, one.log()) for name, one in engines.items() if one.case.plugin}
-    found = {"target": TARGET, "head": HEAD, "failed": failed, "equal": equal, "rows": rows, "lines": lines}
-    return found | {"summary": [equal["sentence"], *sentences(rows, engines)]}
+    prompts = some_of(read_prompts(target), amount.questions)
+    found: dict[str, Any] = {"target": TARGET, "head": HEAD, "amount": amount._asdict(), "failed": {}, "rows": []}
+    found |= facts(engine, setting)
+    with log_folder(setting) as folder, ExitStack() as stack:
+        places = (target, head, folder, setting)
+        starting, found["eager"] = first_start(engine, places, stack)
+        for name in cases_of(engine, setting):
+            if name not in starting:
+                starting[name] = stack.enter_context(started(name, *places, found["eager"]))
+        engines = wait_for_all(starting, found["failed"], START_LIMIT[setting.on_gpu])
+        found["lines"] = {name: re.findall(LINES, one.log()) for name, one in engines.items() if one.case.plugin}
+        setting.keep(found)
+        found["equal"] = equal_text(engines, prompts, amount, found["failed"])
+        setting.keep(found)
+        for rows in measure(engines, sampled_cases(engine), prompts, amount, found["failed"]):
+            found["rows"] = rows
+            setting.keep(found)
+    if reasons := [found["failed"][name] for name in (*NEEDED, "text") if name in found["failed"]]:
+        raise StepError(reasons[0] if len(reasons) == 1 else f"{reasons[0]}; and {len(reasons) - 1} more, see `failed`")
+    return found | {"summary": [found["equal"]["sentence"], *map(as_sentence, found["rows"])]}
 
 
-def wait_for_all(starting: dict[str, EngineProcess]) -> tuple[dict[str, EngineProcess], dict[str, str]]:
-    """The engines that serve, and why the others do not.
+def facts(engine: str, setting: Setting) -> dict[str, Any]:
+    """What the rows depend on beside the versions, printed too."""
+    forced = environment(engine, CASES[engine]["plugin"], setting.on_gpu)["EAGLE_PLUGIN"] == "force"
+    flashinfer = importlib.util.find_spec("flashinfer") is not None
+    if forced:
+        print("the plugin serves because of EAGLE_PLUGIN=force")
+    if not flashinfer:
+        print("FlashInfer is not installed: the engine samples without it", flush=True)
+        for name in NEED_FLASHINFER[engine]:
+            print(f"{CASES[engine][name].what}: not asked at temperature 1, which needs FlashInfer", flush=True)
+    return {"forced": forced, "flashinfer": flashinfer}
 
-    StepError where plain decoding or the plugin is among the others: then there is nothing to compare.
+
+def sampled_cases(engine: str) -> tuple[str, ...]:
+    """The cases that can be asked at temperature 1 here."""
+    without = () if importlib.util.find_spec("flashinfer") else NEED_FLASHINFER[engine]
+    return tuple(name for name in SAMPLED_CASES[engine] if name not in without)
+
+
+@contextmanager
+def log_folder(setting: Setting) -> Iterator[Path]:
+    """Where the engines' logs go."""
+    if setting.logs is not None:
+        setting.logs.mkdir(parents=True, exist_ok=True)
+        yield setting.logs
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+
+
+def first_start(
+    engine: str, places: tuple[Path, Path, Path, Setting], stack: ExitStack
+) -> tuple[dict[str, EngineProcess], bool]:
+    """vLLM's plain decoding, where it starts compiled and answers; and whether all others are to be eager.
+
+    Only on a GPU: on a CPU vLLM is always eager here.
     """
-    engines, failed = {}, {}
-    for name, engine in starting.items():
+    setting = places[3]
+    if engine != "vllm" or not setting.on_gpu:
+        return {}, engine == "vllm"
+    with ExitStack() as mine:
+        first = mine.enter_context(started("plain", *places))
         try:
-            seconds = engine.wait_for_start()
-            if engine.case.plugin and SERVES not in engine.log():
-                found = re.findall(OTHERS, engine.log()) or ["the engine's log has no reason"]
-                raise StepError(f"{engine.case.what}: the plugin does not serve: {found[0]}")
+            first.wait_for_start(FIRST_START_LIMIT)
+            first.ask([FIRST_PROMPT], 0.0, 8)
         except StepError as error:
-            failed[name] = str(error)
-            print(error, flush=True)
-        else:
-            engines[name] = engine
-            print(f"{engine.case.what} started in {seconds:.0f} s", flush=True)
-    for name in ("plain", "plugin", *FLOAT32):
-        if name in failed:
-            raise StepError(failed[name])
-    return engines, failed
+            print(f"{error}: all engines start without compilation", flush=True)
+            return {}, True
+        stack.enter_context(mine.pop_all())
+    return {"plain": first}, False
+
+
+def wait_for_all(starting: dict[str, EngineProcess], failed: dict[str, str], limit: float) -> dict[str, EngineProcess]:
+    """The engines that serve, all waited for at the same time; why the others do not goes to `failed`."""
+    pool = ThreadPoolExecutor(len(starting))
+    waits = {pool.submit(check_start, engine, limit): name for name, engine in starting.items()}
+    try:
+        for done in as_completed(waits):
+            name, error = waits[done], done.exception()
+            if error is None:
+                print(f"{starting[name].case.what} started in {done.result():.0f} s", flush=True)
+            elif isinstance(error, StepError):
+                failed[name] = str(error)
+                print(error, flush=True)
+                starting[name].end()
+            else:
+                raise error
+    finally:
+        pool.shutdown(wait=False)
+    return {name: engine for name, engine in starting.items() if name not in failed}
+
+
+def check_start(engine: EngineProcess, limit: float) -> float:
+    """Seconds of the start; StepError where it does not start or another worker than the plugin's serves."""
+    seconds = engine.wait_for_start(limit)
+    if engine.case.plugin and SERVES not in engine.log():
+        found = re.findall(OTHERS, engine.log()) or ["the engine's log has no reason"]
+        raise StepError(f"{engine.case.what}: the plugin does not serve: {found[0]}")
+    return seconds
 
 
 def read_prompts(target: Path) -> list[list[int]]:
@@ -97,10 +176,36 @@ def read_prompts(target: Path) -> list[list[int]]:
     ]
 
 
-def compare(plain: EngineProcess, ours: EngineProcess, prompts: list[list[int]], setting: Setting) -> dict[str, Any]:
+def some_of(prompts: list[list[int]], number: int | None) -> list[list[int]]:
+    """So many of them, evenly spread over all kinds of questions."""
+    if number is None or number >= len(prompts):
+        return prompts
+    return [prompts[place * len(prompts) // number] for place in range(number)]
+
+
+def equal_text(
+    engines: dict[str, EngineProcess], prompts: list[list[int]], amount: Amount, failed: dict[str, str]
+) -> dict[str, Any]:
+    """What `compare` found; where it failed, `sentence` alone, which goes to `failed` too. The engines end."""
+    pair = [engines.pop(name, None) for name in FLOAT32]
+    try:
+        plain, ours = pair
+        if plain is None or ours is None:
+            raise StepError("no text was compared: an engine in float32 did not start")
+        found = compare(plain, ours, prompts, amount)
+    except StepError as error:
+        failed["text"] = str(error)
+        found = {"sentence": str(error)}
+    print(found["sentence"], flush=True)
+    for engine in pair:
+        if engine is not None:
+            engine.end()
+    return found
+
+
+def compare(plain: EngineProcess, ours: EngineProcess, prompts: list[list[int]], amount: Amount) -> dict[str, Any]:
     """Greedy text in float32 by trees and by plain decoding; StepError where too few are equal."""
-    tokens = TINY_TOKENS if setting.tiny else EQUAL_TOKENS
-    wanted, found = (engine.ask(prompts, 0.0, tokens) for engine in (plain, ours))
+    wanted, found = (engine.ask(prompts, 0.0, amount.equal_tokens) for engine in (plain, ours))
     same = [a == b for a, b in zip(wanted["text"], found["text"], strict=True)]
     length = (found["tokens"] - len(prompts)) / found["rounds"]
     sentence = f"{sum(same)} of {len(same)} greedy texts in float32 are those of plain decoding, accept length "
@@ -112,23 +217,47 @@ def compare(plain: EngineProcess, ours: EngineProcess, prompts: list[list[int]],
 
 
 def measure(
-    engines: dict[str, EngineProcess], sampled: tuple[str, ...], prompts: list[list[int]], setting: Setting
-) -> list[dict[str, Any]]:
-    """Tokens per second of every case in bfloat16, one engine at a time, in another order in every repeat."""
-    names = [name for name, engine in engines.items() if engine.case.dtype == "bfloat16"]
-    wanted = [Measured(name, 0.0, many) for many in CONCURRENCY[: 2 if setting.tiny else None] for name in names]
-    wanted += [Measured(name, 1.0, many) for many in ((1,) if setting.tiny else (1, 8)) for name in sampled]
-    wanted = [one for one in wanted if one.case in names]
-    tokens = TINY_TOKENS if setting.tiny else TOKENS
-    for name in names:  # compilers, and the policy's first measurements
-        for many in (1, 8) if setting.tiny else (1, 8, 8, 32):
-            engines[name].ask(list(itertools.islice(itertools.cycle(prompts), many)), 0.0, tokens)
+    engines: dict[str, EngineProcess],
+    sampled: tuple[str, ...],
+    prompts: list[list[int]],
+    amount: Amount,
+    failed: dict[str, str],
+) -> Iterator[list[dict[str, Any]]]:
+    """Tokens per second of every case in bfloat16, one engine at a time, in another order in every repeat.
+
+    Yields all rows that are known, after every measurement. An engine that fails is asked no more.
+    """
+    wanted = [Measured(name, 0.0, many) for many in amount.concurrency for name in engines]
+    wanted += [Measured(name, 1.0, many) for many in amount.sampled for name in sampled if name in engines]
     seen: dict[Measured, list[dict[str, float]]] = {one: [] for one in wanted}
-    for repeat in range(1 if setting.tiny else REPEATS):
+    for repeat in range(amount.repeats):
         for one in wanted if repeat % 2 == 0 else reversed(wanted):
-            seen[one].append(ask_in_groups(engines[one.case], prompts, one, tokens))
-    plain = {one: median(seen[one], "tokens_per_s") for one in wanted if one.case == "plain"}
-    return [as_row(one, seen[one], plain[one._replace(case="plain")]) for one in wanted]
+            engine = engines[one.case]
+            if one.case in failed:
+                continue
+            try:
+                if not any(seen[other] for other in wanted if other.case == one.case):
+                    for many in amount.warm_up:
+                        engine.ask(list(itertools.islice(itertools.cycle(prompts), many)), 0.0, amount.tokens)
+                seen[one].append(ask_in_groups(engine, prompts, one, amount.tokens))
+            except StepError as error:
+                failed[one.case] = str(error)
+                print(error, flush=True)
+                engine.end()
+                continue
+            rows = rows_of(seen, engines)
+            print(as_sentence(next(row for row in rows if row.items() >= one._asdict().items())), flush=True)
+            yield rows
+
+
+def rows_of(seen: dict[Measured, list[dict[str, float]]], engines: dict[str, EngineProcess]) -> list[dict[str, Any]]:
+    """A row for everything that was measured at least once."""
+    plain = {one: median(found, "tokens_per_s") for one, found in seen.items() if one.case == "plain" and found}
+    return [
+        as_row(one, engines[one.case].case.what, found, plain.get(one._replace(case="plain")))
+        for one, found in seen.items()
+        if found
+    ]
 
 
 def ask_in_groups(engine: EngineProcess, prompts: list[list[int]], one: Measured, tokens: int) -> dict[str, float]:
@@ -149,27 +278,24 @@ def median(found: list[dict[str, float]], name: str) -> float:
     return statistics.median(one[name] for one in found)
 
 
-def as_row(one: Measured, found: list[dict[str, float]], plain: float) -> dict[str, Any]:
-    """A row of the result; plain: tokens per second of plain decoding with as many requests."""
+def as_row(one: Measured, what: str, found: list[dict[str, float]], plain: float | None) -> dict[str, Any]:
+    """A row of the result; plain: tokens per second of plain decoding with as many requests, None: not measured yet."""
     speeds = sorted(repeat["tokens_per_s"] for repeat in found)
-    length = median(found, "accept_length")
+    length, speed = median(found, "accept_length"), statistics.median(speeds)
     return one._asdict() | {
-        "tokens_per_s": round(statistics.median(speeds), 1),
+        "what": what,
+        "repeats": len(found),
+        "tokens_per_s": round(speed, 1),
         "lowest": round(speeds[0], 1),
         "highest": round(speeds[-1], 1),
-        "times_plain": round(statistics.median(speeds) / plain, 2),
+        "times_plain": round(speed / plain, 2) if plain else None,
         "accept_length": round(length, 3) if length else None,
     }
 
 
-def sentences(rows: list[dict[str, Any]], engines: dict[str, EngineProcess]) -> list[str]:
-    """One per row."""
-    found = []
-    for row in rows:
-        length = f", accept length {row['accept_length']:.2f}" if row["accept_length"] else ""
-        many = "1 request" if row["concurrency"] == 1 else f"{row['concurrency']} requests"
-        found.append(
-            f"{engines[row['case']].case.what}, T = {row['temperature']:g}, {many}: {row['tokens_per_s']:,.0f} "
-            f"tokens/s, {row['times_plain']:.2f}x plain{length}"
-        )
-    return found
+def as_sentence(row: dict[str, Any]) -> str:
+    """A row as a sentence."""
+    length = f", accept length {row['accept_length']:.2f}" if row["accept_length"] else ""
+    times = f", {row['times_plain']:.2f}x plain" if row["times_plain"] else ""
+    many = "1 request" if row["concurrency"] == 1 else f"{row['concurrency']} requests"
+    return f"{row['what']}, T = {row['temperature']:g}, {many}: {row['tokens_per_s']:,.0f} tokens/s{times}{length}"

@@ -41,7 +41,9 @@ def run(setting: Setting) -> dict[str, Any]:
     bandwidth = copy_bandwidth(setting)
     positions = context + repeats * max(shape.max_accept_length for shape in shapes) + 128
     target = size.target(positions, setting.device)
-    rows, summary = [], []
+    rows: list[dict[str, Any]] = []
+    about: dict[str, Any] = {"model": size.name, "dtype": str(size.dtype).removeprefix("torch."), "context": context}
+    about |= {"graphs": setting.on_gpu, "copy_gb_s": round(bandwidth / 1e9, 1), "rows": rows, "summary": []}
     # Emulated graphs would be slower than no graphs.
     with capturing(setting) if setting.on_gpu else nullcontext(lambda: None) as new_capturer:
         for batch in batches:
@@ -56,10 +58,10 @@ def run(setting: Setting) -> dict[str, Any]:
                 row = {"batch": batch, "shape": str(shape), "temperature": temperature}
                 row |= compare(times, floor_of(size, shape, batch, context, bandwidth), plain, plain_floor)
                 rows.append(row)
-                summary.append(as_sentence(row))
-                print(summary[-1], flush=True)
-    about = {"model": size.name, "dtype": str(size.dtype).removeprefix("torch."), "context": context}
-    return about | {"graphs": setting.on_gpu, "copy_gb_s": round(bandwidth / 1e9, 1), "rows": rows, "summary": summary}
+                about["summary"].append(as_sentence(row))
+                print(about["summary"][-1], flush=True)
+                setting.keep(about)
+    return about
 
 
 def compare(

@@ -24,7 +24,11 @@ def run(setting: Setting) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, str(script), *options, "--json", str(report)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True)
+        finally:
+            if report.exists():  # the rows until then, when the step is ended
+                setting.keep(json.loads(report.read_text(encoding="utf-8")))
         print(done.stdout, done.stderr)
         if done.returncode:
             raise StepError(

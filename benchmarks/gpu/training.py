@@ -49,9 +49,15 @@ LARGE = Size("Llama-3.1-8B", 4096, 14336, 32, 8, 128256, 32000)
 def run(setting: Setting) -> dict[str, Any]:
     """Compare every kind of head, then measure; StepError where the device is further off than the CPU."""
     need_modules("transformers")
-    compared = [compare(kind, TINY if setting.tiny else SMALL, setting) for kind in KINDS]
+    compared: list[dict[str, Any]] = []
+    speeds: list[dict[str, Any]] = []
+    for kind in KINDS:
+        compared.append(compare(kind, TINY if setting.tiny else SMALL, setting))
+        setting.keep({"compared": compared, "speeds": speeds})
     sizes, tokens = ((TINY,), 256) if setting.tiny else ((SMALL, LARGE), 8192)
-    speeds = [measure(size, tokens, setting) for size in sizes]
+    for size in sizes:
+        speeds.append(measure(size, tokens, setting))
+        setting.keep({"compared": compared, "speeds": speeds})
     worst = max(row["device_error"] for row in compared)
     sentences = [f"loss and gradients as on the CPU: at most {worst:.3f} from float32 in bfloat16"]
     for row in speeds:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +15,26 @@ from torch import Tensor
 
 from benchmarks.gpu import model_speed, training
 from benchmarks.gpu.engine_text import SERVES
-from benchmarks.gpu.model_cases import CASES, SAMPLED_CASES, environment, sglang_arguments, vllm_arguments
+from benchmarks.gpu.model_cases import (
+    CAPTURED_ROWS,
+    CASES,
+    FULL,
+    NEED_FLASHINFER,
+    SAMPLED_CASES,
+    SHORT,
+    SHORT_CASES,
+    SMALLEST,
+    cases_of,
+    environment,
+    sglang_arguments,
+    vllm_arguments,
+)
 from benchmarks.gpu.model_process import EngineProcess, started
 from benchmarks.gpu.model_speed import FLOAT32, Measured
 from benchmarks.gpu.steps import Setting, StepError
 from eagle_plugin.train.attention import Packing
 
-TINY = Setting("cpu", tiny=True)
+TINY, GPU = Setting("cpu", tiny=True), Setting("cuda", tiny=False)
 
 
 def test_heads_learn_the_same() -> None:
@@ -65,6 +82,7 @@ def test_a_real_model_on_a_cpu() -> None:
         ("plugin", 1.0, 1),
     ]
     assert len(found["summary"]) == 1 + len(measured)
+    assert not found["forced"] and not found["eager"]
 
 
 class Answers(EngineProcess):
@@ -83,7 +101,7 @@ PLAIN = Answers("plain-float32", [[1, 2, 3], [4, 5, 6]], 0)
 
 def test_equal_text_passes() -> None:
     ours = Answers("plugin-float32", [[1, 2, 3], [4, 5, 6]], 2)
-    assert model_speed.compare(PLAIN, ours, [[1], [2]], TINY)["accept_length"] == 2.0
+    assert model_speed.compare(PLAIN, ours, [[1], [2]], SMALLEST)["accept_length"] == 2.0
 
 
 @pytest.mark.parametrize(
@@ -95,7 +113,7 @@ def test_equal_text_passes() -> None:
 )
 def test_another_text_is_found(text: list[list[int]], rounds: int, message: str) -> None:
     with pytest.raises(StepError, match=message):
-        model_speed.compare(PLAIN, Answers("plugin-float32", text, rounds), [[1], [2]], TINY)
+        model_speed.compare(PLAIN, Answers("plugin-float32", text, rounds), [[1], [2]], SMALLEST)
 
 
 def test_rows_and_sentences() -> None:
@@ -103,13 +121,18 @@ def test_rows_and_sentences() -> None:
     found = model_speed.ask_in_groups(engine, [[1], [2]], Measured("plugin", 0.0, 1), 3)
     # Two groups of one question; the fake engine says six tokens in two seconds and two rounds to each.
     assert found == {"tokens_per_s": 3.0, "accept_length": 2.5}
-    row = model_speed.as_row(Measured("plugin", 0.0, 8), [found, found | {"tokens_per_s": 5.0}], plain=2.0)
+    row = model_speed.as_row(
+        Measured("plugin", 0.0, 8), engine.case.what, [found, found | {"tokens_per_s": 5.0}], plain=2.0
+    )
     assert (row["tokens_per_s"], row["lowest"], row["highest"], row["times_plain"]) == (4.0, 3.0, 5.0, 2.0)
-    plain = model_speed.as_row(Measured("plain", 1.0, 1), [found | {"accept_length": 0.0}], plain=3.0)
-    engines: dict[str, EngineProcess] = {"plugin": engine, "plain": Answers("plain", [], 0)}
-    assert model_speed.sentences([row, plain], engines) == [
+    assert row["repeats"] == 2
+    nothing_drafted = [found | {"accept_length": 0.0}]
+    plain = model_speed.as_row(Measured("plain", 1.0, 1), "plain decoding", nothing_drafted, plain=3.0)
+    alone = model_speed.as_row(Measured("plain", 1.0, 1), "plain decoding", nothing_drafted, plain=None)
+    assert [model_speed.as_sentence(one) for one in (row, plain, alone)] == [
         "the plugin, trees up to 3/4/16, T = 0, 8 requests: 4 tokens/s, 2.00x plain, accept length 2.50",
         "plain decoding, T = 1, 1 request: 3 tokens/s, 1.00x plain",
+        "plain decoding, T = 1, 1 request: 3 tokens/s",
     ]
 
 
@@ -118,28 +141,149 @@ class Starts(Answers):
 
     def __init__(self, name: str, how: str = SERVES) -> None:
         super().__init__(name, [], 0)
-        self._how = how
+        self._how, self.asked, self.ended = how, 0, False
 
     def log(self) -> str:
         return self._how
 
-    def wait_for_start(self) -> float:
-        if self._how == "fails":
+    def wait_for_start(self, limit: float) -> float:
+        if self._how == "does not start":
             raise StepError(f"{self.case.what} does not answer: see the log")
+        time.sleep(0.3)
         return 1.0
 
+    def ask(self, prompts: list[list[int]], temperature: float, tokens: int, forget: bool = False) -> dict[str, Any]:
+        self.asked += 1
+        if self._how.startswith("fails") and self.asked > len(SMALLEST.warm_up) + 4:  # after the first row
+            raise StepError(f"{self.case.what} does not answer: it has ended")
+        rounds = len(prompts) if self.case.plugin else 0
+        return {"text": [[1, 2, 3]] * len(prompts), "tokens": 3 * len(prompts), "rounds": rounds, "seconds": 2.0}
 
-def test_which_engines_may_fail() -> None:
-    all_start = {name: Starts(name) for name in ("plain", "engine-tree", "plugin", "plugin-chain", *FLOAT32)}
-    assert model_speed.wait_for_all(all_start) == (all_start, {})
-    fails = all_start | {"engine-tree": Starts("engine-tree", "fails"), "plugin-chain": Starts("plugin-chain", "")}
-    engines, failed = model_speed.wait_for_all(fails)
-    assert list(engines) == ["plain", "plugin", *FLOAT32] and list(failed) == ["engine-tree", "plugin-chain"]
+    def end(self) -> None:
+        self.ended = True
+
+
+NAMES = ("plain", "engine-tree", "plugin", "plugin-chain", *FLOAT32)
+
+
+def test_engines_start_side_by_side_and_some_may_fail() -> None:
+    all_start = {name: Starts(name) for name in NAMES}
+    failed: dict[str, str] = {}
+    began = time.perf_counter()
+    assert model_speed.wait_for_all(dict(all_start), failed, 9.0) == all_start and not failed
+    assert time.perf_counter() - began < 0.3 * len(NAMES), "one start was waited for after the other"
+    fails = {"engine-tree": "does not start", "plugin-chain": "", "plugin": "eagle-plugin 0.1.0: x"}
+    engines = model_speed.wait_for_all({name: Starts(name, fails.get(name, SERVES)) for name in NAMES}, failed, 9.0)
+    assert list(engines) == ["plain", *FLOAT32] and failed.keys() == fails.keys()
+    assert failed["engine-tree"] == "SGLang's own EAGLE-3, trees 3/4/16 does not answer: see the log"
     assert failed["plugin-chain"].startswith("the plugin, chains of 3 in every round: the plugin does not serve")
-    with pytest.raises(StepError, match="^plain decoding does not answer"):
-        model_speed.wait_for_all(all_start | {"plain": Starts("plain", "fails")})
-    with pytest.raises(StepError, match="^the plugin, trees up to 3/4/16: the plugin does not serve"):
-        model_speed.wait_for_all(all_start | {"plugin": Starts("plugin", "SGLang's own worker")})
+
+
+@pytest.fixture
+def fake_engines(monkeypatch: pytest.MonkeyPatch) -> dict[str, Starts]:
+    """Every case of a step starts at once; a test may say how one goes wrong."""
+    engines = {name: Starts(name) for name in ("plain", "plugin", *FLOAT32)}
+
+    @contextmanager
+    def start(name: str, *places: Any) -> Iterator[Starts]:
+        yield engines[name]
+
+    monkeypatch.setattr(model_speed, "started", start)
+    monkeypatch.setattr(model_speed, "need_modules", lambda *names: None)
+    monkeypatch.setattr(model_speed, "target_folder", lambda name: Path(name))
+    monkeypatch.setattr(model_speed, "read_prompts", lambda target: [[1], [2], [3], [4], [5]])
+    return engines
+
+
+def kept_of(setting: Setting) -> tuple[list[dict[str, Any]], str]:
+    """What a run kept, call by call, and its error."""
+    kept: list[dict[str, Any]] = []
+    error = ""
+    try:
+        model_speed.run(setting._replace(keep=lambda result: kept.append(copy.deepcopy(result))))
+    except StepError as fault:
+        error = str(fault)
+    return kept, error
+
+
+def test_equality_comes_first_and_rows_are_kept_one_by_one(fake_engines: dict[str, Starts]) -> None:
+    kept, error = kept_of(TINY)
+    assert not error and "equal" not in kept[0] and kept[1]["equal"]["equal"] == 4 and not kept[1]["rows"]
+    assert [len(one["rows"]) for one in kept[2:]] == [1, 2, 3, 4, 5, 6]
+    assert fake_engines["plain-float32"].ended and not fake_engines["plain"].ended
+
+
+def test_one_engine_that_fails_leaves_the_rows_of_the_others(fake_engines: dict[str, Starts]) -> None:
+    fake_engines["plugin"]._how = f"fails {SERVES}"
+    kept, error = kept_of(TINY)
+    assert error == "the plugin, trees up to 3/4/16 does not answer: it has ended" and fake_engines["plugin"].ended
+    rows = [(row["case"], row["temperature"], row["concurrency"]) for row in kept[-1]["rows"]]
+    assert rows == [("plain", 0.0, 1), ("plugin", 0.0, 1), ("plain", 0.0, 8), ("plain", 1.0, 1)]
+
+
+def test_plain_decoding_that_does_not_start(fake_engines: dict[str, Starts]) -> None:
+    fake_engines["plain"]._how = "does not start"
+    kept, error = kept_of(TINY)
+    assert error.startswith("plain decoding does not answer")
+    assert [row["case"] for row in kept[-1]["rows"]] == ["plugin"] * 3
+    assert all(row["times_plain"] is None for row in kept[-1]["rows"])
+
+
+def test_another_text_does_not_stop_the_measurement(fake_engines: dict[str, Starts]) -> None:
+    fake_engines["plugin-float32"].ask = lambda prompts, *_: {  # type: ignore[method-assign]
+        "text": [[9, 9, 9]] * len(prompts),
+        "tokens": 12,
+        "rounds": 4,
+    }
+    kept, error = kept_of(TINY)
+    assert error.startswith("0 of 4 greedy texts in float32 are those of plain decoding")
+    assert len(kept[-1]["rows"]) == 6 and kept[-1]["equal"] == {"sentence": error}
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_one_engine_decides_whether_all_are_compiled(starts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, asked = Starts("plain", SERVES if starts else "does not start"), []
+
+    @contextmanager
+    def start(name: str, *places: Any) -> Iterator[Starts]:
+        asked.append(name)
+        yield first
+
+    monkeypatch.setattr(model_speed, "started", start)
+    for setting in (GPU._replace(engine="vllm"), GPU, TINY._replace(engine="vllm")):
+        with ExitStack() as stack:
+            engines, eager = model_speed.first_start(
+                setting.engine or "sglang", (Path(), Path(), Path(), setting), stack
+            )
+        if setting.engine and setting.on_gpu:
+            assert eager is not starts and engines == ({"plain": first} if starts else {}) and first.asked == starts
+        else:
+            assert not engines and eager == (setting.engine == "vllm")
+    assert asked == ["plain"]
+
+
+def test_the_short_form() -> None:
+    assert SHORT.questions == 12 and SHORT.repeats == 2 and SHORT.concurrency == (1, 8) and FULL.repeats == 3
+    prompts = [[number] for number in range(30)]
+    assert model_speed.some_of(prompts, None) == prompts == model_speed.some_of(prompts, 30)
+    assert [prompt[0] for prompt in model_speed.some_of(prompts, 12)] == [0, 2, 5, 7, 10, 12, 15, 17, 20, 22, 25, 27]
+    for engine in ("sglang", "vllm"):
+        setting = Setting("cuda", tiny=False, short=True, engine=engine)
+        assert set(cases_of(engine, setting)) == set(SHORT_CASES[engine]) < set(cases_of(engine, GPU))
+        assert set(model_speed.NEEDED) <= set(SHORT_CASES[engine]) and set(NEED_FLASHINFER[engine]) <= set(
+            SAMPLED_CASES[engine]
+        )
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(model_speed.importlib.util, "find_spec", lambda name: None)
+    assert model_speed.facts("vllm", GPU) == {"forced": True, "flashinfer": False}
+    assert "the plugin serves because of EAGLE_PLUGIN=force" in capsys.readouterr().out
+    assert model_speed.facts("sglang", GPU) == {"forced": False, "flashinfer": False}
+    assert "chains of 3: not asked at temperature 1, which needs FlashInfer" in capsys.readouterr().out
+    assert model_speed.sampled_cases("sglang") == ("plain", "plugin")
+    monkeypatch.setattr(model_speed.importlib.util, "find_spec", lambda name: name)
+    assert model_speed.sampled_cases("sglang") == SAMPLED_CASES["sglang"]
 
 
 def test_an_engine_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +295,31 @@ def test_an_engine_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         started("plain", tmp_path, tmp_path, tmp_path, TINY) as engine,
         pytest.raises(StepError, match="^plain decoding does not answer: ValueError: no such model$"),
     ):
-        engine.wait_for_start()
+        engine.wait_for_start(60.0)
+
+
+def test_an_engine_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nsleep 600\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with started("plain", tmp_path, tmp_path, tmp_path, TINY) as engine:
+        with pytest.raises(StepError, match=r"^plain decoding does not answer: 1 s are over, see its log$"):
+            engine.wait_for_start(1.0)
+        engine.end()
+
+
+def test_engines_that_share_a_gpu(tmp_path: Path) -> None:
+    """vLLM measures the memory that all of them take; what it captures is what the requests need."""
+    case = CASES["vllm"]["plugin"]
+    compiled, eager = (vllm_arguments(case, tmp_path, tmp_path, True, eager) for eager in (False, True))
+    assert compiled["kv_cache_memory_bytes"] == eager["kv_cache_memory_bytes"] == 4 << 30
+    assert compiled["cudagraph_capture_sizes"] == CAPTURED_ROWS and not compiled["enforce_eager"]
+    assert "cudagraph_capture_sizes" not in eager and eager["enforce_eager"]
+    assert CAPTURED_ROWS[-1] == compiled["max_num_seqs"] * 16
+    assert not {"kv_cache_memory_bytes", "cudagraph_capture_sizes"} & set(
+        vllm_arguments(case, tmp_path, tmp_path, False)
+    )
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])

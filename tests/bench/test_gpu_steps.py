@@ -16,6 +16,7 @@ import torch
 from benchmarks.gpu import equality, graphs, phases, round_speed, run
 from benchmarks.gpu.decoding import TreeDecoder
 from benchmarks.gpu.environment import engine_version
+from benchmarks.gpu.results import finished
 from benchmarks.gpu.steps import STEPS, Setting, StepError, steps_of
 from eagle_plugin.command_end import end_of
 from eagle_plugin.engines.round import KVCaches
@@ -40,7 +41,7 @@ def test_steps_one_after_the_other(
     assert "environment: done: " in out
     assert "build: failed: libeagle_cpu.so was built but does not load" in out and "unset EAGLE_KERNELS" in out
     assert "server: skipped: the demo of a CPU is `make demo`" in out
-    assert err == "error: 1 of 3 steps failed\n" and "Traceback" not in out
+    assert err == "error: 1 of 3 steps failed: build\n" and "Traceback" not in out
     assert sorted(path.name for path in tmp_path.glob("*.json")) == ["environment.json"]
 
     monkeypatch.delenv("EAGLE_KERNELS")
@@ -58,7 +59,7 @@ def test_steps_one_after_the_other(
 
     # Of other sources: not finished. Finished, but asked for again: it runs.
     same, other = document["identity"], document["identity"] | {"sources": "other"}
-    assert run.finished(tmp_path / "build.json", same) and not run.finished(tmp_path / "build.json", other)
+    assert finished(tmp_path / "build.json", same) and not finished(tmp_path / "build.json", other)
     (tmp_path / "server.json").write_text(json.dumps({"identity": same | engine_version("sglang")}))
     for option, wanted in (("--steps", "done before"), ("--again", "skipped")):
         assert drive(tmp_path, *dict.fromkeys((option, "--steps")), "server") == 0
@@ -67,10 +68,16 @@ def test_steps_one_after_the_other(
 
 def test_the_steps_of_vllm(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Those without an engine are the same; where vLLM is not installed, one sentence says so."""
-    names = {engine: [step.name for step in steps_of(engine)] for engine in ("sglang", "vllm")}
-    assert names["sglang"][:-3] == names["vllm"][:-3] and names["sglang"][-3:] == ["text", "model", "server"]
-    assert names["vllm"][-3:] == ["vllm-selftest", "vllm-model", "vllm-server"]
-    assert len({step.name for step in STEPS}) == len(STEPS)
+    steps = {engine: steps_of(engine) for engine in ("sglang", "vllm", "all")}
+    names = {engine: [step.name for step in found] for engine, found in steps.items()}
+    free = {engine: [step.name for step in found if step.engine is None] for engine, found in steps.items()}
+    assert free["sglang"] == free["vllm"] == free["all"] and len(free["all"]) == 9
+    assert [name for name in names["sglang"] if name not in free["all"]] == ["model", "text", "server"]
+    assert [name for name in names["vllm"] if name not in free["all"]] == ["vllm-model", "vllm-selftest", "vllm-server"]
+    assert set(names["all"]) == {step.name for step in STEPS} and len(names["all"]) == len(STEPS)
+    # What is least known comes first.
+    assert names["vllm"][:3] == ["environment", "build", "vllm-model"]
+    assert names["all"][2:5] == ["vllm-model", "model", "round"]
 
     chosen = [step for step in STEPS if step.name in ("vllm-selftest", "vllm-server")]
     monkeypatch.setattr(run, "steps_of", lambda _: chosen)
