@@ -1,4 +1,4 @@
-"""Synthetic acceptance, for benchmarks: how many drafted tokens a round accepts is drawn from given rates.
+"""Synthetic acceptance, for benchmarks: the count of drafts that are accepted in a round is drawn from given rates.
 
 The text means nothing then. The cost of a round is real: a path of the drafted tree is accepted, so that keys and
 values are moved, and the head reads tokens, as in any other round.
@@ -17,7 +17,7 @@ from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
 
 Rates = tuple[float, ...]  # entry i: the probability that the first i + 1 drafted tokens are accepted
-NUMBERS = 2  # random numbers per request and round
+UNIFORMS = 2  # per request and round
 _LANES = 0x9E3779B97F4A7C15 - 2**64  # odd, so that lanes and tokens fill all 64 bits
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from eagle_plugin.core.policy import NUM_SAMPLED
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.core.synthetic import NUMBERS
+from eagle_plugin.core.synthetic import UNIFORMS
 from eagle_plugin.kernels.sampling import SamplingParams, uniforms
 
 DRAFT, VERIFY, SYNTHETIC = range(3)  # streams of one (key, position); they never share a number
@@ -84,7 +84,7 @@ def verify_uniforms(keys: Tensor, lengths: Tensor, max_accept_length: int) -> Te
 
 def synthetic_uniforms(keys: Tensor, lengths: Tensor) -> Tensor:
     """Numbers for the length and the end of a synthetic path, [b, 2] float64; arguments as of `verify_uniforms`."""
-    return uniforms(keys, lengths, SYNTHETIC, NUMBERS)
+    return uniforms(keys, lengths, SYNTHETIC, UNIFORMS)
 
 
 def draw_uniforms(keys: Tensor, positions: Tensor) -> Tensor:

@@ -312,8 +312,8 @@ def accept(
     accepted = verify_tree(drafts.tree, logits, sampling, drafts.proposals, uniforms, longest, filters=filters)
     if synthetic is None:
         return accepted
-    numbers = synthetic_uniforms(keys_of_trees(drafts.tree) if keys is None else keys, lengths)
-    return accept_synthetic(drafts.tree, logits, synthetic.of(drafts.shape), numbers, longest)
+    drawn = synthetic_uniforms(keys_of_trees(drafts.tree) if keys is None else keys, lengths)
+    return accept_synthetic(drafts.tree, logits, synthetic.of(drafts.shape), drawn, longest)
 
 
 def without_spare_places(accepted: Accepted) -> Accepted:

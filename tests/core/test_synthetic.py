@@ -11,7 +11,7 @@ from torch import Tensor
 from eagle_plugin.core.rng import uniforms
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.synthetic import (
-    NUMBERS,
+    UNIFORMS,
     Rates,
     SyntheticRates,
     accept_synthetic,
@@ -52,8 +52,8 @@ def within_two_percent(found: list[float]) -> bool:
 
 def lengths_of(rates: Rates, tree: DraftTree, keys: Tensor) -> list[float]:
     """The tail of 10,000 rounds of each of 4 requests, which are at all positions of a text in turn."""
-    numbers = uniforms(keys, torch.arange(ROUNDS).repeat(4), SYNTHETIC, NUMBERS)
-    accepted = accept_synthetic(tree, logits_of(tree), rates, numbers, SHAPE.max_accept_length)
+    drawn = uniforms(keys, torch.arange(ROUNDS).repeat(4), SYNTHETIC, UNIFORMS)
+    accepted = accept_synthetic(tree, logits_of(tree), rates, drawn, SHAPE.max_accept_length)
     return tail(accepted.lengths)
 
 
@@ -73,14 +73,14 @@ def test_ten_thousand_rounds_meet_the_rates(is_greedy: bool) -> None:
 def test_what_is_accepted_is_a_path_of_the_tree(shape: Shape) -> None:
     tree = trees(64, shape)
     logits = logits_of(tree)
-    numbers = torch.rand(64, 2, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    drawn = torch.rand(64, 2, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     rates = tuple(0.9**depth for depth in range(1, shape.steps + 1))
-    accepted = accept_synthetic(tree, logits, rates, numbers, shape.max_accept_length)
+    accepted = accept_synthetic(tree, logits, rates, drawn, shape.max_accept_length)
     choices = logits.view(64, shape.width, -1).argmax(-1)
     ends: set[int] = set()
     for i in range(64):
         nodes, length = accepted.index[i].tolist(), int(accepted.lengths[i])
-        assert length == 1 + sum(float(numbers[i, 0]) < rate for rate in rates)
+        assert length == 1 + sum(float(drawn[i, 0]) < rate for rate in rates)
         assert nodes[0] == 0 and nodes[length:] == [-1] * (shape.max_accept_length - length)
         assert [int(tree.parents[i, node]) for node in nodes[1:length]] == nodes[: length - 1]
         wanted = [*(int(tree.tokens[i, node]) for node in nodes[1:length]), int(choices[i, nodes[length - 1]])]
@@ -96,8 +96,8 @@ def test_a_tree_that_is_less_deep_gives_its_deepest_path(size: int) -> None:
     b = 32
     tree = trees(b).truncate(torch.full((b,), size))
     deepest = int(tree.depths.max())
-    numbers = torch.rand(b, 2, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    accepted = accept_synthetic(tree, logits_of(tree), (1.0, 1.0, 1.0), numbers, SHAPE.max_accept_length)
+    drawn = torch.rand(b, 2, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    accepted = accept_synthetic(tree, logits_of(tree), (1.0, 1.0, 1.0), drawn, SHAPE.max_accept_length)
     assert accepted.lengths.tolist() == [deepest + 1] * b
     assert int(accepted.index.max()) < size
 
@@ -110,7 +110,7 @@ def test_rates_of_a_mean_length(length: float) -> None:
 
 
 def test_rates_of_a_normal_length() -> None:
-    """Against numbers that are drawn as SGLang draws them."""
+    """Against lengths that are drawn as SGLang draws them."""
     drawn = torch.normal(2.4, 1.0, (200_000,), generator=torch.Generator().manual_seed(6)).clamp(1, 4).round()
     for depth, rate in enumerate(rates_of_normal(2.4, 3), 1):
         assert float((drawn > depth).double().mean()) == pytest.approx(rate, abs=0.005)
@@ -131,9 +131,9 @@ def test_rates_of_a_shape_are_those_of_the_largest_that_it_contains() -> None:
 
 
 @pytest.mark.parametrize("keys", [keys_of_trees, lambda tree: tree.tokens[:, 0].contiguous()])
-def test_greedy_requests_with_equal_drafts_draw_other_numbers(keys: Callable[[DraftTree], Tensor]) -> None:
+def test_greedy_requests_with_equal_drafts_draw_other_lengths(keys: Callable[[DraftTree], Tensor]) -> None:
     """Of several lanes; the control takes the root's token alone."""
     tree = trees(1).take(torch.zeros(8, dtype=torch.int64))
-    numbers = uniforms(keys(tree), torch.full((8,), 17), SYNTHETIC, NUMBERS)
-    different = len(numbers.unique(dim=0)) == 8
+    drawn = uniforms(keys(tree), torch.full((8,), 17), SYNTHETIC, UNIFORMS)
+    different = len(drawn.unique(dim=0)) == 8
     assert different == (keys is keys_of_trees)

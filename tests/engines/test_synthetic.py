@@ -50,7 +50,7 @@ def test_the_engines_own_setting_holds_for_all_shapes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("1", "has '1', wanted STEPS/TOPK/WIDTH=RATE"),
         ("true", "has 'true', wanted"),
@@ -65,8 +65,8 @@ def test_the_engines_own_setting_holds_for_all_shapes() -> None:
         ("1/4/5=0.8;", "has '', wanted"),
     ],
 )
-def test_a_table_that_cannot_be_read(text: str, said: str) -> None:
-    with pytest.raises(SyntheticError, match=f"^{VARIABLE} .*{re.escape(said)}"):
+def test_a_table_that_cannot_be_read(text: str, message: str) -> None:
+    with pytest.raises(SyntheticError, match=f"^{VARIABLE} .*{re.escape(message)}"):
         read_rates(None, "theirs", False, {VARIABLE: text})
 
 
@@ -128,8 +128,8 @@ def test_a_round_can_be_captured() -> None:
         gen.manual_seed(seed)
         tree = random_tree(torch.randint(0, VOCABULARY, (b,), generator=gen), SHAPE, VOCABULARY, gen)
         logits = torch.randn(b * SHAPE.width, VOCABULARY, generator=gen)
-        numbers = torch.randint(0, 1000, (2, b), generator=gen)
-        return Drafts(tree, Proposals.none(b, torch.device("cpu")), SHAPE), logits, numbers[0], numbers[1]
+        drawn = torch.randint(0, 1000, (2, b), generator=gen)
+        return Drafts(tree, Proposals.none(b, torch.device("cpu")), SHAPE), logits, drawn[0], drawn[1]
 
     drafts, logits, keys, lengths = inputs(1)
     graph, found = graph_emulator.EmulatedCapturer().capture(

@@ -36,8 +36,8 @@ def measured(llm: LLM) -> float:
     """The accept length of greedy and of sampled requests."""
     before = rounds(llm)
     for temperature in (0.0, 1.0):
-        texts = generate(llm, [[3 + i, 5, 7 + i] for i in range(8)], max_tokens=TOKENS, temperature=temperature)
-        assert [len(text) for text in texts] == [TOKENS] * 8
+        responses = generate(llm, [[3 + i, 5, 7 + i] for i in range(8)], max_tokens=TOKENS, temperature=temperature)
+        assert [len(response) for response in responses] == [TOKENS] * 8
     count, tokens = rounds(llm, before)
     return tokens / count
 
