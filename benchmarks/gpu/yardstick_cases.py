@@ -95,6 +95,8 @@ def environment(engine: str, case: Case, on_gpu: bool, rates: dict[Shape, Rates]
     found = model_cases.environment(engine, case, on_gpu)
     if case.plugin:
         found[VARIABLE] = format_rates(rates)
+        # On a CPU the same code: rounds that are captured and scheduled ahead, after a self-test.
+        found |= {} if on_gpu else {"EAGLE_SELFTEST": "1", "EAGLE_GRAPHS": "emulate", "EAGLE_OVERLAP": "1"}
     elif case.shape is not None and engine == "sglang":
         found["SGLANG_SIMULATE_ACC_LEN"] = f"{1 + sum(rates[case.shape]):.4f}"
         found["SGLANG_SIMULATE_ACC_METHOD"] = "match-expected"
@@ -144,6 +146,6 @@ def _vllm(case: Case, start: Start) -> dict[str, Any]:
         if not case.plugin:
             own = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": list(rates[case.shape])}
             found["speculative_config"] |= own
-        elif FIXED[0] not in case.environment:
-            found["additional_config"]["eagle_plugin"]["async_scheduling"] = False
+    if case.plugin:
+        found["additional_config"]["eagle_plugin"]["async_scheduling"] = FIXED[0] in case.environment
     return found

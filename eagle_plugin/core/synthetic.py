@@ -18,7 +18,6 @@ from eagle_plugin.core.verify import Accepted
 
 Rates = tuple[float, ...]  # entry i: the probability that the first i + 1 drafted tokens are accepted
 UNIFORMS = 2  # per request and round
-_LANES = 0x9E3779B97F4A7C15 - 2**64  # odd, so that lanes and tokens fill all 64 bits
 
 
 class SyntheticRates(NamedTuple):
@@ -53,10 +52,8 @@ def keys_of_trees(tree: DraftTree) -> Tensor:
 
     Ranks of tensor parallelism have the same trees, so they have the same keys.
     """
-    b, width = tree.tokens.shape
-    lanes = torch.arange(b, device=tree.tokens.device) * _LANES
-    places = 2 * torch.arange(width, device=tree.tokens.device) + 1
-    return lanes + (tree.tokens * places).sum(dim=1)
+    lanes = torch.arange(len(tree.tokens), device=tree.tokens.device)
+    return (lanes << 32) + tree.tokens.sum(dim=1)
 
 
 def accept_synthetic(
@@ -71,15 +68,15 @@ def accept_synthetic(
     b, width = tree.tokens.shape
     device, longest = tree.tokens.device, max_accept_length
     nodes = torch.arange(width, device=device)
-    is_node = (tree.parents >= 0) | (nodes == 0)  # no padding
-    depths = tree.depths.long().where(is_node, 0)
+    depths = tree.depths.long()
     # One number for all depths: the rates do not increase, so it is below the i-th with that probability.
     length = torch.zeros(b, dtype=torch.int64, device=device)
     for rate in rates[: longest - 1]:
         length += uniforms[:, 0] < rate
     length = torch.minimum(length, depths.amax(dim=1))
-    ends = is_node & (depths == length[:, None])
-    place = (uniforms[:, 1] * ends.sum(dim=1)).long()  # of the last node among those of its depth
+    # Padding has the depth of the root, which comes first.
+    ends = depths == length[:, None]
+    place = (uniforms[:, 1] * ends.sum(dim=1) * (length > 0)).long()  # of the last node among those of its depth
     last = (ends & (ends.cumsum(dim=1) == place[:, None] + 1)).int().argmax(dim=1)
     is_on_path = tree.ancestors.gather(1, last[:, None]) >> nodes & 1 == 1
     # Nodes that are not on the path go to a column that is dropped.

@@ -310,7 +310,7 @@ def accept(
     else:
         uniforms = verify_uniforms(keys, lengths, longest)
     accepted = verify_tree(drafts.tree, logits, sampling, drafts.proposals, uniforms, longest, filters=filters)
-    if synthetic is None:
+    if synthetic is None or longest == 1:
         return accepted
     drawn = synthetic_uniforms(keys_of_trees(drafts.tree) if keys is None else keys, lengths)
     return accept_synthetic(drafts.tree, logits, synthetic.of(drafts.shape), drawn, longest)

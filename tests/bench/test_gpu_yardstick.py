@@ -178,7 +178,8 @@ def check_rows(found: dict[str, Any], engine: str) -> None:
     assert {(row["model"], row["case"]) for row in found["rows"]} == wanted and not found["failed"]
     for row in found["rows"]:
         assert row["round_ms"] > 0 and row["tokens_per_s"] > 0 and row["plain_steps"] > 0
-        if row["given_length"] is not None:  # of some 40 rounds of each request
+        # vLLM's own rounds are not synthetic on a CPU. The others are of some 40 rounds of each request.
+        if row["given_length"] is not None and (engine, row["case"]) != ("vllm", "engine-chain"):
             assert row["accept_length"] == pytest.approx(row["given_length"], rel=0.2), row
 
 
