@@ -72,6 +72,8 @@ STEPS = (
     Step("round", "round_speed", "an engine-free round against bytes over bandwidth", 95, 150),
     Step("speed", "speed", "times of the kernels", 40, 90),
     Step("kernels", "kernel_tests", "the kernel tests, with their tensors on the device", 30, 90, has_short=True),
+    Step("yardstick", "yardstick", "what rounds of large models cost in SGLang", 300, 420, "sglang", True),
+    Step("vllm-yardstick", "yardstick", "what rounds of large models cost in vLLM", 300, 420, "vllm", True),
     Step("text", "engine_text", "text of a real SGLang with the plugin equals plain decoding", 150, 300, "sglang"),
     Step("graphs", "graphs", "captured phases against eager ones, and no host wait", 40, 120),
     Step("equality", "equality", "text of an engine-free round equals plain decoding", 40, 120),

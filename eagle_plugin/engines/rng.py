@@ -14,9 +14,10 @@ from torch import Tensor
 
 from eagle_plugin.core.policy import NUM_SAMPLED
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.synthetic import UNIFORMS
 from eagle_plugin.kernels.sampling import SamplingParams, uniforms
 
-DRAFT, VERIFY = range(2)  # streams of one (key, position); they never share a number
+DRAFT, VERIFY, SYNTHETIC = range(3)  # streams of one (key, position); they never share a number
 
 
 def request_keys(
@@ -79,6 +80,11 @@ def verify_uniforms(keys: Tensor, lengths: Tensor, max_accept_length: int) -> Te
     positions = lengths[:, None] + torch.arange(max_accept_length, device=lengths.device)
     keys = keys.repeat_interleave(max_accept_length)
     return uniforms(keys, positions.view(-1), VERIFY, NUM_SAMPLED + 1).view(-1, max_accept_length, NUM_SAMPLED + 1)
+
+
+def synthetic_uniforms(keys: Tensor, lengths: Tensor) -> Tensor:
+    """Numbers for the length and the end of a synthetic path, [b, 2] float64; arguments as of `verify_uniforms`."""
+    return uniforms(keys, lengths, SYNTHETIC, UNIFORMS)
 
 
 def draw_uniforms(keys: Tensor, positions: Tensor) -> Tensor:

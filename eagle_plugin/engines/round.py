@@ -15,9 +15,10 @@ from torch import Tensor
 
 from eagle_plugin.core.policy import MAX_TOP_M, NUM_SAMPLED
 from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.core.synthetic import SyntheticRates, accept_synthetic, keys_of_trees
 from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.engines.rng import verify_uniforms
+from eagle_plugin.engines.rng import synthetic_uniforms, verify_uniforms
 from eagle_plugin.kernels.kv import compact_kv
 from eagle_plugin.kernels.sampling import Filters, Proposals, SamplingParams, propose, verify_tree
 from eagle_plugin.kernels.tree import grow_level, grow_levels, select_tree, topk_log_softmax, unwritten_table
@@ -289,20 +290,30 @@ class TreeBuilder:
 
 
 def accept(
-    drafts: Drafts, logits: Tensor, sampling: SamplingParams, keys: Tensor | None, lengths: Tensor, filters: Filters
+    drafts: Drafts,
+    logits: Tensor,
+    sampling: SamplingParams,
+    keys: Tensor | None,
+    lengths: Tensor,
+    filters: Filters,
+    synthetic: SyntheticRates | None = None,
 ) -> Accepted:
     """Walk each tree so that the accepted tokens have the target's distribution; see `core.verify.verify_tree`.
 
     logits [b * W, V] float32, row i * W + j after node j of request i, with every transform but temperature and
     filters applied; sampling, keys [b] int64 (None where all requests are greedy) and lengths [b] int64 (L) have one
-    row per request.
+    row per request. synthetic: for benchmarks; the same work is done, but a path of a drawn length is accepted.
     """
     longest = drafts.shape.max_accept_length
     if keys is None:
         uniforms = torch.zeros(len(lengths), longest, NUM_SAMPLED + 1, dtype=torch.float64, device=lengths.device)
     else:
         uniforms = verify_uniforms(keys, lengths, longest)
-    return verify_tree(drafts.tree, logits, sampling, drafts.proposals, uniforms, longest, filters=filters)
+    accepted = verify_tree(drafts.tree, logits, sampling, drafts.proposals, uniforms, longest, filters=filters)
+    if synthetic is None or longest == 1:
+        return accepted
+    drawn = synthetic_uniforms(keys_of_trees(drafts.tree) if keys is None else keys, lengths)
+    return accept_synthetic(drafts.tree, logits, synthetic.of(drafts.shape), drawn, longest)
 
 
 def without_spare_places(accepted: Accepted) -> Accepted:

@@ -72,8 +72,10 @@ def test_the_steps_of_vllm(tmp_path: Path, capfd: pytest.CaptureFixture[str], mo
     names = {engine: [step.name for step in found] for engine, found in steps.items()}
     free = {engine: [step.name for step in found if step.engine is None] for engine, found in steps.items()}
     assert free["sglang"] == free["vllm"] == free["all"] and len(free["all"]) == 9
-    assert [name for name in names["sglang"] if name not in free["all"]] == ["model", "text", "server"]
-    assert [name for name in names["vllm"] if name not in free["all"]] == ["vllm-model", "vllm-selftest", "vllm-server"]
+    assert [name for name in names["sglang"] if name not in free["all"]] == ["model", "yardstick", "text", "server"]
+    assert [name for name in names["vllm"] if name not in free["all"]] == [
+        "vllm-model", "vllm-yardstick", "vllm-selftest", "vllm-server",
+    ]  # fmt: skip
     assert set(names["all"]) == {step.name for step in STEPS} and len(names["all"]) == len(STEPS)
     # What is least known comes first.
     assert names["vllm"][:3] == ["environment", "build", "vllm-model"]

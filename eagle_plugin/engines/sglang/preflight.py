@@ -12,6 +12,7 @@ from eagle_plugin.engines.head_mailbox import check_folder
 from eagle_plugin.engines.policy_log import log_seconds
 from eagle_plugin.engines.preflight import can_check, head_architecture, head_warnings
 from eagle_plugin.engines.sglang.support import has_own_draft_class, unsupported_flags
+from eagle_plugin.engines.sglang.synthetic import synthetic_rates
 from eagle_plugin.engines.shape_chooser import policy_mode
 from eagle_plugin.errors import UserError
 from eagle_plugin.heads.checkpoint import HeadError
@@ -40,6 +41,7 @@ def check_launch(server_args: Any) -> None:
         policy_mode()
         log_seconds()
         check_folder()
+        synthetic_rates(arguments.speculative_num_steps or 1)
     except UserError as error:
         raise SystemExit(f"eagle-plugin: {error}") from error
     if head is None or not Path(target).is_dir():

@@ -20,6 +20,7 @@ from eagle_plugin.engines.sglang.pools import chunk_of, pools_of, windows_of
 from eagle_plugin.engines.sglang.random_batches import Parts
 from eagle_plugin.engines.sglang.ranks import gather_objects, rank_logger
 from eagle_plugin.engines.sglang.round_test import RoundTest
+from eagle_plugin.engines.sglang.synthetic import synthetic_rates
 from eagle_plugin.heads.files import read_mask_token
 from eagle_plugin.selftest import decision, record, suite
 from eagle_plugin.selftest.decision import decide, is_asked_for, told
@@ -128,6 +129,7 @@ def round_key(runner: Any, shape: ModelShape) -> dict[str, Any]:
         "page_size": get_schedule().page_size,
         "requests": get_schedule().max_running_requests,
         "graphs": graphs,
+        **({} if synthetic_rates(1) is None else {"acceptance": "synthetic"}),
     }
     return record.key_of("round", _device(runner), as_text(shape) | of_round, _engine())
 

@@ -15,7 +15,9 @@ from eagle_plugin.engines.gpu import Gpu, unsupported_gpu
 from eagle_plugin.engines.metrics import RejectionWatch
 from eagle_plugin.engines.sglang.caches import unsupported_cache
 from eagle_plugin.engines.sglang.ranks import rank_logger
+from eagle_plugin.engines.sglang.synthetic import SETTING
 from eagle_plugin.engines.startup import StartRefused, engine_serves, plugin_serves
+from eagle_plugin.engines.synthetic import WARNING, source_of
 from eagle_plugin.heads.files import HeadError
 from eagle_plugin.kernels import loader
 
@@ -240,6 +242,8 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
             metrics.count_rounds(worker.shape, watch, lambda: worker.shapes, log)
             finish.finish_in_order()
             log.info(plugin_serves(algorithm, worker.shape, loader.backend(worker.device)))
+            if worker.synthetic is not None:
+                log.warning(WARNING, source_of(worker.synthetic, SETTING))
 
         worker.announce = announce
         return worker
@@ -250,11 +254,8 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
 def unsupported_reasons(server_args: Any, target_runner: Any) -> list[str]:
     """Why our worker does not support this server; empty when it does."""
     from sglang.srt.arg_groups.model_override_base import resolved_view
-    from sglang.srt.environ import envs
 
     reasons = unsupported_flags(resolved_view(server_args))
-    if envs.SGLANG_SIMULATE_ACC_LEN.get() > 0:
-        reasons.append("SGLANG_SIMULATE_ACC_LEN: simulated acceptance is the engine's")
     draft_config = target_runner.spec_aux_config.draft_model_config
     reasons += unsupported_cache(target_runner)
     reasons += unsupported_models(target_runner, draft_config.hf_config.architectures[0])

@@ -13,6 +13,7 @@ from sglang.srt.speculative.eagle_info import EagleVerifyInput
 from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 from torch import Tensor
 
+from eagle_plugin.core.synthetic import SyntheticRates
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.round import Drafts, TreeRows, accept, accepted_rows
@@ -47,10 +48,18 @@ class TargetOutput(NamedTuple):
 class TreeVerifier:
     """Verification against one target worker of SGLang (``TpModelWorker``)."""
 
-    def __init__(self, target_worker: Any, attention: TreeAttention, rows: int, allocator: Any) -> None:
-        """attention serves the target; rows: of the engine's request table."""
+    def __init__(
+        self,
+        target_worker: Any,
+        attention: TreeAttention,
+        rows: int,
+        allocator: Any,
+        synthetic: SyntheticRates | None = None,
+    ) -> None:
+        """attention serves the target; rows: of the engine's request table; synthetic: as of `round.accept`."""
         runner = target_worker.model_runner
         self.penalties = NodePenalties(rows, runner.model_config.vocab_size, runner.device)
+        self._synthetic = synthetic
         self._forward = TreeForward(runner, attention)
         self._caches = [pool.caches() for pool in pools_of(allocator.get_kvcache())]
         linear = linear_layers(runner.model)
@@ -99,7 +108,7 @@ class TreeVerifier:
         b = len(drafts.tree.tokens)
         sampling = type(batch.sampling)(*(values[:b] for values in batch.sampling))
         keys = None if batch.is_greedy else batch.keys[:b]
-        return accept(drafts, logits, sampling, keys, batch.prefix_lens[:b], filters="joint")
+        return accept(drafts, logits, sampling, keys, batch.prefix_lens[:b], "joint", self._synthetic)
 
     def walk_with_transforms(
         self,

@@ -48,6 +48,7 @@ from eagle_plugin.engines.sglang.ranks import rank_logger
 from eagle_plugin.engines.sglang.round_costs import choose_shapes
 from eagle_plugin.engines.sglang.sampling import SeededSampler, request_seeds
 from eagle_plugin.engines.sglang.selftest import check_rounds
+from eagle_plugin.engines.sglang.synthetic import synthetic_rates
 from eagle_plugin.engines.sglang.verifier import TreeVerifier, grammar_tree, log_probabilities
 from eagle_plugin.engines.sglang.weight_updates import take_new_weights
 from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser, policy_mode
@@ -103,6 +104,7 @@ class TreeWorker(EAGLEWorkerV2):
         self.shape = Shape(self.speculative_num_steps, self.topk, self.speculative_num_draft_tokens)
         if mask_of(self._draft_worker.draft_runner.model) is not None:
             self.shape = self.shape.within_steps(trained_depths(server_args.speculative_draft_model_path))
+        self.synthetic = synthetic_rates(self.shape.steps)  # None: acceptance is real
         self.shapes = ShapeChooser(self.shape, None)  # the policy comes when the costs of a round are known
         self._draft_clock = DraftClock(self.device, rank_logger(logging.getLogger("eagle_plugin")))
 
@@ -128,7 +130,7 @@ class TreeWorker(EAGLEWorkerV2):
         table = pool.req_to_token
         self._keys = KeyTable(len(table), self.device, target.random_seed)  # the seed of all ranks
         self._adapters = Adapters(runner)
-        self._verifier = TreeVerifier(target, attention, len(table), self.token_to_kv_pool_allocator)
+        self._verifier = TreeVerifier(target, attention, len(table), self.token_to_kv_pool_allocator, self.synthetic)
         self._ranks = RankAgreement(get_parallel().tp_group, pool.size, self.shape.max_accept_length, self.device)
         reach, sliding = max(self.shape.reach, PENDING_TOKENS), None
         if layers:

@@ -89,7 +89,8 @@ def new_step(runner: Any) -> DecodeStep:
     # A step's slots reach over the rows of a tree and what is drafted after it.
     columns = runner.max_model_len + 2 * caps.reach + 2
     ranks = runner._verifier.ranks
-    return DecodeStep(drafter, groups, caps, _one_row(runner), columns, tables, ranks, _target_forward(runner))
+    target, synthetic = _target_forward(runner), runner._verifier.synthetic
+    return DecodeStep(drafter, groups, caps, _one_row(runner), columns, tables, ranks, target, synthetic)
 
 
 def _target_forward(runner: Any) -> TargetForward | None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.synthetic import SyntheticRates
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.graphs import Buckets, CapturedFunctions, Capturer
@@ -58,13 +59,14 @@ class DecodeStep:
         tables: Mapping[str, int],
         ranks: RankAgreement,
         forward: TargetForward | None = None,
+        synthetic: SyntheticRates | None = None,
     ) -> None:
         """target: its logits [1, V] and states [1, F] of one row. columns: positions that a request can have in its
         slots. tables: the KV cache group of a layer of each of `groups`, and of the head's. forward: None where the
-        engine runs the target."""
+        engine runs the target. synthetic: as of `round.accept`."""
         self._drafter, self._groups, self._caps = drafter, groups, caps
         self._target, self._columns, self._tables = target, columns, tables
-        self._ranks, self._forward = ranks, forward
+        self._ranks, self._forward, self._synthetic = ranks, forward, synthetic
         self._head_layer = next(name for name in tables if name in drafter._draft_attn_layer_names)
         self.functions = CapturedFunctions()
         self._buckets = Buckets([])
@@ -220,7 +222,7 @@ class DecodeStep:
         memory, width = self._memory, self._caps.width
         lengths, (sampling, keys) = memory.view("prefix_lens", lanes), memory.draws(lanes, is_greedy)
         drafts = memory.drafts(lanes, is_greedy)
-        accepted = accept(drafts, memory.logits(lanes), sampling, keys, lengths, filters="chained")
+        accepted = accept(drafts, memory.logits(lanes), sampling, keys, lengths, "chained", self._synthetic)
         accepted = self._ranks.agree(accepted)
         requests = torch.arange(lanes, device=lengths.device)
         for group in self._groups:

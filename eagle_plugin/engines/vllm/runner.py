@@ -47,6 +47,7 @@ from eagle_plugin.engines.vllm.sampling import KnownParams, draft_params, reques
 from eagle_plugin.engines.vllm.served import caps_of
 from eagle_plugin.engines.vllm.shapes import RoundShapes, choose_shapes, without_costs
 from eagle_plugin.engines.vllm.step_memory import Root
+from eagle_plugin.engines.vllm.synthetic import synthetic_rates
 from eagle_plugin.engines.vllm.target_weights import use_bf16_kernel
 from eagle_plugin.engines.vllm.verifier import TreeVerifier
 from eagle_plugin.kernels import loader
@@ -115,7 +116,8 @@ class TreeModelRunner(GPUModelRunner):
             if caches := {cache.data_ptr(): cache for cache in found}:
                 groups.append(CacheGroup.of(names[0], list(caches.values())))
         ranks = RankAgreement(self._tp_group, self.max_num_reqs, self._caps.max_accept_length, self.device)
-        self._verifier = TreeVerifier(groups, self.linear, self.sampler, self.model_config.logprobs_mode, ranks)
+        mode, synthetic = self.model_config.logprobs_mode, synthetic_rates(self.speculative_config)
+        self._verifier = TreeVerifier(groups, self.linear, self.sampler, mode, ranks, synthetic)
         cache_groups = self.kv_cache_config.kv_cache_groups
         head_layer = next(iter(self.drafter._draft_attn_layer_names))
         self._head_group = next(i for i, group in enumerate(cache_groups) if head_layer in group.layer_names)

@@ -49,7 +49,7 @@ SEAMS: Seams = {
     "vllm.config.SpeculativeConfig": attributes(
         "method model num_speculative_tokens draft_model_config parallel_drafting disable_padded_drafter_batch"
         " num_speculative_tokens_per_batch_size rejection_sample_method use_heterogeneous_vocab"
-        " use_local_argmax_reduction disable_eagle_block_drop max_num_new_slots_for_drafting"
+        " synthetic_acceptance_rates use_local_argmax_reduction disable_eagle_block_drop max_num_new_slots_for_drafting"
     ),
     "vllm.config.ParallelConfig": attributes(
         "worker_cls distributed_executor_backend rank world_size_across_dp tensor_parallel_size pipeline_parallel_size"

@@ -13,6 +13,7 @@ from typing import Any
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.vllm import version
 from eagle_plugin.engines.vllm.graph_modes import is_compiled, wants_graphs
+from eagle_plugin.engines.vllm.synthetic import synthetic_rates
 from eagle_plugin.errors import UserError
 from eagle_plugin.selftest.decision import decide, is_asked_for
 from eagle_plugin.selftest.launch import Subject, ask, round_key
@@ -57,6 +58,7 @@ def subject_of(vllm_config: Any, caps: Shape, is_parallel: bool) -> Subject | No
         "requests": vllm_config.scheduler_config.max_num_seqs,
         "compiled": is_compiled(vllm_config),
         "graphs": wants_graphs(vllm_config),
+        **({} if synthetic_rates(vllm_config.speculative_config) is None else {"acceptance": "synthetic"}),
     }
     engine = f"vllm {version.installed()}"
     return Subject(device, ranks, [model.get_head_size(), draft.get_head_size()], as_text(shape), real_round, engine)

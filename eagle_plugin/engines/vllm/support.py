@@ -20,6 +20,7 @@ from eagle_plugin.engines.preflight import (
 )
 from eagle_plugin.engines.shape_chooser import policy_mode
 from eagle_plugin.engines.startup import engine_serves
+from eagle_plugin.engines.synthetic import WARNING, source_of
 from eagle_plugin.engines.vllm.compile_cache import mark_compiled
 from eagle_plugin.engines.vllm.gpu import unsupported_on_gpu
 from eagle_plugin.engines.vllm.masked_rows import mask_token
@@ -28,6 +29,7 @@ from eagle_plugin.engines.vllm.policy_reports import make_report_path
 from eagle_plugin.engines.vllm.releases import keep_hits_long
 from eagle_plugin.engines.vllm.selftest import failed_kernels, subject_of
 from eagle_plugin.engines.vllm.served import mark_report, mark_served, mark_subject
+from eagle_plugin.engines.vllm.synthetic import SETTING, synthetic_rates
 from eagle_plugin.errors import UserError
 from eagle_plugin.heads.export import warn_of_biases
 from eagle_plugin.heads.files import load_weights, read_config
@@ -76,6 +78,7 @@ def choose_worker(vllm_config: Any) -> None:
         return
     policy_mode()
     check_folder()
+    synthetic = synthetic_rates(speculative)
     is_parallel = mask_token(speculative) is not None
     trained = trained_depths(head) if is_parallel else None
     shape = options.shape(speculative.num_speculative_tokens, (trained or PARALLEL_LEVELS) if is_parallel else None)
@@ -88,6 +91,8 @@ def choose_worker(vllm_config: Any) -> None:
         return
     if vllm_config.use_v2_model_runner:
         _log_once(logging.INFO, f"eagle-plugin: trees are served by vLLM's V1 model runner in place of V2 ({V2})")
+    if synthetic is not None:
+        _log_once(logging.WARNING, WARNING % source_of(synthetic, SETTING))
     keep_hits_long(speculative)
     speculative.parallel_drafting = False  # it is how vLLM drafts; our worker knows the head by its mask token
     if vllm_config.model_config.is_hybrid:
@@ -180,7 +185,10 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
             bool(speculative.num_speculative_tokens_per_batch_size),
             "num_speculative_tokens_per_batch_size: it belongs to vLLM's chains",
         ),
-        (speculative.rejection_sample_method != "standard", "rejection_sample_method: it belongs to vLLM's chains"),
+        (
+            speculative.rejection_sample_method not in ("standard", "synthetic"),
+            f"rejection_sample_method {speculative.rejection_sample_method}: it belongs to vLLM's chains",
+        ),
         (speculative.use_heterogeneous_vocab, "use_heterogeneous_vocab: it belongs to vLLM's chains"),
         (speculative.use_local_argmax_reduction, "use_local_argmax_reduction: it belongs to vLLM's chains"),
         (

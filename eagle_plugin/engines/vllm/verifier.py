@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from vllm.v1.outputs import SamplerOutput
 
+from eagle_plugin.core.synthetic import SyntheticRates
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.ranks import RankAgreement
 from eagle_plugin.engines.round import accept, accepted_rows
@@ -33,11 +34,18 @@ class TreeVerifier:
     """Verification over the target's caches."""
 
     def __init__(
-        self, groups: list[CacheGroup], linear: LinearLayers, sampler: Any, logprobs_mode: str, ranks: RankAgreement
+        self,
+        groups: list[CacheGroup],
+        linear: LinearLayers,
+        sampler: Any,
+        logprobs_mode: str,
+        ranks: RankAgreement,
+        synthetic: SyntheticRates | None = None,
     ) -> None:
-        """sampler is vLLM's ``Sampler``, whose functions make the log probabilities that requests ask for."""
+        """sampler is vLLM's ``Sampler``, whose functions make the log probabilities that requests ask for. synthetic:
+        as of `round.accept`."""
         self.groups, self._linear, self._sampler, self._logprobs_mode = groups, linear, sampler, logprobs_mode
-        self.ranks = ranks
+        self.ranks, self.synthetic = ranks, synthetic
         self._params = KnownParams()
 
     def verify(
@@ -77,7 +85,7 @@ class TreeVerifier:
             rows = node_rows(batch.b, batch.width, batch.logits_rows, len(logits), device)
             logits = transform_logits(metadata, drafts.tree, batch.roots, minimal, rows, logits)
         params, keys = self._draws_of(metadata, batch.b, logits)
-        accepted = accept(drafts, batch.tree_logits(logits), params, keys, batch.roots, filters="chained")
+        accepted = accept(drafts, batch.tree_logits(logits), params, keys, batch.roots, "chained", self.synthetic)
         accepted = self.ranks.agree(accepted)
         if len(batch.trees):
             trees, lengths = batch.trees, batch.of_trees(batch.prefix_lens)

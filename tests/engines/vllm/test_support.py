@@ -130,8 +130,7 @@ def unsupported(config: VllmConfig, lines: list[str], named: str) -> None:
         ({"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}, "--pipeline-parallel-size"),
         ({"data_parallel_size": 2}, "--data-parallel-size"),
         ({"speculative": {"disable_padded_drafter_batch": True}}, "disable_padded_drafter_batch"),
-        ({"speculative": {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.5] * 7}},
-         "rejection_sample_method"),
+        ({"speculative": {"rejection_sample_method": "block"}}, "rejection_sample_method block"),
         ({"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}}, "--kv-transfer-config"),
     ],
 )  # fmt: skip

@@ -1,0 +1,151 @@
+"""The engines of steps `yardstick` and `vllm-yardstick`, how each is started, and the rates of accepted drafts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.gpu import model_cases
+from benchmarks.gpu.model_cases import CHAIN, FIXED, TREE, Case, sglang_arguments, vllm_arguments
+from benchmarks.simulate_rounds import Requests
+from benchmarks.simulate_traces import Outcomes, Trace
+from eagle_plugin.core.policy import captured_shapes, shapes_within
+from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.core.synthetic import Rates
+from eagle_plugin.engines.synthetic import VARIABLE, format_rates
+
+TRACE = Path(__file__).resolve().parents[1] / "traces" / "smollm2-135m.npz"  # benchmarks/simulate_record.py
+WALKS, ROUNDS = 256, 200  # of a recorded text, to count what rounds accept
+BLOCK = model_cases.BLOCK
+GIB = 1 << 30
+
+
+class Size(NamedTuple):
+    """How much is asked."""
+
+    dtype: str
+    requests: tuple[int, ...]  # at a time
+    prompt: int  # tokens
+    answer: int  # tokens
+    repeats: int
+
+    @property
+    def context(self) -> int:
+        """Tokens of a request, and what rounds write after it."""
+        return -(-(self.prompt + self.answer + 128) // 128) * 128
+
+    @property
+    def cache(self) -> int:
+        """Tokens of all requests."""
+        return max(self.requests) * self.context
+
+
+FULL = Size("bfloat16", (1, 8, 32, 64), 400, 256, 2)
+SMALLEST = Size("float32", (1, 4), 12, 96, 1)
+
+CASES = {
+    "sglang": {
+        "plain": Case("plain decoding"),
+        "engine-chain": Case("SGLang's own EAGLE-3, chains of 3", shape=CHAIN),
+        "engine-tree": Case("SGLang's own EAGLE-3, trees 3/4/16", shape=TREE),
+        "plugin-tree": Case("the plugin, trees 3/4/16 in every round", True, TREE, environment=FIXED),
+        "plugin-policy": Case("the plugin, shapes by the policy up to 3/4/16", True, TREE),
+    },
+    # vLLM has no trees of its own. Its policy chooses where steps are not scheduled ahead.
+    "vllm": {
+        "plain": Case("plain decoding"),
+        "engine-chain": Case("vLLM's own EAGLE-3, chains of 3", shape=CHAIN),
+        "plugin-tree": Case("the plugin, trees 3/4/16 in every round", True, TREE, environment=FIXED),
+        "plugin-policy": Case("the plugin, shapes by the policy up to 3/4/16", True, TREE),
+    },
+}
+
+
+def recorded_rates() -> dict[Shape, Rates]:
+    """What rounds of each shape accept of a recorded text, the shapes of the policy among them.
+
+    Each round begins where the last one of its shape ended; a tree has the rates that its own nodes earn.
+    """
+    found = dict.fromkeys([*shapes_within(TREE), *captured_shapes(TREE), CHAIN])
+    shapes = [shape for shape in found if shape != PLAIN]
+    outcomes = Outcomes.of(Trace.load(TRACE), shapes)
+    rates: dict[Shape, Rates] = {}
+    for column, shape in enumerate(outcomes.shapes):
+        gen = np.random.default_rng(0)
+        requests, counts = Requests(outcomes, WALKS, gen), np.zeros(shape.max_accept_length - 1)
+        for _ in range(ROUNDS):
+            accepted = outcomes.accepted[requests.at, column]
+            counts += [(accepted > depth).sum() for depth in range(len(counts))]
+            requests.advance(accepted + 1)
+        rates[shape] = tuple(float(count) / (WALKS * ROUNDS) for count in counts)
+    return rates
+
+
+def wanted_length(case: Case, rates: dict[Shape, Rates]) -> float | None:
+    """The accept length that the rates give; None where the policy chooses the shapes."""
+    if case.shape is None:
+        return 1.0
+    return None if case.plugin and FIXED[0] not in case.environment else 1 + sum(rates[case.shape])
+
+
+def environment(engine: str, case: Case, on_gpu: bool, rates: dict[Shape, Rates]) -> dict[str, str]:
+    """What the process of a case needs beside the environment of this one."""
+    found = model_cases.environment(engine, case, on_gpu)
+    if case.plugin:
+        found[VARIABLE] = format_rates(rates)
+        # On a CPU the same code: rounds that are captured and scheduled ahead, after a self-test.
+        found |= {} if on_gpu else {"EAGLE_SELFTEST": "1", "EAGLE_GRAPHS": "emulate", "EAGLE_OVERLAP": "1"}
+    elif case.shape is not None and engine == "sglang":
+        found["SGLANG_SIMULATE_ACC_LEN"] = f"{1 + sum(rates[case.shape]):.4f}"
+        found["SGLANG_SIMULATE_ACC_METHOD"] = "match-expected"
+    return found
+
+
+class Start(NamedTuple):
+    """What an engine is started with."""
+
+    target: Path
+    head: Path
+    on_gpu: bool
+    fraction: float  # of the GPU's memory that it may take
+    size: Size
+    rates: dict[Shape, Rates]
+
+
+def arguments(engine: str, case: Case, start: Start) -> dict[str, Any]:
+    """Of `sglang.Engine` or `vllm.LLM`."""
+    return (_sglang if engine == "sglang" else _vllm)(case, start)
+
+
+def _sglang(case: Case, start: Start) -> dict[str, Any]:
+    target, head, on_gpu, _, size, _ = start
+    found = sglang_arguments(case, target, head, on_gpu)
+    found |= {"dtype": size.dtype, "load_format": "dummy", "skip_tokenizer_init": True, "stream_interval": 1}
+    found |= {"context_length": size.context, "max_total_tokens": size.cache}
+    found["max_running_requests"] = max(size.requests)
+    if case.shape is not None:
+        found["speculative_draft_load_format"] = "safetensors"
+    if on_gpu:
+        found |= {"cuda_graph_bs_decode": list(size.requests), "mem_fraction_static": 0.93}
+    return found
+
+
+def _vllm(case: Case, start: Start) -> dict[str, Any]:
+    target, head, on_gpu, fraction, size, rates = start
+    found = vllm_arguments(case, target, head, on_gpu)
+    found |= {"dtype": size.dtype, "load_format": "dummy", "skip_tokenizer_init": True, "max_model_len": size.context}
+    found |= {"max_num_seqs": max(size.requests), "num_gpu_blocks_override": size.cache // BLOCK[on_gpu]}
+    if on_gpu:
+        rows = case.shape.width if case.shape is not None and not case.plugin else 1
+        found["cudagraph_capture_sizes"] = sorted({*size.requests, *(n * rows for n in size.requests)})
+        found |= {"kv_cache_memory_bytes": 8 * GIB, "gpu_memory_utilization": fraction}
+    if case.shape is not None:
+        found["speculative_config"] |= {"draft_load_config": {"load_format": "safetensors"}}
+        if not case.plugin:
+            own = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": list(rates[case.shape])}
+            found["speculative_config"] |= own
+    if case.plugin:
+        found["additional_config"]["eagle_plugin"]["async_scheduling"] = FIXED[0] in case.environment
+    return found
