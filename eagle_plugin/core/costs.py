@@ -87,6 +87,7 @@ class Costs(NamedTuple):
     fixed: float = 0.0  # of every round: the engine's scheduler and what no table has
     is_parallel: bool = False  # whether the head drafts all levels in one forward
     prompt_token: float = 0.0  # for the head to read one token of a prompt, where it does so only in order to draft
+    plain: Forward | None = None  # the target's forward of a plain round, where it does not run as one over trees does
 
     def round(self, shape: Shape, b: int, keys: int) -> float:
         """Seconds of a round of b requests whose prefixes have `keys` tokens together."""
@@ -105,7 +106,7 @@ class Costs(NamedTuple):
             levels, rows = min(levels, 1), levels
         parts = (
             (levels, self.level.line(b, rows)),
-            (1.0, self.target.line(b, shape.width)),
+            (1.0, (self.plain if shape == PLAIN and self.plain else self.target).line(b, shape.width)),
             (shape != PLAIN, self.extend.line(b, shape.max_accept_length)),
             (1.0, (self.fixed, 0.0)),
         )
@@ -160,9 +161,10 @@ class CostModel:
         lines = self._phase_lines.get((b, shape))
         if lines is None:
             lines = self._phase_lines[b, shape] = self.costs.phase_lines(shape, b)
-        parts = [fixed + keys * per_key for fixed, per_key in lines]
-        correction = self.seconds((shape,), b, keys)[shape] / sum(parts)
-        return {name: part * correction for name, part in zip(PHASES, parts, strict=True)}
+        correction = math.exp(self.speed + self.corrections.error(size_class(b), shape))
+        return {
+            name: (fixed + keys * per_key) * correction for name, (fixed, per_key) in zip(PHASES, lines, strict=True)
+        }
 
     def observe(self, shape: Shape, b: int, keys: int, seconds: float) -> None:
         """Learn from one served round; a time that is not positive and finite (a clock was set) counts for nothing."""
