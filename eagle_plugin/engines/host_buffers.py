@@ -21,8 +21,12 @@ class HostBuffers:
         pinned = torch.device(device).type == "cuda"
         self._buffers = [torch.empty(floats, dtype=torch.float32, pin_memory=pinned) for _ in range(self.TURNS)]
         self._turn = 0
+        self._views: dict[tuple[int, torch.Size], Tensor] = {}  # by turn and shape
 
     def copy(self, values: Tensor) -> Tensor:
         """Start the copy of float32 values; a tensor of their shape on the host, which has them when it ends."""
         self._turn = (self._turn + 1) % self.TURNS
-        return self._buffers[self._turn][: values.numel()].view(values.shape).copy_(values, non_blocking=True)
+        key = self._turn, values.shape
+        if key not in self._views:
+            self._views[key] = self._buffers[self._turn][: values.numel()].view(values.shape)
+        return self._views[key].copy_(values, non_blocking=True)

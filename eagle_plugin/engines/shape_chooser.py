@@ -7,6 +7,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import accumulate
 from operator import add
 from typing import NamedTuple
 
@@ -27,6 +28,9 @@ from eagle_plugin.errors import UserError
 SUM_ROUNDS = 4  # of so many rounds of one shape the first tells its path sums
 MOST_UNLEARNED = 4 * REVIEW_ROUNDS  # times and results: rounds that ask for no choice are learned as well
 MODES = ("auto", "fixed", "random")
+
+
+SumUp = Callable[[PathSums, Tensor], Tensor]
 
 
 class PolicyModeError(UserError):
@@ -97,7 +101,9 @@ class ShapeChooser:
         self._times: list[tuple[ServedRound, float]] = []  # not learned yet
         self._results: list[Result] = []  # the same
         self._totals: dict[Shape, list[float]] = {}  # `ShapeTotals`
-        self.phases = dict.fromkeys(PHASES, 0.0)  # of the predicted seconds of the timed steps
+        # Of the timed steps by shape and requests: the sums of the corrections of their predictions, and of the same
+        # times the tokens of their prefixes.
+        self._predicted: dict[tuple[Shape, int], list[float]] = {}
         self.errors = [0] * CLASSES  # the timed steps by the error of their prediction
 
     def choose(self, b: int, keys: int, allowed: Collection[Shape] | None = None, pending: int = 0) -> Shape:
@@ -117,7 +123,7 @@ class ShapeChooser:
         b: int,
         keys: int,
         drafts: Drafts,
-        sum_up: Callable[[PathSums, Tensor], Tensor] = PathSums.__call__,
+        sum_up: SumUp = PathSums.__call__,
     ) -> ServedRound:
         """Note a round whose drafts, of b requests, were launched.
 
@@ -178,6 +184,16 @@ class ShapeChooser:
         self._learn()
         return {shape: ShapeTotals._make(found) for shape, found in self._totals.items()}
 
+    @property
+    def phases(self) -> dict[str, float]:
+        """The phases of the predicted seconds of the timed steps."""
+        found = dict.fromkeys(PHASES, 0.0)
+        for (shape, b), (times, times_keys) in self._predicted.items():
+            assert self.policy is not None
+            for name, (fixed, per_key) in zip(PHASES, self.policy.costs.phase_lines(shape, b), strict=True):
+                found[name] += times * fixed + times_keys * per_key
+        return found
+
     def report(self) -> PolicyReport:
         """What the policy has seen and expects now; it takes some 100 microseconds of the thread of the other calls."""
         totals, (b, keys), policy = self.totals, self._load, self.policy
@@ -198,7 +214,7 @@ class ShapeChooser:
             totals=totals,
             expected=expected,
             reading=policy.reading(),
-            phases=dict(self.phases),
+            phases=self.phases,
             errors=tuple(self.errors),
         )
 
@@ -220,20 +236,21 @@ class ShapeChooser:
                 continue
             if sums is not None:
                 self.policy.observe_sums(shape, served.b, sums)
-            reached = [sum(n >= depth for n in kept) for depth in range(1, shape.steps + 1)]
-            self.policy.observe_accepted(shape, len(kept), reached)
+            self.policy.observe_accepted(shape, len(kept), reached_depths(kept, shape.steps))
 
     def _observe_time(self, served: ServedRound, seconds: float) -> None:
         """Learn how long a step took, and count it with what was expected of it before."""
         assert self.policy is not None
         shape, b, keys = served.shape, served.b, served.keys
         if seconds > 0:
-            phases = self.policy.costs.phases(shape, b, keys)  # before the step corrects them
-            predicted = sum(phases.values())
+            costs = self.policy.costs
+            correction = costs.correction(shape, b)  # before the step changes it
+            predicted = correction * costs.tabled(shape, b, keys)
             self._count(shape, 0, 0, 0, 1, seconds, predicted)
             self.errors[class_of(seconds, predicted)] += 1
-            for name, part in phases.items():
-                self.phases[name] += part
+            found = self._predicted.setdefault((shape, b), [0.0, 0.0])
+            found[0] += correction
+            found[1] += correction * keys
         self.policy.observe_time(shape, b, keys, seconds)
 
     def _count(self, shape: Shape, *more: float) -> None:
@@ -248,6 +265,14 @@ class ShapeChooser:
             assert self.policy is not None
             self._path_sums[key] = PathSums(shape, children, self.policy.shapes, scores.device)
         return self._path_sums[key]
+
+
+def reached_depths(kept: Sequence[int], steps: int) -> list[int]:
+    """How many requests accepted a node of each depth, 1 .. steps; kept: the accepted tokens of each."""
+    ended = [0] * (steps + 1)
+    for n in kept:
+        ended[n] += 1
+    return [*accumulate(reversed(ended))][-2::-1]
 
 
 def buffers_of(policy: Policy, requests: int, device: torch.device | str) -> HostBuffers:

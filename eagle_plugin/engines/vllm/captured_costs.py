@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from eagle_plugin.core.costs import Costs, Curve, Forward
-from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.paced import Paced
 from eagle_plugin.engines.policy_start import MUCH_FASTER
@@ -32,11 +32,6 @@ Cell = tuple[str, int, int]  # a part or "plain", requests, tokens of each prefi
 def has_graphs(runner: Any) -> bool:
     """Whether steps of a `TreeModelRunner` were captured."""
     return runner._step is not None and bool(runner._step.sizes())
-
-
-def captured_shapes(caps: Shape) -> list[Shape]:
-    """What a policy may choose where steps were captured."""
-    return [PLAIN, caps]
 
 
 def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:

@@ -12,13 +12,14 @@ from typing import Any
 
 from vllm.distributed.parallel_state import get_tensor_model_parallel_world_size
 
+from eagle_plugin.core.path_sums import PathSums
 from eagle_plugin.core.policy import shapes_within
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.cost_files import key_of
 from eagle_plugin.engines.policy_log import without_policy
 from eagle_plugin.engines.policy_start import start_policy
 from eagle_plugin.engines.round import Drafts
-from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser, buffers_of
+from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser, SumUp, buffers_of
 from eagle_plugin.engines.vllm import captured_costs, round_costs, version
 from eagle_plugin.engines.vllm.batch import RoundBatch
 from eagle_plugin.engines.vllm.ranks import gather_objects
@@ -52,10 +53,13 @@ class RoundShapes:
         """Note that the next round begins with its drafting."""
         self.chooser.begin(shape, batch.b, self._keys)
 
-    def launched(self, batch: RoundBatch, drafts: Drafts, whole: bool) -> None:
-        """Note the drafted trees; whole: every request's prompt is read to its end, so that all drafts are verified."""
+    def launched(self, batch: RoundBatch, drafts: Drafts, whole: bool, sum_up: SumUp = PathSums.__call__) -> None:
+        """Note the drafted trees; whole: every request's prompt is read to its end, so that all drafts are verified.
+
+        sum_up: as for `ShapeChooser.launched`.
+        """
         scored = drafts if whole else drafts._replace(scores=None)
-        self._drafted = self.chooser.launched(drafts.shape, batch.b, self._keys, scored)
+        self._drafted = self.chooser.launched(drafts.shape, batch.b, self._keys, scored, sum_up)
 
     def observe(self, tokens: Sequence[Sequence[int]]) -> None:
         """Tell the chooser what the step accepted; tokens: of each request, the bonus token included, on the host."""
@@ -107,7 +111,7 @@ def choose_shapes(runner: Any, caps: Shape, mode: str, logger: logging.Logger) -
         key,
         lambda: costs_of.measure(runner, caps),
         logger,
-        captured_costs.captured_shapes(caps) if graphs else None,
+        runner._step.shapes if graphs else None,
         is_faster_than=lambda costs: costs_of.is_faster_than(runner, caps, costs),
         gather=gather_objects,
     )
