@@ -4,6 +4,7 @@ Captured rounds of one engine of this process; the chooser changes from run to r
 interleaved. What `auto` learns is made up, so that it chooses as on a GPU where trees of the caps are best: rounds take
 what a table says, and two drafted tokens of each request are accepted. All that the policy does on the host is real:
 choices, reviews, rounds that compare or probe, path sums and what is learned of them.
+Times are processor time of the thread, so that other processes of the machine lengthen them by little: nothing waits.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import datetime
 import statistics
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -154,7 +156,7 @@ def measure_policies(
     runs = [Run(one, True, rounds, False, policy) for _ in range(repeats + 1) for one, policy in kinds]
     runs += [Run(one, True, rounds, True, policy) for one, policy in kinds]
     found: dict[tuple[str, str], list[list[Round]]] = {(one.name, policy): [] for one, policy in kinds}
-    probe, ticks = Probe(), read_ticks()
+    probe, ticks = Probe(time.thread_time_ns), read_ticks()
     with tempfile.TemporaryDirectory() as folder, probe.native_kernels():
         booted = module.boot(Path(folder), shape, max(batch for batch, _ in batches), made_up_policy)  # type: ignore[attr-defined]
         for run, measured in module.Rounds(booted, probe, Choosers()).run(runs):  # type: ignore[attr-defined]
