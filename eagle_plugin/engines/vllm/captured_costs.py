@@ -41,7 +41,8 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
     """
     rounds = CapturedRounds(runner, caps)
     timer, short = rounds.timer, rounds.timer.short
-    sizes = [b for b in sorted(runner._step.sizes()) if timer.fits(b, caps.width, short)]
+    captured = sorted(runner._step.sizes())
+    sizes = [b for b in captured if timer.fits(b, caps.width, short)] or captured[:1]
     long = _long(timer, sizes, caps)
     rounds.parts(sizes[0], short)  # what is allocated or read at the first time
     timer.target(sizes[0], 1, short)
