@@ -76,7 +76,7 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
         draft,
         extend,
         # A draft of one level has no forward of the head, so that no level counts; a plain round has no draft at all,
-        # but the least of it is not worth a term of its own.
+        # but the least of it is too little for a term of its own.
         min(draft.curve.seconds) if caps.steps == 1 else 0.0,
         is_parallel,
         times["prompt", 1, 0],
