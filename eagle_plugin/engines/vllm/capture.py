@@ -47,7 +47,7 @@ def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
     sizes = [
         size for size in sizes if size * runner._caps.width <= MAX_ROWS and size * head_rows <= runner.max_num_tokens
     ]
-    step = new_step(runner)
+    step, with_sums = new_step(runner), runner._policy_mode == "auto"
 
     def around(buckets: Buckets, size: int) -> AbstractContextManager[None]:
         fix = f"give the server a smaller --gpu-memory-utilization, or --max-num-seqs {size // 2}"
@@ -56,12 +56,12 @@ def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
     with logged(step.functions, step.sizes, kind, logger):
         if kind == "cuda":
             with graph_capture(runner.device), frozen_garbage():
-                step.capture(CudaCapturer(), sizes, around)
+                step.capture(CudaCapturer(), sizes, around, with_sums)
         else:
             graph_emulator.install()
             # The operator finds its layer and metadata in vLLM's context of one forward.
             attention = {torch.ops.vllm.unified_attention_with_output.default: unified_attention_with_output}
-            step.capture(graph_emulator.EmulatedCapturer(attention), sizes, around)
+            step.capture(graph_emulator.EmulatedCapturer(attention), sizes, around, with_sums)
     return step
 
 
