@@ -133,3 +133,11 @@ def has_digests(manifest: Mapping[str, Any] | None) -> bool:
 def _meaning(config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of config.json on which the head's numbers depend."""
     return {key: value for key, value in config.items() if key not in FREE_KEYS}
+
+
+def is_zero(tensor: StoredTensor) -> bool:
+    """Whether all values of a stored tensor are zero; ends at the first that is not."""
+    stored, header, first = _open(tensor.file)
+    begin, end = header[tensor.name]["data_offsets"]
+    data = stored[first + begin : first + end]
+    return not any(data[at : at + CHUNK].any() for at in range(0, len(data), CHUNK))

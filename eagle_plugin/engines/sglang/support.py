@@ -6,6 +6,7 @@ With a target or flag that ours does not support the engine's own worker serves:
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ from eagle_plugin.engines.gpu import Gpu, unsupported_gpu
 from eagle_plugin.engines.metrics import RejectionWatch
 from eagle_plugin.engines.sglang.caches import unsupported_cache
 from eagle_plugin.engines.sglang.ranks import rank_logger
-from eagle_plugin.engines.startup import StartRefused, engine_serves, plugin_serves
+from eagle_plugin.engines.startup import LEFT, StartRefused, engine_serves, plugin_serves
 from eagle_plugin.heads.files import HeadError
 from eagle_plugin.kernels import loader
 
@@ -254,6 +255,8 @@ def unsupported_reasons(server_args: Any, target_runner: Any) -> list[str]:
     reasons = unsupported_flags(resolved_view(server_args))
     if envs.SGLANG_SIMULATE_ACC_LEN.get() > 0:
         reasons.append("SGLANG_SIMULATE_ACC_LEN: simulated acceptance is the engine's")
+    if left := os.environ.get(LEFT):  # of the launcher's check
+        reasons.append(left)
     draft_config = target_runner.spec_aux_config.draft_model_config
     reasons += unsupported_cache(target_runner)
     reasons += unsupported_models(target_runner, draft_config.hf_config.architectures[0])
