@@ -31,7 +31,8 @@ from eagle_plugin.heads.files import (
 from eagle_plugin.heads.formats import EagleFormat, refuse_mask_without_features
 from eagle_plugin.heads.kinds import ALGORITHMS, HEADS, HeadSpec, spec_of_tensors
 from eagle_plugin.heads.manifest import compare_target
-from eagle_plugin.heads.other_layouts import rope_sections
+from eagle_plugin.heads.other_layouts import refuse_other_layout, rope_sections
+from eagle_plugin.heads.suspicions import suspicions
 
 BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 
@@ -54,9 +55,7 @@ class HeadInfo:
     warnings: tuple[str, ...] = ()  # reasons why it serves, but probably not well: one sentence each
 
 
-def check_head(
-    target_dir: str | Path, head_dir: str | Path, *, algorithm: str, misread: Judge = refuse
-) -> HeadInfo:
+def check_head(target_dir: str | Path, head_dir: str | Path, *, algorithm: str, misread: Judge = refuse) -> HeadInfo:
     """Check that stock SGLang can load the head in `head_dir` for the target in `target_dir` and that it fits.
 
     algorithm is SGLang's name: "EAGLE" (EAGLE-1 and EAGLE-2 heads) or "EAGLE3". misread: gets each sentence about a
@@ -73,7 +72,7 @@ def check_head(
     raw, head = read_config(target_dir), read_head(head_dir)
     target, config, folder = text_config(raw), dict(head.written), head.folder
     try:
-        head.refuse_other_layout()
+        refuse_other_layout(head.stored, config, folder)
     except HeadError as error:
         misread(str(error))
     spec = _find_spec(config, folder, algorithm)
@@ -99,9 +98,9 @@ def check_head(
     check_shapes(wanted, tensors, folder)
     spec.format.check_tensors(config, tensors, folder, misread)
     used = [tensors[name] for name in wanted]
-    check_values(head)
     if head.manifest is not None:
         _compare_layers(head.manifest, aux, folder)
+    check_values(head)
     return HeadInfo(
         architecture=spec.format.loader,
         algorithm=spec.algorithm,
@@ -115,6 +114,7 @@ def check_head(
         parameters=sum(prod(t.shape) for t in used),
         bytes=sum(prod(t.shape) * BYTES[t.dtype] for t in used),
         warnings=(
+            *suspicions(head, target_dir),
             *_compare_lengths(target, config, folder),
             *_name_unknown(tensors, {*wanted, *spec.format.known_tensors(config)}, spec, folder),
             *(compare_target(head.manifest, target_dir, folder) if head.manifest is not None else ()),

@@ -27,7 +27,6 @@ from eagle_plugin.heads.files import (
 from eagle_plugin.heads.head_config import validate_config
 from eagle_plugin.heads.kinds import HeadSpec, spec_of_tensors
 from eagle_plugin.heads.manifest import read_manifest
-from eagle_plugin.heads.other_layouts import refuse_other_layout
 
 
 @dataclass(frozen=True)
@@ -93,10 +92,6 @@ class HeadDescription:
             HeadError: two tensors are for one parameter.
         """
         return by_parameter(self.stored, rename)
-
-    def refuse_other_layout(self) -> None:
-        """Raise HeadError for a part that no engine class for Llama heads computes."""
-        refuse_other_layout(self.stored, self.config, self.folder)
 
 
 def read_head(folder: str | Path) -> HeadDescription:

@@ -81,7 +81,7 @@ def target_ids(d2t: StoredTensor, size: int, vocab: int, folder: Path) -> np.nda
         raise HeadError(
             f"{folder} has d2t of shape {list(d2t.shape)}, wanted [{size}] by draft_vocab_size; export both together"
         )
-    ids: np.ndarray = np.arange(size) + _values(d2t)
+    ids: np.ndarray = np.arange(size) + read_table(d2t)
     outside = np.flatnonzero((ids < 0) | (ids >= vocab))
     if outside.size:
         first = int(outside[0])
@@ -98,7 +98,8 @@ def target_ids(d2t: StoredTensor, size: int, vocab: int, folder: Path) -> np.nda
     return ids
 
 
-def _values(tensor: StoredTensor) -> np.ndarray:
+def read_table(tensor: StoredTensor) -> np.ndarray:
+    """The values of d2t or t2d."""
     with safe_open(str(tensor.file), framework="np") as file:
         return file.get_tensor(tensor.name)
 
@@ -106,5 +107,5 @@ def _values(tensor: StoredTensor) -> np.ndarray:
 def _non_finite(tensor: StoredTensor) -> str:
     if tensor.dtype not in ("F16", "F32", "F64"):
         return ""
-    count = int((~np.isfinite(_values(tensor))).sum())
+    count = int((~np.isfinite(read_table(tensor))).sum())
     return f" with {count} non-finite values" if count else ""

@@ -21,6 +21,7 @@ from eagle_plugin.heads.draft_vocabulary import target_ids
 from eagle_plugin.heads.files import HeadError, LeftToEngine, StoredTensor, read_config, text_config
 from eagle_plugin.heads.kinds import HeadSpec
 from eagle_plugin.heads.manifest import compare_target
+from eagle_plugin.heads.suspicions import suspicions
 from eagle_plugin.heads.target_table import engines_default, sglang_layers
 
 SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
@@ -56,6 +57,7 @@ def check_head(target_dir: str | Path, head_dir: str | Path, method: str, steps:
         spec.format.check_tensors(head.config, tensors, head.folder, lambda _: None)  # vLLM adds the biases of q, k, v
     check_values(head)
     return [
+        *suspicions(head, target_dir),
         *_other_meanings(head, tensors, layers, target),
         *(compare_target(head.manifest, target_dir, head.folder) if head.manifest is not None else ()),
         *_dropped_biases(head, spec),
@@ -88,12 +90,6 @@ def captured_layers(head: HeadDescription, target: dict[str, Any]) -> tuple[int,
             f"would capture {list(layers)} by its config.json; export the head again"
         )
     return layers
-
-
-def is_identity(head: HeadDescription) -> bool:
-    """Whether a head's table d2t maps every token of the whole vocabulary to itself: vLLM has no place for one."""
-    table = head.by_parameter().get("d2t")
-    return table is not None and is_zero(table)
 
 
 def _draft_vocabulary(head: HeadDescription, tensors: dict[str, StoredTensor], vocabulary: int) -> int:
