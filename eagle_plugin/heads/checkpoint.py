@@ -88,7 +88,11 @@ def check_head(target_dir: str | Path, head_dir: str | Path, *, algorithm: str, 
             f"{folder} has {head.quantised[0]} as {head.stored[head.quantised[0]].dtype}, wanted one of "
             f"{', '.join(DTYPES)}; export the head unquantised"
         )
-    refuse_leftover_quantisation(head)
+    if head.leftover_quantisation:
+        misread(
+            f"{folder} has a quantization_config in config.json, but its weights are plain, which SGLang would read as "
+            "quantised, with scales that are not there; remove the key from the head's config.json"
+        )
     aux = spec.format.find_aux_layers(raw, config, folder, misread)
 
     tensors = head.by_parameter(spec.format.canonical_name)
@@ -120,17 +124,6 @@ def check_head(target_dir: str | Path, head_dir: str | Path, *, algorithm: str, 
             *(compare_target(head.manifest, target_dir, folder) if head.manifest is not None else ()),
         ),
     )
-
-
-def refuse_leftover_quantisation(head: HeadDescription) -> None:
-    """Raise HeadError for a `quantization_config` beside plain weights, with which SGLang's loaders end."""
-    if head.leftover_quantisation:
-        found = head.written["quantization_config"]
-        method = found.get("quant_method", "without a quant_method") if isinstance(found, dict) else found
-        raise HeadError(
-            f"{head.folder} has a quantization_config ({method}) in config.json, but its weights are plain, so that an "
-            "engine would wait for scales that are not there; remove the key from the head's config.json"
-        )
 
 
 def check_fits(target_dir: str | Path, head: HeadDescription) -> HeadSpec:

@@ -15,6 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from eagle_plugin.heads.files import HeadError
 
 # What SGLang, vLLM and transformers know under this key; each engine refuses what only the others know.
+# Without these transformers, by which both engines read config.json, refuses the type.
+ROPE_NEEDS = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
 _ROPE_TYPES = """
     bailing_mrope deepseek_llama_scaling deepseek_yarn default dynamic linear llama3 longrope mllama4 mrope ntk
     openpangu proportional su telechat3-yarn yarn
@@ -29,7 +36,7 @@ ROPE_NUMBERS = (
     "low_freq_factor",
     "original_max_position_embeddings",
 )
-DTYPES = frozenset({"auto", "bfloat16", "double", "float", "float16", "float32", "float64", "half"})
+DTYPES = frozenset({"bfloat16", "double", "float", "float16", "float32", "float64", "half"})
 MOST_LAYERS, LARGEST = 1000, 1 << 27
 
 
@@ -79,7 +86,7 @@ class HeadConfig(BaseModel):
     @field_validator("dtype", "torch_dtype")
     @classmethod
     def _is_a_dtype(cls, name: str | None) -> str | None:
-        if name is not None and name.removeprefix("torch.") not in DTYPES:
+        if name is not None and name not in DTYPES:
             raise ValueError("unknown dtype")
         return name
 
@@ -100,20 +107,25 @@ def validate_config(config: Mapping[str, Any], path: Path) -> None:
 
 def _check_rope(config: Mapping[str, Any], path: Path) -> None:
     """The base and the type of the rotary positions, under either name of their options."""
-    named = next((key for key in ("rope_parameters", "rope_scaling") if config.get(key)), None)
-    options = config[named] if named else {}
-    base = options.get("rope_theta")
-    if base is not None and not _is_number(base):
-        raise _wrong(path, f"{named}.rope_theta", base, "a number above 0, such as 10000.0")
-    if "rope_theta" in config and config["rope_theta"] is None and base is None:
+    options = {key: config[key] for key in ("rope_parameters", "rope_scaling") if config.get(key)}
+    for name, values in options.items():
+        _check_rope_options(name, values, path)
+    bases = [values.get("rope_theta") for values in options.values()]
+    if "rope_theta" in config and config["rope_theta"] is None and not any(bases):
         raise _wrong(path, "rope_theta", None, "a number above 0: the target's, if the head was trained with it")
+
+
+def _check_rope_options(name: str, options: Mapping[str, Any], path: Path) -> None:
+    if options.get("rope_theta") is not None and not _is_number(options["rope_theta"]):
+        raise _wrong(path, f"{name}.rope_theta", options["rope_theta"], "a number above 0, such as 10000.0")
     kind = options.get("rope_type", options.get("type", "default"))
-    if kind not in ROPE_TYPES:
+    if not isinstance(kind, str) or kind not in ROPE_TYPES:
         known = "default, linear, dynamic, yarn, longrope or llama3"
-        raise _wrong(path, f"{named}.rope_type", kind, f"a type that the engines know, such as {known}")
+        raise _wrong(path, f"{name}.rope_type", kind, f"a type that the engines know, such as {known}")
     for key in ROPE_NUMBERS:
-        if options.get(key) is not None and not _is_number(options[key]):
-            raise _wrong(path, f"{named}.{key}", options[key], "a number above 0")
+        found = options.get(key)
+        if not _is_number(found) and (found is not None or key in ROPE_NEEDS.get(kind, ())):
+            raise _wrong(path, f"{name}.{key}", found, f"a number above 0 beside the type {kind}")
 
 
 def _is_number(value: object) -> bool:

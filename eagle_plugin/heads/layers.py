@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from eagle_plugin.heads.files import HeadError
-
 
 class KeyValues(NamedTuple):
     """Keys (after RoPE) and values of one layer."""
@@ -62,13 +60,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(q, config.hidden_size, bias=output_bias)
         # A bound method and no submodule, so that .to(dtype) does not round the inverse frequencies, which would shift
         # far positions.
-        try:
-            self.rotary = LlamaRotaryEmbedding(config).forward
-        except (KeyError, TypeError, ValueError) as error:
-            raise HeadError(
-                f"the head's config.json has rope_parameters {config.rope_parameters}, from which no rotary positions "
-                f"follow ({type(error).__name__}: {error}), wanted those of its training; write the target's"
-            ) from error
+        self.rotary = LlamaRotaryEmbedding(config).forward
 
     def forward(
         self, x: Tensor, positions: Tensor, visible: Tensor, past: KeyValues | None

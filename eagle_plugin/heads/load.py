@@ -53,7 +53,14 @@ def load_any_head(
     if spec.format.reads_aux_layers:
         refuse_mask_without_features(raw, weights, folder)
     interpretation = interpretation or _only_interpretation(folder, target_dir)
-    head = kind.from_checkpoint(StoredHead(folder, config, dict(weights), interpretation, target), dtype)
+    stored = StoredHead(folder, config, dict(weights), interpretation, target)
+    try:
+        head = kind.from_checkpoint(stored, dtype)
+    except (KeyError, TypeError, ValueError) as error:  # of transformers, which makes a LlamaConfig of it
+        raise HeadError(
+            f"{folder}/config.json is not that of Llama layers ({type(error).__name__}: {error}), wanted the keys of a "
+            "LlamaConfig; correct the key, or copy config.json again"
+        ) from error
     _check_all_read(head, config, weights, folder)
     return head
 

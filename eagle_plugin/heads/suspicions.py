@@ -33,7 +33,7 @@ def suspicions(head: HeadDescription, target_dir: str | Path) -> list[str]:
         *_foreign_embedding(head, tensors, Path(target_dir)),
         *_contradicting_tables(head, tensors),
         *_other_rope(head, text_config(read_config(target_dir))),
-        *_empty_quantisation(head),
+        *_leftover_quantisation(head),
     ]
 
 
@@ -108,9 +108,11 @@ def _rope_theta(config: dict[str, Any]) -> float | None:
     return float(found) if isinstance(found, int | float) else None
 
 
-def _empty_quantisation(head: HeadDescription) -> Iterator[str]:
-    if head.leftover_quantisation and not head.written["quantization_config"]:
+def _leftover_quantisation(head: HeadDescription) -> Iterator[str]:
+    if head.leftover_quantisation:
+        method = head.written["quantization_config"].get("quant_method", "without a quant_method")
         yield (
-            f"{head.folder} has an empty quantization_config in config.json beside plain weights, with which vLLM "
-            "starts and SGLang does not; remove the key"
+            f"{head.folder} has a quantization_config ({method}) in config.json, but its weights are plain: an engine "
+            "without the plugin reads them as quantised, with scales that are not there, or does not start; remove the "
+            "key from the head's config.json"
         )

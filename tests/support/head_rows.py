@@ -59,7 +59,7 @@ def narrow(folder: Path) -> None:
         t.update(made)
 
     tensors(change)(folder)
-    config(hidden_size=half, target_hidden_size=width)(folder)
+    config(hidden_size=half, target_hidden_size=width, intermediate_size=half)(folder)
 
 
 def _narrowed(name: str, tensor: torch.Tensor, half: int, width: int) -> torch.Tensor:

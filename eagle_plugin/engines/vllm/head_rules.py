@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from eagle_plugin.engines.preflight import fewer_levels
-from eagle_plugin.heads.checkpoint import check_fits, check_shapes, check_values, refuse_leftover_quantisation
+from eagle_plugin.heads.checkpoint import check_fits, check_shapes, check_values
 from eagle_plugin.heads.contents import is_zero
 from eagle_plugin.heads.description import HeadDescription, read_head
 from eagle_plugin.heads.draft_vocabulary import target_ids
@@ -39,8 +39,6 @@ def check_head(target_dir: str | Path, head_dir: str | Path, method: str, steps:
     if head.quantised:
         name = head.quantised[0]
         raise LeftToEngine(f"{head.folder} has {name} as {head.stored[name].dtype}: only plain weights are served")
-    if head.written.get("quantization_config"):  # vLLM takes an empty one for none
-        refuse_leftover_quantisation(head)
     spec = check_fits(target_dir, head)
     if spec.method != method:
         raise HeadError(

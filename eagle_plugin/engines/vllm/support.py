@@ -23,7 +23,8 @@ from eagle_plugin.engines.vllm.releases import keep_hits_long
 from eagle_plugin.engines.vllm.selftest import failed_kernels, subject_of
 from eagle_plugin.engines.vllm.served import mark_report, mark_served, mark_subject
 from eagle_plugin.errors import UserError
-from eagle_plugin.heads.files import LeftToEngine
+from eagle_plugin.heads.description import read_head
+from eagle_plugin.heads.files import HeadError, LeftToEngine
 from eagle_plugin.heads.manifest import trained_depths
 
 logger = logging.getLogger("vllm.eagle_plugin")
@@ -77,6 +78,8 @@ def choose_worker(vllm_config: Any) -> None:
         return
     for warning in warnings:
         _log_once(logging.WARNING, f"eagle-plugin: {warning}")
+    if can_check(target, head) and read_head(head).leftover_quantisation:
+        speculative.draft_model_config.quantization = None  # its layers read the weights as they are stored
     shape = options.within_trained(shape, trained)
     subject = subject_of(vllm_config, shape, is_parallel)
     if reasons := failed_kernels(subject, _log_once):
@@ -138,6 +141,11 @@ def explain_refusal(arguments: Any) -> UserError | None:
     try:
         refuse_targets_config(target, head)
         _check_head(target, head, method)
+        if read_head(head).leftover_quantisation:
+            return HeadError(
+                f"{head} has a quantization_config in config.json, but its weights are plain, and vLLM does not take "
+                "the method here; remove the key from the head's config.json"
+            )
     except LeftToEngine:
         return None  # vLLM says itself what it does not take
     except UserError as error:
