@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from bigram_models import bigram_eagle3_head, bigram_target
-from head_edits import Edit, config, drop, tensors
+from head_edits import Edit, config, drop, put, set_d2t, tensors
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_eagle3_head
 
@@ -69,6 +69,12 @@ def _narrowed(name: str, tensor: torch.Tensor, half: int, width: int) -> torch.T
         if length in (width, 2 * width) and not (name.startswith("fc") and axis):
             tensor = tensor.narrow(axis, 0, length // 2)
     return tensor.contiguous()
+
+
+def one_token_twice(folder: Path) -> None:
+    """A table of the draft vocabulary with which siblings of a draft tree could be one token."""
+    put("d2t", torch.zeros(290, dtype=torch.int64))(folder)
+    set_d2t(0, 1)(folder)
 
 
 IDENTITY = {"d2t": torch.zeros(290, dtype=torch.int64), "t2d": torch.ones(290, dtype=torch.bool)}

@@ -16,6 +16,7 @@ from eagle_plugin.engines.sglang.support import has_own_draft_class, unsupported
 from eagle_plugin.engines.shape_chooser import policy_mode
 from eagle_plugin.engines.startup import LEFT
 from eagle_plugin.errors import UserError
+from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine
 from eagle_plugin.heads.manifest import parallel_levels
 
@@ -58,6 +59,11 @@ def check_launch(server_args: Any) -> None:
     try:
         if has_own_draft_class(head_architecture(head)):
             return
+        if arguments.device == "cpu" and read_head(head).leftover_quantisation:
+            raise HeadError(
+                f"{head} has a quantization_config in config.json, but its weights are plain, and SGLang ends with it "
+                "on a CPU; remove the key from the head's config.json"
+            )
         for warning in head_warnings(target, head, algorithm, arguments.speculative_num_steps):
             logger.warning("eagle-plugin: %s", warning)
     except LeftToEngine as reason:

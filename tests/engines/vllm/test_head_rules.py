@@ -8,7 +8,7 @@ from pathlib import Path
 import head_rows
 import pytest
 import torch
-from head_edits import Edit, config, drop, put, set_d2t
+from head_edits import Edit, config, drop, put
 from head_rows import AUX, LAYERS
 from safetensors.torch import load_file, save_file
 from vllm_configs import configure
@@ -69,12 +69,7 @@ def float_table(folder: Path) -> None:
     put("d2t", torch.zeros(290))(folder)
 
 
-def one_token_twice(folder: Path) -> None:
-    put("d2t", torch.zeros(290, dtype=torch.int64))(folder)
-    set_d2t(0, 1)(folder)
-
-
-LEFT = {"quantised weights": int8_weights, "a table of floats": float_table, "a token twice": one_token_twice}
+LEFT = {"quantised weights": int8_weights, "a table of floats": float_table, "a token twice": head_rows.one_token_twice}
 REFUSED: dict[str, tuple[Edit, str]] = {
     "a layer beyond the target": (config(**{AUX: [2, 4, 9]}), "aux layer ids .*wanted different ones from 0 to 8"),
     "a layer twice": (config(**{AUX: [2, 4, 4]}), "aux layer ids .*wanted different ones"),
