@@ -30,7 +30,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return head_rows.write_target(tmp_path_factory.mktemp("rows"))
 
 
-def texts(servers: list, tokens: int = TOKENS) -> list[list[str]]:
+def responses_of(servers: list, tokens: int = TOKENS) -> list[list[str]]:
     return [responses(generate_all(server, PROMPTS, tokens, 1)) for server in servers]
 
 
@@ -39,7 +39,7 @@ def texts(servers: list, tokens: int = TOKENS) -> list[list[str]]:
 def test_the_plugin_serves(name: str, models: tuple[Path, Path], tmp_path: Path) -> None:
     head = head_rows.write_row(name, models[1])
     with serving([tiny_spec(models[0]), tiny_spec(models[0], head)], tmp_path) as servers:
-        plain, served = texts(servers)
+        plain, served = responses_of(servers)
         assert served == plain
 
 
@@ -55,7 +55,7 @@ def test_sglang_alone(name: str, models: tuple[Path, Path], tmp_path: Path) -> N
         assert ran.returncode and "Traceback" in ran.stderr and "eagle-plugin" not in ran.stderr
         return
     with serving([tiny_spec(models[0]), spec], tmp_path) as servers:
-        plain, alone = texts(servers)
+        plain, alone = responses_of(servers)
         assert alone == plain
 
 
@@ -76,7 +76,7 @@ def test_the_output_of_the_last_layer(gpt_oss: tuple[Path, Path], tmp_path: Path
     target, head = gpt_oss
     specs = [tiny_spec(target), tiny_spec(target, head), tiny_spec(target, head, mode="builtin")]
     with serving(specs, tmp_path) as servers:
-        plain, served, alone = texts(servers)
+        plain, served, alone = responses_of(servers)
         assert served == plain and alone == plain
         answers = generate_all(servers[1], PROMPTS, TOKENS, 1)
         assert accept_length(answers) > 1.02  # an untrained head, but for tokens that the target says
@@ -91,11 +91,11 @@ def test_a_token_twice_is_left_to_sglang(models: tuple[Path, Path], tmp_path: Pa
     spec = tiny_spec(models[0], head, name="left")
     plain = tiny_spec(models[0])
     with serving([plain], tmp_path / "logs") as servers:
-        (wanted,) = texts(servers)
+        (wanted,) = responses_of(servers)
     with (
         pytest.raises(Exception, match=r"SGLang's own worker: .*maps 290 draft ids to 289"),
         serving([spec], tmp_path / "left"),
     ):
         pass  # `check_worker` wants the plugin's
     with serving([tiny_spec(models[0], head, mode="builtin")], tmp_path / "alone") as servers:
-        assert texts(servers) == [wanted]
+        assert responses_of(servers) == [wanted]
