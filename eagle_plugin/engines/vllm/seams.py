@@ -141,7 +141,10 @@ SEAMS: Seams = {
             " device"
         ),
     },
-    "vllm.model_executor.models.llama_eagle3.Eagle3LlamaForCausalLM": attributes("use_parallel_drafting"),
+    "vllm.model_executor.models.llama_eagle3.Eagle3LlamaForCausalLM": {
+        "load_weights": "self weights",
+        **attributes("use_parallel_drafting draft_id_to_target_id"),
+    },
     "vllm.model_executor.layers.linear.UnquantizedLinearMethod": {
         "process_weights_after_loading": "self layer",
         "apply": "self layer x bias",
