@@ -53,7 +53,8 @@ def begin_or_end(original: Any, manager: Any, request: Any) -> Any:
 def take_new_weights(head: nn.Module) -> None:
     """Round again what `use_int8_weights` rounded: a head may share its output layer with the target."""
     for name, packed in int8_weights(head).items():
-        new = int8_copy(head.get_submodule(name).weight.data)
+        layer: Any = head.get_submodule(name)
+        new = int8_copy(layer.weight.data)
         assert new is not None  # there is a kernel: it made the first copy
         with torch.no_grad():
             for old, values in zip(packed, new, strict=True):

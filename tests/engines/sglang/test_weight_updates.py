@@ -65,14 +65,14 @@ def from_tensors(server: Server, target: Path, **options: Any) -> None:
 def test_the_target_is_updated_and_the_head_drafts_on(
     server: Server, bigram_target: Path, other_target: Path, tmp_path: Path
 ) -> None:
-    texts = {
+    expected = {
         path: [greedy_ids(path, prompt, LENGTH, {}) for prompt in PROMPTS] for path in (bigram_target, other_target)
     }
-    assert texts[bigram_target] != texts[other_target]
+    assert expected[bigram_target] != expected[other_target]
 
     def says(target: Path) -> float:
         answers = generate_all(server, PROMPTS, LENGTH, 4)
-        assert [one["output_ids"] for one in answers] == texts[target]
+        assert [one["output_ids"] for one in answers] == expected[target]
         return accept_length(answers)
 
     good = says(bigram_target)
