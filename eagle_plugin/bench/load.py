@@ -14,6 +14,7 @@ from openai import AsyncOpenAI, OpenAIError
 from eagle_plugin.bench.engine import Engine, EngineEndpoint
 from eagle_plugin.bench.questions import Question
 from eagle_plugin.bench.stream_fields import Output, StreamFields
+from eagle_plugin.http_failures import describe_failure
 
 REQUEST_TIMEOUT_S = 600.0
 # For httpx: the servers are on 127.0.0.1 without TLS, and to load the certificates takes longer than a short request.
@@ -213,7 +214,7 @@ def flush_prefix_cache(server: EngineEndpoint, timeout_s: float = 10.0) -> None:
                     raise LoadError(f"{server.url}: requests still hold the prefix cache after {timeout_s:.0f} s")
                 time.sleep(0.05)
         except (httpx.HTTPError, KeyError, ValueError) as error:
-            raise LoadError(f"{server.url}: the prefix cache was not emptied: {error}") from error
+            raise LoadError(f"{server.url}: the prefix cache was not emptied: {describe_failure(error)}") from error
 
 
 def engine_version(server: EngineEndpoint) -> str:
@@ -223,7 +224,8 @@ def engine_version(server: EngineEndpoint) -> str:
         try:
             return str(client.get(path).raise_for_status().json()["version"])
         except (httpx.HTTPError, KeyError, ValueError) as error:
-            raise LoadError(f"{server.url}{path} does not return the engine's version: {error}") from error
+            reason = describe_failure(error)
+            raise LoadError(f"{server.url}{path} does not return the engine's version: {reason}") from error
 
 
 def _client(server: EngineEndpoint) -> httpx.Client:
