@@ -18,6 +18,7 @@ from eagle_plugin.devices import check_device
 from eagle_plugin.errors import UserError
 from eagle_plugin.kernels import loader
 from eagle_plugin.selftest import record, suite
+from eagle_plugin.selftest.failure import NO_MEMORY
 from eagle_plugin.selftest.record import Record
 from eagle_plugin.selftest.shapes import ModelShape, as_text
 from eagle_plugin.selftest.suite import Report
@@ -127,7 +128,7 @@ def _print(device: str, kept: Record, report: Report | None) -> None:
             f"{finding.compared:,}",
             f"{finding.worst:.0%} of what is allowed" if finding.worst else "equal",
             f"{finding.seconds:.2f}",
-            escape("; ".join(finding.differences[:3])) or "[green]passed[/green]",
+            NO_MEMORY if finding.ran_out else escape("; ".join(finding.differences[:3])) or "[green]passed[/green]",
             style="bold red" if finding.differences else "",
         )
     console.print(table)

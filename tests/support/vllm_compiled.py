@@ -17,7 +17,7 @@ TREES = {"depth": 2, "topk": 4}
 
 
 class Spoken(NamedTuple):
-    """What one engine said."""
+    """The output tokens of one engine, and its use of the cache."""
 
     answers: list[list[int]]
     loaded: int  # compiled models from the cache

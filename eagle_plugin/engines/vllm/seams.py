@@ -137,8 +137,8 @@ SEAMS: Seams = {
         "propose": "",
         "prepare_next_token_ids_padded": "self sampled_token_ids requests gpu_input_batch discard_request_mask",
         **attributes(
-            "_draft_attn_layer_names method model speculative_config vllm_config hidden_size dtype max_num_tokens"
-            " device"
+            "_draft_attn_layer_names method model speculative_config vllm_config hidden_size dtype device"
+            " max_num_tokens"
         ),
     },
     "vllm.model_executor.models.llama_eagle3.Eagle3LlamaForCausalLM": {

@@ -266,7 +266,7 @@ def test_a_failed_round_is_handed_over_and_kept(kept: dict[str, Any], monkeypatc
     done, key = rounds_of(monkeypatch, ["graphs: wrong"])
     assert done[0] == "handed over" and "the self-test failed: graphs: wrong" in done[1][0]
     # The next start leaves the server to the engine at once, although its kernels are right.
-    monkeypatch.setattr(selftest.suite, "run", lambda *arguments: SimpleNamespace(reasons=[]))
+    monkeypatch.setattr(selftest.suite, "run", lambda *arguments: selftest.suite.Report([]))
     monkeypatch.setattr(selftest, "_device", lambda runner: torch.device("cpu"))
     assert selftest.failed_kernels(SimpleNamespace(device="cpu")) == done[1]
     record.forget()
