@@ -100,6 +100,8 @@ def environment(engine: str, case: Case, on_gpu: bool, rates: dict[Shape, Rates]
     elif case.shape is not None and engine == "sglang":
         found["SGLANG_SIMULATE_ACC_LEN"] = f"{1 + sum(rates[case.shape]):.4f}"
         found["SGLANG_SIMULATE_ACC_METHOD"] = "match-expected"
+        if case.shape.topk == 1:  # else all tokens are one and the same
+            found["SGLANG_SIMULATE_ACC_TOKEN_MODE"] = "real-draft-token"
     return found
 
 

@@ -89,7 +89,7 @@ class VLLM:
         import vllm
         from vllm.sampling_params import RequestOutputKind
 
-        self._speculates, self._asked = speculates, 0
+        self._speculates, self._asked, self._decoded = speculates, 0, 0
         self._parameters: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
         self._parameters["output_kind"] = RequestOutputKind.DELTA
         self._new_parameters, self._engine = vllm.SamplingParams, vllm.LLM(**given)
@@ -108,11 +108,15 @@ class VLLM:
                 counts[i] += len(output.outputs[0].token_ids)
                 yield Event(now, i, counts[i], output.finished)
 
+        self._decoded += sum(counts) - len(counts)
+
     @property
     def rounds(self) -> int:
-        name = "vllm:spec_decode_num_drafts"
+        names = ("vllm:spec_decode_num_drafts", "vllm:spec_decode_num_accepted_tokens")
         found = {metric.name: getattr(metric, "value", 0) for metric in self._engine.get_metrics()}
-        return int(found.get(name, 0)) if self._speculates else 0
+        drafts, accepted = (int(found.get(name, 0)) for name in names)
+        # vLLM counts the steps that verified drafts, and not plain steps between them.
+        return max(drafts, self._decoded - accepted) if self._speculates else 0
 
 
 ENGINES: dict[str, Any] = {"sglang": SGLang, "vllm": VLLM}
