@@ -38,7 +38,7 @@ class LeftToEngine(HeadError):
     """The plugin's worker does not serve the head, but the engine's own may: a server leaves it to that one."""
 
 
-Judge = Callable[[str], None]  # gets one sentence about a head
+Judge = Callable[[str], None]  # gets one sentence that is about a head
 
 
 def refuse(sentence: str) -> None:
