@@ -9,6 +9,7 @@ import lzma
 import shutil
 import tarfile
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,19 +72,15 @@ def write(parts: Iterable[Part], out: Path, limit: int) -> list[list[Path]]:
     """
     out.mkdir(parents=True, exist_ok=True)
     here = {piece.name: piece for piece in out.glob("*/*.tar*.*of*")}
-    manifest, wanted, new = [], set(), []
-    for part in parts:
-        stem = f"{part.name}-{part.digest()}.tar{'.xz' if part.compressed else ''}"
-        found = {name for name in here if name.startswith(f"{stem}.")}
-        pieces = {int(name.rpartition("of")[2]) for name in found}
-        if pieces != {len(found)}:  # new, changed or incomplete
-            data = part.packed()
-            cuts = [data[first : first + limit] for first in range(0, len(data), limit)]
-            found = {f"{stem}.{number}of{len(cuts)}" for number in range(1, len(cuts) + 1)}
-            new += [(f"{stem}.{number}of{len(cuts)}", cut) for number, cut in enumerate(cuts, start=1)]
-        wanted |= found
-        digest = stem.rpartition(".tar")[0].rpartition("-")[2]
-        manifest.append({"name": part.name, "digest": digest, "pieces": len(found)})
+    parts = list(parts)
+    with ThreadPoolExecutor() as pool:  # compression leaves the interpreter to the others
+        found = list(pool.map(lambda part: pieces_of(part, set(here), limit), parts))
+    new = [piece for _, pieces in found for piece in pieces]
+    wanted = {name for names, _ in found for name in names}
+    manifest = [
+        {"name": part.name, "digest": names[0].partition(".tar")[0].rpartition("-")[2], "pieces": len(names)}
+        for part, (names, _) in zip(parts, found, strict=True)
+    ]
     for name, piece in here.items():
         if name not in wanted:
             piece.unlink()
@@ -103,6 +100,18 @@ def write(parts: Iterable[Part], out: Path, limit: int) -> list[list[Path]]:
         shutil.copyfile(SCRIPT, folder / RUN)
         calls.append(pieces_here)
     return calls
+
+
+def pieces_of(part: Part, here: set[str], limit: int) -> tuple[list[str], list[tuple[str, bytes]]]:
+    """The names of a part's pieces, and those with their bytes that are new, changed or incomplete."""
+    stem = f"{part.name}-{part.digest()}.tar{'.xz' if part.compressed else ''}"
+    names = sorted(name for name in here if name.startswith(f"{stem}."))
+    if {int(name.rpartition("of")[2]) for name in names} == {len(names)}:
+        return names, []
+    data = part.packed()
+    cuts = [data[first : first + limit] for first in range(0, len(data), limit)]
+    pieces = [(f"{stem}.{number}of{len(cuts)}", cut) for number, cut in enumerate(cuts, start=1)]
+    return [name for name, _ in pieces], pieces
 
 
 def into_calls(pieces: list[tuple[str, bytes]], limit: int) -> list[list[tuple[str, bytes]]]:
