@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from bigram_models import VOCAB, spoken
 from family_models import CHANGES, family_head, family_target
 from tiny_adapters import write_adapter
@@ -221,13 +222,13 @@ def compile_cache(folder: Path) -> bool:
     registered in its place; neither that nor another class of worker changes the key of the compile cache."""
     target, _ = write_models(folder)
     stores, keys, responses = [], [], []
-    original = attention.unified_kv_cache_update
+    original = torch.ops.vllm.unified_kv_cache_update
 
     def counted(*arguments: Any) -> Any:
         stores[-1] += 1
         return original(*arguments)
 
-    attention.unified_kv_cache_update = counted
+    torch.ops.vllm.unified_kv_cache_update = counted
     backend, own = AttentionBackendEnum.CPU_ATTN, AttentionBackendEnum.CPU_ATTN.get_path()
     for path in (own, f"{StoringBackend.__module__}.{StoringBackend.__qualname__}"):
         register_backend(backend, path)
