@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from benchmarks.launches import Launch, Probe
+from eagle_plugin.core.policy import Policy
+from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.graphs import CapturedFunctions
+from eagle_plugin.engines.shape_chooser import ShapeChooser
 
 MAX_BATCH, VOCABULARY, PROMPT_TOKENS, CONTEXT = 32, 512, 12, 2048
 MAX_TOKENS = CONTEXT - 400  # of a request's answer
 WARM_ROUNDS = 5  # of every run, not measured
 SCHEDULER = "scheduler"  # the engine's work between two rounds
+
+
+Choosers = Callable[["Run", Shape, Sequence[Shape]], ShapeChooser]  # of a run, the caps, and the captured shapes
+
+MakePolicy = Callable[[Shape, Sequence[Shape] | None], Policy]  # of the caps, and the shapes if not all within them
+
+
+def fixed_shapes(run: Run, caps: Shape, captured: Sequence[Shape]) -> ShapeChooser:
+    """The caps in every round."""
+    return ShapeChooser(caps, None)
 
 
 def read_as_on_a_gpu(adapter: ModuleType) -> None:
@@ -39,6 +52,7 @@ class Run(NamedTuple):
     captured: bool  # by graphs, else eager
     rounds: int  # to measure
     counting: bool  # of launches; the times of such rounds mean nothing
+    policy: str = "fixed"  # the value of EAGLE_POLICY
 
 
 class Round(NamedTuple):
@@ -46,11 +60,12 @@ class Round(NamedTuple):
 
     microseconds: dict[str, float]  # by phase, the scheduler's work before it included
     launches: dict[Launch, int]  # complete only if they were counted
+    shape: Shape | None  # of the trees that it drafted
 
     @classmethod
-    def of(cls, probe: Probe) -> Round:
+    def of(cls, probe: Probe, shape: Shape | None) -> Round:
         """The round that a probe has just ended."""
-        return cls({name: ns / 1e3 for name, ns in probe.phases.items()}, dict(probe.launches))
+        return cls({name: ns / 1e3 for name, ns in probe.phases.items()}, dict(probe.launches), shape)
 
     @property
     def worker(self) -> float:

@@ -44,7 +44,9 @@ class Launch(NamedTuple):
 class Probe:
     """Times and counts one round at a time; everything between `begin_round` and `end_round` belongs to a phase."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        """clock: in nanoseconds; `time.thread_time_ns` leaves out what other processes take."""
+        self._clock = clock
         self.launches: collections.Counter[Launch] = collections.Counter()
         self.phases: dict[str, int] = {}  # nanoseconds
         self._phase: str | None = None  # None: outside of a round
@@ -75,13 +77,13 @@ class Probe:
     @contextmanager
     def left_out(self) -> Iterator[None]:
         """What runs in the block takes no time, and its launches are not counted."""
-        phase, started = self._phase, time.perf_counter_ns()
+        phase, started = self._phase, self._clock()
         self._phase = None
         try:
             yield
         finally:
             self._phase = phase
-            self._left_out += time.perf_counter_ns() - started
+            self._left_out += self._clock() - started
 
     @contextmanager
     def as_graph(self, name: str) -> Iterator[None]:
@@ -118,11 +120,11 @@ class Probe:
     def _start(self, phase: str) -> None:
         self._phase, self._left_out = phase, 0
         self.phases.setdefault(phase, 0)
-        self._since = time.perf_counter_ns()
+        self._since = self._clock()
 
     def _stop(self) -> None:
         assert self._phase is not None, "no round has begun"
-        self.phases[self._phase] += time.perf_counter_ns() - self._since - self._left_out
+        self.phases[self._phase] += self._clock() - self._since - self._left_out
 
 
 class _Library:

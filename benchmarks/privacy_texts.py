@@ -1,15 +1,13 @@
-"""The labelled texts of the privacy benchmark. Every person, number and key in them is invented.
-
-Strings that look like keys are made from parts at run time, so that secret scanners do not report this file.
-"""
+"""The labelled texts of the privacy benchmark. Every person, number and key in them is invented."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import string
 from dataclasses import dataclass
+
+from privacy_values import HEX, UPPER, URLSAFE, card, iban, jwt, noise, pem
 
 
 @dataclass(frozen=True)
@@ -20,43 +18,6 @@ class Labelled:
     text: str
     value: str
 
-
-def _noise(seed: str, length: int, alphabet: str = string.ascii_letters + string.digits) -> str:
-    """Characters that look random and are the same in every run."""
-    stream = hashlib.shake_256(seed.encode()).digest(length)
-    return "".join(alphabet[byte % len(alphabet)] for byte in stream)
-
-
-def _card(start: str, length: int, step: int = 0) -> str:
-    """A card number with a correct check digit (Luhn), in groups of `step` digits."""
-    digits = start + _noise(start, length - 1 - len(start), string.digits)
-    total = sum(sum(divmod(int(d) * (2 if i % 2 == 0 else 1), 10)) for i, d in enumerate(reversed(digits)))
-    digits += str(-total % 10)
-    return digits if not step else " ".join(digits[i : i + step] for i in range(0, length, step))
-
-
-def _iban(country: str, account: str, spaced: bool = False) -> str:
-    """An account number with correct check digits (mod 97)."""
-    check = 98 - int("".join(str(int(c, 36)) for c in account + country + "00")) % 97
-    iban = f"{country}{check:02d}{account}"
-    return " ".join(iban[i : i + 4] for i in range(0, len(iban), 4)) if spaced else iban
-
-
-def _jwt(seed: str, **claims: str) -> str:
-    parts = [{"alg": "HS256", "typ": "JWT"}, claims]
-    made = [base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts]
-    return ".".join([*made, _noise(seed, 43)])
-
-
-def _pem(kind: str, lines: int) -> str:
-    bar = "-" * 5
-    body = "\n".join(_noise(f"{kind}{i}", 64) for i in range(lines))
-    return f"{bar}BEGIN {kind}{bar}\n{body}\n{bar}END {kind}{bar}"
-
-
-UPPER = string.ascii_uppercase + string.digits
-HEX = "0123456789abcdef"
-URLSAFE = string.ascii_letters + string.digits + "-_"
 
 # (text, value): the value replaces "{}" in the text.
 _EMAIL = [
@@ -84,28 +45,28 @@ _PHONE = [
     ("Mobile {}.", "+1-646-555-7312"),
 ]
 _CARD = [
-    ("Charge {} please", _card("4539", 16)),
-    ("card: {} exp 09/29", _card("5412", 16, 4)),
-    ("Amex {}", _card("3714", 15)),
-    ("my visa is {} and it was declined", _card("4716", 16, 4)),
-    ('"pan": "{}"', _card("6011", 16)),
-    ("Kartennummer {}", _card("5198", 16)),
-    ("{} was used twice", _card("4024", 16)),
-    ("paid with {}", "-".join(_card("4485", 16, 4).split())),
-    ("cc={};cvv=411", _card("5277", 16)),
-    ("diners club {}", _card("3056", 14)),
+    ("Charge {} please", card("4539", 16)),
+    ("card: {} exp 09/29", card("5412", 16, 4)),
+    ("Amex {}", card("3714", 15)),
+    ("my visa is {} and it was declined", card("4716", 16, 4)),
+    ('"pan": "{}"', card("6011", 16)),
+    ("Kartennummer {}", card("5198", 16)),
+    ("{} was used twice", card("4024", 16)),
+    ("paid with {}", "-".join(card("4485", 16, 4).split())),
+    ("cc={};cvv=411", card("5277", 16)),
+    ("diners club {}", card("3056", 14)),
 ]
 _IBAN = [
-    ("Transfer to {} today", _iban("DE", "370400440532013000")),
-    ("IBAN {}", _iban("GB", "NWBK60161331926819", True)),
-    ("compte {}", _iban("FR", "20041010050500013M02606", True)),
-    ("rekening {} graag", _iban("NL", "ABNA0417164300")),
-    ("conto: {}", _iban("IT", "X0542811101000000123456")),
-    ("cuenta {}", _iban("ES", "21000418450200051332", True)),
-    ("Konto {}", _iban("AT", "1904300234573201")),
-    ("salary account {}", _iban("PL", "109010140000071219812874")),
-    ("pay {} EUR 40", _iban("BE", "539007547034", True)),
-    ('{{"iban":"{}"}}', _iban("CH", "00762011623852957")),
+    ("Transfer to {} today", iban("DE", "370400440532013000")),
+    ("IBAN {}", iban("GB", "NWBK60161331926819", True)),
+    ("compte {}", iban("FR", "20041010050500013M02606", True)),
+    ("rekening {} graag", iban("NL", "ABNA0417164300")),
+    ("conto: {}", iban("IT", "X0542811101000000123456")),
+    ("cuenta {}", iban("ES", "21000418450200051332", True)),
+    ("Konto {}", iban("AT", "1904300234573201")),
+    ("salary account {}", iban("PL", "109010140000071219812874")),
+    ("pay {} EUR 40", iban("BE", "539007547034", True)),
+    ('{{"iban":"{}"}}', iban("CH", "00762011623852957")),
 ]
 _IP = [
     ("login from {} at 03:12", "203.0.113.77"),
@@ -132,36 +93,36 @@ _SSN = [
     ('"social": "{}"', "502-73-1184"),
 ]
 _KEY = [
-    ("aws_access_key_id = {}", "AKIA" + _noise("aws", 16, UPPER)),
-    ("export AWS_SECRET_ACCESS_KEY={}", _noise("aws secret", 40, string.ascii_letters + string.digits + "/+")),
-    ("maps key {}", "AIza" + _noise("gcp", 35, URLSAFE)),
-    ("git clone with {}", "gh" + "p_" + _noise("github", 36)),
-    ("token: {}", "github_" + "pat_" + _noise("fine", 22) + "_" + _noise("grained", 59)),
+    ("aws_access_key_id = {}", "AKIA" + noise("aws", 16, UPPER)),
+    ("export AWS_SECRET_ACCESS_KEY={}", noise("aws secret", 40, string.ascii_letters + string.digits + "/+")),
+    ("maps key {}", "AIza" + noise("gcp", 35, URLSAFE)),
+    ("git clone with {}", "gh" + "p_" + noise("github", 36)),
+    ("token: {}", "github_" + "pat_" + noise("fine", 22) + "_" + noise("grained", 59)),
     (
         "slack bot {}",
-        "xox" + "b-" + "-".join([_noise("a", 12, string.digits), _noise("b", 12, string.digits), _noise("c", 24)]),
+        "xox" + "b-" + "-".join([noise("a", 12, string.digits), noise("b", 12, string.digits), noise("c", 24)]),
     ),
-    ("openai.api_key = '{}'", "sk" + "-" + "proj-" + _noise("openai", 48)),
-    ("huggingface-cli login --token {}", "hf" + "_" + _noise("hf", 34, string.ascii_letters)),
+    ("openai.api_key = '{}'", "sk" + "-" + "proj-" + noise("openai", 48)),
+    ("huggingface-cli login --token {}", "hf" + "_" + noise("hf", 34, string.ascii_letters)),
     (
         "DefaultEndpointsProtocol=https;AccountName=blobs;AccountKey={};EndpointSuffix=core.windows.net",
         base64.b64encode(hashlib.sha512(b"azure").digest()).decode(),
     ),
-    ("stripe {}", "sk" + "_live_" + _noise("stripe", 24)),
-    ("key for claude: {}", "sk" + "-ant-" + "api03-" + _noise("anthropic", 93, URLSAFE) + "AA"),
-    ("CI uses {}", "gl" + "pat-" + _noise("gitlab", 20, URLSAFE)),
+    ("stripe {}", "sk" + "_live_" + noise("stripe", 24)),
+    ("key for claude: {}", "sk" + "-ant-" + "api03-" + noise("anthropic", 93, URLSAFE) + "AA"),
+    ("CI uses {}", "gl" + "pat-" + noise("gitlab", 20, URLSAFE)),
 ]
 _TOKEN = [
-    ("Authorization: Bearer {}", _jwt("1", sub="1234", name="Ada")),
-    ("id_token={}", _jwt("2", sub="user-77", email_verified="yes")),
-    ("curl -H 'x-auth: {}'", _jwt("3", iss="auth", aud="api")),
-    ("localStorage.token = '{}'", _jwt("4", role="admin", uid="90210")),
-    ("decode this: {}", _jwt("5", a="b")),
-    ("{}", _pem("RSA PRIVATE KEY", 12)),
-    ("the file says\n{}\nis it valid?", _pem("PRIVATE KEY", 6)),
-    ("{}", _pem("OPENSSH PRIVATE KEY", 8)),
-    ("key:\n{}", _pem("EC PRIVATE KEY", 3)),
-    ("{}", _pem("ENCRYPTED PRIVATE KEY", 9)),
+    ("Authorization: Bearer {}", jwt("1", sub="1234", name="Ada")),
+    ("id_token={}", jwt("2", sub="user-77", email_verified="yes")),
+    ("curl -H 'x-auth: {}'", jwt("3", iss="auth", aud="api")),
+    ("localStorage.token = '{}'", jwt("4", role="admin", uid="90210")),
+    ("decode this: {}", jwt("5", a="b")),
+    ("{}", pem("RSA PRIVATE KEY", 12)),
+    ("the file says\n{}\nis it valid?", pem("PRIVATE KEY", 6)),
+    ("{}", pem("OPENSSH PRIVATE KEY", 8)),
+    ("key:\n{}", pem("EC PRIVATE KEY", 3)),
+    ("{}", pem("ENCRYPTED PRIVATE KEY", 9)),
 ]
 _URL = [
     ("DATABASE_URL=postgres://{}@db:5432/app", "admin:" + "tR4nquil0"),
@@ -189,15 +150,15 @@ _ADDRESS = [
 ]
 _SECRET = [
     ('password = "{}"', "vT9#kLq2!xWz"),
-    ("API_KEY={}", _noise("api", 32, HEX)),
-    ("client_secret: {}", _noise("client", 40)),
+    ("API_KEY={}", noise("api", 32, HEX)),
+    ("client_secret: {}", noise("client", 40)),
     ("DB_PASSWORD='{}'", "Gr4phite-Owl-77"),
-    ('{{"secret_key": "{}"}}', _noise("secret", 44, URLSAFE)),
-    ("X-Api-Key: {}", _noise("header", 36)),
+    ('{{"secret_key": "{}"}}', noise("secret", 44, URLSAFE)),
+    ("X-Api-Key: {}", noise("header", 36)),
     ("the password is {}", "Blue!Heron42"),
-    ("auth_token => '{}'", _noise("auth", 30)),
-    ("SECRET_KEY_BASE={}", _noise("rails", 64, HEX)),
-    ("access_token={}&scope=all", _noise("access", 38)),
+    ("auth_token => '{}'", noise("auth", 30)),
+    ("SECRET_KEY_BASE={}", noise("rails", 64, HEX)),
+    ("access_token={}&scope=all", noise("access", 38)),
 ]
 _PERSON = [
     ("My name is {} and I need a refund.", "Ingrid Vasquez-Moreau"),

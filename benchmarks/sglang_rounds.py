@@ -22,7 +22,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 
 # Before SGLang is imported: its CPU engine, overlap scheduling there, and captured rounds by emulated graphs.
-os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "EAGLE_OVERLAP": "1", "EAGLE_GRAPHS": "emulate", "EAGLE_POLICY": "fixed"}
+os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "EAGLE_OVERLAP": "1", "EAGLE_GRAPHS": "emulate"}
 
 import tiny_models
 import torch
@@ -40,17 +40,20 @@ from benchmarks.host_rounds import (
     SCHEDULER,
     VOCABULARY,
     WARM_ROUNDS,
+    Choosers,
+    MakePolicy,
     Round,
     Run,
     Scenario,
     count_replays,
+    fixed_shapes,
     mark,
     read_as_on_a_gpu,
 )
 from benchmarks.launches import CountLaunches, Probe
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.graphs import Buckets
-from eagle_plugin.engines.sglang import decode_round
+from eagle_plugin.engines.sglang import decode_round, round_costs
 from eagle_plugin.engines.sglang.support import unsupported_reasons
 from eagle_plugin.engines.sglang.worker import TreeWorker
 from eagle_plugin.errors import UserError
@@ -60,8 +63,14 @@ BEGIN, DRAFT, PREPARE, TAIL, EXTEND, REST = PHASES = ("begin", "draft", "verify 
 PARTS = (((BEGIN, DRAFT), "draft"), ((PREPARE,), "verify"), ((TAIL,), "tail"), ((EXTEND, REST), "extend"))
 
 
-def boot(folder: Path, shape: Shape) -> Scheduler:
-    """A scheduler of this process with our worker, on tiny random models that are written into `folder`."""
+def boot(folder: Path, shape: Shape, most: int = MAX_BATCH, policy: MakePolicy | None = None) -> Scheduler:
+    """A scheduler of this process with our worker, on tiny random models that are written into `folder`.
+
+    most: requests at a time. policy: of the shapes that are then captured; None for fixed ones.
+    """
+    os.environ["EAGLE_POLICY"] = "auto" if policy else "fixed"
+    if policy:  # no costs are measured
+        vars(round_costs)["start_policy"] = lambda caps, key, measure, logger, shapes, *rest: policy(caps, shapes)
     logging.disable(logging.WARNING)  # the engine has much to say about models that are not served here
     torch.set_num_threads(1)
     load_plugins()
@@ -72,8 +81,8 @@ def boot(folder: Path, shape: Shape) -> Scheduler:
         device="cpu",
         dtype="float32",
         context_length=CONTEXT,
-        max_total_tokens=MAX_BATCH * CONTEXT,
-        max_running_requests=MAX_BATCH,
+        max_total_tokens=most * CONTEXT,
+        max_running_requests=most,
         mem_fraction_static=0.3,
         speculative_algorithm="EAGLE3",
         speculative_draft_model_path=str(head),
@@ -103,11 +112,11 @@ def boot(folder: Path, shape: Shape) -> Scheduler:
 class Rounds:
     """Decode rounds of one scheduler, measured by a probe."""
 
-    def __init__(self, scheduler: Scheduler, probe: Probe) -> None:
-        self._scheduler, self._probe = scheduler, probe
+    def __init__(self, scheduler: Scheduler, probe: Probe, choosers: Choosers = fixed_shapes) -> None:
+        self._scheduler, self._probe, self._choosers = scheduler, probe, choosers
         self._counting = False
         self._measured: list[Round] = []
-        worker = scheduler.draft_worker
+        self._worker = worker = scheduler.draft_worker
         self._functions = worker._round
         self._captured_sizes = self._functions._buckets
         # The functions of a round: a phase begins with the call, the next one after it.
@@ -124,6 +133,7 @@ class Rounds:
         for run in runs:
             self._counting, self._measured = run.counting, []
             self._functions._buckets = self._captured_sizes if run.captured else Buckets([])
+            self._worker.shapes = self._choosers(run, self._worker.shape, self._functions.shapes)
             if self._probe.in_round:
                 self._probe.end_round()
             inputs = self._inputs(run)
@@ -157,7 +167,7 @@ class Rounds:
             with CountLaunches(probe) if self._counting else nullcontext():
                 result = serve(batch, *args, **kwargs)
             probe.end_round()
-            self._measured.append(Round.of(probe))
+            self._measured.append(Round.of(probe, result.served.shape))
             probe.begin_round(SCHEDULER)
             return result
 

@@ -63,7 +63,7 @@ class Outcomes(NamedTuple):
         for first in range(0, len(trace.scores), CHUNK):
             scores = torch.from_numpy(trace.scores[first : first + CHUNK])
             path = torch.from_numpy(trace.path[first : first + CHUNK].astype(np.int64))  # [t, D]
-            sums.append(path_sums.per_request(scores).transpose(0, 1))
+            sums.append(path_sums(scores).transpose(0, 1))
             nodes = path_sums.nodes(scores)  # [J, t, C]
             taken = nodes.gather(-1, path.clamp(max=scores.shape[1] - 1).expand(len(nodes), *path.shape))
             taken &= path != MISSED

@@ -104,7 +104,7 @@ def compare(row: Row, plain: Answers, plugin: Answers) -> Row:
     def seconds(answers: Sequence[Completion]) -> float:  # of prompts too: vLLM may send many tokens in one chunk
         return sum(answer.total_s for answer in answers)
 
-    responses = [[answer.text for part in answers for answer in part] for answers in (plain, plugin)]
+    responses = [[answer.output for part in answers for answer in part] for answers in (plain, plugin)]
     steps = sum(answer.completion_tokens for answer in plain.alone)
     rounds = sum(1 + (answer.verify_rounds or 0) for answer in plugin.alone)
     ratio = seconds(plugin.alone) / rounds / (seconds(plain.alone) / steps)

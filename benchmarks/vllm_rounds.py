@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,12 @@ from benchmarks.host_rounds import (
     SCHEDULER,
     VOCABULARY,
     WARM_ROUNDS,
+    Choosers,
+    MakePolicy,
     Round,
     Run,
     count_replays,
+    fixed_shapes,
     mark,
     read_as_on_a_gpu,
 )
@@ -44,7 +47,9 @@ from benchmarks.launches import ENGINE, GRAPH, CountLaunches, Probe
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.graphs import Buckets
 from eagle_plugin.engines.vllm import runner as runner_module
+from eagle_plugin.engines.vllm import shapes as shapes_module
 from eagle_plugin.engines.vllm.runner import TreeModelRunner
+from eagle_plugin.engines.vllm.shapes import RoundShapes
 from eagle_plugin.errors import UserError
 
 # The phases of a step, in their order; the last one is the engine's bookkeeping with what is left of ours.
@@ -52,21 +57,27 @@ PREPARE, WALK, EXTEND, DRAFT, REST = PHASES = ("preparation", "walk", "extend", 
 PARTS = (((PREPARE,), "verify"), ((WALK,), "tail"), ((EXTEND,), "extend"), ((DRAFT, REST), "draft"))
 
 
-def boot(folder: Path, shape: Shape) -> LLM:
-    """An engine of this process with our runner, on tiny random models that are written into `folder`."""
+def boot(folder: Path, shape: Shape, most: int = MAX_BATCH, policy: MakePolicy | None = None) -> LLM:
+    """An engine of this process with our runner, on tiny random models that are written into `folder`.
+
+    most: requests at a time. policy: of the shapes, for steps that are not scheduled ahead; None for fixed ones.
+    """
     torch.set_num_threads(1)
+    os.environ["EAGLE_POLICY"] = "auto" if policy else "fixed"
+    if policy:  # no costs are measured
+        vars(shapes_module)["start_policy"] = lambda caps, key, measure, logger, shapes=None, **_: policy(caps, shapes)
     target = tiny_models.tiny_llama(folder / "target", vocab=VOCABULARY, head_dim=32)
     head = tiny_models.tiny_eagle3_head(folder / "head", target)
-    trees = {"depth": shape.steps, "topk": shape.topk, "async_scheduling": True}
+    trees = {"depth": shape.steps, "topk": shape.topk, "async_scheduling": policy is None}
     llm = LLM(
         str(target),
         dtype="float32",
         enforce_eager=True,  # the emulator sees nothing of compiled models
         max_model_len=CONTEXT,
-        max_num_seqs=MAX_BATCH,
-        max_num_batched_tokens=2 * MAX_BATCH * shape.width,
+        max_num_seqs=most,
+        max_num_batched_tokens=2 * most * shape.width,
         block_size=32,
-        num_gpu_blocks_override=MAX_BATCH * CONTEXT // 32 + 1,
+        num_gpu_blocks_override=most * CONTEXT // 32 + 1,
         enable_prefix_caching=False,  # every run prefills its prompts
         speculative_config={"method": "eagle3", "model": str(head), "num_speculative_tokens": shape.width - 1},
         additional_config={"eagle_plugin": trees},
@@ -84,12 +95,15 @@ def boot(folder: Path, shape: Shape) -> LLM:
 class Rounds:
     """Decode steps of one engine, measured by a probe."""
 
-    def __init__(self, llm: LLM, probe: Probe) -> None:
-        self._llm, self._probe = llm, probe
+    def __init__(self, llm: LLM, probe: Probe, choosers: Choosers = fixed_shapes) -> None:
+        self._llm, self._probe, self._choosers = llm, probe, choosers
         self._core: Any = llm.llm_engine.engine_core.engine_core
         self._counting = self._captured = self._decodes = False
         self._measured: list[Round] = []
-        runner, self._step = runner_of(llm), runner_of(llm)._step
+        self._runner = runner = runner_of(llm)
+        self._step = runner._step
+        policy = runner._shapes.chooser.policy
+        self._shapes: Sequence[Shape] = policy.shapes if policy else ()
         self._captured_sizes = self._step._buckets
         drafter = runner.drafter
         self._fix(runner, "_model_forward", self._count_target)
@@ -110,6 +124,7 @@ class Rounds:
         for number, run in enumerate(runs):
             self._counting, self._captured, self._measured = run.counting, run.captured, []
             self._step._buckets = self._captured_sizes if run.captured else Buckets([])
+            self._runner._shapes = RoundShapes(self._choosers(run, self._runner._caps, self._shapes))
             if self._probe.in_round:
                 self._probe.end_round()
             names = [f"{number}-{i}" for i in range(run.scenario.batch)]
@@ -139,8 +154,9 @@ class Rounds:
         """The runner's step up to the target's logits: of a decode step it is timed, or its launches are counted."""
 
         def prepare(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
-            requests, probe = len(scheduled.num_scheduled_tokens), self._probe
-            self._decodes = len(scheduled.scheduled_spec_decode_tokens) == requests > 0
+            probe, drafts = self._probe, scheduled.scheduled_spec_decode_tokens
+            rows = scheduled.num_scheduled_tokens
+            self._decodes = bool(rows) and all(n == 1 + len(drafts.get(name, ())) for name, n in rows.items())
             if not self._decodes:
                 with probe.left_out():
                     return execute(scheduled, *args, **kwargs)
@@ -161,7 +177,8 @@ class Rounds:
             with self._launches():
                 result = sample(*args, **kwargs)
             probe.end_round()
-            self._measured.append(Round.of(probe))
+            drafted = self._runner._shapes._drafted
+            self._measured.append(Round.of(probe, drafted and drafted.shape))
             probe.begin_round(SCHEDULER)
             return result
 

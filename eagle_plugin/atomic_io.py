@@ -73,6 +73,28 @@ def replace_output(path: Path, fix: str = ANOTHER_FILE) -> Iterator[Path]:
         raise WriteError(f"cannot write {path} ({error.strerror or error}); {fix}") from error
 
 
+@contextmanager
+def inherit_privacy(*inputs: str | Path) -> Iterator[None]:
+    """While the block runs, what this process writes is readable by its user only, if one of the input files is.
+
+    Captured traffic has mode 0600; what is made from it has the same texts.
+    """
+    before = os.umask(0o077) if any(map(_is_private, inputs)) else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.umask(before)
+
+
+def _is_private(path: str | Path) -> bool:
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):  # standard input, or a file whose reader has a better sentence
+        return False
+    return stat.S_ISREG(mode) and not mode & 0o077
+
+
 def write_output(path: Path, lines: Iterable[str], fix: str = ANOTHER_FILE) -> None:
     """Write lines, which include their newlines, as UTF-8; an error that the iteration raises leaves `path` as it was.
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from eagle_plugin.errors import UserError
+from eagle_plugin.url_credentials import without_credentials
 
 REFUSED, INTERRUPTED = 2, 128 + signal.SIGINT
 STOPPED = "stopped by Ctrl-C"
@@ -49,7 +50,7 @@ def end_of(command: Callable[[], int], owns_process: bool) -> int:
 
 
 def _describe(error: OSError) -> str:
-    what = error.filename or "the standard output, a file or a connection"
+    what = without_credentials(str(error.filename or "")) or "the standard output, a file or a connection"
     return f"{what} cannot be used ({error.strerror or error}); check that it is there, its rights and its disk"
 
 

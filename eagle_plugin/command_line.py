@@ -15,8 +15,8 @@ class Parser(argparse.ArgumentParser):
     for --dataset.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, allow_abbrev=False, **kwargs)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**({"allow_abbrev": False} | options))
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message}; see `{self.prog} --help`\n")

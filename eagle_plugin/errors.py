@@ -1,8 +1,16 @@
 """The base of all errors that the command line prints as one line."""
 
+from eagle_plugin.url_credentials import without_credentials
+
 
 class UserError(Exception):
-    """What was asked cannot be done: one sentence with the thing, what was found, what was wanted and the fix."""
+    """What was asked cannot be done: one sentence with the thing, what was found, what was wanted and the fix.
+
+    It never shows the credentials of a URL.
+    """
+
+    def __str__(self) -> str:
+        return without_credentials(super().__str__())
 
 
 def json_fault(error: Exception) -> str:

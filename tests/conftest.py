@@ -14,6 +14,9 @@ import tiny_models
 import torch
 
 torch.set_num_threads(1)
+# No test uses the credentials of its user, or asks the metadata service of a cloud for some.
+os.environ |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_EC2_METADATA_DISABLED": "true"}
+os.environ |= {"AWS_REGION": "us-east-1", "GOOGLE_SKIP_SIGNATURE": "true", "AZURE_SKIP_SIGNATURE": "true"}
 
 if importlib.util.find_spec("vllm") is None:  # tests/test_vllm_environment.py runs these in the environment that has it
     collect_ignore_glob = ["engines/vllm/test_*.py", "heads/test_vllm_*.py"]

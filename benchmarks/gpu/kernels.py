@@ -2,6 +2,9 @@
 
     python benchmarks/gpu/kernels.py [--shape llama-3-8b] [--dtype bfloat16] [--json FILE]
 
+Tree attention of 16 and 64 nodes is also timed by FlashInfer and FlashAttention 3 where they can be imported. FILE has
+the fastest of each case under "attention_choices".
+
 A call is captured 20 times into one graph; a time is the median of 30 replays divided by 20, in microseconds. "Of the
 copy bandwidth" compares the bytes that a call must read and write once, per second, with those of a copy of 512 MiB on
 the same GPU. Data that fits in the L2 cache can exceed 100 %. Without a CUDA device the exit code is 2.
@@ -24,6 +27,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.gpu.attention_backends import choices, flash_attention, flash_attention_3, flashinfer_attention
 from eagle_plugin.atomic_io import write_output
 from eagle_plugin.command_end import end_of
 from eagle_plugin.core.policy import NUM_SAMPLED
@@ -45,6 +51,7 @@ class Row(NamedTuple):
     case: str
     bytes: int  # read or written, each counted once
     calls: dict[str, Call]  # ours first
+    shape: dict[str, int] = {}  # of tree attention
 
 
 def microseconds(call: Call) -> float:
@@ -82,7 +89,7 @@ def copy_bandwidth() -> float:
 
 
 def attention_rows(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, batches: list[int], trees: Sequence[int] = (8, 64)
+    shape: tuple[int, int, int, int], dtype: torch.dtype, batches: list[int], trees: Sequence[int] = (8, 16, 64)
 ) -> Iterator[Row]:
     heads, kv_heads, dim, _ = shape
     for b in batches:
@@ -100,32 +107,26 @@ def attention_rows(
                     tree_attention, q, k, v, table, row, prefix, ancestors, tail=nodes, scale=dim**-0.5
                 )
                 calls: dict[str, Call] = {"ours": ours}
-                if theirs := flashinfer_attention(q, k, v, table, ancestors, heads, kv_heads):
-                    calls["FlashInfer"] = theirs
-                    torch.testing.assert_close(ours(), theirs(), rtol=2e-2, atol=2e-2)
+                others = {"FlashInfer": flashinfer_attention(q, k, v, table, ancestors, heads, kv_heads)}
+                if (attend := flash_attention_3()) is not None:
+                    others["FlashAttention 3"] = flash_attention(attend, q, k, v, table, ancestors)
+                for name, theirs in others.items():
+                    if theirs is not None and agrees(name, ours, theirs):
+                        calls[name] = theirs
                 moved = 2 * b * (keys * kv_heads + nodes * heads) * dim * dtype.itemsize
-                yield Row("tree_attention", f"batch {b}, context {context}, {nodes} nodes", moved, calls)
+                case = {"batch": b, "context": context, "nodes": nodes}
+                yield Row("tree_attention", f"batch {b}, context {context}, {nodes} nodes", moved, calls, case)
 
 
-def flashinfer_attention(
-    q: Tensor, k: Tensor, v: Tensor, table: Tensor, ancestors: Tensor, heads: int, kv_heads: int
-) -> Call | None:
-    """Its paged prefill with a custom mask, planned ahead of the capture, as SGLang verifies a tree; page size 1."""
+def agrees(name: str, ours: Call, theirs: Call) -> bool:
+    """Whether another library runs this case; AssertionError if its result is another one."""
     try:
-        import flashinfer
-    except ImportError:
-        return None
-    (b, keys), nodes = table.shape, ancestors.shape[1]
-    shifts = torch.arange(nodes, device="cuda")
-    seen = torch.ones(b, nodes, keys, dtype=torch.bool, device="cuda")
-    seen[:, :, keys - nodes :] = (ancestors[:, :, None] >> shifts) & 1 == 1
-    steps = torch.arange(b + 1, dtype=torch.int32, device="cuda")
-    workspace = torch.empty(2**28, dtype=torch.uint8, device="cuda")
-    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
-    last_page = torch.ones(b, dtype=torch.int32, device="cuda")
-    layout = (steps * nodes, steps * keys, table.flatten(), last_page, heads, kv_heads, q.shape[2], 1)
-    wrapper.plan(*layout, custom_mask=seen.flatten(), q_data_type=q.dtype, kv_data_type=k.dtype)
-    return functools.partial(wrapper.run, q, (k[:, None], v[:, None]))
+        other = theirs()
+    except Exception as error:  # a library that is there but not for this GPU
+        print(f"{name} left out: {(str(error) or type(error).__name__).splitlines()[0]}", file=sys.stderr)
+        return False
+    torch.testing.assert_close(ours(), other, rtol=2e-2, atol=2e-2)
+    return True
 
 
 def sglang_kernel(module: str, name: str) -> Callable[..., Any] | None:
@@ -269,8 +270,10 @@ def main() -> int:
                 row.kernel, row.case, ", ".join(f"{name} {x:.1f}" for name, x in times.items()), f"{100 * share:.0f} %"
             )
             found.append({"kernel": row.kernel, "case": row.case, "us": times, "share_of_copy_bandwidth": share})
+            found[-1] |= {"shape": row.shape} if row.shape else {}
             if options.json:  # as soon as a row is known
-                write_output(options.json, [json.dumps(about | {"rows": found}, indent=1) + "\n"])
+                report = about | {"rows": found, "attention_choices": choices(found)}
+                write_output(options.json, [json.dumps(report, indent=1) + "\n"])
     Console(width=140).print(shown)
     return 0
 

@@ -54,7 +54,7 @@ class Measured(NamedTuple):
 
 
 def run(setting: Setting) -> dict[str, Any]:
-    """Measure every case that starts; StepError at the end where the plugin did not serve, or said something else."""
+    """Measure every case that starts; StepError at the end where the plugin did not serve, or gave another text."""
     engine, amount = setting.engine or "sglang", amount_of(setting)
     need_modules(engine, "tokenizers", "transformers")
     target, head = target_folder(TARGET), head_folder(HEAD)

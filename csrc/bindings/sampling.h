@@ -4,7 +4,7 @@
 #pragma once
 #include <eagle/philox.h>
 #include <eagle/propose.h>
-#include <eagle/row_statistics.h>
+#include <eagle/row_filters.h>
 #include <eagle/verify_tree.h>
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/optional.h>
@@ -70,8 +70,8 @@ struct VerifyTreeCall {
   int64_t* out;
   int64_t b;
   int32_t width, vocabulary, rows, top_m, num_uniforms, max_accept_length;
-  bool chained;               // each filter looks at what the one before it left
-  RowStatistics* statistics;  // [b * width], written by the first of two launches
+  bool chained;   // each filter looks at what the one before it left
+  RowWork* work;  // [b * width]; null where the walk reads the logits
   DLDevice device;
 
   EAGLE_HD const float* logits_of(int64_t i) const { return logits + i * width * step; }
@@ -92,17 +92,32 @@ struct VerifyTreeCall {
   EAGLE_HD void walk_logits(Team& team, Histogram& histogram, int64_t i) const {
     walk(team, LogitsOfNodes{logits_of(i), step, vocabulary, params.row(i), chained, histogram}, i);
   }
-  // In two: the statistics of every node, all at the same time, then the walks. No walk reaches padding.
+  // In several: the statistics of every node, all at the same time, then the walks. No walk reaches padding.
+  EAGLE_HD bool is_padding(int64_t node) const { return node % width > 0 && parents[node] < 0; }
+  EAGLE_HD LogitsRow<float> row(int64_t node) const { return {logits + node * step, vocabulary}; }
+  EAGLE_HD SamplingRow params_of(int64_t node) const { return params.row(node / width); }
+
   template <class Team>
-  EAGLE_HD void describe(Team& team, RowScratch& scratch, int64_t node) const {
-    const int64_t i = node / width;
-    if (node % width > 0 && parents[node] < 0) return;
-    describe_row(team, scratch, LogitsRow<float>(logits + node * step, vocabulary), params.row(i), chained,
-                 statistics[node]);
+  EAGLE_HD void find_best(Team& team, int64_t node, const RowPart& part) const {
+    if (!is_padding(node)) find_part_best(team, row(node), part, work[node]);
+  }
+  template <class Team>
+  EAGLE_HD void weigh(Team& team, WeighScratch& scratch, int64_t node, const RowPart& part) const {
+    if (is_padding(node) || params_of(node).top_k == 1) return;
+    weigh_part(team, scratch, row(node), params_of(node), chained, part, work[node]);
+  }
+  template <class Team>
+  EAGLE_HD void collect(Team& team, CollectScratch& scratch, int64_t node, const RowPart& part) const {
+    if (is_padding(node) || params_of(node).top_k == 1) return;
+    collect_part(team, scratch, row(node), params_of(node), chained, part, work[node]);
+  }
+  template <class Team>
+  EAGLE_HD void finish(Team& team, FinishScratch& scratch, int64_t node, int32_t parts) const {
+    if (!is_padding(node)) finish_row(team, scratch, row(node), params_of(node), chained, parts, work[node]);
   }
   template <class Team>
   EAGLE_HD void walk_described(Team& team, int64_t i) const {
-    walk(team, DescribedNodes{statistics + i * width, logits_of(i), step, vocabulary, params.row(i)}, i);
+    walk(team, DescribedNodes{work + i * width, logits_of(i), step, vocabulary, params.row(i)}, i);
   }
 };
 
@@ -205,7 +220,7 @@ inline void propose(TensorView logp, TensorView index, TensorView temperatures, 
 inline void verify_tree(TensorView tokens, TensorView parents, TensorView draws, TensorView logits,
                         TensorView temperatures, TensorView top_ks, TensorView top_ps, TensorView min_ps,
                         TensorView q_tokens, TensorView q_weights, TensorView uniforms, bool chained,
-                        TensorView statistics, TensorView index, TensorView lengths, TensorView out) {
+                        TensorView workspace, TensorView index, TensorView lengths, TensorView out) {
   check(tokens, "tokens", kI64, {kAny, kAny});
   const int64_t b = tokens.size(0), width = tokens.size(1);
   check(parents, "parents", kI32, {b, width});
@@ -222,7 +237,7 @@ inline void verify_tree(TensorView tokens, TensorView parents, TensorView draws,
   const int64_t num_uniforms = uniforms.size(2);  // per node
   check(lengths, "lengths", kI32, {b});
   check(out, "out", kI64, {b, max_accept_length});
-  check(statistics, "statistics", kI64, {b * width, kStatisticsWords});
+  check(workspace, "workspace", kI64, {b * width, kAny});
   if (width < 1) TVM_FFI_THROW(ValueError) << "tokens has 0 nodes per request, wanted at least the root: add node 0";
   if (max_accept_length < 1) {
     TVM_FFI_THROW(ValueError) << "max_accept_length is 0, wanted at least 1: the bonus token needs a place";
@@ -263,7 +278,7 @@ inline void verify_tree(TensorView tokens, TensorView parents, TensorView draws,
                      static_cast<int32_t>(num_uniforms),
                      static_cast<int32_t>(max_accept_length),
                      chained,
-                     ptr<RowStatistics>(statistics),
+                     workspace.size(1) == kWorkspaceWords ? ptr<RowWork>(workspace) : nullptr,
                      tokens.device()});
 }
 

@@ -43,6 +43,13 @@ class BlockTeam {
   __device__ uint64_t add(uint64_t* p, uint64_t x) const {
     return atomicAdd(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(x));
   }
+  // In shared memory an atomic sum of 64 bits is a loop that compares and swaps; one of 32 bits is an instruction.
+  __device__ void accumulate(uint64_t* p, uint64_t x) const {
+    uint32_t* const halves = reinterpret_cast<uint32_t*>(p);  // the lower half comes first
+    const uint32_t low = static_cast<uint32_t>(x), before = atomicAdd(halves, low);
+    const uint32_t high = static_cast<uint32_t>(x >> 32) + (before + low < low);
+    if (high) atomicAdd(halves + 1, high);
+  }
   template <class T>
   __device__ T group_sum(T x) const {
     for (unsigned d = kWarp / 2; d > 0; d /= 2) x += __shfl_xor_sync(kAll, x, d);

@@ -20,7 +20,7 @@ from eagle_plugin.bench.choices import (
     resolve_target,
 )
 from eagle_plugin.bench.engines import ENGINES
-from eagle_plugin.bench.equality import compare_greedy
+from eagle_plugin.bench.equality import Comparison, compare_greedy
 from eagle_plugin.bench.machine import describe_machine, installed_versions, usable_cores
 from eagle_plugin.bench.measure import ratio_spread, spread
 from eagle_plugin.bench.outcome import exit_status
@@ -116,8 +116,8 @@ def run(options: argparse.Namespace, steps: Steps) -> DemoReport:
     names: dict[Mode, str] = {"plain": "plain decoding", "builtin": "engine's own", "plugin": "eagle-plugin"}
     print_bars(speed.series, names, steps.console)
     questions = questions[:: max(1, len(questions) // compared)][:compared]
-    different = compare_greedy(specs, questions, tokens, logs, steps)
-    return build_report(options, specs, speed, len(repeats), questions, tokens, different)
+    comparison = compare_greedy(specs, questions, tokens, logs, steps)
+    return build_report(options, specs, speed, len(repeats), questions, tokens, comparison)
 
 
 def build_report(
@@ -127,9 +127,9 @@ def build_report(
     max_repeats: int,
     compared: Sequence[Question],
     equality_tokens: int,
-    different: list[str],
+    comparison: Comparison,
 ) -> DemoReport:
-    """The document of what was measured; `different` are the ids of the compared questions with different answers."""
+    """The document of what was measured; texts are called equal only if there was a text to compare."""
     series = speed.series
     rates = {mode: one.tokens_per_s for mode, one in series.items()}
     over_plain = ratio_spread(rates["plugin"], rates["plain"])
@@ -140,13 +140,15 @@ def build_report(
     }
     plugin = specs["plugin"]
     assert plugin.head is not None
+    different, empty = comparison
+    told = len(compared) - len(empty)
     return DemoReport(
         engine=options.engine,
         engine_version=speed.engine_version,
         target=plugin.target.name,
         head=plugin.head.name,
         prompts=len(compared),
-        greedy_equal=not different,
+        greedy_equal=told > 0 and not different,
         plain=plain_stats(series["plain"]),
         builtin=speculative_stats(series["builtin"], "builtin"),
         plugin=speculative_stats(series["plugin"], "plugin"),
@@ -154,9 +156,10 @@ def build_report(
         speedup_vs_builtin=round(over_builtin.median, 3),
         equality=Equality(
             max_tokens=equality_tokens,
-            equal=len(compared) - len(different),
-            compared=len(compared),
+            equal=told - len(different),
+            compared=told,
             different=different,
+            empty=empty,
             bf16_builtin_equal=same["builtin"],
             bf16_plugin_equal=same["plugin"],
             bf16_compared=len(series["plain"].responses),
@@ -209,7 +212,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             steps.log(f"written to {path} and {path.with_suffix('.png')}")
         except PictureError as error:
             steps.log(f"written to {path}; {escape(str(error))}")
-        if not report.greedy_equal:
+        if report.equality.empty:
+            steps.console.print(
+                "[bold]answers without any token in fp32, which prove nothing:[/] "
+                + escape(", ".join(report.equality.empty))
+            )
+        if report.equality.different:
             steps.console.print(f"[bold red]texts differ in fp32:[/] {', '.join(report.equality.different)}")
         return 0 if report.greedy_equal else 1
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from eagle_plugin.bench.load import Completion, Sampling, run_load
 from eagle_plugin.bench.progress import Steps
@@ -15,10 +16,20 @@ from eagle_plugin.bench.spec import Mode, ServerSpec
 from eagle_plugin.bench.startup import serving
 
 
+class Comparison(NamedTuple):
+    """The ids of the questions whose answers differ, and of those to which both servers answered nothing.
+
+    Answers are compared in every field that holds tokens: text, reasoning and tool calls. Two empty ones prove nothing.
+    """
+
+    different: list[str]
+    empty: list[str]
+
+
 def compare_greedy(
     specs: Mapping[Mode, ServerSpec], questions: Sequence[Question], max_tokens: int, logs: Path, steps: Steps
-) -> list[str]:
-    """Ask "plain" and "plugin" of `specs` in fp32 and return the ids of the questions whose answers differ.
+) -> Comparison:
+    """Ask "plain" and "plugin" of `specs` in fp32, and compare their answers.
 
     Nothing is timed here, so both servers run at the same time, each with half of the threads.
     """
@@ -39,8 +50,11 @@ def compare_greedy(
             step.update(f"{done} of {2 * len(questions)} answers", done / (2 * len(questions)))
 
         plain, plugin = asyncio.run(_ask_both(servers, questions, Sampling(max_tokens=max_tokens), advance))
-    triples = zip(questions, plain, plugin, strict=True)
-    return [question.id for question, theirs, ours in triples if theirs.text != ours.text]
+    triples = list(zip(questions, plain, plugin, strict=True))
+    return Comparison(
+        [question.id for question, theirs, ours in triples if theirs.output != ours.output],
+        [question.id for question, theirs, ours in triples if not (theirs.output or ours.output)],
+    )
 
 
 async def _ask_both(

@@ -13,6 +13,8 @@ from openai import AsyncOpenAI, OpenAIError
 
 from eagle_plugin.bench.engine import Engine, EngineEndpoint
 from eagle_plugin.bench.questions import Question
+from eagle_plugin.bench.stream_fields import Output, StreamFields
+from eagle_plugin.http_failures import describe_failure
 
 REQUEST_TIMEOUT_S = 600.0
 # For httpx: the servers are on 127.0.0.1 without TLS, and to load the certificates takes longer than a short request.
@@ -25,10 +27,14 @@ class LoadError(RuntimeError):
 
 @dataclass(frozen=True)
 class Completion:
-    """One streamed answer and its times in seconds; `gaps_s` are the waits between chunks that carried text."""
+    """One streamed answer and its times in seconds.
+
+    Chunks that carry tokens are those with text, reasoning or a part of a tool call; `gaps_s` are the waits between
+    them. The number of tokens is the engine's own.
+    """
 
     question_id: str
-    text: str
+    output: Output
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
@@ -38,6 +44,11 @@ class Completion:
     verify_rounds: int | None  # of this request, those without drafts included; None if the engine reports none
     # Rounds that accepted exactly 0, 1, 2, ... drafts, as the engine counts them; empty if it reports none.
     accepted_drafts: tuple[int, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The text of the answer, without reasoning and tool calls."""
+        return self.output.text
 
 
 @dataclass(frozen=True)
@@ -61,10 +72,10 @@ async def stream_chat(
 ) -> Completion:
     """Ask one question and time the stream. Raises LoadError.
 
-    `on_text` gets every piece of text when it arrives. `on_tokens`, if given, gets the number of tokens so far: the
-    engine is then asked to report it with every chunk.
+    `on_text` gets every piece of text, reasoning or a tool call when it arrives. `on_tokens`, if given, gets the number
+    of tokens so far: the engine is then asked to report it with every chunk.
     """
-    pieces: list[str] = []
+    fields = StreamFields()
     arrivals: list[float] = []
     finish_reason, finished, usage, rounds = "", 0.0, None, None
     accepted: tuple[int, ...] = ()
@@ -93,10 +104,9 @@ async def stream_chat(
             for choice in chunk.choices:
                 if choice.finish_reason:
                     finish_reason, finished = choice.finish_reason, now
-                if choice.delta.content:
-                    pieces.append(choice.delta.content)
+                if piece := fields.add(choice.delta):
                     arrivals.append(now)
-                    on_text(choice.delta.content)
+                    on_text(piece)
     except (OpenAIError, httpx.HTTPError) as error:
         raise LoadError(f"question {question.id!r}: the request to {client.base_url} failed: {error}") from error
     if usage is None or not finish_reason:
@@ -106,7 +116,7 @@ async def stream_chat(
         )
     return Completion(
         question_id=question.id,
-        text="".join(pieces),
+        output=fields.output,
         finish_reason=finish_reason,
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
@@ -204,7 +214,7 @@ def flush_prefix_cache(server: EngineEndpoint, timeout_s: float = 10.0) -> None:
                     raise LoadError(f"{server.url}: requests still hold the prefix cache after {timeout_s:.0f} s")
                 time.sleep(0.05)
         except (httpx.HTTPError, KeyError, ValueError) as error:
-            raise LoadError(f"{server.url}: the prefix cache was not emptied: {error}") from error
+            raise LoadError(f"{server.url}: the prefix cache was not emptied: {describe_failure(error)}") from error
 
 
 def engine_version(server: EngineEndpoint) -> str:
@@ -214,7 +224,8 @@ def engine_version(server: EngineEndpoint) -> str:
         try:
             return str(client.get(path).raise_for_status().json()["version"])
         except (httpx.HTTPError, KeyError, ValueError) as error:
-            raise LoadError(f"{server.url}{path} does not return the engine's version: {error}") from error
+            reason = describe_failure(error)
+            raise LoadError(f"{server.url}{path} does not return the engine's version: {reason}") from error
 
 
 def _client(server: EngineEndpoint) -> httpx.Client:

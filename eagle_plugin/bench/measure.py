@@ -13,6 +13,7 @@ from eagle_plugin.bench.load import Completion, Sampling, accept_length, ask_all
 from eagle_plugin.bench.questions import Question
 from eagle_plugin.bench.servers import Server
 from eagle_plugin.bench.steal import StealWatch
+from eagle_plugin.bench.stream_fields import Output
 
 Name = TypeVar("Name", bound=str)
 
@@ -96,9 +97,9 @@ class RepeatSeries:
         return accept_length(completion for repeat in self.repeats for completion in repeat.completions)
 
     @property
-    def responses(self) -> list[str]:
+    def responses(self) -> list[Output]:
         """Every answer, in the order of the questions."""
-        return [completion.text for repeat in self.repeats for completion in repeat.completions]
+        return [completion.output for repeat in self.repeats for completion in repeat.completions]
 
 
 @dataclass

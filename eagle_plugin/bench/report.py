@@ -52,13 +52,17 @@ class SpreadDetail(Strict):
 
 
 class Equality(Strict):
-    """How many greedy answers of the plugin equal those of plain decoding: in fp32, and for comparison in bf16."""
+    """How many greedy answers of the plugin equal those of plain decoding: in fp32, and for comparison in bf16.
+
+    Of fp32, `compared` counts the answers that had any token to compare; `empty` names the others.
+    """
 
     dtype: Literal["float32"] = "float32"
     max_tokens: int
     equal: int
     compared: int
     different: list[str]
+    empty: list[str] = []
     bf16_builtin_equal: int
     bf16_plugin_equal: int
     bf16_compared: int

@@ -55,6 +55,11 @@ class Corrections:
         errors = self._sizes.get(size)
         return errors.at(self._rounds) if errors is not None else {}
 
+    def error(self, size: int, shape: Shape) -> float:
+        """As `errors`, of one shape; 0 where it was not served."""
+        errors = self._sizes.get(size)
+        return errors.of(shape, self._rounds) if errors is not None else 0.0
+
     def doubt(self, size: int, shape: Shape, other: Shape) -> float:
         """The standard deviation of the difference of two shapes' errors, given all rounds."""
         errors = self._sizes.get(size) or _ShapeErrors()
@@ -67,8 +72,13 @@ class _ShapeErrors:
     def __init__(self) -> None:
         self._shapes: dict[Shape, int] = {}  # its row
         self._means = np.zeros(1)  # by row; that of the speed is kept by the caller, this one stays 0
-        self._covariances = np.zeros((1, 1))
+        self._set_covariances(np.zeros((1, 1)))
         self._learned = 0  # the round of the last time
+
+    def _set_covariances(self, values: np.ndarray) -> None:
+        """Keep them with the views that every round writes: it runs on the host between two rounds."""
+        self._covariances = values
+        self._diagonal = values.reshape(-1)[:: len(values) + 1]
 
     def forget_speed(self) -> None:
         self._covariances[0] = self._covariances[:, 0] = 0.0
@@ -82,18 +92,24 @@ class _ShapeErrors:
         row = self._row(shape)
         self._age(now, scale * DRIFT**2)
         shared = self._covariances[0] + self._covariances[row]  # of everything with what was measured
-        variance = shared[0] + shared[row] + scale * NOISE**2
+        variance = float(shared[0] + shared[row]) + scale * NOISE**2
         surprise = max(-LARGEST_SURPRISE, min(ratio - float(self._means[row]), LARGEST_SURPRISE))
         deviations = surprise / math.sqrt(variance)
         variance *= max(1.0, deviations**2 / OUTLIER**2)
         gains = shared / variance
-        self._covariances -= np.outer(shared, gains)
-        self._means[1:] += surprise * gains[1:]
-        return surprise * float(gains[0]), deviations
+        self._covariances -= shared[:, None] * gains
+        change = surprise * float(gains[0])
+        gains *= surprise
+        gains[0] = 0.0
+        self._means += gains
+        return change, deviations
 
     def at(self, now: int) -> dict[Shape, float]:
-        kept = FORGETTING ** (now - self._learned)
-        return {shape: kept * float(self._means[row]) for shape, row in self._shapes.items()}
+        return {shape: self.of(shape, now) for shape in self._shapes}
+
+    def of(self, shape: Shape, now: int) -> float:
+        row = self._shapes.get(shape)
+        return 0.0 if row is None else FORGETTING ** (now - self._learned) * float(self._means[row])
 
     def difference(self, shape: Shape, other: Shape, now: int) -> float:
         """The variance of the difference of two errors."""
@@ -109,7 +125,7 @@ class _ShapeErrors:
         if row is None:
             row = self._shapes[shape] = len(self._means)
             self._means = np.append(self._means, 0.0)
-            self._covariances = np.pad(self._covariances, (0, 1))
+            self._set_covariances(np.pad(self._covariances, (0, 1)))
             self._covariances[row, row] = TABLE_ERROR**2
         return row
 
@@ -120,8 +136,11 @@ class _ShapeErrors:
         """
         kept = FORGETTING ** (now - self._learned)
         self._learned = now
-        fades = np.full(len(self._means), kept)
-        fades[0] = 1.0
-        self._means *= fades
-        self._covariances *= np.outer(fades, fades)
-        self._covariances.flat[:: len(fades) + 1] += [drift, *[(1 - kept**2) * TABLE_ERROR**2] * (len(fades) - 1)]
+        of_speed = float(self._covariances[0, 0])
+        self._means *= kept
+        # All rows and columns fade but those of the speed: its covariances with the others fade once, not twice.
+        self._covariances *= kept**2
+        self._covariances[0] /= kept
+        self._covariances[:, 0] /= kept
+        self._diagonal += (1 - kept**2) * TABLE_ERROR**2
+        self._covariances[0, 0] = of_speed + drift

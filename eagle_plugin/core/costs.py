@@ -87,6 +87,7 @@ class Costs(NamedTuple):
     fixed: float = 0.0  # of every round: the engine's scheduler and what no table has
     is_parallel: bool = False  # whether the head drafts all levels in one forward
     prompt_token: float = 0.0  # for the head to read one token of a prompt, where it does so only in order to draft
+    plain: Forward | None = None  # the target's forward of a plain round, where it does not run as one over trees does
 
     def round(self, shape: Shape, b: int, keys: int) -> float:
         """Seconds of a round of b requests whose prefixes have `keys` tokens together."""
@@ -105,7 +106,7 @@ class Costs(NamedTuple):
             levels, rows = min(levels, 1), levels
         parts = (
             (levels, self.level.line(b, rows)),
-            (1.0, self.target.line(b, shape.width)),
+            (1.0, (self.plain if shape == PLAIN and self.plain else self.target).line(b, shape.width)),
             (shape != PLAIN, self.extend.line(b, shape.max_accept_length)),
             (1.0, (self.fixed, 0.0)),
         )
@@ -142,7 +143,7 @@ class CostModel:
     def seconds(self, shapes: Iterable[Shape], b: int, keys: int) -> dict[Shape, float]:
         """What a round of each shape will take at the present speed of the machine."""
         errors = self.corrections.errors(size_class(b))
-        return {shape: self._tabled(shape, b, keys) * math.exp(self.speed + errors.get(shape, 0.0)) for shape in shapes}
+        return {shape: self.tabled(shape, b, keys) * math.exp(self.speed + errors.get(shape, 0.0)) for shape in shapes}
 
     def prompt_token(self) -> float:
         """Seconds that a token of a prompt costs because there are drafts."""
@@ -157,12 +158,20 @@ class CostModel:
 
     def phases(self, shape: Shape, b: int, keys: int) -> dict[str, float]:
         """The parts of what a round will take, by `PHASES`: corrected alike, since only whole rounds are timed."""
+        correction = self.correction(shape, b)
+        parts = (fixed + keys * per_key for fixed, per_key in self.phase_lines(shape, b))
+        return {name: part * correction for name, part in zip(PHASES, parts, strict=True)}
+
+    def phase_lines(self, shape: Shape, b: int) -> tuple[tuple[float, float], ...]:
+        """As `Costs.phase_lines`."""
         lines = self._phase_lines.get((b, shape))
         if lines is None:
             lines = self._phase_lines[b, shape] = self.costs.phase_lines(shape, b)
-        parts = [fixed + keys * per_key for fixed, per_key in lines]
-        correction = self.seconds((shape,), b, keys)[shape] / sum(parts)
-        return {name: part * correction for name, part in zip(PHASES, parts, strict=True)}
+        return lines
+
+    def correction(self, shape: Shape, b: int) -> float:
+        """Expected over tabled seconds of a round."""
+        return math.exp(self.speed + self.corrections.error(size_class(b), shape))
 
     def observe(self, shape: Shape, b: int, keys: int, seconds: float) -> None:
         """Learn from one served round; a time that is not positive and finite (a clock was set) counts for nothing."""
@@ -171,7 +180,7 @@ class CostModel:
         size = size_class(b)
         self._of_size = self._of_size + 1 if size == self._size else 1
         self._size = size
-        self.corrections.observe(size, shape, math.log(seconds / self._tabled(shape, b, keys)))
+        self.corrections.observe(size, shape, math.log(seconds / self.tabled(shape, b, keys)))
 
     def doubt(self, b: int, shape: Shape, other: Shape) -> float:
         """How far the ratio of two shapes' seconds may be off: the standard deviation of its logarithm."""
@@ -181,7 +190,8 @@ class CostModel:
         """Whether enough rounds of batches of about this size were timed just now to learn errors of shapes."""
         return self._size == size_class(b) and self._of_size >= SPEED_ROUNDS
 
-    def _tabled(self, shape: Shape, b: int, keys: int) -> float:
+    def tabled(self, shape: Shape, b: int, keys: int) -> float:
+        """What a round takes by the tables, without any correction."""
         table = self._tables.setdefault(b, {})
         fixed, per_key = table.get(shape) or table.setdefault(shape, self.costs.line(shape, b))
         return fixed + keys * per_key

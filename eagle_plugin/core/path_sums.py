@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,11 +32,7 @@ class PathSums:
         self._at_depth = (depths[:, None] == torch.arange(1, drafted.steps + 1)).float().to(device)  # [C, D]
 
     def __call__(self, scores: Tensor) -> Tensor:
-        """[J, D] float32, means over b requests; scores [b, C] float32 are those of the candidate table."""
-        return self.per_request(scores).mean(dim=1)
-
-    def per_request(self, scores: Tensor) -> Tensor:
-        """The sums [J, b, D] float32 of every request."""
+        """The sums [J, b, D] float32 of every request; scores [b, C] float32 are those of the candidate table."""
         return (scores.exp() * self.nodes(scores)) @ self._at_depth
 
     def nodes(self, scores: Tensor) -> Tensor:
@@ -46,5 +43,12 @@ class PathSums:
         return torch.zeros_like(kept).scatter(-1, order.expand_as(kept), kept)
 
     def by_shape(self, sums: Tensor) -> dict[Shape, list[float]]:
-        """The sums on the host, by depth 1 .. steps of each shape."""
-        return {shape: values[: shape.steps] for shape, values in zip(self.shapes, sums.tolist(), strict=True)}
+        """Means over the requests of sums [J, b, D] on the host, by depth 1 .. steps of each shape."""
+        # The host's part of a round: torch, and numpy's mean, take longer for so few values.
+        means = (np.add.reduce(sums.numpy(), axis=1) / sums.shape[1]).tolist()
+        return {shape: values[: shape.steps] for shape, values in zip(self.shapes, means, strict=True)}
+
+
+def children_of(drafted: Shape, scores: Tensor) -> int:
+    """Candidates per proposing node, in the candidate table [b, C] of a drafted shape."""
+    return scores.shape[1] // (1 + drafted.draft_slots)

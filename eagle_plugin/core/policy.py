@@ -143,8 +143,9 @@ class Policy:
         plain rounds per request that the head has to read before it drafts; a probe pays for that, and a change from
         plain decoding must promise so much more.
         """
+        is_due = self.is_due(b, allowed)
         self._since_review += 1
-        if self._since_review > REVIEW_ROUNDS or self._is_other_batch(b, allowed):
+        if is_due:
             self._review(b, keys, allowed, pending)
             self._asked, self._since_review = (b, allowed), 1
         if self._compared is not None and self._since_review <= COMPARE_ROUNDS:
@@ -161,6 +162,10 @@ class Policy:
             return self.present
         self._spare -= lost
         return self._probe
+
+    def is_due(self, b: int, allowed: Collection[Shape] | None = None) -> bool:
+        """Whether the next choice looks at all shapes again; else it reads nothing of what was learned."""
+        return self._since_review >= REVIEW_ROUNDS or self._is_other_batch(b, allowed)
 
     def rates(self, b: int, keys: int, allowed: Collection[Shape] | None = None) -> dict[Shape, float]:
         """Expected tokens per second of the batch, by shape; allowed: of these only."""

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 from rich.table import Table
 
 from eagle_plugin.allocator import reuse_memory
+from eagle_plugin.atomic_io import inherit_privacy
 from eagle_plugin.command_end import end_of
 from eagle_plugin.command_line import Parser
 from eagle_plugin.data.rows import DataError, TokenRow, read_rows
@@ -39,6 +40,7 @@ from eagle_plugin.file_digests import hash_file
 from eagle_plugin.models import target_folder
 from eagle_plugin.progress_bars import ProgressBars
 from eagle_plugin.progress_file import report_progress
+from eagle_plugin.url_credentials import without_credentials
 
 MIB = 1 << 20
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -57,6 +59,11 @@ Object stores take their settings from the environment: AWS_ENDPOINT, AWS_REGION
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns 0 when every row of this rank is in the store."""
     arguments = _parse(argv)
+    with inherit_privacy(arguments.rows):
+        return _extract(arguments)
+
+
+def _extract(arguments: argparse.Namespace) -> int:
     reuse_memory()
     rank, world, device = _find_place(arguments)
     arguments.dtype = arguments.dtype or fast_dtype(device)
@@ -171,7 +178,7 @@ def _report(arguments: argparse.Namespace, stats: ExtractionStats, total: int, r
     padding = 1 - stats.tokens / stats.padded if stats.padded else 0.0
     table = Table(show_header=False, box=None)
     for name, value in (
-        ("store", arguments.store),
+        ("store", without_credentials(arguments.store)),
         ("rows", f"{total:,}" + (f" of process {rank} of {world}" if world > 1 else "")),
         ("extracted", f"{stats.done:,} documents, {stats.tokens:,} tokens, {padding:.1%} padding"),
         ("in the store before", f"{stats.kept:,}"),

@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from eagle_plugin.atomic_io import inherit_privacy
 from eagle_plugin.command_line import Parser
 from eagle_plugin.data.generation.endpoints import TargetEndpoint
 from eagle_plugin.data.generation.journal import Journal
 from eagle_plugin.data.generation.run import GenerationSettings, GenerationStats, generate
 from eagle_plugin.data.privacy.phones import PHONE_REGIONS, PHONE_REGIONS_HELP, parse_regions
-from eagle_plugin.data.privacy.redact import Scanner
+from eagle_plugin.data.privacy.scanner import Scanner
 
 EXAMPLES = """\
 examples:
@@ -47,7 +48,7 @@ def summary_table(stats: GenerationStats, endpoints: Sequence[TargetEndpoint], j
     table.add_row("response tokens", f"{stats.response_tokens:,}", f"{rate:,.0f} tokens/s")
     table.add_row("prompt tokens", f"{stats.prompt_tokens:,}", "")
     for endpoint in endpoints:
-        table.add_row(escape(endpoint.url), "left out" if endpoint.dead else "served", escape(endpoint.dead))
+        table.add_row(escape(endpoint.name), "left out" if endpoint.dead else "served", escape(endpoint.dead))
     return table
 
 
@@ -102,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         model=options.model,
         is_private=_load_scan(parse_regions(options.phone_regions)) if options.privacy_scan else None,
     )
-    with Journal(options.out) as journal:
+    with inherit_privacy(options.prompts), Journal(options.out) as journal:
         stats, endpoints = asyncio.run(generate(options.prompts, options.endpoint, journal, settings, console))
         Console().print(summary_table(stats, endpoints, journal))
     if stats.postponed:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from eagle_plugin.atomic_io import write_output
+from eagle_plugin.atomic_io import inherit_privacy, write_output
 from eagle_plugin.command_end import end_of
 from eagle_plugin.command_line import Parser
+from eagle_plugin.data.preparation_stats import PreparationStats, print_stats
 from eagle_plugin.data.privacy.filter import (
-    PRIVATE,
     FilteredPrompt,
     FilterPrompts,
     PrivacySettings,
@@ -32,13 +29,21 @@ from eagle_plugin.data.privacy.redact import MODES
 from eagle_plugin.data.rows import DataError
 from eagle_plugin.data.sources.conversation import Unusable
 from eagle_plugin.data.sources.formats import Record, read_records
-from eagle_plugin.data.sources.prompts import Prompt, assign_id_and_split, digest, format_prompt, normalise
+from eagle_plugin.data.sources.prompts import (
+    Prompt,
+    assign_id_and_split,
+    digest,
+    format_prompt,
+    has_half_characters,
+    normalise,
+)
 from eagle_plugin.data.sources.record_files import CUT, SkippedRecord
 from eagle_plugin.data.target_identity import TargetCheck
 from eagle_plugin.models import target_folder
 from eagle_plugin.progress_bars import ProgressBars
 
 DUPLICATE = "duplicate"
+HALVED = "half of a character written as ?"
 CAPTURE = "capture"  # the format whose answers say which target gave them
 OTHER_TARGET = "answered by another target"
 ANEW = (
@@ -68,24 +73,6 @@ generate`). --keep-responses keeps them, for `eagle-plugin data render`; then --
 another target. Names of persons are found only by a recogniser of yours: a function from a text to (type, start, end)
 triples.
 """
-
-
-@dataclass
-class PreparationStats:
-    """Counts of what was read, kept and left out."""
-
-    read: int = 0
-    kept: Counter[str] = field(default_factory=Counter)  # by split
-    skipped: Counter[str] = field(default_factory=Counter)  # by reason
-    first: dict[str, str] = field(default_factory=dict)  # the first place per reason
-    found: Counter[str] = field(default_factory=Counter)  # findings of private data, by type
-    private: int = 0  # prompts with private data
-    note: str | None = None  # on answers that do not say enough about their target
-
-    def skip(self, where: str, reason: str) -> None:
-        """Count something left out."""
-        self.skipped[reason] += 1
-        self.first.setdefault(reason, where)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -122,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         skip_other_targets=arguments.skip_other_targets,
         console=console,
     )
-    _print(stats, settings, out, console)
+    print_stats(stats, settings, out, console)
     return 0
 
 
@@ -164,7 +151,11 @@ def prepare(
             raise DataError(f"no prompt is left of {stats.read} records: {reasons}; give other files")
 
     # Workers start before the progress bar: they must not inherit the thread that draws it.
-    with open_filter(settings, workers) as filter_prompts, _progress(files, console, stats) as advance:
+    with (
+        open_filter(settings, workers) as filter_prompts,
+        _progress(files, console, stats) as advance,
+        inherit_privacy(*files),
+    ):
         write_output(out, lines(filter_prompts, advance))
     stats.note = check.note() if check else None
     return stats
@@ -200,6 +191,9 @@ def _raw_prompts(
                 stats.skip(record.where, DUPLICATE)
             else:
                 seen.add(key)
+                halved = (HALVED,) if has_half_characters(raw.exact or raw.prompt) else ()
+                for what in (*record.changes, *halved):
+                    stats.change(record.where, what)
                 yield raw
 
 
@@ -238,24 +232,6 @@ def _progress(
     with bars as bar:
         task = bar.add_task("preparing", total=sum(sizes) if len(sizes) == len(files) else None, rows=0)
         yield lambda count: bar.update(task, advance=count, rows=stats.kept.total())
-
-
-def _print(stats: PreparationStats, settings: PrivacySettings, out: Path, console: Console) -> None:
-    if CUT in stats.first:
-        console.print(f"warning: {stats.first[CUT]}: {CUT}; it was read up to there", style="yellow", markup=False)
-    if stats.note:
-        console.print(f"warning: {stats.note}", style="yellow", markup=False, soft_wrap=True)
-    table = Table("", "prompts", "first at", title=escape(f"{out}"))
-    table.add_row("read", f"{stats.read:,}", "")
-    for split, count in sorted(stats.kept.items()):
-        table.add_row(f"kept for {split}", f"{count:,}", "")
-    for reason, count in stats.skipped.most_common():
-        table.add_row(f"left out: {reason}", f"{count:,}", escape(Path(stats.first[reason]).name))
-    if settings.mode != "off" and PRIVATE not in stats.skipped:
-        table.add_row(f"with private data ({settings.mode})", f"{stats.private:,}", "")
-    for type, count in stats.found.most_common():
-        table.add_row(f"  {escape(type)} found", f"{count:,}", "")
-    console.print(table)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -23,6 +23,7 @@ from eagle_plugin.data.store.objects import Folder, open_folder
 from eagle_plugin.data.store.shards import Shard, ShardDamage, read_in_full
 from eagle_plugin.file_digests import DIGESTS, find_damage, recorded_bytes
 from eagle_plugin.progress_bars import ProgressBars
+from eagle_plugin.url_credentials import without_credentials
 
 READERS = 8  # shards that are read at the same time
 EXAMPLES = """\
@@ -64,15 +65,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with ProgressBars(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
         for path in parser.parse_args(argv).paths:
-            job = _find(path)
+            job, shown = _find(path), without_credentials(path)
             task = bar.add_task("reading", total=job.size)
             problems = job.run(partial(bar.advance, task))
             for problem in problems:
-                print(f"{path}: {problem}", flush=True)
+                print(f"{shown}: {problem}", flush=True)
             if problems:
-                failed.append(f"{path} has {len(problems):,} missing or damaged; {job.repair}")
+                failed.append(f"{shown} has {len(problems):,} missing or damaged; {job.repair}")
             else:
-                print(f"{path}: {job.what}, {job.size / 1e6:,.1f} MB read, nothing is missing or damaged", flush=True)
+                print(f"{shown}: {job.what}, {job.size / 1e6:,.1f} MB read, nothing is missing or damaged", flush=True)
     if failed:
         raise DataError("; ".join(failed))
     return 0

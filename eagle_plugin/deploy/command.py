@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ from eagle_plugin.deploy.counts import Counts, CountsError, served_counts
 from eagle_plugin.deploy.server import DeployError, ServedHead
 from eagle_plugin.deploy.verdict import FEWEST_ROUNDS, Comparison, compare
 from eagle_plugin.deploy_folder import COUNTS, FOLDER
-from eagle_plugin.heads.checkpoint import check_head
+from eagle_plugin.heads.checkpoint import check_fits, check_head, check_values
+from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.same_form import check_same_form
+from eagle_plugin.heads.suspicions import suspicions
 from eagle_plugin.models import head_folder
 from eagle_plugin.models.progress import progress_bar
 
@@ -46,10 +48,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     head = head_folder(options.head)
     server = ServedHead(options.folder, options.server)
     served = server.read()
-    check_head(served["target"], head, algorithm=served["algorithm"])
+    for warning in _check(served, head):
+        print(f"warning: {warning}", file=sys.stderr)
     check_same_form(served["head"], head)
     with server.alone():
         return _deploy(options, server, head)
+
+
+def _check(served: Mapping[str, Any], head: Path) -> list[str]:
+    """Warnings about the new head, before the server is asked, which checks it by the rules of its engine.
+
+    Raises:
+        HeadError: it does not fit the target.
+    """
+    if served["engine"] == "sglang":
+        return list(check_head(served["target"], head, algorithm=served["algorithm"]).warnings)
+    described = read_head(head)
+    check_fits(served["target"], described)
+    check_values(described)
+    return suspicions(described, served["target"])
 
 
 def _deploy(options: argparse.Namespace, server: ServedHead, head: Path) -> int:

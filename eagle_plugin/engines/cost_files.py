@@ -18,7 +18,7 @@ from eagle_plugin.engines import huge_pages, target_weights
 from eagle_plugin.errors import UserError
 from eagle_plugin.kernels import loader
 
-VERSION = 9  # of the files' form, and of how the costs are measured
+VERSION = 10  # of the files' form, and of how the costs are measured
 
 
 class CostFileError(UserError):
@@ -66,7 +66,13 @@ def read(key: Mapping[str, Any]) -> Costs | None:
         costs = keyed_json.read(path, key, VERSION)["costs"]
         forwards = {name: _forward(costs[name]) for name in _FORWARDS}
         seconds = [_seconds(costs[name]) for name in ("fixed", "prompt_token")]
-        return Costs(**forwards, fixed=seconds[0], is_parallel=_flag(costs["is_parallel"]), prompt_token=seconds[1])
+        return Costs(
+            **forwards,
+            fixed=seconds[0],
+            is_parallel=_flag(costs["is_parallel"]),
+            prompt_token=seconds[1],
+            plain=None if costs["plain"] is None else _forward(costs["plain"]),
+        )
     except FileNotFoundError:
         return None
     except keyed_json.OtherKeyError as error:
@@ -85,6 +91,7 @@ def write(key: Mapping[str, Any], costs: Costs) -> None:
     """
     as_json: dict[str, Any] = {name: _forward_as_json(getattr(costs, name)) for name in _FORWARDS}
     as_json |= {name: getattr(costs, name) for name in ("fixed", "prompt_token", "is_parallel")}
+    as_json["plain"] = None if costs.plain is None else _forward_as_json(costs.plain)
     keyed_json.write(keyed_json.path_of(folder(), key), key, VERSION, {"costs": as_json})
 
 

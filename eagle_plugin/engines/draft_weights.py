@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from eagle_plugin.kernels import ops  # noqa: F401  (registers the operator)
 from eagle_plugin.kernels.int8_linear import MAX_ROWS, Int8Weight, max_rows, pack
 
+SWITCH = "EAGLE_DRAFT_INT8"
+
 
 class Int8Method:
     """Replaces the engine's linear method of one layer; batches that bfloat16 is faster for go to that method."""
@@ -36,4 +38,4 @@ class Int8Method:
 
 def int8_copy(weight: Tensor) -> Int8Weight | None:
     """The int8 copy of a layer's weights; None where there is no kernel, or with ``EAGLE_DRAFT_INT8=0``."""
-    return None if os.environ.get("EAGLE_DRAFT_INT8", "1") == "0" else pack(weight)
+    return None if os.environ.get(SWITCH, "1") == "0" else pack(weight)

@@ -65,7 +65,7 @@ class CudaCapturer:
             # Ending the capture that memory ran out in can fail too, and would hide why.
             if isinstance(error.__context__, torch.OutOfMemoryError):
                 raise error.__context__ from None
-            if _is_out_of_memory(error):
+            if is_out_of_memory(error) and not isinstance(error, torch.OutOfMemoryError):
                 raise torch.OutOfMemoryError(str(error)) from error
             raise
         self._pool = graph.pool()
@@ -86,11 +86,11 @@ def _wait_for_warm_up() -> None:
         time.sleep(0.001)
 
 
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether the driver, Triton, cuBLAS or our own launch say so: only torch's allocator has an exception for it."""
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether torch's allocator says so by its exception, or the driver, Triton, cuBLAS or our own launch by words."""
     text = str(error).lower()
-    is_named = "out of memory" in text or "alloc_failed" in text
-    return is_named and not isinstance(error, torch.OutOfMemoryError)
+    is_named = isinstance(error, RuntimeError) and ("out of memory" in text or "alloc_failed" in text)
+    return is_named or isinstance(error, torch.OutOfMemoryError)
 
 
 class CapturedFunctions:

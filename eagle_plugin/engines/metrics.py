@@ -139,7 +139,10 @@ class RejectionWatch:
             self._warned = True
             self._logger.warning(
                 "eagle-plugin: the target rejected every draft of %d rounds in a row, so that drafting only costs "
-                "time: the head %s is damaged or was trained for another target than %s; run: eagle-plugin check %s %s",
+                "time: the head %s is damaged or was trained for another target than %s; likely causes in their order: "
+                "another target or chat template than in training, other aux layers or another rope_theta in its "
+                "config.json, an embedding or a d2t that is not its own, weights that were never trained or not copied "
+                "whole; run: eagle-plugin check %s %s",
                 self._in_a_row,
                 self._head,
                 self._target,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eagle_plugin.heads.checkpoint import HeadError, check_head, check_stored, read_config
-from eagle_plugin.heads.kinds import find_spec
+from eagle_plugin.heads.checkpoint import check_head
+from eagle_plugin.heads.files import HeadError, read_config
+from eagle_plugin.heads.kinds import HeadSpec, find_spec
 from eagle_plugin.heads.manifest import trained_depths
 
 
@@ -28,27 +29,29 @@ def head_architecture(head: str) -> str:
 
 
 def head_warnings(target: str, head: str, algorithm: str, steps: int | None = None) -> list[str]:
-    """Check a head's folder, of whatever class, against its target's; returns warnings for the log.
+    """Check a head's folder, of whatever class, against its target's by the rules of SGLang; returns warnings for the
+    log, with what SGLang serves otherwise than it was trained.
 
     steps: the user's cap of a tree's depth.
 
     Raises:
-        HeadError: the head does not fit the target, or is not a head of Llama layers for this algorithm.
+        HeadError: the head does not fit the target, or is not a head of Llama layers for this algorithm; `LeftToEngine`
+            where the engine's own worker may serve it.
     """
-    found = check_head(target, head, algorithm=algorithm)
-    depths = trained_depths(head) if find_spec(found.kind).levels == "parallel" else None
+    misread: list[str] = []
+    found = check_head(target, head, algorithm=algorithm, misread=misread.append)
+    return [*misread, *found.warnings, *fewer_levels(head, find_spec(found.kind), steps)]
+
+
+def fewer_levels(head: str | Path, spec: HeadSpec, steps: int | None) -> list[str]:
+    """A warning where a head that drafts all levels in one forward was trained for fewer than `steps` of them."""
+    depths = trained_depths(head) if spec.levels == "parallel" else None
     if steps is None or depths is None or depths >= steps:
-        return list(found.warnings)
+        return []
     return [
-        *found.warnings,
         f"{head} was trained to draft {depths} tokens in one forward, so its trees have {depths} levels and not "
-        f"{steps}; train it with phases.steps {steps} for deeper ones",
+        f"{steps}; train it with phases.steps {steps} for deeper ones"
     ]
-
-
-def foreign_head_warnings(target: str, head: str) -> list[str]:
-    """As `head_warnings`, for a config.json in words that the engine understands and `check_head` does not."""
-    return check_stored(target, head)
 
 
 def refuse_targets_config(target: str, head: str) -> None:

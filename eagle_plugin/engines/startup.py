@@ -20,6 +20,8 @@ class StartRefused(SystemExit, UserError):
 
 
 SWITCH = "EAGLE_PLUGIN"
+# Why the launcher left the head to the engine's own worker, for the processes that it starts.
+LEFT = "_EAGLE_PLUGIN_LEFT"
 VALUES = ("1", "0", "force")
 # What a process found of an untested release, for the processes that it starts: they need not look again.
 _CHECKED = "_EAGLE_PLUGIN_CHECKED"

@@ -13,6 +13,8 @@ from eagle_plugin.kernels import (
     ops,  # noqa: F401  (registers the operator)
 )
 
+SWITCH = "EAGLE_TARGET_LINEAR"
+
 
 class Bf16Method:
     """Replaces the engine's linear method of one layer; what our kernel is not for goes to that method.
@@ -42,19 +44,21 @@ class Bf16Method:
 
 def is_wanted() -> bool:
     """Whether the user leaves the choice to us."""
-    return os.environ.get("EAGLE_TARGET_LINEAR", "1") != "0"
+    return os.environ.get(SWITCH, "1") != "0"
 
 
 def use_bf16_kernel(model: nn.Module, methods: tuple[type, ...]) -> int:
     """Let our kernel run the layers of a model whose linear method is one of these; returns how many.
 
     It is 0 where there is no kernel for this CPU, or with ``EAGLE_TARGET_LINEAR=0``. Layers whose weights the engine
-    keeps in another order are left out.
+    keeps in another order are left out. The kernels of a CPU are looked for, and perhaps built, only where weights are.
     """
-    if not is_wanted() or bf16_linear.native_kernel() is None:
+    if not is_wanted():
         return 0
     layers: list[Any] = [layer for layer in model.modules() if type(getattr(layer, "quant_method", None)) in methods]
     layers = [layer for layer in layers if _is_served(getattr(layer, "weight", None))]
+    if not layers or bf16_linear.native_kernel() is None:
+        return 0
     for layer in layers:
         layer.quant_method = Bf16Method(layer.quant_method)
     return len(layers)

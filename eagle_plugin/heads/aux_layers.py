@@ -10,14 +10,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from eagle_plugin.heads.files import HeadError
-from eagle_plugin.heads.target_table import are_layers, sglang_layers
+from eagle_plugin.heads.files import HeadError, Judge, refuse
+from eagle_plugin.heads.target_table import are_layers, last_boundary, sglang_layers
 
 KEY = "eagle_aux_hidden_state_layer_ids"
 
 
-def captured_layers(architecture: str, layers: int, config: dict[str, Any], folder: Path) -> tuple[int, ...]:
-    """The layers whose input SGLang captures for this config.json on a target of `layers` layers.
+def captured_layers(
+    architecture: str, layers: int, config: dict[str, Any], folder: Path, misread: Judge = refuse
+) -> tuple[int, ...]:
+    """The layers whose input SGLang captures for this config.json on a target of `layers` layers, in their order.
+
+    misread: gets the sentence about ids that SGLang serves otherwise than they are probably meant.
 
     Raises:
         HeadError: they are not layers of the target, or config.json contradicts itself.
@@ -32,21 +36,24 @@ def captured_layers(architecture: str, layers: int, config: dict[str, Any], fold
         )
     captured = sglang_layers(architecture, ids, layers)
     if ids is None and top_level is not None and tuple(top_level) != captured:
-        raise HeadError(
+        misread(
             f"{folder} has {KEY} {top_level} at the top level, where the engine does not read it (it would capture "
             f"{list(captured)}); add eagle_config.{KEY}, each id less one"
         )
-    if not are_layers(captured, layers):
+    last = last_boundary(architecture, layers)
+    if not are_layers(captured, layers, last):
         if ids is None:
             raise HeadError(
                 f"the default aux layers {list(captured)} of a target with {layers} layers are not three different "
                 f"layers; write eagle_config.{KEY} into {folder}/config.json"
             )
-        raise HeadError(
+        rising = tuple(sorted(set(captured)))
+        (misread if len(rising) == len(captured) and are_layers(rising, layers, last) else refuse)(
             f"{folder} has aux layer ids {ids}, for which the engine would capture the inputs of layers "
             f"{list(captured)}, wanted rising ids from 0 to {layers - 2} for a target with {layers} layers; "
             "use the head trained for this target"
         )
+        captured = rising
     count = config.get("num_aux_hidden_states")
     if count is not None and count != len(captured):
         raise HeadError(

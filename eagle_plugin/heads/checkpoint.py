@@ -15,24 +15,24 @@ from pathlib import Path
 from typing import Any
 
 from eagle_plugin.heads.contents import compare_record, has_digests, scan
+from eagle_plugin.heads.description import HeadDescription, described_spec, read_head
 from eagle_plugin.heads.files import (
     DTYPES,
     Algorithm,
     HeadError,
+    Judge,
+    LeftToEngine,
     StoredTensor,
-    by_parameter,
-    canonical_name,
-    count_layers,
-    layer_config,
     read_config,
     read_size,
-    read_tensors,
+    refuse,
     text_config,
 )
 from eagle_plugin.heads.formats import EagleFormat, refuse_mask_without_features
 from eagle_plugin.heads.kinds import ALGORITHMS, HEADS, HeadSpec, spec_of_tensors
-from eagle_plugin.heads.manifest import compare_target, read_manifest
+from eagle_plugin.heads.manifest import compare_target
 from eagle_plugin.heads.other_layouts import refuse_other_layout, rope_sections
+from eagle_plugin.heads.suspicions import suspicions
 
 BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 
@@ -55,46 +55,56 @@ class HeadInfo:
     warnings: tuple[str, ...] = ()  # reasons why it serves, but probably not well: one sentence each
 
 
-def check_head(target_dir: str | Path, head_dir: str | Path, *, algorithm: str) -> HeadInfo:
+def check_head(target_dir: str | Path, head_dir: str | Path, *, algorithm: str, misread: Judge = refuse) -> HeadInfo:
     """Check that stock SGLang can load the head in `head_dir` for the target in `target_dir` and that it fits.
 
-    algorithm is SGLang's name: "EAGLE" (EAGLE-1 and EAGLE-2 heads) or "EAGLE3". Takes a few milliseconds and the time
-    of `contents.scan`, and with eagle_plugin.json beside the head as long as reading the target's tokenizer.json.
+    algorithm is SGLang's name: "EAGLE" (EAGLE-1 and EAGLE-2 heads) or "EAGLE3". misread: gets each sentence about a
+    head that SGLang serves, but otherwise than it was trained (default: it is raised). Takes a few milliseconds and the
+    time of `contents.scan`, and with eagle_plugin.json beside the head as long as reading the target's tokenizer.json.
 
     Raises:
-        HeadError: for the first thing that does not fit.
+        HeadError: for the first thing that does not fit; `LeftToEngine` for what SGLang's own worker may serve.
     """
     if algorithm not in ALGORITHMS:
         raise HeadError(
             f"speculative algorithm is {algorithm}, wanted {' or '.join(ALGORITHMS)}; choose the one of the head"
         )
-    folder = Path(head_dir)
-    raw, written = read_config(target_dir), read_config(folder)
-    target, config = text_config(raw), dict(written)
-    stored = read_tensors(folder)
-    refuse_other_layout(stored, config, folder)
+    raw, head = read_config(target_dir), read_head(head_dir)
+    target, config, folder = text_config(raw), dict(head.written), head.folder
+    try:
+        refuse_other_layout(head.stored, config, folder)
+    except HeadError as error:
+        misread(str(error))
     spec = _find_spec(config, folder, algorithm)
-    _check_dimensions(target, config, folder, spec.format)
+    _check_dimensions(target, config, folder, spec.format, misread)
     if rope_sections(config) and not rope_sections(target):
         raise HeadError(
             f"{folder} has rope_scaling with mrope_section {rope_sections(config)}, for which the engine wants three "
             "positions per token, but its target has one; use a head of this target, or remove mrope_section if it "
             "was trained on text alone"
         )
-    aux = spec.format.find_aux_layers(raw, config, folder)
+    if head.quantised:
+        raise LeftToEngine(
+            f"{folder} has {head.quantised[0]} as {head.stored[head.quantised[0]].dtype}, wanted one of "
+            f"{', '.join(DTYPES)}; export the head unquantised"
+        )
+    if head.leftover_quantisation:
+        misread(
+            f"{folder} has a quantization_config in config.json, but its weights are plain, which SGLang would read as "
+            "quantised, with scales that are not there; remove the key from the head's config.json"
+        )
+    aux = spec.format.find_aux_layers(raw, config, folder, misread)
 
-    tensors = by_parameter(stored, spec.format.canonical_name)
+    tensors = head.by_parameter(spec.format.canonical_name)
     spec = spec_of_tensors(tensors, spec.format.loader) or spec
-    draft_vocab = spec.format.check_vocabulary(target, config, folder, tensors)
+    draft_vocab = spec.format.check_vocabulary(target, config, folder, tensors, misread)
     wanted = dict(spec.format.wanted_tensors(config, draft_vocab, len(aux)))
-    _check_shapes(wanted, tensors, folder)
-    spec.format.check_tensors(config, tensors, folder)
+    check_shapes(wanted, tensors, folder)
+    spec.format.check_tensors(config, tensors, folder, misread)
     used = [tensors[name] for name in wanted]
-    manifest = read_manifest(folder)
-    digests = scan(stored.values(), digests=has_digests(manifest))
-    if manifest is not None:
-        _compare_layers(manifest, aux, folder)
-        compare_record(manifest, digests, written, folder)
+    if head.manifest is not None:
+        _compare_layers(head.manifest, aux, folder)
+    check_values(head)
     return HeadInfo(
         architecture=spec.format.loader,
         algorithm=spec.algorithm,
@@ -108,50 +118,49 @@ def check_head(target_dir: str | Path, head_dir: str | Path, *, algorithm: str) 
         parameters=sum(prod(t.shape) for t in used),
         bytes=sum(prod(t.shape) * BYTES[t.dtype] for t in used),
         warnings=(
+            *suspicions(head, target_dir),
             *_compare_lengths(target, config, folder),
             *_name_unknown(tensors, {*wanted, *spec.format.known_tensors(config)}, spec, folder),
-            *(compare_target(manifest, target_dir, folder) if manifest is not None else ()),
+            *(compare_target(head.manifest, target_dir, folder) if head.manifest is not None else ()),
         ),
     )
 
 
-def check_stored(target_dir: str | Path, head_dir: str | Path) -> list[str]:
-    """Check what every engine wants of a head, in whatever words its config.json is written; returns warnings.
+def check_fits(target_dir: str | Path, head: HeadDescription) -> HeadSpec:
+    """Check what every engine wants of a head, in whatever words its config.json is written; returns its kind.
 
-    For official EAGLE heads and those of speculators in vLLM, which has its own rules for names and aux layers: the
-    folder holds an EAGLE head with the layers that its config.json says, for a target of this vocabulary, and its
-    values are finite and those of its export.
+    The folder holds an EAGLE head with the layers that its config.json says, for a target of this vocabulary and size.
 
     Raises:
         HeadError: for the first thing that does not fit.
     """
-    folder = Path(head_dir)
-    written, target = read_config(folder), text_config(read_config(target_dir))
-    config = layer_config(written)
-    stored = read_tensors(folder)
-    names = {canonical_name(name) for name in stored}
-    if spec_of_tensors(names) is None:
-        raise HeadError(f"{folder} has no fc.weight, so it is no EAGLE head; give the folder of a draft head")
-    found, wanted = config.get("num_hidden_layers"), count_layers(names)
+    folder, config, target = head.folder, head.config, text_config(read_config(target_dir))
+    spec = described_spec(head)
+    found, wanted = config.get("num_hidden_layers"), head.num_layers
     if found != wanted:
         raise HeadError(
             f"{folder} has num_hidden_layers {found} in config.json and the weights of {wanted} layer(s); copy the "
             "config.json of the draft head, not the target's"
         )
-    key = "target_hidden_size" if config.get("target_hidden_size") else "hidden_size"
-    for own, of_target in (("vocab_size", "vocab_size"), (key, "hidden_size")):
+    for own, of_target in (("vocab_size", "vocab_size"), (head.hidden_size_key, "hidden_size")):
         if config.get(own) is not None and config[own] != target.get(of_target):
             raise HeadError(
                 f"{folder} has {own} {config[own]}, but the target's {of_target} is {target.get(of_target)}; "
                 "use the head that was trained for this target"
             )
-    refuse_mask_without_features(config, names, folder)
-    manifest = read_manifest(folder)
-    digests = scan(stored.values(), digests=has_digests(manifest))
-    if manifest is None:
-        return []
-    compare_record(manifest, digests, written, folder)
-    return compare_target(manifest, target_dir, folder)
+    refuse_mask_without_features(config, head.names, folder)
+    return spec
+
+
+def check_values(head: HeadDescription) -> None:
+    """Look through all values for Inf and NaN, and compare the head with the record of its export.
+
+    Raises:
+        HeadError: a value is not finite, or not the one that was exported.
+    """
+    digests = scan(head.stored.values(), digests=has_digests(head.manifest))
+    if head.manifest is not None:
+        compare_record(head.manifest, digests, head.written, head.folder)
 
 
 def _find_spec(config: dict[str, Any], folder: Path, algorithm: str) -> HeadSpec:
@@ -173,7 +182,9 @@ def _find_spec(config: dict[str, Any], folder: Path, algorithm: str) -> HeadSpec
     return spec
 
 
-def _check_dimensions(target: dict[str, Any], config: dict[str, Any], folder: Path, stored: EagleFormat) -> None:
+def _check_dimensions(
+    target: dict[str, Any], config: dict[str, Any], folder: Path, stored: EagleFormat, misread: Judge
+) -> None:
     """Compare the sizes in config.json with each other and with the target's; add the engine's defaults to config."""
     for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
         read_size(config, key, folder / "config.json")
@@ -211,10 +222,15 @@ def _check_dimensions(target: dict[str, Any], config: dict[str, Any], folder: Pa
             f"{folder} has {key} {config[key]}, but the target's hidden_size is {target['hidden_size']}; "
             "use the head that was trained for this target"
         )
-    stored.check_config(config, folder)
+    stored.check_config(config, folder, misread)
 
 
-def _check_shapes(wanted: dict[str, tuple[int, ...]], tensors: dict[str, StoredTensor], folder: Path) -> None:
+def check_shapes(wanted: dict[str, tuple[int, ...]], tensors: dict[str, StoredTensor], folder: Path) -> None:
+    """Compare the tensors of a head with those that an engine's class reads.
+
+    Raises:
+        HeadError: one is missing or has another shape; `LeftToEngine` where it is stored in another type.
+    """
     missing = [name for name in wanted if name not in tensors]
     if missing:
         fix = "export the head again with these tensors"
@@ -236,7 +252,7 @@ def _check_shapes(wanted: dict[str, tuple[int, ...]], tensors: dict[str, StoredT
                 "config.json and the target's; use the head of this target or correct config.json"
             )
         if found.dtype not in DTYPES:
-            raise HeadError(
+            raise LeftToEngine(
                 f"{folder} has {found.name} as {found.dtype}, wanted one of {', '.join(DTYPES)}; "
                 "export the head unquantised"
             )

@@ -133,3 +133,24 @@ def has_digests(manifest: Mapping[str, Any] | None) -> bool:
 def _meaning(config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of config.json on which the head's numbers depend."""
     return {key: value for key, value in config.items() if key not in FREE_KEYS}
+
+
+def is_zero(tensor: StoredTensor) -> bool:
+    """Whether all values of a stored tensor are zero; ends at the first that is not."""
+    stored, header, first = _open(tensor.file)
+    begin, end = header[tensor.name]["data_offsets"]
+    data = stored[first + begin : first + end]
+    return not any(data[at : at + CHUNK].any() for at in range(0, len(data), CHUNK))
+
+
+def read_rows(tensor: StoredTensor, rows: np.ndarray) -> np.ndarray | None:
+    """Some rows of a stored matrix, [len(rows), columns] float64; None of a type that is none of a head's weights."""
+    unsigned = _INFINITY.get(tensor.dtype)
+    if unsigned is None:
+        return None
+    stored, header, first = _open(tensor.file)
+    begin, end = header[tensor.name]["data_offsets"]
+    bits = stored[first + begin : first + end].reshape(tensor.shape[0], -1)[rows].view(unsigned[0])
+    if tensor.dtype == "BF16":
+        bits = bits.astype(np.uint32) << 16
+    return bits.view(np.float16 if tensor.dtype == "F16" else np.float32).astype(np.float64)

@@ -253,7 +253,8 @@ def fill(
         cast = {name: w.to(dtype) if w.is_floating_point() else w.long() for name, w in kept.items()}
         head.load_state_dict(cast | {"embedding": kept["embedding"]}, assign=True)
     except (KeyError, RuntimeError) as error:
-        raise HeadError(f"{folder} does not fit its config.json ({error}); run check_head for the details") from error
+        found = " ".join(str(error).split())  # torch's is of several lines
+        raise HeadError(f"{folder} does not fit its config.json ({found}); run check_head for the details") from error
     return head
 
 

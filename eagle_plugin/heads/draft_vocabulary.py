@@ -8,13 +8,23 @@ from typing import Any
 import numpy as np
 from safetensors import safe_open
 
-from eagle_plugin.heads.files import HeadError, StoredTensor, read_size
+from eagle_plugin.heads.files import HeadError, Judge, LeftToEngine, StoredTensor, read_size, refuse
 
 
 def check_draft_vocabulary(
-    target: dict[str, Any], config: dict[str, Any], folder: Path, tensors: dict[str, StoredTensor]
+    target: dict[str, Any],
+    config: dict[str, Any],
+    folder: Path,
+    tensors: dict[str, StoredTensor],
+    misread: Judge = refuse,
 ) -> int:
-    """draft_vocab_size, lm_head and d2t (target id = draft id + d2t) of an EAGLE-3 head; returns the draft size."""
+    """draft_vocab_size, lm_head and d2t (target id = draft id + d2t) of an EAGLE-3 head, as SGLang reads them.
+
+    misread: gets the sentence about an lm_head that SGLang replaces. Returns the draft size.
+
+    Raises:
+        HeadError: they contradict each other; `LeftToEngine` where a table names a token twice.
+    """
     vocab = config["vocab_size"]
     if "draft_vocab_size" not in config:
         raise HeadError(
@@ -30,13 +40,14 @@ def check_draft_vocabulary(
         )
     shares = config["draft_vocab_size"] is None
     if config.get("tie_word_embeddings") and (size != vocab or shares or "lm_head.weight" in tensors):
-        raise HeadError(
+        # With fewer rows in d2t than in the embedding the engine fails at the first draft beyond them.
+        (misread if size == vocab else refuse)(
             f"{folder} has tie_word_embeddings true, with which the engine drafts with the target's embedding instead "
             "of the head's lm_head; set it to false in the head's config.json"
         )
     if shares and "lm_head.weight" in tensors:
         rows = tensors["lm_head.weight"].shape[0]
-        raise HeadError(
+        misread(
             f"{folder} has an lm_head.weight but draft_vocab_size null, with which the engine replaces it by the "
             f"target's; set draft_vocab_size to {rows}"
         )
@@ -53,13 +64,24 @@ def check_draft_vocabulary(
                 "export d2t (int64, target id minus draft id)"
             )
         return size
+    target_ids(d2t, size, vocab, folder)
+    return size
+
+
+def target_ids(d2t: StoredTensor, size: int, vocab: int, folder: Path) -> np.ndarray:
+    """The target's id of each of `size` draft tokens, [size] int64.
+
+    Raises:
+        HeadError: the table is of another size or type, or names no token of the target; `LeftToEngine` where it names
+            one twice.
+    """
     if d2t.dtype not in ("I64", "I32"):
         raise HeadError(f"{folder} has d2t as {d2t.dtype}{_non_finite(d2t)}, wanted whole numbers; export d2t as int64")
     if d2t.shape != (size,):
         raise HeadError(
             f"{folder} has d2t of shape {list(d2t.shape)}, wanted [{size}] by draft_vocab_size; export both together"
         )
-    ids = np.arange(size) + _values(d2t)
+    ids: np.ndarray = np.arange(size) + read_table(d2t)
     outside = np.flatnonzero((ids < 0) | (ids >= vocab))
     if outside.size:
         first = int(outside[0])
@@ -68,14 +90,16 @@ def check_draft_vocabulary(
             "export d2t as target id minus draft id"
         )
     if np.unique(ids).size != size:
-        raise HeadError(
+        # Siblings in a draft tree must be different tokens, or the rule of verification is not exact.
+        raise LeftToEngine(
             f"{folder} has d2t that maps {size} draft ids to {np.unique(ids).size} target ids, wanted each once; "
             "export d2t as target id minus draft id"
         )
-    return size
+    return ids
 
 
-def _values(tensor: StoredTensor) -> np.ndarray:
+def read_table(tensor: StoredTensor) -> np.ndarray:
+    """The values of d2t or t2d."""
     with safe_open(str(tensor.file), framework="np") as file:
         return file.get_tensor(tensor.name)
 
@@ -83,5 +107,5 @@ def _values(tensor: StoredTensor) -> np.ndarray:
 def _non_finite(tensor: StoredTensor) -> str:
     if tensor.dtype not in ("F16", "F32", "F64"):
         return ""
-    count = int((~np.isfinite(_values(tensor))).sum())
+    count = int((~np.isfinite(read_table(tensor))).sum())
     return f" with {count} non-finite values" if count else ""

@@ -214,7 +214,14 @@ class Eagle3Head(DraftHead):
                 "d2t, wanted the tensor that maps them to the target's ids; copy the head again with all its files"
             )
         head = cls(LlamaConfig(**config), aux)
-        return fill(head, weights, {"embedding": target.embedding()}, dtype, stored.folder)
+        is_narrower = config["hidden_size"] != target.hidden_size
+        if is_narrower and "embed_tokens.weight" not in weights:
+            raise HeadError(
+                f"{stored.folder} has hidden_size {config['hidden_size']}, the target {target.hidden_size}, and no "
+                "embed_tokens.weight, wanted the head's own embedding; copy the head again with all its files"
+            )
+        shared = {} if is_narrower else {"embedding": target.embedding()}
+        return fill(head, weights, shared, dtype, stored.folder)
 
     def config_keys(self, target_dir: str | Path) -> dict[str, Any]:
         target = read_config(target_dir)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
+import errno
 import json
+import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,12 +34,32 @@ class HeadError(UserError):
     """A head cannot serve its target: one sentence with what was found, what was wanted and the fix."""
 
 
+class LeftToEngine(HeadError):
+    """The plugin's worker does not serve the head, but the engine's own may: a server leaves it to that one."""
+
+
+Judge = Callable[[str], None]  # gets one sentence that is about a head
+
+
+def refuse(sentence: str) -> None:
+    """Raise HeadError with this sentence."""
+    raise HeadError(sentence)
+
+
 @dataclass(frozen=True)
 class StoredTensor:
     name: str
     file: Path
     shape: tuple[int, ...]
     dtype: str  # as safetensors spells it: BF16, F32, I64
+
+    def data(self) -> bytes:
+        """Its values as they are stored; the file is read as `read_tensors` has checked it."""
+        with self.file.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            begin, end = json.loads(file.read(length))[self.name]["data_offsets"]
+            file.seek(8 + length + begin)
+            return file.read(end - begin)
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -47,11 +70,36 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     """
     folder = Path(folder)
     path = folder / "config.json"
+    refuse_special_file(folder, folder=True)
     if not folder.is_dir():
         raise HeadError(f"{folder} is not a folder; give the folder that holds config.json and model.safetensors")
+    refuse_special_file(path)
     if not path.is_file():
         raise HeadError(f"{folder} has no config.json; give the checkpoint folder itself, as the exporter wrote it")
     return read_json(path)
+
+
+def refuse_special_file(path: Path, *, folder: bool = False) -> None:
+    """Refuse what can be there in place of a file (or folder) and cannot be read as one, such as a pipe.
+
+    Raises:
+        HeadError: it is a loop of symbolic links, a pipe, a socket or a device.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise HeadError(
+                f"{path} is a symbolic link that leads back to itself, wanted a {'folder' if folder else 'file'}; "
+                "copy the checkpoint again"
+            ) from error
+        return  # missing, or hidden from this user: whoever reads it says so
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket or device"
+        raise HeadError(
+            f"{path} is {kind}, wanted a {'folder' if folder else 'file'}, which engines read more than once; copy the "
+            "checkpoint to a disk"
+        )
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -65,6 +113,11 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise HeadError(f"{path} cannot be read ({error.strerror}); give a checkpoint that you may read") from error
     except (ValueError, RecursionError) as error:
+        if path.read_bytes().startswith(codecs.BOM_UTF8):
+            raise HeadError(
+                f"{path} begins with a byte order mark (BOM), which the engines' readers refuse, wanted UTF-8 without "
+                "one; save it again as plain UTF-8"
+            ) from error
         raise HeadError(f"{path} {json_fault(error)}; copy the checkpoint again") from error
     if not isinstance(values, dict):
         raise HeadError(f"{path} holds a JSON {type(values).__name__}, wanted an object; copy the checkpoint again")
@@ -93,15 +146,18 @@ def read_tensors(folder: str | Path) -> dict[str, StoredTensor]:
     """Return every tensor of a folder's safetensors files (one, or shards with an index) by its stored name.
 
     Raises:
-        HeadError: there is no safetensors file, a shard is missing, or a header is corrupt.
+        HeadError: there is no safetensors file, a shard is missing, a header is corrupt, or two shards contradict each
+            other.
     """
     tensors: dict[str, StoredTensor] = {}
     for path in _weight_files(Path(folder)):
+        refuse_special_file(path)
         try:
             with safe_open(str(path), framework="np") as file:
                 for name in file.keys():  # noqa: SIM118 (not a mapping)
                     part = file.get_slice(name)
-                    tensors[name] = StoredTensor(name, path, tuple(part.get_shape()), part.get_dtype())
+                    found = StoredTensor(name, path, tuple(part.get_shape()), part.get_dtype())
+                    _refuse_two_values(tensors.setdefault(name, found), found)
         except (SafetensorError, OSError) as error:
             raise HeadError(
                 f"{path} cannot be read as safetensors ({error}); it is truncated or of another format, "
@@ -110,8 +166,19 @@ def read_tensors(folder: str | Path) -> dict[str, StoredTensor]:
     return tensors
 
 
+def _refuse_two_values(first: StoredTensor, second: StoredTensor) -> None:
+    """Refuse one tensor in two shards with different values: an engine keeps the one that it reads last."""
+    if first is second or (first.shape, first.dtype) == (second.shape, second.dtype) and first.data() == second.data():
+        return
+    raise HeadError(
+        f"{first.file.parent} has {first.name} in {first.file.name} and, with other values, in {second.file.name}, "
+        "wanted it once; remove the shards that are not of this head and copy it again with its index"
+    )
+
+
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / INDEX_FILE
+    refuse_special_file(index)
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))

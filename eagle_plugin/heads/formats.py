@@ -17,6 +17,7 @@ from eagle_plugin.heads.files import (
     MASK_KEYS,
     Algorithm,
     HeadError,
+    Judge,
     StoredTensor,
     canonical_name,
     check_mask_token,
@@ -42,15 +43,17 @@ class EagleFormat:
         """The key that must equal the target's hidden_size."""
         return "hidden_size"
 
-    def check_config(self, config: dict[str, Any], folder: Path) -> None:
-        """Raise HeadError for keys that the loader does not serve."""
+    def check_config(self, config: dict[str, Any], folder: Path, misread: Judge) -> None:
+        """Raise HeadError for keys that the loader does not serve; misread: gets those that it ignores."""
         if config.get("tie_word_embeddings"):
             raise HeadError(
                 f"{folder} has tie_word_embeddings true, with which the engine cannot share the target's lm_head; "
                 "set it to false in the head's config.json"
             )
 
-    def find_aux_layers(self, target: dict[str, Any], config: dict[str, Any], folder: Path) -> tuple[int, ...]:
+    def find_aux_layers(
+        self, target: dict[str, Any], config: dict[str, Any], folder: Path, misread: Judge
+    ) -> tuple[int, ...]:
         """The layers of the target whose input the engine captures; target: its whole config.json.
 
         Raises:
@@ -59,7 +62,12 @@ class EagleFormat:
         return ()
 
     def check_vocabulary(
-        self, target: dict[str, Any], config: dict[str, Any], folder: Path, tensors: dict[str, StoredTensor]
+        self,
+        target: dict[str, Any],
+        config: dict[str, Any],
+        folder: Path,
+        tensors: dict[str, StoredTensor],
+        misread: Judge,
     ) -> int:
         """The size of the vocabulary that the head drafts from; target: the keys of its language model.
 
@@ -86,8 +94,10 @@ class EagleFormat:
         yield "embed_tokens.weight"  # both are the target's
         yield "lm_head.weight"
 
-    def check_tensors(self, config: dict[str, Any], tensors: dict[str, StoredTensor], folder: Path) -> None:
-        """Raise HeadError for what the head stores beyond `wanted_tensors` and the engine would ignore."""
+    def check_tensors(
+        self, config: dict[str, Any], tensors: dict[str, StoredTensor], folder: Path, misread: Judge
+    ) -> None:
+        """Raise HeadError for what contradicts config.json; misread: gets what the engine would ignore."""
 
 
 class Eagle3Format(EagleFormat):
@@ -103,22 +113,29 @@ class Eagle3Format(EagleFormat):
     def hidden_size_key(self, config: dict[str, Any]) -> str:
         return "target_hidden_size" if "target_hidden_size" in config else "hidden_size"
 
-    def check_config(self, config: dict[str, Any], folder: Path) -> None:
+    def check_config(self, config: dict[str, Any], folder: Path, misread: Judge) -> None:
         # `check_vocabulary` checks a tied lm_head.
         if config.get("norm_before_residual"):
-            raise HeadError(
+            misread(
                 f"{folder} has norm_before_residual true, which SGLang's EAGLE-3 layer does not read, wanted false; "
                 "use or train a head without it, or serve it with vLLM"
             )
 
-    def find_aux_layers(self, target: dict[str, Any], config: dict[str, Any], folder: Path) -> tuple[int, ...]:
+    def find_aux_layers(
+        self, target: dict[str, Any], config: dict[str, Any], folder: Path, misread: Judge
+    ) -> tuple[int, ...]:
         architecture = (target.get("architectures") or ["?"])[0]
-        return captured_layers(architecture, text_config(target)["num_hidden_layers"], config, folder)
+        return captured_layers(architecture, text_config(target)["num_hidden_layers"], config, folder, misread)
 
     def check_vocabulary(
-        self, target: dict[str, Any], config: dict[str, Any], folder: Path, tensors: dict[str, StoredTensor]
+        self,
+        target: dict[str, Any],
+        config: dict[str, Any],
+        folder: Path,
+        tensors: dict[str, StoredTensor],
+        misread: Judge,
     ) -> int:
-        return check_draft_vocabulary(target, config, folder, tensors)
+        return check_draft_vocabulary(target, config, folder, tensors, misread)
 
     def wanted_tensors(self, config: dict[str, Any], draft_vocab: int, aux: int) -> Shapes:
         """As in the base class. aux 0: no fc, the head is given the last hidden state."""
@@ -149,10 +166,12 @@ class Eagle3Format(EagleFormat):
         for i in range(1, config["num_hidden_layers"]):
             yield f"layers.{i}.input_layernorm.weight"  # vLLM's name of hidden_norm
 
-    def check_tensors(self, config: dict[str, Any], tensors: dict[str, StoredTensor], folder: Path) -> None:
+    def check_tensors(
+        self, config: dict[str, Any], tensors: dict[str, StoredTensor], folder: Path, misread: Judge
+    ) -> None:
         dropped = [name for name in tensors if name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias"))]
         if dropped:
-            raise HeadError(
+            misread(
                 f"{folder} has {dropped[0]}, which the engine's EAGLE-3 layer drops without a message; "
                 "train the head without attention biases"
             )
@@ -176,8 +195,10 @@ class PEagleFormat(Eagle3Format):
         yield from super().known_tensors(config)
         yield "mask_hidden"
 
-    def check_tensors(self, config: dict[str, Any], tensors: dict[str, StoredTensor], folder: Path) -> None:
-        super().check_tensors(config, tensors, folder)
+    def check_tensors(
+        self, config: dict[str, Any], tensors: dict[str, StoredTensor], folder: Path, misread: Judge
+    ) -> None:
+        super().check_tensors(config, tensors, folder, misread)
         mask, width = tensors["mask_hidden"], tensors["fc.weight"].shape[1]
         if prod(mask.shape) != width:
             raise HeadError(

@@ -9,11 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from eagle_plugin.heads.aux_layers import read_ids
-from eagle_plugin.heads.files import HeadError, canonical_name, read_config, read_tensors, text_config
-from eagle_plugin.heads.kinds import spec_of_tensors
+from eagle_plugin.heads.description import read_head
+from eagle_plugin.heads.files import HeadError, read_config, text_config
 from eagle_plugin.heads.manifest import read_manifest
-from eagle_plugin.heads.target_table import are_layers, engines_default, sglang_layers
+from eagle_plugin.heads.target_table import are_layers, engines_default, last_boundary, sglang_layers
 
 
 class Interpretation(NamedTuple):
@@ -33,10 +32,8 @@ def read_interpretations(folder: str | Path, target_dir: str | Path) -> list[Int
     Raises:
         HeadError: config.json names no layers of this target.
     """
-    folder = Path(folder)
-    config, target = read_config(folder), read_config(target_dir)
-    manifest = read_manifest(folder)
-    spec = spec_of_tensors({canonical_name(name) for name in read_tensors(folder)})
+    head, target = read_head(folder), read_config(target_dir)
+    config, manifest, spec = head.written, head.manifest, head.spec
     if spec is None or not spec.format.reads_aux_layers:
         return [Interpretation((), False, "the last hidden state")]
     # Only vLLM serves the speculators format of P-EAGLE, and it ignores the newer norms there.
@@ -47,7 +44,7 @@ def read_interpretations(folder: str | Path, target_dir: str | Path) -> list[Int
     architecture = (target.get("architectures") or ["?"])[0]
     speculators = "speculators_model_type" in config
     # ModelOpt writes an empty list where it trained on the default layers.
-    ids, top_level = (listed or None for listed in read_ids(config, folder))
+    ids, top_level = (listed or None for listed in head.aux_ids)
     default = engines_default(layers)
     found: list[tuple[tuple[int, ...], str]]
     if speculators:
@@ -62,7 +59,13 @@ def read_interpretations(folder: str | Path, target_dir: str | Path) -> list[Int
     else:
         as_is = tuple(top_level or ids)
         found = [(sglang_layers(architecture, ids, layers), "SGLang's ids"), (as_is, "vLLM's ids")]
-    possible = {aux: origin for aux, origin in reversed(found) if aux and aux[0] >= 0 and aux[-1] < layers}
+    # The output of the last layer is captured by vLLM in all classes, and by SGLang in some.
+    greatest = {"SGLang's ids": last_boundary(architecture, layers), "vLLM's ids": layers, "speculators": layers}
+    possible = {
+        aux: origin
+        for aux, origin in reversed(found)
+        if aux and aux[0] >= 0 and aux[-1] <= greatest.get(origin, layers - 1)
+    }
     if not possible:
         raise HeadError(
             f"{folder} names aux layers {ids or top_level}, which a target with {layers} layers does not have; "

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eagle_plugin.heads.description import HeadDescription, described_spec, read_head
 from eagle_plugin.heads.draft_head import DraftHead, StoredHead, head_class
-from eagle_plugin.heads.files import HeadError, count_layers, layer_config, load_weights, read_config
+from eagle_plugin.heads.files import DTYPES, HeadError, count_layers, layer_config, load_weights
 from eagle_plugin.heads.formats import refuse_mask_without_features
 from eagle_plugin.heads.interpretations import Interpretation, read_interpretations
-from eagle_plugin.heads.kinds import spec_of_tensors
 from eagle_plugin.heads.other_layouts import refuse_other_layout, rope_options, rope_sections
 from eagle_plugin.heads.target_files import TargetFiles
 
@@ -39,24 +39,28 @@ def load_any_head(
     Raises:
         HeadError: the checkpoint is ambiguous, incomplete, of another target, or of a form that no class here computes.
     """
-    folder = Path(folder)
-    raw = read_config(folder)  # first: its errors are about the folder
-    weights = load_weights(folder)
-    refuse_other_layout(weights, layer_config(raw), folder)
-    spec = spec_of_tensors(weights)
-    if spec is None or "fc.weight" not in weights:
-        raise HeadError(f"{folder} has no fc.weight, so it is no EAGLE head; give the folder of a draft head")
+    described = read_head(folder)  # first: its errors are about the folder
+    folder, raw = described.folder, described.written
+    refuse_other_layout(described.by_parameter(), described.config, folder)
+    spec = described_spec(described)
     kind = head_class(spec)
     config = _llama_keys(raw, kind)
     target = TargetFiles(target_dir)
-    _check_sizes(config, target, folder)
-    weights = _without_zero_biases(weights, kind)
+    _check_sizes(described, target)
+    weights = _without_zero_biases(load_weights(folder), kind)
     _check_computable(config, weights, kind, folder)
     _check_layers(config, weights, folder)
     if spec.format.reads_aux_layers:
         refuse_mask_without_features(raw, weights, folder)
     interpretation = interpretation or _only_interpretation(folder, target_dir)
-    head = kind.from_checkpoint(StoredHead(folder, config, dict(weights), interpretation, target), dtype)
+    stored = StoredHead(folder, config, dict(weights), interpretation, target)
+    try:
+        head = kind.from_checkpoint(stored, dtype)
+    except (KeyError, TypeError, ValueError) as error:  # of transformers, which makes a LlamaConfig of it
+        raise HeadError(
+            f"{folder}/config.json is not that of Llama layers ({type(error).__name__}: {error}), wanted the keys of a "
+            "LlamaConfig; correct the key, or copy config.json again"
+        ) from error
     _check_all_read(head, config, weights, folder)
     return head
 
@@ -69,17 +73,24 @@ def _llama_keys(raw: dict[str, Any], kind: type[DraftHead]) -> dict[str, Any]:
     kind.adapt_config(config, raw, speculators=isinstance(inner, dict))
     if config.get("fc_norm") is None and config.pop("use_aux_norm", False):
         config["fc_norm"] = True
+    config.pop("quantization_config", None)  # the weights that are read here are plain
     # `_check_computable` refuses weights with other biases; official EAGLE-1 says "bias" for that of fc.
     return config | {"bias": False, "attention_bias": False}
 
 
-def _check_sizes(config: dict[str, Any], target: TargetFiles, folder: Path) -> None:
-    for key, wanted in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
-        if config.get(key) != wanted:
+def _check_sizes(head: HeadDescription, target: TargetFiles) -> None:
+    for key, wanted in ((head.hidden_size_key, target.hidden_size), ("vocab_size", target.vocab_size)):
+        if head.config.get(key) != wanted:
             raise HeadError(
-                f"{folder} has {key} {config.get(key)}, but the target has {wanted}; "
+                f"{head.folder} has {key} {head.config.get(key)}, but the target has {wanted}; "
                 "use a head that was trained for this target"
             )
+    if head.quantised:
+        name = head.quantised[0]
+        raise HeadError(
+            f"{head.folder} has {name} as {head.stored[name].dtype}, wanted one of {', '.join(DTYPES)}; give the head "
+            "as it was trained"
+        )
 
 
 def _check_computable(config: dict[str, Any], weights: dict[str, Tensor], kind: type[DraftHead], folder: Path) -> None:
@@ -144,6 +155,8 @@ def _check_all_read(head: DraftHead, config: dict[str, Any], weights: dict[str, 
             "them"
         )
     own = weights.get("embed_tokens.weight")
+    if own is not None and config.get("target_hidden_size") not in (None, config["hidden_size"]):
+        return  # a narrower head than its target reads its own
     if own is not None and not _same_embedding(own, head.embedding):
         raise HeadError(
             f"{folder} has embed_tokens.weight of shape {list(own.shape)} with other values than the target's, wanted "

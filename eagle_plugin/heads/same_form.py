@@ -5,15 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from eagle_plugin.heads.files import (
-    DTYPES,
-    HeadError,
-    StoredTensor,
-    by_parameter,
-    canonical_name,
-    read_config,
-    read_tensors,
-)
+from eagle_plugin.heads.description import HeadDescription, read_head
+from eagle_plugin.heads.files import DTYPES, HeadError, StoredTensor
 
 # Of config.json: what tells where a head came from, and what no engine reads of a head.
 ORIGIN = {"_name_or_path", "name_or_path", "transformers_version", "torch_dtype", "dtype"}
@@ -28,14 +21,15 @@ def check_same_form(present: str | Path, new: str | Path) -> None:
         HeadError: they differ; the message names the first difference and says to start the server again.
     """
     fix = "start the server with the new head instead"
-    old_config, new_config = (_compared(read_config(folder)) for folder in (present, new))
+    heads = [read_head(folder) for folder in (present, new)]
+    old_config, new_config = (_compared(head.written) for head in heads)
     for key in sorted(old_config.keys() | new_config.keys()):
         if old_config.get(key) != new_config.get(key):
             raise HeadError(
                 f"{new} has {key} {new_config.get(key)!r} in config.json, wanted {old_config.get(key)!r} as the served "
                 f"head {present}; {fix}"
             )
-    old, found = (_parameters(folder) for folder in (present, new))
+    old, found = (_parameters(head) for head in heads)
     for name in sorted(old.keys() | found.keys()):
         one, other = old.get(name), found.get(name)
         if one is None or other is None or one.shape != other.shape or not _same_dtype(one.dtype, other.dtype):
@@ -43,9 +37,8 @@ def check_same_form(present: str | Path, new: str | Path) -> None:
             raise HeadError(f"{new} has {shown[0]} for {name}, wanted {shown[1]} as {present}; {fix}")
 
 
-def _parameters(folder: str | Path) -> dict[str, StoredTensor]:
-    named = by_parameter(read_tensors(folder), canonical_name)
-    return {name: tensor for name, tensor in named.items() if name not in UNREAD_TENSORS}
+def _parameters(head: HeadDescription) -> dict[str, StoredTensor]:
+    return {name: tensor for name, tensor in head.by_parameter().items() if name not in UNREAD_TENSORS}
 
 
 def _same_dtype(one: str, other: str) -> bool:

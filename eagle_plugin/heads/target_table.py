@@ -84,10 +84,20 @@ def engines_default(layers: int) -> tuple[int, ...]:
     return 2, layers // 2, layers - 3
 
 
-def are_layers(aux_layers: Sequence[int], layers: int) -> bool:
-    """Whether both engines can capture the inputs of these layers of a target with so many: rising, from 1 on."""
+def are_layers(aux_layers: Sequence[int], layers: int, last: int | None = None) -> bool:
+    """Whether both engines can capture the inputs of these layers of a target with so many: rising, from 1 on.
+
+    last: the greatest that can be captured (default: the last layer's; `last_boundary`).
+    """
     rising = all(a < b for a, b in zip(aux_layers, aux_layers[1:], strict=False))
-    return bool(aux_layers) and rising and aux_layers[0] >= 1 and aux_layers[-1] < layers
+    greatest = layers - 1 if last is None else last
+    return bool(aux_layers) and rising and aux_layers[0] >= 1 and aux_layers[-1] <= greatest
+
+
+def last_boundary(architecture: str, layers: int) -> int:
+    """The greatest layer whose input SGLang captures: one more than there are, which is the output of the last layer,
+    before the final norm, in the classes that capture it."""
+    return layers if SGLANG_TARGETS.get(architecture) == "up_to_last" else layers - 1
 
 
 def default_aux_layers(layers: int) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ __all__ += ["propose", "uniforms", "verify_tree"]
 
 
 MAX_SAMPLED = 4  # sampled children of a node that the native kernels draw and test; csrc: kMaxSampled
-STATISTICS_SIZE = 36  # of 8 bytes, per node, that the first of verify_tree's launches leaves to the second on CUDA
+WORKSPACE_SIZE = 7336  # of 8 bytes, per node, that verify_tree's launches leave to each other on CUDA
 
 
 def uniforms(keys: Tensor, counters: Tensor, stream: int, n: int) -> Tensor:
@@ -97,9 +97,9 @@ def verify_tree(
 ) -> Accepted:
     """Return the accepted path of each request, with exactly the target's distribution; see `core.verify.verify_tree`.
 
-    The C++ kernel reads the logits of the nodes that the walk visits and no others. On CUDA one launch reads the logits
-    of all nodes at the same time, and a second one walks. Neither stores anything of the size of the vocabulary. They
-    test at most 4 sampled children per node: the last axis of uniforms is 1 to 5.
+    The C++ kernel reads the logits of the nodes that the walk visits and no others. On CUDA four launches read the
+    logits of all nodes at the same time, and a fifth one walks. None stores anything of the size of the vocabulary.
+    They test at most 4 sampled children per node: the last axis of uniforms is 1 to 5.
     """
     if max_accept_length < 1:
         raise ValueError(f"max_accept_length is {max_accept_length}, wanted at least 1: the bonus token needs a place")
@@ -109,14 +109,14 @@ def verify_tree(
         _check_tree(tree, logits, params, proposals, uniforms, max_accept_length)
         return verifying.verify_tree(tree, logits, params, proposals, uniforms, max_accept_length, filters=filters)
     b = tree.tokens.shape[0]
-    statistics = logits.new_empty(logits.shape[0], STATISTICS_SIZE, dtype=torch.int64)
+    workspace = logits.new_empty(logits.shape[0], 0 if logits.is_cpu else WORKSPACE_SIZE, dtype=torch.int64)
     accepted = Accepted(
         logits.new_empty(b, max_accept_length, dtype=torch.int32),
         logits.new_empty(b, dtype=torch.int32),
         logits.new_empty(b, max_accept_length, dtype=torch.int64),
     )
     given = (tree.tokens, tree.parents, tree.draws, logits, *params, *proposals, uniforms, filters == "chained")
-    native(*given, statistics, *accepted)
+    native(*given, workspace, *accepted)
     return accepted
 
 

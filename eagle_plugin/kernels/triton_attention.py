@@ -33,7 +33,7 @@ class Tile(NamedTuple):
     """The block sizes of a launch, all powers of two."""
 
     rows: int  # query rows of a program
-    keys: int  # keys of a step; at most 64, so that a tail position is a valid shift of an ancestor bitmask
+    keys: int  # keys of a step
     warps: int
     stages: int  # key blocks in flight
 
@@ -181,7 +181,8 @@ def _attend(
 
     for start in tl.range(tl.where(last, 0, tail), tail, BLOCK_N, num_stages=1):
         key = start + tl.arange(0, BLOCK_N)
-        visible = (((bits[:, None] >> key[None, :].to(tl.int64)) & 1) != 0) & (key < tail)[None, :]
+        bit = (key & 63).to(tl.int64)  # a step may have more keys than a bitmask has bits: shifts by 64 are undefined
+        visible = (((bits[:, None] >> bit[None, :]) & 1) != 0) & (key < tail)[None, :]
         seen = tl.max(visible.to(tl.int32), 0) != 0
         slots = tl.load(table + prefix + key, mask=seen, other=0).to(tl.int64)
         acc, highest, total = _add_keys(

@@ -168,7 +168,7 @@ def judge(before: Mapping[str, Completion], asked: Sequence[Asked], window: tupl
         "failed": sum(one.answer is None for one in asked),
         "errors": sorted({one.error for one in asked if one.error})[:3],
         "responses_changed": sum(
-            one.answer is not None and one.answer.text != before[one.question].text for one in asked
+            one.answer is not None and one.answer.output != before[one.question].output for one in asked
         ),
         "seconds": round(ended - began, 3),
         **{name: None if value is None else round(value, 3) for name, value in lengths.items()},

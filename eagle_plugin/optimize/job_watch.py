@@ -15,6 +15,7 @@ from rich.console import Console
 from eagle_plugin.errors import UserError
 from eagle_plugin.optimize.jobs_folder import JobsFolder, StageTime, State, Status
 from eagle_plugin.optimize.watch import Watch
+from eagle_plugin.url_credentials import without_credentials
 
 BEAT_S, REMOTE_BEAT_S = 2.0, 15.0
 
@@ -72,7 +73,7 @@ class JobWatch(Watch):
             return
         self._over.set()
         self._thread.join()
-        self._status.state, self._status.message = state, message
+        self._status.state, self._status.message = state, without_credentials(message)
         self.progress = None
         self._write()
 

@@ -16,6 +16,7 @@ from eagle_plugin.file_digests import hash_file
 from eagle_plugin.models.shipped import head_folder
 from eagle_plugin.optimize.recipe import JobRecipe
 from eagle_plugin.optimize.stage import Stage
+from eagle_plugin.url_credentials import without_credentials_in
 
 LINEAGE = "lineage.json"
 VERSION = 1
@@ -29,7 +30,7 @@ class Lineage:
 
     def __init__(self, path: Path, job: JobRecipe, target: Path, out: Path, data: Path) -> None:
         self._path, self._job, self._out = path, job, out
-        recipe = job.model_dump(mode="json")
+        recipe = without_credentials_in(job.model_dump(mode="json"))
         # What an earlier run of this job measured of stages that are done is kept.
         before = _read(path)
         self._stages: dict[str, Any] = before.get("stages", {}) if isinstance(before.get("stages"), dict) else {}

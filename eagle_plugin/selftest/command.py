@@ -15,8 +15,10 @@ from rich.table import Table
 
 from eagle_plugin.command_line import Parser
 from eagle_plugin.devices import check_device
+from eagle_plugin.errors import UserError
 from eagle_plugin.kernels import loader
 from eagle_plugin.selftest import record, suite
+from eagle_plugin.selftest.failure import NO_MEMORY
 from eagle_plugin.selftest.record import Record
 from eagle_plugin.selftest.shapes import ModelShape, as_text
 from eagle_plugin.selftest.suite import Report
@@ -44,6 +46,10 @@ engine's own worker until --again removes that record.
 """
 
 
+class IncompleteError(UserError):
+    """Some checks ran out of memory, and none of the others failed."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     arguments = _parse(argv)
@@ -57,6 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if kept is None:
         with Console(stderr=True).status("starting") as status:
             report = suite.run(device, model, lambda name: status.update(name))
+        if report.left_out and not report.reasons:
+            raise IncompleteError(
+                f"the self-test is not complete on {key['device']}: {'; '.join(report.left_out)}; end what else uses "
+                "the device, and run it again"
+            )
         kept = record.write(key, report.reasons, report.seconds)
     if arguments.json:
         print(json.dumps(_as_json(key, kept, report), indent=1))
@@ -117,7 +128,7 @@ def _print(device: str, kept: Record, report: Report | None) -> None:
             f"{finding.compared:,}",
             f"{finding.worst:.0%} of what is allowed" if finding.worst else "equal",
             f"{finding.seconds:.2f}",
-            escape("; ".join(finding.differences[:3])) or "[green]passed[/green]",
+            NO_MEMORY if finding.ran_out else escape("; ".join(finding.differences[:3])) or "[green]passed[/green]",
             style="bold red" if finding.differences else "",
         )
     console.print(table)

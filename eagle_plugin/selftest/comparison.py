@@ -11,6 +11,7 @@ from eagle_plugin.selftest.tree_paths import relative_difference
 SAME_SIZES = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
 # The least part of the same tokens, where floats are not the same to the last bit: then near ties fall either way.
 LEAST_COMMON = 0.75
+AT_ONCE = 2**23  # values that are compared at once: the logits of all rows would need copies as large as they are
 
 
 class Comparison:
@@ -23,9 +24,10 @@ class Comparison:
 
     def rows(self, function: str, name: str, found: Tensor, wanted: Tensor) -> bool:
         """Compare rows of floats; whether they are the same to the last bit."""
-        if torch.equal(found.nan_to_num(), wanted.nan_to_num()):
+        parts = in_parts(found), in_parts(wanted)
+        if all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(*parts, strict=True)):
             return True
-        off = relative_difference(found.float(), wanted.float())
+        off = torch.cat([relative_difference(x.float(), y.float()) for x, y in zip(*parts, strict=True)])
         allowed = SAME_SIZES[self._dtype]
         if count := int((~(off <= allowed)).sum()):
             worst = float(off.nan_to_num(nan=torch.inf).max())
@@ -53,6 +55,11 @@ class Comparison:
         """Note a difference; allowed: the limit, of one that has a limit."""
         limit = "" if allowed is None else f", the limit is {allowed:.2g}"
         self.found.append(f"{self._what}: {function}: {name}: {what}{limit}")
+
+
+def in_parts(rows: Tensor) -> tuple[Tensor, ...]:
+    """Views of some rows each, of `AT_ONCE` values or a little fewer."""
+    return rows.split(max(1, AT_ONCE // max(rows[:1].numel(), 1)))
 
 
 def finite(logp: Tensor) -> Tensor:

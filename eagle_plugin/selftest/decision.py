@@ -11,6 +11,7 @@ from typing import Any
 from eagle_plugin.atomic_io import WriteError
 from eagle_plugin.engines.startup import forced
 from eagle_plugin.selftest import record
+from eagle_plugin.selftest.failure import LeftOut, failure
 
 REMOVE = "after a repair run: eagle-plugin selftest --again"
 
@@ -26,7 +27,8 @@ def is_asked_for(device_type: str) -> bool:
 def decide(key: Mapping[str, Any], test: Callable[[], list[str]], gather: Gather, logger: logging.Logger) -> list[str]:
     """The reasons not to serve that a record of every rank has, else those of the test, which all ranks run and keep.
 
-    Empty if the test has passed. logger: of rank 0, silent in the others.
+    Empty if the test has passed. What is `LeftOut` in any rank is no reason: it is logged, and the test is not kept as
+    passed, so that the next start tries again. logger: of rank 0, silent in the others.
     """
     kept = record.read(key)
     if None not in gather(None if kept is None else True):
@@ -36,9 +38,19 @@ def decide(key: Mapping[str, Any], test: Callable[[], list[str]], gather: Gather
     try:
         found = test()
     except Exception as error:  # of any kind: what does not run is left to the engine as what is wrong
-        first = (str(error).strip() or "no message").splitlines()[0]
-        found = [f"{key['part']}: {type(error).__name__}: {first}"]
-    reasons, seconds = agree(found, gather), time.perf_counter() - begin
+        found = [failure(key["part"], error)]
+    everyones, seconds = gather(found), time.perf_counter() - begin
+    left_out = _merged([[x for x in own if isinstance(x, LeftOut)] for own in everyones])
+    reasons = _merged([[x for x in own if not isinstance(x, LeftOut)] for own in everyones])
+    if left_out:
+        logger.warning(
+            "eagle-plugin: the self-test of the %s is not complete, the next start repeats it: %s; leave more memory "
+            "of the device free",
+            key["part"],
+            _first(left_out),
+        )
+        if not reasons:
+            return []
     try:
         record.write(key, reasons, seconds)
     except WriteError as error:
@@ -50,7 +62,10 @@ def decide(key: Mapping[str, Any], test: Callable[[], list[str]], gather: Gather
 
 def agree(reasons: list[str], gather: Gather) -> list[str]:
     """The reasons of all ranks, each once; one that not all ranks have is told with its ranks."""
-    everyones = gather(reasons)
+    return _merged(gather(reasons))
+
+
+def _merged(everyones: list[list[str]]) -> list[str]:
     merged = []
     for reason in dict.fromkeys(reason for own in everyones for reason in own):
         ranks = [rank for rank, own in enumerate(everyones) if reason in own]
@@ -62,5 +77,9 @@ def told(reasons: list[str]) -> list[str]:
     """The reasons as the log names them: which test, and how a record of it is removed."""
     if not reasons:
         return []
-    more = f" (and {len(reasons) - 3} more)" if len(reasons) > 3 else ""
-    return [f"the self-test failed: {'; '.join(reasons[:3])}{more}; {REMOVE}"]
+    return [f"the self-test failed: {_first(reasons)}; {REMOVE}"]
+
+
+def _first(sentences: list[str]) -> str:
+    more = f" (and {len(sentences) - 3} more)" if len(sentences) > 3 else ""
+    return f"{'; '.join(sentences[:3])}{more}"

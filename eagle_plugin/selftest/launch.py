@@ -65,7 +65,7 @@ def _on(device: torch.device | str, subject: Subject, logger: logging.Logger) ->
                 return reasons
     shape = ModelShape(**subject.shape)
     kernels = record.key_of("kernels", device, subject.shape, subject.engine)
-    if reasons := decide(kernels, lambda: suite.run(device, shape).reasons, _alone, logger):
+    if reasons := decide(kernels, lambda: suite.differences(device, shape), _alone, logger):
         return reasons
     earlier = record.read(round_key(subject, device))
     return told(earlier.reasons if earlier else [])

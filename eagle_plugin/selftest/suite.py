@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 import torch
 
+from eagle_plugin.engines.graphs import is_out_of_memory
 from eagle_plugin.kernels import loader
 from eagle_plugin.selftest import cache_kernels, sampling_kernels, toy_round, tree_kernels
+from eagle_plugin.selftest.failure import NO_MEMORY, LeftOut
 from eagle_plugin.selftest.shapes import ModelShape, sizes_for
 from eagle_plugin.selftest.trial import Check, Trial
 
@@ -26,6 +28,7 @@ class Finding(NamedTuple):
     compared: int  # values
     worst: float  # the largest difference of a float, as a part of what is allowed
     seconds: float
+    ran_out: bool = False  # of memory, so that the check says nothing
 
     @property
     def sentence(self) -> str:
@@ -43,6 +46,11 @@ class Report(NamedTuple):
     def reasons(self) -> list[str]:
         """One sentence per check that failed."""
         return [finding.sentence for finding in self.findings if finding.differences]
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """One sentence per check that ran out of memory."""
+        return [LeftOut(f"{finding.check}: {NO_MEMORY}") for finding in self.findings if finding.ran_out]
 
     @property
     def seconds(self) -> float:
@@ -71,7 +79,8 @@ def _no_library(trial: Trial) -> None:
 def run(device: torch.device | str, model: ModelShape, progress: Callable[[str], None] = lambda name: None) -> Report:
     """Run all checks with tensors on `device`; progress gets the name of each before it begins.
 
-    A check that raises has failed: what it raised is the difference.
+    A check that raises has failed: what it raised is the difference. One that runs out of memory has not, and the
+    others still run.
     """
     device = torch.device(device)
     findings = []
@@ -86,6 +95,13 @@ def run(device: torch.device | str, model: ModelShape, progress: Callable[[str],
     return Report(findings)
 
 
+def differences(device: torch.device | str, model: ModelShape) -> list[str]:
+    """What `run` found, for `decide`: one sentence per check that failed, and one that is `LeftOut` per other check
+    that ran out of memory."""
+    report = run(device, model)
+    return [*report.reasons, *report.left_out]
+
+
 def run_check(check: Check, device: torch.device, model: ModelShape) -> Finding:
     """Run one check; again on other inputs where rounding may have decided."""
     begin = time.perf_counter()
@@ -96,6 +112,8 @@ def run_check(check: Check, device: torch.device, model: ModelShape) -> Finding:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
         except Exception as error:  # of any kind: a kernel that cannot run is left to the engine as a wrong one is
+            if is_out_of_memory(error):
+                return Finding(check.name, [], trial.compared, trial.worst, time.perf_counter() - begin, ran_out=True)
             first = (str(error).strip() or "no message").splitlines()[0]
             trial.differences.append(f"{type(error).__name__}: {first}")
         if number == 0:

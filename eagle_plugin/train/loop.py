@@ -34,6 +34,7 @@ from eagle_plugin.train.progress import Bar
 from eagle_plugin.train.recipe import TrainError, TrainRecipe
 from eagle_plugin.train.schedule import phase_at
 from eagle_plugin.train.sources import Source, digest_items
+from eagle_plugin.url_credentials import without_credentials_in
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Trainer:
         self.parameters = Parameters(objective, settings)
         self.position = Position()
         self._documents = digest_items(source.items)
-        self._recipe = settings.model_dump(mode="json", by_alias=True)
+        self._recipe = without_credentials_in(settings.model_dump(mode="json", by_alias=True))
         self._held_out: dict[str, list[float]] = {}
         self._spent, self._clock = 0.0, time.perf_counter()
         self._told = self._stop = False  # this process got a signal; all processes have agreed to stop

@@ -72,6 +72,29 @@ def test_thorough_makes_every_repeat_and_compares_every_question(arguments, tmp_
     assert "5 repeats, as many as were wanted" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("asked", "code", "different", "empty"),
+    [
+        (["think", "call", "reason"], 0, [], []),
+        (["think differ", "call differ", "think"], 1, ["q0", "q1"], []),
+        (["quiet", "think", "hello"], 0, [], ["q0"]),
+        (["quiet", "quiet", "quiet"], 1, [], ["q0", "q1", "q2"]),  # nothing was compared
+    ],
+)
+def test_answers_without_text_are_compared_by_what_they_have(
+    arguments, tmp_path, capsys, monkeypatch, asked, code, different, empty
+):
+    monkeypatch.setattr(sys.modules[__name__], "GAPS", dict.fromkeys(GAPS, 0.002))  # no speed is looked at
+    lines = [{"id": f"q{i}", "group": f"g{i}", "prompt": prompt} for i, prompt in enumerate(asked)]
+    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert demo.main([*arguments, "--quick", "--max-tokens", "4"]) == code
+    equality = json.loads((tmp_path / "out/demo.json").read_text())["equality"]
+    assert (equality["different"], equality["empty"]) == (different, empty)
+    assert (equality["equal"], equality["compared"]) == (3 - len(different) - len(empty), 3 - len(empty))
+    printed = capsys.readouterr().out
+    assert ("which prove nothing: " + ", ".join(empty) in " ".join(printed.split())) == bool(empty)
+
+
 def test_thorough_and_quick_exclude_each_other(capsys):
     with pytest.raises(SystemExit):
         demo.parse(["--thorough", "--quick"])

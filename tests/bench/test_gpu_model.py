@@ -275,7 +275,7 @@ def test_the_short_form() -> None:
         )
 
 
-def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_missing_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(model_speed.importlib.util, "find_spec", lambda name: None)
     assert model_speed.facts("vllm", GPU) == {"forced": True, "flashinfer": False}
     assert "the plugin serves because of EAGLE_PLUGIN=force" in capsys.readouterr().out

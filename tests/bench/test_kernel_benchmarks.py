@@ -6,6 +6,7 @@ How fast the kernels are is asserted nowhere.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 import torch
 
 from eagle_plugin.kernels import bf16_linear
+from eagle_plugin.kernels.attention import tree_attention
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -118,3 +120,46 @@ def test_links_of_the_engines_form_of_a_tree() -> None:
     children, siblings = load(BENCHMARKS / "gpu" / "kernels.py").first_links(parents)
     assert children.tolist() == [[1, 3, 5, -1, -1, -1], [-1] * 6]
     assert siblings.tolist() == [[-1, 2, -1, 4, -1, -1], [-1] * 6]
+
+
+def attend_pages(q, k_cache, v_cache, *, page_table, cache_seqlens, cu_seqlens_q, softmax_scale, causal, **rest):
+    """What `flash_attn_with_kvcache` of FlashAttention 3 computes, over pages of one slot: the result, and the
+    logarithms of the denominators by head and row."""
+    assert not causal and rest["return_softmax_lse"]
+    assert rest["max_seqlen_q"] == int(cu_seqlens_q.diff().max())
+    assert page_table.dtype == cache_seqlens.dtype == cu_seqlens_q.dtype == torch.int32
+    group = q.shape[1] // k_cache.shape[2]
+    out, lse = torch.empty_like(q), torch.empty(q.shape[1], q.shape[0])
+    for i, (start, end) in enumerate(itertools.pairwise(cu_seqlens_q.tolist())):
+        slots = page_table[i, : cache_seqlens[i]].long()
+        k, v = (cache[slots, 0].repeat_interleave(group, 1) for cache in (k_cache, v_cache))
+        logits = softmax_scale * torch.einsum("qhd,khd->hqk", q[start:end], k)
+        lse[:, start:end] = logits.logsumexp(-1)
+        out[start:end] = torch.einsum("hqk,khd->qhd", logits.softmax(-1), v)
+    return out, lse, None
+
+
+def test_flash_attention_in_two_calls_is_tree_attention() -> None:
+    backends = load(BENCHMARKS / "gpu" / "attention_backends.py")
+    gen = torch.Generator().manual_seed(2)
+    b, nodes, context = 2, 5, 7
+    q = torch.randn(b * nodes, 4, 16, generator=gen)
+    k, v = torch.randn(2, b * (context + nodes), 2, 16, generator=gen)
+    table = torch.randperm(b * (context + nodes), generator=gen).int().view(b, -1)
+    ancestors = torch.tensor([[1, 3, 5, 11, 21], [1, 3, 7, 15, 31]])
+    found = backends.flash_attention(attend_pages, q, k, v, table, ancestors)()
+    rest = (torch.arange(b), torch.full((b,), context))
+    wanted = tree_attention(q, k, v, table, *rest, ancestors, tail=nodes, scale=16**-0.5)
+    torch.testing.assert_close(found, wanted)
+    ancestors[1, 3] = 9  # negative control: another tree
+    assert not torch.allclose(backends.flash_attention(attend_pages, q, k, v, table, ancestors)(), wanted, atol=1e-3)
+
+
+def test_the_fastest_library_of_each_case() -> None:
+    choices = load(BENCHMARKS / "gpu" / "attention_backends.py").choices
+    shape = {"batch": 1, "context": 2048, "nodes": 64}
+    rows = [
+        {"kernel": "tree_attention", "us": {"ours": 30.0, "FlashInfer": 20.0}, "shape": shape},
+        {"kernel": "select_tree", "us": {"ours": 5.0}},
+    ]
+    assert choices(rows) == [{**shape, "fastest": "FlashInfer", "ours_over_fastest": 1.5}]

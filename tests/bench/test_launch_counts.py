@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from benchmarks import host_time
+from benchmarks import host_engines, host_time
 from benchmarks.launches import ENGINE, GRAPH, OTHER, OURS, CountLaunches, Probe
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import DraftTree
@@ -119,6 +119,6 @@ def test_wrong_options_of_host_time(
     [("sglang", "SGLang is not .*; run make env and"), ("vllm", "vLLM is not .*; run make env-vllm and")],
 )
 def test_host_time_without_the_engine(engine: str, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_time.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(host_engines.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=wanted):
         host_time.measure(engine, Shape(3, 4, 16), [(1, 0.0)], 1, 1)

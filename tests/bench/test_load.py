@@ -15,6 +15,7 @@ from eagle_plugin.bench.load import (
     flush_prefix_cache,
 )
 from eagle_plugin.bench.questions import Question
+from eagle_plugin.bench.stream_fields import Output
 
 NOBODY = EngineEndpoint("http://127.0.0.1:9", ENGINES["sglang"])
 
@@ -24,7 +25,7 @@ def question(text: str, name: str = "q") -> Question:
 
 
 def completion(tokens: int, rounds: int | None) -> Completion:
-    return Completion("q", "", "length", 1, tokens, 0.1, 1.0, (), rounds)
+    return Completion("q", Output(), "length", 1, tokens, 0.1, 1.0, (), rounds)
 
 
 def test_text_usage_and_rounds_are_read(peer):
@@ -49,6 +50,26 @@ def test_times_are_those_of_the_wire(peer, pace):
     # The peer sleeps at least this long. Before that it sends a chunk with a role and no text, which is not a token.
     assert answer.ttft_s >= first_s
     assert answer.total_s - answer.ttft_s >= 6 * gap_s * 0.9
+
+
+@pytest.mark.parametrize(
+    ("name", "output"),
+    [
+        ("think", Output(reasoning="w0 w1 w2 w3 w4 w5 w6 ")),
+        ("reason", Output(reasoning="w0 w1 w2 w3 w4 w5 w6 ")),
+        ("call", Output(tool_calls=(("tool0", "w0 w2 w4 w6 "), ("tool1", "w1 w3 w5 ")))),
+    ],
+)
+def test_reasoning_and_tool_calls_are_tokens_as_text_is(peer, pace, name, output):
+    first_s, gap_s = pace
+    pieces: list[str] = []
+    answers = ask_all(peer.endpoint, [question(name)] * 2, Sampling(max_tokens=7), on_text=pieces.append)
+    assert answers[0].output == answers[1].output == output and answers[0].text == ""
+    assert "".join(pieces).count("w6") == 2
+    for answer in answers:
+        assert answer.completion_tokens == 7 and len(answer.gaps_s) == 6
+        assert answer.ttft_s < answer.total_s - 5 * gap_s  # the first token, and not the end of the stream
+        assert answer.total_s - answer.ttft_s >= 6 * gap_s * 0.9
 
 
 def test_concurrency_is_bounded_and_order_kept(peer):

@@ -11,10 +11,11 @@ from eagle_plugin.bench.load import Completion, Sampling
 from eagle_plugin.bench.measure import EarlyStop, Repeat, RepeatSeries, measure_interleaved, ratio_spread, spread
 from eagle_plugin.bench.questions import Question, assign_rounds, read_questions
 from eagle_plugin.bench.steal import StealWatch, Ticks
+from eagle_plugin.bench.stream_fields import Output
 
 
 def answer(tokens: int, ttft_s: float, total_s: float, rounds: int | None = None) -> Completion:
-    return Completion("q", "text", "stop", 1, tokens, ttft_s, total_s, (), rounds)
+    return Completion("q", Output("text"), "stop", 1, tokens, ttft_s, total_s, (), rounds)
 
 
 def test_spread_is_median_and_quartiles():

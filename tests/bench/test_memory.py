@@ -1,4 +1,4 @@
-"""What is said of memory: the limit of a container, what a server needs at the least, and why a process ended."""
+"""Memory: the limit of a container, what a server needs at the least, and why a process ended."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from eagle_plugin.bench.load import Completion, Sampling, accept_length, ask_all
 from eagle_plugin.bench.questions import Question
 from eagle_plugin.bench.servers import Server, child_environment
 from eagle_plugin.bench.spec import ServerSpec
+from eagle_plugin.bench.stream_fields import Output
 from eagle_plugin.bench.vllm_server import command, verify_rounds
 from eagle_plugin.core.shape import Shape
 
@@ -95,7 +96,7 @@ def test_plain_rounds_count_in_the_rounds_of_a_request(tokens: int, steps: int, 
 
 def test_the_accept_length_of_plain_rounds_is_one() -> None:
     def answer(chunk: SimpleNamespace, rounds: int | None) -> Completion:
-        return Completion("q", "", "length", 1, chunk.usage.completion_tokens, 0.1, 1.0, (), rounds)
+        return Completion("q", Output(), "length", 1, chunk.usage.completion_tokens, 0.1, 1.0, (), rounds)
 
     chunks = [last_chunk(33, 5, 6), last_chunk(33, 0, 0)]
     assert accept_length(answer(chunk, verify_rounds(chunk)) for chunk in chunks) == 64 / 58

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eagle_plugin.data.privacy.redact import Scanner
+from eagle_plugin.data.privacy.scanner import Scanner
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from store_documents import make_store_old, write_store
 from token_endpoint import TokenEndpoint
 
 from eagle_plugin.data import generate, prepare
-from eagle_plugin.data.privacy.redact import Scanner
+from eagle_plugin.data.privacy.scanner import Scanner
 from eagle_plugin.data.sources.builtin_prompts import builtin_prompts, recorded_prompts
 from eagle_plugin.data.sources.prompts import Prompt, format_prompt
 

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from eagle_plugin.data.prepare import main, prepare
 from eagle_plugin.data.privacy.filter import PRIVATE, UNDECODED, PrivacyFilter, PrivacySettings, RawPrompt
-from eagle_plugin.data.privacy.redact import Scanner
+from eagle_plugin.data.privacy.scanner import Scanner
 from eagle_plugin.data.rows import DataError
 from eagle_plugin.data.sources.prompts import Prompt, read_prompts
 from eagle_plugin.data.sources.record_files import CUT

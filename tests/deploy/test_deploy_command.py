@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
+from head_edits import tensors
 from tiny_models import tiny_eagle3_head, tiny_llama
 from trained_heads import rewrite
 
@@ -114,6 +115,18 @@ def test_a_worse_head_goes_back(case: Case, capsys: pytest.CaptureFixture[str]) 
     assert case.served.head == case.old and "worse, so the old head" in capsys.readouterr().out
     assert json.loads((case.folder / SERVER).read_text())["head"] == str(case.old)
     assert case.deploy("--no-watch") == 0 and case.served.head == case.new
+
+
+def test_a_head_that_was_never_trained_is_named(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing else looks at it where the exchange is not watched."""
+    assert case.deploy("--no-watch") == 0 and "warning" not in capsys.readouterr().err
+    tensors(lambda t: [tensor.zero_() for tensor in t.values()])(case.new)
+    for engine in ("sglang", "vllm"):
+        facts = json.loads((case.folder / SERVER).read_text()) | {"engine": engine}
+        (case.folder / SERVER).write_text(json.dumps(facts))
+        assert case.deploy("--no-watch") == 0 and case.served.head == case.new
+        printed = capsys.readouterr().err
+        assert "warning: " in printed and "with zeros alone, so that hardly a draft will be right" in printed
 
 
 def test_a_head_is_compared_with_the_one_before_it_alone(case: Case, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_what_is_read_is_what_was_written() -> None:
     assert cost_files.read(key()) is None
     cost_files.write(key(), COSTS)
     assert cost_files.read(key()) == COSTS
-    other = COSTS._replace(fixed=0.0, is_parallel=False)
+    other = COSTS._replace(fixed=0.0, is_parallel=False, plain=COSTS.extend)
     cost_files.write(key(), other)
     assert cost_files.read(key()) == other
 

@@ -94,3 +94,6 @@ def test_a_head_whose_drafts_are_all_rejected_is_named_once(caplog: pytest.LogCa
         watch.record([0])
     (line,) = caplog.messages
     assert f"every draft of {REJECTED_ROUNDS} rounds" in line and "run: eagle-plugin check TARGET HEAD" in line
+    causes = ("another target or chat template", "other aux layers", "rope_theta", "d2t", "never trained")
+    places = [line.index(cause) for cause in causes]
+    assert places == sorted(places)  # the likely ones first

@@ -11,11 +11,18 @@ from policy_world import device
 
 from eagle_plugin.core.costs import CostModel
 from eagle_plugin.core.path_sums import PathSums
-from eagle_plugin.core.policy import Policy, shapes_within
+from eagle_plugin.core.policy import REVIEW_ROUNDS, Policy, shapes_within
 from eagle_plugin.core.prediction_errors import class_of
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.engines.round import Drafts
-from eagle_plugin.engines.shape_chooser import SUM_ROUNDS, PolicyModeError, ShapeChooser, policy_mode
+from eagle_plugin.engines.shape_chooser import (
+    MOST_UNLEARNED,
+    SUM_ROUNDS,
+    PolicyModeError,
+    ShapeChooser,
+    buffers_of,
+    policy_mode,
+)
 
 CAPS = Shape(3, 2, 8)
 CHAIN = Shape.chain(2)
@@ -239,3 +246,68 @@ def test_without_a_policy_nothing_is_noted() -> None:
     chooser.begin(CAPS, 2, 100)
     chooser.begin(CAPS, 2, 100)
     chooser.observe(served, [1, 2])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is learned late
+
+
+def serve(chooser: ShapeChooser, now: list[float], shapes: list[Shape]) -> None:
+    """Rounds of these shapes that are not asked for, and what they tell."""
+    for number, shape in enumerate(shapes):
+        b = 2 + number // 40
+        chooser.begin(shape, b, 100 + number)
+        now[0] += device(64).round(shape, b, 0) * (1.1 + 0.02 * (number % 5))
+        drafts = Drafts.plain(torch.zeros(b)) if shape == PLAIN else drafts_of(shape, b)
+        kept = [(number + i) % (shape.steps + 1) for i in range(b)]
+        chooser.observe(chooser.launched(shape, b, 100 + number, drafts), kept)
+
+
+def test_what_is_learned_late_is_the_same() -> None:
+    rounds = ([CAPS] * 7 + [CHAIN] * 5 + [PLAIN] * 3 + [CAPS] * 2) * 6
+    reports = []
+    for late in (False, True):
+        now, policy = [0.0], Policy(CAPS, CostModel(device(64)))
+        buffers = buffers_of(policy, 8, "cpu") if late else None
+        chooser = ShapeChooser(CAPS, policy, clock=lambda now=now: now[0], buffers=buffers, learns_late=late)  # type: ignore[misc]
+        chooser.choose(2, 100)
+        serve(chooser, now, rounds)
+        reports.append((chooser.report(), policy.survival.expected(), policy.costs.seconds(policy.shapes, 2, 100)))
+    assert reports[0] == reports[1] and sum(reports[0][0].errors) > 30
+
+
+def test_late_rounds_are_learned_before_the_policy_reviews() -> None:
+    policy = Recorder()
+    chooser = ShapeChooser(CAPS, policy, learns_late=True)
+    known = []
+    for _ in range(3 * REVIEW_ROUNDS):
+        chooser.choose(2, 100)
+        known.append(len(policy.told))
+        chooser.observe(chooser.launched(CAPS, 2, 100, drafts_of(CAPS, 2)._replace(scores=None)), [1, 2])
+    assert sorted(set(known)) == [0, REVIEW_ROUNDS, 2 * REVIEW_ROUNDS]
+
+
+def test_rounds_that_ask_for_no_choice_are_learned_too() -> None:
+    policy = Recorder()
+    chooser = ShapeChooser(CAPS, policy, learns_late=True)
+    for _ in range(1000):
+        chooser.observe(chooser.launched(CAPS, 2, 100, drafts_of(CAPS, 2)._replace(scores=None)), [1, 2])
+    assert len(policy.told) > 1000 - MOST_UNLEARNED
+
+
+def test_path_sums_are_copied_before_their_memory_is_used_again() -> None:
+    policy = Recorder()
+    chooser = ShapeChooser(CAPS, policy, buffers=buffers_of(policy, 8, "cpu"))
+    drafts, kept = drafts_of(CAPS, 3), []
+
+    def captured(sums: PathSums, scores: torch.Tensor) -> torch.Tensor:
+        """Of one lane more than there are requests."""
+        kept.append(torch.cat([sums(scores), torch.full((len(sums.shapes), 1, CAPS.steps), math.nan)], dim=1))
+        return kept[0]
+
+    served = chooser.launched(CAPS, 3, 100, drafts, captured)
+    kept[0].fill_(math.nan)
+    chooser.observe(served, [0, 1, 2])
+    sums = PathSums(CAPS, CAPS.topk, policy.shapes, "cpu")
+    assert drafts.scores is not None
+    assert policy.told[0] == ("sums", CAPS, 3, sums.by_shape(sums(drafts.scores)))

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from eagle_plugin.engines.draft_weights import int8_copy
 from eagle_plugin.engines.target_weights import Bf16Method, use_bf16_kernel
-from eagle_plugin.kernels import bf16_linear
+from eagle_plugin.kernels import bf16_linear, int8_linear
 from eagle_plugin.kernels.bf16_linear import Kernel
 
 
@@ -105,3 +106,13 @@ def test_the_switch_and_a_cpu_without_the_kernel(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(bf16_linear, "native_kernel", lambda: None)
     assert use_bf16_kernel(layer, (EngineMethod,)) == 0
     assert type(layer.quant_method) is EngineMethod
+
+
+def test_a_gpu_server_does_not_look_for_the_kernels_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may have to be built first, which takes half a minute."""
+    built: list[str] = []
+    monkeypatch.setattr(bf16_linear, "native_kernel", lambda: built.append("bf16"))
+    monkeypatch.setattr(int8_linear, "native_kernel", lambda: built.append("int8"))
+    layer = Layer(EngineMethod()).to("meta")  # no CPU tensor, as on a GPU
+    assert use_bf16_kernel(layer, (EngineMethod,)) == 0 and int8_copy(layer.weight) is None and built == []
+    assert use_bf16_kernel(layer.to_empty(device="cpu"), (EngineMethod,)) == 0 and built == ["bf16"]

@@ -109,13 +109,19 @@ def test_aux_ids_by_architecture(case: tuple[str, int], tiny_eagle3: Path, tiny_
 
 
 def test_last_boundary_of_gpt_oss(tiny_eagle3: Path, tiny_target: Path, tmp_path: Path) -> None:
-    """With an id equal to the number of layers this class takes all ids as they are: not these layers' inputs."""
+    """With an id equal to the number of layers this class takes all ids as they are, and the last one names the output
+    of the last layer; other classes capture no such output."""
     folder = tmp_path / "head"
     shutil.copytree(tiny_eagle3, folder)
     config(eagle_config={AUX: [1, 3, 7]})(folder)
     target = read_config(tiny_target) | {"architectures": ["GptOssForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(target))
-    with pytest.raises(HeadError, match=r"inputs of layers \[1, 3, 7\]"):
+    assert check_head(tmp_path, folder, algorithm="EAGLE3").aux_layer_ids == (1, 3, 7)
+    config(eagle_config={AUX: [1, 3, 6]})(folder)
+    with pytest.raises(HeadError, match=r"wanted rising ids"):
+        check_head(tiny_target, folder, algorithm="EAGLE3")
+    config(eagle_config={AUX: [1, 7, 3]})(folder)
+    with pytest.raises(HeadError, match=r"inputs of layers \[1, 7, 3\]"):
         check_head(tmp_path, folder, algorithm="EAGLE3")
 
 

@@ -3,9 +3,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import on_device
 import pytest
+from cuda_emulation import CSRC, build_emulated
 
 # what `path` can switch
 from eagle_plugin.kernels import accepted_path, attention, kv, loader, penalties, round_start, sampling, tree  # noqa: F401
@@ -34,6 +36,12 @@ def _on_device() -> Iterator[None]:
         if device := os.environ.get("EAGLE_TEST_DEVICE"):
             on_device.patch(patch, device)
         yield
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the library of the CUDA kernels that runs on the CPU."""
+    return build_emulated(CSRC, tmp_path_factory.mktemp("emulated"))
 
 
 @pytest.fixture(params=["native", "torch"])

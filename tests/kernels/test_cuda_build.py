@@ -66,3 +66,13 @@ def test_no_kernel_spills(library: Library) -> None:
         assert int(registers) <= 64, name  # 1024 threads per block
         bound = 128 if "walk_kernel" in name else 16  # a walk holds the shares that the refusals of a node have taken
         assert int(stack) <= bound, name
+
+
+def test_no_sum_in_shared_memory_is_a_loop(library: Library) -> None:
+    """An atomic sum of 64 bits in shared memory compiles to a loop: slow where many meet."""
+    cuobjdump = find_cuobjdump()
+    if cuobjdump is None:
+        pytest.skip("needs cuobjdump")
+    code = subprocess.run([cuobjdump, "-sass", str(library.path)], capture_output=True, text=True, check=True).stdout
+    assert "ATOMS.ADD" in code
+    assert not re.findall(r"ATOMS\.CAS\S*", code)

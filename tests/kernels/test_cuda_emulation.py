@@ -37,12 +37,6 @@ BARRIER = """    scratch.picked[place] = candidate;
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the library of the emulated kernels."""
-    return build_emulated(CSRC, tmp_path_factory.mktemp("emulated"))
-
-
-@pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the race driver, built with ThreadSanitizer."""
     return build_driver(CSRC, tmp_path_factory.mktemp("races"))
@@ -263,8 +257,8 @@ def sampling_calls(seed: int) -> Iterator[tuple[str, tuple[object, ...], list[to
     ]
     pairs = flat_uniforms[:, : 2 * max_accept_length].reshape(b, max_accept_length, 2).contiguous()
     chained = seed % 2 == 1
-    statistics = torch.empty(b * width, sampling.STATISTICS_SIZE, dtype=torch.int64)
-    yield "verify_tree", (tokens, parents, draws, target, *params, *proposals, pairs, chained, statistics), accepted
+    workspace = torch.empty(b * width, sampling.WORKSPACE_SIZE, dtype=torch.int64)
+    yield "verify_tree", (tokens, parents, draws, target, *params, *proposals, pairs, chained, workspace), accepted
 
 
 def spoil(logits: torch.Tensor, kind: int, gen: torch.Generator) -> None:

@@ -80,6 +80,31 @@ def test_one_wrong_ancestor_bit_changes_that_row_alone(splits: int) -> None:
     assert (right != wrong).flatten(1).any(dim=1).tolist() == [i == 3 for i in range(8)]
 
 
+def test_no_bitmask_is_shifted_by_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step may have more keys than a bitmask has bits. The tail is 64 keys, and bit 63 makes a bitmask negative.
+
+    A shift by 64 or more has no defined result on a GPU. NumPy defines one, so the interpreter is told to refuse it.
+    """
+    case, ancestors, tail, (seen,) = tree_case((3, 1, 1, (64, 64), torch.float32, 1), [40], 63, 1, -1)
+    ancestors[:, ::2] |= -(2**63)
+    seen[::2, 40 + 63] = True
+    case.write(0, seen)
+    q = case.randn(63, case.heads, 64)
+    monkeypatch.setattr(triton_attention, "tile_for", lambda *_: triton_attention.Tile(64, keys=128, warps=4, stages=1))
+    if INTERPRETED:
+        from triton.runtime.interpreter import InterpreterBuilder
+
+        shift = InterpreterBuilder.create_ashr
+
+        def refuse(self, bits, by):
+            assert int(by.data.max()) < 8 * bits.data.itemsize, "a shift by the width of the number or more"
+            return shift(self, bits, by)
+
+        monkeypatch.setattr(InterpreterBuilder, "create_ashr", refuse)
+    found = run(case, q, [40], ancestors, tail)
+    torch.testing.assert_close(found, oracle(case, q, [seen], [0], torch.empty_like(found), scale=0.3))
+
+
 def test_a_window_one_wider_shows() -> None:
     case, ancestors, q = plain_case(90, 4)
     found = {window: run(case, q, [90], ancestors, 4, window=window) for window in (20, 21)}

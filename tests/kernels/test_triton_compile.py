@@ -91,6 +91,7 @@ TILES = [
     ("bf16", 256, 128, False),
     ("fp32", 32, 128, True),
 ]
+WGMMA = re.compile(r"wgmma\.mma_async\.sync\.aligned\.(m\d+n\d+k\d+)")
 # Every tile for one generation, and for each the two whose instructions are asked for: a narrow and a wide one.
 CASES = [
     pytest.param(cc, *tile, marks=[] if cc == 90 or tile in TILES[2:4] else pytest.mark.matrix)
@@ -109,6 +110,22 @@ def test_a_tile_fits(cc: int, dtype: str, rows: int, dim: int, extras: bool) -> 
     if dtype != "fp32":
         wide = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}[cc]
         assert (wide if rows >= 64 else "mma.sync") in found.ptx
+
+
+@pytest.mark.parametrize("nodes", [16, 64])
+def test_both_products_of_a_wide_tile_are_wgmma(nodes: int) -> None:
+    """On Hopper trees of 16 and 64 nodes, of 4 query heads per key head, multiply by whole groups of warps alone."""
+    tile = triton_attention.tile_for(4 * nodes, 128, SIZES["bf16"], hopper=True)
+    found = attend(90, "bf16", 4 * nodes, 128, extras=False)
+    assert "mma.sync" not in found.ptx
+    assert set(WGMMA.findall(found.ptx)) == {f"m64n{tile.keys}k16", "m64n128k16"}  # logits, and weighted values
+
+
+def test_a_narrow_tile_is_seen() -> None:
+    """Negative control: with 2 warps there is no group of 4."""
+    found = attend(90, "bf16", 64, 128, extras=False, tile=triton_attention.Tile(64, keys=64, warps=2, stages=2))
+    assert "mma.sync" in found.ptx
+    assert not WGMMA.findall(found.ptx)
 
 
 def test_too_large_a_tile_is_seen() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from eagle_plugin.bench.load import Completion, LoadError
 from eagle_plugin.bench.questions import Question
+from eagle_plugin.bench.stream_fields import Output
 from eagle_plugin.loop.settings import LoopError
 from eagle_plugin.loop.swap import judge, under_load
 
@@ -17,7 +18,7 @@ QUESTIONS = [Question(id=name, group="g", prompt=name) for name in "abcd"]
 
 
 def completion(question: str, text: str, rounds: int = 10) -> Completion:
-    return Completion(question, text, "stop", 5, 31, 0.1, 1.0, (), rounds)
+    return Completion(question, Output(text), "stop", 5, 31, 0.1, 1.0, (), rounds)
 
 
 class Server:

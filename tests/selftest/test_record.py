@@ -132,6 +132,22 @@ def test_the_command(found: list[str], monkeypatch: pytest.MonkeyPatch, capsys: 
     assert cli.main(["selftest", "--device", "cpu"]) == code and len(runs) == 3  # another shape
 
 
+@pytest.mark.parametrize("differences", [[], ["log p: 3 of 8 values differ"]])
+def test_the_command_without_memory(
+    differences: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A difference counts; else nothing is known, and nothing is kept."""
+    findings = [Finding("propose", [], 0, 0.0, 0.1, ran_out=True), Finding("uniforms", differences, 8, 0.0, 0.2)]
+    monkeypatch.setattr(suite, "run", lambda *_: Report(findings))
+    assert cli.main(["selftest", "--device", "cpu"]) == (1 if differences else 2)
+    shown = capsys.readouterr()
+    kept = list(record.folder().glob("*.json"))
+    if differences:
+        assert "no memory was left" in shown.out and len(kept) == 1
+    else:
+        assert "is not complete on cpu" in shown.err and "propose: no memory was left" in shown.err and not kept
+
+
 @pytest.mark.parametrize(
     ("call", "wanted"),
     [

@@ -24,6 +24,7 @@ from eagle_plugin.kernels import (
     tree,
 )
 from eagle_plugin.selftest import cache_kernels, sampling_kernels, suite, toy_round, tree_kernels
+from eagle_plugin.selftest.failure import LeftOut
 from eagle_plugin.selftest.shapes import ModelShape, ModelShapeError
 from eagle_plugin.selftest.suite import Report, run_check
 from eagle_plugin.selftest.trial import Check, Trial
@@ -154,6 +155,17 @@ def test_a_kernel_that_raises_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_check(named("select_tree"), CPU, SMALL).sentence == (
         "select_tree: RuntimeError: no kernel image is available"
     )
+
+
+def test_a_kernel_without_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tight(*arguments: Any, **options: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(sampling, "verify_tree", tight)
+    report = suite.run("cpu", SMALL)
+    assert report.reasons == [] and report.left_out
+    assert all(isinstance(x, LeftOut) and x.startswith("verify_tree") for x in report.left_out)
+    assert suite.differences("cpu", SMALL) == report.left_out
 
 
 def test_where_rounding_decides_a_second_try_decides(monkeypatch: pytest.MonkeyPatch) -> None:

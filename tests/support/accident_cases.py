@@ -44,8 +44,8 @@ class Case(NamedTuple):
     """A call that works if nothing is wrong with its places.
 
     args: the arguments after the sub-command; {name} is the path of a place, or of a good input that stays good.
-    places: name -> kind: "file" and "folder" are read, of a "config" folder only config.json; "new file" and
-        "new folder" are written; "cache" is the user's cache, "stdout" the standard output.
+    places: name -> kind: "file", "folder" and "head" (a draft head's folder) are read, of a "config" folder only
+        config.json; "new file" and "new folder" are written; "cache" is the user's cache, "stdout" the standard output.
     """
 
     args: str
@@ -61,7 +61,7 @@ CASES = {
     "models get": Case("smollm2-135m-instruct", {"cache": "cache"}),
     "models path": Case("smollm2-135m-instruct", {"cache": "cache"}),
     "capture": Case("export {capture} --out {out}", {"capture": "folder", "out": "new file"}),
-    "check": Case("{target} {head}", {"target": "folder", "head": "folder"}),
+    "check": Case("{target} {head}", {"target": "folder", "head": "head"}),
     "data builtin": Case("--recorded --limit 2 --out {out}", {"out": "new file", "cache": "cache"}),
     "data set": Case("sharegpt --path {sharegpt} --out {out}", {"sharegpt": "file", "out": "new file"}),
     "data prepare": Case("{chats} --privacy off --out {out}", {"chats": "file", "out": "new file"}),
@@ -86,7 +86,7 @@ CASES = {
         {"target": "folder", "head": "folder", "rows": "file", "out": "new file", "cache": "cache"},
     ),
     "export": Case(
-        "{head} {out} --target {target}", {"head": "folder", "target": "folder", "out": "new folder"}
+        "{head} {out} --target {target}", {"head": "head", "target": "folder", "out": "new folder"}
     ),
     "demo": Case(f"{MODEL} --prompts {{questions}}", {**SERVES, "questions": "file"}),
     "serve": Case(MODEL, SERVES),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import json
 import os
 import resource
 import shutil
@@ -86,6 +88,68 @@ def _nest(path: Path) -> Path:
 
 def _files(path: Path) -> list[Path]:
     return [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+
+
+# --- accidents of a head's folder: what its files say is nonsense
+
+
+def _say(**keys: Any) -> Callable[[Path], Path]:
+    """Change keys of config.json."""
+
+    def spoil(path: Path) -> Path:
+        file = path / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | keys))
+        return path
+
+    return spoil
+
+
+def _mark_order(path: Path) -> Path:
+    file = path / "config.json"
+    file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
+    return path
+
+
+def _link_to_itself(path: Path) -> Path:
+    file = path / "config.json"
+    file.unlink()
+    file.symlink_to(file.name)
+    return path
+
+
+def _pipe_of_weights(path: Path) -> Path:
+    (path / "model.safetensors").unlink()
+    os.mkfifo(path / "model.safetensors")
+    return path
+
+
+def _two_values(path: Path) -> Path:
+    """One tensor in two shards."""
+    from safetensors.numpy import load_file, save_file
+
+    weights = load_file(path / "model.safetensors")
+    save_file({"norm.weight": 2 * weights["norm.weight"]}, path / "model-2.safetensors")
+    return path
+
+
+def _no_quantity(path: Path) -> Path:
+    """Null where the rotary positions need a number, under both names."""
+    return _say(rope_theta=None, rope_parameters=None)(path)
+
+
+NONSENSE = {
+    "dtype": Accident(_say(dtype="banana")),
+    "rope null": Accident(_no_quantity),
+    "rope type": Accident(_say(rope_scaling={"rope_type": "corkscrew", "factor": 2.0})),
+    "rope factor": Accident(_say(rope_scaling={"rope_type": "linear", "factor": "two"})),
+    "rope options": Accident(_say(rope_scaling={"rope_type": "llama3"})),
+    "eps": Accident(_say(rms_norm_eps="small")),
+    "layers": Accident(_say(num_hidden_layers=10**9)),
+    "BOM": Accident(_mark_order),
+    "link loop": Accident(_link_to_itself),
+    "pipe": Accident(_pipe_of_weights),
+    "two values": Accident(_two_values),
+}
 
 
 # --- accidents of what is written
@@ -193,6 +257,7 @@ ACCIDENTS: dict[str, dict[str, Accident]] = {
     "file": READ,
     "config": {**READ, "nothing in it": Accident(_clear)},
     "folder": {**READ, "nothing in it": Accident(_clear), "binary parts": Accident(_scramble_parts)},
+    "head": {**READ, "nothing in it": Accident(_clear), "binary parts": Accident(_scramble_parts), **NONSENSE},
     "new file": {**WRITTEN, "wrong kind": Accident(_as_folder), "pipe": Accident(_fifo)},
     "new folder": {**WRITTEN, "wrong kind": Accident(_as_file)},
     "cache": {

@@ -56,7 +56,7 @@ class Outcome(NamedTuple):
         return [line.strip() for line in self.output.splitlines() if ENDS.search(line)]
 
 
-READ_KINDS = ("file", "config", "folder")
+READ_KINDS = ("file", "config", "folder", "head")
 
 
 @contextlib.contextmanager

@@ -12,10 +12,13 @@ from eagle_plugin.bench.report import (
     quartiles,
     speculative_stats,
 )
+from eagle_plugin.bench.stream_fields import Output
 
 
 def series(seconds: float, rounds: int | None) -> RepeatSeries:
-    repeats = [Repeat((Completion("q", "text", "stop", 5, 65, 0.1, seconds * slow, (), rounds),)) for slow in (1, 2, 1)]
+    repeats = [
+        Repeat((Completion("q", Output("text"), "stop", 5, 65, 0.1, seconds * slow, (), rounds),)) for slow in (1, 2, 1)
+    ]
     return RepeatSeries(tuple(repeats))
 
 

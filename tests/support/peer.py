@@ -18,6 +18,21 @@ headers: dict[str, str] = {}  # of the last question
 lock = threading.Lock()
 
 
+def delta_with(question: str, number: int, word: str) -> dict:
+    """The delta with one word of an answer."""
+    if question == "think":
+        return {"content": None, "reasoning_content": word, "reasoning": word}  # one word under both names
+    if question == "reason":
+        return {"reasoning": word}
+    if question == "call":
+        call = {"index": number % 2, "function": {"arguments": word}}
+        if number < 2:
+            call |= {"id": f"call_{time.time_ns()}", "type": "function"}
+            call["function"] = {"name": f"tool{number}", "arguments": word}
+        return {"tool_calls": [call]}
+    return {"content": word}
+
+
 class Handler(BaseHTTPRequestHandler):
     """Answers the few paths that the client uses."""
 
@@ -53,6 +68,8 @@ class Handler(BaseHTTPRequestHandler):
         """A streamed answer of `max_tokens` words.
 
         `error` is refused, `cut` ends early, `quiet` has no text, `differ` has another text if the plugin is off.
+        `think` and `reason` stream their words as reasoning, `call` as the arguments of two tool calls, with ids that
+        no other answer has; `think differ` is as `differ`.
         """
         global under_way, peak, flushes, headers
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
@@ -73,11 +90,12 @@ class Handler(BaseHTTPRequestHandler):
         self._event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]})
         time.sleep(FIRST_S)
         tokens = body["max_tokens"]
-        letter = "x" if question == "differ" and os.environ.get("EAGLE_PLUGIN") == "0" else "w"
+        letter = "x" if question.endswith("differ") and os.environ.get("EAGLE_PLUGIN") == "0" else "w"
         for number in range(0 if question == "quiet" else tokens):
             if number:
                 time.sleep(GAP_S)
-            word = {"choices": [{"index": 0, "delta": {"content": f"{letter}{number} "}, "finish_reason": None}]}
+            delta = delta_with(question.split()[0], number, f"{letter}{number} ")
+            word = {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
             if body["stream_options"].get("continuous_usage_stats"):
                 word["usage"] = {"prompt_tokens": 3, "completion_tokens": number + 1, "total_tokens": number + 4}
             self._event(word)

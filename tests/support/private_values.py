@@ -6,7 +6,7 @@ this file.
 
 from __future__ import annotations
 
-from eagle_plugin.data.privacy import identity_numbers, recognisers, redact
+from eagle_plugin.data.privacy import identity_numbers, recognisers, scanner
 
 _NOISE = "aB3dE6gH9kL2"
 _PEM = "-----BEGIN " + "PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG\n" * 3 + "-----END " + "PRIVATE KEY-----"
@@ -36,6 +36,13 @@ VALUES = [
     ("PYPI_TOKEN", "use ", "pypi-" + "AgEIcHlwaS" + _NOISE * 5),
     ("NPM_TOKEN", "use ", "np" + "m_" + _NOISE * 3),
     ("SENDGRID_KEY", "use ", "S" + "G." + (_NOISE * 2)[:22] + "." + (_NOISE * 4)[:43]),
+    ("URL_SIGNATURE", "get https://b/x?X-Amz-Signature=", "0a1b2c3d4e5f6a7b" * 4),
+    ("PASSPORT", "passport no. ", "K4820917"),
+    ("VEHICLE_PLATE", "licence plate: ", "AB-123-CD"),
+    ("BIRTH_DATE", "date of birth: ", "1979-11-23"),
+    ("MEDICAL_RECORD", "MRN: ", "00482917"),
+    ("BANK_ACCOUNT", "account number: ", "4820019375"),
+    ("WALLET", "pay ", "1BoatSLRHtKNngkdXEeobR76b53LETtpyT"),
     ("AR_CUIT", "cuit: ", "20-05536168-2"),
     ("AT_SVNR", "svnr: ", "1237010180"),
     ("AU_TFN", "tfn: ", "123 456 782"),
@@ -89,7 +96,7 @@ def sentence(before: str, value: str) -> str:
 
 def known_types() -> set[str]:
     """Every type that the filter can find without a recogniser of the user."""
-    types = {pattern.type for pattern in redact._PATTERNS}
+    types = {pattern.type for pattern in scanner._PATTERNS}
     types |= {number.type for number in identity_numbers.IDENTITY_NUMBERS}
     types |= {recogniser.type for recogniser in recognisers.load_recognisers()}
     return types | {"CREDIT_CARD", "PHONE", "STREET_ADDRESS"}  # which are not in a table

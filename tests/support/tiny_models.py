@@ -149,7 +149,13 @@ def silent_layer(name: str, c: dict[str, Any], width: int, seed: int) -> dict[st
 
 
 def markov_target(
-    path: str | Path, *, vocab: int = 320, layers: int = 7, seed: int = 0, dtype: torch.dtype = torch.float32
+    path: str | Path,
+    *,
+    vocab: int = 320,
+    layers: int = 7,
+    head_dim: int = 16,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> Path:
     """Write a target with next token = f(current token): unit embeddings, silent layers, lm_head = the matrix of f.
 
@@ -164,7 +170,7 @@ def markov_target(
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
+        head_dim=head_dim,
         torch_dtype=dtype_name(dtype),
     )
     write_config(path, **c)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from toy_engine import COLUMNS, DRAFT_V, ROWS, SHAPE, Drafter, V, Verifier
 
-from eagle_plugin.core.shape import PLAIN
+from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.engines.graph_emulator import EmulatedCapturer
 from eagle_plugin.engines.rng import KeyTable
 from eagle_plugin.engines.sglang.batch import BatchReader
@@ -42,16 +42,16 @@ class Allocator:
 SIZES = (1, 4)
 
 
-def parts(sizes: Sequence[int] = SIZES, kind: type[Drafter] = Drafter) -> Parts:
-    """A round of toy models, captured for these batch sizes."""
+def parts(
+    sizes: Sequence[int] = SIZES, kind: type[Drafter] = Drafter, shapes: Sequence[Shape] = (PLAIN, SHAPE)
+) -> Parts:
+    """A round of toy models, captured for these batch sizes and shapes."""
     drafter, verifier = kind(), Verifier()
     table, keys = torch.zeros(ROWS, COLUMNS, dtype=torch.int32), KeyTable(ROWS, "cpu", seed=1)
     reader = BatchReader(SHAPE.reach, 8, table, keys)
     decode_round = DecodeRound(drafter, verifier, reader)
     if sizes:
-        decode_round.capture(
-            EmulatedCapturer(), SHAPE, [PLAIN, SHAPE], list(sizes), lambda *_: contextlib.nullcontext()
-        )
+        decode_round.capture(EmulatedCapturer(), SHAPE, shapes, list(sizes), lambda *_: contextlib.nullcontext())
     pool = Pool(None)  # of both models: their slots are those of the table
     caches = [(cache, pool) for model in (verifier.model, drafter.model) for cache in (model.keys, model.values)]
     return Parts(

@@ -93,11 +93,30 @@ FAULTS = (
         (Line("vllm/v1/worker/mamba_utils.py", 1177, "postprocess_mamba_fused_kernel[grid]("),),
     ),
     Fault(
+        "vllm-compile-cache",
+        "the key of the compile cache knows neither the worker nor the class of an attention backend",
+        (
+            Line("vllm/config/parallel.py", 923, '"worker_cls",'),
+            Line("vllm/config/speculative.py", 637, "factors.append(self.draft_model_config.compute_hash())"),
+            Line("vllm/model_executor/layers/attention/attention.py", 563, "forward_includes_kv_cache_update"),
+            Line("vllm/compilation/caching.py", 581, "config_hash = vllm_config.compute_hash()"),
+            Line("vllm/compilation/backends.py", 1041, "config_hash = vllm_config.compute_hash()"),
+        ),
+    ),
+    Fault(
         "sglang-token-id",
         "a token id outside of the vocabulary ends the server",
         (
             Line("sglang/srt/layers/vocab_parallel_embedding.py", 481, "self.quant_method.embedding(self, input_"),
             Line("sglang/srt/utils/async_probe.py", 190, "if not envs.SGLANG_ENABLE_ASYNC_ASSERT.get():"),
+        ),
+    ),
+    Fault(
+        "sglang-weight-update",
+        "an update of weights from disk ends a server with a draft head",
+        (
+            Line("sglang/srt/managers/scheduler_components/weight_updater.py", 143, "in self._select_runners():"),
+            Line("sglang/srt/model_executor/model_runner_components/weight_updater.py", 237, "model_load_weights("),
         ),
     ),
     Fault(
@@ -121,6 +140,15 @@ FAULTS = (
         (
             Line("sglang/srt/mem_cache/allocation_sizing.py", 105, "extra = 4 + (max_speculative_num_draft_tokens()"),
             Line("sglang/srt/mem_cache/allocation_sizing.py", 70, "return 2 * get_alloc_len_per_decode()"),
+        ),
+    ),
+    Fault(
+        "sglang-stops-drafts",
+        "with drafts the stop that is listed first is taken, not the one that is complete first",
+        (
+            Line("sglang/srt/managers/schedule_batch.py", 1920, "for stop_str in self.sampling_params.stop_strs:"),
+            Line("sglang/srt/managers/schedule_batch.py", 2026, "if self._check_str_based_finish(new_accepted_len):"),
+            Line("sglang/srt/managers/schedule_batch.py", 2003, "self.finished_len > max_new_tokens:"),
         ),
     ),
     Fault(

@@ -16,6 +16,7 @@ from typing import Any
 
 import bigram_models
 import httpx
+import stop_requests
 import tiny_models
 import tiny_targets
 import torch
@@ -79,6 +80,28 @@ def token_id(folder: Path) -> bool:
         reason = last(server.log_text(), "IndexError")
         say("its log", reason or "no IndexError")
     return gone and bool(reason)
+
+
+def weight_update(folder: Path) -> bool:
+    """The target's own weights once more, on a server without a draft head and on one with it."""
+    target = bigram_models.bigram_target(folder / "target")
+    head = bigram_models.bigram_eagle3_head(folder / "head", target)
+
+    def update(server: Server) -> str:
+        body = {"model_path": str(target)}
+        try:
+            return str(httpx.post(f"{server.url}/update_weights_from_disk", json=body, timeout=60, trust_env=False))
+        except httpx.HTTPError as error:
+            return f"{type(error).__name__}: {error}"
+
+    with stock(folder, target) as server:
+        say("/update_weights_from_disk without drafts", update(server))
+    with stock(folder, target, head, SYNCHRONOUS) as server:
+        say("/update_weights_from_disk with a draft head", update(server))
+        gone = ended(server)
+        say("the server ends", "yes" if gone else "no")
+        say("its log", last(server.log_text(), "Error"))
+    return gone
 
 
 def silent_target(folder: Path) -> Path:
@@ -165,6 +188,26 @@ def context_end(folder: Path) -> bool:
         reason = last(server.log_text(), "Error: ")
     say("its log", reason)
     return gone and "row" in reason
+
+
+def stops_drafts(folder: Path) -> bool:
+    """Stops that end a text inside of a round, under a head that is always right."""
+    models = stop_requests.write_models(folder)
+    settings = stop_requests.stop_settings(models.ids, models.pieces)
+    body = {"text": [stop_requests.PROMPT] * len(settings), "sampling_params": settings}
+    chain = (stop_requests.RUN - 1, 1, stop_requests.RUN)
+    found = {}
+    for name, drafts in (("plain", None), ("drafts", models.head)):
+        with stock(folder, models.target, drafts, shape=chain) as server:
+            answers = httpx.post(f"{server.url}/generate", json=body, timeout=120, trust_env=False).json()
+        found[name] = [(answer["text"], answer["meta_info"]["finish_reason"]) for answer in answers]
+    differ = [i for i, (one, other) in enumerate(zip(*found.values(), strict=True)) if one != other]
+    say("answers that do not end as plain decoding's", f"{len(differ)} of {len(settings)}")
+    for i in differ[:1]:
+        say("the first: stops", settings[i]["stop"])
+        for name, endings in found.items():
+            say(name, f"{endings[i][0]!r}, {endings[i][1]}")
+    return bool(differ)
 
 
 def logit_processor(folder: Path) -> bool:
@@ -259,10 +302,12 @@ def crashes(folder: Path, target: Path, *flags: str, part: str, **settings: Any)
 
 REPRODUCTIONS: dict[str, Reproduction] = {
     "sglang-token-id": token_id,
+    "sglang-weight-update": weight_update,
     "sglang-penalties-late": penalties_late,
     "sglang-penalties-drafts": penalties_drafts,
     "sglang-greedy-cpu": greedy_cpu,
     "sglang-context-end": context_end,
+    "sglang-stops-drafts": stops_drafts,
     "sglang-logit-processor": logit_processor,
     "sglang-lora-pinning": lora_pinning,
     "sglang-llama4-cpu": llama4_cpu,

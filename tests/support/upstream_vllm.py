@@ -18,7 +18,11 @@ from tiny_adapters import write_adapter
 from upstream_run import Reproduction, run, say
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
+from vllm.model_executor.layers.attention import attention
 from vllm.platforms.cpu import CpuPlatform
+from vllm.v1.attention import selector
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentionBackendImpl
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm_bigram import PROMPTS, ask, tokens, write_models, write_peagle
 from vllm_engines import engine, generate, runner
 from vllm_greedy import make_prompts, write_target
@@ -190,6 +194,56 @@ def states_cache(folder: Path) -> bool:
     return found[False] == "8 tokens" and "not subscriptable" in found[True]
 
 
+class StoringImpl(CPUAttentionBackendImpl):
+    """vLLM's attention on a CPU, which stores keys and values as a part of itself."""
+
+    def forward(
+        self, layer: Any, query: Any, key: Any, value: Any, kv_cache: Any, metadata: Any, **options: Any
+    ) -> Any:
+        if metadata is not None:
+            *_, slots = attention.get_attention_context(layer.layer_name)
+            self.do_kv_cache_update(layer, key, value, kv_cache, slots)
+        return super().forward(layer, query, key, value, kv_cache, metadata, **options)
+
+
+class StoringBackend(CPUAttentionBackend):
+    """The same as a backend that says so, which leaves an operation out of the graphs."""
+
+    forward_includes_kv_cache_update = True
+
+    @staticmethod
+    def get_impl_cls() -> type[StoringImpl]:
+        return StoringImpl
+
+
+def compile_cache(folder: Path) -> bool:
+    """Two graphs, one key: the operation that stores keys is called with vLLM's backend and not with another, which is
+    registered in its place; neither that nor another class of worker changes the key of the compile cache."""
+    target, _ = write_models(folder)
+    stores, keys, responses = [], [], []
+    original = attention.unified_kv_cache_update
+
+    def counted(*arguments: Any) -> Any:
+        stores[-1] += 1
+        return original(*arguments)
+
+    attention.unified_kv_cache_update = counted
+    backend, own = AttentionBackendEnum.CPU_ATTN, AttentionBackendEnum.CPU_ATTN.get_path()
+    for path in (own, f"{StoringBackend.__module__}.{StoringBackend.__qualname__}"):
+        register_backend(backend, path)
+        selector._cached_get_attn_backend.cache_clear()
+        stores.append(0)
+        with stock(target) as llm:
+            responses.append(generate(llm, [[5, 6, 7], [9, 4]], max_tokens=16))
+            keys.append(runner(llm).vllm_config.compute_hash())
+            runner(llm).vllm_config.parallel_config.worker_cls = "another.Worker"
+            keys.append(runner(llm).vllm_config.compute_hash())
+    say("calls of the operation that stores keys", f"{stores[0]}; with the other backend {stores[1]}")
+    say("the answers are the same", responses[0] == responses[1])
+    say("keys of the compile cache", ", ".join(keys))
+    return stores[0] > 0 == stores[1] and responses[0] == responses[1] and len(set(keys)) == 1
+
+
 REPRODUCTIONS: dict[str, Reproduction] = {
     "vllm-sampler": sampler,
     "vllm-seed-chunks": seed_chunks,
@@ -198,6 +252,7 @@ REPRODUCTIONS: dict[str, Reproduction] = {
     "vllm-lora-mixed": lora_mixed,
     "vllm-chunk-ends": chunk_ends,
     "vllm-states-cache": states_cache,
+    "vllm-compile-cache": compile_cache,
 }
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ class Head(TreeProposer):
         self.method = "eagle3"
         self.model = SimpleNamespace(combine_hidden_states=lambda x: x[:, :HIDDEN])  # type: ignore[assignment]
 
-    def _forward(self, rows: HeadRows) -> Any:
+    def _one_forward(self, rows: HeadRows) -> Any:
         tokens, positions, hidden, metadata = rows
         given = tree_leaves((tokens, positions, hidden, metadata.rows, metadata.slot_table, metadata.slots))
         for tensor in given:

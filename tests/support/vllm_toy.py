@@ -52,7 +52,7 @@ class Head(TreeProposer):
         self.embed, self.qkv = torch.randn(V, H, generator=g), torch.randn(H, 8 * D, generator=g) / 6
         self.out, self.head = torch.randn(4 * D, H, generator=g) / 8, torch.randn(H, DRAFT_V, generator=g)
 
-    def _forward(self, rows: HeadRows) -> Any:
+    def _one_forward(self, rows: HeadRows) -> Any:
         tokens, positions, hidden, metadata = rows
         x = self.embed[tokens.long()] + positions[:, None] * 0.01 + hidden
         q, k, v = (part.reshape(len(x), -1, D) for part in (x @ self.qkv).split([4 * D, 2 * D, 2 * D], dim=1))

@@ -1,15 +1,24 @@
 // What a walk needs of a row of logits, so that it reads little of the row itself: the most likely token, which tokens
 // the filters keep, and the weight of the kept tokens by segment. The results are those of find_target_distribution, to
-// the bit. The body is for a block of at least kSegments members.
+// the bit.
 //
-// A row is read twice: for the highest logit, then for the weights. The second reading also collects the best tokens,
-// about as many as the block has members, and the filters are applied to these. Only if what the filters keep goes
-// beyond them, the filters read the row again.
+// A row is read at most three times, by four launches. Its parts may go to different blocks, of which each writes its
+// own results, adds integers to what the row's blocks share, or appends to a list whose order does not matter:
+//
+//     find_part_best  reads the row for the most likely token; all that a greedy row needs
+//     weigh_part      reads it for the weights: their sum, what min-p keeps by segment, and the mass of each bin
+//     collect_part    reads it for the tokens in the bins between which the filters cut; others need no comparison
+//     finish_row      applies the filters to the list of these tokens (row_filters.h)
+//
+// A row that top-k and top-p leave whole is done after the second. If the list overflows, because the tokens of a row
+// are all but equal, finish_row reads the row five times more.
 #pragma once
-#include "target_distribution.h"
+#include "row_bins.h"
 #include "topk.h"
 
 namespace eagle {
+
+constexpr int kListSize = 4096;  // tokens of a row that are compared with each other
 
 struct RowStatistics {
   float highest, cut_value;  // of TargetDistribution, as the following
@@ -19,197 +28,192 @@ struct RowStatistics {
   int64_t masses[kSegments];
 };
 
-constexpr int64_t kStatisticsWords = sizeof(RowStatistics) / sizeof(int64_t);  // eagle_plugin/kernels/sampling.py
+struct RowWork {  // what the launches leave to each other
+  RowStatistics statistics;
+  uint64_t best[kSegments];   // by part: the most likely token, see best_key
+  int64_t totals[kSegments];  // by part: the weight of all tokens
+  int64_t sure[kSegments];    // by part: the weight of the tokens that are before any cut; of all but if the filters
+                              // are chained: then of those that min-p keeps
+  int64_t sure_masses[kSegments];  // by segment: the weight of those that min-p keeps
+  RowBins bins;
+  CutRange range;
+  uint64_t length;  // of the list, or what it would be
+  uint64_t list[kListSize];
+};
 
-struct RowScratch {  // shared by the team
+constexpr int64_t kWorkspaceWords = sizeof(RowWork) / sizeof(int64_t);  // eagle_plugin/kernels/sampling.py
+
+struct RowPart {  // segments that a block reads; the row has `count` parts, a power of two up to kSegments
+  int32_t index, count;
+
+  EAGLE_HD int32_t segments() const { return kSegments / count; }
+  EAGLE_HD int32_t first_segment() const { return index * segments(); }
+};
+
+struct WeighScratch {  // shared by the team, as the following
   Histogram histogram;
-  uint64_t keys[kCollected];  // the collected tokens, see best_key
   uint64_t masses[kSegments];
-  int64_t total, heavy;  // weight of all tokens, and of those that are as heavy as min-p wants
+};
+
+struct CollectScratch {
+  uint64_t list[kListSize], masses[kSegments];
+  uint64_t place;  // of the block's list in the row's
   uint32_t length;
 };
 
-struct CollectedTokens {  // all tokens from a certain logit on, for the filters
-  const RowScratch& scratch;
-
-  EAGLE_HD int32_t length() const { return static_cast<int32_t>(scratch.length); }
-  EAGLE_HD float logit(int32_t j) const { return score_of(scratch.keys[j]); }
-  EAGLE_HD int32_t token(int32_t j) const { return index_of(scratch.keys[j]); }
-  template <class Team, class F>
-  EAGLE_HD int64_t sum(Team& team, F&& f) const {
-    int64_t s = 0;
-    for (int32_t j = team.rank(); j < length(); j += team.size()) s += f(logit(j), token(j));
-    return team.sum(s);
-  }
-  template <class Team>
-  EAGLE_HD void count(Team& team, Histogram& histogram, const TargetDistribution& target, const Digit& digit) const {
-    for (int32_t j = team.rank(); j < length(); j += team.size()) {
-      const uint32_t key = descending_key(logit(j));
-      const int64_t weight = target.raw_weight(logit(j));
-      if (!digit.counts(key, weight)) continue;
-      team.add(&histogram.counts[digit.bin(key)], 1u);
-      team.add(&histogram.masses[digit.bin(key)], static_cast<uint64_t>(weight));
-    }
-  }
-  template <class Team>
-  EAGLE_HD int32_t nth_equal(Team& team, const TargetDistribution& target, int64_t n) const {
-    int32_t found = target.vocabulary;
-    for (int32_t j = team.rank(); j < length(); j += team.size()) {
-      if (logit(j) != target.cut_value) continue;
-      int64_t rank = 1;
-      for (int32_t i = 0; i < length(); ++i) {
-        rank += logit(i) == target.cut_value && token(i) < token(j);
-      }
-      if (rank == n) found = token(j);
-    }
-    return team.min(found);
-  }
-  // If these are all tokens with a weight, a cut among the others would change nothing.
-  template <class Team>
-  EAGLE_HD bool are_all(Team& team, const TargetDistribution& target) const {
-    return target.total == sum(team, [&](float x, int32_t i) { return target.kept_weight(x, i); });
-  }
-  template <class Team>
-  EAGLE_HD int64_t kept(Team& team, const TargetDistribution& target) const {
-    if (target.cut_value == -INFINITY && target.cut_index == target.vocabulary) return scratch.heavy;  // nothing is cut
-    return sum(team, [&](float x, int32_t i) { return target.kept_weight(x, i); });
-  }
-};
-
-// A logit that at least half as many tokens reach as the team has members, and seldom many more: each member brings its
-// best token, and half of these reach it. -inf if fewer members have a token with a weight.
-template <class Team>
-EAGLE_HD float find_floor(Team& team, Histogram& histogram, const TargetDistribution& target, uint64_t best) {
-  constexpr float kBinsPerUnit = kBins / 28.0f;
-  int bin = kBins;
-  if (best) {
-    const float x = score_of(best), z = target.exponent(x);
-    if (x == target.highest) bin = 0;
-    if (x != target.highest && z > -28.0f) bin = static_cast<int>(-z * kBinsPerUnit);
-    if (bin == kBins && z > -28.0f) bin = kBins - 1;
-  }
-  for (int j = team.rank(); j < kBins; j += team.size()) histogram.counts[j] = 0;
-  team.sync();
-  if (bin < kBins) team.add(&histogram.counts[bin], 1u);
-  team.sync();
-  const int begin = kBins * team.rank() / team.size(), end = kBins * (team.rank() + 1) / team.size();
-  int32_t count = 0;
-  for (int j = begin; j < end; ++j) count += static_cast<int32_t>(histogram.counts[j]);
-  count = team.exclusive_sum(count);
-  int last = kBins;  // the bin in which half of the members are reached
-  for (int j = begin; j < end && last == kBins; ++j) {
-    count += static_cast<int32_t>(histogram.counts[j]);
-    if (2 * count >= team.size()) last = j;
-  }
-  last = team.min(last);
-  const float floor = team.min(bin <= last && bin < kBins ? score_of(best) : INFINITY);
-  return last < kBins ? floor : -INFINITY;
-}
-
-// Calls f(logit, token) for all tokens, and writes the sum of what it returns for each segment. A group of members
-// reads a segment.
+// Calls f(logit, token) for all tokens of a part, and adds what it returns to the sum of the token's segment. A group
+// of members reads a segment, or a slice of one.
 template <class Team, class F>
-EAGLE_HD void sum_segments(const Team& team, const LogitsRow<float>& row, uint64_t* masses, F&& f) {
+EAGLE_HD void sum_segments(const Team& team, const LogitsRow<float>& row, const RowPart& part, uint64_t* masses,
+                           F&& f) {
   constexpr int64_t kRun = LogitsRow<float>::kRun;
   const int64_t length = segment_length(static_cast<int32_t>(row.vocabulary));
   const int32_t member = team.rank() % Team::kGroup, groups = team.size() / Team::kGroup;
-  for (int32_t s = team.rank() / Team::kGroup; s < kSegments; s += groups) {
-    const int64_t begin = length * s, end = begin + length < row.vocabulary ? begin + length : row.vocabulary;
+  const int32_t slices = groups > part.segments() ? groups / part.segments() : 1;
+  for (int32_t i = team.rank() / Team::kGroup; i < part.segments() * slices; i += groups) {
+    const int32_t segment = part.first_segment() + i / slices;
+    const int64_t begin = length * segment, end = begin + length < row.vocabulary ? begin + length : row.vocabulary;
     int64_t mine = 0;
-    row.visit_runs(begin + kRun * member, end, kRun * Team::kGroup,
+    row.visit_runs(begin + kRun * (i % slices * Team::kGroup + member), end, kRun * Team::kGroup * slices,
                    [&](float logit, int32_t token) { mine += f(without_nan(logit), token); });
     mine = team.group_sum(mine);
-    if (member == 0) masses[s] = static_cast<uint64_t>(mine);
+    if (member == 0) team.accumulate(&masses[segment], static_cast<uint64_t>(mine));
   }
 }
 
 template <class Team>
-EAGLE_HD void describe_row(Team& team, RowScratch& scratch, const LogitsRow<float>& row, const SamplingRow& params,
-                           bool chained, RowStatistics& out) {
-  const int32_t vocabulary = static_cast<int32_t>(row.vocabulary);
-  uint64_t best = 0;
+EAGLE_HD void find_part_best(Team& team, const LogitsRow<float>& row, const RowPart& part, RowWork& work) {
   constexpr int64_t kRun = LogitsRow<float>::kRun;
-  row.visit_runs(kRun * team.rank(), vocabulary, kRun * team.size(), [&](float logit, int32_t token) {
-    const uint64_t key = best_key(logit, token);
-    best = key > best ? key : best;
+  const int64_t length = segment_length(static_cast<int32_t>(row.vocabulary)) * int64_t{part.segments()};
+  const int64_t begin = length * part.index, end = begin + length < row.vocabulary ? begin + length : row.vocabulary;
+  float best = -INFINITY;
+  int32_t token = static_cast<int32_t>(begin);
+  row.visit_runs(begin + kRun * team.rank(), end, kRun * team.size(), [&](float logit, int32_t i) {
+    if (logit > best) best = logit, token = i;  // never for NaN
   });
-  const uint64_t top = team.max(best);
-  if (team.rank() == 0) out.most_likely = index_of(top);
-  if (params.top_k == 1) return;
+  const uint64_t top = team.max(begin < end ? best_key(best, token) : uint64_t{0});
+  if (team.rank() == 0) work.best[part.index] = top;
+  for (int j = team.rank() + part.index * team.size(); j < kBins; j += part.count * team.size()) {
+    work.bins.units[j] = work.bins.counts[j] = 0;
+  }
+  if (team.rank() == 0 && part.index == 0) work.length = 0;
+}
 
-  TargetDistribution target{row.logits, vocabulary, score_of(top), 1 / params.temperature, 0, 0, 0, 0, nullptr};
+EAGLE_HD uint64_t best_of_parts(const RowWork& work, int32_t parts) {
+  uint64_t top = 0;
+  for (int32_t j = 0; j < parts; ++j) top = work.best[j] > top ? work.best[j] : top;
+  return top;
+}
+
+EAGLE_HD TargetDistribution whole_row(const RowWork& work, const LogitsRow<float>& row, const SamplingRow& params,
+                                      int32_t parts) {
+  TargetDistribution target{row.logits,
+                            static_cast<int32_t>(row.vocabulary),
+                            score_of(best_of_parts(work, parts)),
+                            1 / params.temperature,
+                            0,
+                            0,
+                            0,
+                            0,
+                            nullptr};
   target.keep_all(0);
-  const bool cuts = params.top_k < vocabulary || params.top_p < 1.0f;
-  const float floor = cuts ? find_floor(team, scratch.histogram, target, best) : INFINITY;
+  return target;
+}
+
+EAGLE_HD int64_t sum_of(const int64_t* values, int32_t count) {
+  int64_t sum = 0;
+  for (int32_t j = 0; j < count; ++j) sum += values[j];
+  return sum;
+}
+
+template <class Team>
+EAGLE_HD void weigh_part(Team& team, WeighScratch& scratch, const LogitsRow<float>& row, const SamplingRow& params,
+                         bool chained, const RowPart& part, RowWork& work) {
+  const TargetDistribution target = whole_row(work, row, params, part.count);
+  const bool cut_k = params.top_k < target.vocabulary, cut_p = params.top_p < 1.0f;
   const int64_t min_weight = params.min_weight();
-  if (team.rank() == 0) scratch.length = 0;
+  const int64_t least = least_counted(params, chained, target.vocabulary);
+  Histogram& histogram = scratch.histogram;
+  for (int j = team.rank(); j < kBins; j += team.size()) histogram.masses[j] = histogram.counts[j] = 0;
+  for (int s = team.rank(); s < kSegments; s += team.size()) scratch.masses[s] = 0;
   team.sync();
+  // Of equal logits one after another a member counts the last at the end, so that in a row of equals none meet.
+  int32_t bin = -1;
+  uint32_t count = 0;
+  uint64_t units = 0;
+  const auto flush = [&] {
+    if (cut_k && count > 0) team.add(&histogram.counts[bin], count);
+    if (cut_p && count > 0) team.accumulate(&histogram.masses[bin], units);
+  };
   int64_t total = 0;
-  sum_segments(team, row, scratch.masses, [&](float x, int32_t token) {
+  sum_segments(team, row, part, scratch.masses, [&](float x, int32_t) {
     const int64_t weight = target.raw_weight(x);
     total += weight;
-    if (x >= floor && (x == target.highest || target.exponent(x) > -28.0f)) {
-      const uint32_t place = team.add(&scratch.length, 1u);
-      if (place < kCollected) scratch.keys[place] = best_key(x, token);
+    if ((cut_k || cut_p) && weight >= least) {
+      const int32_t here = bin_of(target, x);
+      if (here != bin) {
+        flush();
+        bin = here, count = 0, units = 0;
+      }
+      ++count;
+      units += static_cast<uint64_t>(weight) >> kUnitBits;
     }
     return weight >= min_weight ? weight : 0;
   });
+  flush();
   total = team.sum(total);  // the barrier, too
-  if (team.rank() == 0) {
-    scratch.total = total;
-    scratch.heavy = 0;
-    for (int32_t s = 0; s < kSegments; ++s) scratch.heavy += static_cast<int64_t>(scratch.masses[s]);
+  if (team.rank() == 0) work.totals[part.index] = total;
+  for (int s = part.first_segment() + team.rank(); s < part.first_segment() + part.segments(); s += team.size()) {
+    work.statistics.masses[s] = static_cast<int64_t>(scratch.masses[s]);
   }
-  target.keep_all(total);
-  team.sync();
-
-  const CollectedTokens collected{scratch};
-  const bool enough =
-      scratch.length <= kCollected && apply_filters(team, scratch.histogram, collected, params, chained, target);
-  if (!enough) {
-    target.keep_all(scratch.total);
-    apply_filters(team, scratch.histogram, AllTokens{}, params, chained, target);
+  for (int j = team.rank(); j < kBins; j += team.size()) {
+    if (histogram.counts[j]) team.add(&work.bins.counts[j], histogram.counts[j]);
+    if (histogram.masses[j]) team.add(&work.bins.units[j], histogram.masses[j]);
   }
-  // If nothing is cut, the masses are already those of the kept tokens.
-  if (target.cut_value != -INFINITY || target.cut_index != vocabulary) {
-    const auto kept = [&](float x, int32_t token) { return target.kept_weight(x, token); };
-    team.sync();  // all have read the masses
-    if (!enough) sum_segments(team, row, scratch.masses, kept);
-    for (int32_t s = team.rank(); enough && s < kSegments; s += team.size()) scratch.masses[s] = 0;
-    team.sync();
-    for (int32_t j = team.rank(); enough && j < collected.length(); j += team.size()) {
-      const int32_t token = collected.token(j);
-      const int64_t weight = kept(collected.logit(j), token);
-      team.add(&scratch.masses[token / segment_length(vocabulary)], static_cast<uint64_t>(weight));
-    }
-    team.sync();
-  }
-  for (int32_t s = team.rank(); s < kSegments; s += team.size())
-    out.masses[s] = static_cast<int64_t>(scratch.masses[s]);
-  if (team.rank() > 0) return;
-  out.highest = target.highest;
-  out.cut_value = target.cut_value;
-  out.cut_index = target.cut_index;
-  out.min_weight = target.min_weight;
-  out.total = target.total;
 }
 
-struct DescribedNodes {  // a source of target distributions for verify_tree: the nodes of one request
-  const RowStatistics* rows;
-  const float* logits;  // [width, vocabulary], rows `step` elements apart
-  int64_t step;
-  int32_t vocabulary;
-  SamplingRow params;
-
-  template <class Team>
-  EAGLE_HD int32_t find(Team&, int32_t node, TargetDistribution& target) const {
-    const RowStatistics& row = rows[node];
-    if (params.top_k != 1) {
-      target = {logits + node * step, vocabulary, row.highest, 1 / params.temperature, row.cut_value, row.cut_index,
-                row.min_weight,       row.total,  row.masses};
+template <class Team>
+EAGLE_HD void collect_part(Team& team, CollectScratch& scratch, const LogitsRow<float>& row, const SamplingRow& params,
+                           bool chained, const RowPart& part, RowWork& work) {
+  const TargetDistribution target = whole_row(work, row, params, part.count);
+  if (!params.cuts(target.vocabulary)) return;
+  const int64_t counted = chained ? sum_of(work.statistics.masses, kSegments) : sum_of(work.totals, part.count);
+  const CutRange range = find_range(team, work.bins, params, chained, target.vocabulary, counted);
+  if (team.rank() == 0 && part.index == 0) work.range = range;
+  if (!range.cuts()) return;
+  const int64_t min_weight = params.min_weight();
+  const int64_t least = least_counted(params, chained, target.vocabulary);
+  for (int s = team.rank(); s < kSegments; s += team.size()) scratch.masses[s] = 0;
+  if (team.rank() == 0) scratch.length = 0;
+  team.sync();
+  int64_t sure = 0;
+  sum_segments(team, row, part, scratch.masses, [&](float x, int32_t token) {
+    const int32_t bin = bin_of(target, x);
+    if (bin > range.last) return int64_t{0};
+    const int64_t weight = target.raw_weight(x);
+    if (bin >= range.first) {
+      if (weight < least) return int64_t{0};
+      const uint32_t place = team.add(&scratch.length, 1u);
+      if (place < kListSize) scratch.list[place] = best_key(x, token);
+      return int64_t{0};
     }
-    return row.most_likely;
+    const int64_t heavy = weight >= min_weight ? weight : 0;
+    sure += chained ? heavy : weight;
+    return heavy;
+  });
+  sure = team.sum(sure);  // the barrier, too
+  if (team.rank() == 0) {
+    work.sure[part.index] = sure;
+    scratch.place = team.add(&work.length, uint64_t{scratch.length});
   }
-};
+  for (int s = part.first_segment() + team.rank(); s < part.first_segment() + part.segments(); s += team.size()) {
+    work.sure_masses[s] = static_cast<int64_t>(scratch.masses[s]);
+  }
+  team.sync();
+  for (uint64_t j = team.rank(); j < scratch.length && j < kListSize && scratch.place + j < kListSize;
+       j += team.size()) {
+    work.list[scratch.place + j] = scratch.list[j];
+  }
+}
 
 }  // namespace eagle

@@ -11,6 +11,12 @@ constexpr int kBins = 2048;
 struct Histogram {  // shared by the team
   uint64_t masses[kBins];
   uint32_t counts[kBins];
+
+  template <class Team>
+  EAGLE_HD void add(Team& team, uint32_t bin, int64_t weight) {
+    team.add(&counts[bin], 1u);
+    team.accumulate(&masses[bin], static_cast<uint64_t>(weight));
+  }
 };
 
 struct Digit {  // the bits of a key that one step of a radix selection looks at
@@ -24,7 +30,19 @@ struct Digit {  // the bits of a key that one step of a radix selection looks at
   EAGLE_HD uint32_t bin(uint32_t key) const { return key >> shift & ((1u << width) - 1); }
 };
 
+// The weight that a kept token may have before it, where `total` is left of a row. A token with exactly the share top_p
+// before it is kept by the joint filters and removed by the chained ones.
+EAGLE_HD int64_t most_before(float top_p, int64_t total, bool chained) {
+  const double share = top_p * static_cast<double>(total);
+  const int64_t most = static_cast<int64_t>(share);
+  return chained && most > 0 && static_cast<double>(most) == share ? most - 1 : most;
+}
+
 struct AllTokens {  // the tokens of a row, for the filters
+  // The first digit of a selection, and the number and the weight of the tokens that come before all of these.
+  EAGLE_HD Digit first_digit() const { return {21, 11, 0, 0}; }
+  EAGLE_HD int64_t count_before() const { return 0; }
+  EAGLE_HD int64_t mass_before() const { return 0; }
   template <class Team>
   EAGLE_HD void count(Team& team, Histogram& histogram, const TargetDistribution& target, const Digit& digit) const {
     for (int32_t block = team.rank() * Team::kTake; block < target.vocabulary; block += team.size() * Team::kTake) {
@@ -37,14 +55,13 @@ struct AllTokens {  // the tokens of a row, for the filters
       for (int j = 0; j < here; ++j) keys[j] = descending_key(without_nan(target.logits[block + j]));
       for (int j = 0; j < here; ++j) {
         if (!digit.counts(keys[j], weights[j])) continue;
-        team.add(&histogram.counts[digit.bin(keys[j])], 1u);
-        team.add(&histogram.masses[digit.bin(keys[j])], static_cast<uint64_t>(weights[j]));
+        histogram.add(team, digit.bin(keys[j]), weights[j]);
       }
     }
   }
   // The n-th token, by id, with the logit target.cut_value.
   template <class Team>
-  EAGLE_HD int32_t nth_equal(Team& team, const TargetDistribution& target, int64_t n) const {
+  EAGLE_HD int32_t nth_equal(Team& team, Histogram&, const TargetDistribution& target, int64_t n) const {
     const int32_t from = static_cast<int32_t>(int64_t{target.vocabulary} * team.rank() / team.size());
     const int32_t to = static_cast<int32_t>(int64_t{target.vocabulary} * (team.rank() + 1) / team.size());
     int64_t equal = 0;
@@ -91,16 +108,17 @@ EAGLE_HD int32_t find_highest(Team& team, TargetDistribution& target) {
 }
 
 // Keeps the tokens that are before rank top_k and have a weight of at most `most` before them, in the order of (logit
-// descending, id ascending). This is a radix selection over the bits of the logits: 11, then 11, then 10 bits. Returns
-// false, and nothing is cut, if these tokens pass neither limit.
+// descending, id ascending). This is a radix selection over the bits of the logits, 11 at a time. Returns false, and
+// nothing is cut, if these tokens pass neither limit.
 template <class Team, class Tokens>
 EAGLE_HD bool cut_tail(Team& team, Histogram& histogram, const Tokens& tokens, TargetDistribution& target,
                        int64_t top_k, int64_t most) {
   // All tokens lighter than `least` together weigh less than total - most. So they come after the cut and need not be
   // counted; nor do the tokens that min-p removed.
-  Digit digit{21, 11, 0, (target.total - most) / target.vocabulary};
+  Digit digit = tokens.first_digit();
+  digit.least = (target.total - most) / target.vocabulary;
   if (digit.least < target.min_weight) digit.least = target.min_weight;
-  int64_t count = 0, mass = 0;  // of the tokens before the current bin
+  int64_t count = tokens.count_before(), mass = tokens.mass_before();  // of the tokens before the current bin
   for (;;) {
     const int bins = 1 << digit.width;
     for (int j = team.rank(); j < bins; j += team.size()) histogram.masses[j] = histogram.counts[j] = 0;
@@ -131,11 +149,11 @@ EAGLE_HD bool cut_tail(Team& team, Histogram& histogram, const Tokens& tokens, T
       target.cut_value = value_of_key(digit.prefix);
       target.cut_index = ties == n ? target.vocabulary : -1;
       team.sync();  // all have read the histogram
-      if (ties > 0 && ties < n) target.cut_index = tokens.nth_equal(team, target, ties);
+      if (ties > 0 && ties < n) target.cut_index = tokens.nth_equal(team, histogram, target, ties);
       return true;
     }
-    digit.width = digit.shift == 10 ? 10 : 11;
-    digit.shift = digit.shift == 10 ? 0 : 10;
+    digit.width = digit.shift < 11 ? digit.shift : 11;
+    digit.shift -= digit.width;
   }
 }
 
@@ -152,12 +170,7 @@ EAGLE_HD bool apply_filters(Team& team, Histogram& histogram, const Tokens& toke
     if ((cut_k || cut_p) && !min_p_alone) {
       const bool top_k_alone = chained && cut_k;
       int64_t most = target.total;
-      if (cut_p && !top_k_alone) {
-        const double share = params.top_p * static_cast<double>(target.total);
-        most = static_cast<int64_t>(share);
-        // A token with exactly the share top_p before it is kept by the joint filters and removed by the chained ones.
-        if (chained && most > 0 && static_cast<double>(most) == share) --most;
-      }
+      if (cut_p && !top_k_alone) most = most_before(params.top_p, target.total, chained);
       const int64_t top_k = cut_k ? params.top_k : target.vocabulary;
       if (!cut_tail(team, histogram, tokens, target, top_k, most) && !tokens.are_all(team, target)) return false;
       if (top_k_alone && target.cut_index >= 0) target.cut_index = target.vocabulary;  // ties at the k-th are all kept

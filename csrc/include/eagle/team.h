@@ -11,7 +11,8 @@
 //     sum(x)            of int32_t, uint32_t, int64_t, uint64_t over all members
 //     exclusive_sum(x)  of the members of lower rank; the same types
 //     max(x), min(x)    of float and of those types
-//     add(p, x)         atomic *p += x, returns the old value; uint32_t and uint64_t in memory that the team shares
+//     add(p, x)         atomic *p += x, returns the old value; uint32_t and uint64_t
+//     accumulate(p, x)  the same for a sum of uint64_t where many members meet; to be read after a barrier
 //     group_sum(x)      over the kGroup members of a group, which are neighbours; no barrier, and blocks only
 //
 // kTake is how many neighbouring items a member should take at once: many for a single thread, so that the compiler
@@ -52,6 +53,7 @@ struct SerialTeam {
     *p += x;
     return before;
   }
+  void accumulate(uint64_t* p, uint64_t x) const { *p += x; }
 };
 
 }  // namespace eagle

@@ -23,6 +23,7 @@ struct SamplingRow {  // the sampling parameters of one request
   int32_t top_k;
   float top_p, min_p;
 
+  EAGLE_HD bool cuts(int32_t vocabulary) const { return top_k < vocabulary || top_p < 1.0f; }
   // The least weight that min-p keeps.
   EAGLE_HD int64_t min_weight() const {
     if (!(min_p > 0)) return 0;
@@ -98,6 +99,8 @@ struct TargetDistribution {
     min_weight = 0;
     total = all;
   }
+  // Whether nothing is cut; min-p may remove tokens all the same.
+  EAGLE_HD bool keeps_all() const { return cut_value == -INFINITY && cut_index == vocabulary; }
 };
 
 // Ascending keys for descending logits.

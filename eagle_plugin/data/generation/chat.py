@@ -8,18 +8,12 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from eagle_plugin.data.generation.template_probe import CONTINUATION, PROBE, TemplateProbe
 from eagle_plugin.data.rows import DataError
 
 SHORTEST = 2  # response tokens that a turn needs to be trained on
-# Put at the end of an answer that was cut, to see where the template ends it. No template begins an ending with it.
-CONTINUATION = "\u2042"
 HALF_CHARACTER = "\ufffd"  # in place of a character whose last bytes were cut off
-PROBE = (
-    {"role": "user", "content": "What is 2+2?"},
-    {"role": "assistant", "content": "  4, of course. ", "reasoning_content": "An easy sum."},
-    {"role": "user", "content": "And 3+3?"},
-    {"role": "assistant", "content": "Six.", "reasoning_content": "Another one."},
-)
+THOUGHT, END_OF_THOUGHT = "<think>", "</think>"
 
 
 @dataclass(frozen=True)
@@ -45,10 +39,13 @@ class ChatRenderer:
 
     The response begins where the prompt that the server would build for the turn ends. So this works with any template.
     Prompt and response are tokenised separately, as in serving; in one piece, a token could span the border.
+    The response holds the recorded text as it was recorded, also where the template writes it in another way; a turn
+    for which that is not possible is an `UntrainableTurn`.
 
     Args:
         tokenizer: a transformers tokenizer; without a chat template it can render raw prompts only.
-        stop_ids: tokens that end an answer.
+        stop_ids: tokens that end an answer. If the template ends an answer with another special token, that one is
+            added.
         max_length: tokens of prompt and response together; a longer response is cut at its end.
 
     Raises:
@@ -58,13 +55,28 @@ class ChatRenderer:
     def __init__(self, tokenizer: Any, stop_ids: Collection[int], max_length: int = 4096) -> None:
         self.tokenizer, self.stop_ids, self.max_length = tokenizer, frozenset(stop_ids), max_length
         self._merges_system = self._tags_are_right = False
+        self._probe = TemplateProbe()
         if not tokenizer.chat_template:  # a base model: raw prompts only
             return
         if self._render_prompt(PROBE[:1], {}) is None:
             raise DataError(f"the chat template of {tokenizer.name_or_path} cannot render a user turn; correct it")
         with_system = ({"role": "system", "content": "Be brief."}, *PROBE[:1])
         self._merges_system = self._render_prompt(with_system, {}) is None
+        self._probe = TemplateProbe.of(tokenizer, self.stop_ids, lambda messages: self._render(messages, {}))
+        if self._probe.end_of_turn is not None:
+            self.stop_ids |= {self._probe.end_of_turn}
         self._tags_are_right = self._check_tags()
+
+    @property
+    def writes_date(self) -> bool:
+        """Whether the template writes the day on which it is rendered."""
+        return "strftime_now" in str(self.tokenizer.chat_template or "")
+
+    @property
+    def end_of_turn(self) -> str | None:
+        """The special token with which the template ends an answer, if it was not among the stop tokens given."""
+        token = self._probe.end_of_turn
+        return None if token is None else str(self.tokenizer.convert_ids_to_tokens(token))
 
     def render_turns(
         self,
@@ -116,18 +128,66 @@ class ChatRenderer:
     def _render_turn(
         self, turn: int, messages: Sequence[dict[str, Any]], variables: dict[str, Any], unfinished: bool
     ) -> RenderedTurn | UntrainableTurn:
+        answer = messages[-1]
+        if not (answer["content"] or answer.get("reasoning_content") or answer.get("tool_calls")):
+            return UntrainableTurn(turn, "empty answer")
         prompt = self._render_prompt(messages[:-1], variables)
         whole = self._render(messages, variables)
         if prompt is None or whole is None:
             return UntrainableTurn(turn, "template refuses the conversation")
         if unfinished and (whole := self._without_ending(messages, variables)) is None:
             return UntrainableTurn(turn, "cut, and the template does not show where")
-        cut = self._find_cut(prompt, whole, self._render(messages[:-1], variables))
+        history = self._render(messages[:-1], variables)
+        cut = self._find_cut(prompt, whole, history)
         if cut is not None:
-            return self.join(turn, self.encode(whole[:cut]), self.encode(whole[cut:]))
-        if self._tags_are_right and not unfinished:
-            return self.join(turn, self.encode(prompt), self._tagged_ids(messages, variables))
-        return UntrainableTurn(turn, "template rewrites history")
+            before, response = whole[:cut], whole[cut:]
+        elif self._tags_are_right and not unfinished:
+            before, response = prompt, self._tagged_text(messages, variables)
+        else:
+            return UntrainableTurn(turn, "template rewrites history")
+        if not _holds(answer, response):
+            replaced = self._with_recorded_text(messages, variables, prompt, history, unfinished)
+            if replaced is None:
+                return UntrainableTurn(turn, "template changes the answer")
+            before, response = replaced
+        if self._stops_within(answer["content"]):
+            return UntrainableTurn(turn, "stop token inside of the answer")
+        return self.join(turn, self.encode(before), self.encode(self._probe.cut_ending(response)))
+
+    def _with_recorded_text(
+        self,
+        messages: Sequence[dict[str, Any]],
+        variables: dict[str, Any],
+        prompt: str,
+        history: str | None,
+        unfinished: bool,
+    ) -> tuple[str, str] | None:
+        """Prompt and response with the recorded text in the place where the template writes another form of it.
+
+        The place is where the template writes a mark that it does not change. None if the answer is more than one text,
+        or there is no such place.
+        """
+        *others, answer = messages
+        if answer.get("reasoning_content") or answer.get("tool_calls"):
+            return None
+        marked = self._render([*others, {**answer, "content": CONTINUATION}], variables)
+        cut = None if marked is None else self._find_cut(prompt, marked, history)
+        if marked is None or cut is None or marked.count(CONTINUATION, cut) != 1:
+            return None
+        before, text = marked[:cut], answer["content"].rstrip(HALF_CHARACTER) if unfinished else answer["content"]
+        start, _, ending = marked[cut:].partition(CONTINUATION)
+        if END_OF_THOUGHT in text:  # all that the target wrote after the prompt, its thoughts too
+            before, start = prompt, ""
+            text = text[_overlap(prompt, text) :]
+            if prompt.rstrip().endswith(THOUGHT) and text.lstrip().startswith(THOUGHT):
+                return None
+        return before, start + text + ("" if unfinished else ending)
+
+    def _stops_within(self, content: str) -> bool:
+        """Whether a recorded text goes on after a stop token: the row would end there."""
+        ids = self.encode(content)
+        end = next((place for place, token in enumerate(ids) if token in self.stop_ids), None)
+        return end is not None and bool(self.tokenizer.decode(ids[end + 1 :], skip_special_tokens=True).strip())
 
     def _without_ending(self, messages: Sequence[dict[str, Any]], variables: dict[str, Any]) -> str | None:
         """The text of the conversation without what the template writes after the last answer; None if it is hidden.
@@ -166,11 +226,11 @@ class ChatRenderer:
         if whole is None or not cut:
             return False
         found = self.join(1, self.encode(whole[:cut]), self.encode(whole[cut:]))
-        tagged = self.join(1, self.encode(whole[:cut]), self._tagged_ids(PROBE, {}))
+        tagged = self.join(1, self.encode(whole[:cut]), self.encode(self._tagged_text(PROBE, {})))
         return isinstance(found, RenderedTurn) and found == tagged
 
-    def _tagged_ids(self, messages: Sequence[dict[str, Any]], variables: dict[str, Any]) -> list[int]:
-        """The ids of the text in the last turn that the template marks as generated."""
+    def _tagged_text(self, messages: Sequence[dict[str, Any]], variables: dict[str, Any]) -> str:
+        """The text in the last turn that the template marks as generated."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         # Not apply_chat_template(return_assistant_tokens_mask): it marks tokens of the whole text, and a token can
@@ -183,7 +243,7 @@ class ChatRenderer:
         )  # type: ignore[assignment]  # transformers annotates it as a string
         (text,), (spans,) = rendered
         start, end = spans[-1] if spans else (0, 0)
-        return self.encode(text[start:end])
+        return text[start:end]
 
     def _render_prompt(self, messages: Sequence[dict[str, Any]], variables: dict[str, Any]) -> str | None:
         """The prompt that the server would build for the next answer; None if the template raises an error."""
@@ -208,7 +268,24 @@ class ChatRenderer:
             others[0] = {**others[0], "content": "\n\n".join([*system, others[0]["content"]])}
         return others
 
-    @staticmethod
-    def _tidy(message: dict[str, Any]) -> dict[str, Any]:
+    def _tidy(self, message: dict[str, Any]) -> dict[str, Any]:
         """The message with a text as content: many templates concatenate content without a check for None."""
-        return {**message, "content": message.get("content") or ""}
+        return self._probe.in_argument_form({**message, "content": message.get("content") or ""})
+
+
+def _holds(answer: dict[str, Any], response: str) -> bool:
+    """Whether a response has all that was recorded of the answer, as it was recorded.
+
+    Reasoning and the text after it were taken apart by a parser, so white space around them is not the target's. Of a
+    tool call the target's own form is not known; its name must be there.
+    """
+    content, thoughts = answer["content"].rstrip(HALF_CHARACTER), (answer.get("reasoning_content") or "").strip()
+    parts = [content.strip() if thoughts else content, thoughts.rstrip(HALF_CHARACTER)]
+    parts += [call["function"]["name"] for call in answer.get("tool_calls") or ()]
+    return all(part in response for part in parts)
+
+
+def _overlap(before: str, text: str) -> int:
+    """How many characters at the end of one text are the beginning of the other."""
+    most = min(len(before), len(text))
+    return next((size for size in range(most, 0, -1) if before.endswith(text[:size])), 0)

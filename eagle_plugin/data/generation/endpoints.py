@@ -10,6 +10,7 @@ import httpx
 
 from eagle_plugin.data.rows import DataError
 from eagle_plugin.http_failures import describe_failure
+from eagle_plugin.url_credentials import without_credentials
 
 RETRIES = 5
 FIRST_PAUSE_S = 0.5  # doubled after every failure
@@ -64,6 +65,11 @@ class TargetEndpoint:
 
     def __post_init__(self) -> None:
         self._base = self.url.rstrip("/").removesuffix("/v1")
+
+    @property
+    def name(self) -> str:
+        """The URL as it is shown: without credentials."""
+        return without_credentials(self.url)
 
     async def open(self) -> None:
         """Get the name of the model and check that answers have token ids.

@@ -126,7 +126,9 @@ async def generate(
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False) as client:
         endpoints = [TargetEndpoint(url, client, settings.model, settings.first_pause_s) for url in urls]
-        console.print(f"asking {', '.join(escape(url) for url in urls)} for one token", highlight=False)
+        console.print(
+            f"asking {', '.join(escape(endpoint.name) for endpoint in endpoints)} for one token", highlight=False
+        )
         await asyncio.gather(*(_open(endpoint, console) for endpoint in endpoints))
         with ProgressBars(*columns, TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), console=console) as bar:
             task = bar.add_task("generating", total=queue.total, completed=queue.total - queue.left, rate="")
@@ -162,7 +164,7 @@ async def generate(
             while True:
                 alive = [endpoint for endpoint in endpoints if not endpoint.dead]
                 if not alive:
-                    why = "; ".join(f"{endpoint.url}: {endpoint.dead}" for endpoint in endpoints)
+                    why = "; ".join(f"{endpoint.name}: {endpoint.dead}" for endpoint in endpoints)
                     raise DataError(
                         f"no endpoint answers ({why}); {sum(stats.rows.values())} new rows are in {journal.out}: "
                         "start a server and run the same command again"
@@ -184,7 +186,7 @@ async def _open(endpoint: TargetEndpoint, console: Console) -> None:
 def _mark_dead(endpoint: TargetEndpoint, reason: str, console: Console) -> None:
     if not endpoint.dead:
         endpoint.dead = reason
-        console.print(f"[yellow]left out:[/] {escape(endpoint.url)} ({escape(reason)})")
+        console.print(f"[yellow]left out:[/] {escape(endpoint.name)} ({escape(reason)})")
 
 
 async def _run_all(jobs: Sequence[Coroutine[None, None, None]]) -> None:

@@ -15,7 +15,8 @@ from itertools import islice
 from typing import Any
 
 from eagle_plugin.data.privacy.phones import PHONE_REGIONS
-from eagle_plugin.data.privacy.redact import Scanner, redact
+from eagle_plugin.data.privacy.redact import redact
+from eagle_plugin.data.privacy.scanner import Scanner
 from eagle_plugin.data.rows import DataError
 from eagle_plugin.data.sources.prompts import Prompt
 
@@ -106,7 +107,7 @@ class PrivacyFilter:
             return FilteredPrompt(raw.where, None, PRIVATE, found)
         try:
             return FilteredPrompt(raw.where, _with_strings(raw.prompt, changed), found=found)
-        except ValueError:  # not JSON any more, for instance with a placeholder in place of a number
+        except ValueError:
             return FilteredPrompt(raw.where, None, PRIVATE, found)
 
     def _hides_more(self, exact: Prompt, scanner: Scanner) -> bool:
@@ -145,7 +146,11 @@ def _strings_of(prompt: Prompt) -> list[str]:
 
 
 def _with_strings(prompt: Prompt, strings: list[str]) -> Prompt:
-    """The prompt with other strings, in the order of `_strings_of`."""
+    """The prompt with other strings, in the order of `_strings_of`.
+
+    Raises:
+        ValueError: a placeholder is in place of a number of the sampling parameters, such as the seed.
+    """
     rest = iter(strings)
     messages = []
     for turn in prompt.messages or []:
@@ -153,6 +158,8 @@ def _with_strings(prompt: Prompt, strings: list[str]) -> Prompt:
         messages.append({"role": turn["role"], **texts, **json.loads(next(rest))})
     text, answer, structure = islice(rest, 3)
     tools, sampling = json.loads(structure)
+    if any(type(value) is not type(prompt.sampling.get(key)) for key, value in sampling.items()):
+        raise ValueError("a sampling parameter is not of its type any more")
     response = {**prompt.response, "text": answer} if prompt.response else None
     raw = None if prompt.prompt is None else text
     return replace(prompt, messages=messages or None, prompt=raw, tools=tools, sampling=sampling, response=response)

@@ -18,6 +18,10 @@ AFTER = 30  # characters after it
 MARGIN = 32  # characters on each side of a trigger; no number is longer
 _START, _END = r"(?<![0-9A-Za-z_])(?<!\d[.,/-])", r"(?![0-9A-Za-z_])(?![.,/-]\d)"
 
+# Around a name. Only Latin letters: in Japanese and other scripts the words of a sentence are not separated. In the
+# names of fields a space is an underscore.
+_NO_LATIN_BEFORE, _NO_LATIN_AFTER = r"(?<![0-9A-Za-z\u00c0-\u024f])", r"(?![0-9A-Za-z\u00c0-\u024f])"
+
 
 @dataclass(frozen=True)
 class IdentityNumber:
@@ -35,7 +39,7 @@ def _number(type: str, module: str, form: str, names: str, particular: str | Non
         type,
         module,
         re.compile(f"{_START}(?:{form}){_END}", re.IGNORECASE),
-        re.compile(rf"(?<![^\W_])(?:{names})(?![^\W_])", re.IGNORECASE),
+        re.compile(rf"{_NO_LATIN_BEFORE}(?:{names.replace(' ', '[ _-]')}){_NO_LATIN_AFTER}", re.IGNORECASE),
         re.compile(particular) if particular else None,
     )
 
@@ -82,7 +86,7 @@ IDENTITY_NUMBERS = (
         "DE_TAX_ID",
         "de.idnr",
         r"[1-9]\d ?\d{3} ?\d{3} ?\d{3}",
-        "steuer-?id(?:nr|entifikationsnummer)?|idnr|tin",
+        "steuer ?id(?:nr|entifikationsnummer)?|idnr|tin",
         r"\d\d \d{3} \d{3} \d{3}",
     ),
     _number("DK_CPR", "dk.cpr", r"\d{6}-?\d{4}", "cpr|cpr-?(?:nr|nummer)"),

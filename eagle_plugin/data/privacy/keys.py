@@ -28,8 +28,8 @@ KEYS = (
     pattern("GOOGLE_KEY", "aiza ya29. gocspx-", rf"{_EDGE}(?:AIza[\w-]{{35}}|ya29\.[\w-]{{20,}}|GOCSPX-[\w-]{{20,}})"),
     pattern(
         "AZURE_KEY",
-        "accountkey accesskey sig=",
-        r"(?:AccountKey=|SharedAccessKey=|[?&]sig=)(?P<value>[A-Za-z0-9+/%]{40,}={0,2})",
+        "accountkey accesskey",
+        r"(?:AccountKey=|SharedAccessKey=)(?P<value>[A-Za-z0-9+/%]{40,}={0,2})",
     ),
     pattern(
         "GITHUB_TOKEN", "ghp_ gho_ ghu_ ghs_ ghr_ github_pat_", rf"{_EDGE}(?:gh[pousr]_\w{{36,}}|github_pat_\w{{50,}})"
@@ -54,6 +54,22 @@ KEYS = (
         # A key that was cut off has no end line; then the value is its base64 part.
         r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----"
         r"(?:[^-]*-----END [A-Z0-9 ]*PRIVATE KEY-----|(?:(?:\s|\\n)*[A-Za-z0-9+/=]{16,})*)",
+    ),
+    pattern(
+        "PRIVATE_KEY",
+        "putty-user-key-file",
+        # The lines of the file: a name with a value, or base64; the last one is the check of the private part.
+        r"PuTTY-User-Key-File-\d:[^\n]{0,80}\n(?:(?!Private-MAC|Private-Hash)"
+        r"(?:[A-Za-z0-9-]{4,22}:[^\n]{0,200}|[A-Za-z0-9+/=]{4,80})\r?\n)*(?:Private-(?:MAC|Hash):[ \t]*[0-9a-fA-F]{8,}|"
+        r"[A-Za-z0-9+/=]{4,80})?",
+    ),
+    pattern(
+        "URL_SIGNATURE",
+        "x-amz- x-goog- signature sig=",
+        r"""(?:X-(?:Amz|Goog)-(?:Signature|Security-Token)["']?[ \t]*[:=][ \t]*["']?|[?&](?:sig|signature)=|"""
+        r"""\bSignature=)(?P<value>[A-Za-z0-9%+/=_.~-]{24,})""",
+        _has_digit,
+        re.IGNORECASE,
     ),
     pattern(
         "URL_CREDENTIALS",

@@ -27,9 +27,9 @@ _SUFFIX = r"(?:[_-](?:base|value|prod|dev|test|live|id))?"
 _ASSIGN = r"(?:=>|:=|==?|:|：)"
 # Words between the name and the colon of a label: "Senha do wifi: ...".
 _GAP = r"(?P<gap>(?:[ \t]+(?!=)[\w'’.-]{1,16}){0,3}?)"
-# The quote of a string inside of a JSON string has a backslash.
+_QUOTED = r"""(?P<quote>["'`])(?P<value>(?:\\.|(?!(?P=quote))[^\n\\]){4,128})(?P=quote)"""
 _VALUE = (
-    r"""(?P<quote>\\?["'`])?(?P<value>(?(quote)(?:(?!(?P=quote))[^\n]){4,128}|"""
+    r"""(?P<quote>["'`])?(?P<value>(?(quote)(?:(?!(?P=quote))[^\n]){4,128}|"""
     r"""[^\s"'`<>，。、][^\s"'`<>，。、]{2,254}[^\s"'`<>，。、,;.]))"""
     r"""(?(quote)(?P=quote)|(?=[,;.]*(?:[\s"'`<>，。、]|$))(?![ \t]*[(\[]))"""
 )
@@ -97,7 +97,7 @@ def _is_password(match: re.Match[str]) -> bool:
             and match.string[match.end() : match.end() + 1] != ","
         )
     if digits:
-        return len(value) >= 6 or letters
+        return len(value.rstrip(")]}")) >= 6 or letters
     special = sum(not c.isalnum() for c in value.rstrip(".,;:!?)"))
     if special or match["gap"]:
         return special > 0 and letters and not match["gap"] and not re.fullmatch(r"[\w-]+[,;.)]*", value)
@@ -153,20 +153,28 @@ def _is_key(match: re.Match[str]) -> bool:
     return kinds >= 3 if len(value) < 20 else kinds >= 2 and _bits(value) >= 3
 
 
+def _is_credential(match: re.Match[str]) -> bool:
+    """What stands in a header, and not the name of a variable: it has a digit, or letters of both cases mixed."""
+    value = match["value"]
+    if _STAND_IN.search(value) or value.lower() in _NO_VALUE:
+        return False
+    return any(c.isdigit() for c in value) or not re.fullmatch(
+        r"[A-Za-z]?[a-z]*(?:[A-Z][a-z]+)*|[A-Z_]+|[a-z_.-]+", value
+    )
+
+
 # Each begins with a letter, not with an optional part: then the search for it is fast.
 _KEY_NAME = (
     r"(?:secret(?:[_-]?(?:access)?[_-]?key)?|(?:api|access|auth|private|account|encryption|signing)[_-]?key|token)"
 )
+_LABEL = (
+    rf"""(?P<name>{_NAME}){_SUFFIX}["'`*]{{0,3}}{_GAP}"""
+    rf"(?:(?P<sign>[ \t]*{_ASSIGN}[ \t]*)(?:\*\*[ \t]+)?|[ \t]+(?:is|was|ist|lautet|est|es|é|è|to|jest)[ \t:]+)"
+)
+# In a text whose escapes are not decoded, a quote with a backslash does not end the value.
+QUOTED_PASSWORDS = (pattern("SECRET", _NEEDLES, _LABEL + _QUOTED, _is_password, re.IGNORECASE),)
 PASSWORDS = (
-    pattern(
-        "SECRET",
-        _NEEDLES,
-        rf"""(?P<name>{_NAME}){_SUFFIX}\\?["'`*]{{0,3}}{_GAP}"""
-        rf"(?:(?P<sign>[ \t]*{_ASSIGN}[ \t]*)(?:\*\*[ \t]+)?|[ \t]+(?:is|was|ist|lautet|est|es|é|è|to|"
-        rf"jest)[ \t:]+){_VALUE}",
-        _is_password,
-        re.IGNORECASE,
-    ),
+    pattern("SECRET", _NEEDLES, _LABEL + _VALUE, _is_password, re.IGNORECASE),
     pattern(
         "SECRET",
         "secret key token",
@@ -176,4 +184,19 @@ PASSWORDS = (
         re.IGNORECASE,
     ),
     pattern("SECRET", "bearer basic", r"\b(?:Bearer|Basic)\s+(?P<value>[\w.~+/-]{20,}=*)", _is_key, re.IGNORECASE),
+    pattern(
+        "SECRET",
+        "authorization",
+        r"""authorization["']?[ \t]*[:=][ \t]*["']?(?:Bearer|Basic|Token|ApiKey)[ \t]+(?P<value>[\w.~+/-]{8,}=*)""",
+        _is_credential,
+        re.IGNORECASE,
+    ),
+    pattern(
+        "SECRET",
+        "sess sid auth remember",
+        r"(?<![A-Za-z0-9])(?:\w{0,12}sess(?:ion)?(?:[_-]?id)?|connect\.sid|\w{0,12}[_-]sid|sid|auth|remember(?:[_-]token)?)="
+        r"(?P<value>[\w%.~+/-]{16,}=*)(?![(\[])",
+        _is_key,
+        re.IGNORECASE,
+    ),
 )

@@ -15,6 +15,7 @@ PHONE_REGIONS_HELP = (
 )
 MARGIN = 48  # characters on each side of a trigger
 BEFORE = 40  # characters before a number in which a word may say what it is
+_DIALLED = re.compile(r"(?<![\w.,:+-])00(?=[1-9]\d{0,2}[ ()./-]?[1-9(])")
 _TRIGGER = re.compile(r"\d(?:[\s().\-/\u2010-\u2015]{0,3}\d){6}")
 CALLS = re.compile(
     r"(?<![^\W_])(?:(?:tele)?(?:phone|fon[eo]?)|tel|call|mobi|cell|fax|whatsapp|contact|reach|sms|dial|hotline|"
@@ -96,6 +97,20 @@ class PhoneFinder:
                     if span not in seen and is_phone(text, *span, self._library.is_valid_number(match.number)):
                         seen.add(span)
                         yield Finding("PHONE", *span)
+            yield from self._find_dialled(text, start, stop)
+
+    def _find_dialled(self, text: str, start: int, stop: int) -> Iterator[Finding]:
+        """Yield numbers whose country code follows the 00 that many countries dial in place of the +."""
+        window = _DIALLED.sub(" +", text[start:stop])
+        if window == text[start:stop]:
+            return
+        for match in self._library.PhoneNumberMatcher(window, None, leniency=0):
+            low, high = start + match.start - 1, start + match.end
+            if not text.startswith("00", low) or not self._library.is_valid_number(match.number):
+                continue
+            before = text[max(0, low - BEFORE) : low]
+            if CALLS.search(before) or not text[low:high].isdigit() and not COUNTED.search(before):
+                yield Finding("PHONE", low, high)
 
 
 def _may_be_phone(digits: re.Match[str]) -> bool:

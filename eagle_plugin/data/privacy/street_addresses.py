@@ -32,6 +32,11 @@ _PLACE = (
     r"(?:[A-Z]{2}[ \t]+\d{5}(?:-\d{4})?|[A-Z]{1,2}\d[A-Z\d]?[ \t]\d[A-Z]{2}))?)"
 )
 _DE_PLACE = r"(?:,?\s*\d{5}\s+[A-ZÄÖÜ]\w+)"
+# A postal code with its place, behind a street of another language than English.
+_POSTAL = (
+    r"(?:[ \t]*[,\n–-][ \t]*(?:[A-Z]{1,2}-)?(?:\d{4,5}(?:-\d{3})?|\d\d-\d{3})[ \t]+"
+    r"[A-ZÀ-ÖØ-Þ][\w'’-]+(?:[ \t](?:[a-z]{2,3}[ \t])?[A-ZÀ-ÖØ-Þ][\w'’-]+){0,2}(?:[ \t]*\([A-Z]{2}\))?)?"
+)
 _DE_NUMBER = r"\d{1,4}\s?[a-z]?(?:\s?[/-]\s?\d{1,3})?\b"
 _CAP = r"[A-ZÀ-ÖØ-Þ][\w'’.-]*"
 _LINK = r"(?:d[aeio]s?|del|de[ \t]l[aeo]s?|della?|dei|degli|delle|l[aeo]s?|e|y|[Ss]ão|San|du)"
@@ -122,7 +127,7 @@ _NUMBER_FIRST = (
         "",
         r"\d{1,4}(?:\s?(?:bis|ter|[A-D]\b))?,?\s+(?i:rue|avenue|av\.|boulevard|bd\.?|place|chemin|impasse|allées?|quai|cours|route|"
         r"passage|square|sentier)\s+(?:d[eu]s?\s+|l[ae]s?\s+|[dl]['’])*"
-        r"[A-ZÀ-Ý][\w'’-]*(?:\s[A-ZÀ-Ý][\w'’-]*)*(?:,?\s*\d{5}\s+[A-ZÀ-Ý][\w-]*)?",
+        r"[A-ZÀ-Ý][\w'’-]*(?:\s[A-ZÀ-Ý][\w'’-]*)*(?:,?\s*\d{5}\s+[A-ZÀ-Ý][\w-]*)?" + _POSTAL,
     ),
 )
 # Searched around each number. They begin with letters, not with an assertion: then the search for them is fast.
@@ -161,13 +166,13 @@ _STREET_FIRST = (
     pattern(
         "STREET_ADDRESS",
         " ".join(re.sub(r"\\\.\?|[\[(].*|\\", "", road).lower() for road in _ROAD.split("|")),
-        rf"(?:{_ROAD})[ \t]*{_NAME}(?P<comma>{_COMMA}|[ \t]+)(?P<number>{_NUMBER}){_ROOM}",
+        rf"(?:{_ROAD})[ \t]*{_NAME}(?P<comma>{_COMMA}|[ \t]+)(?P<number>{_NUMBER}){_ROOM}{_POSTAL}",
         _has_no_year,
     ),
     pattern(
         "STREET_ADDRESS",
         _WEAK_ROAD.lower().replace("|", " "),
-        rf"(?:{_WEAK_ROAD})[ \t]+{_NAME}{_COMMA}{_NUMBER}{_ROOM}",
+        rf"(?:{_WEAK_ROAD})[ \t]+{_NAME}{_COMMA}{_NUMBER}{_ROOM}{_POSTAL}",
         _begins_word,
     ),
     # Colombia: the street and its cross street are numbers.

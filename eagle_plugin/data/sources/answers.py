@@ -7,10 +7,20 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+UNFINISHED = "unfinished"  # the finish reason of an answer whose record says that there is none
+# With which an answer is whole, or was cut at its end by a limit or a stop; of OpenAI, TGI, Anthropic, and captures.
+FINISHED = {
+    *("stop", "length", "tool_calls", "function_call"),
+    *("eos_token", "eos", "stop_sequence", "end_turn", "max_tokens", "tool_use", "recorded"),
+}
+
 
 @dataclass
 class RecordedAnswer:
-    """A recorded answer: a chat message or a raw text, and the token ids and finish reason if they were recorded."""
+    """A recorded answer: a chat message or a raw text, and the token ids and finish reason if they were recorded.
+
+    The reason is None where the record has no place for one, and `UNFINISHED` where the place is empty.
+    """
 
     message: dict[str, Any] | None = None
     text: str | None = None
@@ -40,7 +50,7 @@ def read_answers(body: Any) -> dict[int, RecordedAnswer]:
         answers[_index(choice, position)] = RecordedAnswer(
             message if isinstance(message, dict) else None,
             text if isinstance(text, str) else None,
-            finish=_finish(choice),
+            finish=_whole_finish(choice),
         )
     return {index: answer for index, answer in answers.items() if answer.message or answer.text is not None}
 
@@ -62,6 +72,11 @@ def _index(holder: dict[str, Any], default: int) -> int:
 def _finish(holder: Any) -> str | None:
     reason = holder.get("finish_reason") if isinstance(holder, dict) else None
     return reason if isinstance(reason, str) else None
+
+
+def _whole_finish(holder: dict[str, Any]) -> str | None:
+    """The reason of an answer that is recorded in one piece."""
+    return _finish(holder) or (UNFINISHED if "finish_reason" in holder else None)
 
 
 _SPECIAL = re.compile(r"<[^<>\s]+>")  # </s>, <|im_end|>, <end_of_turn>
@@ -100,17 +115,18 @@ class _Stream:
             self.content.append(text)
         if isinstance(event.get("generated_text"), str):
             self.content = [event["generated_text"]]
+            self.finish = self.finish or "recorded"  # details come on demand only
 
     def to_answer(self) -> RecordedAnswer:
-        text = "".join(self.content)
+        text, finish = "".join(self.content), self.finish or UNFINISHED  # a stream that was cut off
         if not self.chat:
-            return RecordedAnswer(text=text, finish=self.finish)
+            return RecordedAnswer(text=text, finish=finish)
         message: dict[str, Any] = {"role": "assistant", "content": text or None}
         if any(self.reasoning):
             message["reasoning_content"] = "".join(self.reasoning)
         if self.calls:
             message["tool_calls"] = [self.calls[index] for index in sorted(self.calls)]
-        return RecordedAnswer(message=message, finish=self.finish)
+        return RecordedAnswer(message=message, finish=finish)
 
 
 def _join_stream(text: str) -> dict[int, RecordedAnswer]:

@@ -35,6 +35,7 @@ class Counted(io.RawIOBase):
 
     def __init__(self, raw: Any, name: str, on_bytes: Callable[[int], None]) -> None:
         self.raw, self.name, self.on_bytes = raw, name, on_bytes
+        self.reported = 0
 
     def readable(self) -> bool:
         return True
@@ -44,8 +45,16 @@ class Counted(io.RawIOBase):
             count = self.raw.readinto(buffer) or 0
         except OSError as error:
             raise DataError(f"{self.name} cannot be read ({error.strerror or error}); copy the file again") from error
-        self.on_bytes(count)
+        self._report(count)
         return count
+
+    def report_until(self, place: int) -> None:
+        """Report the bytes before a place of the file that were not reported yet: another reader has read them."""
+        self._report(max(0, place - self.reported))
+
+    def _report(self, count: int) -> None:
+        self.reported += count
+        self.on_bytes(count)
 
 
 def decompress(file: io.BufferedReader[Any], name: str) -> io.BufferedReader[Any]:

@@ -58,11 +58,10 @@ def _normalise_message(message: Any) -> dict[str, Any]:
         raise Unusable("unknown role")
     turn: dict[str, Any] = {"role": role}
     content = _join_parts(message.get("content", message.get("value")))
-    calls = [_normalise_call(call) for call in _as_list(message.get("tool_calls"))]
-    if isinstance(message.get("function_call"), dict):
-        calls.append(_normalise_call({"function": message["function_call"]}))
+    calls = [_normalise_call(call) for call in _recorded_calls(message.get("tool_calls"))]
+    calls += [_normalise_call(call) for call in _recorded_calls(message.get("function_call"))]
     if recorded_role == "function_call" and content is not None:
-        calls, content = [_normalise_call({"function": _decode(content)})], None
+        calls, content = [_normalise_call(call) for call in _recorded_calls(content)], None
     if content is not None:
         turn["content"] = content
     if calls:
@@ -101,8 +100,35 @@ def _join_parts(content: Any) -> str | None:
     return "\n".join(pieces)
 
 
+def _recorded_calls(value: Any) -> list[Any]:
+    """The calls of a turn: a list, one call alone, or either as JSON text, as some recorders store it.
+
+    Raises:
+        Unusable: it is something else.
+    """
+    if isinstance(value, str):
+        value = decode_text(value, "malformed tool call")
+    if not value:
+        return []
+    if isinstance(value, dict):
+        return [value]
+    if not isinstance(value, list):
+        raise Unusable("malformed tool call")
+    return value
+
+
+def decode_text(text: str, reason: str) -> Any:
+    """The JSON value in a text, None for a blank one. Raises Unusable with the reason if it is not JSON."""
+    try:
+        return json.loads(text) if text.strip() else None
+    except (ValueError, RecursionError) as error:
+        raise Unusable(reason) from error
+
+
 def _normalise_call(call: Any) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
+    call = decode_text(call, "malformed tool call") if isinstance(call, str) else call
+    # Without a part of its own for the function, the call is the function.
+    function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise Unusable("malformed tool call")
     arguments = function.get("arguments") or {}
@@ -117,10 +143,6 @@ def _decode(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _name_tool_results(turns: list[dict[str, Any]]) -> None:

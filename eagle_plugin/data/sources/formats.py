@@ -6,16 +6,16 @@ import base64
 import binascii
 import itertools
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eagle_plugin.data.rows import DataError
-from eagle_plugin.data.sources.answers import RecordedAnswer, read_answers
+from eagle_plugin.data.sources.answers import UNFINISHED, RecordedAnswer, read_answers
 from eagle_plugin.data.sources.conversation import Unusable
 from eagle_plugin.data.sources.record_files import LocatedObject, SkippedRecord, read_objects
+from eagle_plugin.data.sources.request_fields import read_date, read_sampling, read_tools
 from eagle_plugin.data.sources.responses_api import responses_messages, responses_tools
 
 FORMATS = {
@@ -28,13 +28,6 @@ FORMATS = {
 }
 DETECTION_RECORDS = 20
 CAPTURE_VERSION = 1
-# The fields of a request that change the answer; others (model, stream, user, ...) are not kept.
-NUMERIC_SAMPLING = (
-    *("temperature", "top_p", "top_k", "min_p", "max_tokens"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-)
-SAMPLING = (*NUMERIC_SAMPLING, "stop", "chat_template_kwargs", "reasoning_effort", "tool_choice", "response_format")
-RENAMED = {name: "max_tokens" for name in ("max_completion_tokens", "max_new_tokens", "max_output_tokens")}
 UNKNOWN = "unknown"
 
 
@@ -51,6 +44,8 @@ class Record:
     answer: RecordedAnswer | None = None
     prompt_ids: list[int] | None = None  # of the rendered prompt, if they were recorded
     target: dict[str, str] | None = None  # that gave the answer: name and digests, in a capture of this plugin
+    date: str | None = None  # on which the request was answered, as YYYY-MM-DD in UTC, if it was recorded
+    changes: tuple[str, ...] = ()  # what was left out of the request, for the counts of the command
 
 
 def name_format(value: dict[str, Any]) -> str | None:
@@ -156,23 +151,22 @@ def _parse_sharegpt(value: dict[str, Any], where: str) -> Record:
     turns = value["conversations"] if "conversations" in value else value["messages"]
     if isinstance(value.get("system"), str) and value["system"]:
         turns = [{"role": "system", "content": value["system"]}, *turns]
-    tools = value.get("tools")
-    if isinstance(tools, str):  # some tools write it as a string
-        tools = _decode(tools, "malformed tools")
-    return Record(where, "", messages=turns, tools=_tools(tools))
+    return Record(where, "", messages=turns, tools=read_tools(value), date=read_date(value))
 
 
 def _parse_request(body: Any, where: str) -> list[Record]:
     """The body of a chat, completions or TGI request, with the answer if the same object has it."""
     if not isinstance(body, dict):
         raise Unusable("malformed request")
-    base = Record(where, "", tools=_tools(body.get("tools")), sampling=_sampling(body))
+    sampling, changes = read_sampling(body)
+    base = Record(where, "", tools=read_tools(body), sampling=sampling, changes=changes, date=read_date(body))
     answers = read_answers(body)
     if isinstance(body.get("messages"), list):
         return [replace(base, messages=body["messages"], answer=answers.get(0))]
     given = body.get("prompt", body.get("inputs"))
     if "prompt" not in body:
-        base = replace(base, sampling=_sampling(body.get("parameters")))
+        sampling, changes = read_sampling(body.get("parameters"))
+        base = replace(base, sampling=sampling, changes=changes)
     if isinstance(body.get("completion"), str):
         answers = {0: RecordedAnswer(text=body["completion"])}
     if isinstance(given, list) and given and isinstance(given[0], dict) and "role" in given[0]:
@@ -195,9 +189,10 @@ def _parse_responses(body: Any, where: str) -> Record:
     if not isinstance(body, dict):
         raise Unusable("malformed request")
     effort = body["reasoning"].get("effort") if isinstance(body.get("reasoning"), dict) else None
-    sampling = _sampling({**body, "reasoning_effort": effort, "tool_choice": None})  # of another form than in chats
-    tools = responses_tools(_tools(body.get("tools")))
-    return Record(where, "", messages=responses_messages(body), tools=tools, sampling=sampling)
+    # Of another form than in chats.
+    sampling, changes = read_sampling({**body, "reasoning_effort": effort, "tool_choice": None})
+    tools = responses_tools(read_tools(body))
+    return Record(where, "", messages=responses_messages(body), tools=tools, sampling=sampling, changes=changes)
 
 
 def _parse_sagemaker(capture: Any, where: str) -> list[Record]:
@@ -241,7 +236,7 @@ def _parse_capture(value: dict[str, Any], where: str) -> list[Record]:
     answer = RecordedAnswer(
         text=text if isinstance(text, str) else None,
         token_ids=ids if _is_ids(ids) else None,
-        finish=str(response.get("finish_reason") or "recorded"),
+        finish=str(response.get("finish_reason", "recorded") or UNFINISHED),
     )
     if answer.text is not None and records[0].messages is not None:
         message = response.get("message")
@@ -255,34 +250,9 @@ def _parse_capture(value: dict[str, Any], where: str) -> list[Record]:
             answer=answer,
             prompt_ids=prompt_ids if _is_ids(prompt_ids) else None,
             target=target if _is_target(target) else None,
+            date=read_date(value),
         )
     ]
-
-
-def _sampling(body: Any) -> dict[str, Any]:
-    if not isinstance(body, dict):
-        return {}
-    renamed = {RENAMED.get(key, key): value for key, value in body.items()}
-    kept = {key: renamed[key] for key in SAMPLING if renamed.get(key) is not None}
-    # A server refuses a temperature such as "hot"; the prompt of that request can still be used.
-    return {key: value for key, value in kept.items() if key not in NUMERIC_SAMPLING or _is_number(value)}
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) is int or (type(value) is float and math.isfinite(value))
-
-
-def _tools(tools: Any) -> list[Any] | None:
-    if tools is not None and not isinstance(tools, list):
-        raise Unusable("malformed tools")
-    return tools or None
-
-
-def _decode(text: str, reason: str) -> Any:
-    try:
-        return json.loads(text) if text.strip() else None
-    except (ValueError, RecursionError) as error:
-        raise Unusable(reason) from error
 
 
 def _is_ids(value: Any) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_plugin.data.rows import DataError, Split, open_lines, read_lines
+from eagle_plugin.data.sources.answers import FINISHED
 from eagle_plugin.data.sources.conversation import Unusable, normalise_messages
 from eagle_plugin.data.sources.formats import Record
 from eagle_plugin.errors import json_fault
@@ -37,11 +38,14 @@ class Prompt:
     response: dict[str, Any] | None = None
     finish: str | None = None  # CUT if the recorded answer at the end of `messages` was cut by its token limit
     target: dict[str, str] | None = None  # that gave the recorded answer: name and digests, if the capture says it
+    date: str | None = None  # of the recorded answer, as YYYY-MM-DD in UTC: chat templates can write it
 
 
 _FIELDS = {item.name for item in fields(Prompt)}
 _CONTENT = ("messages", "prompt", "prompt_ids")
 CUT = "length"  # the reason why an answer ended: its token limit
+LIMITED = (CUT, "max_tokens")  # the same in the words of all servers
+LONGEST_REASON = 40  # characters
 # Levels of lists and objects in a prompt. Far above what tools and messages have, far below what Python can write.
 DEEPEST = 100
 
@@ -96,7 +100,7 @@ def _wrong_field(value: dict[str, Any]) -> str | None:
     if ids is not None and not (isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids)):
         return "prompt_ids that are no list of token ids"
     kinds = {"id": str, "source": str, "prompt": str, "tools": list, "sampling": dict, "response": dict}
-    kinds |= {"target": dict, "finish": str}
+    kinds |= {"target": dict, "finish": str, "date": str}
     for name, kind in kinds.items():
         if value.get(name) is not None and not isinstance(value[name], kind):
             return f"{name} of type {type(value[name]).__name__}, wanted {kind.__name__}"
@@ -129,9 +133,24 @@ def _unstorable(value: Any) -> str | None:
 def format_prompt(prompt: Prompt) -> str:
     """The prompt as one line of JSON, with its newline. Empty fields are left out; half surrogate pairs become `?`."""
     value = {name: item for name, item in asdict(prompt).items() if item not in (None, {})}
-    line = json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n"
-    # If a recorder cut an emoji in two, JSON can hold the half; UTF-8 cannot, and tokenizers refuse it.
-    return line.encode("utf-8", "replace").decode()
+    # Of one that has them; see `has_half_characters`.
+    return (_dump(value) + "\n").encode("utf-8", "replace").decode()
+
+
+def has_half_characters(prompt: Prompt) -> bool:
+    """Whether a text has half of a surrogate pair: a recorder cut an emoji in two.
+
+    JSON can hold the half; UTF-8 cannot, and tokenizers refuse it.
+    """
+    try:
+        _dump(asdict(prompt)).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def normalise(record: Record, keep_responses: bool) -> Prompt:
@@ -152,17 +171,21 @@ def normalise(record: Record, keep_responses: bool) -> Prompt:
 
 def _normal_form(record: Record, keep_responses: bool) -> Prompt:
     answer = record.answer if keep_responses else None
+    if answer and answer.finish is not None and answer.finish not in FINISHED:
+        raise Unusable(f"answer that did not end by itself ({answer.finish[:LONGEST_REASON]})")
     target = record.target if answer else None
     prompt = Prompt("", record.source, tools=record.tools, sampling=record.sampling, target=target)
+    prompt = replace(prompt, date=record.date if keep_responses else None)
     if record.messages is not None:
         turns = record.messages
         if answer and answer.message:
             turns = [*turns, {"role": "assistant", **answer.message}]
-            prompt = replace(prompt, finish=CUT if answer.finish == CUT else None)
+            prompt = replace(prompt, finish=CUT if answer.finish in LIMITED else None)
         return replace(prompt, messages=normalise_messages(turns, keep_responses))
     response = None
     if answer and (answer.text is not None or answer.token_ids):
-        response = {"text": answer.text, "token_ids": answer.token_ids, "finish": answer.finish}
+        finish = CUT if answer.finish in LIMITED else answer.finish
+        response = {"text": answer.text, "token_ids": answer.token_ids, "finish": finish}
         response = {name: item for name, item in response.items() if item is not None}
     if isinstance(record.prompt, str):
         if not record.prompt.strip():

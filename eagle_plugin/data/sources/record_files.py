@@ -66,9 +66,10 @@ def read_objects(
     """
     name = "<stdin>" if path == "-" else path
     with open_raw(path) as raw:
-        file = io.BufferedReader(Counted(raw, name, on_bytes or (lambda count: None)), CHUNK)
+        counted = Counted(raw, name, on_bytes or (lambda count: None))
+        file = io.BufferedReader(counted, CHUNK)
         if file.peek(4).startswith(PARQUET):
-            yield from _read_parquet(path, name, on_bytes or (lambda count: None))
+            yield from _read_parquet(path, name, counted)
             return
         stream = decompress(file, name)
         try:
@@ -229,24 +230,31 @@ class _Window:
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
-def _read_parquet(path: str, name: str, on_bytes: Callable[[int], None]) -> Iterator[LocatedObject]:
+def _read_parquet(path: str, name: str, counted: Counted) -> Iterator[LocatedObject]:
+    """Rows as objects. The fields that a row does not have, Parquet holds as null at every level: they are dropped."""
     try:
         import pyarrow.parquet
     except ImportError as error:
         raise DataError(f"{name} is a Parquet file; to read it: pip install pyarrow, or write JSON lines") from error
     if path == "-":
         raise DataError("Parquet cannot be read from stdin; give the file's name")
-    number = 0
+    number, size = 0, Path(path).stat().st_size
     try:
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=256):
+        file = pyarrow.parquet.ParquetFile(path)
+        for batch in file.iter_batches(batch_size=256):
             for row in batch.to_pylist():
                 number += 1
-                yield LocatedObject(
-                    f"{name}:row {number}", {key: value for key, value in row.items() if value is not None}
-                )
+                yield LocatedObject(f"{name}:row {number}", _without_nulls(row))
+            counted.report_until(size * number // file.metadata.num_rows)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{name} is a broken Parquet file after row {number} ({error}); copy it again") from error
-    on_bytes(Path(path).stat().st_size)
+    counted.report_until(size)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _require_object(value: Any, where: str) -> LocatedObject:

@@ -102,8 +102,9 @@ class Readout:
 class Taps:
     """Hooks on a target that return its aux hidden states and its last hidden state.
 
-    Aux layer i is the residual stream that enters layer i: transformers' `hidden_states[i]`. A context manager;
-    `close` removes the hooks.
+    Aux layer i is the residual stream that enters layer i: transformers' `hidden_states[i]`. One more than the last
+    layer is what that layer leaves, before the final norm, which some heads were trained on. A context manager; `close`
+    removes the hooks.
 
     Raises:
         DataError: the layers cannot be found, an id is no layer, or `readout` does not give the model's logits.
@@ -113,13 +114,15 @@ class Taps:
         self.decoder = find_decoder(model)
         config = model.config.get_text_config()
         layers = find_layers(self.decoder, config.num_hidden_layers)
-        self.aux_layers = check_aux_layers(aux_layers, len(layers))
+        self.aux_layers = check_aux_layers(aux_layers, len(layers) + 1)
         self.hidden_size = int(config.hidden_size)
         self.readout = Readout.of(model)
         self._device = self.readout.weight.device
         self._aux: Tensor | None = None
         self._hooks = [
-            layers[layer].register_forward_pre_hook(self._store(place), with_kwargs=True)
+            layers[-1].register_forward_hook(self._store_output(place))
+            if layer == len(layers)
+            else layers[layer].register_forward_pre_hook(self._store(place), with_kwargs=True)
             for place, layer in enumerate(self.aux_layers)
         ]
         try:
@@ -182,6 +185,11 @@ class Taps:
             self._aux[..., columns].copy_(states)  # now, because a layer may change its input in place
 
         return store
+
+    def _store_output(self, place: int) -> Any:
+        """As `_store`, of what a layer returns: its states, or a tuple that begins with them."""
+        store = self._store(place)
+        return lambda layer, _, out: store(layer, out if isinstance(out, tuple) else (out,), {})
 
     def _check_readout(self, model: Any) -> None:
         vocabulary = self.readout.weight.shape[0]

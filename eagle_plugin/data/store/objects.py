@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from eagle_plugin.atomic_io import PARTIAL, create_file, replace_file
 from eagle_plugin.data.rows import DataError
+from eagle_plugin.url_credentials import without_credentials
 
 # obstore reads the settings of these from the environment: AWS_ENDPOINT, AWS_REGION, GOOGLE_SERVICE_ACCOUNT, AZURE_...
 OBJECT_STORES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
@@ -170,14 +171,14 @@ class ObjectStoreFolder:
     """A prefix of S3, Google Cloud Storage or Azure, through obstore."""
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
+        self.url = without_credentials(url.rstrip("/"))
         try:
             from obstore.exceptions import BaseError
             from obstore.store import from_url
         except ModuleNotFoundError as error:
             raise DataError(f"{url} needs the Python package {error.name}; pip install 'eagle-plugin[data]'") from error
         try:
-            self._store: Any = from_url(self.url)
+            self._store: Any = from_url(url.rstrip("/"))
         except (BaseError, ValueError) as error:
             raise DataError(
                 f"{url} cannot be opened ({_first_line(error)}); correct the URL or the environment (AWS_ENDPOINT, ...)"
@@ -232,7 +233,7 @@ class FsspecFolder:
     """A folder of any other file system of fsspec, such as memory://."""
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
+        self.url = without_credentials(url.rstrip("/"))
         try:
             import fsspec
 
@@ -240,7 +241,7 @@ class FsspecFolder:
             raise DataError(f"{url} needs the Python package {error.name}; pip install 'eagle-plugin[data]'") from error
         # Each file system raises errors of its own: ftplib's and those of HTTP clients have no common base.
         try:
-            self._files, self._path = fsspec.url_to_fs(self.url)
+            self._files, self._path = fsspec.url_to_fs(url.rstrip("/"))
         except Exception as error:
             raise DataError(
                 f"{url} cannot be opened ({_first_line(error)}); use a path, s3:// or gs://, or install its library"

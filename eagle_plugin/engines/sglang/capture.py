@@ -28,10 +28,12 @@ from eagle_plugin.engines.sglang.ranks import in_any_rank, rank_logger
 logger = logging.getLogger("eagle_plugin")
 
 
-def capture_rounds(decode_round: DecodeRound, caps: Shape, shapes: Sequence[Shape], device: str, most: int) -> None:
+def capture_rounds(
+    decode_round: DecodeRound, caps: Shape, shapes: Sequence[Shape], device: str, most: int, with_sums: bool
+) -> None:
     """Capture the rounds of up to `most` requests on a GPU, and on a CPU where graphs are emulated.
 
-    shapes: those within `caps` that rounds may have.
+    shapes: those within `caps` that rounds may have. with_sums: whether a policy chooses from them.
     """
     if device == "cuda":
         if check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED):
@@ -47,9 +49,9 @@ def capture_rounds(decode_round: DecodeRound, caps: Shape, shapes: Sequence[Shap
     with logged(decode_round.functions, decode_round.sizes, device, rank_logger(logger)):
         if device == "cuda":
             with graph_capture(), model_capture_mode(), frozen_garbage():
-                decode_round.capture(CudaCapturer(), caps, shapes, sizes, _around)
+                decode_round.capture(CudaCapturer(), caps, shapes, sizes, _around, with_sums)
         else:
-            decode_round.capture(EmulatedCapturer(), caps, shapes, sizes, _around)
+            decode_round.capture(EmulatedCapturer(), caps, shapes, sizes, _around, with_sums)
 
 
 def _around(buckets: Buckets, size: int) -> AbstractContextManager[None]:

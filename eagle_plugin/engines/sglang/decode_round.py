@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eagle_plugin.core.path_sums import PathSums, children_of
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
@@ -40,6 +41,7 @@ class DecodeRound:
         self.memory: StaticMemory | None = None
         self._buckets = Buckets([])
         self.shapes: tuple[Shape, ...] = ()  # that were captured
+        self._path_sums: dict[tuple[Shape, int], PathSums] = {}  # by drafted shape and children: the graphs read them
 
     def sizes(self) -> list[int]:
         """The batch sizes that were captured, the largest first."""
@@ -81,6 +83,11 @@ class DecodeRound:
         self._provide(accepted, batch)
         return self._run("extend", batch, partial(self._extend, batch, accepted, output))
 
+    def path_sums(self, batch: RoundBatch, sums: PathSums, scores: Tensor) -> Tensor:
+        """`sums` of the drafts of this round, whose scores these are: of b requests, or of B lanes. It comes last in a
+        round, before another one drafts."""
+        return self._run("sums", batch, lambda: sums(scores))
+
     def capture(
         self,
         capturer: Capturer,
@@ -88,10 +95,12 @@ class DecodeRound:
         shapes: Sequence[Shape],
         sizes: list[int],
         around: Callable[[Buckets, int], AbstractContextManager[Any]],
+        with_sums: bool = False,
     ) -> None:
         """Capture the rounds of these shapes within `caps` for these batch sizes.
 
         around(buckets, size) is the context of the captures of one size; it may drop the size from the buckets.
+        with_sums: capture path sums too, which a policy over these shapes reads.
         """
         buckets = Buckets(sizes)
         for size in list(buckets):
@@ -102,10 +111,10 @@ class DecodeRound:
                 break
         for size in list(buckets):
             with around(buckets, size):
-                self._capture_size(capturer, shapes, size)
+                self._capture_size(capturer, shapes, size, with_sums)
         self._buckets, self.shapes = buckets, tuple(shapes)
 
-    def _capture_size(self, capturer: Capturer, shapes: Sequence[Shape], size: int) -> None:
+    def _capture_size(self, capturer: Capturer, shapes: Sequence[Shape], size: int, with_sums: bool) -> None:
         """All functions of one batch size, those that come first in a round before the others (`CudaCapturer`)."""
         capture, memory = self.functions.capture, self._memory
         batches = [self._reader.padding(shape, size, greedy) for shape in shapes for greedy in (True, False)]
@@ -145,6 +154,16 @@ class DecodeRound:
             if batch.shape == PLAIN and self.pending is not None:
                 extend = partial(self._add_pending, self.pending, batch, accepted, output)
             capture(capturer, _key("extend", batch), extend)
+        for batch, drafts in zip(batches, drafted, strict=True):
+            if with_sums and drafts.scores is not None:
+                sums = self._sums_of(batch.shape, drafts.scores, shapes)
+                capture(capturer, _key("sums", batch), partial(sums, drafts.scores))
+
+    def _sums_of(self, drafted: Shape, scores: Tensor, shapes: Sequence[Shape]) -> PathSums:
+        key = drafted, children_of(drafted, scores)
+        if key not in self._path_sums:
+            self._path_sums[key] = PathSums(*key, shapes, scores.device)
+        return self._path_sums[key]
 
     def padding_round(self, shape: Shape) -> tuple[DraftTree, TargetOutput, Accepted, DraftState]:
         """One lane of padding: what widths and dtypes the values of a round of this shape have."""

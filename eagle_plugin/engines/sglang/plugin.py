@@ -25,6 +25,8 @@ RESOLVE_ARGUMENTS = "sglang.srt.arg_groups.speculative_hook._handle_eagle_family
 AUTO_PARAMETERS = "sglang.srt.arg_groups.speculative_hook._auto_choose_speculative_params"
 PREPARE_ARGUMENTS = "sglang.srt.server_args.prepare_server_args"
 ROW_ROOM = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"
+WEIGHT_UPDATES = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+WEIGHTS_FROM = tuple(f"update_weights_from_{source}" for source in ("disk", "ipc", "tensor", "distributed"))
 OVERLAP_ON_CPU = "sglang.srt.arg_groups.speculative_hook._disable_overlap_schedule_for_cpu"
 
 
@@ -38,6 +40,8 @@ def register() -> None:
     HookRegistry.register(RESOLVE_ARGUMENTS, _check_arguments, HookType.AFTER)
     HookRegistry.register(AUTO_PARAMETERS, _auto_parameters, HookType.AROUND)
     HookRegistry.register(ROW_ROOM, _room_for_rounds, HookType.AROUND)
+    for name in (*WEIGHTS_FROM, "begin_weight_update", "end_weight_update"):
+        HookRegistry.register(f"{WEIGHT_UPDATES}.{name}", _update_weights, HookType.AROUND)
     if os.environ.get(FOLDER):
         HookRegistry.register(PREPARE_ARGUMENTS, _capture, HookType.AFTER)
     if os.environ.get("EAGLE_OVERLAP") == "1":
@@ -103,6 +107,19 @@ def _room_for_rounds(original: Any) -> int:
 
     room: int = original()
     return max(room, get_alloc_reserve_per_decode()) if get_spec().speculative_algorithm in ALGORITHMS else room
+
+
+def _update_weights(original: Any, manager: Any, request: Any) -> Any:
+    """AROUND every update of weights, where our worker serves."""
+    if not hasattr(manager.draft_worker, "weights_updated"):
+        return original(manager, request)
+    from eagle_plugin.engines.sglang import weight_updates
+
+    if original.__name__ == WEIGHTS_FROM[0]:
+        return weight_updates.update_weights_from_disk(original, manager, request)
+    if original.__name__ in WEIGHTS_FROM:
+        return weight_updates.update_weights(original, manager, request)
+    return weight_updates.begin_or_end(original, manager, request)
 
 
 def _keep_overlap(original: Any, server_args: Any) -> None:

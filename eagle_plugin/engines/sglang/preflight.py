@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,18 @@ from eagle_plugin.engines.preflight import can_check, head_architecture, head_wa
 from eagle_plugin.engines.sglang.support import has_own_draft_class, unsupported_flags
 from eagle_plugin.engines.sglang.synthetic import synthetic_rates
 from eagle_plugin.engines.shape_chooser import policy_mode
+from eagle_plugin.engines.startup import LEFT
 from eagle_plugin.errors import UserError
-from eagle_plugin.heads.checkpoint import HeadError
+from eagle_plugin.heads.description import read_head
+from eagle_plugin.heads.files import HeadError, LeftToEngine
 from eagle_plugin.heads.manifest import parallel_levels
 
 logger = logging.getLogger("eagle_plugin")
 
 
 def check_launch(server_args: Any) -> None:
-    """Refuse a draft head that does not fit its target, and settings of the policy that do not exist.
+    """Refuse a draft head that no worker can serve, and settings of the policy that do not exist; note why a head is
+    left to SGLang's own worker.
 
     Only folders on this disk are checked, and not those that SGLang loads with another class for draft heads. A folder
     whose config.json names a plain model, such as the target's, is checked, and refused.
@@ -33,6 +37,7 @@ def check_launch(server_args: Any) -> None:
     from sglang.srt.arg_groups.model_override_base import resolved_view
 
     arguments = resolved_view(server_args)
+    os.environ.pop(LEFT, None)
     algorithm = arguments.speculative_algorithm
     target, head = arguments.model_path, arguments.speculative_draft_model_path
     if algorithm not in ("EAGLE", "EAGLE3") or unsupported_flags(arguments):
@@ -56,8 +61,15 @@ def check_launch(server_args: Any) -> None:
     try:
         if has_own_draft_class(head_architecture(head)):
             return
+        if arguments.device == "cpu" and read_head(head).leftover_quantisation:
+            raise HeadError(
+                f"{head} has a quantization_config in config.json, but its weights are plain, and SGLang ends with it "
+                "on a CPU; remove the key from the head's config.json"
+            )
         for warning in head_warnings(target, head, algorithm, arguments.speculative_num_steps):
             logger.warning("eagle-plugin: %s", warning)
+    except LeftToEngine as reason:
+        os.environ[LEFT] = str(reason)
     except HeadError as error:
         raise SystemExit(f"eagle-plugin: {error}") from error
 

@@ -26,7 +26,7 @@ from eagle_plugin.engines.sglang.drafter import DraftState
 from eagle_plugin.engines.sglang.random_batches import Parts, RandomBatches
 from eagle_plugin.engines.sglang.ranks import gather_objects, in_any_rank, rank_logger
 from eagle_plugin.engines.sglang.selftest import parts_of
-from eagle_plugin.engines.shape_chooser import ShapeChooser
+from eagle_plugin.engines.shape_chooser import ShapeChooser, buffers_of
 
 BUDGET_SECONDS = 10.0  # larger batches are left out when it is spent
 SHORT_PREFIX, LONG_PREFIX = 32, 1024
@@ -58,7 +58,9 @@ def choose_shapes(worker: Any, mode: str, most_requests: int) -> ShapeChooser:
         measurement.is_faster_than,
         gather_objects,
     )
-    return ShapeChooser(caps, policy, clock=time.perf_counter if get_parallel().tp_size == 1 else None)
+    clock = time.perf_counter if get_parallel().tp_size == 1 else None
+    buffers = buffers_of(policy, most_requests, worker.device)
+    return ShapeChooser(caps, policy, clock=clock, buffers=buffers, learns_late=True)
 
 
 def _key(worker: Any) -> dict[str, Any]:
@@ -100,13 +102,12 @@ class CostMeasurement:
         self._small_round: Callable[[], float]  # what others are compared with, in seconds
 
     def run(self) -> Costs:
-        """Rounds of 1, 2, 4 .. requests: plain, of one level, and of the caps; and of a few with long prefixes.
+        """Rounds of 1, 2, 4 .. requests, plain ones among them; and of a few with long prefixes.
 
         Several passes over all sizes: what disturbs one hardly disturbs the same size of the next. Processors change
         their speed by a third within seconds, so every round is compared with a small one just before and after it.
         """
-        caps = self._caps
-        one_level = Shape(1, caps.topk, min(caps.topk + 1, caps.width))
+        caps, shapes = self._caps, self._shapes()
         self._phases(1, caps, SHORT_PREFIX)  # the first run of anything is slow
         begin, most = time.perf_counter(), self._most
         with self._requests(1, SHORT_PREFIX):
@@ -116,11 +117,21 @@ class CostMeasurement:
                 if b > 1 and in_any_rank(time.perf_counter() - begin > BUDGET_SECONDS):
                     most = b // 2
                     break
-                self._measure(paced, b, SHORT_PREFIX, (PLAIN, one_level, caps))
+                self._measure(paced, b, SHORT_PREFIX, shapes)
                 if b == self._long_batch():
                     self._measure(paced, b, self._long_prefix(b), (PLAIN, caps))
         times = self._times(paced)
-        return self._with_context(times, self._of_short_prefixes(times, one_level))
+        return self._with_context(times, self._of_short_prefixes(times))
+
+    def _shapes(self) -> Sequence[Shape]:
+        """What is measured: what was captured, since a round of any other shape runs without graphs, and costs more.
+
+        Else plain rounds, those of one level, and those of the caps: what is between them is interpolated.
+        """
+        captured, caps = self._parts.decode_round.shapes, self._caps
+        if any(shape.steps == 1 for shape in captured):
+            return captured
+        return PLAIN, Shape(1, caps.topk, min(caps.topk + 1, caps.width)), caps
 
     def is_faster_than(self, costs: Costs) -> bool:
         """Whether a round now takes so much less than these costs say that they were measured on a busy machine."""
@@ -142,26 +153,26 @@ class CostMeasurement:
         cells = dict.fromkeys(cell for cell, _ in times)
         return {cell: Phases(*(times[cell, name] for name in Phases._fields)) for cell in cells}
 
-    def _of_short_prefixes(self, times: dict[Cell, Phases], one_level: Shape) -> Costs:
-        caps = self._caps
-        target, level, extend, fixed = [], [], [], []
+    def _of_short_prefixes(self, times: dict[Cell, Phases]) -> Costs:
+        target, level, extend = [], [], []
+        first: dict[int, float] = {}  # by requests: of a draft of one level, without a forward of the head
+        for (b, shape, prefix), phases in times.items():
+            if prefix == SHORT_PREFIX and shape.steps == 1:
+                first[b] = min(phases.draft, first.get(b, phases.draft))
         for (b, shape, prefix), phases in times.items():
             if prefix != SHORT_PREFIX:
                 continue
             target.append((b * shape.width, phases.target))
             if shape != PLAIN:
                 extend.append((b * shape.max_accept_length, phases.extend))
-            if shape == caps and caps.steps > 1:
-                rows, forwards = self._level
-                deeper = phases.draft - times[b, one_level, prefix].draft
-                level.append((b * rows, max(deeper, SHORTEST) / forwards))
-            if shape == one_level:
-                fixed.append(phases.draft)
+            if shape.steps > 1:
+                rows, forwards = self._levels(shape)
+                level.append((b * rows, max(phases.draft - first[b], SHORTEST) / forwards))
         return Costs(
             Forward(Curve.of(target)),
             Forward(Curve.of(level or extend)),
             Forward(Curve.of(extend)),
-            min(fixed),
+            min(first.values()),
             self._is_parallel,
         )
 
@@ -178,7 +189,7 @@ class CostMeasurement:
             slopes[shape] = Phases(*(max(y - x, 0.0) / keys for x, y in zip(short, long, strict=True)))
         plain, full = slopes[PLAIN], slopes[self._caps]
         per_row = max(full.target - plain.target, 0.0) / (self._caps.width - 1)
-        rows, forwards = self._level
+        rows, forwards = self._levels(self._caps)
         return costs._replace(
             target=costs.target._replace(per_key=max(plain.target - per_row, 0.0), per_key_and_row=per_row),
             level=costs.level._replace(per_key_and_row=full.draft / forwards / rows),
@@ -195,11 +206,10 @@ class CostMeasurement:
     def _long_prefix(self, b: int) -> int:
         return min(LONG_PREFIX, self._random.longest(b)) if b else 0
 
-    @property
-    def _level(self) -> tuple[int, int]:
-        """Rows per request of the head's forwards in a draft of the caps, and how many forwards."""
-        deeper = max(self._caps.steps - 1, 1)
-        return (deeper, 1) if self._is_parallel else (self._caps.topk, deeper)
+    def _levels(self, shape: Shape) -> tuple[int, int]:
+        """Rows per request of the head's forwards in a draft of this shape, and how many forwards."""
+        deeper = max(shape.steps - 1, 1)
+        return (deeper, 1) if self._is_parallel else (shape.topk, deeper)
 
     def _sizes(self, most: int) -> Iterator[int]:
         b = 1

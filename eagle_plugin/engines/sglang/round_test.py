@@ -3,6 +3,8 @@ and a tree in one forward of the real target against its paths token by token.""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,9 +17,11 @@ from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.sglang.batch import RoundBatch
 from eagle_plugin.engines.sglang.decode_round import DecodeRound
 from eagle_plugin.engines.sglang.drafter import DraftState
+from eagle_plugin.engines.sglang.logits import sanitize
 from eagle_plugin.engines.sglang.random_batches import Parts, RandomBatches
 from eagle_plugin.engines.sglang.round_comparison import Results, RoundComparison
-from eagle_plugin.engines.sglang.verifier import TargetOutput
+from eagle_plugin.selftest.comparison import in_parts
+from eagle_plugin.selftest.failure import failure, without_memory
 from eagle_plugin.selftest.tree_paths import logits_differ, paths_of, random_tree
 
 TREE_PREFIX = 6  # few, so that what a node sees of its tree counts
@@ -39,7 +43,8 @@ class RoundTest:
 
     def run(self) -> list[str]:
         """One sentence per thing that differs."""
-        return [*self.tree_against_paths(), *self.graphs_against_eager()]
+        parts = (self.tree_against_paths, self.graphs_against_eager)
+        return [reason for part in parts for reason in without_memory(part)]
 
     # --- graphs
 
@@ -67,49 +72,62 @@ class RoundTest:
                 lengths = self._random.randint(2, prefix + 1, b)
                 state = self._random.state(b)  # before the batch: its template is made in the reader's memory
                 batch = self._parts.reader.read(shape, self._random.schedule(rows, lengths, greedy), lanes)
-                found, planted = self._replayed(batch, state)
-                wanted = self._as_it_is(batch, state, found, planted)
+                found, accepted = self._replayed(batch, state)
+                wanted = self._as_it_is(batch, state, found, accepted)
+                self._remember(found)
+                return RoundComparison(what, b, shape, self._dtype).differences(found, wanted)
         except Exception as error:  # of any kind: a round that does not run is as bad as one that differs
-            return [f"{what}: {type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"]
-        self._remember(found)
-        return RoundComparison(what, b, shape, self._dtype).differences(found, wanted)
+            return [failure(what, error)]
 
-    def _replayed(self, batch: RoundBatch, state: DraftState) -> tuple[Results, TargetOutput]:
-        """The captured functions, each on what the one before left in static memory; and what the walk read."""
+    def _replayed(self, batch: RoundBatch, state: DraftState) -> tuple[Results, Accepted]:
+        """The captured functions, each on what the one before left in static memory; and what the walk gives as it is.
+
+        The logits stay in the static memory: there may be no room for a copy of them beside what was captured.
+        """
         captured = self._parts.decode_round
         drafts = captured.draft(batch, state)
         own_drafts = _clone(drafts)
         output = captured.verify(batch, drafts)
-        own_output = _clone(output)
-        self._plant_paths(drafts.tree, output.logits)
-        planted = _clone(output)
-        accepted = captured.walk(batch, drafts, output)
-        own_accepted = _clone(accepted)
-        after = _clone(captured.extend(batch, accepted, output, state))
+        own_output = _clone(output._replace(logits=output.logits[:0]))._replace(logits=output.logits)
+        with self._planted_paths(drafts.tree, output.logits):
+            accepted = captured.walk(batch, drafts, output)
+            own_accepted = _clone(accepted)
+            wanted = self._eager.walk(batch, own_drafts, output)
+            after = _clone(captured.extend(batch, accepted, output, state))
+        sanitize(output.logits)  # as the walk did
         moved = self._moved(batch, own_accepted)
-        return Results(own_drafts, own_output, own_accepted, after, moved), planted
+        return Results(own_drafts, own_output, own_accepted, after, moved), wanted
 
-    def _as_it_is(self, batch: RoundBatch, state: DraftState, found: Results, planted: TargetOutput) -> Results:
-        """The same functions without graphs, on the same inputs, so that no difference grows from one to the next."""
+    def _as_it_is(self, batch: RoundBatch, state: DraftState, found: Results, accepted: Accepted) -> Results:
+        """The same functions without graphs, on the same inputs, so that no difference grows from one to the next.
+
+        accepted: what the walk gave.
+        """
         lanes = len(batch.lanes)
         drafts = self._eager.draft(batch, _padded(state, lanes))
         output = self._eager.verify(batch, found.drafts)
-        accepted = self._eager.walk(batch, found.drafts, _clone(planted))  # it changes logits that are not finite
-        after = self._eager.extend(batch, found.accepted, planted, state)
+        sanitize(output.logits)
+        after = self._eager.extend(batch, found.accepted, found.output, state)
         return Results(drafts, output, accepted, after, self._moved(batch, found.accepted))
 
-    def _plant_paths(self, tree: DraftTree, logits: Tensor) -> None:
-        """Let the target like drafted tokens, in place: random inputs would never be accepted, nor rows be moved."""
+    @contextlib.contextmanager
+    def _planted_paths(self, tree: DraftTree, logits: Tensor) -> Iterator[None]:
+        """Inside, the target likes drafted tokens: random inputs would never be accepted, nor rows be moved."""
         lanes, width = tree.tokens.shape
         nodes = logits.view(lanes, width, -1)
-        best = nodes.nan_to_num().amax(dim=2)
+        best = torch.cat([part.nan_to_num().amax(dim=1) for part in in_parts(logits)]).view(lanes, width)
         liked = best + 1 + 4 * torch.rand(lanes, width, generator=self._random.generator).to(self._random.device)
+        lane, before = torch.arange(lanes, device=self._random.device), []
         for node in range(1, width):
             parent = tree.parents[:, node : node + 1].long().clamp(min=0)
             is_node = tree.parents[:, node] >= 0
-            lane, token = torch.arange(lanes, device=self._random.device), tree.tokens[:, node]
-            old = nodes[lane, parent[:, 0], token]
-            nodes[lane, parent[:, 0], token] = torch.where(is_node, liked.gather(1, parent)[:, 0] + node / width, old)
+            place = lane, parent[:, 0], tree.tokens[:, node].clone()
+            old = nodes[place]
+            before.append((place, old))
+            nodes[place] = torch.where(is_node, liked.gather(1, parent)[:, 0] + node / width, old)
+        yield
+        for place, old in reversed(before):
+            nodes[place] = old
 
     def _moved(self, batch: RoundBatch, accepted: Accepted) -> list[Tensor]:
         slots = batch.window(0, batch.shape.max_accept_length)

@@ -43,6 +43,10 @@ SEAMS: Seams = {
         "_preprocess_logits": "",
     },
     "sglang.srt.layers.sampler": {"apply_custom_logit_processor": "logits sampling_batch_info ..."},
+    "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager": {
+        "_select_runners": "self selector",
+        **attributes("draft_worker _session"),
+    },
     # What goes in and out.
     "sglang.srt.model_executor.forward_batch_info.ForwardBatch": attributes(
         "forward_mode batch_size input_ids req_pool_indices seq_lens out_cache_loc seq_lens_sum positions spec_info"
@@ -91,6 +95,10 @@ SEAMS: Seams = {
     "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor": {
         "_resolve_spec_v2_tokens": "self result batch",
         "metrics_reporter": "",
+    },
+    "sglang.srt.managers.schedule_batch.Req": {
+        "update_finish_state": "self new_accepted_len",
+        **attributes("finished finished_reason finished_len to_finish grammar output_ids sampling_params"),
     },
     "sglang.srt.managers.tokenizer_manager.TokenizerManager": {
         "_calculate_spec_decoding_metrics": "self meta_info recv_obj i",

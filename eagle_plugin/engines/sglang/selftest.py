@@ -46,7 +46,7 @@ def failed_kernels(runner: Any) -> list[str]:
     if isinstance(shape, str):
         return [shape]
     kernels = record.key_of("kernels", _device(runner), as_text(shape), _engine())
-    failed = _decide(kernels, lambda: suite.run(_device(runner), shape).reasons)
+    failed = _decide(kernels, lambda: suite.differences(_device(runner), shape))
     if failed:
         return failed
     earlier = record.read(round_key(runner, shape))

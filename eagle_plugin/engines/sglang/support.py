@@ -6,6 +6,7 @@ With a target or flag that ours does not support the engine's own worker serves:
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,7 @@ from eagle_plugin.engines.metrics import RejectionWatch
 from eagle_plugin.engines.sglang.caches import unsupported_cache
 from eagle_plugin.engines.sglang.ranks import rank_logger
 from eagle_plugin.engines.sglang.synthetic import SETTING
-from eagle_plugin.engines.startup import StartRefused, engine_serves, plugin_serves
+from eagle_plugin.engines.startup import LEFT, StartRefused, engine_serves, plugin_serves
 from eagle_plugin.engines.synthetic import WARNING, source_of
 from eagle_plugin.heads.files import HeadError
 from eagle_plugin.kernels import loader
@@ -222,7 +223,7 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
         if reasons:
             log.warning(engine_serves(algorithm, "SGLang", reasons))
             return engine_worker(**arguments)
-        from eagle_plugin.engines.sglang import eagle3_model, metrics
+        from eagle_plugin.engines.sglang import eagle3_model, finish, metrics
         from eagle_plugin.engines.sglang.worker import TreeWorker
 
         eagle3_model.register()
@@ -240,6 +241,7 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
             watch = RejectionWatch(server_args.model_path, head, log)
             # By name: the worker gets its policy later.
             metrics.count_rounds(worker.shape, watch, lambda: worker.shapes, log)
+            finish.finish_in_order()
             log.info(plugin_serves(algorithm, worker.shape, loader.backend(worker.device)))
             if worker.synthetic is not None:
                 log.warning(WARNING, source_of(worker.synthetic, SETTING))
@@ -255,6 +257,8 @@ def unsupported_reasons(server_args: Any, target_runner: Any) -> list[str]:
     from sglang.srt.arg_groups.model_override_base import resolved_view
 
     reasons = unsupported_flags(resolved_view(server_args))
+    if left := os.environ.get(LEFT):  # of the launcher's check
+        reasons.append(left)
     draft_config = target_runner.spec_aux_config.draft_model_config
     reasons += unsupported_cache(target_runner)
     reasons += unsupported_models(target_runner, draft_config.hf_config.architectures[0])

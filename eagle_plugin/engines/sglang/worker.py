@@ -19,7 +19,6 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-from sglang.srt.utils.common import async_d2h
 from torch import Tensor
 
 from eagle_plugin.core.costs import PENDING_TOKENS
@@ -50,6 +49,7 @@ from eagle_plugin.engines.sglang.sampling import SeededSampler, request_seeds
 from eagle_plugin.engines.sglang.selftest import check_rounds
 from eagle_plugin.engines.sglang.synthetic import synthetic_rates
 from eagle_plugin.engines.sglang.verifier import TreeVerifier, grammar_tree, log_probabilities
+from eagle_plugin.engines.sglang.weight_updates import take_new_weights
 from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser, policy_mode
 from eagle_plugin.engines.target_weights import use_bf16_kernel
 from eagle_plugin.heads.manifest import trained_depths
@@ -61,12 +61,6 @@ class RoundResult(GenerationBatchResult):
 
     eager_reasons: Sequence[str] = ()
     served: ServedRound | None = None
-
-    def copy_to_cpu(self, *args: Any, **kwargs: Any) -> None:
-        """Start the copies to the host; the engine records the event that they are done at the end."""
-        if self.served is not None and self.served.sums is not None:
-            self.served = self.served._replace(sums=async_d2h(self.served.sums))
-        super().copy_to_cpu(*args, **kwargs)
 
 
 class TreeWorker(EAGLEWorkerV2):
@@ -152,7 +146,7 @@ class TreeWorker(EAGLEWorkerV2):
             [PLAIN, self.shape] if mode == "fixed" else captured_shapes(self.shape, self._draft_worker.mask is not None)
         )
         if not self._adapters.are_served:  # on CPUs: there is nothing that a captured forward would read them from
-            capture_rounds(self._round, self.shape, shapes, self.device, pool.size)
+            capture_rounds(self._round, self.shape, shapes, self.device, pool.size, mode == "auto")
         if not check_rounds(self):
             return  # the engine's own worker serves: there is no head of ours to exchange
         self.shapes = choose_shapes(self, mode, pool.size)
@@ -167,6 +161,14 @@ class TreeWorker(EAGLEWorkerV2):
         ranks, log = parallel.tp_size * arguments.dp_size, logging.getLogger("eagle_plugin")
         exchange = partial(exchange_head, self)
         self._mailbox = open_mailbox(served, exchange, log, rank=parallel.tp_rank, ranks=ranks)
+
+    def weights_updated(self) -> None:
+        """The target or the head has other weights: what is known of its drafts is forgotten."""
+        take_new_weights(self._draft_worker.draft_runner.model)
+        self.shapes.forget_head()
+        rank_logger(logging.getLogger("eagle_plugin")).info(
+            "eagle-plugin: weights were updated; the draft head drafts on, and its drafts may be accepted less often"
+        )
 
     def forward_batch_generation(
         self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None, pp_proxy_tensors: Any = None
@@ -209,7 +211,7 @@ class TreeWorker(EAGLEWorkerV2):
         read = partial(self._round.extend, inputs, accepted, output, state)
         state = self._draft_clock.time_reading(shape, read)
         result = self._result(inputs, kept, new_lens, state, logprobs, features)
-        result.served = self.shapes.launched(shape, b, keys, real)
+        result.served = self.shapes.launched(shape, b, keys, real, partial(self._round.path_sums, inputs))
         if self._round.sizes():
             result.eager_reasons = transforms if result.can_run_cuda_graph else ["batch size"]
         self._draft_worker.draft_runner.shared_read_done_event = table_was_read

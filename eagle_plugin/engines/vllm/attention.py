@@ -224,8 +224,8 @@ class TreeAttentionImpl(AttentionImpl):
 
         Rows after those that have slots are padding to the size of a CUDA graph: nobody reads what they get.
         """
-        if attn_metadata is None:  # vLLM warms up without a cache
-            return output
+        if attn_metadata is None:  # vLLM warms up without a cache; fresh memory may hold NaN, which routes no experts
+            return output.zero_()
         n = len(attn_metadata.slots)
         padded, output = output, output[:n]
         query, cache = query[:n], self._rows_of(kv_cache)

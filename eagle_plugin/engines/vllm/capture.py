@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from vllm.config import CUDAGraphMode
 from vllm.distributed.parallel_state import graph_capture
 from vllm.model_executor.layers.attention.attention import unified_attention_with_output
 
@@ -26,6 +25,7 @@ from eagle_plugin.engines.capturing import (
 from eagle_plugin.engines.graphs import Buckets, CudaCapturer
 from eagle_plugin.engines.vllm.attention import ExtendRows, Rows
 from eagle_plugin.engines.vllm.decode_step import DecodeStep, TargetForward, side_by_side
+from eagle_plugin.engines.vllm.graph_modes import is_compiled
 from eagle_plugin.engines.vllm.made_up import forward, layer_metadata, places_of, target_states
 from eagle_plugin.engines.vllm.ranks import in_any_rank
 
@@ -37,7 +37,7 @@ def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
     captured.
     """
     kind = runner.device.type
-    if not _has_graphs(runner, kind):
+    if not (runner.wants_graphs if kind == "cuda" else emulated()):
         return None
     if reason := _unserved(runner, kind):
         logger.warning("eagle-plugin: decode steps run without graphs of their own: %s", reason)
@@ -47,7 +47,7 @@ def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
     sizes = [
         size for size in sizes if size * runner._caps.width <= MAX_ROWS and size * head_rows <= runner.max_num_tokens
     ]
-    step = new_step(runner)
+    step, with_sums = new_step(runner), runner._policy_mode == "auto"
 
     def around(buckets: Buckets, size: int) -> AbstractContextManager[None]:
         fix = f"give the server a smaller --gpu-memory-utilization, or --max-num-seqs {size // 2}"
@@ -56,28 +56,20 @@ def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
     with logged(step.functions, step.sizes, kind, logger):
         if kind == "cuda":
             with graph_capture(runner.device), frozen_garbage():
-                step.capture(CudaCapturer(), sizes, around)
+                step.capture(CudaCapturer(), sizes, around, with_sums)
         else:
             graph_emulator.install()
             # The operator finds its layer and metadata in vLLM's context of one forward.
             attention = {torch.ops.vllm.unified_attention_with_output.default: unified_attention_with_output}
-            step.capture(graph_emulator.EmulatedCapturer(attention), sizes, around)
+            step.capture(graph_emulator.EmulatedCapturer(attention), sizes, around, with_sums)
     return step
-
-
-def _has_graphs(runner: Any, kind: str) -> bool:
-    """Whether graphs are wanted: on a GPU as the engine's own are."""
-    config = runner.vllm_config
-    if kind != "cuda":
-        return emulated()
-    return not config.model_config.enforce_eager and config.compilation_config.cudagraph_mode != CUDAGraphMode.NONE
 
 
 def _unserved(runner: Any, kind: str) -> str:
     """Why nothing can be captured; "" where it can."""
     if runner.linear.names:
         return "the target has layers that keep a state"
-    if kind != "cuda" and not runner.model_config.enforce_eager:
+    if kind != "cuda" and is_compiled(runner.vllm_config):
         return "the emulator sees nothing of compiled models, use --enforce-eager"
     return ""
 

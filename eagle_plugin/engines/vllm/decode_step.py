@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.path_sums import PathSums, children_of
+from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.synthetic import SyntheticRates
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.core.verify import Accepted
@@ -72,6 +73,12 @@ class DecodeStep:
         self._buckets = Buckets([])
         self._lanes: int | None = None  # of the step at hand; None: there are no graphs for so many requests
         self._memory: StepMemory
+        self._path_sums: dict[int, PathSums] = {}  # by children: the graphs read them
+
+    @property
+    def shapes(self) -> tuple[Shape, Shape]:
+        """Of the rounds that what was captured serves; a plain one has no function."""
+        return PLAIN, self._caps
 
     def sizes(self) -> list[int]:
         """The batch sizes that were captured, the largest first."""
@@ -116,7 +123,8 @@ class DecodeStep:
         """
         if keys is not None and not self.holds(batch.drafts):
             self._memory.put_fields("proposals", batch.drafts.proposals)
-        self._memory.put("logits", logits)
+        if not self._memory.holds("logits", logits):
+            self._memory.put("logits", logits)
         self._memory.put_draws(sampling, keys)
         accepted, tokens = self._run("walk", keys is None)
         return Accepted(*(values[: batch.b] for values in accepted)), tokens[: batch.b].clone()
@@ -153,6 +161,13 @@ class DecodeStep:
         drafts: Drafts = self._run("draft", batch.keys is None)
         return drafts.first(b)
 
+    def path_sums(self, is_greedy: bool, sums: PathSums, scores: Tensor) -> Tensor:
+        """`sums` of the trees that were just drafted, whose scores these are: of b requests, or of all lanes."""
+        if not self._is_captured("sums", is_greedy):
+            return sums(scores)
+        result: Tensor = self.functions.run(("sums", self._served_lanes, is_greedy), partial(sums, scores))
+        return result
+
     def holds(self, drafts: Drafts) -> bool:
         """Whether drafts lie in memory that later steps overwrite."""
         return bool(self.sizes()) and self._memory.holds("tree.tokens", drafts.tree.tokens)
@@ -160,11 +175,16 @@ class DecodeStep:
     # Captures.
 
     def capture(
-        self, capturer: Capturer, sizes: list[int], around: Callable[[Buckets, int], AbstractContextManager[Any]]
+        self,
+        capturer: Capturer,
+        sizes: list[int],
+        around: Callable[[Buckets, int], AbstractContextManager[Any]],
+        with_sums: bool = False,
     ) -> None:
         """Capture the functions for these batch sizes, in place of what was captured before.
 
         around(buckets, size) is the context of the captures of one size; it may drop the size from the buckets.
+        with_sums: capture path sums too, which a policy over `shapes` reads.
         """
         buckets = Buckets(sizes)
         self.functions.clear()
@@ -178,7 +198,9 @@ class DecodeStep:
         for size in list(buckets):
             with around(buckets, size):
                 for key in self._keys(size):
-                    self.functions.capture(capturer, key, self._function(*key))
+                    result = self.functions.capture(capturer, key, self._function(*key))
+                    if with_sums and key[0] == "draft":
+                        self.functions.capture(capturer, ("sums", *key[1:]), self._sums_of(result.scores))
         self._buckets = buckets
 
     def _keys(self, lanes: int) -> list[Key]:
@@ -246,6 +268,12 @@ class DecodeStep:
         if not is_greedy:
             drafts = drafts._replace(proposals=memory.put_fields("proposals", drafts.proposals))
         return drafts._replace(tree=memory.put_fields("tree", drafts.tree))
+
+    def _sums_of(self, scores: Tensor) -> Callable[[], Tensor]:
+        children = children_of(self._caps, scores)
+        if children not in self._path_sums:
+            self._path_sums[children] = PathSums(self._caps, children, self.shapes, scores.device)
+        return partial(self._path_sums[children], scores)
 
     def _function(self, phase: str, lanes: int, is_greedy: bool | None) -> Callable[[], Any]:
         functions: dict[str, Callable[..., Any]] = {

@@ -18,9 +18,12 @@ KINDS = ((UnquantizedLinearMethod, LinearBase), (UnquantizedEmbeddingMethod, Par
 
 
 @contextmanager
-def int8_weights() -> Iterator[None]:
-    """Linear layers that are loaded inside get int8 copies, made before the engine packs their weights away."""
-    if native_kernel() is None:  # torch's is slower than the engine's bfloat16
+def int8_weights(device_type: str) -> Iterator[None]:
+    """Linear layers that are loaded inside, on a CPU, get int8 copies, made before the engine packs their weights away.
+
+    The kernels of a CPU are looked for, and perhaps built, on a CPU alone.
+    """
+    if device_type != "cpu" or native_kernel() is None:  # torch's is slower than the engine's bfloat16
         yield
         return
     before = [method.process_weights_after_loading for method, _ in KINDS]
@@ -56,7 +59,7 @@ def use_int8_output(head: Any) -> None:
     layer = head.lm_head
     if head.logits_processor.head_dtype not in (None, layer.weight.dtype):
         layer.quant_method = own_method(layer)
-    elif native_kernel() is not None and type(own_method(layer)) is UnquantizedEmbeddingMethod:
+    elif type(own_method(layer)) is UnquantizedEmbeddingMethod and layer.weight.is_cpu and native_kernel() is not None:
         packed = int8_copy(layer.weight.data)
         if packed is not None:
             head.lm_head = copy.copy(layer)

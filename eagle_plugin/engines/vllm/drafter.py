@@ -22,6 +22,7 @@ from eagle_plugin.engines.round import Drafts, HeadState, LevelRows, TopM, TreeR
 from eagle_plugin.engines.vllm import masked_rows
 from eagle_plugin.engines.vllm.attention import ExtendRows, Rows, TreeMetadata
 from eagle_plugin.engines.vllm.batch import RoundBatch
+from eagle_plugin.engines.vllm.draft_tables import without_whole_tables
 from eagle_plugin.engines.vllm.draft_weights import int8_weights, use_int8_output
 from eagle_plugin.engines.vllm.masked_rows import HeadRows
 from eagle_plugin.engines.vllm.pending import PendingRows
@@ -134,9 +135,10 @@ class TreeProposer(EagleProposer):
         """Load the head; the engine calls this as a part of load_model."""
         token = masked_rows.mask_token(self.speculative_config)
         if token is None:
-            with int8_weights():
+            with without_whole_tables(), int8_weights(self.device.type):
                 return super()._get_model()
-        with masked_rows.keeping_the_mask(self.speculative_config), int8_weights():
+        keeping = masked_rows.keeping_the_mask(self.speculative_config)
+        with keeping, without_whole_tables(), int8_weights(self.device.type):
             model = super()._get_model()
         self.mask = masked_rows.mask_row(model, token)
         return model
@@ -276,7 +278,14 @@ class TreeProposer(EagleProposer):
         return self.model.combine_hidden_states(features) if self.method == "eagle3" else features
 
     def _forward(self, rows: HeadRows) -> tuple[Tensor, Tensor]:
-        """One forward of the head over r rows: (states that the output layer reads, states that the head reads)."""
+        """The head over r rows: (states that the output layer reads, states that the head reads)."""
+        found = [self._one_forward(part) for part in masked_rows.in_slices(rows, self.max_num_tokens)]
+        if len(found) == 1:
+            return found[0]
+        normed, hidden = (torch.cat(states) for states in zip(*found, strict=True))
+        return normed, hidden
+
+    def _one_forward(self, rows: HeadRows) -> tuple[Tensor, Tensor]:
         tokens, positions, hidden, metadata = rows
         per_layer = dict.fromkeys(self._draft_attn_layer_names, metadata)
         with set_forward_context(per_layer, self.vllm_config, num_tokens=len(tokens)):

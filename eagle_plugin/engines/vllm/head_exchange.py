@@ -8,7 +8,7 @@ from typing import Any
 from vllm.config import set_current_vllm_config
 
 from eagle_plugin.engines.vllm.backend import tree_attention
-from eagle_plugin.heads.checkpoint import check_head
+from eagle_plugin.engines.vllm.head_rules import check_head
 from eagle_plugin.heads.same_form import check_same_form
 
 KEPT = ("model", "mask", "_draft_to_target", "_draft_attn_layer_names")  # attributes of a drafter that a head has
@@ -26,7 +26,7 @@ def exchange_head(runner: Any, head: Path) -> None:
     """
     config, drafter = runner.vllm_config, runner.drafter
     draft = config.speculative_config.draft_model_config
-    check_head(config.model_config.model, head, algorithm=config.speculative_config.method.upper())
+    check_head(config.model_config.model, head, config.speculative_config.method)
     check_same_form(draft.model, head)
     layers = config.compilation_config.static_forward_context
     present = {name: layers.pop(name) for name in drafter._draft_attn_layer_names}

@@ -68,6 +68,27 @@ class HeadRows(NamedTuple):
     metadata: TreeMetadata
 
 
+def in_slices(rows: HeadRows, most: int) -> list[HeadRows]:
+    """The rows of whole requests in parts of at most `most` rows, which is what the engine compiles the head for.
+
+    Only rows of trees alone, n of each request, can be more: b requests draft b * topk rows per level, and a step has
+    no more than `most` rows. A request's rows attend to nothing of the others.
+    """
+    tokens, positions, hidden, metadata = rows
+    extend, tree, query, _ = metadata.rows
+    if len(tokens) <= most or extend is not None or tree is None or query is not None:
+        return [rows]
+    b, n = tree.ancestors.shape
+    count = max(most // n, 1)
+    slices = []
+    for first in range(0, b, count):
+        own, part = slice(first, first + count), slice(first * n, (first + count) * n)
+        of_tree = TreeRows(tree.requests[own], tree.prefix_lens[own], tree.ancestors[own], tree.tail)
+        data = TreeMetadata(Rows(None, of_tree), metadata.slot_table, metadata.slots[part])
+        slices.append(HeadRows(tokens[part], positions[part], hidden[part], data))
+    return slices
+
+
 def after_tokens(mask: MaskRow, read: HeadRows, last: Tensor, lengths: Tensor, masks: int) -> tuple[HeadRows, Tensor]:
     """Consecutive tokens of b requests, and after them so many masked rows of each: for a step of any kind.
 

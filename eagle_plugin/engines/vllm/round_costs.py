@@ -145,14 +145,14 @@ class RoundTimer:
     def target(self, b: int, rows: int, keys: int) -> float:
         """Seconds of the target's forward over trees of `rows` nodes, the logits of every node, and the walk."""
         runner = self._runner
-        requests, lengths = self._requests(b, keys)
+        requests, lengths = self.requests(b, keys)
         ancestors = chain_ancestors(rows, self._device).repeat(b, 1)
         tree = TreeRows(requests, lengths, ancestors, rows)
         positions = (lengths[:, None] + torch.arange(rows, device=self._device)).view(-1)
         owners, slots = requests.repeat_interleave(rows), torch.arange(keys, keys + rows, device=self._device).repeat(b)
         layers = layer_metadata(runner, self._places(b, keys), Rows(None, tree), owners, slots)
         drafts = Drafts.plain(torch.zeros_like(requests), rows)
-        params = self._greedy(b)
+        params = self.greedy(b)
         tokens = torch.zeros(b * rows, dtype=torch.int32, device=self._device)
         per_request = np.full(b, rows, dtype=np.int32)
 
@@ -163,14 +163,14 @@ class RoundTimer:
             accept(drafts, logits, params, requests, lengths, filters="chained")
 
         with runner.maybe_select_dummy_loras(runner.lora_config, per_request, num_sampled_tokens=per_request):
-            return _seconds(forward)
+            return seconds_of(forward)
 
     def extend(self, b: int, rows: int, keys: int) -> float:
         """Seconds of the head's forward over `rows` accepted tokens per request, the last of which proposes."""
         return self._extend(b, rows, self._caps._replace(steps=1), keys)
 
     def _extend(self, b: int, rows: int, shape: Shape, keys: int) -> float:
-        requests, lengths = self._requests(b, keys)
+        requests, lengths = self.requests(b, keys)
         positions = (lengths[:, None] + torch.arange(rows, device=self._device)).view(-1)
         lens = torch.full_like(lengths, rows)
         extend = ExtendRows(requests, lengths + rows, lens, requests * rows)
@@ -186,12 +186,12 @@ class RoundTimer:
         features = self._features.new_zeros(b * rows, self._features.shape[1])  # those of the target's last forward
         table = self._head_table(b, keys)
         drafter = self._runner.drafter
-        return _seconds(lambda: drafter.extend(batch, features, table, shape, True))
+        return seconds_of(lambda: drafter.extend(batch, features, table, shape, True))
 
     def prompt_token(self) -> float:
         """Seconds per token of a prompt in which the head reads it, proposing nothing."""
         n = min(PROMPT, self.longest, self.most_rows)
-        requests, nothing = self._requests(1, 0)
+        requests, nothing = self.requests(1, 0)
         lens = torch.full_like(requests, n)
         pending = PendingRows(
             tokens=torch.zeros(n, dtype=torch.int32, device=self._device),
@@ -201,7 +201,7 @@ class RoundTimer:
             lens=[n],
             slot_table=self._head_table(1, n),
         )
-        return _seconds(lambda: self._runner.drafter.read_pending(pending)) / n
+        return seconds_of(lambda: self._runner.drafter.read_pending(pending)) / n
 
     def level(self, b: int, topk: int, keys: int) -> float:
         """Seconds of one level of the draft after the first: the head's forward over `topk` nodes per request."""
@@ -218,22 +218,28 @@ class RoundTimer:
 
     def _draft(self, b: int, shape: Shape, keys: int) -> float:
         """Seconds of a draft; of a head with a mask also of its reading of `READ` accepted tokens per request."""
-        requests, lengths = self._requests(b, keys)
+        requests, lengths = self.requests(b, keys)
         drafter = self._runner.drafter
         hidden = torch.zeros(b, drafter.hidden_size, dtype=drafter.dtype, device=self._device)
         m = top_m_of(shape, True)
         sizes = (b, m) if drafter.mask is None else (b, shape.steps, m)
         logp = hidden.new_zeros(sizes, dtype=torch.float32)
         top = TopM(logp, torch.arange(m, device=self._device).expand(sizes).contiguous())
-        batch = DraftBatch(shape, lengths, self._head_table(b, keys), self._greedy(b), None, None)
-        seconds = _seconds(lambda: drafter.draft_tree(batch, requests, HeadState(top, hidden)))
+        batch = DraftBatch(shape, lengths, self._head_table(b, keys), self.greedy(b), None, None)
+        seconds = seconds_of(lambda: drafter.draft_tree(batch, requests, HeadState(top, hidden)))
         return seconds if drafter.mask is None else seconds + self._extend(b, READ, shape, keys)
 
-    def _requests(self, b: int, keys: int) -> tuple[Tensor, Tensor]:
+    def layers(self, b: int, keys: int) -> dict[str, Any]:
+        """The slots of these requests in each layer's cache."""
+        return {name: SimpleNamespace(slot_table=p.table) for p in self._places(b, keys) for name in p.layers}
+
+    def requests(self, b: int, keys: int) -> tuple[Tensor, Tensor]:
+        """Rows 0 .. b - 1, and the lengths of the prefixes."""
         requests = torch.arange(b, device=self._device)
         return requests, torch.full_like(requests, keys)
 
-    def _greedy(self, b: int) -> SamplingParams:
+    def greedy(self, b: int) -> SamplingParams:
+        """Of requests that take the most likely token."""
         nothing = SimpleNamespace(temperature=None, top_k=None, top_p=None)
         return sampling_params(nothing, None, b, self._runner.input_batch.vocab_size, self._device)
 
@@ -249,7 +255,7 @@ class RoundTimer:
         return next(p.table for p in self._places(b, keys) if not self._head_layers.isdisjoint(p.layers))
 
 
-def _seconds(forward: Callable[[], object]) -> float:
+def seconds_of(forward: Callable[[], object]) -> float:
     """Seconds of a call; with one thread the processor's, so that other processes cost nothing.
 
     Threads and ranks wait for each other, and the time of one has not all of the work: of several the clock's counts.

@@ -15,6 +15,7 @@ from eagle_plugin.engines.round import TreeRows
 from eagle_plugin.engines.vllm.attention import ExtendRows, Rows
 from eagle_plugin.engines.vllm.graph_test import GraphTest
 from eagle_plugin.engines.vllm.made_up import layer_metadata, places_of, target_states
+from eagle_plugin.selftest.failure import without_memory
 from eagle_plugin.selftest.tree_paths import logits_differ, paths_of, random_tree
 
 SEED = 2026
@@ -38,7 +39,8 @@ class RoundTest:
     @torch.inference_mode()
     def run(self) -> list[str]:
         """One sentence per thing that differs."""
-        return [*self.prompts_against_tokens(), *self.trees_against_paths(), *self.graphs_against_eager()]
+        parts = (self.prompts_against_tokens, self.trees_against_paths, self.graphs_against_eager)
+        return [reason for part in parts for reason in without_memory(part)]
 
     def graphs_against_eager(self) -> list[str]:
         """What was captured of a step; nothing where there are no graphs."""

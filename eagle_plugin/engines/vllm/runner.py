@@ -19,6 +19,7 @@ from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsPro
 from vllm.v1.sample.thinking_budget_state import maybe_create_thinking_budget_state_holder
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from eagle_plugin.core.path_sums import PathSums
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.deploy_folder import Served
@@ -37,6 +38,7 @@ from eagle_plugin.engines.vllm.capture import captured_steps
 from eagle_plugin.engines.vllm.decode_step import DecodeStep, side_by_side
 from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch, TreeProposer
 from eagle_plugin.engines.vllm.grammar import with_parents
+from eagle_plugin.engines.vllm.graph_modes import wants_graphs
 from eagle_plugin.engines.vllm.head_exchange import exchange_head
 from eagle_plugin.engines.vllm.linear_attention import LinearLayers
 from eagle_plugin.engines.vllm.pending import Key, PendingTokens, PlainRows, given_blocks
@@ -60,6 +62,7 @@ class TreeModelRunner(GPUModelRunner):
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         super().__init__(vllm_config, device)
+        self.wants_graphs = wants_graphs(vllm_config)
         self._caps: Shape = caps_of(self.speculative_config)
         self._tp_group = get_tp_group()
         self._logger = rank_logger(logging.getLogger("vllm.eagle_plugin"))
@@ -296,8 +299,10 @@ class TreeModelRunner(GPUModelRunner):
     def _keep(self, batch: RoundBatch, drafts: Drafts) -> Tensor:
         """Keep drafts until the step that verifies them; returns their tokens [b, W - 1]."""
         whole = not self.discard_request_mask.np[: batch.b].any()
-        self._shapes.launched(batch, drafts, whole)
-        is_borrowed = self._step is not None and self._step.holds(drafts)
+        step = self._step if self._step is not None and self._step.holds(drafts) else None
+        is_borrowed, is_greedy = step is not None, drafts.proposals.tokens.shape[1] == 0
+        sum_up = PathSums.__call__ if step is None else partial(step.path_sums, is_greedy)
+        self._shapes.launched(batch, drafts, whole, sum_up)
         self._store.put(self.input_batch.req_ids, drafts, is_borrowed)
         self._parents = None
         if not self._has_reasoner and (asked := self._with_grammar()):

@@ -60,7 +60,7 @@ SEAMS: Seams = {
         "model logprobs_mode architectures use_mla is_hybrid is_attention_free uses_mrope is_multimodal_model"
         " is_encoder_decoder max_model_len enforce_eager dtype head_dtype"
     ),
-    "vllm.config.CompilationConfig": attributes("cudagraph_mode static_forward_context"),
+    "vllm.config.CompilationConfig": attributes("cudagraph_mode mode static_forward_context"),
     # The worker and its runner.
     "vllm.v1.worker.cpu_worker.CPUWorker": {"compile_or_warm_up_model": "self", "init_device": "self"},
     "vllm.v1.worker.gpu_worker.Worker": {
@@ -137,10 +137,14 @@ SEAMS: Seams = {
         "propose": "",
         "prepare_next_token_ids_padded": "self sampled_token_ids requests gpu_input_batch discard_request_mask",
         **attributes(
-            "_draft_attn_layer_names method model speculative_config vllm_config hidden_size dtype max_num_tokens"
+            "_draft_attn_layer_names method model speculative_config vllm_config hidden_size dtype device"
+            " max_num_tokens"
         ),
     },
-    "vllm.model_executor.models.llama_eagle3.Eagle3LlamaForCausalLM": attributes("use_parallel_drafting"),
+    "vllm.model_executor.models.llama_eagle3.Eagle3LlamaForCausalLM": {
+        "load_weights": "self weights",
+        **attributes("use_parallel_drafting draft_id_to_target_id"),
+    },
     "vllm.model_executor.layers.linear.UnquantizedLinearMethod": {
         "process_weights_after_loading": "self layer",
         "apply": "self layer x bias",

@@ -12,6 +12,7 @@ from typing import Any
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.vllm import version
+from eagle_plugin.engines.vllm.graph_modes import is_compiled, wants_graphs
 from eagle_plugin.engines.vllm.synthetic import synthetic_rates
 from eagle_plugin.errors import UserError
 from eagle_plugin.selftest.decision import decide, is_asked_for
@@ -55,7 +56,8 @@ def subject_of(vllm_config: Any, caps: Shape, is_parallel: bool) -> Subject | No
         "head_is_parallel": is_parallel,
         "ranks": ranks,
         "requests": vllm_config.scheduler_config.max_num_seqs,
-        "eager": bool(model.enforce_eager),
+        "compiled": is_compiled(vllm_config),
+        "graphs": wants_graphs(vllm_config),
         **({} if synthetic_rates(vllm_config.speculative_config) is None else {"acceptance": "synthetic"}),
     }
     engine = f"vllm {version.installed()}"

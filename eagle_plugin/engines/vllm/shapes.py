@@ -12,17 +12,18 @@ from typing import Any
 
 from vllm.distributed.parallel_state import get_tensor_model_parallel_world_size
 
+from eagle_plugin.core.path_sums import PathSums
 from eagle_plugin.core.policy import shapes_within
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.engines.cost_files import key_of
 from eagle_plugin.engines.policy_log import without_policy
 from eagle_plugin.engines.policy_start import start_policy
 from eagle_plugin.engines.round import Drafts
-from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser
-from eagle_plugin.engines.vllm import version
+from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser, SumUp, buffers_of
+from eagle_plugin.engines.vllm import captured_costs, round_costs, version
 from eagle_plugin.engines.vllm.batch import RoundBatch
+from eagle_plugin.engines.vllm.graph_modes import is_compiled
 from eagle_plugin.engines.vllm.ranks import gather_objects
-from eagle_plugin.engines.vllm.round_costs import is_faster_than, measure
 
 
 class RoundShapes:
@@ -53,10 +54,13 @@ class RoundShapes:
         """Note that the next round begins with its drafting."""
         self.chooser.begin(shape, batch.b, self._keys)
 
-    def launched(self, batch: RoundBatch, drafts: Drafts, whole: bool) -> None:
-        """Note the drafted trees; whole: every request's prompt is read to its end, so that all drafts are verified."""
+    def launched(self, batch: RoundBatch, drafts: Drafts, whole: bool, sum_up: SumUp = PathSums.__call__) -> None:
+        """Note the drafted trees; whole: every request's prompt is read to its end, so that all drafts are verified.
+
+        sum_up: as for `ShapeChooser.launched`.
+        """
         scored = drafts if whole else drafts._replace(scores=None)
-        self._drafted = self.chooser.launched(drafts.shape, batch.b, self._keys, scored)
+        self._drafted = self.chooser.launched(drafts.shape, batch.b, self._keys, scored, sum_up)
 
     def observe(self, tokens: Sequence[Sequence[int]]) -> None:
         """Tell the chooser what the step accepted; tokens: of each request, the bonus token included, on the host."""
@@ -84,6 +88,8 @@ def choose_shapes(runner: Any, caps: Shape, mode: str, logger: logging.Logger) -
             reason = f"--max-model-len is {runner.max_model_len} tokens, of which a round writes {caps.reach}"
         logger.info(without_policy(caps, mode, reason))
         return without_costs(caps, mode)
+    graphs = captured_costs.has_graphs(runner)
+    costs_of = captured_costs if graphs else round_costs
     config, ranks = runner.vllm_config, get_tensor_model_parallel_world_size()
     key = key_of(
         f"vllm {version.installed()}",
@@ -94,18 +100,22 @@ def choose_shapes(runner: Any, caps: Shape, mode: str, logger: logging.Logger) -
         caps,
         requests=runner.max_num_reqs,
         tokens=runner.max_num_tokens,
-        eager=config.model_config.enforce_eager,
+        compiled=is_compiled(config),
         quantization=config.model_config.quantization,
         lora=config.lora_config is not None,
         is_parallel=runner.drafter.mask is not None,
         ranks=ranks,
+        graphs=runner._step.sizes() if graphs else [],
     )
     policy = start_policy(
         caps,
         key,
-        lambda: measure(runner, caps),
+        lambda: costs_of.measure(runner, caps),
         logger,
-        is_faster_than=lambda costs: is_faster_than(runner, caps, costs),
+        runner._step.shapes if graphs else None,
+        is_faster_than=lambda costs: costs_of.is_faster_than(runner, caps, costs),
         gather=gather_objects,
     )
-    return ShapeChooser(caps, policy, clock=time.perf_counter if ranks == 1 else None)
+    buffers = buffers_of(policy, runner.max_num_reqs, runner.device)
+    clock = time.perf_counter if ranks == 1 else None
+    return ShapeChooser(caps, policy, clock=clock, buffers=buffers, learns_late=True)

@@ -11,17 +11,13 @@ from typing import Any
 from eagle_plugin.core.policy import PARALLEL_LEVELS
 from eagle_plugin.engines.head_mailbox import check_folder
 from eagle_plugin.engines.policy_log import log_seconds
-from eagle_plugin.engines.preflight import (
-    can_check,
-    foreign_head_warnings,
-    head_architecture,
-    head_warnings,
-    refuse_targets_config,
-)
+from eagle_plugin.engines.preflight import can_check, refuse_targets_config
 from eagle_plugin.engines.shape_chooser import policy_mode
 from eagle_plugin.engines.startup import engine_serves
 from eagle_plugin.engines.synthetic import WARNING, source_of
+from eagle_plugin.engines.vllm.compile_cache import mark_compiled
 from eagle_plugin.engines.vllm.gpu import unsupported_on_gpu
+from eagle_plugin.engines.vllm.head_rules import check_head
 from eagle_plugin.engines.vllm.masked_rows import mask_token
 from eagle_plugin.engines.vllm.options import Options
 from eagle_plugin.engines.vllm.policy_reports import make_report_path
@@ -30,8 +26,8 @@ from eagle_plugin.engines.vllm.selftest import failed_kernels, subject_of
 from eagle_plugin.engines.vllm.served import mark_report, mark_served, mark_subject
 from eagle_plugin.engines.vllm.synthetic import SETTING, synthetic_rates
 from eagle_plugin.errors import UserError
-from eagle_plugin.heads.export import warn_of_biases
-from eagle_plugin.heads.files import load_weights, read_config
+from eagle_plugin.heads.description import read_head
+from eagle_plugin.heads.files import HeadError, LeftToEngine
 from eagle_plugin.heads.manifest import trained_depths
 
 logger = logging.getLogger("vllm.eagle_plugin")
@@ -49,8 +45,6 @@ HEAD_ARCHITECTURES = (
     "LlamaForCausalLMEagle3",
     "PeagleLlamaForCausalLM",
 )
-# As config.json names them. vLLM also takes other words (official EAGLE heads, speculators), with rules of its own.
-OUR_ARCHITECTURES = ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3")
 GATED_DELTA_NETS = ("Qwen3NextForCausalLM",)  # targets with linear layers that our worker computes
 V2 = "VLLM_USE_V2_MODEL_RUNNER"
 _logged: set[str] = set()
@@ -81,8 +75,15 @@ def choose_worker(vllm_config: Any) -> None:
     is_parallel = mask_token(speculative) is not None
     trained = trained_depths(head) if is_parallel else None
     shape = options.shape(speculative.num_speculative_tokens, (trained or PARALLEL_LEVELS) if is_parallel else None)
-    for warning in _check_head(target, head, speculative.method, shape.steps):
+    try:
+        warnings = _check_head(target, head, speculative.method, shape.steps)
+    except LeftToEngine as reason:
+        _log_once(logging.WARNING, engine_serves(speculative.method, "vLLM", [str(reason)]))
+        return
+    for warning in warnings:
         _log_once(logging.WARNING, f"eagle-plugin: {warning}")
+    if can_check(target, head) and read_head(head).leftover_quantisation:
+        speculative.draft_model_config.quantization = None  # its layers read the weights as they are stored
     shape = options.within_trained(shape, trained)
     subject = subject_of(vllm_config, shape, is_parallel)
     if reasons := failed_kernels(subject, _log_once):
@@ -99,6 +100,7 @@ def choose_worker(vllm_config: Any) -> None:
     parallel.worker_cls = WORKERS[vllm_config.device_config.device_type]
     scheduler.async_scheduling = options.async_scheduling
     mark_served(speculative, shape)
+    mark_compiled(vllm_config, shape)
     if subject is not None:
         mark_subject(speculative, subject)
     # These import vLLM's server side: only where we serve.
@@ -127,19 +129,11 @@ def _keep_one_state(vllm_config: Any) -> None:
 
 
 def _check_head(target: str, head: str, method: str, steps: int | None = None) -> list[str]:
-    """Warnings about a head that our worker will serve; empty where it is not in a folder. Raises HeadError.
+    """Warnings about a head that our worker will serve; empty where it is not in a folder.
 
-    steps: the levels of its trees.
+    steps: the levels of its trees. Raises HeadError, and `LeftToEngine` where vLLM's own worker may serve it.
     """
-    if not can_check(target, head):
-        return []
-    # vLLM computes `norm_before_residual`, and `check_head` knows what both engines compute.
-    if head_architecture(head) in OUR_ARCHITECTURES and not read_config(head).get("norm_before_residual"):
-        warnings = head_warnings(target, head, method.upper(), steps)
-        if method == "eagle":
-            warnings += warn_of_biases(load_weights(head, ending=".bias"), head)
-        return warnings
-    return foreign_head_warnings(target, head)
+    return check_head(target, head, method, steps) if can_check(target, head) else []
 
 
 def explain_refusal(arguments: Any) -> UserError | None:
@@ -154,6 +148,13 @@ def explain_refusal(arguments: Any) -> UserError | None:
     try:
         refuse_targets_config(target, head)
         _check_head(target, head, method)
+        if read_head(head).leftover_quantisation:
+            return HeadError(
+                f"{head} has a quantization_config in config.json, but its weights are plain, and vLLM does not take "
+                "the method here; remove the key from the head's config.json"
+            )
+    except LeftToEngine:
+        return None  # vLLM says itself what it does not take
     except UserError as error:
         return error
     return None
@@ -189,6 +190,10 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
         ),
         (speculative.use_heterogeneous_vocab, "use_heterogeneous_vocab: it belongs to vLLM's chains"),
         (speculative.use_local_argmax_reduction, "use_local_argmax_reduction: it belongs to vLLM's chains"),
+        (
+            not isinstance(vllm_config.additional_config, dict),
+            f"additional_config: it is {type(vllm_config.additional_config).__name__}, only a dictionary is served",
+        ),
         (vllm_config.kv_transfer_config is not None, "--kv-transfer-config: it is not served yet"),
         (vllm_config.cache_config.cache_dtype != "auto", "--kv-cache-dtype: only the model's own dtype is served"),
         (model.use_mla, f"target {name}: latent (MLA) attention is not served yet"),

@@ -14,9 +14,12 @@ from eagle_plugin.kernels import bf16_linear
 def use_bf16_kernel(model: Any, model_config: Any) -> int:
     """Let our kernel run the layers without quantization; returns how many.
 
-    It is 0 where oneDNN multiplies pairs of bfloat16: there vLLM keeps weights in oneDNN's order, and ours would need
-    a second copy of them. With AVX2 alone oneDNN has no such product, and vLLM takes torch's.
+    It is 0 on a GPU, where the kernels of a CPU are not even looked for, and where oneDNN multiplies pairs of bfloat16:
+    there vLLM keeps weights in oneDNN's order, and ours would need a second copy of them. With AVX2 alone oneDNN has no
+    such product, and vLLM takes torch's.
     """
+    if not next(model.parameters()).is_cpu:
+        return 0
     kernel = bf16_linear.native_kernel()
     if kernel is None or kernel.max_rows != bf16_linear.ANY_ROWS:
         return 0

@@ -6,10 +6,11 @@ import pytest
 from eagle_plugin.bench.load import Completion, LoadError
 from eagle_plugin.bench.questions import Question
 from eagle_plugin.bench.serving.closed_loop import Answer, Ask, Mark, Phase, ask_in_phases, cut_windows
+from eagle_plugin.bench.stream_fields import Output
 
 
 def completion(name: str, tokens: int, ttft_s: float = 0.5, total_s: float = 1.0) -> Completion:
-    return Completion(name, "", "length", 1, tokens, ttft_s, total_s, (), None)
+    return Completion(name, Output(), "length", 1, tokens, ttft_s, total_s, (), None)
 
 
 def answer(phase: int, *arrivals: tuple[float, int], name: str = "q") -> Answer:

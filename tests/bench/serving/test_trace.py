@@ -7,10 +7,11 @@ from eagle_plugin.bench.serving.closed_loop import Mark, Window
 from eagle_plugin.bench.serving.plan import requests_of
 from eagle_plugin.bench.serving.prompts import questions_of
 from eagle_plugin.bench.serving.trace import STEPS, TraceStep, best_fixed, describe_server, total_rates, trace_phases
+from eagle_plugin.bench.stream_fields import Output
 
 
 def window(seconds: float, tokens: int, rounds: int | None = 10, cpu: float = 1.0) -> Window:
-    answer = Completion("q", "", "length", 1, tokens + 1, 0.1, 1.0, (), rounds)
+    answer = Completion("q", Output(), "length", 1, tokens + 1, 0.1, 1.0, (), rounds)
     return Window(Mark(5.0, 2.0), Mark(5.0 + seconds, 2.0 + cpu), tokens, (answer,), (answer,))
 
 

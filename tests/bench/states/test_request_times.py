@@ -6,10 +6,11 @@ import pytest
 
 from eagle_plugin.bench.load import Completion
 from eagle_plugin.bench.states.request_times import accepted_counts, median_times, tpot_s
+from eagle_plugin.bench.stream_fields import Output
 
 
 def answer(tokens: int, gaps: tuple[float, ...], ttft: float = 0.5, accepted: tuple[int, ...] = ()) -> Completion:
-    return Completion("q", "", "length", 1, tokens, ttft, ttft + sum(gaps), gaps, None, accepted)
+    return Completion("q", Output(), "length", 1, tokens, ttft, ttft + sum(gaps), gaps, None, accepted)
 
 
 def test_itl_is_of_chunks_and_tpot_of_tokens() -> None:

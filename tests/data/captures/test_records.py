@@ -225,7 +225,7 @@ def test_a_defect_drops_one_answer_and_no_text_is_printed(write: Write, capfd: p
     def fail(text: str) -> None:
         raise RuntimeError(text)
 
-    private._scanner.find = fail
+    private._scanner.read = fail
     assert write(exchange(chat("my secret text"), answered("A")), private=private) == []
     assert write.writer.counts["dropped:failed"] == 1
     printed = capfd.readouterr()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_plugin.data.privacy.redact import Scanner
+from eagle_plugin.data.privacy.scanner import Scanner
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
@@ -33,3 +33,25 @@ def test_the_two_splits_share_nothing(monkeypatch: pytest.MonkeyPatch):
     development, reported = ({text.case.text for text in private_texts(one)} for one in ("development", "reported"))
     assert len(development & reported) == 0
     assert len(harmless_texts("reported")) > 500
+
+
+@pytest.mark.parametrize("split", ["development", "reported"])
+def test_tool_results_code_and_json(split: str, scanner: Scanner, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import privacy_tools
+
+    private = list(privacy_tools.private_texts(split))[::2]
+    hidden = sum(privacy_tools.is_hidden(text, scanner) for text in private)
+    assert len(private) > 150 and hidden / len(private) > 0.95
+    assert all(privacy_tools.stays_json(text.text, scanner) is not False for text in private)
+    harmless = [text for _, text in privacy_tools.harmless_texts(split)][::2]
+    assert len(harmless) > 150 and sum(bool(scanner.find(text)) for text in harmless) / len(harmless) < 0.02
+
+
+def test_a_filter_that_hides_nothing_is_not_measured_as_good(scanner: Scanner, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import privacy_tools
+
+    monkeypatch.setattr(privacy_tools, "redact", lambda texts, scanner: (texts, {}))
+    private = list(privacy_tools.private_texts("development"))
+    assert not any(privacy_tools.is_hidden(text, scanner) for text in private)

@@ -7,7 +7,8 @@ import pytest
 from eagle_plugin.data.generate import main as generate
 from eagle_plugin.data.prepare import main as prepare
 from eagle_plugin.data.privacy.identity_numbers import IDENTITY_NUMBERS, load_checks
-from eagle_plugin.data.privacy.redact import Scanner, redact
+from eagle_plugin.data.privacy.redact import redact
+from eagle_plugin.data.privacy.scanner import Scanner
 from eagle_plugin.data.rows import DataError
 
 FOUND = [

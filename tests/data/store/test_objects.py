@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,39 @@ def test_a_missing_bucket_and_a_closed_port_are_one_sentence(s3: str, monkeypatc
     monkeypatch.setenv("AWS_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(DataError, match="check the bucket"):
         open_folder(s3).names()
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_the_metadata_service_is_asked_only_without_credentials(given: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The credentials of tests/conftest.py are enough: else a test waits for an address that only clouds have."""
+    asked = []
+
+    class Refuse(BaseHTTPRequestHandler):
+        def do_any(self) -> None:
+            asked.append(self.path)
+            self.send_response(403)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_GET = do_PUT = do_any
+
+        def log_message(self, format: str, *values: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refuse)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    here = f"http://127.0.0.1:{server.server_port}"
+    for name, value in {"AWS_ENDPOINT": here, "AWS_METADATA_ENDPOINT": here, "AWS_ALLOW_HTTP": "true"}.items():
+        monkeypatch.setenv(name, value)
+    if not given:
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(DataError, match="check the bucket"):
+        open_folder("s3://bucket/x").names()
+    server.shutdown()
+    server.server_close()
+    assert any("/latest/" in path for path in asked) == (not given)
+    assert asked
 
 
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1:9/features", "http://127.0.0.1:9/features", "ftp://", "sftp://a/b"])

@@ -241,6 +241,23 @@ def test_the_output_stride_is_honoured():
     assert processor._get_speculative_output_stride(result) == 3
 
 
+def test_a_request_is_finished_in_one_step_after_its_tokens_are_appended():
+    """finish.py asks the step once per token: with fewer tokens in ``output_ids`` it must see no others."""
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
+
+    from eagle_plugin.engines.sglang.finish import FINISH
+
+    step = Req.update_finish_state
+    assert pkgutil.resolve_name(FINISH) is step and parameters(step) == ["self", "new_accepted_len"]
+    decode = SchedulerBatchResultProcessor.process_batch_result_decode
+    assert in_order(decode, ["req.output_ids.extend(next_token_id)", "req.update_finish_state(new_accept_len)"])
+    assert {"output_ids", "grammar", "to_finish", "finished_len", "finished_reason"} <= assigned(Req.__init__)
+    assert assignments(step, "new_accepted_tokens") == ["self.output_ids[-new_accepted_len:]"]
+    (beyond,) = assignments(Req.tail_str, "tail_len")
+    assert beyond == "self._stop_match_tail_len(new_accepted_len)"
+
+
 def test_rounds_are_read_where_they_are_counted():
     """metrics.py: the scheduler's result processor has the lengths of a round on the host, and the metrics' labels."""
     from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor

@@ -14,6 +14,8 @@ pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang
 
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
+from eagle_plugin.core.path_sums import children_of
+from eagle_plugin.core.policy import captured_shapes
 from eagle_plugin.core.shape import MAX_WIDTH, PLAIN, Shape
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.core.verify import Accepted
@@ -195,6 +197,23 @@ def test_a_round(library: FakeLibrary, any_round: DecodeRound, shape: Shape, gre
         wanted = [*drawn, "verify_tree", "compact_kv", "read_path", "topk_log_softmax"]
         assert library.launched[-len(wanted) :] == wanted
         assert greedy == ("uniforms" not in library.launched)
+
+
+@pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])
+def test_path_sums(library: FakeLibrary, any_round: DecodeRound, greedy: bool) -> None:
+    """What is captured of them stays on the device; their constants are there before the first request."""
+    shapes = captured_shapes(SHAPE)
+    any_round.capture(Capturer(), SHAPE, shapes, [2, 4], lambda *_: contextlib.nullcontext(), with_sums=True)
+    schedule = schedule_batch()
+    schedule.sampling_info.is_all_greedy = greedy
+    batch = any_round._reader.read(SHAPE, schedule, any_round.lanes(B))
+    drafts = any_round.draft(batch, state()).first(B)
+    assert drafts.scores is not None
+    sums = any_round._path_sums[SHAPE, children_of(SHAPE, drafts.scores)]
+    replays = any_round.functions.replays
+    found = any_round.path_sums(batch, sums, drafts.scores)
+    assert all_on_cuda(found, sums(drafts.scores)) and found.shape == (len(sums.shapes), 4, SHAPE.steps)
+    assert any_round.functions.replays == replays + 1
 
 
 def test_the_ranks_agree(library: FakeLibrary) -> None:

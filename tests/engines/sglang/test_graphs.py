@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,9 +19,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang environment is not installed")
 
+from policy_world import device
 from toy_engine import COLUMNS, DRAFT_V, ROWS, SHAPE, TABLE, Drafter, H, ParallelDrafter, V, Verifier
 
-from eagle_plugin.core.policy import captured_shapes
+from eagle_plugin.core.costs import CostModel
+from eagle_plugin.core.policy import Policy, captured_shapes
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.graph_emulator import CaptureError, EmulatedCapturer, recording_launches
@@ -32,6 +35,7 @@ from eagle_plugin.engines.sglang.batch import BatchReader, RoundBatch
 from eagle_plugin.engines.sglang.decode_round import DecodeRound
 from eagle_plugin.engines.sglang.drafter import DraftState
 from eagle_plugin.engines.sglang.verifier import TargetOutput
+from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser, buffers_of
 from eagle_plugin.kernels.accepted_path import AcceptedPath
 
 SIZES = [1, 2, 4, 8]
@@ -154,6 +158,55 @@ def test_a_batch_beyond_the_captured_sizes_runs_eagerly(recorded: None) -> None:
     assert case.round.lanes(2) == 2 and case.round.lanes(5) == 5
     assert not case.differing(range(1, 9))
     assert 0 < case.round.functions.replays < 4 * 8
+
+
+class Sums:
+    """Path sums of captured rounds, as a policy reads them a round later."""
+
+    def __init__(self) -> None:
+        self.case, self.chooser = Case(), ShapeChooser(SHAPE, Policy(SHAPE, CostModel(device(64)), SHAPES))
+        self.case.round.capture(EmulatedCapturer(), SHAPE, SHAPES, SIZES, lambda *_: contextlib.nullcontext(), True)
+        self.wanted: list[Tensor] = []
+
+    def served(self, seeds: range) -> list[ServedRound]:
+        """Rounds one after the other, with what the sums of each are without graphs in `wanted`."""
+        served = []
+        for seed in seeds:
+            schedule, state, shape = random_batch(seed)
+            b = len(schedule.seq_lens)
+            batch = self.case.reader.read(shape, schedule, self.case.round.lanes(b))
+            drafts, *_ = self.case._round(batch, state)
+            real = drafts.first(b)
+            replays = self.case.round.functions.replays
+            one = self.chooser.launched(shape, b, 0, real, partial(self.case.round.path_sums, batch))
+            assert self.case.round.functions.replays == replays + (one.sums is not None)
+            if one.path_sums is not None:
+                assert real.scores is not None
+                self.wanted.append(one.path_sums(real.scores.clone()))
+                served.append(one)
+        return served
+
+
+def test_captured_path_sums_are_those_of_eager_ones(recorded: None) -> None:
+    """Every batch has another shape, so that all but plain ones tell their sums; the host reads them two rounds later,
+    when the graphs have overwritten their memory."""
+    sums = Sums()
+    policy = sums.chooser.policy
+    assert policy is not None
+    sums.chooser._buffers = buffers_of(policy, SIZES[-1], "cpu")
+    for first in range(1, 100, 3):
+        sums.wanted.clear()
+        for one, wanted in zip(sums.served(range(first, first + 3)), sums.wanted, strict=True):
+            assert one.sums is not None
+            torch.testing.assert_close(one.sums, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_path_sums_in_the_memory_of_graphs_are_overwritten(recorded: None) -> None:
+    """The control: without a copy the host reads what later replays left."""
+    sums = Sums()
+    served = sums.served(range(1, 7))
+    pairs = zip((one.sums for one in served), sums.wanted, strict=True)
+    assert any(found is not None and not torch.allclose(found, wanted) for found, wanted in pairs)
 
 
 class Memo(Drafter):

@@ -6,10 +6,11 @@ The counts are exact, so a change that adds a launch fails here; times are only 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from host_times import check_times, host_times
+from host_times import check_times, host_times, policy_times
 
 # Per round, outside of the models' forwards; the aims are in benchmarks/host_time.py.
 GREEDY_LAUNCHES, SAMPLED_LAUNCHES = 29, 52  # of an eager round
@@ -48,3 +49,11 @@ def test_the_number_of_launches_does_not_grow_with_the_batch(report: dict[str, A
 
 def test_times(report: dict[str, Any]) -> None:
     check_times(report)
+
+
+@pytest.mark.matrix  # a start with the graphs of all shapes; test_graphs.py proves that path sums are replayed
+def test_a_policy_launches_its_path_sums_as_one_graph_in_one_of_four_rounds(tmp_path: Path) -> None:
+    found = policy_times("sglang", tmp_path)
+    auto, fixed = found["auto"], found["fixed"]
+    assert auto["launches_by_name"]["graph launch sums"] >= 0.2
+    assert auto["graph_launches"] <= fixed["graph_launches"] + 0.4 and auto["launches"] <= fixed["launches"] + 0.4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from head_edits import config, tensors
+import torch
+from head_edits import config, put, tensors
 from serving import generate, serving, tiny_spec
 from tiny_models import tiny_eagle3_head, tiny_llama
 
@@ -21,6 +23,8 @@ from eagle_plugin.core.shape import Shape
 
 pytest.importorskip("sglang")
 from eagle_plugin.engines.sglang import plugin, support, version
+from eagle_plugin.engines.startup import LEFT
+from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.files import HeadError
 
 SERVED = {
@@ -158,6 +162,49 @@ def test_a_head_with_nan_is_refused(check_launch, tiny_target, tiny_eagle3, tmp_
     shutil.copytree(tiny_eagle3, head)
     tensors(lambda t: t["norm.weight"].fill_(float("nan")))(head)
     with pytest.raises(SystemExit, match=r"eagle-plugin: .* norm\.weight with 64 values that are not finite"):
+        check_launch(tiny_target, head)
+
+
+def test_what_sglang_serves_never_ends_the_start(check_launch, tiny_target, tiny_eagle3, tmp_path, caplog, monkeypatch):
+    """What it reads otherwise than meant is a warning; what only its own worker serves is left to that one."""
+    key = "eagle_aux_hidden_state_layer_ids"
+    misread = {
+        "norm_before_residual true": config(norm_before_residual=True),
+        "tie_word_embeddings true": config(tie_word_embeddings=True),
+        "draft_vocab_size null": config(draft_vocab_size=None),
+        "at the top level": config(**{key: [1, 3, 5]}),
+        "q_proj.bias": put("midlayer.self_attn.q_proj.bias", torch.ones(64)),
+        "a norm of queries or keys": put("midlayer.self_attn.q_norm.weight", torch.ones(16)),
+        "aux layer ids [4, 2, 1]": config(eagle_config={key: [4, 2, 1]}),
+    }
+    monkeypatch.delenv(LEFT, raising=False)
+    for number, (phrase, edit) in enumerate(misread.items()):
+        head = tmp_path / str(number)
+        shutil.copytree(tiny_eagle3, head)
+        edit(head)
+        caplog.clear()
+        with pytest.raises(HeadError, match=re.escape(phrase)):  # `eagle-plugin check` says no
+            check_head(tiny_target, head, algorithm="EAGLE3")
+        check_launch(tiny_target, head)
+        assert phrase in caplog.text and LEFT not in os.environ
+    put("d2t", torch.tensor([1] + [0] * 511))(head)
+    check_launch(tiny_target, head)
+    assert "d2t that maps 512 draft ids to 511 target ids" in os.environ[LEFT]
+    monkeypatch.setattr(support, "unsupported_flags", lambda _: [])
+    for name in ("unsupported_cache", "unsupported_models", "unsupported_windows", "unsupported_states"):
+        monkeypatch.setattr(support, name, lambda *_: [])
+    draft = SimpleNamespace(hf_config=SimpleNamespace(architectures=["LlamaForCausalLMEagle3"]))
+    runner = SimpleNamespace(spec_aux_config=SimpleNamespace(draft_model_config=draft), device="cpu")
+    assert support.unsupported_reasons(None, runner) == [os.environ[LEFT]]
+    check_launch(tiny_target, tiny_eagle3)  # of the next engine in this process
+    assert support.unsupported_reasons(None, runner) == []
+
+
+def test_a_leftover_quantisation_ends_the_start_on_a_cpu(check_launch, tiny_target, tiny_eagle3, tmp_path, caplog):
+    head = tmp_path / "head"
+    shutil.copytree(tiny_eagle3, head)
+    config(quantization_config={"quant_method": "fp8"})(head)
+    with pytest.raises(SystemExit, match=r"^eagle-plugin: .* has a quantization_config .*; remove the key"):
         check_launch(tiny_target, head)
 
 

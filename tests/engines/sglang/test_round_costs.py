@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,11 +12,13 @@ import torch
 
 pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang environment is not installed")
 
-from toy_engine import COLUMNS, ROWS, SHAPE, ParallelDrafter, Verifier
+from toy_engine import COLUMNS, ROWS, SHAPE, Drafter, ParallelDrafter, Verifier
 from toy_parts import parts
 
 from eagle_plugin.core.costs import Costs, Curve, Forward
+from eagle_plugin.core.policy import captured_shapes
 from eagle_plugin.core.shape import PLAIN
+from eagle_plugin.engines.graph_emulator import recording_launches
 from eagle_plugin.engines.sglang import round_costs
 from eagle_plugin.engines.sglang.round_costs import CostMeasurement
 
@@ -105,6 +108,49 @@ def test_the_times_are_those_of_the_parts(clock: Clock, monkeypatch: pytest.Monk
     costs = CostMeasurement(parts([]), 1).run()
     target, level, extend = (curve.seconds for curve in curves(costs))
     assert min(target) > 1 and max(level + extend) < 1 and costs.fixed < 1
+
+
+def slow_when_called(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not replayed takes a second from now on."""
+
+    def slowed(call: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*given: Any, **named: Any) -> Any:
+            clock.now += 1.0
+            return call(*given, **named)
+
+        return slow
+
+    for kind, name in ((Verifier, "forward"), (Verifier, "walk"), (Drafter, "draft_tree"), (Drafter, "extend")):
+        monkeypatch.setattr(kind, name, slowed(getattr(kind, name)))
+
+
+def test_costs_are_those_of_replays_where_rounds_are_captured(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shape is measured, or interpolated from one, that would run without graphs."""
+    sizes = [1, 2, 4, LANES]
+    with recording_launches():
+        made = parts(sizes, shapes=captured_shapes(SHAPE))
+        measurement = CostMeasurement(made, LANES)
+        measurement._random.state(1)  # its template is made by calls
+        slow_when_called(clock, monkeypatch)
+        costs = measurement.run()
+    assert max(max(curve.seconds) for curve in curves(costs)) < 0.1 and costs.fixed < 0.1
+    drafted = [shape for shape in captured_shapes(SHAPE) if shape != PLAIN]
+    assert set(costs.target.curve.rows) == {b * shape.width for b in sizes for shape in (PLAIN, *drafted)}
+    assert set(costs.extend.curve.rows) == {b * shape.max_accept_length for b in sizes for shape in drafted}
+    assert set(costs.level.curve.rows) == {b * shape.topk for b in sizes for shape in drafted if shape.steps > 1}
+
+
+def test_batches_beyond_the_captured_sizes_cost_what_they_take_without_graphs(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control of the test before."""
+    with recording_launches():
+        made = parts([1, 2], shapes=captured_shapes(SHAPE))
+        measurement = CostMeasurement(made, LANES)
+        measurement._random.state(1)
+        slow_when_called(clock, monkeypatch)
+        costs = measurement.run()
+    assert costs.round(SHAPE, 2, 0) < 0.1 and costs.round(SHAPE, LANES, 0) > 3
 
 
 def test_the_costs_of_long_prefixes_do_not_depend_on_the_speed_of_the_moment(

@@ -13,13 +13,18 @@ from torch import Tensor
 pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang environment is not installed")
 
 import toy_engine
+from large_tensors import LargeTensors
 from toy_engine import COLUMNS, ROWS, SHAPE, Drafter
 from toy_parts import SIZES, parts
 
+from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.engines import round
 from eagle_plugin.engines.graph_emulator import recording_launches
 from eagle_plugin.engines.sglang import selftest
+from eagle_plugin.engines.sglang.decode_round import DecodeRound
 from eagle_plugin.engines.sglang.round_test import Parts, RoundTest
+from eagle_plugin.selftest import comparison
+from eagle_plugin.selftest.failure import LeftOut
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +139,47 @@ def test_one_stale_lane_of_many_is_found(recorded: None) -> None:
 
     captured[key] = OneLane(), output
     assert any("verify: logits: 16 of 64 rows differ" in reason for reason in RoundTest(made).run())
+
+
+def test_a_batch_without_memory_is_left_out(recorded: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are tested, and it is no difference."""
+    made, healthy = parts(), DecodeRound.verify
+
+    def tight(of: Any, batch: Any, drafts: Any) -> Any:
+        if of is not made.decode_round and len(batch.lanes) == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return healthy(of, batch, drafts)
+
+    monkeypatch.setattr(DecodeRound, "verify", tight)
+    test = RoundTest(made)
+    found = test.run()
+    assert len(found) == 4 and all(isinstance(x, LeftOut) and x.startswith("graphs of 4 requests, ") for x in found)
+    assert len(test.fingerprints) == 8  # of one request
+    assert sorted(made.allocator.free_slots.tolist()) == list(range(1, ROWS * COLUMNS))
+
+
+def test_a_tree_without_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = parts([])
+
+    def tight(*arguments: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(RoundTest, "_one_token", tight)
+    (left_out,) = RoundTest(made).run()
+    assert isinstance(left_out, LeftOut) and left_out.startswith("tree against paths: ")
+
+
+def test_the_logits_are_not_copied(recorded: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside captured graphs there may be room for the logits of one forward, which is what serves without graphs."""
+    monkeypatch.setattr(comparison, "AT_ONCE", SHAPE.width * toy_engine.V)
+    made = parts([4])
+    size = 4 * SHAPE.width * toy_engine.V * 4
+    with LargeTensors(size) as forward:
+        batch = made.reader.padding(SHAPE, 4, True)
+        made.verifier.forward(batch, DraftTree.padding(torch.zeros(4, dtype=torch.int64), SHAPE.width))
+    with LargeTensors(size) as tested:
+        assert RoundTest(made).graphs_against_eager() == []
+    assert set(tested.made) == set(forward.made) != set()
 
 
 def test_a_function_that_raises_is_named(recorded: None, monkeypatch: pytest.MonkeyPatch) -> None:

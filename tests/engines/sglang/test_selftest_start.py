@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,7 @@ from eagle_plugin.engines.sglang import selftest, support
 from eagle_plugin.engines.sglang.caches import unsupported_cache
 from eagle_plugin.engines.startup import StartRefused
 from eagle_plugin.selftest import record
+from eagle_plugin.selftest.failure import failure
 from eagle_plugin.selftest.shapes import ModelShape
 
 # --- what a GPU must have
@@ -119,14 +121,46 @@ def test_a_record_saves_the_test(kept: dict[str, Any], monkeypatch: pytest.Monke
     assert selftest._decide(kept, lambda: []) == [] and selftest._decide(kept, test) == [] and len(runs) == 1
 
 
+def raising(error: Exception) -> Callable[[], list[str]]:
+    def test() -> list[str]:
+        raise error
+
+    return test
+
+
 def test_a_test_that_raises_has_failed(kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     ranks(monkeypatch, lambda value: [])
+    (reason,) = selftest._decide(kept, raising(RuntimeError("an illegal memory access was encountered\nmore")))
+    assert "kernels: RuntimeError: an illegal memory access was encountered;" in reason
 
-    def test() -> list[str]:
-        raise torch.OutOfMemoryError("CUDA out of memory\nmore")
 
-    (reason,) = selftest._decide(kept, test)
-    assert "kernels: OutOfMemoryError: CUDA out of memory;" in reason
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory\nmore"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
+    ],
+)
+def test_a_test_without_memory_is_repeated_at_the_next_start(
+    error: Exception, kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It found no difference, so that our worker serves, and it found out nothing, so that nothing is kept."""
+    ranks(monkeypatch, lambda value: [])
+    assert selftest._decide(kept, raising(error)) == [] and record.read(kept) is None
+    assert "self-test of the kernels is not complete, the next start repeats it: kernels: no memory" in caplog.text
+
+
+def test_a_difference_counts_beside_a_check_without_memory(
+    kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In whatever rank either is."""
+    left_out = failure("graphs of 8 requests", torch.OutOfMemoryError())
+    ranks(monkeypatch, lambda value: [[left_out] if isinstance(value, list) else value])
+    (reason,) = selftest._decide(kept, lambda: ["verify_tree: wrong"])
+    assert "rank 0: verify_tree: wrong" in reason and "graphs of 8" not in reason
+    assert record.read(kept).reasons == ["rank 0: verify_tree: wrong"]
+    assert "rank 1: graphs of 8 requests: no memory was left for this check" in caplog.text
 
 
 def test_a_result_that_cannot_be_kept_still_counts(
@@ -232,7 +266,7 @@ def test_a_failed_round_is_handed_over_and_kept(kept: dict[str, Any], monkeypatc
     done, key = rounds_of(monkeypatch, ["graphs: wrong"])
     assert done[0] == "handed over" and "the self-test failed: graphs: wrong" in done[1][0]
     # The next start leaves the server to the engine at once, although its kernels are right.
-    monkeypatch.setattr(selftest.suite, "run", lambda *arguments: SimpleNamespace(reasons=[]))
+    monkeypatch.setattr(selftest.suite, "run", lambda *arguments: selftest.suite.Report([]))
     monkeypatch.setattr(selftest, "_device", lambda runner: torch.device("cpu"))
     assert selftest.failed_kernels(SimpleNamespace(device="cpu")) == done[1]
     record.forget()

@@ -7,17 +7,28 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.config import CUDAGraphMode
+from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode
 
 from eagle_plugin.engines.vllm import capture
+from eagle_plugin.engines.vllm.attention import TreeMetadataBuilder
+from eagle_plugin.engines.vllm.graph_modes import wants_graphs
 
 
-def runner_of(kind: str, *, eager: bool = False, mode: Any = CUDAGraphMode.PIECEWISE, linear: bool = False) -> Any:
+def runner_of(
+    kind: str,
+    *,
+    eager: bool = False,
+    mode: Any = CUDAGraphMode.PIECEWISE,
+    linear: bool = False,
+    compiles: Any = CompilationMode.VLLM_COMPILE,
+) -> Any:
     model = SimpleNamespace(enforce_eager=eager)
-    config = SimpleNamespace(model_config=model, compilation_config=SimpleNamespace(cudagraph_mode=mode))
+    compilation = CompilationConfig(cudagraph_mode=mode, mode=CompilationMode.NONE if eager else compiles)
+    config = SimpleNamespace(model_config=model, compilation_config=compilation)
     names = {"layer"} if linear else set()
     device, layers = SimpleNamespace(type=kind), SimpleNamespace(names=names)
-    return SimpleNamespace(vllm_config=config, model_config=model, device=device, linear=layers)
+    wanted = wants_graphs(config)  # as a runner asks when it is made
+    return SimpleNamespace(vllm_config=config, model_config=model, device=device, linear=layers, wants_graphs=wanted)
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +51,22 @@ def test_sizes_on_a_gpu(most: int, sizes: list[int]) -> None:
 def test_no_graphs_are_wanted(runner: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert capture.captured_steps(runner, logging.getLogger("test")) is None
     assert not caplog.records
+
+
+def test_graphs_of_ours_need_no_compilation(caplog: pytest.LogCaptureFixture) -> None:
+    """Without it vLLM has none: it takes `NONE` for its default when it makes the caches."""
+    runner = runner_of("cuda", mode=CUDAGraphMode.FULL_DECODE_ONLY, compiles=CompilationMode.NONE, linear=True)
+    compilation = runner.vllm_config.compilation_config
+    compilation.resolve_cudagraph_mode_and_sizes(TreeMetadataBuilder.get_cudagraph_support(None, None), "CUSTOM")
+    assert compilation.cudagraph_mode == CUDAGraphMode.NONE and not wants_graphs(runner.vllm_config)
+    # A capture is tried, and is what these layers are asked about.
+    assert capture.captured_steps(runner, logging.getLogger("test")) is None
+    assert "the target has layers that keep a state" in caplog.text
+
+
+def test_what_is_not_compiled_can_be_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EAGLE_GRAPHS", "emulate")
+    assert capture._unserved(runner_of("cpu", compiles=CompilationMode.NONE), "cpu") == ""
 
 
 @pytest.mark.parametrize(

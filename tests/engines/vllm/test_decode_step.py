@@ -13,18 +13,24 @@ from typing import Any
 
 import pytest
 import torch
+from policy_world import device
 from torch import Tensor
 from vllm_sampling_metadata import sampling_metadata
 from vllm_toy import BLOCK, BLOCKS_EACH, DRAFT_V, REQUESTS, SHAPE, H, Head, ToyRunner, V
 
+from eagle_plugin.core.costs import CostModel
+from eagle_plugin.core.policy import Policy
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.engines.graph_emulator import CaptureError, EmulatedCapturer, recording_launches
 from eagle_plugin.engines.graphs import Buckets
 from eagle_plugin.engines.parallel_levels import MaskRow
 from eagle_plugin.engines.round import Drafts, HeadState, TopM
+from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser, buffers_of
 from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.engines.vllm.decode_step import DecodeStep
 from eagle_plugin.engines.vllm.drafter import DraftBatch, PathBatch
+from eagle_plugin.engines.vllm.masked_rows import HeadRows
+from eagle_plugin.engines.vllm.shapes import RoundShapes
 from eagle_plugin.engines.vllm.step_memory import StepMemory
 
 SIZES = [1, 2, 4, 8]
@@ -99,6 +105,28 @@ def same(found: Tensor, wanted: Tensor) -> bool:
     return found.shape == wanted.shape and torch.allclose(found, wanted, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
+class Narrow(Head):
+    """A head that is compiled for twelve rows: three requests of a level."""
+
+    max_num_tokens = 12
+    most = 0  # rows of one forward so far
+
+    def _one_forward(self, rows: HeadRows) -> Any:
+        if rows.metadata.rows.extend is None:  # a step's own rows are no more than that, but for this test
+            self.most = max(self.most, len(rows.tokens))
+        return super()._one_forward(rows)
+
+
+def test_more_rows_than_the_head_is_compiled_for_are_read_in_slices() -> None:
+    """As eight requests draft four nodes per level; whether it is captured or not, nothing changes."""
+    made = Case(head=Narrow)
+    assert made.differing(range(8)) == set() and made.captured.head.most == 12
+    assert made.eager.head.max_num_tokens > REQUESTS * SHAPE.topk
+    narrow, eager = Case(), ToyRunner(Narrow(), None)
+    narrow.eager = eager
+    assert narrow.differing(range(8)) == set() and eager.head.most == 12
+
+
 def test_every_captured_function_equals_eager() -> None:
     case = Case()
     assert len(case.graphs.functions) == len(SIZES) * 2 * 3
@@ -118,6 +146,27 @@ class Misplaced(Parallel):
 
     def extend_paths(self, batch: PathBatch, *rest: Any) -> HeadState:
         return super().extend_paths(batch._replace(last=batch.last - batch.last % SHAPE.max_accept_length), *rest)
+
+
+def test_captured_path_sums_are_those_of_eager_ones() -> None:
+    case, found = Case(), []
+    case.graphs.capture(EmulatedCapturer(), SIZES, lambda *_: contextlib.nullcontext(), with_sums=True)
+    for one in (case.captured, case.eager):
+        policy = Policy(SHAPE, CostModel(device(64)), case.graphs.shapes)
+        chooser, sums = ShapeChooser(SHAPE, policy, buffers=buffers_of(policy, REQUESTS, "cpu")), list[Tensor]()
+
+        def launched(*given: Any, call: Any = chooser.launched, sums: list[Tensor] = sums) -> ServedRound:
+            served: ServedRound = call(*given)
+            sums += [] if served.sums is None else [served.sums.clone()]
+            return served
+
+        chooser.launched = launched  # type: ignore[method-assign]
+        one.runner._shapes = RoundShapes(chooser)
+        found.append(sums)
+    assert not case.differing(range(1, 13))
+    for ours, eager in zip(*found, strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-5)
+    assert len(found[0]) > 12
 
 
 def test_levels_that_the_head_lists_as_it_reads() -> None:

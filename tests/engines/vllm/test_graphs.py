@@ -3,12 +3,14 @@ says without drafts."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -17,7 +19,10 @@ from vllm import LLM
 from vllm_engines import counters, engine, generate, rounds, runner
 from vllm_greedy import make_prompts, write_heads, write_target
 
+from eagle_plugin.core.costs import Curve
+from eagle_plugin.core.shape import PLAIN
 from eagle_plugin.engines.graph_emulator import recording_launches
+from eagle_plugin.engines.vllm import captured_costs, round_costs
 from eagle_plugin.engines.vllm.decode_step import DecodeStep
 from eagle_plugin.engines.vllm.head_exchange import exchange_head
 
@@ -154,3 +159,54 @@ def test_requests_of_every_kind(models: Models) -> None:
             assert replays["walk"] == walks and replays["verify"] == replays["extend"] > 20
             with without_graphs(llm):
                 assert generate(llm, PROMPTS, **kind) == by_replays
+
+
+class ReplayClock:
+    """Time passes only in the target's forwards that are not replayed, and in replays."""
+
+    SECONDS: ClassVar = {"verify": 2.0, "walk": 1.0, "extend": 0.5, "draft": 0.25}
+
+    def __init__(self, served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        forward, replay = served._model_forward, served._step.functions.run
+
+        def slow_forward(*given: Any, **named: Any) -> Any:
+            self.now += 16.0
+            return forward(*given, **named)
+
+        def timed(key: Any, function: Any) -> Any:
+            self.now += self.SECONDS[key[0]] * key[1] if key in served._step.functions else 64.0
+            return replay(key, function)
+
+        monkeypatch.setattr(served, "_model_forward", slow_forward)
+        monkeypatch.setattr(served._step.functions, "run", timed)
+        monkeypatch.setattr(round_costs, "time", SimpleNamespace(thread_time=self.read, perf_counter=self.read))
+
+    def read(self) -> float:
+        return self.now
+
+
+def test_the_policy_knows_what_replays_cost(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what was captured is offered to it, and its path sums are replayed."""
+    with captured(models, asynchronous=False, policy="auto") as llm:
+        served = runner(llm)
+        step, policy = served._step, served._shapes.chooser.policy
+        assert policy.shapes == step.shapes == (PLAIN, served._caps)
+        assert len(step.functions) == 4 * (1 + 2 * 4)
+        replays = step.functions.replays
+        sums = Counter[str]()
+        run = step.functions.run
+        with monkeypatch.context() as patch:
+            patch.setattr(step.functions, "run", lambda key, f: (sums.update([key[0]]), run(key, f))[1])
+            assert generate(llm, PROMPTS) == models.expected
+        assert sums["draft"] / 5 < sums["sums"] < sums["draft"] and step.functions.replays > replays
+
+        ReplayClock(served, monkeypatch)
+        with torch.inference_mode():
+            costs = captured_costs.measure(served, served._caps, budget=math.inf)
+        width, topk, longest = served._caps.width, served._caps.topk, served._caps.max_accept_length
+        assert costs.plain is not None and costs.plain.curve == Curve((1, 2, 4, 8), (16.0,) * 4)
+        assert costs.target.curve == Curve(tuple(b * width for b in (1, 2, 4, 8)), (3.0, 6.0, 12.0, 24.0))
+        assert costs.extend.curve == Curve(tuple(b * longest for b in (1, 2, 4, 8)), (0.5, 1.0, 2.0, 4.0))
+        assert costs.level.curve == Curve(tuple(b * topk for b in (1, 2, 4, 8)), (0.125, 0.25, 0.5, 1.0))
+        assert costs.round(served._caps, 4, 0) == 12 + 2 + 1 and costs.round(PLAIN, 4, 0) == 16

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from large_tensors import LargeTensors
 from log_lines import Lines
 from torch import Tensor
 from vllm_configs import configure
@@ -22,6 +23,7 @@ from eagle_plugin.engines.vllm.round_test import RoundTest
 from eagle_plugin.engines.vllm.selftest import SelfTestFailed
 from eagle_plugin.kernels import loader
 from eagle_plugin.selftest import record
+from eagle_plugin.selftest.failure import LeftOut
 
 TREES = {"depth": 3, "topk": 2, "nodes": 8}
 
@@ -185,3 +187,44 @@ def test_a_graph_that_does_something_else_is_named(
     assert reasons and all(
         reason.startswith("graphs of 4 requests, ") and f": {phase}: " in reason for reason in reasons
     )
+
+
+def test_a_batch_without_memory_is_left_out(captured_runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are tested, and it is no difference."""
+    functions, tested = captured_runner._step.functions, set()
+    run = functions.run
+
+    def tight(key: Any, function: Any) -> Any:
+        if key[:2] == ("extend", 4):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        tested.add(key[:2])
+        return run(key, function)
+
+    monkeypatch.setattr(functions, "run", tight)
+    found = RoundTest(captured_runner).run()
+    assert len(found) == 2 and all(isinstance(x, LeftOut) and x.startswith("graphs of 4 requests, ") for x in found)
+    assert {("extend", 1), ("extend", 2), ("extend", 8)} <= tested
+
+
+@pytest.mark.parametrize("part", ["prompts_against_tokens", "trees_against_paths"])
+def test_a_part_without_memory_is_left_out(part: str, served_runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tight(test: RoundTest) -> list[str]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    tight.__name__ = part
+    monkeypatch.setattr(RoundTest, part, tight)
+    (left_out,) = RoundTest(served_runner).run()
+    assert isinstance(left_out, LeftOut) and left_out.startswith(part.replace("_", " "))
+
+
+def test_no_tensor_is_as_large_as_the_logits(captured_runner: Any) -> None:
+    """There may be no memory for one beside what was captured: it is filled where the walk reads it."""
+    blocks_for = RoundTest(captured_runner)._blocks_for
+    test = GraphTest(captured_runner, blocks_for, torch.Generator().manual_seed(1))
+    vocabulary = captured_runner.model_config.get_vocab_size()
+    with torch.inference_mode(), LargeTensors(8 * TREES["nodes"] * vocabulary * 4) as large:
+        assert test.run() == []
+    assert large.made == []
+    with LargeTensors(8 * TREES["nodes"] * vocabulary * 4) as large:  # the control
+        captured_runner._step._memory.logits(8).clone()
+    assert large.made == ["aten::clone"]

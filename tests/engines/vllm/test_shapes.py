@@ -39,7 +39,7 @@ class Heard(ShapeChooser):
     def pause(self) -> None:
         self.calls.append(("pause",))
 
-    def launched(self, shape: Shape, b: int, keys: int, drafts: Drafts) -> ServedRound:
+    def launched(self, shape: Shape, b: int, keys: int, drafts: Drafts, sum_up: Any = None) -> ServedRound:
         self.calls.append(("launched", shape, b, keys, drafts.scores is not None))
         return ServedRound(shape, b, keys)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
 from vllm.config import vllm as vllm_config_module
 from vllm_configs import configure, needs
 
@@ -104,6 +104,27 @@ def test_what_a_gpu_does_not_serve(change: Any, named: str, gpu_config: Any) -> 
     change(config)
     (reason,) = support.unsupported_reasons(config)
     assert reason.startswith(named)
+
+
+@pytest.mark.parametrize("change", ["compilation", "graphs"])
+def test_the_record_of_a_round_is_of_one_way_to_run_it(
+    change: str, gpu_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what torch compiled wrongly would leave the server to vLLM without compilation too."""
+    asked = answering(monkeypatch, Answer([], []))
+    compiled, other = (gpu_config(enforce_eager=False) for _ in range(2))
+    if change == "compilation":
+        object.__setattr__(other.compilation_config, "mode", CompilationMode.NONE)
+    object.__setattr__(compiled.compilation_config, "mode", CompilationMode.VLLM_COMPILE)
+    for config in (compiled, other):
+        object.__setattr__(config.compilation_config, "cudagraph_mode", CUDAGraphMode.FULL_AND_PIECEWISE)
+    if change == "graphs":
+        object.__setattr__(other.compilation_config, "cudagraph_mode", CUDAGraphMode.NONE)
+    for config in (compiled, other):
+        support.choose_worker(config)
+    first, second = (subject.real_round for subject in asked)
+    key = {"compilation": "compiled", "graphs": "graphs"}[change]
+    assert (first[key], second[key]) == (True, False)
 
 
 @pytest.mark.parametrize("name", ["VLLM_BATCH_INVARIANT", "VLLM_USE_BREAKABLE_CUDAGRAPH"])

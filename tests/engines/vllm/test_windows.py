@@ -44,7 +44,7 @@ def test_text_equals_plain_decoding(tmp_path: Path, window: int, monkeypatch: py
         served = runner(llm)
         costs = served._shapes.chooser.policy.costs.costs
         with monkeypatch.context() as patch:
-            patch.setattr(shapes, "measure", None)  # what is kept is not measured again
+            patch.setattr(shapes.round_costs, "measure", None)  # what is kept is not measured again
             served.choose_by_costs()
         assert served._shapes.chooser.policy.costs.costs == costs
         rows = {name: getattr(costs, name).curve.rows for name in ("target", "level", "extend")}

@@ -1,10 +1,11 @@
 // Stands in for CUDA's header of this name, so that g++ compiles the kernels of csrc/cuda, launchers included, into a
 // library that runs on CPU tensors. Blocks run one after another. A block's threads are fibers (fibers.h), or with
 // EAGLE_EMULATION_THREADS real threads (threads.h), of which ThreadSanitizer reports every access that no barrier
-// orders. Two variables are read at every launch:
+// orders. Three variables are read at every launch:
 //
 //     EAGLE_EMULATION_ORDER  forward (default), reverse or random: the order in which fibers take their turns
 //     EAGLE_EMULATION_BLOCK  threads of a block instead of what the launcher says; a multiple of 32
+//     EAGLE_EMULATION_PROCESSORS  multiprocessors of the device, 132 without it
 //
 // Not emulated: dynamic shared memory, tensor cores, asynchronous copies. Shared memory keeps what the block before
 // left there, as a device may.
@@ -25,7 +26,7 @@ struct dim3 {
   constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 
-inline dim3 blockIdx, blockDim;
+inline dim3 blockIdx, blockDim, gridDim;
 
 #if defined(EAGLE_EMULATION_THREADS)
 #include "threads.h"
@@ -40,6 +41,11 @@ inline const char* cudaGetErrorName(cudaError_t) { return "cudaSuccess"; }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  const char* processors = std::getenv("EAGLE_EMULATION_PROCESSORS");
+  return *value = processors && *processors ? std::atoi(processors) : 132, cudaSuccess;
+}
 
 struct cudaLaunchConfig_t {
   dim3 gridDim, blockDim;
@@ -51,6 +57,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
                                const Arguments&... arguments) {
   const char* size = std::getenv("EAGLE_EMULATION_BLOCK");
   blockDim = size && *size ? dim3(static_cast<unsigned>(std::atoi(size))) : config->blockDim;
+  gridDim = config->gridDim;
   for (unsigned y = 0; y < config->gridDim.y; ++y) {
     for (unsigned x = 0; x < config->gridDim.x; ++x) {
       blockIdx = dim3(x, y);

@@ -141,7 +141,7 @@ void sample() {
 
   Tensor<float> target({b * width, vocabulary}, 20), weights({b, 1, top_m});
   Tensor<int64_t> tokens({b, width}), top_m_tokens({b, 1, top_m}), out({b, max_accept_length}),
-      statistics({b * width, 36});
+      workspace({b * width, 7336});
   Tensor<int32_t> parents({b, width}), draws({b, width}), accepted({b, max_accept_length}), lengths({b});
   top_m_tokens.values = q_tokens.values;
   weights.values = q_weights.values;
@@ -153,7 +153,7 @@ void sample() {
   }
   for (const bool chained : {false, true}) {
     verify_tree(tokens, parents, draws, target, temperatures, top_ks, top_ps, min_ps, top_m_tokens, weights,
-                node_uniforms, chained, statistics, accepted, lengths, out);
+                node_uniforms, chained, workspace, accepted, lengths, out);
   }
 }
 

@@ -1,0 +1,22 @@
+"""What a configuration of vLLM says about graphs and compilation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.config import CompilationMode, CUDAGraphMode
+
+
+def wants_graphs(vllm_config: Any) -> bool:
+    """Whether a vLLM ``VllmConfig`` leaves CUDA graphs on, before the caches are made.
+
+    Then vLLM writes the mode ``NONE`` into it where models are not compiled: its own graphs would have to leave out
+    attention, which ours do not.
+    """
+    mode = vllm_config.compilation_config.cudagraph_mode
+    return not vllm_config.model_config.enforce_eager and mode != CUDAGraphMode.NONE
+
+
+def is_compiled(vllm_config: Any) -> bool:
+    """Whether torch compiles the models of this ``VllmConfig``."""
+    return bool(vllm_config.compilation_config.mode != CompilationMode.NONE)

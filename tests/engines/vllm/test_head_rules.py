@@ -1,0 +1,114 @@
+"""What vLLM's own rules make of a head: served with a warning, left to vLLM's own worker, or refused in a sentence."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import head_rows
+import pytest
+import torch
+from head_edits import Edit, config, drop, put
+from head_rows import AUX, LAYERS
+from safetensors.torch import load_file, save_file
+from vllm_configs import configure
+
+from eagle_plugin.engines.startup import StartRefused
+from eagle_plugin.engines.vllm import served
+from eagle_plugin.engines.vllm.head_rules import captured_layers, check_head
+from eagle_plugin.heads.description import read_head
+from eagle_plugin.heads.files import HeadError, LeftToEngine, read_config
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return head_rows.write_target(tmp_path_factory.mktemp("rows"))
+
+
+def edited(models: tuple[Path, Path], folder: Path, *edits: Edit) -> Path:
+    shutil.copytree(models[1], folder)
+    for edit in edits:
+        edit(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", [name for name, row in head_rows.ROWS.items() if row.vllm == "plugin"])
+def test_rows_that_the_plugin_serves(name: str, models: tuple[Path, Path]) -> None:
+    assert served.is_served(configure(models[0], head_rows.write_row(name, models[1])).speculative_config)
+
+
+AUX_IDS = {  # eagle_config, top level -> what vLLM captures on a target of 8 layers
+    (None, None): (2, 4, 5),
+    ((1, 3, 5), None): (1, 3, 5),
+    ((1, 3, 5), (2, 4, 6)): (2, 4, 6),
+    (None, (6, 2, 4)): (2, 4, 6),
+    (None, (0, 4, LAYERS)): (0, 4, LAYERS),
+    ((), ()): (2, 4, 5),
+}
+
+
+@pytest.mark.parametrize("ids", AUX_IDS)
+def test_captured_layers(ids: tuple[tuple[int, ...] | None, ...], models: tuple[Path, Path], tmp_path: Path) -> None:
+    inner, top = (None if part is None else list(part) for part in ids)
+    head = edited(models, tmp_path / "head", config(**{AUX: top}, eagle_config={AUX: inner}))
+    assert captured_layers(read_head(head), read_config(models[0])) == AUX_IDS[ids]
+    warnings = check_head(models[0], head, "eagle3")
+    assert any("in eagle_config alone" in line for line in warnings) == bool(inner and not top)
+
+
+def reverse_vocabulary(folder: Path) -> None:
+    put("d2t", torch.arange(289, -1, -1) - torch.arange(290))(folder)
+
+
+def int8_weights(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    save_file(weights | {"fc.weight": weights["fc.weight"].to(torch.int8)}, folder / "model.safetensors")
+
+
+def float_table(folder: Path) -> None:
+    put("d2t", torch.zeros(290))(folder)
+
+
+LEFT = {"quantised weights": int8_weights, "a table of floats": float_table, "a token twice": head_rows.one_token_twice}
+REFUSED: dict[str, tuple[Edit, str]] = {
+    "a layer beyond the target": (config(**{AUX: [2, 4, 9]}), "aux layer ids .*wanted different ones from 0 to 8"),
+    "a layer twice": (config(**{AUX: [2, 4, 4]}), "aux layer ids .*wanted different ones"),
+    "a reordered vocabulary": (reverse_vocabulary, "d2t that reorders the whole vocabulary"),
+    "no table": (config(draft_vocab_size=32), "drafts from 32 of 290 tokens but has no d2t"),
+    "a missing tensor": (drop("fc.weight"), "no fc.weight"),
+    "a missing matrix": (drop("midlayer.mlp.up_proj.weight"), "not layers.0.mlp.up_proj.weight"),
+    "another shape": (put("norm.weight", torch.ones(3)), r"norm.weight of shape \[3\], wanted \[290\]"),
+}
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_left_to_vllm(case: str, models: tuple[Path, Path], tmp_path: Path, lines: list[str]) -> None:
+    head = edited(models, tmp_path / "head", LEFT[case])
+    with pytest.raises(LeftToEngine):
+        check_head(models[0], head, "eagle3")
+    configured = configure(models[0], head)
+    assert not served.is_served(configured.speculative_config)
+    assert any("is served by vLLM's own worker: " in line and str(head) in line for line in lines)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_by_every_worker(case: str, models: tuple[Path, Path], tmp_path: Path) -> None:
+    edit, phrase = REFUSED[case]
+    head = edited(models, tmp_path / "head", edit)
+    with pytest.raises(HeadError, match=phrase) as refused:
+        check_head(models[0], head, "eagle3")
+    assert not isinstance(refused.value, LeftToEngine)
+    with pytest.raises(StartRefused, match=phrase):
+        configure(models[0], head)
+
+
+def test_the_method_of_another_kind(models: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(HeadError, match='method eagle; use "method": "eagle3" with this head'):
+        check_head(models[0], edited(models, tmp_path / "head"), "eagle")
+
+
+def test_a_leftover_quantisation_is_not_used(models: tuple[Path, Path], lines: list[str]) -> None:
+    head = head_rows.write_row("a leftover quantization_config", models[1])
+    configured = configure(models[0], head)
+    assert configured.speculative_config.draft_model_config.quantization is None
+    assert any("has a quantization_config (fp8)" in line and "remove the key" in line for line in lines)

@@ -1,0 +1,150 @@
+"""The launches of verify_tree on a GPU, emulated, on rows of logits of every kind; trees: test_cuda_emulation.py."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+import tvm_ffi
+from cuda_emulation import CSRC, build_emulated
+from torch import Tensor
+
+from eagle_plugin.core.sampling import Filters, SamplingParams, target_distribution
+from eagle_plugin.kernels import loader, sampling
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")]
+
+VOCABULARY = 5003  # more than a list holds, and rows of any alignment
+LISTED = 4096  # csrc: kListSize
+OFF = 2**30
+FILTERS = [  # top-k, top-p, min-p
+    (OFF, 0.9, 0.0),
+    (OFF, 0.5, 0.01),
+    (OFF, 0.9999, 0.0),
+    (40, 1.0, 0.0),
+    (300, 0.9, 0.05),
+    (2000, 0.7, 0.0),
+    (OFF, 1.0, 0.1),
+    (1, 0.9, 0.0),
+]
+# multiprocessors, which decide into how many parts a row is divided (1, 2 and 4); order and number of threads
+RUNS = [("1", "forward", "32"), ("12", "reverse", "64"), ("132", "random", "96")]
+
+
+def rows(kind: str, gen: torch.Generator) -> Tensor:
+    normal = torch.randn(len(FILTERS), VOCABULARY, generator=gen)
+    some = torch.rand(normal.shape, generator=gen)
+    kinds = {
+        "flat": normal,
+        "peaked": 6 * normal,
+        "of bfloat16": normal.bfloat16().float(),
+        "tied": (3 * normal).round(),
+        "nearly equal": 1e-6 * normal,
+        "equal": torch.full_like(normal, -2.5),
+        "two values": (some < 0.5).float(),
+        "masked": torch.where(some < 0.98, -torch.inf, normal),
+        "impossible": torch.full_like(normal, -torch.inf),
+        "broken": torch.where(some < 0.3, torch.nan, torch.where(some > 0.999, torch.inf, normal)),
+    }
+    return kinds[kind]
+
+
+KINDS = ["flat", "peaked", "of bfloat16", "tied", "nearly equal", "equal", "two values", "masked", "impossible"]
+KINDS += ["broken"]
+
+
+class Statistics(NamedTuple):
+    """RowWork of csrc/include/eagle/row_statistics.h: what the walk reads, and how the row was done."""
+
+    cut_value: Tensor
+    cut_index: Tensor
+    min_weight: Tensor
+    total: Tensor
+    masses: Tensor
+    length: Tensor  # of the list
+
+    @classmethod
+    def of(cls, workspace: Tensor) -> Statistics:
+        floats, ints = workspace.view(torch.float32), workspace.view(torch.int32)
+        statistics = (floats[:, 1], ints[:, 2], workspace[:, 2], workspace[:, 3], workspace[:, 4:36])
+        return cls(*statistics, workspace[:, 36 + 4 * 32 + 2048 + 1024 + 3])
+
+
+def call(native, logits: Tensor, params: SamplingParams, u: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
+    """Draw one token per row at the fractions u; the tokens and the workspace."""
+    b = len(logits)
+    one, none = torch.ones(b, 1, dtype=torch.int64), torch.full((b, 1), -1, dtype=torch.int32)
+    proposals = torch.zeros(b, 0, 0, dtype=torch.int64), torch.zeros(b, 0, 0)
+    workspace = torch.full((b, sampling.WORKSPACE_SIZE), -1, dtype=torch.int64)
+    out = torch.empty(b, 1, dtype=torch.int32), torch.empty(b, dtype=torch.int32), torch.empty_like(one)
+    given = (one, none, none, logits, *params, *proposals, u[:, None, None], filters == "chained")
+    native(*given, workspace, *out)
+    return out[2][:, 0], workspace
+
+
+def kept(logits: Tensor, params: SamplingParams, found: Statistics) -> Tensor:
+    """Which tokens the statistics keep; weights as in csrc/include/eagle/weights.h, up to rounding."""
+    x = torch.where(logits.isnan(), -torch.inf, logits)
+    highest = x.amax(1, keepdim=True)
+    weights = torch.where(x == highest, 0.0, (x - highest).double() / params.temperatures[:, None]).exp() * 2**40
+    cut, ids = found.cut_value[:, None], torch.arange(x.shape[1])
+    return ((x > cut) | ((x == cut) & (ids <= found.cut_index[:, None]))) & (weights >= found.min_weight[:, None])
+
+
+def compare(module, kind: str, filters: Filters) -> Statistics:
+    """Fail unless tokens are those of the CPU's kernel, and what is kept is what the oracle keeps."""
+    gen = torch.Generator().manual_seed(len(kind))
+    logits = rows(kind, gen)
+    top_ks, top_ps, min_ps = (torch.tensor(x) for x in zip(*FILTERS, strict=True))
+    params = SamplingParams(torch.full((len(FILTERS),), 0.8), top_ks.int(), top_ps, min_ps)
+    u = torch.rand(len(FILTERS), generator=gen, dtype=torch.float64)
+    native = loader.function("verify_tree")
+    assert native is not None
+    wanted, _ = call(native, logits, params, u, filters)
+    tokens, workspace = call(module.get_function("verify_tree"), logits, params, u, filters)
+    assert torch.equal(tokens, wanted)
+    found = Statistics.of(workspace)
+    sampled = top_ks > 1
+    assert torch.equal(found.masses.sum(1)[sampled], found.total[sampled])
+    p = target_distribution(logits, params, filters)
+    least = p.where(p > 0, 2.0).amin(1, keepdim=True)  # rounding may move a cut by one token, or by its equals
+    differ = (kept(logits, params, found) & (p > 1e-11)) != (p > 1e-11)
+    assert not bool((differ & (p > 1.01 * least)).any(1)[sampled].any())
+    assert int(differ.sum(1)[sampled].max()) <= 1
+    return found
+
+
+@pytest.fixture(params=RUNS, ids=" ".join)
+def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in zip(("PROCESSORS", "ORDER", "BLOCK"), request.param, strict=True):
+        monkeypatch.setenv(f"EAGLE_EMULATION_{name}", value)
+
+
+@pytest.mark.usefixtures("run")
+@pytest.mark.parametrize("filters", ["joint", "chained"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_row(emulated: Path, kind: str, filters: Filters) -> None:
+    found = compare(tvm_ffi.load_module(str(emulated)), kind, filters)
+    listed = found.length[:3]  # top-p alone
+    if kind in ("equal", "nearly equal", "impossible"):
+        assert bool((listed > LISTED).all())  # the row is read again
+    elif kind != "two values":
+        assert bool((listed[:2] > 0).all() and (listed[:2] < 1000).all())  # few tokens are compared
+
+
+@pytest.mark.matrix
+def test_a_lost_bin_is_caught(emulated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: kernels that leave out the first bin of the list."""
+    csrc = tmp_path / "csrc"
+    shutil.copytree(CSRC, csrc)
+    header = csrc / "include" / "eagle" / "row_statistics.h"
+    text = header.read_text()
+    assert "if (bin >= range.first) {" in text
+    header.write_text(text.replace("if (bin >= range.first) {", "if (bin > range.first) {"))
+    module = tvm_ffi.load_module(str(build_emulated(csrc, tmp_path, only="sampling", others=emulated.parent)))
+    monkeypatch.setenv("EAGLE_EMULATION_BLOCK", "32")
+    with pytest.raises(AssertionError):
+        compare(module, "flat", "joint")
