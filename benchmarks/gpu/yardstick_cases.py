@@ -145,7 +145,7 @@ def _vllm(case: Case, start: Start) -> dict[str, Any]:
         found |= {"kv_cache_memory_bytes": 8 * GIB, "gpu_memory_utilization": fraction}
     if case.shape is not None:
         found["speculative_config"] |= {"draft_load_config": {"load_format": "safetensors"}}
-        if not case.plugin:
+        if not case.plugin and on_gpu:  # vLLM has no synthetic acceptance on a CPU
             own = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": list(rates[case.shape])}
             found["speculative_config"] |= own
     if case.plugin:

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -133,7 +134,7 @@ def measure(engine: Engine, prompts: list[list[int]], tokens: int) -> dict[str, 
     return {"tokens_per_s": speed, "accept_length": length, "round_ms": 1000 * len(prompts) * length / speed}
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine", choices=ENGINES)
     parser.add_argument("case")
@@ -157,8 +158,14 @@ def main() -> None:
     for line in sys.stdin:
         batch = json.loads(line)
         print(json.dumps(measure(engine, batch["prompts"], batch["tokens"])), file=replies, flush=True)
-    os._exit(0)  # the parent ends the processes of the engine, which is quicker than a shutdown
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        status = main()
+    except Exception:  # of any kind: the threads of an engine that has failed would keep this process
+        traceback.print_exc()
+        status = 1
+    sys.stderr.flush()
+    os._exit(status)  # the parent ends the processes of the engine, which is quicker than a shutdown
