@@ -156,18 +156,16 @@ class CostModel:
         parts = (whole * extend.seconds(b, PENDING_TOKENS, keys), extend.seconds(b, rest, keys) if rest else 0.0)
         return sum(parts) * math.exp(self.speed)
 
-    def phases(self, shape: Shape, b: int, keys: int) -> dict[str, float]:
-        """The parts of what a round will take, by `PHASES`: corrected alike, since only whole rounds are timed."""
-        correction = self.correction(shape, b)
-        parts = (fixed + keys * per_key for fixed, per_key in self.phase_lines(shape, b))
-        return {name: part * correction for name, part in zip(PHASES, parts, strict=True)}
+    def phases(self, shape: Shape, b: int, keys: float, correction: float | None = None) -> dict[str, float]:
+        """The parts of what a round will take, by `PHASES`: corrected alike, since only whole rounds are timed.
 
-    def phase_lines(self, shape: Shape, b: int) -> tuple[tuple[float, float], ...]:
-        """As `Costs.phase_lines`."""
+        correction: None for that of a round now; of several rounds the sum of theirs, with the mean of their keys.
+        """
         lines = self._phase_lines.get((b, shape))
         if lines is None:
             lines = self._phase_lines[b, shape] = self.costs.phase_lines(shape, b)
-        return lines
+        times = self.correction(shape, b) if correction is None else correction
+        return {name: times * (fixed + keys * slope) for name, (fixed, slope) in zip(PHASES, lines, strict=True)}
 
     def correction(self, shape: Shape, b: int) -> float:
         """Expected over tabled seconds of a round."""

@@ -190,8 +190,8 @@ class ShapeChooser:
         found = dict.fromkeys(PHASES, 0.0)
         for (shape, b), (times, times_keys) in self._predicted.items():
             assert self.policy is not None
-            for name, (fixed, per_key) in zip(PHASES, self.policy.costs.phase_lines(shape, b), strict=True):
-                found[name] += times * fixed + times_keys * per_key
+            for name, seconds in self.policy.costs.phases(shape, b, times_keys / times, times).items():
+                found[name] += seconds
         return found
 
     def report(self) -> PolicyReport:
