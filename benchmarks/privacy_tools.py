@@ -19,12 +19,12 @@ from eagle_plugin.data.privacy.redact import redact
 from eagle_plugin.data.privacy.scanner import Scanner
 
 HALVES = {"development": privacy_tools_development, "reported": privacy_tools_reported}
-# What a text is put into: the whole text of a message is JSON, or JSON stands in prose, or the text is code.
+# What a text is put into: the whole text of a message is JSON, or JSON is in prose, or the text is code.
 WRAPPINGS: dict[str, Callable[[str], str]] = {
     "as it is": lambda text: text,
     "JSON": lambda text: json.dumps({"exit_code": 0, "stdout": text, "took": 0.25}),
     "JSON in JSON": lambda text: json.dumps([{"id": 7, "result": json.dumps({"log": text}, ensure_ascii=False)}]),
-    "JSON in prose": lambda text: f"The tool said: {json.dumps({'output': text}, ensure_ascii=False)}\nWhat next?",
+    "JSON in prose": lambda text: f"The tool returned: {json.dumps({'output': text}, ensure_ascii=False)}\nWhat next?",
     "code": lambda text: f"log.write({json.dumps(text, ensure_ascii=False)})  # line 12",
 }
 _PLACEHOLDER = re.compile(r"<[A-Z_]+_\d+>")

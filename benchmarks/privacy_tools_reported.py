@@ -51,7 +51,7 @@ PRIVATE = {
         ('{"my_number": "§"}', my_number("66120938475")),
     ],
     "street address": [
-        ('deliver_to = "§"\ndoor = 3', "2207 Juniper Ridge Lane"),
+        ('deliver_to = "§"\nfloor = 3', "2207 Juniper Ridge Lane"),
         ('{"addr": "§", "type": "home"}', "Calle de Alcalá 212, 28028 Madrid"),
         ("Rechnung an:\n§\nUSt 19 %", "Kirchgasse 8, 65185 Wiesbaden"),
         ("cliente\nindirizzo: §\ntel: -", "Via Garibaldi 7, 16124 Genova"),

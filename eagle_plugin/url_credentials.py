@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-# The user of a URL, with a password or without one: a token can stand there alone. And the parameters that sign a URL.
+# The user of a URL, with a password or without one: a token can be there alone. And the parameters that sign a URL.
 _USER = re.compile(r"(?<=://)[^\s/?#'\"<>]+@")
 _PARAMETER = re.compile(
     r"(?<=[?&])([\w.-]*(?:signature|sig|token|key|secret|password|credential))=[^\s&#'\"<>]+", re.IGNORECASE

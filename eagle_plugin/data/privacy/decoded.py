@@ -1,6 +1,6 @@
 """A text with its escapes decoded, in which private data is searched; each character knows its place in the text.
 
-In JSON, and in code, a text stands in a string with escapes: `{"log": "user\\nanna@firma.de"}`. There the letter of an
+In JSON, and in code, a text is in a string with escapes: `{"log": "user\\nanna@firma.de"}`. There the letter of an
 escape is no part of the word after it. So the strings are decoded, and strings within them too (JSON in JSON). What is
 found is replaced at its place in the given text: all other bytes stay as they are.
 """
@@ -83,12 +83,12 @@ class Decoded:
                 yield from (number.span() for number in _NUMBER.finditer(self.text, low, high))
 
     def quote(self, place: int) -> str:
-        """What is to stand before and after a placeholder here: the quotes of a string if a number is replaced."""
+        """What belongs before and after a placeholder here: the quotes of a string if a number is replaced."""
         depth = self.runs[bisect_right(self.runs, (place, DEEPEST)) - 1][1]
         return "" if depth == INSIDE else "\\" * (2**depth - 1) + '"'
 
     def _add(self, text: str, places: array[int], depth: int, around: int) -> None:
-        """Append a text of this depth; `around`: the run in which it stands."""
+        """Append a text of this depth; `around`: the run in which it is."""
         structure = _is_json(text)
         if structure:
             self._run(depth)

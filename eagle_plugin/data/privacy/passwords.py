@@ -154,7 +154,7 @@ def _is_key(match: re.Match[str]) -> bool:
 
 
 def _is_credential(match: re.Match[str]) -> bool:
-    """What stands in a header, and not the name of a variable: it has a digit, or letters of both cases mixed."""
+    """A value of a header, and not the name of a variable: it has a digit, or letters of both cases mixed."""
     value = match["value"]
     if _STAND_IN.search(value) or value.lower() in _NO_VALUE:
         return False

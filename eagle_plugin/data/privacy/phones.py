@@ -38,10 +38,10 @@ _RANGE = re.compile(
     r"(?:\d{1,3}\.){3}\d{1,3}(?:/\d+)?|[^\u2013\u2014]*[\u2013\u2014][^\u2013\u2014]*|"
     r"\d\d/\d{4} - \d\d/\d{4}|.*\d \(\d{4}\).*"
 )
-# A range (09-17, 0830-0840), a CAS number, a number with thousands separators.
+# A range (09-17, 0830-0840), a CAS number, a number with thousands separators, a version (570.86.15).
 _NO_PHONE = re.compile(
     rf"{_RANGE.pattern}|(\d\d|\d{{4}})-(\d\d|\d{{4}})|\d{{2,7}}-\d\d-\d|\d\d-\d\d-\d{{4}}|(\d{{3,6}})-\d{{3,6}}|"
-    r"\d{1,3}(?:([ .,'\u00a0\u202f])\d{3})(?:\4\d{3})*"
+    r"\d{1,3}(?:([ .,'\u00a0\u202f])\d{3})(?:\4\d{3})*|\d{1,3}\.\d{1,2}\.\d{1,3}"
 )
 _DECIMALS = re.compile(
     r"(?:\d+\s+)*\d+\.\d+(?:\s+\d+(?:\.\d+)?)*|.*\d /\s?\d+\.?\d*|\(?\d+\.\d+.* [-/] .*|\d+\.\d{3,}-.*|\(\d+\.\d+"

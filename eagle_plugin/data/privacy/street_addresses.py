@@ -32,7 +32,7 @@ _PLACE = (
     r"(?:[A-Z]{2}[ \t]+\d{5}(?:-\d{4})?|[A-Z]{1,2}\d[A-Z\d]?[ \t]\d[A-Z]{2}))?)"
 )
 _DE_PLACE = r"(?:,?\s*\d{5}\s+[A-ZÄÖÜ]\w+)"
-# A postal code with its place, behind a street of another language than English.
+# A postal code with its place, after a street of another language than English.
 _POSTAL = (
     r"(?:[ \t]*[,\n–-][ \t]*(?:[A-Z]{1,2}-)?(?:\d{4,5}(?:-\d{3})?|\d\d-\d{3})[ \t]+"
     r"[A-ZÀ-ÖØ-Þ][\w'’-]+(?:[ \t](?:[a-z]{2,3}[ \t])?[A-ZÀ-ÖØ-Þ][\w'’-]+){0,2}(?:[ \t]*\([A-Z]{2}\))?)?"

@@ -57,6 +57,7 @@ NOT_FOUND = [
     "order 0049 30 26047715, dial 0049 for Germany",
     "my_number: 621498320258 fails its check digit",
     "session=requests.Session()",
+    "Driver 570.86.15",
 ]
 
 
