@@ -116,6 +116,7 @@ def test_a_leftover_quantisation_is_not_used(models: tuple[Path, Path], lines: l
     assert any("has a quantization_config (fp8)" in line and "remove the key" in line for line in lines)
 
 
+@pytest.mark.matrix  # loads both models twice; `test_head_rows.py` serves the same head
 def test_a_table_of_the_whole_vocabulary_is_left_out(models: tuple[Path, Path]) -> None:
     """vLLM's own class has no parameter for it."""
     head = head_rows.write_row("tables of the whole vocabulary", models[1])
