@@ -20,8 +20,6 @@ from eagle_plugin.bench.sglang_server import command
 
 PROMPTS = ["tree root leaf", "the quick brown fox", "hello"]
 SERVED = [name for name, row in ROWS.items() if row.sglang == "plugin"]
-# Others repeat what a start without a server shows (`test_refusals.py`), or this one with other keys.
-FEW = ("tied beside an own lm_head",)
 TOKENS = 48
 
 
@@ -35,7 +33,8 @@ def responses_of(servers: list, tokens: int = TOKENS) -> list[list[str]]:
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("name", [n if n in FEW else pytest.param(n, marks=pytest.mark.matrix) for n in SERVED])
+@pytest.mark.matrix  # two servers per head: `test_refusals.py` has the same decisions without a server
+@pytest.mark.parametrize("name", SERVED)
 def test_the_plugin_serves(name: str, models: tuple[Path, Path], tmp_path: Path) -> None:
     head = head_rows.write_row(name, models[1])
     with serving([tiny_spec(models[0]), tiny_spec(models[0], head)], tmp_path) as servers:
@@ -72,6 +71,7 @@ def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.server
+@pytest.mark.matrix  # three servers: `tests/heads/test_accepted_heads.py` has the same ids without one
 def test_the_output_of_the_last_layer(gpt_oss: tuple[Path, Path], tmp_path: Path) -> None:
     target, head = gpt_oss
     specs = [tiny_spec(target), tiny_spec(target, head), tiny_spec(target, head, mode="builtin")]

@@ -12,9 +12,11 @@ from head_edits import Edit, config, drop, put
 from head_rows import AUX, LAYERS
 from safetensors.torch import load_file, save_file
 from vllm_configs import configure
+from vllm_models import Served, make_config
 
 from eagle_plugin.engines.startup import StartRefused
 from eagle_plugin.engines.vllm import served
+from eagle_plugin.engines.vllm.draft_tables import without_whole_tables
 from eagle_plugin.engines.vllm.head_rules import captured_layers, check_head
 from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine, read_config
@@ -112,3 +114,15 @@ def test_a_leftover_quantisation_is_not_used(models: tuple[Path, Path], lines: l
     configured = configure(models[0], head)
     assert configured.speculative_config.draft_model_config.quantization is None
     assert any("has a quantization_config (fp8)" in line and "remove the key" in line for line in lines)
+
+
+@pytest.mark.matrix  # loads both models twice; `test_head_rows.py` serves the same head
+def test_a_table_of_the_whole_vocabulary_is_left_out(models: tuple[Path, Path]) -> None:
+    """vLLM's own class has no parameter for it."""
+    head = head_rows.write_row("tables of the whole vocabulary", models[1])
+    configured = make_config(models[0], head, "eagle3")
+    with pytest.raises(ValueError, match="draft_id_to_target_id"):
+        Served(configured)
+    with without_whole_tables():
+        loaded = Served(make_config(models[0], head, "eagle3"))
+    assert loaded.draft.draft_id_to_target_id is None
