@@ -186,6 +186,7 @@ class ReplayClock:
         return self.now
 
 
+@MATRIX  # it starts an engine of its own; test_decode_step.py proves that captured path sums are those of eager ones
 def test_the_policy_knows_what_replays_cost(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what was captured is offered to it, and its path sums are replayed."""
     with captured(models, asynchronous=False, policy="auto") as llm:
