@@ -18,7 +18,7 @@ from eagle_plugin.kernels import loader, sampling
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")]
 
 VOCABULARY = 5003  # more than a list holds, and rows of any alignment
-LISTED = 4096  # csrc: kListSize
+LIST_SIZE = 4096  # csrc: kListSize
 OFF = 2**30
 FILTERS = [  # top-k, top-p, min-p
     (OFF, 0.9, 0.0),
@@ -128,11 +128,11 @@ def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_row(emulated: Path, kind: str, filters: Filters) -> None:
     found = compare(tvm_ffi.load_module(str(emulated)), kind, filters)
-    listed = found.length[:3]  # top-p alone
+    in_list = found.length[:3]  # top-p alone
     if kind in ("equal", "nearly equal", "impossible"):
-        assert bool((listed > LISTED).all())  # the row is read again
+        assert bool((in_list > LIST_SIZE).all())  # the row is read again
     elif kind != "two values":
-        assert bool((listed[:2] > 0).all() and (listed[:2] < 1000).all())  # few tokens are compared
+        assert bool((in_list[:2] > 0).all() and (in_list[:2] < 1000).all())  # few tokens are compared
 
 
 @pytest.mark.matrix

@@ -15,10 +15,10 @@ struct FinishScratch {  // shared by the team
   uint32_t num_ties;
 };
 
-struct ListedTokens {  // the tokens of the list, for the filters; all of the row if not `listed`
+struct TokensInList {  // the tokens of the list, for the filters; all of the row if not `in_list`
   const RowWork& work;
   FinishScratch& scratch;
-  bool listed;
+  bool in_list;
 
   EAGLE_HD int32_t length() const { return static_cast<int32_t>(work.length); }
   EAGLE_HD float logit(int32_t j) const { return score_of(work.list[j]); }
@@ -26,18 +26,18 @@ struct ListedTokens {  // the tokens of the list, for the filters; all of the ro
 
   // The keys are close to each other: the bits that they have in common would put all of them in one bin.
   EAGLE_HD Digit first_digit() const {
-    if (!listed) return AllTokens{}.first_digit();
+    if (!in_list) return AllTokens{}.first_digit();
     int bits = 1;
     while (bits < 32 && (scratch.first_key ^ scratch.last_key) >> bits) ++bits;
     const int width = bits < 11 ? bits : 11;
     return {bits - width, width, bits < 32 ? scratch.first_key >> bits : 0, 0};
   }
-  EAGLE_HD int64_t count_before() const { return listed ? work.range.count_before : 0; }
-  EAGLE_HD int64_t mass_before() const { return listed ? scratch.sure : 0; }
+  EAGLE_HD int64_t count_before() const { return in_list ? work.range.count_before : 0; }
+  EAGLE_HD int64_t mass_before() const { return in_list ? scratch.sure : 0; }
 
   template <class Team>
   EAGLE_HD void count(Team& team, Histogram& histogram, const TargetDistribution& target, const Digit& digit) const {
-    if (!listed) return AllTokens{}.count(team, histogram, target, digit);
+    if (!in_list) return AllTokens{}.count(team, histogram, target, digit);
     for (int32_t j = team.rank(); j < length(); j += team.size()) {
       const uint32_t key = descending_key(logit(j));
       const int64_t weight = target.raw_weight(logit(j));
@@ -46,7 +46,7 @@ struct ListedTokens {  // the tokens of the list, for the filters; all of the ro
   }
   template <class Team>
   EAGLE_HD int32_t nth_equal(Team& team, Histogram& histogram, const TargetDistribution& target, int64_t n) const {
-    if (!listed) return AllTokens{}.nth_equal(team, histogram, target, n);
+    if (!in_list) return AllTokens{}.nth_equal(team, histogram, target, n);
     if (team.rank() == 0) scratch.num_ties = 0;
     team.sync();
     for (int32_t j = team.rank(); j < length(); j += team.size()) {
@@ -63,12 +63,12 @@ struct ListedTokens {  // the tokens of the list, for the filters; all of the ro
   }
   template <class Team>
   EAGLE_HD bool are_all(Team&, const TargetDistribution&) const {
-    return !listed || work.range.reaches_end();
+    return !in_list || work.range.reaches_end();
   }
   template <class Team>
   EAGLE_HD int64_t kept(Team& team, const TargetDistribution& target) const {
     if (target.keeps_all()) return target.min_weight > 0 ? scratch.heavy : scratch.total;
-    if (!listed) return AllTokens{}.kept(team, target);
+    if (!in_list) return AllTokens{}.kept(team, target);
     int64_t s = 0;
     for (int32_t j = team.rank(); j < length(); j += team.size()) s += target.kept_weight(logit(j), token(j));
     return team.sum(s) + (target.min_weight > 0 ? scratch.sure_heavy : scratch.sure);
@@ -102,11 +102,11 @@ EAGLE_HD void finish_row(Team& team, FinishScratch& scratch, const LogitsRow<flo
   }
   team.sync();
   target.keep_all(scratch.total);
-  bool listed = true;
+  bool in_list = true;
   if (params.cuts(target.vocabulary) && work.range.cuts()) {
-    listed = work.length <= kListSize;
+    in_list = work.length <= kListSize;
     uint32_t first = ~0u, last = 0;
-    for (int32_t j = team.rank(); listed && j < static_cast<int32_t>(work.length); j += team.size()) {
+    for (int32_t j = team.rank(); in_list && j < static_cast<int32_t>(work.length); j += team.size()) {
       const uint32_t key = descending_key(score_of(work.list[j]));
       first = key < first ? key : first;
       last = key > last ? key : last;
@@ -118,8 +118,8 @@ EAGLE_HD void finish_row(Team& team, FinishScratch& scratch, const LogitsRow<flo
       scratch.first_key = first, scratch.last_key = last;
     }
     team.sync();
-    while (!apply_filters(team, scratch.histogram, ListedTokens{work, scratch, listed}, params, chained, target)) {
-      listed = false;
+    while (!apply_filters(team, scratch.histogram, TokensInList{work, scratch, in_list}, params, chained, target)) {
+      in_list = false;
       target.keep_all(scratch.total);
     }
   } else {
@@ -128,11 +128,11 @@ EAGLE_HD void finish_row(Team& team, FinishScratch& scratch, const LogitsRow<flo
   }
   if (!target.keeps_all()) {  // else the masses are those of the kept tokens already
     for (int32_t s = team.rank(); s < kSegments; s += team.size()) {
-      scratch.masses[s] = listed ? static_cast<uint64_t>(work.sure_masses[s]) : 0;
+      scratch.masses[s] = in_list ? static_cast<uint64_t>(work.sure_masses[s]) : 0;
     }
     team.sync();
-    if (!listed) weigh_segments(team, target, scratch.masses);
-    for (int32_t j = team.rank(); listed && j < static_cast<int32_t>(work.length); j += team.size()) {
+    if (!in_list) weigh_segments(team, target, scratch.masses);
+    for (int32_t j = team.rank(); in_list && j < static_cast<int32_t>(work.length); j += team.size()) {
       const int32_t token = index_of(work.list[j]);
       const int64_t weight = target.kept_weight(score_of(work.list[j]), token);
       team.accumulate(&scratch.masses[token / segment_length(target.vocabulary)], static_cast<uint64_t>(weight));
