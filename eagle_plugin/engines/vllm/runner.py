@@ -119,12 +119,9 @@ class TreeModelRunner(GPUModelRunner):
         ranks = RankAgreement(self._tp_group, self.max_num_reqs, self._caps.max_accept_length, self.device)
         mode, synthetic = self.model_config.logprobs_mode, synthetic_rates(self.speculative_config)
         self._verifier = TreeVerifier(groups, self.linear, self.sampler, mode, ranks, synthetic)
-        cache_groups, head_layer = (
-            self.kv_cache_config.kv_cache_groups,
-            next(iter(self.drafter._draft_attn_layer_names)),
-        )
-        self._head_group = next(i for i, group in enumerate(cache_groups) if head_layer in group.layer_names)
-        self._pending = PendingTokens(cache_groups[self._head_group].kv_cache_spec.block_size)
+        caches, head_layer = self.kv_cache_config.kv_cache_groups, next(iter(self.drafter._draft_attn_layer_names))
+        self._head_group = next(i for i, group in enumerate(caches) if head_layer in group.layer_names)
+        self._pending = PendingTokens(caches[self._head_group].kv_cache_spec.block_size)
 
     def open_mailbox(self) -> None:
         """Look for requests to exchange the head from now on, if ``EAGLE_DEPLOY`` names a folder for them."""
