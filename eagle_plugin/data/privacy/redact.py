@@ -67,16 +67,14 @@ class _KnownValues:
         end = start
         for first in self._first.finditer(text, start, stop):
             at = first.start()
-            if at < end or _is_inside_word(text, at):
+            if at < end or at != end and _is_inside_word(text, at):  # at `end`, a placeholder is before it
                 continue
             for value in self._by_key.get(text[at : at + self._size], ()):
-                if (
-                    text.startswith(value, at)
-                    and at + len(value) <= stop
-                    and not _is_inside_word(text, at + len(value))
-                ):
-                    end = at + len(value)
-                    yield Finding(self._types[value], at, end)
+                after = at + len(value)
+                whole = after == stop or after < stop and not _is_inside_word(text, after)
+                if whole and text.startswith(value, at):
+                    yield Finding(self._types[value], at, after)
+                    end = after
                     break
 
 

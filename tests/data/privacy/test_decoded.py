@@ -61,6 +61,11 @@ def test_a_password_ends_where_its_line_ends(scanner: Scanner):
     assert changed[1] == "please try it again: <SECRET_1>"
 
 
+def test_a_known_value_beside_another_one_is_replaced(scanner: Scanner):
+    texts = ["phone 2127365081plumriver42", "password: plumriver42", "plumriver42plumriver42x"]
+    assert redact(texts, scanner)[0] == ["phone <PHONE_1><SECRET_1>", "password: <SECRET_1>", texts[2]]
+
+
 @pytest.mark.parametrize("times", [0, 1, 2])
 def test_a_quoted_password_with_a_quote_in_it_is_found_whole(times: int, scanner: Scanner):
     text = nested(json.dumps({"password": 'say"cheese"twice5', "port": 1}), times)
