@@ -153,7 +153,8 @@ def _decode_string(inner: str, places: array[int]) -> tuple[str, array[int]] | N
     """The text of a string of JSON and the places of its characters and of its end; None: no escapes of JSON."""
     if "\\" not in inner:
         return inner, places
-    pieces, starts, end = [], array("q"), 0
+    pieces: list[str] = []
+    starts, end = array("q"), 0
     for found in _JSON_ESCAPE.finditer(inner):
         high, low, code, mark, wrong = found.groups()
         if wrong is not None:

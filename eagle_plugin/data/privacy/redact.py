@@ -84,18 +84,15 @@ def _is_inside_word(text: str, place: int) -> bool:
 
 def _replace(text: str, reading: Reading, names: _Names, known: _KnownValues) -> str:
     """The text with a placeholder for each finding, and for each known value between them."""
-    view, given, end = reading.view, [], 0
+    view, read, end = reading.view, 0, 0  # read: of the decoded text; end: the same place in the given one
+    pieces: list[str] = []
     for found in _with_known(reading, known):
-        if found.start < end:
+        if found.start < read:
             continue
-        quote = view.quote(found.start)
-        given.append((*map(view.places.__getitem__, (found.start, found.end)), quote, found))
-        end = found.end
-    pieces, end = [], 0
-    for start, stop, quote, found in given:
+        read, quote = found.end, view.quote(found.start)
         name = names.of(found.type, view.text[found.start : found.end])
-        pieces += text[end:start], quote, name, quote
-        end = stop
+        pieces += text[end : view.places[found.start]], quote, name, quote
+        end = view.places[found.end]
     return "".join(pieces) + text[end:]
 
 

@@ -62,6 +62,6 @@ def read_tools(body: dict[str, Any]) -> list[Any] | None:
 def read_date(value: dict[str, Any]) -> str | None:
     """The day of a record: `time` of a capture, `created` of an answer; both are seconds since 1970."""
     seconds = value.get("time", value.get("created"))
-    if type(seconds) not in (int, float) or not 0 < seconds < LAST_SECOND:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < LAST_SECOND:
         return None
     return datetime.fromtimestamp(seconds, tz=timezone.utc).strftime("%Y-%m-%d")
