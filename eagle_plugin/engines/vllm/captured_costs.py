@@ -109,6 +109,7 @@ class CapturedRounds:
         self._runner, self._caps = runner, caps
         self._step: DecodeStep = runner._step
 
+    @torch.inference_mode()
     def parts(self, b: int, keys: int) -> dict[str, float]:
         """Seconds of the parts of a round of b requests whose prefixes have `keys` tokens each, by `PARTS`."""
         caps, step, device = self._caps, self._step, self._runner.device
