@@ -242,9 +242,14 @@ def canonical_name(name: str) -> str:
 
 
 def layer_config(written: dict[str, Any]) -> dict[str, Any]:
-    """A head's config.json with the keys of its layers at the top; speculators keep them in a part of their own."""
+    """A head's config.json with the keys of its layers at the top; speculators keep them in a part of their own.
+
+    That part has the defaults of the layers' class too: a null there does not hide a value at the top.
+    """
     inner = written.get("transformer_layer_config")
-    return {**written, **inner} if isinstance(inner, dict) else dict(written)
+    if not isinstance(inner, dict):
+        return dict(written)
+    return written | {key: value for key, value in inner.items() if value is not None or key not in written}
 
 
 def count_layers(names: Iterable[str]) -> int:
