@@ -155,10 +155,10 @@ class SomePlain(ShapeChooser):
         self.rounds += 1
         return PLAIN if self.rounds % 13 > 4 else self.caps
 
-    def launched(self, shape: Shape, b: int, keys: int, drafts: Drafts) -> ServedRound:
+    def launched(self, shape: Shape, b: int, keys: int, drafts: Drafts, *more: Any) -> ServedRound:
         if drafts.scores is not None:
             self.scores.append(drafts.scores.exp().clone())
-        return super().launched(shape, b, keys, drafts)
+        return super().launched(shape, b, keys, drafts, *more)
 
 
 @pytest.mark.parametrize("chunks", [False, True], ids=["whole", "chunks"])

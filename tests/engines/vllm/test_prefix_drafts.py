@@ -66,10 +66,10 @@ class Recorder(ShapeChooser):
         super().__init__(caps, None)
         self.scores: list[Tensor] = []
 
-    def launched(self, shape: Shape, b: int, keys: int, drafts: Drafts) -> ServedRound:
+    def launched(self, shape: Shape, b: int, keys: int, drafts: Drafts, *more: Any) -> ServedRound:
         assert drafts.scores is not None
         self.scores.append(drafts.scores.exp().clone())
-        return super().launched(shape, b, keys, drafts)
+        return super().launched(shape, b, keys, drafts, *more)
 
 
 def drafted(llm: LLM, prompts: list[list[int]]) -> Tensor:
