@@ -22,10 +22,11 @@ FOLDERS = (ROOT / "tests/engines/vllm", ROOT / "tests/heads")
 # Without an engine: vLLM's classes, or its model runner alone.
 UNITS = {
     "adapter": (
-        "attention", "attention_backend", "batch", "capture", "contract", "contract_runner", "decode_step", "executor",
-        "fake_cuda", "fake_cuda_captured", "filters", "gpu_contract", "options", "pending", "platform_attention",
-        "policy_reports", "prompt_attention", "prompts_interpreted", "sampling_contract", "sampling_nodes", "shapes",
-        "support", "support_gpu", "thinking",
+        "attention", "attention_backend", "batch", "capture", "compile_cache", "contract", "contract_runner",
+        "decode_step", "executor", "fake_cuda", "fake_cuda_captured", "filters", "gpu_contract", "gpu_weights",
+        "head_rules", "options", "pending", "platform_attention", "policy_reports", "prompt_attention",
+        "prompts_interpreted", "sampling_contract", "sampling_nodes", "shapes", "stops", "support", "support_gpu",
+        "thinking",
     ),
     "heads": ("vllm_round_trip", "vllm_targets"),
 }  # fmt: skip
@@ -35,7 +36,7 @@ ENGINES = {
     "families": ("families",),
     "linear layers": ("linear_attention",),
     "scheduling": ("greedy_scheduling", "head_exchange", "prefix_drafts", "windows", "lora"),
-    "requests": ("greedy_requests", "metrics"),
+    "requests": ("greedy_requests", "head_rows", "metrics", "synthetic"),
     "ranks": ("tensor_parallel",),
     "self-test": ("selftest",),
     "graphs": ("graphs", "host_waits", "launches"),

@@ -39,6 +39,7 @@ def served(models: tuple[Path, Path], logs: Path, more: dict[str, str]) -> tuple
 
 
 @pytest.mark.server
+@pytest.mark.matrix  # a server; the rates are those of `tests/engines/test_synthetic.py`, captured and on fake CUDA
 def test_a_server_meets_the_rates(models: tuple[Path, Path], tmp_path: Path) -> None:
     """Within 5 %, of some 650 rounds: three standard deviations of their mean."""
     length, log = served(models, tmp_path, {VARIABLE: TABLE})

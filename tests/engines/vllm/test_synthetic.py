@@ -42,6 +42,7 @@ def measured(llm: LLM) -> float:
     return tokens / count
 
 
+@pytest.mark.matrix  # an engine; the rates are those of `tests/engines/test_synthetic.py`, captured and on fake CUDA
 def test_by_our_variable(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
     """Within 4 %, of some 1,100 rounds: three standard deviations of their mean. The control is the same engine, whose
     steps are captured again without rates: its head knows nothing."""
