@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from head_edits import Edit, config, put, shards, tensors
+from safetensors.torch import load_file
 from trained_heads import trained_head
 
 from eagle_plugin.cli import main
@@ -141,7 +142,8 @@ def test_unknown_tensors_are_named(
 ) -> None:
     folder = tmp_path / "head"
     shutil.copytree(request.getfixturevalue(source), folder)
-    put("embed_tokens.weight", torch.zeros(512, 64))(folder)  # many trainers store the target's
+    embedding = load_file(tiny_target / "model.safetensors")["model.embed_tokens.weight"]
+    put("embed_tokens.weight", embedding)(folder)  # many trainers store the target's
     put("layers.0.self_attn.rotary_emb.inv_freq", torch.ones(8))(folder)
     assert check_head(tiny_target, folder, algorithm=algorithm).warnings == ()
     for i in range(5):
