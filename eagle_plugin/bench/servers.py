@@ -129,7 +129,7 @@ class Server:
         code = None if self._process is None else self._process.poll()
         if self._process is None or code is not None:
             if lacked_memory(code, self.log_text()):
-                raise OutOfMemory(self._lack(when), enough_to_try_again(self._available, self.needed))
+                raise OutOfMemory(self._lack(code, when), enough_to_try_again(self._available, self.needed))
             raise ServerError(self._failure(f"ended with exit code {code} {when}"))
 
     def pause(self) -> None:
@@ -212,13 +212,14 @@ class Server:
         lines = self.log_text().splitlines()[-count:]
         return "\n".join(f"  | {textwrap.shorten(line, 240, placeholder=' ...')}" for line in lines) or "  | (nothing)"
 
-    def _lack(self, when: str) -> str:
+    def _lack(self, code: int | None, when: str) -> str:
         """One sentence; the last lines of a server that the system killed say nothing of it."""
         needs = f"its weights and cache need at least {gib(self.needed)}" if self.needed else "it needs more"
         return (
-            f"{self.label} server ended for lack of memory {when}: {gib(self._available)} were free when it started, "
-            f"and {needs}, beside what the engine itself takes; end other programs, or let it serve fewer requests at "
-            f"a time with --concurrency (generate.concurrency of a job); its log is {self.log}"
+            f"{self.label} server ended with exit code {code} {when}, most likely for lack of memory: "
+            f"{gib(self._available)} were free when it started, and {needs}, beside what the engine itself takes; end "
+            "other programs, or let it serve fewer requests at a time with --concurrency (generate.concurrency of a "
+            f"job); its log is {self.log}"
         )
 
     def _failure(self, what: str) -> str:

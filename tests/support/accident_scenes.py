@@ -127,11 +127,11 @@ SCENES = {
         _hung_engine,
     ),
     "server killed": Scene(
-        SERVE, ("ended for lack of memory", "were free when it started", "need at least", "--concurrency"),
+        SERVE, ("most likely for lack of memory", "were free when it started", "need at least", "--concurrency"),
         _killed_engine,
     ),
     "server killed in a job": Scene(
-        "optimize {job} --out {own}/out", ("ended for lack of memory", "need at least", "generate.concurrency"),
+        "optimize {job} --out {own}/out", ("most likely for lack of memory", "need at least", "generate.concurrency"),
         _killed_engine,
     ),
     "folder of another job": Scene(

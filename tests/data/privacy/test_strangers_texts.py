@@ -46,7 +46,7 @@ FOUND = [
     ("PHONE", "call 555-123-4567", "555-123-4567"),
     ("STREET_ADDRESS", "moro na Rua das Flores, 123", "Rua das Flores, 123"),
     ("STREET_ADDRESS", "Av. Paulista, 1578", "Av. Paulista, 1578"),
-    ("STREET_ADDRESS", "Calle Mayor 12, 28013 Madrid", "Calle Mayor 12"),
+    ("STREET_ADDRESS", "Calle Mayor 12, 28013 Madrid", "Calle Mayor 12, 28013 Madrid"),
     ("STREET_ADDRESS", "vive en C/ Alcalá 45", "C/ Alcalá 45"),
     ("STREET_ADDRESS", "abito in Via Garibaldi 7", "Via Garibaldi 7"),
     ("STREET_ADDRESS", "Carrera 7 # 72-41", "Carrera 7 # 72-41"),
