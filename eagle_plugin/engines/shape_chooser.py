@@ -180,9 +180,15 @@ class ShapeChooser:
 
     @property
     def totals(self) -> Mapping[Shape, ShapeTotals]:
-        """What the rounds of each shape yielded so far; to be read by the thread that makes the other calls."""
-        self._learn()
-        return {shape: ShapeTotals._make(found) for shape, found in self._totals.items()}
+        """What the rounds of each shape yielded so far; to be read by the thread that makes the other calls.
+
+        Reading it teaches the policy nothing: it may be read in one rank only, and all ranks must choose alike. Times
+        that are not learned yet are therefore not counted: what was expected of them depends on the ones before.
+        """
+        totals = {shape: list(found) for shape, found in self._totals.items()}
+        for result in self._results:
+            add_to(totals, result.served.shape, yields_of(result))
+        return {shape: ShapeTotals._make(found) for shape, found in totals.items()}
 
     @property
     def phases(self) -> dict[str, float]:
@@ -229,9 +235,10 @@ class ShapeChooser:
         results, self._results = self._results, []
         for served, seconds in times:
             self._observe_time(served, seconds)
-        for served, sums, kept in results:
+        for result in results:
+            served, sums, kept = result
             shape = served.shape
-            self._count(shape, len(kept), len(kept) + sum(kept), 1, 0, 0.0, 0.0)
+            add_to(self._totals, shape, yields_of(result))
             if self.policy is None or shape == PLAIN:
                 continue
             if sums is not None:
@@ -246,17 +253,12 @@ class ShapeChooser:
             costs = self.policy.costs
             correction = costs.correction(shape, b)  # before the step changes it
             predicted = correction * costs.tabled(shape, b, keys)
-            self._count(shape, 0, 0, 0, 1, seconds, predicted)
+            add_to(self._totals, shape, (0, 0, 0, 1, seconds, predicted))
             self.errors[class_of(seconds, predicted)] += 1
             found = self._predicted.setdefault((shape, b), [0.0, 0.0])
             found[0] += correction
             found[1] += correction * keys
         self.policy.observe_time(shape, b, keys, seconds)
-
-    def _count(self, shape: Shape, *more: float) -> None:
-        """Add to the totals of a shape; more: in the order of `ShapeTotals`."""
-        found = self._totals.get(shape)
-        self._totals[shape] = list(more) if found is None else list(map(add, found, more))
 
     def _sums_of(self, shape: Shape, scores: Tensor) -> PathSums:
         children = children_of(shape, scores)
@@ -265,6 +267,18 @@ class ShapeChooser:
             assert self.policy is not None
             self._path_sums[key] = PathSums(shape, children, self.policy.shapes, scores.device)
         return self._path_sums[key]
+
+
+def add_to(totals: dict[Shape, list[float]], shape: Shape, more: Sequence[float]) -> None:
+    """Add to the totals of a shape; more: in the order of `ShapeTotals`."""
+    found = totals.get(shape)
+    totals[shape] = list(more) if found is None else list(map(add, found, more))
+
+
+def yields_of(result: Result) -> Sequence[float]:
+    """What a round adds to the totals of its shape, in the order of `ShapeTotals`."""
+    kept = result.kept
+    return len(kept), len(kept) + sum(kept), 1, 0, 0.0, 0.0
 
 
 def reached_depths(kept: Sequence[int], steps: int) -> list[int]:

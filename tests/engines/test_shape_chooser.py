@@ -12,6 +12,7 @@ from policy_world import device
 from eagle_plugin.core.costs import CostModel
 from eagle_plugin.core.path_sums import PathSums
 from eagle_plugin.core.policy import REVIEW_ROUNDS, Policy, shapes_within
+from eagle_plugin.core.policy_report import ShapeTotals
 from eagle_plugin.core.prediction_errors import class_of
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.engines.round import Drafts
@@ -272,6 +273,7 @@ def test_what_is_learned_late_is_the_same() -> None:
         chooser = ShapeChooser(CAPS, policy, clock=lambda now=now: now[0], buffers=buffers, learns_late=late)  # type: ignore[misc]
         chooser.choose(2, 100)
         serve(chooser, now, rounds)
+        chooser.choose(20, 100)  # of another batch: the policy reviews, and has learned all before
         reports.append((chooser.report(), policy.survival.expected(), policy.costs.seconds(policy.shapes, 2, 100)))
     assert reports[0] == reports[1] and sum(reports[0][0].errors) > 30
 
@@ -285,6 +287,19 @@ def test_late_rounds_are_learned_before_the_policy_reviews() -> None:
         known.append(len(policy.told))
         chooser.observe(chooser.launched(CAPS, 2, 100, drafts_of(CAPS, 2)._replace(scores=None)), [1, 2])
     assert sorted(set(known)) == [0, REVIEW_ROUNDS, 2 * REVIEW_ROUNDS]
+
+
+def test_what_is_read_teaches_nothing() -> None:
+    """Metrics are read in one of several ranks, which must choose as the others do; all that was served is in them."""
+    policy = Recorder()
+    chooser = ShapeChooser(CAPS, policy, learns_late=True)
+    chooser.choose(2, 100)
+    for number in range(1, REVIEW_ROUNDS):
+        chooser.observe(chooser.launched(CAPS, 2, 100, drafts_of(CAPS, 2)._replace(scores=None)), [1, 2])
+        assert chooser.report().totals == chooser.totals == {CAPS: ShapeTotals(2 * number, 5 * number, number, 0, 0, 0)}
+        assert not policy.told
+    chooser.choose(20, 100)
+    assert len(policy.told) == REVIEW_ROUNDS - 1 and chooser.totals[CAPS].rounds == 2 * (REVIEW_ROUNDS - 1)
 
 
 def test_rounds_that_ask_for_no_choice_are_learned_too() -> None:

@@ -207,7 +207,7 @@ def created(monkeypatch: pytest.MonkeyPatch, reasons: list[str], failed: list[st
     from eagle_plugin.engines.sglang import metrics, worker
 
     class Ours:
-        shape, device = Shape(3, 4, 16), "cpu"
+        shape, device, synthetic = Shape(3, 4, 16), "cpu", None
 
         def __init__(self, **arguments: Any) -> None:
             pass

@@ -77,7 +77,11 @@ def test_a_launch_that_cannot_be_served_is_refused(
 
     target, head = map(str, models)
     arguments = SimpleNamespace(
-        speculative_algorithm="EAGLE3", model_path=target, speculative_draft_model_path=head, speculative_num_steps=3
+        device="cpu",
+        speculative_algorithm="EAGLE3",
+        model_path=target,
+        speculative_draft_model_path=head,
+        speculative_num_steps=3,
     )
     monkeypatch.setattr(model_override_base, "resolved_view", lambda given: given)
     monkeypatch.setattr(preflight, "unsupported_flags", lambda given: [])
