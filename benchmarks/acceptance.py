@@ -30,15 +30,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from eagle_plugin.bench.choices import TARGET, resolve_target
 from eagle_plugin.bench.questions import Question, assign_rounds, read_questions
-from eagle_plugin.core.policy import SLOT_WEIGHTS
+from eagle_plugin.core.propose import SLOT_WEIGHTS
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.evaluate.acceptance import expected_accept_length
 from eagle_plugin.heads.draft_head import DraftHead
+from eagle_plugin.learning.evaluate.acceptance import expected_accept_length
+from eagle_plugin.learning.reference.decode import load_head, sampling_params
+from eagle_plugin.learning.reference.draft import HeadPrefill, draft_trees, prefill_head
+from eagle_plugin.learning.reference.rules import RULES, Rule, sampled_child
+from eagle_plugin.learning.reference.target import target_features, tree_logits
 from eagle_plugin.models.shipped import HEAD, head_folder, question_files
-from eagle_plugin.reference.decode import load_head, sampling_params
-from eagle_plugin.reference.draft import HeadPrefill, draft_trees, prefill_head
-from eagle_plugin.reference.rules import RULES, Rule, sampled_child
-from eagle_plugin.reference.target import target_features, tree_logits
 
 NAMES = {"deterministic": "target_only", "recursive_rejection": "recursive_rejection", "sampled_child": "sampled_child"}
 STEPS = {8: 2, 16: 4}  # nodes with the root -> levels
@@ -65,7 +65,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=48, help="tokens of each response")
     parser.add_argument("--draws", type=int, default=3, help="trees per context of a rule that draws")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])
-    parser.add_argument("--slot-weights", type=float, nargs=2, default=SLOT_WEIGHTS, help="of core/policy.py")
+    parser.add_argument("--slot-weights", type=float, nargs=2, default=SLOT_WEIGHTS, help="of core/propose.py")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     options = parser.parse_args()

@@ -51,9 +51,9 @@ from eagle_plugin.bench.serving.prompts import questions_of, select_asks, tokens
 from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.bench.startup import serving
 from eagle_plugin.bench.steal import StealWatch
-from eagle_plugin.capture.metrics import DROPPED
-from eagle_plugin.capture.settings import FOLDER
-from eagle_plugin.data.captures.segments import counts_of
+from eagle_plugin.learning.data.captures.segments import counts_of
+from eagle_plugin.traffic.metrics import DROPPED
+from eagle_plugin.traffic.settings import FOLDER
 
 HEADERS: dict[State, tuple[tuple[str, str], ...]] = {"off": (("X-Eagle-Capture", "off"),), "on": ()}
 LIMIT = 0.98  # of the median ratio

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle_plugin.errors import UserError
+from eagle_plugin.common.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGINES = {"sglang": ("SGLang", "env"), "vllm": ("vLLM", "env-vllm")}

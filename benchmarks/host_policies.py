@@ -27,10 +27,11 @@ from eagle_plugin.bench.machine import Machine, describe_machine, installed_vers
 from eagle_plugin.bench.measure import spread
 from eagle_plugin.bench.report import Quartiles, Strict, quartiles
 from eagle_plugin.bench.steal import read_ticks, steal_share
-from eagle_plugin.core.costs import CostModel, Costs, Curve, Forward
-from eagle_plugin.core.policy import REVIEW_ROUNDS, Policy, shapes_within
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser, buffers_of
+from eagle_plugin.policy.chooser import ServedRound, ShapeChooser, buffers_of
+from eagle_plugin.policy.costs import CostModel, Costs, Curve, Forward
+from eagle_plugin.policy.policy import REVIEW_ROUNDS, Policy
+from eagle_plugin.policy.shapes import shapes_within
 
 AIM_RATIO = 1.03  # of the host's time of a round with a policy to that with fixed shapes
 BLOCK = REVIEW_ROUNDS  # rounds whose mean counts: the policy does most of its work in one of them

@@ -7,10 +7,10 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from benchmarks.launches import Launch, Probe
-from eagle_plugin.core.policy import Policy
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.engines.graphs import CapturedFunctions
-from eagle_plugin.engines.shape_chooser import ShapeChooser
+from eagle_plugin.policy.chooser import ShapeChooser
+from eagle_plugin.policy.policy import Policy
+from eagle_plugin.runtime.graphs import CapturedFunctions
 
 MAX_BATCH, VOCABULARY, PROMPT_TOKENS, CONTEXT = 32, 512, 12, 2048
 MAX_TOKENS = CONTEXT - 400  # of a request's answer

@@ -40,9 +40,9 @@ from eagle_plugin.bench.choices import parse_shape
 from eagle_plugin.bench.machine import Machine, describe_machine, installed_versions
 from eagle_plugin.bench.measure import spread
 from eagle_plugin.bench.report import Quartiles, Strict, quartiles, write_json
-from eagle_plugin.command_end import end_of
+from eagle_plugin.common.command_end import end_of
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.engines.shape_chooser import MODES
+from eagle_plugin.policy.chooser import MODES
 
 AIM_MICROSECONDS = 1000  # of the worker in a greedy round at batch 8
 AIM_EAGER_LAUNCHES, AIM_LAUNCHES, AIM_GRAPHS, AIM_HIDDEN = 30, 12, 4, 0.95

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eagle_plugin.core import tree as tree_oracle
 from eagle_plugin.core import verify as verify_oracle
-from eagle_plugin.core.policy import NUM_SAMPLED
+from eagle_plugin.core.propose import NUM_SAMPLED
 from eagle_plugin.kernels import bf16_linear, int8_linear, kv, sampling, tree
 from eagle_plugin.kernels.attention import tree_attention
 

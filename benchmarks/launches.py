@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from tvm_ffi import testing
 
-from eagle_plugin.errors import UserError
+from eagle_plugin.common.errors import UserError
 from eagle_plugin.kernels import loader
 
 OURS, ENGINE, OTHER = "ours", "engine", "other"

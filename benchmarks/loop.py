@@ -2,6 +2,6 @@
 
 import sys
 
-from eagle_plugin.loop import command
+from eagle_plugin.learning.loop import command
 
 raise SystemExit(command.main(sys.argv[1:]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eagle_plugin.atomic_io import write_output
+from eagle_plugin.common.atomic_io import write_output
 
 END = "<!-- end -->"
 

@@ -43,9 +43,9 @@ from benchmarks.simulate_published import synthetic_trace
 from benchmarks.simulate_traces import Trace
 from eagle_plugin.bench.choices import TARGET
 from eagle_plugin.bench.report import write_json
-from eagle_plugin.command_end import end_of
-from eagle_plugin.core.costs import Costs
-from eagle_plugin.errors import UserError
+from eagle_plugin.common.command_end import end_of
+from eagle_plugin.common.errors import UserError
+from eagle_plugin.policy.costs import Costs
 
 TRACES = Path(__file__).with_name("traces")
 GREEDY_TRACE, SAMPLED_TRACE = TRACES / "smollm2-135m.npz", TRACES / "smollm2-135m-sampled.npz"

@@ -9,8 +9,8 @@ import numpy as np
 
 from benchmarks.node_budgets_costs import round_seconds
 from benchmarks.node_budgets_rounds import MOST_NODES, Ranked, Rounds, allocate, calibrate
-from eagle_plugin.core.costs import Costs
 from eagle_plugin.core.shape import PLAIN
+from eagle_plugin.policy.costs import Costs
 
 LEVELS, CHILDREN = (1, 2, 3, 5, 7), (1, 2, 4)
 WIDTHS = (1.25, 1.5, 2, 3, 4, 5, 6, 8, 12, 16)  # mean nodes per request, the root included

@@ -1,4 +1,4 @@
-"""What a round costs whose trees have different sizes: by the tables of `core.costs`, for any number of target rows."""
+"""What a round costs whose trees have different sizes: by `policy.costs`, for any number of target rows."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 
 from benchmarks.roofline import H100
 from benchmarks.simulate_targets import OVERLAPPED, TARGETS, Machine
-from eagle_plugin.core.costs import Costs
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.engines import cost_files
+from eagle_plugin.policy.costs import Costs
+from eagle_plugin.runtime import cost_files
 
 REFERENCE = Shape(2, 4, 8)
 SIMULATED = "H100, Llama-3.1-8B"

@@ -20,13 +20,13 @@ from eagle_plugin.bench.choices import TARGET, resolve_target
 from eagle_plugin.bench.questions import assign_rounds, read_questions
 from eagle_plugin.core.propose import Proposals
 from eagle_plugin.core.tree import CandidateTable, DraftTree, select_tree
-from eagle_plugin.evaluate.acceptance import reach_probabilities
 from eagle_plugin.heads.draft_head import DraftHead
+from eagle_plugin.learning.evaluate.acceptance import reach_probabilities
+from eagle_plugin.learning.reference.decode import load_head, sampling_params
+from eagle_plugin.learning.reference.draft import draft_candidates
+from eagle_plugin.learning.reference.rules import RULES
+from eagle_plugin.learning.reference.target import tree_logits
 from eagle_plugin.models.shipped import HEAD, head_folder, question_files
-from eagle_plugin.reference.decode import load_head, sampling_params
-from eagle_plugin.reference.draft import draft_candidates
-from eagle_plugin.reference.rules import RULES
-from eagle_plugin.reference.target import tree_logits
 
 CHUNK = 4  # positions whose chances are computed at once: each has a row of the vocabulary per candidate
 

@@ -41,8 +41,8 @@ from eagle_plugin.bench.measure import spread
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.report import Quartiles, Strict, quartiles, write_json
 from eagle_plugin.bench.steal import read_ticks, steal_share
-from eagle_plugin.command_end import end_of
-from eagle_plugin.errors import UserError
+from eagle_plugin.common.command_end import end_of
+from eagle_plugin.common.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 SIDES: dict[str, dict[str, str]] = {

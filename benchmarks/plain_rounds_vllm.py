@@ -45,7 +45,7 @@ def boot(side: str, target: str, head: str, requests: int) -> tuple[LLM, Any]:
     runner = runner_of(llm)
     if side != "vllm":
         from eagle_plugin.core.shape import PLAIN
-        from eagle_plugin.engines.vllm.runner import TreeModelRunner
+        from eagle_plugin.vllm.runner import TreeModelRunner
 
         assert isinstance(runner, TreeModelRunner), type(runner)
         runner._shapes.choose = lambda *_: PLAIN  # type: ignore[method-assign]

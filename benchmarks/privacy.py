@@ -20,8 +20,8 @@ from privacy_texts import NEGATIVES, POSITIVES, Labelled
 from rich.console import Console
 from rich.table import Table
 
-from eagle_plugin.data.privacy.scanner import Scanner
-from eagle_plugin.data.sources.prompts import format_prompt, read_prompts
+from eagle_plugin.learning.data.privacy.scanner import Scanner
+from eagle_plugin.learning.data.sources.prompts import format_prompt, read_prompts
 
 # Of these kinds docs/data.md says that they are not found.
 NOT_LISTED = ("person's name", "identity number, not named")

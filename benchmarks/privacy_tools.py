@@ -15,8 +15,8 @@ from typing import Any
 import privacy_tools_development
 import privacy_tools_reported
 
-from eagle_plugin.data.privacy.redact import redact
-from eagle_plugin.data.privacy.scanner import Scanner
+from eagle_plugin.learning.data.privacy.redact import redact
+from eagle_plugin.learning.data.privacy.scanner import Scanner
 
 HALVES = {"development": privacy_tools_development, "reported": privacy_tools_reported}
 # What a text is put into: the whole text of a message is JSON, or JSON is in prose, or the text is code.

@@ -33,21 +33,21 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.acceptance import generate_response, mean_and_error
-from eagle_plugin.atomic_io import write_output
 from eagle_plugin.bench.choices import TARGET, parse_shape, resolve_target
 from eagle_plugin.bench.questions import assign_rounds, read_questions
-from eagle_plugin.command_end import end_of
+from eagle_plugin.common.atomic_io import write_output
+from eagle_plugin.common.command_end import end_of
+from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import MAX_WIDTH, Shape
 from eagle_plugin.core.tree import CandidateTable, DraftTree, select_tree
 from eagle_plugin.core.verify import verify_greedy
-from eagle_plugin.errors import UserError
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.layers import KeyValues
+from eagle_plugin.learning.reference.decode import load_head, sampling_params
+from eagle_plugin.learning.reference.draft import DraftTail, HeadPrefill, draft_trees, prefill_head
+from eagle_plugin.learning.reference.rules import RULES
+from eagle_plugin.learning.reference.target import target_features
 from eagle_plugin.models.shipped import head_folder, question_files
-from eagle_plugin.reference.decode import load_head, sampling_params
-from eagle_plugin.reference.draft import DraftTail, HeadPrefill, draft_trees, prefill_head
-from eagle_plugin.reference.rules import RULES
-from eagle_plugin.reference.target import target_features
 
 FEATURES = ("state", "mask")
 ROOTS = 8  # trees of one forward, which bounds the memory of their logits

@@ -51,12 +51,12 @@ from benchmarks.host_rounds import (
     read_as_on_a_gpu,
 )
 from benchmarks.launches import CountLaunches, Probe
+from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.engines.graphs import Buckets
-from eagle_plugin.engines.sglang import decode_round, round_costs
-from eagle_plugin.engines.sglang.support import unsupported_reasons
-from eagle_plugin.engines.sglang.worker import TreeWorker
-from eagle_plugin.errors import UserError
+from eagle_plugin.runtime.graphs import Buckets
+from eagle_plugin.sglang import decode_round, round_costs
+from eagle_plugin.sglang.support import unsupported_reasons
+from eagle_plugin.sglang.worker import TreeWorker
 
 # The phases of a round, in their order.
 BEGIN, DRAFT, PREPARE, TAIL, EXTEND, REST = PHASES = ("begin", "draft", "verify preparation", "tail", "extend", "rest")

@@ -4,7 +4,7 @@
     python benchmarks/simulate.py --record out/trace.npz     # the shipped head on its target, on this machine's CPU
 
 SIMULATED: no GPU runs. A round's time is a roofline with stated efficiencies (benchmarks/simulate_targets.py), its
-accepted tokens come from traces (benchmarks/simulate_traces.py), its shape from eagle_plugin/core/policy.py as it is
+accepted tokens come from traces (benchmarks/simulate_traces.py), its shape from eagle_plugin/policy/policy.py as it is
 served. First the output compares the simulator with published measurements and says how far off it is. All assumptions
 are in the output. Speed-ups are tokens per second over those of plain decoding without a head.
 """
@@ -30,10 +30,10 @@ from benchmarks.simulate_rounds import accept_length, fixed_rate, plain_rate, se
 from benchmarks.simulate_targets import OVERLAPPED, TARGETS, Machine
 from benchmarks.simulate_traces import CAPS, Outcomes, Trace
 from eagle_plugin.bench.report import write_json
-from eagle_plugin.command_end import end_of
-from eagle_plugin.core.policy import shapes_within
+from eagle_plugin.common.command_end import end_of
+from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.errors import UserError
+from eagle_plugin.policy.shapes import shapes_within
 
 DEVICES = {device.name: device for device in (H100, H200, B200)}
 CONCURRENCY = tuple(2**n for n in range(10))

@@ -40,7 +40,7 @@ def assumptions(context: int, fixed: float) -> list[str]:
         "no head.",
         "Acceptance: synthetic traces of a head whose scores are calibrated, and whose difficulty varies slowly along "
         f"a text. Accept lengths that they are calibrated to: {heads}.",
-        f"A smaller tree takes its nodes from the candidates of {CAPS}, by the rule of core/path_sums.py.",
+        f"A smaller tree takes its nodes from the candidates of {CAPS}, by the rule of policy/path_sums.py.",
         f"{PARALLEL}: one forward of a head with {PARALLEL_LAYERS} layers per round. Its chains are taken to be "
         "accepted as often as those of the EAGLE-3 head, which is not known.",
         f"The policy's times have {NOISE:.0%} noise. Its tables are at powers of two and halfway between. Its probes "

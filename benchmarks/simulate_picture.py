@@ -10,7 +10,7 @@ from typing import Protocol
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from eagle_plugin.atomic_io import replace_file
+from eagle_plugin.common.atomic_io import replace_file
 
 COLOURS = ("#d9662b", "#9aa5b1", "#5b7fa6", "#7a9e7e", "#3f6b4f", "#8c6bb1")
 

@@ -17,11 +17,11 @@ from benchmarks.acceptance import generate_response
 from benchmarks.simulate_traces import CAPS, MISSED, Trace
 from eagle_plugin.bench.choices import TARGET, resolve_target
 from eagle_plugin.bench.questions import assign_rounds, read_questions
+from eagle_plugin.learning.reference.decode import load_head, sampling_params
+from eagle_plugin.learning.reference.draft import draft_candidates, prefill_head
+from eagle_plugin.learning.reference.rules import RULES
+from eagle_plugin.learning.reference.target import target_features
 from eagle_plugin.models.shipped import HEAD, head_folder, question_files
-from eagle_plugin.reference.decode import load_head, sampling_params
-from eagle_plugin.reference.draft import draft_candidates, prefill_head
-from eagle_plugin.reference.rules import RULES
-from eagle_plugin.reference.target import target_features
 
 
 @torch.no_grad()

@@ -10,12 +10,12 @@ import numpy as np
 
 from benchmarks.simulate_targets import Machine
 from benchmarks.simulate_traces import Outcomes
-from eagle_plugin.core.costs import CostModel
-from eagle_plugin.core.policy import Policy
 from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.policy.costs import CostModel
+from eagle_plugin.policy.policy import Policy
 
 NOISE = 0.03  # standard deviation of the logarithm of a round's time
-SUM_ROUNDS = 4  # as in engines/shape_chooser.py
+SUM_ROUNDS = 4  # as in policy/chooser.py
 
 
 class Served(NamedTuple):

@@ -11,8 +11,8 @@ import math
 from typing import NamedTuple
 
 from benchmarks.roofline import AUX_LAYERS, DRAFT_VOCABULARY, LLAMA_8B, Decoder, Device
-from eagle_plugin.core.costs import Costs, Curve, Forward
 from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.policy.costs import Costs, Curve, Forward
 
 MEMORY_EFFICIENCY = 0.85  # of the data sheet's bandwidth
 COMPUTE_EFFICIENCY = 0.6  # of the data sheet's dense bf16 FLOPs

@@ -1,7 +1,7 @@
 """Traces for the simulator: the candidates that a head drafts at every position of a text, and which were right.
 
 A trace has, per position, the scores of all candidates of the largest shape, and the path among them that the target
-takes. All smaller trees follow from it by the rule of `core.path_sums`. Positions of one text follow each other.
+takes. All smaller trees follow from it by the rule of `policy.path_sums`. Positions of one text follow each other.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from eagle_plugin.core.path_sums import PathSums
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import grow_level, new_table
+from eagle_plugin.policy.path_sums import PathSums
 
 CAPS = Shape(7, 4, 64)
 MISSED = 255  # in a path: the target left the candidates before this depth

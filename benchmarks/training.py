@@ -40,16 +40,16 @@ from torch import nn  # noqa: E402
 from transformers import LlamaConfig  # noqa: E402
 
 from benchmarks.live_memory import LiveMemory  # noqa: E402
-from eagle_plugin.data.store.features import Readout  # noqa: E402
-from eagle_plugin.devices import fast_dtype  # noqa: E402
+from eagle_plugin.common.devices import fast_dtype  # noqa: E402
 from eagle_plugin.heads.draft_head import DraftHead  # noqa: E402
 from eagle_plugin.heads.eagle2 import Eagle2Head  # noqa: E402
 from eagle_plugin.heads.eagle3 import Eagle3Head  # noqa: E402
 from eagle_plugin.heads.peagle import PEagleHead  # noqa: E402
-from eagle_plugin.train.batches import Batch  # noqa: E402
-from eagle_plugin.train.methods import ObjectiveSettings  # noqa: E402
-from eagle_plugin.train.model import DTYPES  # noqa: E402
-from eagle_plugin.train.objectives import Objective  # noqa: E402
+from eagle_plugin.learning.data.store.features import Readout  # noqa: E402
+from eagle_plugin.learning.train.batches import Batch  # noqa: E402
+from eagle_plugin.learning.train.methods import ObjectiveSettings  # noqa: E402
+from eagle_plugin.learning.train.model import DTYPES  # noqa: E402
+from eagle_plugin.learning.train.objectives import Objective  # noqa: E402
 
 VOCAB, HIDDEN, AUX = 49152, 576, (2, 15, 27)
 

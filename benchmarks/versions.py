@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.marked_table import replace_table
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.report import Strict, write_json
-from eagle_plugin.engines.engine_source import EngineSource
-from eagle_plugin.engines.seams import differences, wanted_names
+from eagle_plugin.runtime.engine_contract import differences, wanted_names
+from eagle_plugin.runtime.engine_source import EngineSource
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN = "<!-- benchmarks/versions.py --docs -->\n"
@@ -123,8 +123,8 @@ def source_of(environment: Environment) -> tuple[str, EngineSource]:
 
 def row_of(environment: Environment, step: Steps) -> Row:
     version, source = source_of(environment)
-    seams = importlib.import_module(f"eagle_plugin.engines.{environment.engine}.seams").SEAMS
-    wanted = wanted_names(environment.engine, ROOT / "eagle_plugin/engines" / environment.engine, seams)
+    seams = importlib.import_module(f"eagle_plugin.{environment.engine}.seams").SEAMS
+    wanted = wanted_names(environment.engine, ROOT / "eagle_plugin" / environment.engine, seams)
     failures = {"contract": [str(one) for one in differences(source, wanted)]}
     tests = {}
     for check, files in CHECKS[environment.engine].items():

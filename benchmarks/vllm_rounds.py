@@ -44,13 +44,13 @@ from benchmarks.host_rounds import (
     read_as_on_a_gpu,
 )
 from benchmarks.launches import ENGINE, GRAPH, CountLaunches, Probe
+from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.engines.graphs import Buckets
-from eagle_plugin.engines.vllm import runner as runner_module
-from eagle_plugin.engines.vllm import shapes as shapes_module
-from eagle_plugin.engines.vllm.runner import TreeModelRunner
-from eagle_plugin.engines.vllm.shapes import RoundShapes
-from eagle_plugin.errors import UserError
+from eagle_plugin.runtime.graphs import Buckets
+from eagle_plugin.vllm import runner as runner_module
+from eagle_plugin.vllm import shapes as shapes_module
+from eagle_plugin.vllm.runner import TreeModelRunner
+from eagle_plugin.vllm.shapes import RoundShapes
 
 # The phases of a step, in their order; the last one is the engine's bookkeeping with what is left of ours.
 PREPARE, WALK, EXTEND, DRAFT, REST = PHASES = ("preparation", "walk", "extend", "draft", "rest")

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from eagle_plugin import __version__
-from eagle_plugin.command_end import end_of, importing
-from eagle_plugin.command_line import Parser, print_table
-from eagle_plugin.errors import UserError
+from eagle_plugin.common.command_end import end_of, importing
+from eagle_plugin.common.command_line import Parser, print_table
+from eagle_plugin.common.errors import UserError
 
 DESCRIPTION = """\
 EAGLE speculative decoding with draft trees for stock inference engines.
@@ -39,32 +39,50 @@ EAGLE_PLUGIN=0 switches the plugin off: the engine runs unchanged.
 """
 # Sub-commands with a parser of their own: module and one line of help.
 DATA_COMMANDS = {
-    "builtin": ("eagle_plugin.data.builtin", "the built-in prompts"),
-    "set": ("eagle_plugin.data.named_set", "a well-known data set by name, from a file, a package or the hub"),
-    "prepare": ("eagle_plugin.data.prepare", "your prompts: read any format, filter personal data, split"),
-    "generate": ("eagle_plugin.data.generate", "let the target answer prompts through OpenAI endpoints"),
-    "render": ("eagle_plugin.data.render", "recorded answers as token rows"),
-    "vocabulary": ("eagle_plugin.data.vocabulary", "choose the draft vocabulary"),
-    "features": ("eagle_plugin.data.extract", "store the target's hidden states"),
-    "verify": ("eagle_plugin.data.verify", "read a feature store or a training run in full and check every digest"),
+    "builtin": ("learning.data.builtin", "the built-in prompts"),
+    "set": ("learning.data.named_set", "a well-known data set by name, from a file, a package or the hub"),
+    "prepare": ("learning.data.prepare", "your prompts: read any format, filter personal data, split"),
+    "generate": ("learning.data.generate", "let the target answer prompts through OpenAI endpoints"),
+    "render": ("learning.data.render", "recorded answers as token rows"),
+    "vocabulary": ("learning.data.vocabulary", "choose the draft vocabulary"),
+    "features": ("learning.data.extract", "store the target's hidden states"),
+    "verify": (
+        "learning.data.verify",
+        "read a feature store or a training run in full and check every digest",
+    ),
 }
 OWN_PARSERS = {
-    "check": ("eagle_plugin.evaluate.check_command", "does a draft head fit its target, and are its drafts accepted?"),
-    "optimize": ("eagle_plugin.optimize.command", "from prompts to a trained head with its measured gain: one recipe"),
-    "train": ("eagle_plugin.train.command", "train a draft head from a feature store"),
-    "eval": ("eagle_plugin.evaluate.eval_command", "measure the acceptance of draft heads"),
-    "export": ("eagle_plugin.heads.export_command", "rewrite any head as one that both engines load"),
-    "demo": ("eagle_plugin.bench.demo", "serve a real model three ways and print one table"),
-    "serve": ("eagle_plugin.bench.serve", "start a server with the plugin, or a plain one, and keep it running"),
-    "bench": ("eagle_plugin.bench.sweep", "find the best tree shape of a worker on this machine"),
-    "benchmark": ("eagle_plugin.bench.states.command", "what does a trained head gain under load?"),
-    "report": ("eagle_plugin.report.command", "the page of a benchmark: HTML and Markdown"),
-    "package": ("eagle_plugin.deploy.package_command", "a folder with a head that an engine serves with one command"),
-    "deploy": ("eagle_plugin.deploy.command", "another head for a running server, and back if it is worse"),
-    "watch": ("eagle_plugin.deploy.watch_command", "is the acceptance of live traffic still what was measured?"),
-    "capture": ("eagle_plugin.data.captures.command", "what servers recorded of their traffic: show it, export it"),
-    "explain": ("eagle_plugin.bench.explain", "what does the policy of a server choose, and why?"),
-    "selftest": ("eagle_plugin.selftest.command", "do the kernels compute on this device what they should?"),
+    "check": (
+        "learning.evaluate.check_command",
+        "does a draft head fit its target, and are its drafts accepted?",
+    ),
+    "optimize": (
+        "learning.jobs.command",
+        "from prompts to a trained head with its measured gain: one recipe",
+    ),
+    "train": ("learning.train.command", "train a draft head from a feature store"),
+    "eval": ("learning.evaluate.eval_command", "measure the acceptance of draft heads"),
+    "export": ("heads.export_command", "rewrite any head as one that both engines load"),
+    "demo": ("bench.demo", "serve a real model three ways and print one table"),
+    "serve": ("bench.serve", "start a server with the plugin, or a plain one, and keep it running"),
+    "bench": ("bench.sweep", "find the best tree shape of a worker on this machine"),
+    "benchmark": ("bench.states.command", "what does a trained head gain under load?"),
+    "report": ("learning.report.command", "the page of a benchmark: HTML and Markdown"),
+    "package": (
+        "learning.deploy.package_command",
+        "a folder with a head that an engine serves with one command",
+    ),
+    "deploy": ("learning.deploy.command", "another head for a running server, and back if it is worse"),
+    "watch": (
+        "learning.deploy.watch_command",
+        "is the acceptance of live traffic still what was measured?",
+    ),
+    "capture": (
+        "learning.data.captures.command",
+        "what servers recorded of their traffic: show it, export it",
+    ),
+    "explain": ("bench.explain", "what does the policy of a server choose, and why?"),
+    "selftest": ("selftest.command", "do the kernels compute on this device what they should?"),
 }
 NOT_INSTALLED = "not installed"
 
@@ -136,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _own_main(module: str) -> Callable[[list[str]], int | None]:
     with importing():
-        return importlib.import_module(module).main
+        return importlib.import_module(f"eagle_plugin.{module}").main
 
 
 def _models_list(arguments: argparse.Namespace) -> None:
@@ -175,8 +193,8 @@ def _models_path(arguments: argparse.Namespace) -> None:
 
 def _version(arguments: argparse.Namespace) -> None:
     with importing():
-        from eagle_plugin.engines.sglang import version as sglang
-        from eagle_plugin.engines.vllm import version as vllm
+        from eagle_plugin.sglang import version as sglang
+        from eagle_plugin.vllm import version as vllm
 
     print_table(
         ("eagle-plugin", _installed("eagle-plugin")),

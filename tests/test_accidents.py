@@ -15,7 +15,7 @@ from accident_scenes import SCENES
 from accidents import Workshop, open_workshop
 
 from eagle_plugin import cli
-from eagle_plugin.data.generation import endpoints
+from eagle_plugin.learning.data.generation import endpoints
 
 # These need a download or an engine: their calls fail even if nothing is wrong with their places.
 NEVER_WORK = ("models get", "models path", "demo", "serve", "bench", "benchmark", "watch")

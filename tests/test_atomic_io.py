@@ -16,7 +16,7 @@ import pytest
 import torch
 from accident_kinds import full_disk
 
-from eagle_plugin.atomic_io import (
+from eagle_plugin.common.atomic_io import (
     PARTIAL,
     WriteError,
     create_file,
@@ -120,7 +120,7 @@ def test_an_error_of_the_caller_leaves_the_old_file(tmp_path: Path) -> None:
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
-from eagle_plugin.atomic_io import create_file, replace_file, write_output
+from eagle_plugin.common.atomic_io import create_file, replace_file, write_output
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
 path, writer = Path({path!r}), {writer!r}
@@ -173,7 +173,7 @@ def test_a_failed_flush_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
 KILLED = """
 import os, signal
 from pathlib import Path
-from eagle_plugin.atomic_io import replace_file
+from eagle_plugin.common.atomic_io import replace_file
 def kill(*arguments): os.kill(os.getpid(), signal.SIGKILL)
 if {moment!r} == "before the flush": os.fsync = kill
 path = Path({path!r})

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from eagle_plugin import cli, devices
-from eagle_plugin.devices import DeviceError, check_device, fast_dtype
-from eagle_plugin.train.recipe import parse_recipe
+from eagle_plugin import cli
+from eagle_plugin.common import devices
+from eagle_plugin.common.devices import DeviceError, check_device, fast_dtype
+from eagle_plugin.learning.train.recipe import parse_recipe
 
 
 @pytest.mark.parametrize("name", ["cuda:99", "gpu", "cpu:x"])

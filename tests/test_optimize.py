@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from eagle_plugin.cli import main
-from eagle_plugin.errors import UserError
+from eagle_plugin.common.errors import UserError
 from eagle_plugin.heads.checkpoint import check_head
+from eagle_plugin.learning.jobs import runner
+from eagle_plugin.learning.jobs.recipe import read_job
+from eagle_plugin.learning.jobs.stages import data_stages, list_stages
 from eagle_plugin.models import get_model
 from eagle_plugin.models.shipped import recipe_file
-from eagle_plugin.optimize import runner
-from eagle_plugin.optimize.recipe import read_job
-from eagle_plugin.optimize.stages import data_stages, list_stages
 
 RECIPE = """\
 target: smollm2-135m-instruct

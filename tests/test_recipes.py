@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle_plugin.recipes import read_yaml
-from eagle_plugin.train.recipe import TrainError, parse_recipe
+from eagle_plugin.common.recipes import read_yaml
+from eagle_plugin.learning.train.recipe import TrainError, parse_recipe
 
 GOOD = {"target": "t", "data": {"store": "s"}, "budget": {"updates": 1}}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from document_commands import ROOT, parsers
 
 from eagle_plugin import cli
-from eagle_plugin.capture.settings import NAMES
+from eagle_plugin.traffic.settings import NAMES
 
 NAME = re.compile(r"(?<![A-Z0-9_])EAGLE_[A-Z0-9]+(?:_[A-Z0-9]+)*(?![A-Z0-9_])")
 READERS = ("eagle_plugin/**/*.py", "compat/sglang-cpu/src/**/*.py", "setup.py", "environments/make.sh")
@@ -27,9 +27,9 @@ def test_the_reference_has_the_environment_variables_of_the_code() -> None:
 
 
 def test_a_name_in_the_code_is_found(tmp_path: Path) -> None:
-    (tmp_path / "eagle_plugin/data").mkdir(parents=True)
+    (tmp_path / "eagle_plugin/learning/data").mkdir(parents=True)
     code = 'os.environ.get("EAGLE_NEW")  # P_EAGLE_LAYERS\nname = f"EAGLE_CAPTURE_{part}"; EAGLE = EAGLE_A1_B2'
-    (tmp_path / "eagle_plugin/data/new.py").write_text(code)
+    (tmp_path / "eagle_plugin/learning/data/new.py").write_text(code)
     assert names_in_code(tmp_path) - set(NAMES) == {"EAGLE_NEW", "EAGLE_A1_B2"}
 
 

@@ -13,7 +13,7 @@ assert SPEC is not None and SPEC.loader is not None
 lint = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(lint)
 
-PY, CPP, MD = "eagle_plugin/engines/sglang/drafter.py", "csrc/include/eagle/tree.h", "docs/design.md"
+PY, CPP, MD = "eagle_plugin/sglang/drafter.py", "csrc/include/eagle/tree.h", "docs/design.md"
 
 # Where, what is wrong, the term that is found in it, and the right counterpart, in which nothing is found.
 SAMPLES = [
@@ -36,10 +36,10 @@ SAMPLES = [
     (PY, "# prompts to be played", "played", "# it plays a role in this"),
     (PY, "def deal_rounds(): ...", "deal_rounds", "def ideal(): ...  # how to deal with it"),
     (PY, "# dealt out in rounds", "dealt", "# assigned in rounds"),
-    ("eagle_plugin/data/privacy/filter.py", "def open_screen(): ...", "open_screen", "def open_filter(): ..."),
-    ("eagle_plugin/data/sources/prompts.py", "class Draft: ...", "Draft", "class RawPrompt: ..."),
+    ("eagle_plugin/learning/data/privacy/filter.py", "def open_screen(): ...", "open_screen", "def open_filter(): ..."),
+    ("eagle_plugin/learning/data/sources/prompts.py", "class Draft: ...", "Draft", "class RawPrompt: ..."),
     (PY, "numbers = draw()", "numbers", "uniforms = draw()  # numbers with units"),
-    (PY, "from eagle_plugin.engines import numbers", "numbers", "from eagle_plugin.engines import rng"),
+    (PY, "from eagle_plugin.runtime import numbers", "numbers", "from eagle_plugin.runtime import rng"),
     (PY, "growth = Growth()", "Growth", "builder = TreeBuilder()"),
     (PY, "drafter.grow(batch)", "grow", "drafter.draft(batch); tree.grow_level(table)"),
     (MD, "Tree growth and selection.", "growth", "The trees grow level by level."),

@@ -11,8 +11,8 @@ import pytest
 from upstream import interpreter
 from upstream_faults import BY_NAME, ENGINES, FAULTS, Fault, Line, drift, site_packages
 
-from eagle_plugin.engines.sglang.version import TESTED as SGLANG
-from eagle_plugin.engines.vllm.version import TESTED as VLLM
+from eagle_plugin.sglang.version import TESTED as SGLANG
+from eagle_plugin.vllm.version import TESTED as VLLM
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = (ROOT / "docs/upstream.md").read_text("utf-8")

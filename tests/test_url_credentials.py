@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from eagle_plugin.data.generate import main as generate
-from eagle_plugin.data.rows import DataError
-from eagle_plugin.data.sources.prompts import Prompt, format_prompt
-from eagle_plugin.data.store.objects import open_folder
-from eagle_plugin.data.verify import main as verify
-from eagle_plugin.deploy.counts import served_counts
-from eagle_plugin.errors import UserError
-from eagle_plugin.optimize.job_watch import JobWatch
-from eagle_plugin.optimize.jobs_folder import JobsFolder
-from eagle_plugin.optimize.lineage import Lineage
-from eagle_plugin.optimize.recipe import JobRecipe
-from eagle_plugin.url_credentials import without_credentials, without_credentials_in
+from eagle_plugin.common.errors import UserError
+from eagle_plugin.common.url_credentials import without_credentials, without_credentials_in
+from eagle_plugin.learning.data.generate import main as generate
+from eagle_plugin.learning.data.rows import DataError
+from eagle_plugin.learning.data.sources.prompts import Prompt, format_prompt
+from eagle_plugin.learning.data.store.objects import open_folder
+from eagle_plugin.learning.data.verify import main as verify
+from eagle_plugin.learning.deploy.counts import served_counts
+from eagle_plugin.learning.jobs.job_watch import JobWatch
+from eagle_plugin.learning.jobs.jobs_folder import JobsFolder
+from eagle_plugin.learning.jobs.lineage import Lineage
+from eagle_plugin.learning.jobs.recipe import JobRecipe
 
 SECRET = "tr4nquil"
 

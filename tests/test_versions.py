@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle_plugin.engines.sglang import version as sglang
-from eagle_plugin.engines.vllm import version as vllm
+from eagle_plugin.sglang import version as sglang
+from eagle_plugin.vllm import version as vllm
 
 ROOT = Path(__file__).parents[1]
 PINS = {
@@ -24,7 +24,7 @@ def test_no_other_module_names_a_version() -> None:
     versions = re.compile("|".join(re.escape(v) for v in (*sglang.TESTED, *vllm.TESTED)))
     sources = [*(ROOT / "eagle_plugin").rglob("*.py"), *(ROOT / "compat/sglang-cpu/src").rglob("*.py")]
     named = {path.relative_to(ROOT).as_posix() for path in sources if versions.search(path.read_text())}
-    assert named == {"eagle_plugin/engines/sglang/version.py", "eagle_plugin/engines/vllm/version.py"}
+    assert named == {"eagle_plugin/sglang/version.py", "eagle_plugin/vllm/version.py"}
 
 
 @pytest.mark.parametrize("file", PINS)

@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 from eagle_plugin import cli
-from eagle_plugin.optimize.jobs_command import ACTIONS
+from eagle_plugin.learning.jobs.jobs_command import ACTIONS
 
 
 class _Asked(BaseException):

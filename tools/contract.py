@@ -4,7 +4,7 @@
     python tools/contract.py vllm 0.34.0 [--base 0.33.0] [--out out]
 
 Both releases are fetched from the package index and only read, not installed. Every name that the adapter imports,
-replaces, calls or reads (eagle_plugin/engines/ENGINE/seams.py) is compared by its syntax tree with the one of the base,
+replaces, calls or reads (eagle_plugin/runtime/ENGINE/seams.py) is compared by its syntax tree with the one of the base,
 the newest tested release: "gone" and "parameters" have to be looked at; look at a "body" where the plugin relies
 on more than the name. "wanted" says what the adapter cannot do with. The result is in out/contract-ENGINE-VERSION.json;
 the exit code is 1 where something is wanted.
@@ -27,11 +27,11 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from eagle_plugin.atomic_io import write_output
 from eagle_plugin.bench.report import Strict
-from eagle_plugin.engines.engine_source import EngineSource
-from eagle_plugin.engines.seams import differences, touched_places, wanted_names
-from eagle_plugin.errors import UserError
+from eagle_plugin.common.atomic_io import write_output
+from eagle_plugin.common.errors import UserError
+from eagle_plugin.runtime.engine_contract import differences, touched_places, wanted_names
+from eagle_plugin.runtime.engine_source import EngineSource
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGINES = ("sglang", "vllm")
@@ -83,8 +83,8 @@ def fetch(engine: str, version: str, folder: Path) -> Release:
 
 def wanted_of(engine: str) -> dict[str, str]:
     """Every name that the adapter touches; for SGLang also those of the package for CPUs."""
-    seams = importlib.import_module(f"eagle_plugin.engines.{engine}.seams").SEAMS
-    wanted = wanted_names(engine, ROOT / "eagle_plugin/engines" / engine, seams)
+    seams = importlib.import_module(f"eagle_plugin.{engine}.seams").SEAMS
+    wanted = wanted_names(engine, ROOT / "eagle_plugin" / engine, seams)
     return dict.fromkeys(touched_places(engine, COMPAT), "") | wanted
 
 
@@ -126,7 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--base", help="compare with this release (default: the newest tested one)")
     parser.add_argument("--out", type=Path, default=Path("out"))
     given = parser.parse_args(arguments)
-    tested = importlib.import_module(f"eagle_plugin.engines.{given.engine}.version").TESTED
+    tested = importlib.import_module(f"eagle_plugin.{given.engine}.version").TESTED
     wanted = wanted_of(given.engine)
     try:
         with tempfile.TemporaryDirectory() as folder:

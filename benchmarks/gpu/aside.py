@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from eagle_plugin.command_end import end_of
+from eagle_plugin.common.command_end import end_of
 
 ROOT = Path(__file__).resolve().parents[2]
 LARGE = 1 << 20  # bytes

@@ -17,8 +17,10 @@ from benchmarks.gpu.llama import Cache, Llama, Rows
 from eagle_plugin.core.shape import MAX_WIDTH, Shape
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.engines.rng import draft_uniforms
-from eagle_plugin.engines.round import (
+from eagle_plugin.kernels.accepted_path import AcceptedPath, read_path
+from eagle_plugin.kernels.sampling import SamplingParams
+from eagle_plugin.runtime.rng import draft_uniforms
+from eagle_plugin.runtime.round import (
     Drafts,
     HeadState,
     LevelRows,
@@ -29,8 +31,6 @@ from eagle_plugin.engines.round import (
     draft,
     top_m_of,
 )
-from eagle_plugin.kernels.accepted_path import AcceptedPath, read_path
-from eagle_plugin.kernels.sampling import SamplingParams
 
 
 def new_slot_table(batch: int, positions: int, device: torch.device | str, seed: int = 0) -> Tensor:

@@ -13,7 +13,7 @@ from benchmarks.gpu.models import SMALL
 from benchmarks.gpu.phases import Round, capturing, differences, tensors_of
 from benchmarks.gpu.steps import Setting, StepError
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.engines.graphs import Capturer
+from eagle_plugin.runtime.graphs import Capturer
 
 CASES = ((1, Shape(3, 4, 16), 0.0), (5, Shape(3, 4, 16), 0.0), (3, Shape(4, 2, 8), 0.9), (8, Shape(2, 8, 32), 0.9))
 POSITIONS = 300

@@ -30,9 +30,9 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.gpu.attention_backends import choices, flash_attention, flash_attention_3, flashinfer_attention
-from eagle_plugin.atomic_io import write_output
-from eagle_plugin.command_end import end_of
-from eagle_plugin.core.policy import NUM_SAMPLED
+from eagle_plugin.common.atomic_io import write_output
+from eagle_plugin.common.command_end import end_of
+from eagle_plugin.core.propose import NUM_SAMPLED
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.kernels import sampling, tree
 from eagle_plugin.kernels.attention import tree_attention

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.roofline import Decoder
-from eagle_plugin.engines.round import KVCaches, TreeRows
 from eagle_plugin.kernels.attention import tree_attention
 from eagle_plugin.kernels.kv import store_kv
+from eagle_plugin.runtime.round import KVCaches, TreeRows
 
 EPS, ROPE_BASE = 1e-5, 500_000.0  # of Llama 3
 

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.gpu.decoding import PlainDecoder, TreeDecoder
 from benchmarks.gpu.steps import Setting
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.engines.graph_emulator import EmulatedCapturer, recording_launches
-from eagle_plugin.engines.graphs import Capturer, CudaCapturer, Graph
+from eagle_plugin.runtime.graph_emulator import EmulatedCapturer, recording_launches
+from eagle_plugin.runtime.graphs import Capturer, CudaCapturer, Graph
 
 NAMES = ("draft", "verify", "tail", "extend")
 

@@ -42,7 +42,7 @@ from benchmarks.gpu.portable_wheels import (
     shrink,
     unpack_wheels,
 )
-from eagle_plugin.command_end import end_of
+from eagle_plugin.common.command_end import end_of
 from eagle_plugin.models.catalog import CATALOG
 from eagle_plugin.models.shipped import HEAD, head_folder
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.gpu.fatbin import keep_architecture
-from eagle_plugin.errors import UserError
+from eagle_plugin.common.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 SGLANG, VLLM, DEV = (ROOT / f"environments/{name}/requirements.lock" for name in ("sglang", "vllm", "dev"))

@@ -33,8 +33,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.gpu.steps import ALL, Step, steps_of
-from eagle_plugin.command_end import end_of
-from eagle_plugin.errors import UserError
+from eagle_plugin.common.command_end import end_of
+from eagle_plugin.common.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 WANTED_PYTHON = "3.12"

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.steps import Step
-from eagle_plugin.atomic_io import replace_output, write_output
-from eagle_plugin.errors import json_fault
+from eagle_plugin.common.atomic_io import replace_output, write_output
+from eagle_plugin.common.errors import json_fault
 
 EARLIER = "earlier"  # the folder of results that newer ones replaced
 RUNNING = "the step was still running"

@@ -22,7 +22,7 @@ from benchmarks.gpu.phases import Replay, Round, State, capturing, milliseconds
 from benchmarks.gpu.steps import Setting
 from benchmarks.roofline import plain_bytes, round_bytes
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.engines.graphs import Capturer
+from eagle_plugin.runtime.graphs import Capturer
 
 SHAPES = (Shape(1, 4, 5), Shape(3, 4, 16), Shape(5, 8, 48))
 BATCHES, CONTEXT, REPEATS = (1, 4, 16), 2048, 30

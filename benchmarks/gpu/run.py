@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.gpu.groups import running
 from benchmarks.gpu.results import finished, mark, pack, read
 from benchmarks.gpu.steps import ALL, ENGINES, SKIPPED, STEPS, Setting, Step, find, steps_of
-from eagle_plugin.command_end import end_of
-from eagle_plugin.errors import UserError
+from eagle_plugin.common.command_end import end_of
+from eagle_plugin.common.errors import UserError
 
 FAILED = 1  # the exit code when a step failed
 LONGEST = 7200.0  # seconds of a step without --minutes, and on a CPU

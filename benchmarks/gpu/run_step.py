@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.steps import SKIPPED, Setting, StepError, StepSkipped, find
-from eagle_plugin.command_end import end_of
+from eagle_plugin.common.command_end import end_of
 
 
 def end_at_once(number: int, frame: object) -> NoReturn:

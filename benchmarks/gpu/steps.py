@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eagle_plugin.errors import UserError
+from eagle_plugin.common.errors import UserError
 
 SKIPPED = 3  # the exit code of a step that this machine cannot run; the last line of its output says why
 

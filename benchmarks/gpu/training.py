@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from benchmarks.gpu.server import need_modules
 from benchmarks.gpu.steps import Setting, StepError
-from eagle_plugin.data.store.features import Readout
 from eagle_plugin.heads.draft_head import DraftHead
-from eagle_plugin.train.batches import Batch
-from eagle_plugin.train.methods import ObjectiveSettings
-from eagle_plugin.train.objectives import Objective
+from eagle_plugin.learning.data.store.features import Readout
+from eagle_plugin.learning.train.batches import Batch
+from eagle_plugin.learning.train.methods import ObjectiveSettings
+from eagle_plugin.learning.train.objectives import Objective
 
 KINDS = ("eagle2", "eagle3", "peagle")
 TWICE, SLACK = 2.0, 0.01  # of the distance from float32, relative to the norm

@@ -30,7 +30,7 @@ from benchmarks.gpu.yardstick_cases import CASES, FULL, SMALLEST, Size, environm
 from benchmarks.gpu.yardstick_models import MODELS, TINY_MODELS, Model, write_models
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.synthetic import Rates
-from eagle_plugin.engines.synthetic import format_rates
+from eagle_plugin.runtime.synthetic import format_rates
 
 NEEDED = ("plain", "plugin-tree")
 SPECIAL = 2  # token ids below are the configuration's special ones

@@ -11,10 +11,10 @@ from benchmarks.gpu import model_cases
 from benchmarks.gpu.model_cases import CHAIN, FIXED, TREE, Case, sglang_arguments, vllm_arguments
 from benchmarks.simulate_rounds import Requests
 from benchmarks.simulate_traces import Outcomes, Trace
-from eagle_plugin.core.policy import captured_shapes, shapes_within
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.synthetic import Rates
-from eagle_plugin.engines.synthetic import VARIABLE, format_rates
+from eagle_plugin.policy.shapes import captured_shapes, shapes_within
+from eagle_plugin.runtime.synthetic import VARIABLE, format_rates
 
 TRACE = Path(__file__).resolve().parents[1] / "traces" / "smollm2-135m.npz"  # benchmarks/simulate_record.py
 WALKS, ROUNDS = 256, 200  # of a recorded text, to count what rounds accept

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from benchmarks.gpu.yardstick_cases import CASES, FULL, SMALLEST, Start, arguments
-from eagle_plugin.engines.synthetic import parse_rates
+from eagle_plugin.runtime.synthetic import parse_rates
 
 STARTED = 8  # tokens of each request before the window
 

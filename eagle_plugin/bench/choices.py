@@ -16,9 +16,9 @@ from eagle_plugin.bench.machine import installed_versions
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.servers import ServerError
 from eagle_plugin.bench.spec import EngineName
+from eagle_plugin.common.devices import check_device, default_device
+from eagle_plugin.common.errors import json_fault
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.devices import check_device, default_device
-from eagle_plugin.errors import json_fault
 from eagle_plugin.models import ModelError, head_folder, target_folder
 from eagle_plugin.models.shipped import HEAD
 

@@ -40,7 +40,7 @@ from eagle_plugin.bench.report import (
 from eagle_plugin.bench.spec import Mode, ServerSpec
 from eagle_plugin.bench.speed import SpeedResult, measure_speed
 from eagle_plugin.bench.table import demo_table, print_bars, repeats_sentence
-from eagle_plugin.command_line import Parser
+from eagle_plugin.common.command_line import Parser
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.models.shipped import question_files
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import httpx
 
 from eagle_plugin.bench.spec import EngineName, Mode, ServerSpec
-from eagle_plugin.core.policy import shape_for
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.heads.manifest import parallel_levels
+from eagle_plugin.policy.shapes import shape_for
 
 
 @dataclass(frozen=True)

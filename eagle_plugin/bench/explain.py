@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_plugin.bench.policy_sources import SourceError, read_report
-from eagle_plugin.command_line import Parser
-from eagle_plugin.core.policy_report import PolicyReport, ShapeTotals, name_of, present_choice, sum_of
-from eagle_plugin.core.prediction_errors import median_error
+from eagle_plugin.common.command_line import Parser
 from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.policy.prediction_errors import median_error
+from eagle_plugin.policy.report import PolicyReport, ShapeTotals, name_of, present_choice, sum_of
 
 DESCRIPTION = """\
 Say what the policy of a server chooses and why: what it expects of a step with every shape of the draft trees, how its

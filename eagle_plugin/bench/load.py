@@ -14,7 +14,7 @@ from openai import AsyncOpenAI, OpenAIError
 from eagle_plugin.bench.engine import Engine, EngineEndpoint
 from eagle_plugin.bench.questions import Question
 from eagle_plugin.bench.stream_fields import Output, StreamFields
-from eagle_plugin.http_failures import describe_failure
+from eagle_plugin.common.http_failures import describe_failure
 
 REQUEST_TIMEOUT_S = 600.0
 # For httpx: the servers are on 127.0.0.1 without TLS, and to load the certificates takes longer than a short request.

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from eagle_plugin.bench.load import LoadError
 from eagle_plugin.bench.servers import ServerError, sigterm_as_exit
-from eagle_plugin.errors import UserError
+from eagle_plugin.common.errors import UserError
 
 
 def exit_status(name: str, console: Console, command: Callable[[], int]) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eagle_plugin.atomic_io import replace_file
 from eagle_plugin.bench.report import DemoReport, Quartiles
-from eagle_plugin.errors import UserError
+from eagle_plugin.common.atomic_io import replace_file
+from eagle_plugin.common.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

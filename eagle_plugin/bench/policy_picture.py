@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eagle_plugin.atomic_io import replace_output
 from eagle_plugin.bench.picture import new_figure
-from eagle_plugin.core.policy_report import PolicyReport, present_choice
+from eagle_plugin.common.atomic_io import replace_output
 from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.policy.report import PolicyReport, present_choice
 
 COLOURS = ("#5b7fa6", "#d9662b", "#4a8f5d", "#8a5fa8", "#b39b2f", "#3fa3a3", "#a8485f", "#6b6b6b")
 PRESENT = "#111111"

@@ -12,18 +12,10 @@ from typing import NamedTuple
 
 import httpx
 
-from eagle_plugin.core.policy_report import (
-    MARK,
-    NO_POLICY,
-    Expected,
-    PolicyReport,
-    ReportError,
-    ShapeTotals,
-    shape_of,
-)
-from eagle_plugin.core.prediction_errors import counts_of
+from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.errors import UserError
+from eagle_plugin.policy.prediction_errors import counts_of
+from eagle_plugin.policy.report import MARK, NO_POLICY, Expected, PolicyReport, ReportError, ShapeTotals, shape_of
 
 PREFIX = "eagle_plugin:"
 STDIN = "-"

@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from eagle_plugin.atomic_io import replace_file
 from eagle_plugin.bench.machine import Machine
 from eagle_plugin.bench.measure import RepeatSeries, Spread, spread
+from eagle_plugin.common.atomic_io import replace_file
 
 
 class Strict(BaseModel):

@@ -24,8 +24,8 @@ from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.servers import Server, ServerError, check_worker, sigterm_as_exit
 from eagle_plugin.bench.spec import ServerSpec
-from eagle_plugin.command_line import Parser, port_number
-from eagle_plugin.errors import UserError
+from eagle_plugin.common.command_line import Parser, port_number
+from eagle_plugin.common.errors import UserError
 
 DESCRIPTION = """\
 Start a stock engine's OpenAI server on 127.0.0.1, with the plugin or (--plain) without drafts, and keep it running

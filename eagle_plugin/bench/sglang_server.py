@@ -9,8 +9,8 @@ import httpx
 
 from eagle_plugin.bench.engine import Engine
 from eagle_plugin.bench.spec import ServerSpec
-from eagle_plugin.core.policy import CPU_SHAPE
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.policy.shapes import CPU_SHAPE
 
 # Of several servers that start at once on a CPU, each counts what the others take meanwhile as its own weights; the
 # cache is limited by its tokens.

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from eagle_plugin.core.policy import CPU_SHAPE
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.policy.shapes import CPU_SHAPE
 
 Mode = Literal["plain", "builtin", "plugin"]
 EngineName = Literal["sglang", "vllm"]

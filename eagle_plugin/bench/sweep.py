@@ -28,7 +28,7 @@ from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.questions import Question, assign_rounds, read_questions
 from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.bench.startup import serving, warm_up_all
-from eagle_plugin.command_line import Parser
+from eagle_plugin.common.command_line import Parser
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.models.shipped import question_files
 

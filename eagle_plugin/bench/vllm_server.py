@@ -10,8 +10,8 @@ import httpx
 
 from eagle_plugin.bench.engine import Engine
 from eagle_plugin.bench.spec import ServerSpec
-from eagle_plugin.core.policy import shape_for
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.policy.shapes import shape_for
 
 DRAFTS = 5  # vLLM has no default number of drafted tokens; 5 were the fastest (docs/vllm.md)
 

@@ -12,8 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from eagle_plugin.core.policy import SLOT_WEIGHTS
 from eagle_plugin.core.sampling import SamplingParams, draw, kept_prefix
+
+# Children of a node at temperature > 0 that are drawn instead of chosen. A slot competes for its place in the tree with
+# this part of the probability mass that its token is drawn from. Chosen by accept length with a first head of a small
+# model: at 1 the slots crowd out tokens that are accepted more often (benchmarks/acceptance.py --slot-weights).
+SLOT_WEIGHTS = (0.4, 0.12)
+NUM_SAMPLED = len(SLOT_WEIGHTS)  # S: sampled children per node
+
+MAX_TOP_M = 128  # M: most likely tokens of a row that sampled children are drawn from
 
 
 class Proposals(NamedTuple):

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from eagle_plugin.heads.draft_head import DraftHead, NewHeadOptions, StoredHead, copy_if_alike, fill, read_llama_config
+from eagle_plugin.heads.draft_head import (
+    DraftHead,
+    NewHeadOptions,
+    StoredHead,
+    copy_if_alike,
+    fill,
+    read_llama_config,
+)
 from eagle_plugin.heads.files import HeadError, load_weights, read_config, text_config
 from eagle_plugin.heads.layers import MLP, Attention, KeyValues, RMSNorm
 from eagle_plugin.heads.new_config import NORM_KEYS

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from eagle_plugin.atomic_io import flush_to_disk, write_tensors
+from eagle_plugin.common.atomic_io import flush_to_disk, write_tensors
 from eagle_plugin.heads.contents import record
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.files import HeadError, read_config, read_tensors, text_config

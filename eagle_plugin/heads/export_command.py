@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from eagle_plugin.command_line import Parser
+from eagle_plugin.common.command_line import Parser
 from eagle_plugin.heads.checkpoint import HeadInfo, check_head
 from eagle_plugin.heads.export import save_head, warn_of_biases
 from eagle_plugin.heads.files import HeadError, read_config, text_config

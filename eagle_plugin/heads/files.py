@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
-from eagle_plugin.errors import UserError, json_fault
+from eagle_plugin.common.errors import UserError, json_fault
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -2,7 +2,7 @@
 
 Code that must differ by kind asks the entry or a method of the module (`heads.draft_head.DraftHead`) and never compares
 names or classes. A kind that the engines load with another class brings its format (`heads.formats`), and one that
-learns in another way its method (`train.methods`).
+learns in another way its method (`learning.train.methods`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class HeadSpec:
     method: str  # vLLM's name in --speculative-config
     # How the levels of a draft tree are made: one forward of the head per level, or one for all levels.
     levels: Literal["recurrent", "parallel"]
-    objective: str  # how it learns: a name of `train.methods`
+    objective: str  # how it learns: a name of `learning.train.methods`
 
     @property
     def algorithm(self) -> Algorithm:

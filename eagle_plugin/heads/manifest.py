@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from eagle_plugin.core.policy import PARALLEL_LEVELS
 from eagle_plugin.heads.files import HeadError, read_json, read_mask_token
+from eagle_plugin.policy.shapes import PARALLEL_LEVELS
 
 MANIFEST = "eagle_plugin.json"
 FORMAT = 1

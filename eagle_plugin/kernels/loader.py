@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 PACKAGE = Path(__file__).resolve().parent.parent
 KINDS = ("cpu", "cuda")
 MODES = ("auto", "aot", "jit", "torch")
-# What is put around every module that is opened; `engines.graph_emulator` sees all launches by it.
+# What is put around every module that is opened; `runtime.graph_emulator` sees all launches by it.
 wrap_module: Callable[[Any], Any] = lambda module: module  # noqa: E731
 
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from eagle_plugin.core import propose as proposing
 from eagle_plugin.core import rng
 from eagle_plugin.core import verify as verifying
-from eagle_plugin.core.policy import MAX_TOP_M, SLOT_WEIGHTS
-from eagle_plugin.core.propose import Children, Proposals
+from eagle_plugin.core.propose import MAX_TOP_M, SLOT_WEIGHTS, Children, Proposals
 from eagle_plugin.core.sampling import Filters, SamplingParams, check_filters
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted

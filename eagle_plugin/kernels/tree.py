@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eagle_plugin.core import links
 from eagle_plugin.core import tree as oracle
-from eagle_plugin.core.policy import MAX_TOP_M
+from eagle_plugin.core.propose import MAX_TOP_M
 from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier, new_table, unwritten_table
 from eagle_plugin.kernels.checks import ANY, check

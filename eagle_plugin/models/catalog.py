@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from eagle_plugin.errors import UserError
+from eagle_plugin.common.errors import UserError
 
 
 class ModelError(UserError):

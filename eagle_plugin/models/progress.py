@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from eagle_plugin.percent_lines import PercentLines
+from eagle_plugin.common.percent_lines import PercentLines
 
 
 @contextmanager

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from eagle_plugin.command_line import Parser
-from eagle_plugin.devices import check_device
-from eagle_plugin.errors import UserError
+from eagle_plugin.common.command_line import Parser
+from eagle_plugin.common.devices import check_device
+from eagle_plugin.common.errors import UserError
 from eagle_plugin.kernels import loader
 from eagle_plugin.selftest import record, suite
 from eagle_plugin.selftest.failure import NO_MEMORY

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from eagle_plugin.atomic_io import WriteError
-from eagle_plugin.engines.startup import forced
+from eagle_plugin.common.atomic_io import WriteError
+from eagle_plugin.runtime.startup import forced
 from eagle_plugin.selftest import record
 from eagle_plugin.selftest.failure import LeftOut, failure
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from eagle_plugin.engines.gpu import Gpu, unsupported_gpu
+from eagle_plugin.runtime.gpu import Gpu, unsupported_gpu
 from eagle_plugin.selftest import record, suite
 from eagle_plugin.selftest.decision import decide, told
 from eagle_plugin.selftest.shapes import ModelShape

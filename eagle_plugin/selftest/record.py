@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 
 import eagle_plugin
-from eagle_plugin import keyed_json
-from eagle_plugin.atomic_io import replace_output
-from eagle_plugin.devices import device_key
+from eagle_plugin.common import keyed_json
+from eagle_plugin.common.atomic_io import replace_output
+from eagle_plugin.common.devices import device_key
 from eagle_plugin.kernels import loader
 
 SOURCES = ("core", "kernels", "engines", "selftest")  # folders of the package that decide about a result

@@ -9,8 +9,7 @@ from eagle_plugin.core import penalties as penalizing
 from eagle_plugin.core import propose as proposing
 from eagle_plugin.core import rng
 from eagle_plugin.core import verify as verifying
-from eagle_plugin.core.policy import NUM_SAMPLED, SLOT_WEIGHTS
-from eagle_plugin.core.propose import Proposals
+from eagle_plugin.core.propose import NUM_SAMPLED, SLOT_WEIGHTS, Proposals
 from eagle_plugin.core.sampling import Filters
 from eagle_plugin.kernels import penalties, sampling
 from eagle_plugin.kernels.penalties import Penalties

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import MAX_WIDTH, Shape
-from eagle_plugin.errors import UserError
 
 DTYPES = ("bfloat16", "float16", "float32")
 

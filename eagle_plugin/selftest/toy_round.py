@@ -13,26 +13,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.policy import MAX_TOP_M
+from eagle_plugin.core.propose import MAX_TOP_M
 from eagle_plugin.core.round_start import RoundStart
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.tree import DraftTree, chain_ancestors
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.engines.graph_emulator import EmulatedCapturer, recording_launches
-from eagle_plugin.engines.graphs import Capturer, CudaCapturer
-from eagle_plugin.engines.rng import draft_uniforms
-from eagle_plugin.engines.round import (
-    HeadState,
-    KVCaches,
-    LevelRows,
-    RecurrentLevels,
-    TopM,
-    accept,
-    draft,
-    top_m_of,
-)
 from eagle_plugin.kernels import attention, kv, round_start
 from eagle_plugin.kernels.accepted_path import AcceptedPath, read_path
+from eagle_plugin.runtime.graph_emulator import EmulatedCapturer, recording_launches
+from eagle_plugin.runtime.graphs import Capturer, CudaCapturer
+from eagle_plugin.runtime.rng import draft_uniforms
+from eagle_plugin.runtime.round import HeadState, KVCaches, LevelRows, RecurrentLevels, TopM, accept, draft, top_m_of
 from eagle_plugin.selftest.trial import TOLERANCE, Check, Trial, places_of
 
 VOCABULARY = 1024  # at most: what depends on its size is tested kernel by kernel

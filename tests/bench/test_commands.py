@@ -16,10 +16,10 @@ from eagle_plugin.bench.servers import ServerError
 from eagle_plugin.bench.serving.configs import config_specs
 from eagle_plugin.bench.serving.preparation import base_spec
 from eagle_plugin.bench.spec import ServerSpec
-from eagle_plugin.core.policy import CPU_SHAPE
+from eagle_plugin.common.devices import DeviceError
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.devices import DeviceError
 from eagle_plugin.models.shipped import HEAD, question_files
+from eagle_plugin.policy.shapes import CPU_SHAPE
 
 
 def test_shapes_are_read_and_refused():

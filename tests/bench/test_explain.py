@@ -17,11 +17,11 @@ from eagle_plugin import cli
 from eagle_plugin.bench.explain import summary
 from eagle_plugin.bench.policy_picture import lines_by_depth
 from eagle_plugin.bench.policy_sources import SourceError, counted_errors, read_report, report_of_lines
-from eagle_plugin.core.policy_report import Expected, PolicyReport, ShapeTotals
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.engines.policy_log import without_policy
-from eagle_plugin.engines.policy_metrics import families
-from eagle_plugin.engines.startup import plugin_serves
+from eagle_plugin.policy.log import without_policy
+from eagle_plugin.policy.metrics import families
+from eagle_plugin.policy.report import Expected, PolicyReport, ShapeTotals
+from eagle_plugin.runtime.startup import plugin_serves
 
 # As a server wrote it.
 LINE = (

@@ -17,7 +17,7 @@ import torch
 from benchmarks.gpu import environment, results, run
 from benchmarks.gpu.run import LONGEST, Outcome, Places
 from benchmarks.gpu.steps import STEPS, Setting, Step
-from eagle_plugin.command_end import end_of
+from eagle_plugin.common.command_end import end_of
 
 STEP = """
 import os, subprocess, sys, time

@@ -32,7 +32,7 @@ from benchmarks.gpu.model_cases import (
 from benchmarks.gpu.model_process import EngineProcess, started
 from benchmarks.gpu.model_speed import FLOAT32, Measured
 from benchmarks.gpu.steps import Setting, StepError
-from eagle_plugin.train.attention import Packing
+from eagle_plugin.learning.train.attention import Packing
 
 TINY, GPU = Setting("cpu", tiny=True), Setting("cuda", tiny=False)
 

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.gpu import aside, portable, portable_parts, portable_wheels
 from benchmarks.gpu.environment import SOURCES, digest
 from benchmarks.gpu.fatbin import CUBIN, MAGIC, PTX, keep_architecture
-from eagle_plugin.command_end import end_of
+from eagle_plugin.common.command_end import end_of
 
 ROOT = Path(__file__).parents[2]
 LOCK = """engine==1.0

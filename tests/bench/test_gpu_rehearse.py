@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.gpu import rehearse
 from benchmarks.gpu.steps import STEPS, Step
-from eagle_plugin.command_end import end_of
+from eagle_plugin.common.command_end import end_of
 
 CONNECTS = """
 import socket

@@ -18,9 +18,9 @@ from benchmarks.gpu.decoding import TreeDecoder
 from benchmarks.gpu.environment import engine_version
 from benchmarks.gpu.results import finished
 from benchmarks.gpu.steps import STEPS, Setting, StepError, steps_of
-from eagle_plugin.command_end import end_of
-from eagle_plugin.engines.round import KVCaches
+from eagle_plugin.common.command_end import end_of
 from eagle_plugin.kernels import loader
+from eagle_plugin.runtime.round import KVCaches
 
 ROOT = Path(__file__).parents[2]
 TINY = Setting("cpu", tiny=True)

@@ -19,10 +19,10 @@ from benchmarks.gpu.steps import Setting, StepError
 from benchmarks.gpu.yardstick_cases import CASES, FULL, SMALLEST, Start, arguments, environment, wanted_length
 from benchmarks.gpu.yardstick_engine import STARTED, Event, Window, measure
 from benchmarks.gpu.yardstick_models import MODELS, TINY_MODELS, write_models
-from eagle_plugin.core.policy import captured_shapes
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.engines.synthetic import VARIABLE, parse_rates
 from eagle_plugin.heads.checkpoint import check_head
+from eagle_plugin.policy.shapes import captured_shapes
+from eagle_plugin.runtime.synthetic import VARIABLE, parse_rates
 
 ROOT = Path(__file__).resolve().parents[2]
 RATES = {TREE: (0.7, 0.4, 0.2), CHAIN: (0.5, 0.3, 0.1)}

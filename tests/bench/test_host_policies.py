@@ -13,10 +13,10 @@ from benchmarks import host_engines
 from benchmarks.host_engines import documents_of_both
 from benchmarks.host_policies import BLOCK, Choosers, block_means, host_of
 from benchmarks.host_rounds import Round, Run, Scenario
-from eagle_plugin.core.policy import captured_shapes
+from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.engines.round import Drafts
-from eagle_plugin.errors import UserError
+from eagle_plugin.policy.shapes import captured_shapes
+from eagle_plugin.runtime.round import Drafts
 
 CAPS = Shape(3, 4, 16)
 

@@ -14,9 +14,9 @@ import torch
 
 from benchmarks import host_engines, host_time
 from benchmarks.launches import ENGINE, GRAPH, OTHER, OURS, CountLaunches, Probe
+from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import DraftTree
-from eagle_plugin.errors import UserError
 from eagle_plugin.kernels.tree import sibling_links
 
 

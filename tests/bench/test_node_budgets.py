@@ -18,10 +18,10 @@ from benchmarks.node_budgets_record import proposing_nodes, whole_tree
 from benchmarks.node_budgets_rounds import Ranked, Rounds, allocate, calibrate, candidates_of
 from benchmarks.simulate_rounds import accept_length
 from benchmarks.simulate_traces import CAPS, MISSED, Outcomes, Trace, synthesize
-from eagle_plugin.core.policy import shapes_within
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.tree import grow_level, new_table
-from eagle_plugin.engines import cost_files
+from eagle_plugin.policy.shapes import shapes_within
+from eagle_plugin.runtime import cost_files
 
 
 @pytest.fixture(scope="module")

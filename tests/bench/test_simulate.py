@@ -15,9 +15,9 @@ from benchmarks.simulate_published import TABLE_3, Point, compare, fit_fixed, ve
 from benchmarks.simulate_rounds import Requests, accept_length, fixed_rate, plain_rate, serve_policy
 from benchmarks.simulate_targets import MEMORY_EFFICIENCY, TABLE_ROWS, TARGETS, Experts, Machine
 from benchmarks.simulate_traces import CAPS, MISSED, Outcomes, Trace, calibrate, synthesize
-from eagle_plugin.core.policy import shapes_within
+from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.errors import UserError
+from eagle_plugin.policy.shapes import shapes_within
 
 SHAPES = shapes_within(CAPS)
 LLAMA, GPT = TARGETS["Llama-3.1-8B"], TARGETS["GPT-OSS-120B"]

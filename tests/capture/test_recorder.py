@@ -13,12 +13,12 @@ import pytest
 from prometheus_client import REGISTRY
 
 import eagle_plugin
-from eagle_plugin.capture import recorder as module
-from eagle_plugin.capture.frames import Exchange, pack, pack_counts, read_frame
-from eagle_plugin.capture.metrics import PREFIX, CaptureMetrics
-from eagle_plugin.capture.recorder import Recorder, check_writer
-from eagle_plugin.capture.settings import CaptureError, CaptureSettings
-from eagle_plugin.engines import metrics
+from eagle_plugin.common import metric_registry
+from eagle_plugin.traffic import recorder as module
+from eagle_plugin.traffic.frames import Exchange, pack, pack_counts, read_frame
+from eagle_plugin.traffic.metrics import PREFIX, CaptureMetrics
+from eagle_plugin.traffic.recorder import Recorder, check_writer
+from eagle_plugin.traffic.settings import CaptureError, CaptureSettings
 
 READY = json.dumps({"version": eagle_plugin.__version__})
 SETTINGS = CaptureSettings("/nowhere")
@@ -28,7 +28,7 @@ IDLE = f"import time; print('{READY}', flush=True); time.sleep(600)"
 ENDS = f"print('{READY}', flush=True); raise SystemExit(3)"
 COUNTS = f"""
 import json, sys
-from eagle_plugin.capture.frames import Exchange, read_frame
+from eagle_plugin.traffic.frames import Exchange, read_frame
 print('{READY}', flush=True)
 records = 0
 while (frame := read_frame(sys.stdin.buffer)) is not None:
@@ -145,7 +145,7 @@ def test_a_missing_filter_is_refused_with_the_settings_that_help(
 
 
 def test_metrics_count_what_is_new() -> None:
-    assert PREFIX == metrics.PREFIX
+    assert PREFIX == metric_registry.PREFIX
     shown = CaptureMetrics("m")
     shown.update(Counter({"records": 3, "bytes": 900, "dropped:opt_out": 1}))
     shown.update(Counter({"records": 5, "bytes": 900, "dropped:opt_out": 1, "dropped:aborted": 2}))

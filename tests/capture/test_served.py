@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from eagle_plugin.capture import middleware
-from eagle_plugin.capture.accepted_drafts import AcceptedDrafts
-from eagle_plugin.capture.middleware import CaptureMiddleware
-from eagle_plugin.capture.served import ServedTarget
-from eagle_plugin.capture.settings import CaptureSettings
-from eagle_plugin.engines.sglang import traffic_capture as sglang
-from eagle_plugin.engines.vllm import traffic_capture as vllm
+from eagle_plugin.sglang import traffic as sglang
+from eagle_plugin.traffic import middleware
+from eagle_plugin.traffic.accepted_drafts import AcceptedDrafts
+from eagle_plugin.traffic.middleware import CaptureMiddleware
+from eagle_plugin.traffic.served import ServedTarget
+from eagle_plugin.traffic.settings import CaptureSettings
+from eagle_plugin.vllm import traffic as vllm
 
 GIVEN = {"revision": "main", "chat_template": "t.jinja"}
 

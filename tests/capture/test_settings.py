@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from eagle_plugin.capture.settings import CaptureError, CaptureSettings, capture_settings
+from eagle_plugin.traffic.settings import CaptureError, CaptureSettings, capture_settings
 
 
 def test_without_a_folder_nothing_is_captured() -> None:

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from eagle_plugin.core import corrections as module
-from eagle_plugin.core.corrections import DRIFT, FORGETTING, NEW_SPEED, NOISE, TABLE_ERROR, Corrections
 from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.policy import corrections as module
+from eagle_plugin.policy.corrections import DRIFT, FORGETTING, NEW_SPEED, NOISE, TABLE_ERROR, Corrections
 
 SHAPES = (PLAIN, Shape(1, 3, 4), Shape(2, 4, 8), Shape.chain(3))
 SERVED = [(0, 0)] * 4 + [(0, 2)] * 3 + [(3, 1)] * 2 + [(0, 2)] * 2 + [(0, 0), (3, 0), (3, 1), (0, 3), (0, 2)]

@@ -10,8 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_plugin.core.costs import PENDING_TOKENS, PHASES, SPEED_ROUNDS, CostModel, Costs, Curve, Forward, size_class
 from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.policy.costs import (
+    PENDING_TOKENS,
+    PHASES,
+    SPEED_ROUNDS,
+    CostModel,
+    Costs,
+    Curve,
+    Forward,
+    size_class,
+)
 
 prop = settings(derandomize=True, deadline=None, max_examples=100, database=None)
 A, B, C = Shape(2, 4, 8), Shape(4, 4, 16), Shape.chain(3)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eagle_plugin.core.draft_times import DraftTimes, newest
+from eagle_plugin.policy.draft_times import DraftTimes, newest
 
 
 def test_the_last_line_counts_whatever_the_engine_writes_before_it():

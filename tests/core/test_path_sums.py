@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.path_sums import PathSums
-from eagle_plugin.core.policy import NUM_SAMPLED, shapes_within
+from eagle_plugin.core.propose import NUM_SAMPLED
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.tree import CandidateTable, Frontier, grow_level, new_table, select_tree
+from eagle_plugin.policy.path_sums import PathSums
+from eagle_plugin.policy.shapes import shapes_within
 
 DRAFTED = [Shape(1, 1, 2), Shape.chain(4), Shape(2, 4, 8), Shape(3, 4, 16), Shape(3, 3, 6), Shape(4, 2, 64)]
 

@@ -8,9 +8,10 @@ import random
 import pytest
 from policy_world import CAPS, HIGH, LOW, MIDDLE, SURE, World, device, new_policy
 
-from eagle_plugin.core import policy as module
-from eagle_plugin.core.policy import CATCH_UP_ROUNDS, HYSTERESIS, REVIEW_ROUNDS, captured_shapes, shapes_within
 from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.policy import policy as module
+from eagle_plugin.policy.policy import CATCH_UP_ROUNDS, HYSTERESIS, REVIEW_ROUNDS
+from eagle_plugin.policy.shapes import captured_shapes, shapes_within
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Shapes

@@ -9,9 +9,9 @@ from itertools import accumulate, product
 import pytest
 from policy_world import CAPS, HIGH, LOW, MIDDLE, SURE, World, device, new_policy, tree_sums
 
-from eagle_plugin.core import policy as module
-from eagle_plugin.core.policy import Policy
 from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.policy import policy as module
+from eagle_plugin.policy.policy import Policy
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Changes of the acceptance

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from eagle_plugin.core.policy_report import (
+from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.policy.prediction_errors import CLASSES
+from eagle_plugin.policy.report import (
     Expected,
     PolicyReport,
     ReportError,
@@ -17,8 +19,6 @@ from eagle_plugin.core.policy_report import (
     sum_of,
     tokens_per_second,
 )
-from eagle_plugin.core.prediction_errors import CLASSES
-from eagle_plugin.core.shape import PLAIN, Shape
 
 SMALL, CAPS = Shape(1, 1, 2), Shape(2, 4, 8)
 REPORT = PolicyReport(

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from eagle_plugin.core.prediction_errors import BOUNDS, CLASSES, added, class_of, counts_of, cumulated, median_error
+from eagle_plugin.policy.prediction_errors import BOUNDS, CLASSES, added, class_of, counts_of, cumulated, median_error
 
 
 def counted(errors: list[float]) -> tuple[int, ...]:

@@ -15,8 +15,7 @@ from toy_model import decode, exact_joint, make_toy, one_setting, p_value
 
 from eagle_plugin.core import propose as proposing
 from eagle_plugin.core import verify as verifying
-from eagle_plugin.core.policy import NUM_SAMPLED
-from eagle_plugin.core.propose import Children, Proposals
+from eagle_plugin.core.propose import NUM_SAMPLED, Children, Proposals
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted

@@ -1,4 +1,4 @@
-"""Shapes of trees, and the defaults of core.policy."""
+"""Shapes of trees, and the defaults of policy.shapes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from eagle_plugin.core.policy import CPU_SHAPE, NUM_SAMPLED, SLOT_WEIGHTS, shape_for
+from eagle_plugin.core.propose import NUM_SAMPLED, SLOT_WEIGHTS
 from eagle_plugin.core.shape import MAX_WIDTH, PLAIN, Shape
+from eagle_plugin.policy.shapes import CPU_SHAPE, shape_for
 
 
 @pytest.mark.parametrize(
@@ -55,5 +56,5 @@ def test_slot_weights_are_parts_of_a_mass() -> None:
 
 def test_shapes_need_no_torch() -> None:
     """The benchmark and the hooks of the engines' launchers read them."""
-    code = "import sys, eagle_plugin.core.policy; sys.exit('torch' in sys.modules)"
+    code = "import sys, eagle_plugin.policy.policy; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -10,9 +10,9 @@ from itertools import combinations, product
 import pytest
 from policy_world import tree_sums
 
-from eagle_plugin.core.policy import shapes_within
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.core.survival import TYPICAL, Survival, typical_sums
+from eagle_plugin.policy.shapes import shapes_within
+from eagle_plugin.policy.survival import TYPICAL, Survival, typical_sums
 
 CAPS = Shape(4, 4, 16)
 SHAPES = shapes_within(CAPS)

@@ -23,7 +23,7 @@ from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.selftest.tree_paths import random_tree
 
 VOCABULARY = 20
-SYNTHETIC = 2  # the stream of `engines.rng`
+SYNTHETIC = 2  # the stream of `runtime.rng`
 SHAPE = Shape(3, 4, 16)
 RATES = (0.79, 0.55, 0.31)
 ROUNDS = 10_000

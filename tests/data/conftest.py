@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eagle_plugin.data.privacy.scanner import Scanner
+from eagle_plugin.learning.data.privacy.scanner import Scanner
 
 
 @pytest.fixture(scope="session")

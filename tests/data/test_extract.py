@@ -12,13 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_plugin.data import extract
-from eagle_plugin.data.extract import main
-from eagle_plugin.data.rows import DataError, TokenRow, format_row
-from eagle_plugin.data.store import extraction
-from eagle_plugin.data.store.extraction import form_batches
-from eagle_plugin.data.store.feature_store import FeatureStore
-from eagle_plugin.data.store.features import load_target
+from eagle_plugin.learning.data import extract
+from eagle_plugin.learning.data.extract import main
+from eagle_plugin.learning.data.rows import DataError, TokenRow, format_row
+from eagle_plugin.learning.data.store import extraction
+from eagle_plugin.learning.data.store.extraction import form_batches
+from eagle_plugin.learning.data.store.feature_store import FeatureStore
+from eagle_plugin.learning.data.store.features import load_target
 
 VOCABULARY = 512
 

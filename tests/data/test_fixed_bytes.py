@@ -12,10 +12,10 @@ import pytest
 from store_documents import make_store_old, write_store
 from token_endpoint import TokenEndpoint
 
-from eagle_plugin.data import generate, prepare
-from eagle_plugin.data.privacy.scanner import Scanner
-from eagle_plugin.data.sources.builtin_prompts import builtin_prompts, recorded_prompts
-from eagle_plugin.data.sources.prompts import Prompt, format_prompt
+from eagle_plugin.learning.data import generate, prepare
+from eagle_plugin.learning.data.privacy.scanner import Scanner
+from eagle_plugin.learning.data.sources.builtin_prompts import builtin_prompts, recorded_prompts
+from eagle_plugin.learning.data.sources.prompts import Prompt, format_prompt
 
 
 def digest(*parts: str | bytes) -> str:

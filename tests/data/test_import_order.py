@@ -1,4 +1,4 @@
-"""Inside eagle_plugin/data imports go down only, in the order that its docstring gives."""
+"""Inside eagle_plugin/learning/data imports go down only, in the order that its docstring gives."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import eagle_plugin.data
+import eagle_plugin.learning.data
 
-PACKAGE = "eagle_plugin.data"
-FOLDER = Path(eagle_plugin.data.__file__).parent
+PACKAGE = "eagle_plugin.learning.data"
+FOLDER = Path(eagle_plugin.learning.data.__file__).parent
 COMMANDS = {"builtin", "named_set", "prepare", "generate", "render", "vocabulary", "extract", "verify"}
 # From the bottom; parts of one set do not import each other.
 ORDER = [
@@ -53,7 +53,7 @@ def test_every_module_has_a_place_in_the_order():
     parts = {path.relative_to(FOLDER).with_suffix("").parts[0] for path in FOLDER.rglob("*.py")} - {"__init__"}
     assert parts == set().union(*ORDER)
     for part in parts:
-        assert part in (eagle_plugin.data.__doc__ or ""), f"{part} is not in the docstring of {PACKAGE}"
+        assert part in (eagle_plugin.learning.data.__doc__ or ""), f"{part} is not in the docstring of {PACKAGE}"
 
 
 def test_imports_go_down():
@@ -62,10 +62,12 @@ def test_imports_go_down():
 
 def test_an_import_that_goes_up_is_found(tmp_path: Path):
     (tmp_path / "sources").mkdir()
-    (tmp_path / "sources" / "a.py").write_text("def f():\n    from eagle_plugin.data.privacy.redact import scan\n")
+    (tmp_path / "sources" / "a.py").write_text(
+        "def f():\n    from eagle_plugin.learning.data.privacy.redact import scan\n"
+    )
     (tmp_path / "store").mkdir()
-    both = "import eagle_plugin.data.generation.chat\nfrom eagle_plugin.data import rows\n"
+    both = "import eagle_plugin.learning.data.generation.chat\nfrom eagle_plugin.learning.data import rows\n"
     (tmp_path / "store" / "b.py").write_text(both)
-    (tmp_path / "rows.py").write_text("from eagle_plugin.data import masks\n")
+    (tmp_path / "rows.py").write_text("from eagle_plugin.learning.data import masks\n")
     found = violations(imports_between_parts(tmp_path))
     assert found == {("sources", "privacy"), ("store", "generation"), ("rows", "masks")}

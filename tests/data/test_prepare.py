@@ -17,12 +17,12 @@ import pytest
 import transformers
 from tokenizers import Tokenizer, decoders, models
 
-from eagle_plugin.data.prepare import main, prepare
-from eagle_plugin.data.privacy.filter import PRIVATE, UNDECODED, PrivacyFilter, PrivacySettings, RawPrompt
-from eagle_plugin.data.privacy.scanner import Scanner
-from eagle_plugin.data.rows import DataError
-from eagle_plugin.data.sources.prompts import Prompt, read_prompts
-from eagle_plugin.data.sources.record_files import CUT
+from eagle_plugin.learning.data.prepare import main, prepare
+from eagle_plugin.learning.data.privacy.filter import PRIVATE, UNDECODED, PrivacyFilter, PrivacySettings, RawPrompt
+from eagle_plugin.learning.data.privacy.scanner import Scanner
+from eagle_plugin.learning.data.rows import DataError
+from eagle_plugin.learning.data.sources.prompts import Prompt, read_prompts
+from eagle_plugin.learning.data.sources.record_files import CUT
 
 MAIL = "anna.berg@firma.de"
 KEY = "gh" + "p_" + "aB3dE6gH9" * 4
@@ -200,7 +200,7 @@ def test_broken_lines_are_refused_or_counted(tmp_path: Path, capfd: pytest.Captu
 
 
 def test_stdin_and_a_name_for_the_source(write_lines: Callable[..., str], tmp_path: Path):
-    command = [sys.executable, "-m", "eagle_plugin.data.prepare", "-", "--privacy", "off", "--out", "o.jsonl"]
+    command = [sys.executable, "-m", "eagle_plugin.learning.data.prepare", "-", "--privacy", "off", "--out", "o.jsonl"]
     with open(write_lines(*RECORDS)) as file:
         subprocess.run([*command, "--source", "support"], stdin=file, cwd=tmp_path, check=True, capture_output=True)
     assert {prompt.source for prompt in read_prompts(tmp_path / "o.jsonl")} == {"support"}
@@ -208,7 +208,7 @@ def test_stdin_and_a_name_for_the_source(write_lines: Callable[..., str], tmp_pa
 
 def test_ctrl_c_leaves_no_process_and_no_file(scanner: Scanner, tmp_path: Path):
     """Interrupted while it waits for more of its input, with two workers up."""
-    command = [sys.executable, "-m", "eagle_plugin.data.prepare", "-", "--workers", "2", "--out", "o.jsonl"]
+    command = [sys.executable, "-m", "eagle_plugin.learning.data.prepare", "-", "--workers", "2", "--out", "o.jsonl"]
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from token_endpoint import TokenEndpoint
 
-from eagle_plugin.data.extract import main as extract
-from eagle_plugin.data.generate import main as generate
-from eagle_plugin.data.prepare import main as prepare
-from eagle_plugin.data.render import main as render
-from eagle_plugin.data.rows import TokenRow, format_row
+from eagle_plugin.learning.data.extract import main as extract
+from eagle_plugin.learning.data.generate import main as generate
+from eagle_plugin.learning.data.prepare import main as prepare
+from eagle_plugin.learning.data.render import main as render
+from eagle_plugin.learning.data.rows import TokenRow, format_row
 
 OPEN = 0o022  # the usual umask
 

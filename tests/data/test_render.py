@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from eagle_plugin.data.prepare import main as prepare
-from eagle_plugin.data.render import main
-from eagle_plugin.data.rows import DataError, read_rows
-from eagle_plugin.data.target_files import stop_token_ids
+from eagle_plugin.learning.data.prepare import main as prepare
+from eagle_plugin.learning.data.render import main
+from eagle_plugin.learning.data.rows import DataError, read_rows
+from eagle_plugin.learning.data.target_files import stop_token_ids
 from eagle_plugin.models import get_model
 
 QUESTION = {"role": "user", "content": "Why is the sky blue?"}

@@ -9,10 +9,10 @@ import pytest
 import torch
 from training_runs import write_rows
 
-from eagle_plugin import atomic_io
-from eagle_plugin.data import extract
-from eagle_plugin.data.store.feature_store import FeatureStore
-from eagle_plugin.data.store.features import Taps
+from eagle_plugin.common import atomic_io
+from eagle_plugin.learning.data import extract
+from eagle_plugin.learning.data.store.feature_store import FeatureStore
+from eagle_plugin.learning.data.store.features import Taps
 
 Run = Callable[..., Path]
 

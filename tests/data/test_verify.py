@@ -11,8 +11,8 @@ from training_runs import extract_features as extract
 from training_runs import newest, recipe, run_training, write_rows
 
 from eagle_plugin import cli
-from eagle_plugin.data.store.feature_store import FeatureStore
-from eagle_plugin.data.store.objects import open_folder
+from eagle_plugin.learning.data.store.feature_store import FeatureStore
+from eagle_plugin.learning.data.store.objects import open_folder
 
 SECOND, THIRD = "shard-000-000001.safetensors", "shard-000-000002.safetensors"
 

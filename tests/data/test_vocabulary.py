@@ -3,8 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_plugin.data.rows import DataError, TokenRow, format_row
-from eagle_plugin.data.vocabulary import (
+from eagle_plugin.learning.data.rows import DataError, TokenRow, format_row
+from eagle_plugin.learning.data.vocabulary import (
     choose_draft_vocabulary,
     count_responses,
     coverage,

@@ -18,12 +18,12 @@ from tiny_models import tiny_eagle3_head, tiny_llama
 from trained_heads import rewrite
 
 from eagle_plugin.cli import main
-from eagle_plugin.deploy import command
-from eagle_plugin.deploy import server as served_head
-from eagle_plugin.deploy.server import LOCK
-from eagle_plugin.deploy_folder import REQUEST, SERVER
-from eagle_plugin.deploy_folder import Served as ServedFacts
-from eagle_plugin.engines.head_mailbox import HeadMailbox
+from eagle_plugin.common.deploy_folder import REQUEST, SERVER
+from eagle_plugin.common.deploy_folder import Served as ServedFacts
+from eagle_plugin.learning.deploy import command
+from eagle_plugin.learning.deploy import server as served_head
+from eagle_plugin.learning.deploy.server import LOCK
+from eagle_plugin.runtime.head_mailbox import HeadMailbox
 
 METRICS = """\
 # TYPE eagle_plugin:verify_rounds counter

@@ -18,13 +18,13 @@ import yaml
 from serving import _next_port as next_port
 
 from eagle_plugin.cli import main
-from eagle_plugin.deploy import package
-from eagle_plugin.deploy.package import PackageError, write_package
-from eagle_plugin.deploy.package_files import ENGINES
-from eagle_plugin.engines.sglang import version as sglang
-from eagle_plugin.engines.vllm import version as vllm
-from eagle_plugin.file_digests import find_damage
+from eagle_plugin.common.file_digests import find_damage
 from eagle_plugin.heads.manifest import describe_target
+from eagle_plugin.learning.deploy import package
+from eagle_plugin.learning.deploy.package import PackageError, write_package
+from eagle_plugin.learning.deploy.package_files import ENGINES
+from eagle_plugin.sglang import version as sglang
+from eagle_plugin.vllm import version as vllm
 
 VLLM = Path(__file__).parents[2] / ".venv-vllm/bin"
 FLAGS = {

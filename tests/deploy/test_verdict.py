@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from eagle_plugin.deploy.counts import ROUNDS_PER_ANSWER, Counts
-from eagle_plugin.deploy.verdict import compare
+from eagle_plugin.learning.deploy.counts import ROUNDS_PER_ANSWER, Counts
+from eagle_plugin.learning.deploy.verdict import compare
 
 
 def counts(*rounds: int) -> Counts:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from eagle_plugin.cli import main
-from eagle_plugin.deploy import watch_command
-from eagle_plugin.deploy.counts import Counts, counts_of
-from eagle_plugin.deploy.domains import DomainWatch, rounds_by_domain
-from eagle_plugin.deploy.drift import judge
+from eagle_plugin.learning.deploy import watch_command
+from eagle_plugin.learning.deploy.counts import Counts, counts_of
+from eagle_plugin.learning.deploy.domains import DomainWatch, rounds_by_domain
+from eagle_plugin.learning.deploy.drift import judge
 
 TEXT = """\
 # TYPE eagle_plugin:verify_rounds counter

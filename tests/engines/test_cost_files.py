@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from eagle_plugin import keyed_json
-from eagle_plugin.atomic_io import WriteError
-from eagle_plugin.core.costs import Costs, Curve, Forward
+from eagle_plugin.common import keyed_json
+from eagle_plugin.common.atomic_io import WriteError
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.engines import cost_files
-from eagle_plugin.engines.cost_files import CostFileError
 from eagle_plugin.kernels import loader
+from eagle_plugin.policy.costs import Costs, Curve, Forward
+from eagle_plugin.runtime import cost_files
+from eagle_plugin.runtime.cost_files import CostFileError
 
 COSTS = Costs(
     target=Forward(Curve.of([(1, 0.01), (8, 0.02), (64, 0.1)]), 1e-7, 1e-8),

@@ -14,9 +14,10 @@ import jsonschema
 import pytest
 from prometheus_client import REGISTRY
 
-from eagle_plugin.capture.metrics import CaptureMetrics
-from eagle_plugin.engines.metrics import PREFIX, RoundMetrics, forget
-from eagle_plugin.engines.policy_metrics import PolicyMetrics
+from eagle_plugin.common.metric_registry import PREFIX, forget
+from eagle_plugin.policy.metrics import PolicyMetrics
+from eagle_plugin.runtime.round_metrics import RoundMetrics
+from eagle_plugin.traffic.metrics import CaptureMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = ROOT / "docs/grafana/eagle-plugin.json"

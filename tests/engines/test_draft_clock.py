@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
-from eagle_plugin.core.draft_times import VARIABLE, DraftTimes, newest
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.engines.draft_clock import DraftClock
+from eagle_plugin.policy.draft_times import VARIABLE, DraftTimes, newest
+from eagle_plugin.runtime.draft_clock import DraftClock
 
 SHAPE = Shape.chain(3)
 logger = logging.getLogger("eagle_plugin.test_draft_clock")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle_plugin.engines.engine_source import EngineSource
-from eagle_plugin.engines.seams import attributes, differences, touched_places, wanted_names
+from eagle_plugin.runtime.engine_contract import attributes, differences, touched_places, wanted_names
+from eagle_plugin.runtime.engine_source import EngineSource
 
 FILES = {
     "__init__.py": "from .parts import Part as Piece\nfrom made.parts import helper\nimport made.values as values\n",

@@ -11,9 +11,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.engines import rng
-from eagle_plugin.engines.parallel_levels import MaskRow, levels_of
-from eagle_plugin.engines.round import (
+from eagle_plugin.kernels.sampling import Proposals, SamplingParams
+from eagle_plugin.runtime import rng
+from eagle_plugin.runtime.parallel_levels import MaskRow, levels_of
+from eagle_plugin.runtime.round import (
     Drafts,
     HeadState,
     KVCaches,
@@ -25,7 +26,6 @@ from eagle_plugin.engines.round import (
     draft,
     top_m_of,
 )
-from eagle_plugin.kernels.sampling import Proposals, SamplingParams
 
 B, VOCABULARY, DRAFT_VOCABULARY, HIDDEN = 3, 512, 256, 64
 SHAPE = Shape(3, 4, 16)

@@ -15,7 +15,7 @@ from eagle_plugin.bench.load import Sampling, ask_all
 from eagle_plugin.bench.questions import Question
 from eagle_plugin.bench.servers import PLUGIN_LINE, Server
 from eagle_plugin.bench.spec import ServerSpec
-from eagle_plugin.engines.engine_source import EngineSource
+from eagle_plugin.runtime.engine_source import EngineSource
 
 pytestmark = [
     pytest.mark.server,

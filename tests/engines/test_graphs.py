@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from eagle_plugin.engines import graphs
-from eagle_plugin.engines.graph_emulator import EmulatedCapturer
-from eagle_plugin.engines.graphs import Buckets, CapturedFunctions, CudaCapturer, StaticMemory
+from eagle_plugin.runtime import graphs
+from eagle_plugin.runtime.graph_emulator import EmulatedCapturer
+from eagle_plugin.runtime.graphs import Buckets, CapturedFunctions, CudaCapturer, StaticMemory
 
 
 def test_views_of_any_size_begin_at_one_address() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from eagle_plugin.atomic_io import WriteError
-from eagle_plugin.deploy_folder import ANSWER, FOLDER, REQUEST, SERVER, Served
-from eagle_plugin.engines import head_mailbox
-from eagle_plugin.engines.head_mailbox import HeadMailbox, MailboxError, check_folder, open_mailbox
+from eagle_plugin.common.atomic_io import WriteError
+from eagle_plugin.common.deploy_folder import ANSWER, FOLDER, REQUEST, SERVER, Served
+from eagle_plugin.runtime import head_mailbox
+from eagle_plugin.runtime.head_mailbox import HeadMailbox, MailboxError, check_folder, open_mailbox
 
 SERVES = Served("sglang", "/models/t", "/heads/old", "EAGLE3")
 LOGGER = logging.getLogger("mailbox")

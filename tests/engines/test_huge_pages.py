@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from eagle_plugin.engines import huge_pages
+from eagle_plugin.runtime import huge_pages
 
 MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 # In a process of its own, as in a server: memory that was used before huge pages are asked for.
 PROGRAM = """
 import logging, sys, torch
-from eagle_plugin.engines.huge_pages import use_huge_pages
+from eagle_plugin.runtime.huge_pages import use_huge_pages
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 values = torch.arange(24 << 20, dtype=torch.int32)
 use_huge_pages(logging.getLogger())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 
-from eagle_plugin.engines.paced import Paced
+from eagle_plugin.runtime.timed_alike import Paced
 
 WORK = range(2, 62, 2)  # seconds at full speed
 REFERENCE = 3.0  # the same of the reference

@@ -7,13 +7,13 @@ import torch
 from draft_paths import best_paths, paths_of
 from torch import Tensor
 
-from eagle_plugin.core.policy import MAX_TOP_M
+from eagle_plugin.core.propose import MAX_TOP_M
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.engines import rng
-from eagle_plugin.engines.parallel_levels import MaskRow, levels_of
-from eagle_plugin.engines.round import Drafts, HeadState, LevelRows, TopM, draft, top_m_of
 from eagle_plugin.kernels.tree import topk_log_softmax
+from eagle_plugin.runtime import rng
+from eagle_plugin.runtime.parallel_levels import MaskRow, levels_of
+from eagle_plugin.runtime.round import Drafts, HeadState, LevelRows, TopM, draft, top_m_of
 
 VOCABULARY, MASK_TOKEN = 11, 37
 SHAPES = [Shape(1, 4, 5), Shape(2, 4, 8), Shape(3, 3, 20), Shape(6, 2, 12), Shape(16, 4, 64), Shape.chain(8)]

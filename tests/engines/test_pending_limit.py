@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from eagle_plugin.engines import pending_limit
-from eagle_plugin.engines.pending_limit import largest_first, most_pending
+from eagle_plugin.runtime import deferred_limit as pending_limit
+from eagle_plugin.runtime.deferred_limit import largest_first, most_pending
 
 
 def test_rows_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
-from eagle_plugin.core.costs import PHASES, CostModel, Costs, Curve, Forward
-from eagle_plugin.core.policy import Policy
-from eagle_plugin.core.prediction_errors import BOUNDS
+from eagle_plugin.common.metric_registry import forget
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.engines.metrics import forget
-from eagle_plugin.engines.policy_metrics import COUNTS, GAUGES, TOTALS, PolicyMetrics, families
-from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser
+from eagle_plugin.policy.chooser import ServedRound, ShapeChooser
+from eagle_plugin.policy.costs import PHASES, CostModel, Costs, Curve, Forward
+from eagle_plugin.policy.metrics import COUNTS, GAUGES, TOTALS, PolicyMetrics, families
+from eagle_plugin.policy.policy import Policy
+from eagle_plugin.policy.prediction_errors import BOUNDS
 
 CAPS = Shape(2, 2, 4)
 FORWARD = Forward(Curve.of([(1, 0.01), (64, 0.02)]))

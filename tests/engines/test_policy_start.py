@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from log_lines import Lines
 
-from eagle_plugin.core.costs import Costs, Curve, Forward
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.engines import cost_files
-from eagle_plugin.engines.policy_start import start_policy
+from eagle_plugin.policy.costs import Costs, Curve, Forward
+from eagle_plugin.runtime import cost_files
+from eagle_plugin.runtime.policy_start import start_policy
 
 CAPS = Shape(3, 4, 12)
 KEY = {"engine": "one", "threads": 2}

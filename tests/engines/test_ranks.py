@@ -15,7 +15,7 @@ import torch
 from agreeing_ranks import LONGEST, MOST_REQUESTS, REPLAYS, ROUNDS, as_lists, random_paths
 from torch import Tensor
 
-from eagle_plugin.engines.ranks import RankAgreement
+from eagle_plugin.runtime.ranks import RankAgreement
 
 
 def paths_of_rank(rank: int) -> list[dict]:

@@ -11,12 +11,13 @@ import torch
 from draft_paths import Path, best_paths, paths_of
 from torch import Tensor
 
-from eagle_plugin.core.policy import MAX_TOP_M
+from eagle_plugin.core.propose import MAX_TOP_M
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted, verify_greedy
-from eagle_plugin.engines import rng
-from eagle_plugin.engines.round import (
+from eagle_plugin.kernels.tree import topk_log_softmax
+from eagle_plugin.runtime import rng
+from eagle_plugin.runtime.round import (
     Drafts,
     HeadState,
     KVCaches,
@@ -28,7 +29,6 @@ from eagle_plugin.engines.round import (
     draft,
     top_m_of,
 )
-from eagle_plugin.kernels.tree import topk_log_softmax
 
 VOCABULARY = 11
 SHAPES = [Shape(1, 4, 5), Shape(2, 4, 8), Shape(3, 2, 6), Shape(4, 3, 16), Shape.chain(3)]

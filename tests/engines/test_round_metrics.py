@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY, generate_latest
 
-from eagle_plugin.engines.metrics import REJECTED_ROUNDS, RejectionWatch, RoundMetrics, forget
+from eagle_plugin.common.metric_registry import forget
+from eagle_plugin.runtime.round_metrics import REJECTED_ROUNDS, RejectionWatch, RoundMetrics
 
 LABELS = ("model_name", "engine")
 
@@ -58,7 +59,9 @@ def test_a_later_engine_starts_anew() -> None:
 
 def test_processes_share_their_counts(tmp_path: Path) -> None:
     """As engines do with several processes: what one records, another can show."""
-    record = "from eagle_plugin.engines.metrics import RoundMetrics as M; M(['model_name'], 2).labelled('m').record"
+    record = (
+        "from eagle_plugin.runtime.round_metrics import RoundMetrics as M; M(['model_name'], 2).labelled('m').record"
+    )
     show = (
         "from prometheus_client import CollectorRegistry, generate_latest, multiprocess\n"
         "registry = CollectorRegistry(); multiprocess.MultiProcessCollector(registry)\n"

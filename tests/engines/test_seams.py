@@ -11,8 +11,8 @@ from typing import NamedTuple
 import pytest
 from serving import VLLM_PYTHON
 
-from eagle_plugin.engines.engine_source import EngineSource
-from eagle_plugin.engines.seams import Difference, differences, wanted_names
+from eagle_plugin.runtime.engine_contract import Difference, differences, wanted_names
+from eagle_plugin.runtime.engine_source import EngineSource
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINES = ("sglang", "vllm")
@@ -34,8 +34,8 @@ def packages_of(environment: Path, engine: str) -> EngineSource:
 
 
 def wanted_of(engine: str) -> dict[str, str]:
-    seams = importlib.import_module(f"eagle_plugin.engines.{engine}.seams").SEAMS
-    return wanted_names(engine, ROOT / "eagle_plugin/engines" / engine, seams)
+    seams = importlib.import_module(f"eagle_plugin.{engine}.seams").SEAMS
+    return wanted_names(engine, ROOT / "eagle_plugin" / engine, seams)
 
 
 class Subclass(NamedTuple):
@@ -48,7 +48,7 @@ class Subclass(NamedTuple):
 
 
 def subclasses(engine: str) -> Iterator[Subclass]:
-    for file in sorted((ROOT / "eagle_plugin/engines" / engine).glob("*.py")):
+    for file in sorted((ROOT / "eagle_plugin" / engine).glob("*.py")):
         tree = ast.parse(file.read_text("utf-8"))
         imported = {
             alias.asname or alias.name: f"{node.module}.{alias.name}"

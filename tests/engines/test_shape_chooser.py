@@ -9,14 +9,8 @@ import pytest
 import torch
 from policy_world import device
 
-from eagle_plugin.core.costs import CostModel
-from eagle_plugin.core.path_sums import PathSums
-from eagle_plugin.core.policy import REVIEW_ROUNDS, Policy, shapes_within
-from eagle_plugin.core.policy_report import ShapeTotals
-from eagle_plugin.core.prediction_errors import class_of
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.engines.round import Drafts
-from eagle_plugin.engines.shape_chooser import (
+from eagle_plugin.policy.chooser import (
     MOST_UNLEARNED,
     SUM_ROUNDS,
     PolicyModeError,
@@ -24,6 +18,13 @@ from eagle_plugin.engines.shape_chooser import (
     buffers_of,
     policy_mode,
 )
+from eagle_plugin.policy.costs import CostModel
+from eagle_plugin.policy.path_sums import PathSums
+from eagle_plugin.policy.policy import REVIEW_ROUNDS, Policy
+from eagle_plugin.policy.prediction_errors import class_of
+from eagle_plugin.policy.report import ShapeTotals
+from eagle_plugin.policy.shapes import shapes_within
+from eagle_plugin.runtime.round import Drafts
 
 CAPS = Shape(3, 2, 8)
 CHAIN = Shape.chain(2)

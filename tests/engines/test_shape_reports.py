@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eagle_plugin.core.costs import CostModel, Costs, Curve, Forward
-from eagle_plugin.core.policy import Policy
-from eagle_plugin.core.policy_report import ShapeTotals
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.core.survival import typical_sums
-from eagle_plugin.engines.round import Drafts
-from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser
+from eagle_plugin.policy.chooser import ServedRound, ShapeChooser
+from eagle_plugin.policy.costs import CostModel, Costs, Curve, Forward
+from eagle_plugin.policy.policy import Policy
+from eagle_plugin.policy.report import ShapeTotals
+from eagle_plugin.policy.survival import typical_sums
+from eagle_plugin.runtime.round import Drafts
 
 CAPS = Shape(2, 2, 4)
 COSTS = Costs(

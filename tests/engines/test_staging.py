@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eagle_plugin.engines.staging import to_device, values_to_device
+from eagle_plugin.runtime.host_to_device import to_device, values_to_device
 
 CUDA = torch.device("cuda")
 

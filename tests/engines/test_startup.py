@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from eagle_plugin.engines.startup import may_serve
+from eagle_plugin.runtime.startup import may_serve
 
 TESTED = ("1.0.0", "1.1.0")
 logger = logging.getLogger("eagle_plugin")

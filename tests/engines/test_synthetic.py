@@ -12,8 +12,9 @@ from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.synthetic import SyntheticRates
 from eagle_plugin.core.tree import DraftTree
-from eagle_plugin.engines.round import Drafts, accept
-from eagle_plugin.engines.synthetic import (
+from eagle_plugin.kernels.sampling import Proposals
+from eagle_plugin.runtime.round import Drafts, accept
+from eagle_plugin.runtime.synthetic import (
     VARIABLE,
     WARNING,
     SyntheticError,
@@ -22,7 +23,6 @@ from eagle_plugin.engines.synthetic import (
     read_rates,
     source_of,
 )
-from eagle_plugin.kernels.sampling import Proposals
 from eagle_plugin.selftest.tree_paths import random_tree
 
 SHAPE = Shape(3, 4, 16)
@@ -119,7 +119,7 @@ def test_a_round_on_a_gpu_reads_nothing_on_the_host(library: FakeLibrary, is_gre
 
 def test_a_round_can_be_captured() -> None:
     """Replayed with other trees, keys and lengths in the same memory."""
-    from eagle_plugin.engines import graph_emulator
+    from eagle_plugin.runtime import graph_emulator
 
     graph_emulator.install()
     b, gen = 6, torch.Generator().manual_seed(1)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from eagle_plugin.engines.draft_weights import int8_copy
-from eagle_plugin.engines.target_weights import Bf16Method, use_bf16_kernel
 from eagle_plugin.kernels import bf16_linear, int8_linear
 from eagle_plugin.kernels.bf16_linear import Kernel
+from eagle_plugin.runtime.draft_weights import int8_copy
+from eagle_plugin.runtime.target_weights import Bf16Method, use_bf16_kernel
 
 
 class EngineMethod:

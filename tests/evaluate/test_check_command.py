@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eagle_plugin.cli import main
-from eagle_plugin.evaluate.check import check
 from eagle_plugin.heads.create import continue_as
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.heads.files import HeadError
 from eagle_plugin.heads.load import load_any_head
+from eagle_plugin.learning.evaluate.check import check
 
 PROMPTS = ["hello", "What is the capital of France?", "1 2 3 4", "def factorial(n):", "Rivers carry sand", "thank you"]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import tiny_models
 
-from eagle_plugin.data.rows import TokenRow, format_row
-from eagle_plugin.errors import UserError
-from eagle_plugin.evaluate.eval_command import main
+from eagle_plugin.common.errors import UserError
+from eagle_plugin.learning.data.rows import TokenRow, format_row
+from eagle_plugin.learning.evaluate.eval_command import main
 
 PROMPTS = [[0, 40, 41, 99], [0, 120, 77, 5, 60], [0, 200, 9], [0, 33, 34, 35]]
 

@@ -13,9 +13,13 @@ from transformers import AutoModelForCausalLM
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import topk_log_softmax
-from eagle_plugin.data.rows import DataError, TokenRow
-from eagle_plugin.evaluate.chains import chain_acceptance, forced_likelihoods, graft_chains, sample_chains
-from eagle_plugin.evaluate.measure import (
+from eagle_plugin.heads.create import new_head
+from eagle_plugin.heads.draft_head import DraftHead
+from eagle_plugin.heads.interpretations import Interpretation
+from eagle_plugin.heads.load import load_any_head
+from eagle_plugin.learning.data.rows import DataError, TokenRow
+from eagle_plugin.learning.evaluate.chains import chain_acceptance, forced_likelihoods, graft_chains, sample_chains
+from eagle_plugin.learning.evaluate.measure import (
     CHAIN,
     TREE,
     Response,
@@ -26,14 +30,10 @@ from eagle_plugin.evaluate.measure import (
     greedy_accepted,
     walk_rounds,
 )
-from eagle_plugin.heads.create import new_head
-from eagle_plugin.heads.draft_head import DraftHead
-from eagle_plugin.heads.interpretations import Interpretation
-from eagle_plugin.heads.load import load_any_head
-from eagle_plugin.reference.decode import plain_greedy, sampling_params, speculative_greedy
-from eagle_plugin.reference.draft import draft_trees, prefill_head, topk_log_probs
-from eagle_plugin.reference.rules import RULES
-from eagle_plugin.reference.target import target_features
+from eagle_plugin.learning.reference.decode import plain_greedy, sampling_params, speculative_greedy
+from eagle_plugin.learning.reference.draft import draft_trees, prefill_head, topk_log_probs
+from eagle_plugin.learning.reference.rules import RULES
+from eagle_plugin.learning.reference.target import target_features
 
 PROMPT = [0, 40, 41, 99, 120, 77, 5]
 TEMPERATURE, TRIALS = 4.0, 700

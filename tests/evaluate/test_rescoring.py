@@ -14,14 +14,14 @@ from trained_heads import trained_head
 from transformers import AutoModelForCausalLM
 
 from benchmarks.rescoring import FEATURES, Context, compare, measure, rescore, select
+from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import DraftTree
-from eagle_plugin.errors import UserError
 from eagle_plugin.heads.draft_head import DraftHead
-from eagle_plugin.reference.decode import load_head, sampling_params
-from eagle_plugin.reference.draft import draft_trees, prefill_head
-from eagle_plugin.reference.rules import RULES
-from eagle_plugin.reference.target import target_features
+from eagle_plugin.learning.reference.decode import load_head, sampling_params
+from eagle_plugin.learning.reference.draft import draft_trees, prefill_head
+from eagle_plugin.learning.reference.rules import RULES
+from eagle_plugin.learning.reference.target import target_features
 
 TEXT = [3 + 7 * i % 400 for i in range(12)]
 SHAPE, CANDIDATES = Shape(4, 3, 6), 16

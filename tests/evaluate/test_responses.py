@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from eagle_plugin.data.rows import DataError, TokenRow, format_row
-from eagle_plugin.data.target_files import load_tokenizer
-from eagle_plugin.evaluate.responses import chat_ids, generate_responses, held_out_rows, responses_at
-from eagle_plugin.reference.decode import plain_greedy
+from eagle_plugin.learning.data.rows import DataError, TokenRow, format_row
+from eagle_plugin.learning.data.target_files import load_tokenizer
+from eagle_plugin.learning.evaluate.responses import chat_ids, generate_responses, held_out_rows, responses_at
+from eagle_plugin.learning.reference.decode import plain_greedy
 
 PROMPTS = [[0, 40, 41], [0, 99, 120, 77, 5, 60, 61], [0, 200]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eagle_plugin.evaluate.stats import AcceptCounts, gain, paired_difference, summarize
+from eagle_plugin.learning.evaluate.stats import AcceptCounts, gain, paired_difference, summarize
 
 
 def count(rounds: int, *accepted: int) -> AcceptCounts:

@@ -19,8 +19,8 @@ from eagle_plugin.heads.files import HeadError
 from eagle_plugin.heads.formats import Eagle3Format
 from eagle_plugin.heads.kinds import HEADS, HeadSpec, find_spec, spec_of_tensors, stored_algorithm
 from eagle_plugin.heads.load import load_any_head
-from eagle_plugin.train.methods import METHODS
-from eagle_plugin.train.recipe import HeadSettings
+from eagle_plugin.learning.train.methods import METHODS
+from eagle_plugin.learning.train.recipe import HeadSettings
 
 
 class ScaledHead(Eagle3Head):

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from trained_heads import trained_head
 
-from eagle_plugin.core.policy import PARALLEL_LEVELS
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.heads.files import HeadError
 from eagle_plugin.heads.manifest import parallel_levels, read_manifest, trained_depths
+from eagle_plugin.policy.shapes import PARALLEL_LEVELS
 
 
 @pytest.fixture

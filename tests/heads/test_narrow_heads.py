@@ -60,8 +60,8 @@ def test_another_targets_width_is_still_refused(pair: tuple[Path, Path]) -> None
 
 def test_the_output_of_the_last_layer_can_be_measured(pair: tuple[Path, Path]) -> None:
     """What a head that names it reads in training and in `check`: the last layer's states before the final norm."""
-    from eagle_plugin.data.rows import DataError
-    from eagle_plugin.data.store.features import Taps, load_target
+    from eagle_plugin.learning.data.rows import DataError
+    from eagle_plugin.learning.data.store.features import Taps, load_target
 
     model = load_target(pair[0], torch.float32)
     layers = json.loads((pair[0] / "config.json").read_text())["num_hidden_layers"]

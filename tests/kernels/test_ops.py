@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.policy import NUM_SAMPLED, SLOT_WEIGHTS
+from eagle_plugin.core.propose import NUM_SAMPLED, SLOT_WEIGHTS
 from eagle_plugin.core.tree import new_table
 from eagle_plugin.kernels import int8_linear, ops
 

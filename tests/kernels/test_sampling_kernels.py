@@ -13,7 +13,7 @@ from torch import Tensor
 from eagle_plugin.core import propose as proposing
 from eagle_plugin.core import rng
 from eagle_plugin.core import verify as verifying
-from eagle_plugin.core.policy import NUM_SAMPLED
+from eagle_plugin.core.propose import NUM_SAMPLED
 from eagle_plugin.core.sampling import Filters, SamplingParams, target_distribution
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.kernels import sampling

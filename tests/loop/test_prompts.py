@@ -7,11 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from eagle_plugin.data import target_files
-from eagle_plugin.data.rows import read_rows
-from eagle_plugin.data.sources.prompts import Prompt, format_prompt, read_prompts
-from eagle_plugin.loop.prompts import own_prompts, question_of, split_prompts, write_held_out_rows, write_prompts
-from eagle_plugin.loop.settings import LoopError
+from eagle_plugin.learning.data import target_files
+from eagle_plugin.learning.data.rows import read_rows
+from eagle_plugin.learning.data.sources.prompts import Prompt, format_prompt, read_prompts
+from eagle_plugin.learning.loop.prompts import (
+    own_prompts,
+    question_of,
+    split_prompts,
+    write_held_out_rows,
+    write_prompts,
+)
+from eagle_plugin.learning.loop.settings import LoopError
 
 
 def prompt(text: str, split: str = "train") -> Prompt:

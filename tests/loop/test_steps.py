@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 
 from eagle_plugin.bench.progress import Steps
-from eagle_plugin.data.rows import TokenRow, format_row
-from eagle_plugin.loop.plan import plan_steps
-from eagle_plugin.loop.settings import LoopError, LoopSettings, keep_settings
-from eagle_plugin.loop.steps import Step, minutes, read_times, run_steps
+from eagle_plugin.learning.data.rows import TokenRow, format_row
+from eagle_plugin.learning.loop.plan import plan_steps
+from eagle_plugin.learning.loop.settings import LoopError, LoopSettings, keep_settings
+from eagle_plugin.learning.loop.steps import Step, minutes, read_times, run_steps
 
 
 class World:

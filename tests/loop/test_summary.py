@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 from states_reports import states_report
 
-from eagle_plugin.loop.settings import LoopError, LoopSettings
-from eagle_plugin.loop.summary import LoopReport, print_report, summarise, write_report
+from eagle_plugin.learning.loop.settings import LoopError, LoopSettings
+from eagle_plugin.learning.loop.summary import LoopReport, print_report, summarise, write_report
 
 SWAP: dict[str, Any] = {
     "requests": 30, "during": 4, "after": 12, "failed": 0, "errors": [], "responses_changed": 0, "seconds": 1.5,

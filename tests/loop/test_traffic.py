@@ -7,8 +7,8 @@ import threading
 import time
 from pathlib import Path
 
-from eagle_plugin.data.captures.segments import SegmentWriter
-from eagle_plugin.loop.traffic import answers_counted, recorded_questions, wait_recorded
+from eagle_plugin.learning.data.captures.segments import SegmentWriter
+from eagle_plugin.learning.loop.traffic import answers_counted, recorded_questions, wait_recorded
 
 
 def record(text: str) -> bytes:

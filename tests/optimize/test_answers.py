@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from eagle_plugin.data.generation.journal import Journal
-from eagle_plugin.data.rows import TokenRow, read_rows
-from eagle_plugin.data.sources.prompts import Prompt, format_prompt
-from eagle_plugin.optimize.answers import keep_answers_to
-from eagle_plugin.optimize.runner import _begin_anew
-from eagle_plugin.optimize.stage import Stage
+from eagle_plugin.learning.data.generation.journal import Journal
+from eagle_plugin.learning.data.rows import TokenRow, read_rows
+from eagle_plugin.learning.data.sources.prompts import Prompt, format_prompt
+from eagle_plugin.learning.jobs.answers import keep_answers_to
+from eagle_plugin.learning.jobs.runner import _begin_anew
+from eagle_plugin.learning.jobs.stage import Stage
 
 
 def write_prompts(path: Path, names: str) -> Path:

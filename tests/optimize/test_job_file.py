@@ -10,10 +10,10 @@ import yaml
 from job_worlds import write_recipe
 
 from eagle_plugin.cli import main
-from eagle_plugin.errors import UserError
-from eagle_plugin.optimize.job_file import WORKFLOWS, check_job, workflow_values
-from eagle_plugin.optimize.stages import list_stages
-from eagle_plugin.recipes import override_key
+from eagle_plugin.common.errors import UserError
+from eagle_plugin.common.recipes import override_key
+from eagle_plugin.learning.jobs.job_file import WORKFLOWS, check_job, workflow_values
+from eagle_plugin.learning.jobs.stages import list_stages
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ import pytest
 from job_worlds import write_recipe
 from rich.console import Console
 
-from eagle_plugin.optimize import runner, stage_process
-from eagle_plugin.optimize.recipe import JobError, read_job
-from eagle_plugin.optimize.watch import Watch
+from eagle_plugin.learning.jobs import runner, stage_process
+from eagle_plugin.learning.jobs.recipe import JobError, read_job
+from eagle_plugin.learning.jobs.watch import Watch
 
 SAVES = """
 import os, pathlib, signal, sys, time

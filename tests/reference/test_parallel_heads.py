@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.export import save_head
-from eagle_plugin.reference.decode import load_head, plain_greedy, sampling_params, speculative_greedy
-from eagle_plugin.reference.draft import draft_tree
-from eagle_plugin.reference.rules import RULES
-from eagle_plugin.reference.target import target_features
+from eagle_plugin.learning.reference.decode import load_head, plain_greedy, sampling_params, speculative_greedy
+from eagle_plugin.learning.reference.draft import draft_tree
+from eagle_plugin.learning.reference.rules import RULES
+from eagle_plugin.learning.reference.target import target_features
 
 PROMPT = [0, 40, 41, 99, 120, 77, 5]
 LEVELS = 4  # that the Markov head drafts right

@@ -22,12 +22,12 @@ from transformers import AutoModelForCausalLM
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.evaluate.acceptance import expected_accept_length
 from eagle_plugin.heads.draft_head import DraftHead
-from eagle_plugin.reference.decode import load_head, plain_greedy, sampling_params, speculative_sample
-from eagle_plugin.reference.draft import draft_tree, draft_trees, prefill_head
-from eagle_plugin.reference.rules import RULES
-from eagle_plugin.reference.target import path_logits, target_features, tree_logits
+from eagle_plugin.learning.evaluate.acceptance import expected_accept_length
+from eagle_plugin.learning.reference.decode import load_head, plain_greedy, sampling_params, speculative_sample
+from eagle_plugin.learning.reference.draft import draft_tree, draft_trees, prefill_head
+from eagle_plugin.learning.reference.rules import RULES
+from eagle_plugin.learning.reference.target import path_logits, target_features, tree_logits
 
 PROMPT = [0, 40, 41, 99, 120, 77, 5]
 TEMPERATURE, TREES = 4.0, 2500

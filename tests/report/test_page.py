@@ -11,11 +11,11 @@ import pytest
 from states_reports import measurements, states_report
 
 from eagle_plugin import cli
-from eagle_plugin.report import page
-from eagle_plugin.report.inputs import ReportError, read_inputs
-from eagle_plugin.report.page import LARGEST, write_report
-from eagle_plugin.report.svg import COLOURS, MARKERS
-from eagle_plugin.report.tables import COLUMNS
+from eagle_plugin.learning.report import page
+from eagle_plugin.learning.report.inputs import ReportError, read_inputs
+from eagle_plugin.learning.report.page import LARGEST, write_report
+from eagle_plugin.learning.report.svg import COLOURS, MARKERS
+from eagle_plugin.learning.report.tables import COLUMNS
 
 ATTACK = "head<script>alert(1)</script>\"'|*x* $y$"
 STATS = {"accept_length": 2.0, "low": 1.9, "high": 2.1, "cumulative": [0.6, 0.4], "conditional": [0.6, 0.7],

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from eagle_plugin.engines.gpu import Gpu
 from eagle_plugin.kernels import loader
+from eagle_plugin.runtime.gpu import Gpu
 from eagle_plugin.selftest import launch, record, suite
 from eagle_plugin.selftest.launch import Answer, Subject, answer, ask, round_key
 from eagle_plugin.selftest.shapes import ModelShape, as_text

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from eagle_plugin import cli
-from eagle_plugin.atomic_io import WriteError
+from eagle_plugin.common.atomic_io import WriteError
 from eagle_plugin.selftest import command, record, suite
 from eagle_plugin.selftest.suite import Finding, Report
 

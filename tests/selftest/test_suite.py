@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from eagle_plugin.engines import graph_emulator
 from eagle_plugin.kernels import (
     accepted_path,
     attention,
@@ -23,6 +22,7 @@ from eagle_plugin.kernels import (
     sampling,
     tree,
 )
+from eagle_plugin.runtime import graph_emulator
 from eagle_plugin.selftest import cache_kernels, sampling_kernels, suite, toy_round, tree_kernels
 from eagle_plugin.selftest.failure import LeftOut
 from eagle_plugin.selftest.shapes import ModelShape, ModelShapeError

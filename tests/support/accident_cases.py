@@ -17,9 +17,9 @@ from states_reports import states_report
 from tiny_models import tiny_eagle3_head, tiny_llama
 
 from eagle_plugin import cli
-from eagle_plugin.core.policy_report import MARK, Expected, PolicyReport
+from eagle_plugin.common.deploy_folder import ANSWER, REQUEST, SERVER
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.deploy_folder import ANSWER, REQUEST, SERVER
+from eagle_plugin.policy.report import MARK, Expected, PolicyReport
 
 TRAIN = """\
 target: {target}
@@ -186,8 +186,8 @@ def _answer(served: Any) -> None:
 def stand_ins(place: str, made: dict[str, Path]) -> Iterator[None]:
     """What would be downloaded, and an engine that writes a log and ends, unless it is what the accident takes away."""
     from eagle_plugin.bench.engines import ENGINES
-    from eagle_plugin.data import builtin
-    from eagle_plugin.deploy.server import ServedHead
+    from eagle_plugin.learning.data import builtin
+    from eagle_plugin.learning.deploy.server import ServedHead
 
     command = [sys.executable, "-c", "print('no engine ' * 100)"]
     engine = dataclasses.replace(ENGINES["sglang"], command=lambda spec, port: command)

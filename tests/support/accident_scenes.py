@@ -44,7 +44,7 @@ def _nothing(places: dict[str, str]) -> Iterator[None]:
 @contextlib.contextmanager
 def _listener(places: dict[str, str]) -> Iterator[None]:
     """A program that accepts connections and never answers."""
-    from eagle_plugin.data.generation import endpoints
+    from eagle_plugin.learning.data.generation import endpoints
 
     with socket.socket() as program, mock.patch.object(endpoints, "LISTING_S", 0.3):
         program.bind(("127.0.0.1", 0))
@@ -56,7 +56,7 @@ def _listener(places: dict[str, str]) -> Iterator[None]:
 @contextlib.contextmanager
 def _hung_engine(places: dict[str, str]) -> Iterator[None]:
     """A server that names its model, and whose engine hangs."""
-    from eagle_plugin.data.generation import endpoints
+    from eagle_plugin.learning.data.generation import endpoints
 
     with TokenEndpoint(delay_s=5.0) as server, mock.patch.object(endpoints, "FIRST_TOKEN_S", 0.3):
         places["url"] = server.url
@@ -91,7 +91,7 @@ def _killed_engine(places: dict[str, str]) -> Iterator[None]:
 @contextlib.contextmanager
 def _running_job(places: dict[str, str]) -> Iterator[None]:
     """Another process holds the folder of the job."""
-    from eagle_plugin.optimize.locks import LOCK
+    from eagle_plugin.learning.jobs.locks import LOCK
 
     for name in ("out", "own/jobs/one"):
         (Path(places["own"]) / name.removeprefix("own/")).mkdir(parents=True, exist_ok=True)

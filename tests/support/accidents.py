@@ -33,7 +33,7 @@ from accident_scenes import SCENES  # noqa: E402
 from token_endpoint import TokenEndpoint  # noqa: E402
 
 from eagle_plugin import cli  # noqa: E402
-from eagle_plugin.atomic_io import PARTIAL  # noqa: E402
+from eagle_plugin.common.atomic_io import PARTIAL  # noqa: E402
 from eagle_plugin.kernels import loader  # noqa: E402
 
 ENDS = re.compile(r"^error: |^\w+ failed: |^stopped")

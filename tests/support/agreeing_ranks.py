@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, distributed
 
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.engines.graph_emulator import EmulatedCapturer
-from eagle_plugin.engines.ranks import RankAgreement
+from eagle_plugin.runtime.graph_emulator import EmulatedCapturer
+from eagle_plugin.runtime.ranks import RankAgreement
 
 MOST_REQUESTS, LONGEST = 6, 4
 REPLAYS = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from eagle_plugin.capture.frames import Exchange
+from eagle_plugin.traffic.frames import Exchange
 
 
 def stream(events: list[dict[str, Any]]) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.engines.round import Drafts
+from eagle_plugin.runtime.round import Drafts
 
 Path = tuple[int, ...]
 

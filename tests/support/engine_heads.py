@@ -26,8 +26,8 @@ from sglang.srt.server_args import ServerArgs, set_global_server_args_for_schedu
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from eagle_plugin.engines.sglang.eagle3_model import Eagle3Head, mask_of
 from eagle_plugin.heads.files import HeadError
+from eagle_plugin.sglang.eagle3_model import Eagle3Head, mask_of
 
 
 class NoMode:

@@ -22,7 +22,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from eagle_plugin.engines.graph_emulator import DATA_SHAPED
+from eagle_plugin.runtime.graph_emulator import DATA_SHAPED
 
 aten = torch.ops.aten
 READS = {
@@ -33,9 +33,9 @@ COPIES = {torch.tensor, torch.as_tensor, torch.from_numpy}
 BY_DESIGN = {
     "build_grammar_vocab_mask",
     "update_async_output_token_ids",  # vLLM's: the tokens of the step before, for penalties
-    "to_device",  # these two copy from pinned memory on a GPU (engines/staging.py)
+    "to_device",  # these two copy from pinned memory on a GPU (runtime/host_to_device.py)
     "values_to_device",
-    "without_spare_places",  # of a CPU's tensors only (engines/round.py)
+    "without_spare_places",  # of a CPU's tensors only (runtime/round.py)
 }
 ENGINES = ("/eagle_plugin/", "/sglang/", "/vllm/")
 
@@ -107,7 +107,7 @@ class Guard:
 
 def kinds(batch: Any) -> list[str]:
     """What the requests of a round ask for."""
-    from eagle_plugin.engines.sglang.penalties import penalised
+    from eagle_plugin.sglang.penalties import penalised
 
     info = batch.sampling_info
     has = {
@@ -123,7 +123,7 @@ def kinds(batch: Any) -> list[str]:
 
 def register() -> None:
     """Entry point ``sglang.srt.plugins``."""
-    from eagle_plugin.engines.sglang import support
+    from eagle_plugin.sglang import support
 
     guard = Guard(Path(os.environ["EAGLE_TEST_WAITS"]))
     factory = support.worker_factory

@@ -14,8 +14,8 @@ import vllm.triton_utils
 from prompt_cases import DIM, FORWARDS, HEADS, KV_HEADS, forward
 from torch import Tensor
 
-from eagle_plugin.engines.vllm.attention import TreeAttentionImpl
-from eagle_plugin.engines.vllm.prompt_attention import PromptKernel, TritonPromptsImpl, triton_kernel
+from eagle_plugin.vllm.attention import TreeAttentionImpl
+from eagle_plugin.vllm.prompt_attention import PromptKernel, TritonPromptsImpl, triton_kernel
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from eagle_plugin.optimize import runner
-from eagle_plugin.optimize.watch import Watch
+from eagle_plugin.learning.jobs import runner
+from eagle_plugin.learning.jobs.watch import Watch
 
 RUN = {"budget": {"updates": 8}, "batch_tokens": 128, "phases": [{"steps": 1}], "eval_tokens": 0}
 STAGES = ("prompts", "answers of the target", "vocabulary", "features of generated rows", "train head")

@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable, Sequence
 from functools import cache
 
-from eagle_plugin.core.costs import CostModel, Costs, Curve, Forward
-from eagle_plugin.core.policy import Policy
 from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.policy.costs import CostModel, Costs, Curve, Forward
+from eagle_plugin.policy.policy import Policy
 
 CAPS = Shape(4, 4, 16)
 # The chance that the target takes a node's first, second .. child.

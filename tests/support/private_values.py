@@ -6,7 +6,7 @@ this file.
 
 from __future__ import annotations
 
-from eagle_plugin.data.privacy import identity_numbers, recognisers, scanner
+from eagle_plugin.learning.data.privacy import identity_numbers, recognisers, scanner
 
 _NOISE = "aB3dE6gH9kL2"
 _PEM = "-----BEGIN " + "PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG\n" * 3 + "-----END " + "PRIVATE KEY-----"

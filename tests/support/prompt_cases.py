@@ -9,15 +9,8 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.core.tree import chain_ancestors
-from eagle_plugin.engines.round import TreeRows
-from eagle_plugin.engines.vllm.attention import (
-    ExtendRows,
-    Rows,
-    TreeAttentionImpl,
-    TreeMetadata,
-    cache_rows,
-    slot_table,
-)
+from eagle_plugin.runtime.round import TreeRows
+from eagle_plugin.vllm.attention import ExtendRows, Rows, TreeAttentionImpl, TreeMetadata, cache_rows, slot_table
 
 KV_HEADS, HEADS, DIM, WIDTH, TOKENS = 2, 6, 32, 4, 320
 

@@ -21,8 +21,8 @@ choose = broken_verifier.choose
 
 def register() -> None:
     """Entry point ``sglang.srt.plugins``: to be called before the worker's modules are imported."""
-    from eagle_plugin.engines.ranks import RankAgreement
     from eagle_plugin.kernels import sampling
+    from eagle_plugin.runtime.ranks import RankAgreement
 
     switch = Path(os.environ["EAGLE_TEST_FAULT"])
     healthy_walk, healthy_agree = sampling.verify_tree, RankAgreement.agree

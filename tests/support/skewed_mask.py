@@ -23,7 +23,7 @@ def register() -> None:
 
     # Before the adapter imports it; the self-test of the kernels gets the healthy one back.
     attention.tree_attention = skewed
-    import eagle_plugin.engines.sglang.attention  # noqa: F401
+    import eagle_plugin.sglang.attention  # noqa: F401
 
     attention.tree_attention = healthy
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
-from eagle_plugin.data.store.contents import read_contents
-from eagle_plugin.data.store.feature_store import Document, FeatureWriter
-from eagle_plugin.data.store.manifest import Manifest
-from eagle_plugin.data.store.objects import open_folder
-from eagle_plugin.data.store.plan import Run
-from eagle_plugin.data.store.shards import Layout, _header
+from eagle_plugin.learning.data.store.contents import read_contents
+from eagle_plugin.learning.data.store.feature_store import Document, FeatureWriter
+from eagle_plugin.learning.data.store.manifest import Manifest
+from eagle_plugin.learning.data.store.objects import open_folder
+from eagle_plugin.learning.data.store.plan import Run
+from eagle_plugin.learning.data.store.shards import Layout, _header
 
 MANIFEST = Manifest(
     target="tiny",

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from eagle_plugin.core.shape import MAX_WIDTH, Shape
 from eagle_plugin.core.tree import chain_ancestors
-from eagle_plugin.engines.parallel_levels import MaskRow
-from eagle_plugin.engines.sglang.batch import RoundBatch
-from eagle_plugin.engines.sglang.drafter import TreeDrafter, TreeExtendInput, no_tokens
-from eagle_plugin.engines.sglang.verifier import TreeVerifier
 from eagle_plugin.kernels.attention import tree_attention
 from eagle_plugin.kernels.kv import store_kv
+from eagle_plugin.runtime.parallel_levels import MaskRow
+from eagle_plugin.sglang.batch import RoundBatch
+from eagle_plugin.sglang.drafter import TreeDrafter, TreeExtendInput, no_tokens
+from eagle_plugin.sglang.verifier import TreeVerifier
 
 V, DRAFT_V, H, D, ROWS, COLUMNS = 256, 128, 32, 16, 12, 64
 SHAPE = Shape(3, 4, 16)

@@ -14,8 +14,7 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.policy import NUM_SAMPLED
-from eagle_plugin.core.propose import Children, Proposals
+from eagle_plugin.core.propose import NUM_SAMPLED, Children, Proposals
 from eagle_plugin.core.sampling import SamplingParams, target_distribution
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted

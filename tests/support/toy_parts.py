@@ -10,12 +10,12 @@ from torch import Tensor
 from toy_engine import COLUMNS, DRAFT_V, ROWS, SHAPE, Drafter, V, Verifier
 
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.engines.graph_emulator import EmulatedCapturer
-from eagle_plugin.engines.rng import KeyTable
-from eagle_plugin.engines.sglang.batch import BatchReader
-from eagle_plugin.engines.sglang.decode_round import DecodeRound
-from eagle_plugin.engines.sglang.pools import Pool
-from eagle_plugin.engines.sglang.random_batches import Parts
+from eagle_plugin.runtime.graph_emulator import EmulatedCapturer
+from eagle_plugin.runtime.rng import KeyTable
+from eagle_plugin.sglang.batch import BatchReader
+from eagle_plugin.sglang.decode_round import DecodeRound
+from eagle_plugin.sglang.dummy_batches import Parts
+from eagle_plugin.sglang.pools import Pool
 
 
 class Allocator:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from eagle_plugin.data.store.features import Readout
 from eagle_plugin.heads.eagle2 import Eagle2Head
 from eagle_plugin.heads.eagle3 import Eagle3Head
 from eagle_plugin.heads.peagle import PEagleHead
-from eagle_plugin.train.batches import Batch, pack
-from eagle_plugin.train.parallel import MaskedRows, ParallelPass
+from eagle_plugin.learning.data.store.features import Readout
+from eagle_plugin.learning.train.batches import Batch, pack
+from eagle_plugin.learning.train.parallel import MaskedRows, ParallelPass
 
 AUX_LAYERS = (1, 2, 3)
 

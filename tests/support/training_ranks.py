@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from eagle_plugin.train.command import train
-from eagle_plugin.train.distributed import Ranks, join_ranks
-from eagle_plugin.train.recipe import read_recipe
-from eagle_plugin.train.sources import open_source
+from eagle_plugin.learning.train.command import train
+from eagle_plugin.learning.train.distributed import Ranks, join_ranks
+from eagle_plugin.learning.train.recipe import read_recipe
+from eagle_plugin.learning.train.sources import open_source
 
 
 class LonelyRanks(Ranks):

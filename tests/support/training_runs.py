@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from eagle_plugin.data import extract
-from eagle_plugin.data.rows import TokenRow, format_row
-from eagle_plugin.train import command
+from eagle_plugin.learning.data import extract
+from eagle_plugin.learning.data.rows import TokenRow, format_row
+from eagle_plugin.learning.train import command
 
 VOCAB = 512
 

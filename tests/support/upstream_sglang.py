@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM
 from upstream_run import Reproduction, run, say
 
 from eagle_plugin.bench.servers import Server, ServerError, sigterm_as_exit
-from eagle_plugin.engines.sglang.version import installed
+from eagle_plugin.sglang.version import installed
 
 PROMPTS = ["tree root leaf", "the quick brown fox", "tree", "one two three four", "x = y", "hello", "write", "10 20 30"]
 SYNCHRONOUS = "--disable-overlap-schedule"

@@ -28,7 +28,7 @@ from vllm_bigram import PROMPTS, ask, tokens, write_models, write_peagle
 from vllm_engines import engine, generate, runner
 from vllm_greedy import make_prompts, write_target
 
-from eagle_plugin.engines.vllm.version import installed
+from eagle_plugin.vllm.version import installed
 
 DRAFTED = {"nodes": 5}  # a chain of four drafted tokens
 

@@ -15,12 +15,12 @@ from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.inputs import TokensPrompt
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-from eagle_plugin.core.policy import shapes_within
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.engines.shape_chooser import ShapeChooser
-from eagle_plugin.engines.vllm.executor import TreeExecutor
-from eagle_plugin.engines.vllm.runner import TreeModelRunner
-from eagle_plugin.engines.vllm.shapes import RoundShapes
+from eagle_plugin.policy.chooser import ShapeChooser
+from eagle_plugin.policy.shapes import shapes_within
+from eagle_plugin.vllm.executor import TreeExecutor
+from eagle_plugin.vllm.runner import TreeModelRunner
+from eagle_plugin.vllm.shapes import RoundShapes
 
 # Small enough to start in seconds; blocks of 32 tokens, so that texts of tests reach over several.
 DEFAULTS: dict[str, Any] = {

@@ -12,11 +12,11 @@ from torch.utils._pytree import tree_leaves
 from vllm_sampling_metadata import sampling_metadata
 
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.engines.round import Drafts, KVCaches
-from eagle_plugin.engines.vllm.attention import TreeAttentionImpl, slot_table
-from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
-from eagle_plugin.engines.vllm.drafter import TreeProposer
-from eagle_plugin.engines.vllm.masked_rows import HeadRows
+from eagle_plugin.runtime.round import Drafts, KVCaches
+from eagle_plugin.vllm.attention import TreeAttentionImpl, slot_table
+from eagle_plugin.vllm.batch import DraftStore, RoundBatch
+from eagle_plugin.vllm.drafter import TreeProposer
+from eagle_plugin.vllm.masked_rows import HeadRows
 
 B, VOCABULARY, DRAFT_VOCABULARY, HIDDEN, BLOCK = 3, 512, 256, 64, 16
 SHAPE = Shape(3, 4, 16)

@@ -20,11 +20,11 @@ from transformers import AutoModelForCausalLM
 from vllm_engines import Rounds
 
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.data.rows import TokenRow
-from eagle_plugin.evaluate.measure import Responses, greedy_accepted, walk_rounds
 from eagle_plugin.heads.kinds import HEADS
-from eagle_plugin.reference.decode import load_head
-from eagle_plugin.reference.draft import prefill_head
+from eagle_plugin.learning.data.rows import TokenRow
+from eagle_plugin.learning.evaluate.measure import Responses, greedy_accepted, walk_rounds
+from eagle_plugin.learning.reference.decode import load_head
+from eagle_plugin.learning.reference.draft import prefill_head
 
 VOCAB = bigram_models.VOCAB
 ENDING = 7  # which of the spoken tokens ends an answer

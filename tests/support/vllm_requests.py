@@ -16,7 +16,7 @@ from vllm.inputs import TokensPrompt
 from vllm_bigram import draw
 from vllm_engines import free_blocks, settle
 
-from eagle_plugin.engines import round as decode_round
+from eagle_plugin.runtime import round as decode_round
 
 LEAST_P = 1e-7
 

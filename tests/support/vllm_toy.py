@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.engines.ranks import RankAgreement
-from eagle_plugin.engines.round import Drafts, HeadState
-from eagle_plugin.engines.shape_chooser import ShapeChooser
-from eagle_plugin.engines.vllm.accepted_tokens import CacheGroup
-from eagle_plugin.engines.vllm.attention import TreeAttentionImpl, TreeMetadata, slot_table
-from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
-from eagle_plugin.engines.vllm.decode_step import DecodeStep
-from eagle_plugin.engines.vllm.drafter import DraftBatch, TreeProposer
-from eagle_plugin.engines.vllm.masked_rows import HeadRows
-from eagle_plugin.engines.vllm.pending import PendingTokens
-from eagle_plugin.engines.vllm.runner import TreeModelRunner
-from eagle_plugin.engines.vllm.sampling import KnownParams, draft_params
-from eagle_plugin.engines.vllm.shapes import RoundShapes
-from eagle_plugin.engines.vllm.verifier import TreeVerifier
+from eagle_plugin.policy.chooser import ShapeChooser
+from eagle_plugin.runtime.ranks import RankAgreement
+from eagle_plugin.runtime.round import Drafts, HeadState
+from eagle_plugin.vllm.accepted_tokens import CacheGroup
+from eagle_plugin.vllm.attention import TreeAttentionImpl, TreeMetadata, slot_table
+from eagle_plugin.vllm.batch import DraftStore, RoundBatch
+from eagle_plugin.vllm.decode_step import DecodeStep
+from eagle_plugin.vllm.deferred_extend import PendingTokens
+from eagle_plugin.vllm.drafter import DraftBatch, TreeProposer
+from eagle_plugin.vllm.masked_rows import HeadRows
+from eagle_plugin.vllm.runner import TreeModelRunner
+from eagle_plugin.vllm.sampling import KnownParams, draft_params
+from eagle_plugin.vllm.shapes import RoundShapes
+from eagle_plugin.vllm.verifier import TreeVerifier
 
 V, DRAFT_V, H, D = 256, 128, 32, 16
 BLOCK, BLOCKS_EACH, REQUESTS = 8, 12, 8

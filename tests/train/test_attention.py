@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from eagle_plugin.train import attention
-from eagle_plugin.train.attention import Packing, attend
+from eagle_plugin.learning.train import attention
+from eagle_plugin.learning.train.attention import Packing, attend
 
 STARTS = torch.tensor([0, 7, 7, 8, 29])  # an empty document and one of a single row among them
 ROWS, HEADS, SIZE, STEPS = 29, 6, 8, 3

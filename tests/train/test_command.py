@@ -8,8 +8,8 @@ import pytest
 from filelock import FileLock
 from training_runs import recipe, write_recipe
 
-from eagle_plugin.train import command
-from eagle_plugin.train.recipe import TrainError, changed_keys, parse_recipe, read_recipe
+from eagle_plugin.learning.train import command
+from eagle_plugin.learning.train.recipe import TrainError, changed_keys, parse_recipe, read_recipe
 
 SMALLEST = {"target": "models/llama", "data": {"store": "out/features"}, "budget": {"epochs": 3}}
 

@@ -12,8 +12,8 @@ import training_ranks
 from safetensors.torch import load_file
 from training_runs import newest, recipe, run_training, write_recipe
 
-from eagle_plugin.train import command
-from eagle_plugin.train.logs import read_log
+from eagle_plugin.learning.train import command
+from eagle_plugin.learning.train.logs import read_log
 
 pytestmark = pytest.mark.slow
 

@@ -13,9 +13,9 @@ from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.eagle2 import Eagle2Head
 from eagle_plugin.heads.eagle3 import Eagle3Head
 from eagle_plugin.heads.peagle import PEagleHead
-from eagle_plugin.train.batches import Batch
-from eagle_plugin.train.methods import ObjectiveSettings
-from eagle_plugin.train.objectives import METRICS, Objective, summarize
+from eagle_plugin.learning.train.batches import Batch
+from eagle_plugin.learning.train.methods import ObjectiveSettings
+from eagle_plugin.learning.train.objectives import METRICS, Objective, summarize
 
 STATES, HIDDEN, STEPS = 12, 16, 3
 

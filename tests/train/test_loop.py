@@ -12,12 +12,12 @@ from matplotlib import image
 from safetensors.torch import load_file
 from training_runs import newest, recipe, run_training, weights
 
-from eagle_plugin.data.vocabulary import save_draft_vocabulary
 from eagle_plugin.heads.load import load_any_head
-from eagle_plugin.train.curve import draw_curve, write_curve
-from eagle_plugin.train.logs import COLUMNS, TRAIN_COLUMNS, CsvLog, depth_columns, read_log
-from eagle_plugin.train.recipe import BudgetSettings, OptimiserSettings, PhaseSettings, TrainError
-from eagle_plugin.train.schedule import learning_factor, phase_at, spent_share
+from eagle_plugin.learning.data.vocabulary import save_draft_vocabulary
+from eagle_plugin.learning.train.curve import draw_curve, write_curve
+from eagle_plugin.learning.train.logs import COLUMNS, TRAIN_COLUMNS, CsvLog, depth_columns, read_log
+from eagle_plugin.learning.train.recipe import BudgetSettings, OptimiserSettings, PhaseSettings, TrainError
+from eagle_plugin.learning.train.schedule import learning_factor, phase_at, spent_share
 
 
 def test_learning_rate_warms_up_and_falls_to_zero() -> None:
@@ -198,7 +198,7 @@ def test_micro_batches_sum_to_the_whole(features, tmp_path: Path) -> None:
 
 
 def test_run_that_diverges_ends_with_its_cause(features, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from eagle_plugin.train.model import Parameters
+    from eagle_plugin.learning.train.model import Parameters
 
     step = Parameters.step
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from toy_targets import random_documents, random_readout
 
-from eagle_plugin.train.batches import weigh_chains
-from eagle_plugin.train.loss import LK_RATE, StepRows, vocabulary_loss
-from eagle_plugin.train.teacher import Teacher
+from eagle_plugin.learning.train.batches import weigh_chains
+from eagle_plugin.learning.train.loss import LK_RATE, StepRows, vocabulary_loss
+from eagle_plugin.learning.train.teacher import Teacher
 
 ROWS, HIDDEN, VOCAB = 37, 16, 40
 DRAFT = torch.tensor([0, 1, 3, 4, 7, 8, 12, 20, 21, 22, 30, 39])

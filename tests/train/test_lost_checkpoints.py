@@ -12,10 +12,10 @@ import pytest
 import torch
 from training_runs import newest, recipe, run_training, weights
 
-from eagle_plugin.train import command, loop
-from eagle_plugin.train.checkpoint import load_newest
-from eagle_plugin.train.distributed import Ranks
-from eagle_plugin.train.recipe import TrainError
+from eagle_plugin.learning.train import command, loop
+from eagle_plugin.learning.train.checkpoint import load_newest
+from eagle_plugin.learning.train.distributed import Ranks
+from eagle_plugin.learning.train.recipe import TrainError
 
 
 @pytest.fixture(scope="module")

@@ -21,10 +21,10 @@ from toy_targets import (
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.eagle2 import Eagle2Head
 from eagle_plugin.heads.peagle import PEagleHead
-from eagle_plugin.train.batches import Batch, pack
-from eagle_plugin.train.methods import ObjectiveSettings
-from eagle_plugin.train.objectives import METRICS, Objective, summarize
-from eagle_plugin.train.unroll import unroll
+from eagle_plugin.learning.train.batches import Batch, pack
+from eagle_plugin.learning.train.methods import ObjectiveSettings
+from eagle_plugin.learning.train.objectives import METRICS, Objective, summarize
+from eagle_plugin.learning.train.unroll import unroll
 
 DRAFT = torch.arange(0, 40, 2)
 SETTINGS = ObjectiveSettings(steps=3, dtype=torch.float32, noise=0.0, keep_rate=1.0, keep_floor=1.0)

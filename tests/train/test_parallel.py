@@ -8,8 +8,8 @@ from torch import Tensor
 from toy_targets import parallel_states, peagle_head, random_documents
 
 from eagle_plugin.heads.peagle import PEagleHead
-from eagle_plugin.train.batches import Batch, weigh_chains
-from eagle_plugin.train.parallel import MaskedRows, sample_masked_rows
+from eagle_plugin.learning.train.batches import Batch, weigh_chains
+from eagle_plugin.learning.train.parallel import MaskedRows, sample_masked_rows
 
 DEPTHS = 4
 

@@ -15,12 +15,12 @@ import pytest
 from safetensors.torch import load_file
 from training_runs import extract_features, newest, recipe, run_training, weights, write_recipe, write_rows
 
-from eagle_plugin.file_digests import write_digests
-from eagle_plugin.train import command
-from eagle_plugin.train.checkpoint import FILES
-from eagle_plugin.train.logs import read_log
-from eagle_plugin.train.progress import Bar
-from eagle_plugin.train.recipe import TrainError
+from eagle_plugin.common.file_digests import write_digests
+from eagle_plugin.learning.train import command
+from eagle_plugin.learning.train.checkpoint import FILES
+from eagle_plugin.learning.train.logs import read_log
+from eagle_plugin.learning.train.progress import Bar
+from eagle_plugin.learning.train.recipe import TrainError
 
 
 def state(run: Path) -> dict[str, object]:
@@ -68,7 +68,7 @@ def test_killed_run_goes_on_to_the_same_weights(features, tmp_path: Path) -> Non
     values = recipe(features.target, features.store, budget={"updates": 80}, eval_tokens=0, checkpoint_every=5)
     file = write_recipe(tmp_path / "killed.yaml", values)
     run = tmp_path / "killed"
-    args = [sys.executable, "-m", "eagle_plugin.train.command", str(file), "--out", str(run)]
+    args = [sys.executable, "-m", "eagle_plugin.learning.train.command", str(file), "--out", str(run)]
     process = subprocess.Popen(args, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
     try:
         while not list((run / "checkpoints").glob("update-*")):

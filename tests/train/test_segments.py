@@ -10,11 +10,11 @@ from torch import Tensor
 from toy_targets import peagle_head, random_documents, random_readout
 
 from benchmarks.live_memory import LiveMemory
-from eagle_plugin.train.batches import Batch, weigh_chains
-from eagle_plugin.train.methods import ObjectiveSettings
-from eagle_plugin.train.objectives import Objective
-from eagle_plugin.train.parallel import MaskedRows, ParallelPass, sample_masked_rows
-from eagle_plugin.train.segments import cut_segments
+from eagle_plugin.learning.train.batches import Batch, weigh_chains
+from eagle_plugin.learning.train.methods import ObjectiveSettings
+from eagle_plugin.learning.train.objectives import Objective
+from eagle_plugin.learning.train.parallel import MaskedRows, ParallelPass, sample_masked_rows
+from eagle_plugin.learning.train.segments import cut_segments
 
 DRAFT = torch.arange(0, 40, 2)
 WHOLE = 1 << 40

@@ -17,14 +17,14 @@ from store_documents import RUN, write_shards
 from training_runs import extract_features, recipe, run_training, write_recipe, write_rows
 
 from eagle_plugin import cli
-from eagle_plugin.data.rows import DataError
-from eagle_plugin.data.store.feature_store import Document, FeatureWriter
-from eagle_plugin.data.store.manifest import MANIFEST, Manifest
-from eagle_plugin.train.distributed import Ranks
-from eagle_plugin.train.document_order import DocumentOrder, Position, assign_documents
-from eagle_plugin.train.feed import Feed
-from eagle_plugin.train.recipe import DataSettings, TrainError, parse_recipe
-from eagle_plugin.train.sources import StoreSource, TargetSource, open_source
+from eagle_plugin.learning.data.rows import DataError
+from eagle_plugin.learning.data.store.feature_store import Document, FeatureWriter
+from eagle_plugin.learning.data.store.manifest import MANIFEST, Manifest
+from eagle_plugin.learning.train.distributed import Ranks
+from eagle_plugin.learning.train.document_order import DocumentOrder, Position, assign_documents
+from eagle_plugin.learning.train.feed import Feed
+from eagle_plugin.learning.train.recipe import DataSettings, TrainError, parse_recipe
+from eagle_plugin.learning.train.sources import StoreSource, TargetSource, open_source
 
 CPU = torch.device("cpu")
 lengths_of_documents = st.lists(st.integers(1, 300), min_size=1, max_size=700)

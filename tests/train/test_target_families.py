@@ -17,8 +17,8 @@ from training_runs import VOCAB, extract_features, recipe, write_recipe, write_r
 
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.load import load_any_head
-from eagle_plugin.train import command
-from eagle_plugin.train.logs import read_log
+from eagle_plugin.learning.train import command
+from eagle_plugin.learning.train.logs import read_log
 
 # The kind of head that is trained, by the model_type of transformers; "auto" is what the recipe's default makes.
 TARGETS = [

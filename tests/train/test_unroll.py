@@ -13,9 +13,9 @@ from toy_targets import eagle2_head, eagle3_head, random_documents
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.eagle2 import Eagle2Head
 from eagle_plugin.heads.eagle3 import Eagle3Head
-from eagle_plugin.train import unroll as module
-from eagle_plugin.train.batches import Batch
-from eagle_plugin.train.unroll import unroll
+from eagle_plugin.learning.train import unroll as module
+from eagle_plugin.learning.train.batches import Batch
+from eagle_plugin.learning.train.unroll import unroll
 
 STEPS = 4
 HEADS: dict[str, Callable[[], Any]] = {

@@ -7,7 +7,7 @@
 
 namespace eagle {
 
-struct SlotWeights {  // one for each of the S sampled children, see core/policy.py SLOT_WEIGHTS
+struct SlotWeights {  // one for each of the S sampled children, see core/propose.py SLOT_WEIGHTS
   double values[kMaxSampled];
   int32_t count;
 };

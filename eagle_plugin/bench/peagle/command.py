@@ -28,8 +28,8 @@ from eagle_plugin.bench.serving.preparation import add_server_options, at_least,
 from eagle_plugin.bench.serving.prompts import PROMPT_KINDS, questions_of
 from eagle_plugin.bench.serving.report import ServingSettings
 from eagle_plugin.bench.spec import ServerSpec
-from eagle_plugin.command_line import Parser
-from eagle_plugin.errors import UserError
+from eagle_plugin.common.command_line import Parser
+from eagle_plugin.common.errors import UserError
 
 # (target, the EAGLE-3 head, the P-EAGLE head or None, untrained, folder for a copy, the most levels) -> the head
 Prepare = Callable[[Path, Path, Path | None, bool, Path, int], PreparedHead]

@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple, get_args
 
 from eagle_plugin.bench.serving.configs import POLICY
 from eagle_plugin.bench.spec import ServerSpec
-from eagle_plugin.core.draft_times import VARIABLE
 from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.policy.draft_times import VARIABLE
 
 Kind = Literal["plain", "eagle3", "peagle"]
 Form = Literal["chain", "tree"]

@@ -25,7 +25,7 @@ from eagle_plugin.bench.serving.report import ServingReport, ServingSettings, bu
 from eagle_plugin.bench.serving.table import serving_table, summary_lines
 from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.bench.startup import serving
-from eagle_plugin.command_line import Parser
+from eagle_plugin.common.command_line import Parser
 
 EXPLANATION = """\
 A cell is a number of clients, a temperature and a kind of prompts. In a cell one server at a time answers; all others

@@ -23,8 +23,8 @@ from eagle_plugin.bench.serving.plan import Cell, Plan, requests_of
 from eagle_plugin.bench.serving.prompts import PromptKind, select_asks
 from eagle_plugin.bench.serving.report import Measurement
 from eagle_plugin.bench.steal import StealWatch
-from eagle_plugin.core.draft_times import DraftTimes, newest
-from eagle_plugin.core.prediction_errors import added
+from eagle_plugin.policy.draft_times import DraftTimes, newest
+from eagle_plugin.policy.prediction_errors import added
 
 WARM_UP_TOKENS, WARM_UP_CHARACTERS = 8, 500
 
@@ -75,7 +75,7 @@ class Loaded(NamedTuple):
 
     windows: list[Window]
     others: float
-    prediction_errors: tuple[int, ...]  # its policy's timed steps, see `core.prediction_errors`; empty without any
+    prediction_errors: tuple[int, ...]  # its policy's timed steps, see `policy.prediction_errors`; empty without any
     drafts: DraftTimes = DraftTimes()  # of its rounds, where it writes them into its log
 
 

@@ -14,7 +14,7 @@ from eagle_plugin.bench.report import Quartiles, Strict, quartiles
 from eagle_plugin.bench.serving.configs import ALTERNATIVES, CONFIGS, Config
 from eagle_plugin.bench.serving.plan import Cell
 from eagle_plugin.bench.serving.prompts import PromptKind
-from eagle_plugin.core.prediction_errors import median_error
+from eagle_plugin.policy.prediction_errors import median_error
 
 PREDICTION_ERROR = (
     "median of |measured / predicted - 1| over the timed steps of the plugin's policy; the prediction is that before "
@@ -45,7 +45,7 @@ class Measurement(Strict):
     steal: float | None = Field(description="stolen part of the processor time that was wanted; null if unknown")
     others: float = Field(ge=0, le=1, description="part of the machine that other processes used meanwhile")
     prediction_errors: tuple[int, ...] = Field(
-        default=(), description="timed steps by the error of their prediction (core/prediction_errors.py)"
+        default=(), description="timed steps by the error of their prediction (policy/prediction_errors.py)"
     )
 
     @property

@@ -35,7 +35,7 @@ from eagle_plugin.bench.serving.trace import (
     trace_specs,
 )
 from eagle_plugin.bench.startup import serving
-from eagle_plugin.command_line import Parser
+from eagle_plugin.common.command_line import Parser
 
 REPEATS = 3
 COLOURS = {"plain": "#9aa5b1", "plugin": "#d9662b"}

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle_plugin.atomic_io import write_output
 from eagle_plugin.bench.engine import EngineEndpoint
 from eagle_plugin.bench.load import connect, flush_prefix_cache, served_model
 from eagle_plugin.bench.progress import Steps
@@ -27,7 +26,8 @@ from eagle_plugin.bench.serving.prompts import select_asks
 from eagle_plugin.bench.states.configs import NAMES, State
 from eagle_plugin.bench.states.document import AiperfRow, Cell
 from eagle_plugin.bench.states.measure import StatesPlan
-from eagle_plugin.errors import UserError
+from eagle_plugin.common.atomic_io import write_output
+from eagle_plugin.common.errors import UserError
 
 ENVIRONMENT = Path(".venv-aiperf/bin/aiperf")  # of `make env-aiperf`
 SECONDS = 3600.0  # the longest run

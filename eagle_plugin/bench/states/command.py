@@ -47,7 +47,7 @@ from eagle_plugin.bench.states.facts import head_facts, shown_arguments
 from eagle_plugin.bench.states.measure import StatesMeasured, StatesPlan, measure_states
 from eagle_plugin.bench.states.prompts import SET_NAMES, PromptSet, prompt_sets
 from eagle_plugin.bench.states.table import aiperf_table, states_table
-from eagle_plugin.command_line import Parser
+from eagle_plugin.common.command_line import Parser
 from eagle_plugin.heads.files import read_config, text_config
 from eagle_plugin.heads.manifest import describe_target
 

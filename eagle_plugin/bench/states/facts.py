@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_plugin.bench.states.document import HeadFacts
-from eagle_plugin.file_digests import hash_file
+from eagle_plugin.common.file_digests import hash_file
 from eagle_plugin.heads.manifest import read_manifest
 
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from eagle_plugin.bench.questions import Question
 from eagle_plugin.bench.serving.prompts import questions_of
-from eagle_plugin.data.sources.prompts import Prompt, read_prompts
-from eagle_plugin.data.sources.sets import SETS, eval_prompts
+from eagle_plugin.learning.data.sources.prompts import Prompt, read_prompts
+from eagle_plugin.learning.data.sources.sets import SETS, eval_prompts
 
 HELD_OUT, SHIPPED = "held-out", "shipped"
 SET_NAMES = (*SETS, SHIPPED)

@@ -21,9 +21,9 @@ from eagle_plugin.bench.serving.closed_loop import Ask, Phase
 from eagle_plugin.bench.serving.measure import Measured, resume_from
 from eagle_plugin.bench.serving.picture import COLOURS, draw_serving
 from eagle_plugin.bench.spec import ServerSpec
-from eagle_plugin.core.policy_report import MARK, PolicyReport
-from eagle_plugin.core.prediction_errors import CLASSES
 from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.policy.prediction_errors import CLASSES
+from eagle_plugin.policy.report import MARK, PolicyReport
 
 PEER = Path(__file__).parents[2] / "support/peer.py"
 GAP = 0.003  # seconds per token

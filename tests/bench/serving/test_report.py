@@ -7,7 +7,7 @@ from serving_reports import MANY, ONE, RATES, measurement, measurements, serving
 from eagle_plugin.bench.serving.plan import Cell
 from eagle_plugin.bench.serving.report import build_rows, summarise
 from eagle_plugin.bench.serving.table import serving_table, summary_lines
-from eagle_plugin.core.prediction_errors import CLASSES, class_of
+from eagle_plugin.policy.prediction_errors import CLASSES, class_of
 
 
 def test_values_are_medians_and_ratios_are_taken_within_a_repeat():

@@ -16,8 +16,8 @@ from eagle_plugin.bench.states import aiperf
 from eagle_plugin.bench.states.aiperf import AiperfError, body_of, command_of, find_aiperf, read_row
 from eagle_plugin.bench.states.document import AiperfRow, Cell
 from eagle_plugin.bench.states.table import aiperf_table
-from eagle_plugin.report.inputs import Inputs
-from eagle_plugin.report.page import render_html, render_markdown
+from eagle_plugin.learning.report.inputs import Inputs
+from eagle_plugin.learning.report.page import render_html, render_markdown
 
 CELL = Cell(4, "gsm8k")
 ROW = AiperfRow(state="trained", concurrency=4, prompts="gsm8k", requests=12, ttft_ms=32.6, tpot_ms=2.48, itl_ms=4.4,

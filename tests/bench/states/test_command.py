@@ -17,7 +17,7 @@ from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.bench.states import command, measure
 from eagle_plugin.bench.states.configs import state_specs
 from eagle_plugin.bench.states.facts import head_facts, shown_arguments
-from eagle_plugin.report.page import write_report
+from eagle_plugin.learning.report.page import write_report
 
 PEER = Path(__file__).parents[2] / "support/peer.py"
 GAPS = {"none": 0.004, "base": 0.004, "trained": 0.001}  # seconds per token

@@ -9,7 +9,7 @@ import pytest
 
 from eagle_plugin.bench.states import prompts
 from eagle_plugin.bench.states.prompts import prompt_sets
-from eagle_plugin.data.rows import DataError
+from eagle_plugin.learning.data.rows import DataError
 
 SYSTEM, ASK = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from eagle_plugin.capture.frames import Exchange
-from eagle_plugin.data.captures.segments import SegmentWriter
-from eagle_plugin.data.captures.writer import CaptureWriter
-from eagle_plugin.data.privacy.filter import PrivacyFilter, PrivacySettings
+from eagle_plugin.learning.data.captures.segments import SegmentWriter
+from eagle_plugin.learning.data.captures.writer import CaptureWriter
+from eagle_plugin.learning.data.privacy.filter import PrivacyFilter, PrivacySettings
+from eagle_plugin.traffic.frames import Exchange
 
 LIMIT = 10**8
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from captured_traffic import answered, chat, exchange
 
-from eagle_plugin.capture.served import ServedTarget
-from eagle_plugin.data.captures.segments import SegmentWriter, segments_of
-from eagle_plugin.data.captures.writer import CaptureWriter, describe
-from eagle_plugin.data.prepare import main as prepare
-from eagle_plugin.data.privacy.filter import PrivacyFilter, PrivacySettings
-from eagle_plugin.data.render import main as render
-from eagle_plugin.data.rows import DataError, read_rows
-from eagle_plugin.data.sources.prompts import read_prompts
-from eagle_plugin.data.target_identity import DIGESTS, target_digests
+from eagle_plugin.learning.data.captures.segments import SegmentWriter, segments_of
+from eagle_plugin.learning.data.captures.writer import CaptureWriter, describe
+from eagle_plugin.learning.data.prepare import main as prepare
+from eagle_plugin.learning.data.privacy.filter import PrivacyFilter, PrivacySettings
+from eagle_plugin.learning.data.render import main as render
+from eagle_plugin.learning.data.rows import DataError, read_rows
+from eagle_plugin.learning.data.sources.prompts import read_prompts
+from eagle_plugin.learning.data.target_identity import DIGESTS, target_digests
+from eagle_plugin.traffic.served import ServedTarget
 
 ANSWER = "The air scatters blue light more than red light."
 TEMPLATE = (

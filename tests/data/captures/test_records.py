@@ -14,9 +14,9 @@ import pytest
 from captured_traffic import answered, chat, delta, exchange
 from private_values import VALUES, known_types, sentence
 
-from eagle_plugin.capture.frames import Exchange
-from eagle_plugin.data.prepare import main as prepare
-from eagle_plugin.data.privacy.filter import PrivacyFilter, PrivacySettings
+from eagle_plugin.learning.data.prepare import main as prepare
+from eagle_plugin.learning.data.privacy.filter import PrivacyFilter, PrivacySettings
+from eagle_plugin.traffic.frames import Exchange
 
 Write = Callable[..., list[dict[str, Any]]]
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from captured_traffic import exchange
 
-from eagle_plugin.capture.frames import Exchange
+from eagle_plugin.traffic.frames import Exchange
 
 Write = Callable[..., list[dict[str, Any]]]
 SEARCH = {"type": "function", "name": "find", "parameters": {"type": "object"}}

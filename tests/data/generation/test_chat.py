@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from eagle_plugin.data.generation.chat import ChatRenderer, RenderedTurn, UntrainableTurn
-from eagle_plugin.data.masks import MaskReport, show_masks
-from eagle_plugin.data.render import main, render_prompt
-from eagle_plugin.data.rows import DataError, TokenRow, read_rows
-from eagle_plugin.data.sources.prompts import Prompt, format_prompt
-from eagle_plugin.data.target_files import load_tokenizer, stop_token_ids
+from eagle_plugin.learning.data.generation.chat import ChatRenderer, RenderedTurn, UntrainableTurn
+from eagle_plugin.learning.data.masks import MaskReport, show_masks
+from eagle_plugin.learning.data.render import main, render_prompt
+from eagle_plugin.learning.data.rows import DataError, TokenRow, read_rows
+from eagle_plugin.learning.data.sources.prompts import Prompt, format_prompt
+from eagle_plugin.learning.data.target_files import load_tokenizer, stop_token_ids
 from eagle_plugin.models import get_model
 
 # A template with tools and thoughts: earlier turns lose their thoughts, and the prompt for an answer begins one.

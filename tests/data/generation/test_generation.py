@@ -14,12 +14,12 @@ from accident_kinds import full_disk
 from rich.console import Console
 from token_endpoint import EOS, TokenEndpoint, answer_body, token_ids
 
-from eagle_plugin.data.generate import main
-from eagle_plugin.data.generation.journal import Journal
-from eagle_plugin.data.generation.rollout import assign_temperature, is_looping
-from eagle_plugin.data.generation.run import GenerationSettings, generate
-from eagle_plugin.data.rows import DataError, read_rows
-from eagle_plugin.data.sources.prompts import Prompt, format_prompt
+from eagle_plugin.learning.data.generate import main
+from eagle_plugin.learning.data.generation.journal import Journal
+from eagle_plugin.learning.data.generation.rollout import assign_temperature, is_looping
+from eagle_plugin.learning.data.generation.run import GenerationSettings, generate
+from eagle_plugin.learning.data.rows import DataError, read_rows
+from eagle_plugin.learning.data.sources.prompts import Prompt, format_prompt
 
 QUIET = Console(quiet=True)
 
@@ -213,7 +213,7 @@ def test_kill_minus_nine_loses_only_what_is_in_flight(tmp_path, out):
 
     with TokenEndpoint(behaviour=hang_after_60, delay_s=0.02) as server:
         command = [str(prompts), "--endpoint", server.url, "--concurrency", "3", "--temperature", "0"]
-        script = "import sys; from eagle_plugin.data.generate import main; main(sys.argv[1:])"
+        script = "import sys; from eagle_plugin.learning.data.generate import main; main(sys.argv[1:])"
         child = subprocess.Popen([sys.executable, "-c", script, *command, "--out", str(out)], stderr=subprocess.DEVNULL)
         while child.poll() is None and (not out.exists() or out.read_bytes().count(b"\n") < 20):
             time.sleep(0.01)

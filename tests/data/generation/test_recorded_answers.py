@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from eagle_plugin.data.generation.chat import ChatRenderer, RenderedTurn, UntrainableTurn
-from eagle_plugin.data.render import main, render_prompt
-from eagle_plugin.data.sources.conversation import normalise_messages
-from eagle_plugin.data.sources.prompts import Prompt, format_prompt
-from eagle_plugin.data.target_files import load_tokenizer
+from eagle_plugin.learning.data.generation.chat import ChatRenderer, RenderedTurn, UntrainableTurn
+from eagle_plugin.learning.data.render import main, render_prompt
+from eagle_plugin.learning.data.sources.conversation import normalise_messages
+from eagle_plugin.learning.data.sources.prompts import Prompt, format_prompt
+from eagle_plugin.learning.data.target_files import load_tokenizer
 from eagle_plugin.models import get_model
 
 PLAIN = """\
@@ -147,8 +147,8 @@ def test_a_template_that_writes_the_date_gets_that_of_the_record(tokenizer):
 def test_the_command_says_what_it_could_not_know(target, tokenizer, tmp_path, capsys, monkeypatch):
     tokenizer.chat_template = DATED
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("eagle_plugin.data.render.load_tokenizer", lambda folder: tokenizer)
-    monkeypatch.setattr("eagle_plugin.data.render.stop_token_ids", lambda folder: [0])
+    monkeypatch.setattr("eagle_plugin.learning.data.render.load_tokenizer", lambda folder: tokenizer)
+    monkeypatch.setattr("eagle_plugin.learning.data.render.stop_token_ids", lambda folder: [0])
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "rows.jsonl"
     chats = [
         [{"role": "user", "content": "7+2?"}, {"role": "assistant", "content": "Nine."}],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_plugin.data.privacy.scanner import Scanner
+from eagle_plugin.learning.data.privacy.scanner import Scanner
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 

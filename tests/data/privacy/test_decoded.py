@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from private_values import VALUES, sentence
 
-from eagle_plugin.data.privacy.decoded import DEEPEST, Decoded
-from eagle_plugin.data.privacy.redact import redact
-from eagle_plugin.data.privacy.scanner import Scanner
+from eagle_plugin.learning.data.privacy.decoded import DEEPEST, Decoded
+from eagle_plugin.learning.data.privacy.redact import redact
+from eagle_plugin.learning.data.privacy.scanner import Scanner
 
 MAIL = "anna@firma.de"
 

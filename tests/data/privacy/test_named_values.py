@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from eagle_plugin.data.privacy.patterns import Finding
-from eagle_plugin.data.privacy.scanner import Scanner
+from eagle_plugin.learning.data.privacy.patterns import Finding
+from eagle_plugin.learning.data.privacy.scanner import Scanner
 
 ETHER = "0x" + "049fc0afe533ec12e17e" * 2
 HEX = "0a1b2c3d4e5f6a7b" * 4

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eagle_plugin.data.privacy.patterns import Finding
-from eagle_plugin.data.privacy.redact import redact
-from eagle_plugin.data.privacy.scanner import Scanner, load_user_recogniser
-from eagle_plugin.data.rows import DataError
+from eagle_plugin.learning.data.privacy.patterns import Finding
+from eagle_plugin.learning.data.privacy.redact import redact
+from eagle_plugin.learning.data.privacy.scanner import Scanner, load_user_recogniser
+from eagle_plugin.learning.data.rows import DataError
 
 # Joined here from parts, so that secret scanners do not report this file.
 GITHUB = "gh" + "p_" + "aB3dE6gH9" * 4
@@ -178,7 +178,7 @@ def test_nothing_is_logged_and_no_network_is_asked(
 def test_without_the_packages_the_error_says_what_to_install():
     code = (
         "import sys; sys.modules['presidio_analyzer'] = None\n"
-        "from eagle_plugin.data.privacy.scanner import Scanner\n"
+        "from eagle_plugin.learning.data.privacy.scanner import Scanner\n"
         "try: Scanner()\n"
         "except Exception as error: print(type(error).__name__, error)"
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from eagle_plugin.data.generate import main as generate
-from eagle_plugin.data.prepare import main as prepare
-from eagle_plugin.data.privacy.identity_numbers import IDENTITY_NUMBERS, load_checks
-from eagle_plugin.data.privacy.redact import redact
-from eagle_plugin.data.privacy.scanner import Scanner
-from eagle_plugin.data.rows import DataError
+from eagle_plugin.learning.data.generate import main as generate
+from eagle_plugin.learning.data.prepare import main as prepare
+from eagle_plugin.learning.data.privacy.identity_numbers import IDENTITY_NUMBERS, load_checks
+from eagle_plugin.learning.data.privacy.redact import redact
+from eagle_plugin.learning.data.privacy.scanner import Scanner
+from eagle_plugin.learning.data.rows import DataError
 
 FOUND = [
     ("BR_CPF", "CPF: 529.982.247-25", "529.982.247-25"),

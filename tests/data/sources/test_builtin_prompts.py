@@ -3,16 +3,16 @@ import json
 
 import pytest
 
-from eagle_plugin.data import builtin
-from eagle_plugin.data.sources.builtin_prompts import (
+from eagle_plugin.common.errors import UserError
+from eagle_plugin.learning.data import builtin
+from eagle_plugin.learning.data.sources.builtin_prompts import (
     builtin_prompts,
     documented_functions,
     sharegpt_openings,
     without,
     word_problem,
 )
-from eagle_plugin.data.sources.prompts import Prompt
-from eagle_plugin.errors import UserError
+from eagle_plugin.learning.data.sources.prompts import Prompt
 
 
 def test_word_problems_are_those_that_the_shipped_data_was_made_from():

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_plugin.data.rows import DataError
-from eagle_plugin.data.sources.conversation import Unusable
-from eagle_plugin.data.sources.formats import Record, name_format, parse_record, read_records
-from eagle_plugin.data.sources.prompts import assign_id_and_split, format_prompt, normalise, parse_prompt
-from eagle_plugin.data.sources.record_files import SkippedRecord
+from eagle_plugin.learning.data.rows import DataError
+from eagle_plugin.learning.data.sources.conversation import Unusable
+from eagle_plugin.learning.data.sources.formats import Record, name_format, parse_record, read_records
+from eagle_plugin.learning.data.sources.prompts import assign_id_and_split, format_prompt, normalise, parse_prompt
+from eagle_plugin.learning.data.sources.record_files import SkippedRecord
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 ANSWERED = {

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_plugin.data.rows import DataError
-from eagle_plugin.data.sources.answers import RecordedAnswer
-from eagle_plugin.data.sources.conversation import Unusable, normalise_messages
-from eagle_plugin.data.sources.formats import Record
-from eagle_plugin.data.sources.prompts import (
+from eagle_plugin.learning.data.rows import DataError
+from eagle_plugin.learning.data.sources.answers import RecordedAnswer
+from eagle_plugin.learning.data.sources.conversation import Unusable, normalise_messages
+from eagle_plugin.learning.data.sources.formats import Record
+from eagle_plugin.learning.data.sources.prompts import (
     Prompt,
     assign_id_and_split,
     digest,

@@ -14,12 +14,12 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_plugin.data.rows import DataError
-from eagle_plugin.data.sources import record_files
-from eagle_plugin.data.sources.conversation import Unusable
-from eagle_plugin.data.sources.formats import Record, parse_record, read_records
-from eagle_plugin.data.sources.prompts import normalise
-from eagle_plugin.data.sources.record_files import CUT, LocatedObject, SkippedRecord, read_objects
+from eagle_plugin.learning.data.rows import DataError
+from eagle_plugin.learning.data.sources import record_files
+from eagle_plugin.learning.data.sources.conversation import Unusable
+from eagle_plugin.learning.data.sources.formats import Record, parse_record, read_records
+from eagle_plugin.learning.data.sources.prompts import normalise
+from eagle_plugin.learning.data.sources.record_files import CUT, LocatedObject, SkippedRecord, read_objects
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -118,8 +118,8 @@ def test_5000_levels_are_not_called_broken_json(tmp_path: Path):
 
 LONG = """
 import gzip, resource, sys
-from eagle_plugin.data.rows import DataError, read_rows
-from eagle_plugin.data.sources.formats import read_records
+from eagle_plugin.learning.data.rows import DataError, read_rows
+from eagle_plugin.learning.data.sources.formats import read_records
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for read in (read_records, lambda path: read_records(path, skip_broken=True)):
     try:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle_plugin.data.rows import DataError
-from eagle_plugin.data.sources.sets import SETS, eval_prompts
+from eagle_plugin.learning.data.rows import DataError
+from eagle_plugin.learning.data.sources.sets import SETS, eval_prompts
 
 EXPECTED = {  # prompts, and the sha256 of the first and of all of them
     "mtbench": (75, "ae0703a93d5816aa", "6d61151436c613e0"),

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from eagle_plugin.data.prepare import main, prepare
-from eagle_plugin.data.privacy.filter import PrivacySettings
-from eagle_plugin.data.rows import DataError
-from eagle_plugin.data.sources.conversation import normalise_messages
-from eagle_plugin.data.sources.prompts import Prompt, read_prompts
-from eagle_plugin.data.sources.record_files import read_objects
+from eagle_plugin.learning.data.prepare import main, prepare
+from eagle_plugin.learning.data.privacy.filter import PrivacySettings
+from eagle_plugin.learning.data.rows import DataError
+from eagle_plugin.learning.data.sources.conversation import normalise_messages
+from eagle_plugin.learning.data.sources.prompts import Prompt, read_prompts
+from eagle_plugin.learning.data.sources.record_files import read_objects
 
 ASKED = {"role": "user", "content": "What time is it?"}
 FUNCTION = {"name": "clock", "arguments": "{}"}

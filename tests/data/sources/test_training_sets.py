@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from eagle_plugin.cli import main
-from eagle_plugin.data.named_set import source_file
-from eagle_plugin.data.sources import training_sets
-from eagle_plugin.data.sources.formats import read_records
-from eagle_plugin.data.sources.training_sets import TRAINING_SETS
-from eagle_plugin.file_digests import hash_file
+from eagle_plugin.common.file_digests import hash_file
+from eagle_plugin.learning.data.named_set import source_file
+from eagle_plugin.learning.data.sources import training_sets
+from eagle_plugin.learning.data.sources.formats import read_records
+from eagle_plugin.learning.data.sources.training_sets import TRAINING_SETS
 
 RECORDS = {
     "gsm8k": {"question": "1 + 1?", "answer": "2"},

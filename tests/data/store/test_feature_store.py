@@ -18,10 +18,10 @@ from object_server import s3_bucket
 from safetensors import safe_open
 from store_documents import MANIFEST, RUN, assert_same, make_document, write_documents, write_store
 
-from eagle_plugin.data.rows import DataError
-from eagle_plugin.data.store.feature_store import Entry, FeatureStore, FeatureWriter
-from eagle_plugin.data.store.objects import LocalFolder
-from eagle_plugin.data.target_identity import target_digests
+from eagle_plugin.learning.data.rows import DataError
+from eagle_plugin.learning.data.store.feature_store import Entry, FeatureStore, FeatureWriter
+from eagle_plugin.learning.data.store.objects import LocalFolder
+from eagle_plugin.learning.data.target_identity import target_digests
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import torch
 from tiny_targets import ARCHITECTURES, BASE, tiny_target, write_target
 from torch import Tensor, nn
 
-from eagle_plugin.data.rows import DataError
-from eagle_plugin.data.store.features import (
+from eagle_plugin.learning.data.rows import DataError
+from eagle_plugin.learning.data.store.features import (
     Readout,
     Taps,
     check_aux_layers,

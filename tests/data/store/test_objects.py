@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from object_server import s3_bucket
 
-from eagle_plugin.data.rows import DataError
-from eagle_plugin.data.store.objects import PARTIAL, Folder, LocalFolder, ObjectExists, open_folder
+from eagle_plugin.learning.data.rows import DataError
+from eagle_plugin.learning.data.store.objects import PARTIAL, Folder, LocalFolder, ObjectExists, open_folder
 
 SCHEMES = ("path", "file", "memory", "s3")
 

@@ -12,12 +12,12 @@ import pytest
 from object_server import s3_bucket
 from store_documents import MANIFEST, assert_same, make_document, make_store_old, write_store
 
-from eagle_plugin.data.rows import DataError
-from eagle_plugin.data.store.contents import read_contents
-from eagle_plugin.data.store.feature_store import FeatureStore, FeatureWriter
-from eagle_plugin.data.store.objects import open_folder
-from eagle_plugin.data.store.plan import Plan, Run
-from eagle_plugin.data.store.shards import read_in_full
+from eagle_plugin.learning.data.rows import DataError
+from eagle_plugin.learning.data.store.contents import read_contents
+from eagle_plugin.learning.data.store.feature_store import FeatureStore, FeatureWriter
+from eagle_plugin.learning.data.store.objects import open_folder
+from eagle_plugin.learning.data.store.plan import Plan, Run
+from eagle_plugin.learning.data.store.shards import read_in_full
 
 SECOND = "shard-000-000001.safetensors"
 

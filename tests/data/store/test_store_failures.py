@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from store_documents import MANIFEST, RUN, assert_same, make_document, write_documents, write_store
 
-from eagle_plugin.data.rows import DataError
-from eagle_plugin.data.store.feature_store import FeatureStore, FeatureWriter
-from eagle_plugin.data.store.plan import Run
+from eagle_plugin.learning.data.rows import DataError
+from eagle_plugin.learning.data.store.feature_store import FeatureStore, FeatureWriter
+from eagle_plugin.learning.data.store.plan import Run
 
 KILLED_WRITER = """
 import os, signal, sys
@@ -62,7 +62,7 @@ FULL_DISK = """
 import resource, sys
 sys.path[:0] = {paths!r}
 from store_documents import write_store
-from eagle_plugin.data.rows import DataError
+from eagle_plugin.learning.data.rows import DataError
 resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
 try:
     write_store({url!r}, range(40), shard_bytes={shard})

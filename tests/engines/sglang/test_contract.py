@@ -31,11 +31,12 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftInput, EagleVerifyInput
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorkerV2
 
-from eagle_plugin.engines.sglang import plugin, traffic_capture, version
-from eagle_plugin.engines.sglang.attention import TreeAttention
-from eagle_plugin.engines.sglang.drafter import TreeDrafter
-from eagle_plugin.engines.sglang.sampling import SeededSampler
-from eagle_plugin.engines.sglang.worker import TreeWorker
+from eagle_plugin.sglang import plugin, version
+from eagle_plugin.sglang import traffic as traffic_capture
+from eagle_plugin.sglang.attention import TreeAttention
+from eagle_plugin.sglang.drafter import TreeDrafter
+from eagle_plugin.sglang.sampling import SeededSampler
+from eagle_plugin.sglang.worker import TreeWorker
 
 
 def test_version_is_a_tested_one():
@@ -246,7 +247,7 @@ def test_a_request_is_finished_in_one_step_after_its_tokens_are_appended():
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
 
-    from eagle_plugin.engines.sglang.finish import FINISH
+    from eagle_plugin.sglang.finish import FINISH
 
     step = Req.update_finish_state
     assert pkgutil.resolve_name(FINISH) is step and parameters(step) == ["self", "new_accepted_len"]
@@ -264,7 +265,7 @@ def test_rounds_are_read_where_they_are_counted():
     from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerMetricsReporter
     from sglang.srt.observability.metrics_collector import SchedulerMetricsCollector
 
-    from eagle_plugin.engines.sglang.metrics import READ_ROUND
+    from eagle_plugin.sglang.metrics import READ_ROUND
 
     read = SchedulerBatchResultProcessor._resolve_spec_v2_tokens
     assert pkgutil.resolve_name(READ_ROUND) is read and parameters(read) == ["self", "result", "batch"]

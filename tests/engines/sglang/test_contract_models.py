@@ -17,7 +17,7 @@ pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang
 
 from sglang.srt.model_executor.model_runner import ModelRunner
 
-from eagle_plugin.engines.sglang import support
+from eagle_plugin.sglang import support
 
 
 def test_a_forward_over_trees_leaves_out_what_other_models_need():
@@ -63,9 +63,9 @@ def test_the_heads_linear_layers_can_be_given_another_method(monkeypatch):
     from sglang.srt.layers.logits_processor import should_apply_lm_head_quant_method
     from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 
-    from eagle_plugin.engines.draft_weights import Int8Method
-    from eagle_plugin.engines.sglang import draft_weights
     from eagle_plugin.kernels import int8_linear
+    from eagle_plugin.runtime.draft_weights import Int8Method
+    from eagle_plugin.sglang import draft_weights
 
     assert parameters(UnquantizedLinearMethod.apply) == ["self", "layer", "x", "bias"]
     for layer in (linear.QKVParallelLinear, linear.MergedColumnParallelLinear, linear.RowParallelLinear):

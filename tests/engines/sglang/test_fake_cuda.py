@@ -14,28 +14,22 @@ pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang
 
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
-from eagle_plugin.core.path_sums import children_of
-from eagle_plugin.core.policy import captured_shapes
 from eagle_plugin.core.shape import MAX_WIDTH, PLAIN, Shape
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.engines.graphs import Graph
-from eagle_plugin.engines.parallel_levels import MaskRow
-from eagle_plugin.engines.ranks import RankAgreement
-from eagle_plugin.engines.rng import KeyTable
-from eagle_plugin.engines.round import HeadState, TopM
-from eagle_plugin.engines.sglang.attention import TreeAttention
-from eagle_plugin.engines.sglang.batch import BatchReader, RoundBatch
-from eagle_plugin.engines.sglang.decode_round import DecodeRound
-from eagle_plugin.engines.sglang.drafter import (
-    DraftState,
-    TreeDrafter,
-    TreeDraftInput,
-    TreeExtendInput,
-    no_tokens,
-)
-from eagle_plugin.engines.sglang.sampling import draw_tokens, sampling_params
-from eagle_plugin.engines.sglang.verifier import TreeVerifier, log_probabilities
+from eagle_plugin.policy.path_sums import children_of
+from eagle_plugin.policy.shapes import captured_shapes
+from eagle_plugin.runtime.graphs import Graph
+from eagle_plugin.runtime.parallel_levels import MaskRow
+from eagle_plugin.runtime.ranks import RankAgreement
+from eagle_plugin.runtime.rng import KeyTable
+from eagle_plugin.runtime.round import HeadState, TopM
+from eagle_plugin.sglang.attention import TreeAttention
+from eagle_plugin.sglang.batch import BatchReader, RoundBatch
+from eagle_plugin.sglang.decode_round import DecodeRound
+from eagle_plugin.sglang.drafter import DraftState, TreeDrafter, TreeDraftInput, TreeExtendInput, no_tokens
+from eagle_plugin.sglang.sampling import draw_tokens, sampling_params
+from eagle_plugin.sglang.verifier import TreeVerifier, log_probabilities
 
 B, VOCABULARY, DRAFT_VOCABULARY, HIDDEN, TOP_M = 3, 512, 256, 64, 128
 SHAPE = Shape(3, 4, 16)

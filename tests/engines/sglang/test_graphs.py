@@ -22,21 +22,22 @@ pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang
 from policy_world import device
 from toy_engine import COLUMNS, DRAFT_V, ROWS, SHAPE, TABLE, Drafter, H, ParallelDrafter, V, Verifier
 
-from eagle_plugin.core.costs import CostModel
-from eagle_plugin.core.policy import Policy, captured_shapes
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.engines.graph_emulator import CaptureError, EmulatedCapturer, recording_launches
-from eagle_plugin.engines.graphs import Buckets, StaticMemory
-from eagle_plugin.engines.rng import KeyTable
-from eagle_plugin.engines.round import Drafts, HeadState, TopM
-from eagle_plugin.engines.sglang import decode_round
-from eagle_plugin.engines.sglang.batch import BatchReader, RoundBatch
-from eagle_plugin.engines.sglang.decode_round import DecodeRound
-from eagle_plugin.engines.sglang.drafter import DraftState
-from eagle_plugin.engines.sglang.verifier import TargetOutput
-from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser, buffers_of
 from eagle_plugin.kernels.accepted_path import AcceptedPath
+from eagle_plugin.policy.chooser import ServedRound, ShapeChooser, buffers_of
+from eagle_plugin.policy.costs import CostModel
+from eagle_plugin.policy.policy import Policy
+from eagle_plugin.policy.shapes import captured_shapes
+from eagle_plugin.runtime.graph_emulator import CaptureError, EmulatedCapturer, recording_launches
+from eagle_plugin.runtime.graphs import Buckets, StaticMemory
+from eagle_plugin.runtime.rng import KeyTable
+from eagle_plugin.runtime.round import Drafts, HeadState, TopM
+from eagle_plugin.sglang import decode_round
+from eagle_plugin.sglang.batch import BatchReader, RoundBatch
+from eagle_plugin.sglang.decode_round import DecodeRound
+from eagle_plugin.sglang.drafter import DraftState
+from eagle_plugin.sglang.verifier import TargetOutput
 
 SIZES = [1, 2, 4, 8]
 SHAPES = captured_shapes(SHAPE)

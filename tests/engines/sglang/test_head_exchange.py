@@ -18,9 +18,9 @@ from trained_heads import Weights, rewrite
 pytest.importorskip("sglang")
 
 from eagle_plugin.cli import main
-from eagle_plugin.deploy_folder import FOLDER
-from eagle_plugin.engines.sglang.head_exchange import pairs, tensors_of
+from eagle_plugin.common.deploy_folder import FOLDER
 from eagle_plugin.heads.files import HeadError
+from eagle_plugin.sglang.head_exchange import pairs, tensors_of
 
 LENGTH = 40
 WAYS = {"synchronous": SYNCHRONOUS, "graphs": GRAPHS | {"EAGLE_POLICY": "fixed"}}

@@ -14,13 +14,14 @@ from serving import accept_length, generate_all
 
 pytest.importorskip("sglang")
 from eagle_plugin.bench.servers import Server
-from eagle_plugin.core.policy_report import shape_of
+from eagle_plugin.common.metric_registry import forget
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.engines.metrics import REJECTED_ROUNDS, RejectionWatch, forget
-from eagle_plugin.engines.policy_log import PolicyLog
-from eagle_plugin.engines.sglang.metrics import RoundCounter
-from eagle_plugin.engines.sglang.worker import RoundResult
-from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser
+from eagle_plugin.policy.chooser import ServedRound, ShapeChooser
+from eagle_plugin.policy.log import PolicyLog
+from eagle_plugin.policy.report import shape_of
+from eagle_plugin.runtime.round_metrics import REJECTED_ROUNDS, RejectionWatch
+from eagle_plugin.sglang.metrics import RoundCounter
+from eagle_plugin.sglang.worker import RoundResult
 
 STEPS, _, NODES = SHAPE  # of the server `plugin`
 PROMPTS = ["tree root leaf", "the quick brown fox", "a", "one two three", "x = y", "hello"]

@@ -20,7 +20,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.engines.sglang.penalties import NodePenalties, penalised
+from eagle_plugin.sglang.penalties import NodePenalties, penalised
 
 VOCAB = 40
 EOS, EXTRA_STOP, MODEL_STOP, REQUEST_STOP = 7, 11, 13, 17

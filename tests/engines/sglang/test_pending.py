@@ -13,15 +13,15 @@ pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang
 
 from toy_engine import DRAFT_V, ROWS, SHAPE, TABLE, Drafter, H, V, Verifier
 
-from eagle_plugin.core.costs import PENDING_TOKENS
 from eagle_plugin.core.shape import PLAIN
-from eagle_plugin.engines.rng import KeyTable
-from eagle_plugin.engines.round import HeadState, TopM
-from eagle_plugin.engines.sglang.batch import BatchReader
-from eagle_plugin.engines.sglang.decode_round import DecodeRound
-from eagle_plugin.engines.sglang.drafter import DraftState
-from eagle_plugin.engines.sglang.pending import MOST_TOKENS, PendingTokens
-from eagle_plugin.engines.sglang.worker import TreeWorker
+from eagle_plugin.policy.costs import PENDING_TOKENS
+from eagle_plugin.runtime.rng import KeyTable
+from eagle_plugin.runtime.round import HeadState, TopM
+from eagle_plugin.sglang.batch import BatchReader
+from eagle_plugin.sglang.decode_round import DecodeRound
+from eagle_plugin.sglang.deferred_extend import MOST_TOKENS, PendingTokens
+from eagle_plugin.sglang.drafter import DraftState
+from eagle_plugin.sglang.worker import TreeWorker
 
 FEATURES = 3 * H
 MORE = 36, PENDING_TOKENS + 10  # two forwards, of the second of which one request has no tokens

@@ -11,9 +11,9 @@ pytest.importorskip("sglang.srt.mem_cache.swa_memory_pool", reason="the SGLang e
 
 from sglang.srt.layers.radix_attention import RadixAttention
 
-from eagle_plugin.engines.sglang import support
-from eagle_plugin.engines.sglang.pools import Pool, SlidingReader
 from eagle_plugin.kernels.attention_torch import tree_visible
+from eagle_plugin.sglang import support
+from eagle_plugin.sglang.pools import Pool, SlidingReader
 
 REACH, CHAIN = 6, [0b1, 0b11, 0b111, 0b1111]
 

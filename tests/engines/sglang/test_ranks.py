@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from eagle_plugin.engines.graphs import Buckets
+from eagle_plugin.runtime.graphs import Buckets
 
 
 @pytest.mark.parametrize("flags, dropped", [([False, False], []), ([False, True], [2]), ([True, True], [2])])
 def test_a_size_without_memory_in_one_rank_is_captured_in_none(
     flags: list[bool], dropped: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    capture = pytest.importorskip("eagle_plugin.engines.sglang.capture")
+    capture = pytest.importorskip("eagle_plugin.sglang.capture")
     from sglang.srt import runtime_context
 
     gathered = []

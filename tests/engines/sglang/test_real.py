@@ -11,11 +11,11 @@ pytest.importorskip("sglang")
 from eagle_plugin.bench.explain import main as explain
 from eagle_plugin.bench.policy_sources import SourceError, read_report
 from eagle_plugin.bench.questions import read_questions
-from eagle_plugin.core.policy import shapes_within
-from eagle_plugin.core.policy_report import accept_length as drafted_length
-from eagle_plugin.core.policy_report import difference, sum_of
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.models.store import get_model
+from eagle_plugin.policy.report import accept_length as drafted_length
+from eagle_plugin.policy.report import difference, sum_of
+from eagle_plugin.policy.shapes import shapes_within
 
 pytestmark = pytest.mark.server
 

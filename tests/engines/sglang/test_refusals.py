@@ -22,10 +22,10 @@ from eagle_plugin.bench.sglang_server import command
 from eagle_plugin.core.shape import Shape
 
 pytest.importorskip("sglang")
-from eagle_plugin.engines.sglang import plugin, support, version
-from eagle_plugin.engines.startup import LEFT
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.files import HeadError
+from eagle_plugin.runtime.startup import LEFT
+from eagle_plugin.sglang import plugin, support, version
 
 SERVED = {
     **{name: served[0] for name, served, _ in support._FLAGS},
@@ -126,7 +126,7 @@ def check_launch(monkeypatch):
     """check_launch with the flags of a plain server for a target and a head's folder."""
     from sglang.srt.arg_groups import model_override_base
 
-    from eagle_plugin.engines.sglang import preflight
+    from eagle_plugin.sglang import preflight
 
     monkeypatch.setattr(model_override_base, "resolved_view", lambda arguments: arguments)
 
@@ -239,7 +239,7 @@ def test_a_parallel_head_gets_deep_trees_by_default(monkeypatch, tiny_target, ti
     """As many levels as its record names, else 7; not where the engine's own worker serves."""
     from sglang.srt.arg_groups import model_override_base
 
-    from eagle_plugin.engines.sglang.preflight import auto_parameters
+    from eagle_plugin.sglang.preflight import auto_parameters
 
     monkeypatch.setattr(model_override_base, "resolved_view", lambda arguments: arguments)
     head, chain = tmp_path / "head", (3, 1, 4)
@@ -280,7 +280,7 @@ def test_a_mask_that_is_half_there_is_refused(check_launch, tiny_target, tiny_ea
 
 def test_a_head_that_its_own_class_refuses_ends_the_start_in_one_sentence(monkeypatch):
     """Of a model hub: nothing was checked before it was loaded."""
-    from eagle_plugin.engines.sglang import eagle3_model, selftest, worker
+    from eagle_plugin.sglang import eagle3_model, selftest, worker
 
     def refuse(**arguments: object) -> None:
         raise HeadError("the draft head has no mask")
@@ -334,5 +334,5 @@ def test_a_flag_that_is_not_served_falls_back_and_says_so(tiny_target, tiny_eagl
 
 def test_the_module_needs_no_engine_to_be_imported():
     """The entry point is imported in processes where the engine's modules must not be loaded early."""
-    code = "import sys, eagle_plugin.engines.sglang.plugin; sys.exit('sglang' in sys.modules or 'torch' in sys.modules)"
+    code = "import sys, eagle_plugin.sglang.plugin; sys.exit('sglang' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0

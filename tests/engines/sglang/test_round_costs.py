@@ -15,12 +15,12 @@ pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang
 from toy_engine import COLUMNS, ROWS, SHAPE, Drafter, ParallelDrafter, Verifier
 from toy_parts import parts
 
-from eagle_plugin.core.costs import Costs, Curve, Forward
-from eagle_plugin.core.policy import captured_shapes
 from eagle_plugin.core.shape import PLAIN
-from eagle_plugin.engines.graph_emulator import recording_launches
-from eagle_plugin.engines.sglang import round_costs
-from eagle_plugin.engines.sglang.round_costs import CostMeasurement
+from eagle_plugin.policy.costs import Costs, Curve, Forward
+from eagle_plugin.policy.shapes import captured_shapes
+from eagle_plugin.runtime.graph_emulator import recording_launches
+from eagle_plugin.sglang import round_costs
+from eagle_plugin.sglang.round_costs import CostMeasurement
 
 LANES = 8
 

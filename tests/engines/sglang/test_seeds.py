@@ -12,9 +12,9 @@ from serving import accept_length
 
 pytest.importorskip("sglang")
 
-from eagle_plugin.engines.rng import draw_uniforms, request_keys
-from eagle_plugin.engines.sglang.sampling import draw_tokens
 from eagle_plugin.kernels.sampling import SamplingParams
+from eagle_plugin.runtime.rng import draw_uniforms, request_keys
+from eagle_plugin.sglang.sampling import draw_tokens
 
 # In make test with captured rounds of random shapes, which know a request's seed in the most ways. That synchronous
 # rounds of one shape draw the same by a seed is shown by test_tensor_parallel.py, whose one rank runs them.

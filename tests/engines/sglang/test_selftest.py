@@ -18,13 +18,13 @@ from toy_engine import COLUMNS, ROWS, SHAPE, Drafter
 from toy_parts import SIZES, parts
 
 from eagle_plugin.core.tree import DraftTree
-from eagle_plugin.engines import round
-from eagle_plugin.engines.graph_emulator import recording_launches
-from eagle_plugin.engines.sglang import selftest
-from eagle_plugin.engines.sglang.decode_round import DecodeRound
-from eagle_plugin.engines.sglang.round_test import Parts, RoundTest
+from eagle_plugin.runtime import round
+from eagle_plugin.runtime.graph_emulator import recording_launches
 from eagle_plugin.selftest import comparison
 from eagle_plugin.selftest.failure import LeftOut
+from eagle_plugin.sglang import selftest
+from eagle_plugin.sglang.decode_round import DecodeRound
+from eagle_plugin.sglang.round_test import Parts, RoundTest
 
 
 @pytest.fixture(scope="module")

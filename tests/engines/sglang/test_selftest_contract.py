@@ -18,9 +18,9 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorkerV2
 
-from eagle_plugin.engines.sglang.drafter import TreeDrafter
-from eagle_plugin.engines.sglang.hand_over import _restore
-from eagle_plugin.engines.sglang.worker import TreeWorker
+from eagle_plugin.sglang.drafter import TreeDrafter
+from eagle_plugin.sglang.fallback import _restore
+from eagle_plugin.sglang.worker import TreeWorker
 
 
 def test_the_worker_is_made_before_the_cache_and_captured_after_it():

@@ -16,14 +16,14 @@ import skewed_mask
 from serving import generate_all, responses, serving, tiny_spec
 
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.engines.gpu import Gpu, unsupported_gpu
-from eagle_plugin.engines.sglang import hand_over as handing
-from eagle_plugin.engines.sglang import selftest, support
-from eagle_plugin.engines.sglang.caches import unsupported_cache
-from eagle_plugin.engines.startup import StartRefused
+from eagle_plugin.runtime.gpu import Gpu, unsupported_gpu
+from eagle_plugin.runtime.startup import StartRefused
 from eagle_plugin.selftest import record
 from eagle_plugin.selftest.failure import failure
 from eagle_plugin.selftest.shapes import ModelShape
+from eagle_plugin.sglang import fallback as handing
+from eagle_plugin.sglang import selftest, support
+from eagle_plugin.sglang.caches import unsupported_cache
 
 # --- what a GPU must have
 
@@ -49,7 +49,7 @@ def test_what_a_gpu_must_have(gpu: Gpu, head_dims: list[int], wanted: str | None
 
 
 def test_the_current_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    from eagle_plugin.engines import gpu
+    from eagle_plugin.runtime import gpu
 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
@@ -204,7 +204,7 @@ class Engine:
 
 def created(monkeypatch: pytest.MonkeyPatch, reasons: list[str], failed: list[str]) -> Any:
     """What the worker factory makes where these flags and findings of the self-test speak against our worker."""
-    from eagle_plugin.engines.sglang import metrics, worker
+    from eagle_plugin.sglang import metrics, worker
 
     class Ours:
         shape, device, synthetic = Shape(3, 4, 16), "cpu", None

@@ -10,11 +10,11 @@ from serving import accept_length, generate_all, serving, tiny_spec
 from tiny_models import tiny_eagle3_head, tiny_llama
 
 pytest.importorskip("sglang")
-from eagle_plugin.capture.settings import FOLDER
 from eagle_plugin.core.synthetic import SyntheticRates, rates_of_length, rates_of_normal
-from eagle_plugin.engines.sglang import preflight
-from eagle_plugin.engines.sglang.synthetic import METHOD, SETTING, synthetic_rates
-from eagle_plugin.engines.synthetic import VARIABLE, SyntheticError
+from eagle_plugin.runtime.synthetic import VARIABLE, SyntheticError
+from eagle_plugin.sglang import preflight
+from eagle_plugin.sglang.synthetic import METHOD, SETTING, synthetic_rates
+from eagle_plugin.traffic.settings import FOLDER
 
 SHAPE = (3, 2, 11)  # all candidates of three levels, so that no tree is too flat
 RATES = (0.85, 0.6, 0.4)

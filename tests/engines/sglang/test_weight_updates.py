@@ -21,8 +21,8 @@ pytest.importorskip("sglang")
 from safetensors.torch import load_file
 
 from eagle_plugin.bench.servers import Server
-from eagle_plugin.engines.draft_weights import int8_copy
-from eagle_plugin.engines.sglang import draft_weights, weight_updates
+from eagle_plugin.runtime.draft_weights import int8_copy
+from eagle_plugin.sglang import draft_weights, weight_updates
 
 LENGTH = 32
 FIXED = GRAPHS | {"EAGLE_POLICY": "fixed"}

@@ -27,7 +27,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     from vllm.config.logging import LoggingConfig
     from vllm.logger import configure_logging
 
-    from eagle_plugin.engines.vllm import support  # here: environments without vLLM read this file too
+    from eagle_plugin.vllm import support  # here: environments without vLLM read this file too
 
     configure_logging(LoggingConfig())  # else the first configuration of the process takes the handler away
     monkeypatch.setattr(support, "_logged", set())

@@ -12,8 +12,9 @@ from torch.nn.functional import pad
 from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from eagle_plugin.engines.round import TreeRows
-from eagle_plugin.engines.vllm.attention import (
+from eagle_plugin.kernels.attention import extend_attention
+from eagle_plugin.runtime.round import TreeRows
+from eagle_plugin.vllm.attention import (
     CacheRows,
     ExtendRows,
     Rows,
@@ -26,7 +27,6 @@ from eagle_plugin.engines.vllm.attention import (
     chains_of,
     slot_table,
 )
-from eagle_plugin.kernels.attention import extend_attention
 
 BLOCKS, KV_HEADS, HEADS, SIZE, DIM = 12, 2, 6, 16, 32
 PARENTS = [-1, 0, 0, 1]  # of every tree here

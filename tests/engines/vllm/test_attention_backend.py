@@ -16,8 +16,8 @@ from vllm.v1.attention import selector
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends import registry
 
-from eagle_plugin.engines.vllm.attention import TreeMetadataBuilder
-from eagle_plugin.engines.vllm.backend import (
+from eagle_plugin.vllm.attention import TreeMetadataBuilder
+from eagle_plugin.vllm.backend import (
     CustomTreeAttentionBackend,
     FlashPromptsBackend,
     TreeAttentionBackend,

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import DraftTree
-from eagle_plugin.engines.round import Drafts
-from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.kernels.sampling import Proposals
+from eagle_plugin.runtime.round import Drafts
+from eagle_plugin.vllm.batch import DraftStore, RoundBatch
 
 PARENTS = [-1, 0, 0, 1, 2]
 WIDTH = len(PARENTS)

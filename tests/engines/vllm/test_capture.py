@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode
 
-from eagle_plugin.engines.vllm import capture
-from eagle_plugin.engines.vllm.attention import TreeMetadataBuilder
-from eagle_plugin.engines.vllm.graph_modes import wants_graphs
+from eagle_plugin.vllm import capture
+from eagle_plugin.vllm.attention import TreeMetadataBuilder
+from eagle_plugin.vllm.graph_modes import wants_graphs
 
 
 def runner_of(

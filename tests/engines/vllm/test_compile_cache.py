@@ -15,7 +15,7 @@ from vllm_compiled import ask_compiled
 from vllm_configs import configure
 
 import eagle_plugin
-from eagle_plugin.engines.vllm import compile_cache, plugin, served, support
+from eagle_plugin.vllm import compile_cache, plugin, served, support
 
 pytestmark = pytest.mark.usefixtures("lines")
 

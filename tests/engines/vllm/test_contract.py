@@ -31,8 +31,8 @@ from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from eagle_plugin.engines.vllm import plugin, support, version
-from eagle_plugin.engines.vllm.cpu_worker import TreeCPUWorker
+from eagle_plugin.vllm import plugin, support, version
+from eagle_plugin.vllm.cpu_worker import TreeCPUWorker
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The plugin and what it supports

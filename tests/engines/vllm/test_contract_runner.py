@@ -34,12 +34,12 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.utils import AttentionGroup
 
-from eagle_plugin.engines.vllm.attention import TreeAttentionImpl, TreeMetadataBuilder
-from eagle_plugin.engines.vllm.backend import TreeAttentionBackend
-from eagle_plugin.engines.vllm.cpu_worker import TreeCPUModelRunner, TreeCPUWorker
-from eagle_plugin.engines.vllm.drafter import TreeProposer
-from eagle_plugin.engines.vllm.runner import TreeModelRunner
-from eagle_plugin.engines.vllm.worker import TreeWorker
+from eagle_plugin.vllm.attention import TreeAttentionImpl, TreeMetadataBuilder
+from eagle_plugin.vllm.backend import TreeAttentionBackend
+from eagle_plugin.vllm.cpu_worker import TreeCPUModelRunner, TreeCPUWorker
+from eagle_plugin.vllm.drafter import TreeProposer
+from eagle_plugin.vllm.runner import TreeModelRunner
+from eagle_plugin.vllm.worker import TreeWorker
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The runner

@@ -18,20 +18,20 @@ from torch import Tensor
 from vllm_sampling_metadata import sampling_metadata
 from vllm_toy import BLOCK, BLOCKS_EACH, DRAFT_V, REQUESTS, SHAPE, H, Head, ToyRunner, V
 
-from eagle_plugin.core.costs import CostModel
-from eagle_plugin.core.policy import Policy
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.engines.graph_emulator import CaptureError, EmulatedCapturer, recording_launches
-from eagle_plugin.engines.graphs import Buckets
-from eagle_plugin.engines.parallel_levels import MaskRow
-from eagle_plugin.engines.round import Drafts, HeadState, TopM
-from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser, buffers_of
-from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
-from eagle_plugin.engines.vllm.decode_step import DecodeStep
-from eagle_plugin.engines.vllm.drafter import DraftBatch, PathBatch
-from eagle_plugin.engines.vllm.masked_rows import HeadRows
-from eagle_plugin.engines.vllm.shapes import RoundShapes
-from eagle_plugin.engines.vllm.step_memory import StepMemory
+from eagle_plugin.policy.chooser import ServedRound, ShapeChooser, buffers_of
+from eagle_plugin.policy.costs import CostModel
+from eagle_plugin.policy.policy import Policy
+from eagle_plugin.runtime.graph_emulator import CaptureError, EmulatedCapturer, recording_launches
+from eagle_plugin.runtime.graphs import Buckets
+from eagle_plugin.runtime.parallel_levels import MaskRow
+from eagle_plugin.runtime.round import Drafts, HeadState, TopM
+from eagle_plugin.vllm.batch import DraftStore, RoundBatch
+from eagle_plugin.vllm.decode_step import DecodeStep
+from eagle_plugin.vllm.drafter import DraftBatch, PathBatch
+from eagle_plugin.vllm.masked_rows import HeadRows
+from eagle_plugin.vllm.shapes import RoundShapes
+from eagle_plugin.vllm.step_memory import StepMemory
 
 SIZES = [1, 2, 4, 8]
 STEPS = 6

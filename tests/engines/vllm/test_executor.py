@@ -14,7 +14,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunnerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from eagle_plugin.engines.vllm.executor import TreeExecutor, with_drafts
+from eagle_plugin.vllm.executor import TreeExecutor, with_drafts
 
 DRAFTS = DraftTokenIds(["a", "b"], [[5, 6], []])
 ASKED = DraftTokenIds(["a"], [[7]])  # what the worker answers when it is asked

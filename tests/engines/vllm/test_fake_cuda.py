@@ -31,23 +31,23 @@ from vllm_fake_cuda import (
 )
 
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.engines.parallel_levels import MaskRow
-from eagle_plugin.engines.ranks import RankAgreement
-from eagle_plugin.engines.round import Drafts, HeadState, TopM
-from eagle_plugin.engines.shape_chooser import ShapeChooser
-from eagle_plugin.engines.vllm import linear_attention, logits
-from eagle_plugin.engines.vllm.accepted_tokens import CacheGroup
-from eagle_plugin.engines.vllm.attention import TreeMetadata, TreeMetadataBuilder, cache_slots
-from eagle_plugin.engines.vllm.batch import DraftStore
-from eagle_plugin.engines.vllm.drafter import DraftBatch, ExtendBatch
-from eagle_plugin.engines.vllm.linear_attention import LinearLayers, LinearMetadata
-from eagle_plugin.engines.vllm.logits import MinimalLength, node_rows
-from eagle_plugin.engines.vllm.pending import PendingTokens, PlainRows
-from eagle_plugin.engines.vllm.runner import TreeModelRunner
-from eagle_plugin.engines.vllm.sampling import KnownParams, sampling_params
-from eagle_plugin.engines.vllm.shapes import RoundShapes
-from eagle_plugin.engines.vllm.verifier import TreeVerifier
 from eagle_plugin.kernels.gated_delta import Net
+from eagle_plugin.policy.chooser import ShapeChooser
+from eagle_plugin.runtime.parallel_levels import MaskRow
+from eagle_plugin.runtime.ranks import RankAgreement
+from eagle_plugin.runtime.round import Drafts, HeadState, TopM
+from eagle_plugin.vllm import linear_attention, logits
+from eagle_plugin.vllm.accepted_tokens import CacheGroup
+from eagle_plugin.vllm.attention import TreeMetadata, TreeMetadataBuilder, cache_slots
+from eagle_plugin.vllm.batch import DraftStore
+from eagle_plugin.vllm.deferred_extend import PendingTokens, PlainRows
+from eagle_plugin.vllm.drafter import DraftBatch, ExtendBatch
+from eagle_plugin.vllm.linear_attention import LinearLayers, LinearMetadata
+from eagle_plugin.vllm.logits import MinimalLength, node_rows
+from eagle_plugin.vllm.runner import TreeModelRunner
+from eagle_plugin.vllm.sampling import KnownParams, sampling_params
+from eagle_plugin.vllm.shapes import RoundShapes
+from eagle_plugin.vllm.verifier import TreeVerifier
 
 
 @pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])

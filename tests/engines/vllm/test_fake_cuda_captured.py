@@ -25,14 +25,14 @@ from vllm_fake_cuda import (
 )
 
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.engines.parallel_levels import MaskRow
-from eagle_plugin.engines.ranks import RankAgreement
-from eagle_plugin.engines.round import HeadState, TopM
-from eagle_plugin.engines.vllm.accepted_tokens import CacheGroup
-from eagle_plugin.engines.vllm.attention import TreeMetadata
-from eagle_plugin.engines.vllm.decode_step import DecodeStep, TargetForward
-from eagle_plugin.engines.vllm.drafter import DraftBatch
-from eagle_plugin.engines.vllm.sampling import sampling_params
+from eagle_plugin.runtime.parallel_levels import MaskRow
+from eagle_plugin.runtime.ranks import RankAgreement
+from eagle_plugin.runtime.round import HeadState, TopM
+from eagle_plugin.vllm.accepted_tokens import CacheGroup
+from eagle_plugin.vllm.attention import TreeMetadata
+from eagle_plugin.vllm.decode_step import DecodeStep, TargetForward
+from eagle_plugin.vllm.drafter import DraftBatch
+from eagle_plugin.vllm.sampling import sampling_params
 
 
 def target_attention(layers: dict[str, TreeMetadata], tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -15,11 +15,11 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
-from eagle_plugin.engines.vllm import support
-from eagle_plugin.engines.vllm.backend import CustomTreeAttentionBackend
-from eagle_plugin.engines.vllm.drafter import TreeProposer
-from eagle_plugin.engines.vllm.prompt_attention import MOST_KEYS, PAGE, flash_kernel, triton_kernel
-from eagle_plugin.engines.vllm.worker import TreeWorker
+from eagle_plugin.vllm import support
+from eagle_plugin.vllm.backend import CustomTreeAttentionBackend
+from eagle_plugin.vllm.drafter import TreeProposer
+from eagle_plugin.vllm.prompt_attention import MOST_KEYS, PAGE, flash_kernel, triton_kernel
+from eagle_plugin.vllm.worker import TreeWorker
 
 FOLDER = Path(vllm.__file__).parent
 CUDA = FOLDER / "platforms/cuda.py"

@@ -11,9 +11,9 @@ from torch import nn
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
-from eagle_plugin.engines.vllm import draft_weights
-from eagle_plugin.engines.vllm.target_weights import use_bf16_kernel
 from eagle_plugin.kernels import bf16_linear
+from eagle_plugin.vllm import draft_weights
+from eagle_plugin.vllm.target_weights import use_bf16_kernel
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm_bigram import ASYNC, OPTIONS, PROMPTS, TREES, Acceptance, ask, endings, write_models, write_peagle
 from vllm_engines import core, engine, runner
 
-from eagle_plugin.engines.shape_chooser import ShapeChooser
-from eagle_plugin.engines.vllm.batch import RoundBatch
-from eagle_plugin.engines.vllm.runner import TreeModelRunner
-from eagle_plugin.engines.vllm.verifier import TreeVerifier
+from eagle_plugin.policy.chooser import ShapeChooser
+from eagle_plugin.vllm.batch import RoundBatch
+from eagle_plugin.vllm.runner import TreeModelRunner
+from eagle_plugin.vllm.verifier import TreeVerifier
 
 BOOLEAN = {"type": "boolean"}
 # Every schema bounds its text: a random model would never close an open string or list by itself.

@@ -19,12 +19,12 @@ from vllm import LLM
 from vllm_engines import counters, engine, generate, rounds, runner
 from vllm_greedy import make_prompts, write_heads, write_target
 
-from eagle_plugin.core.costs import Curve
 from eagle_plugin.core.shape import PLAIN
-from eagle_plugin.engines.graph_emulator import recording_launches
-from eagle_plugin.engines.vllm import captured_costs, round_costs
-from eagle_plugin.engines.vllm.decode_step import DecodeStep
-from eagle_plugin.engines.vllm.head_exchange import exchange_head
+from eagle_plugin.policy.costs import Curve
+from eagle_plugin.runtime.graph_emulator import recording_launches
+from eagle_plugin.vllm import captured_costs, round_costs
+from eagle_plugin.vllm.decode_step import DecodeStep
+from eagle_plugin.vllm.head_exchange import exchange_head
 
 TREES: dict[str, Any] = {"depth": 3, "topk": 4, "nodes": 16}
 PROMPTS = make_prompts(12)

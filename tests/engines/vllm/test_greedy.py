@@ -13,14 +13,14 @@ from vllm import LLM
 from vllm_engines import Rounds, accept_length, chosen_by, core, engine, generate, random_shapes, rounds, runner
 from vllm_greedy import Reference, make_prompts, write_heads, write_target
 
-from eagle_plugin.core.policy import shapes_within
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.engines import pending_limit
-from eagle_plugin.engines.round import Drafts
-from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser
-from eagle_plugin.engines.vllm import drafter
-from eagle_plugin.engines.vllm.accepted_tokens import CacheGroup
-from eagle_plugin.engines.vllm.pending import PendingTokens
+from eagle_plugin.policy.chooser import ServedRound, ShapeChooser
+from eagle_plugin.policy.shapes import shapes_within
+from eagle_plugin.runtime import deferred_limit as pending_limit
+from eagle_plugin.runtime.round import Drafts
+from eagle_plugin.vllm import drafter
+from eagle_plugin.vllm.accepted_tokens import CacheGroup
+from eagle_plugin.vllm.deferred_extend import PendingTokens
 
 PROMPTS = make_prompts(56)
 LENGTH = 40  # tokens of an answer

@@ -14,8 +14,8 @@ from vllm.inputs import TokensPrompt
 from vllm_engines import counters, engine, generate, runner
 from vllm_greedy import VOCAB, write_heads, write_target
 
-from eagle_plugin.engines.vllm.head_exchange import exchange_head
 from eagle_plugin.heads.files import HeadError
+from eagle_plugin.vllm.head_exchange import exchange_head
 
 DICE = random.Random(5)
 PROMPTS = [DICE.choices(range(3, VOCAB), k=9 + 7 * i) for i in range(4)]

@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 from vllm_configs import configure
 from vllm_models import Served, make_config
 
-from eagle_plugin.engines.startup import StartRefused
-from eagle_plugin.engines.vllm import served
-from eagle_plugin.engines.vllm.draft_tables import without_whole_tables
-from eagle_plugin.engines.vllm.head_rules import captured_layers, check_head
 from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine, read_config
+from eagle_plugin.runtime.startup import StartRefused
+from eagle_plugin.vllm import served
+from eagle_plugin.vllm.draft_tables import without_whole_tables
+from eagle_plugin.vllm.head_rules import captured_layers, check_head
 
 
 @pytest.fixture(scope="module")

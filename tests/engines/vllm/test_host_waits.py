@@ -18,7 +18,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm_engines import engine, generate, runner
 from vllm_greedy import make_prompts, write_heads, write_target
 
-from eagle_plugin.engines.graph_emulator import recording_launches
+from eagle_plugin.runtime.graph_emulator import recording_launches
 
 PROMPTS = make_prompts(8)
 FILTERED = {"temperature": 1.0, "top_p": 0.9, "top_k": 50, "min_p": 0.01}

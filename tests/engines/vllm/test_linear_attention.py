@@ -21,9 +21,9 @@ from vllm_configs import configure
 from vllm_engines import core, counters, engine, fixed_shapes, generate, random_shapes, rounds, runner
 from vllm_requests import check_aborts, check_distribution, make_prompts
 
-from eagle_plugin.engines.vllm import support
-from eagle_plugin.engines.vllm.linear_attention import LinearLayers
-from eagle_plugin.engines.vllm.round_test import RoundTest
+from eagle_plugin.vllm import support
+from eagle_plugin.vllm.linear_attention import LinearLayers
+from eagle_plugin.vllm.round_test import RoundTest
 
 FAMILY, TOKENS = "qwen3_next", 48
 SETTINGS = [{"temperature": 1.0}, {"temperature": 0.5}]

@@ -14,7 +14,7 @@ from vllm import LLM, RequestOutput
 from vllm_bigram import ASYNC, OPTIONS, PROMPTS, TREES, Acceptance, ask, tokens, write_models
 from vllm_engines import engine
 
-from eagle_plugin.engines.vllm import verifier
+from eagle_plugin.vllm import verifier
 
 LENGTH = 24
 TOLERANCE = 2e-4  # nats: float32 logits up to 30, computed in batches of another shape

@@ -15,7 +15,7 @@ from vllm.lora.request import LoRARequest
 from vllm_engines import engine, fixed_shapes, rounds
 from vllm_greedy import make_prompts, write_heads, write_target
 
-from eagle_plugin.engines import cost_files
+from eagle_plugin.runtime import cost_files
 
 PROMPTS = make_prompts(12)
 

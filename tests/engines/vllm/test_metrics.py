@@ -21,8 +21,8 @@ from vllm_bigram import PROMPTS, write_models
 from vllm_engines import counters, engine, generate, runner
 
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.engines.vllm.metrics import kept_tokens, watch_rounds
-from eagle_plugin.engines.vllm.served import mark_served
+from eagle_plugin.vllm.metrics import kept_tokens, watch_rounds
+from eagle_plugin.vllm.served import mark_served
 
 DEPTH, NODES = 3, 8
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from eagle_plugin.core.shape import MAX_WIDTH
-from eagle_plugin.engines.vllm.options import OptionError, Options
+from eagle_plugin.vllm.options import OptionError, Options
 
 
 def read(**options: Any) -> Options:

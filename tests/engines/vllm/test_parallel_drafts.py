@@ -19,18 +19,18 @@ from transformers import AutoModelForCausalLM
 from vllm import LLM
 from vllm_engines import chosen_by, engine, generate, runner
 
-from eagle_plugin.core.costs import Costs, Curve, Forward
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.engines.parallel_levels import MaskRow
-from eagle_plugin.engines.round import Drafts, HeadState
-from eagle_plugin.engines.shape_chooser import ShapeChooser
-from eagle_plugin.engines.vllm.drafter import DraftBatch
-from eagle_plugin.engines.vllm.round_costs import is_faster_than, measure
 from eagle_plugin.heads.export import save_head
-from eagle_plugin.reference.decode import load_head
-from eagle_plugin.reference.draft import draft_tree
-from eagle_plugin.reference.rules import RULES
+from eagle_plugin.learning.reference.decode import load_head
+from eagle_plugin.learning.reference.draft import draft_tree
+from eagle_plugin.learning.reference.rules import RULES
+from eagle_plugin.policy.chooser import ShapeChooser
+from eagle_plugin.policy.costs import Costs, Curve, Forward
+from eagle_plugin.runtime.parallel_levels import MaskRow
+from eagle_plugin.runtime.round import Drafts, HeadState
+from eagle_plugin.vllm.drafter import DraftBatch
+from eagle_plugin.vllm.round_costs import is_faster_than, measure
 
 LENGTH = 12
 SHAPE = Shape(4, 3, 12)

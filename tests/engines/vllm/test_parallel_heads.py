@@ -21,9 +21,9 @@ from vllm_bigram import OPTIONS, PROMPT, PROMPTS, Acceptance, ask, draw, endings
 from vllm_engines import accept_length, engine, fixed_shapes, generate, random_shapes, rounds, runner
 from vllm_greedy import Reference, make_prompts, write_heads, write_target
 
-from eagle_plugin.core.policy import shapes_within
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.engines import round as decode_round
+from eagle_plugin.policy.shapes import shapes_within
+from eagle_plugin.runtime import round as decode_round
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Greedy text

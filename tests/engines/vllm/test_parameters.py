@@ -13,7 +13,7 @@ from vllm import LLM
 from vllm_bigram import ASYNC, OPTIONS, PROMPTS, TREES, Acceptance, ask, endings, tokens, write_models, write_peagle
 from vllm_engines import engine
 
-from eagle_plugin.engines.vllm import logits
+from eagle_plugin.vllm import logits
 
 LENGTH = 40
 NAMES = [

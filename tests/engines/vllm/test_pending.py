@@ -10,9 +10,9 @@ import pytest
 import torch
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData
 
-from eagle_plugin.engines import pending_limit
-from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
-from eagle_plugin.engines.vllm.pending import Key, PendingRows, PendingTokens, PlainRows, given_blocks
+from eagle_plugin.runtime import deferred_limit as pending_limit
+from eagle_plugin.vllm.batch import DraftStore, RoundBatch
+from eagle_plugin.vllm.deferred_extend import Key, PendingRows, PendingTokens, PlainRows, given_blocks
 
 BLOCK = 4
 MANY = 1000  # rows of a forward

@@ -13,13 +13,13 @@ import pytest
 from log_lines import Lines
 from prometheus_client import CollectorRegistry
 
-from eagle_plugin.core.costs import CostModel, Costs, Curve, Forward
-from eagle_plugin.core.policy import Policy
-from eagle_plugin.core.policy_report import PolicyReport
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser
-from eagle_plugin.engines.vllm.policy_reports import PolicyReporter, ReportCollector, make_report_path
-from eagle_plugin.engines.vllm.served import mark_report, report_path
+from eagle_plugin.policy.chooser import ServedRound, ShapeChooser
+from eagle_plugin.policy.costs import CostModel, Costs, Curve, Forward
+from eagle_plugin.policy.policy import Policy
+from eagle_plugin.policy.report import PolicyReport
+from eagle_plugin.vllm.policy_reports import PolicyReporter, ReportCollector, make_report_path
+from eagle_plugin.vllm.served import mark_report, report_path
 
 CAPS = Shape(2, 2, 4)
 FORWARD = Forward(Curve.of([(1, 0.01), (64, 0.02)]))

@@ -16,9 +16,9 @@ from vllm_engines import chosen_by, counters, engine, generate, runner
 from vllm_greedy import VOCAB, write_heads, write_target
 
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.engines.round import Drafts
-from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser
-from eagle_plugin.engines.vllm.pending import PendingRows
+from eagle_plugin.policy.chooser import ServedRound, ShapeChooser
+from eagle_plugin.runtime.round import Drafts
+from eagle_plugin.vllm.deferred_extend import PendingRows
 
 BLOCK = 32
 DICE = random.Random(11)

@@ -16,17 +16,10 @@ from torch import Tensor
 
 from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.core.tree import chain_ancestors
-from eagle_plugin.engines.round import TreeRows
-from eagle_plugin.engines.vllm import prompt_attention
-from eagle_plugin.engines.vllm.attention import (
-    ExtendRows,
-    Rows,
-    TreeAttentionImpl,
-    TreeMetadata,
-    cache_rows,
-    slot_table,
-)
-from eagle_plugin.engines.vllm.prompt_attention import FlashPromptsImpl, TritonPromptsImpl, flash_kernel, prompts_of
+from eagle_plugin.runtime.round import TreeRows
+from eagle_plugin.vllm import prompt_attention
+from eagle_plugin.vllm.attention import ExtendRows, Rows, TreeAttentionImpl, TreeMetadata, cache_rows, slot_table
+from eagle_plugin.vllm.prompt_attention import FlashPromptsImpl, TritonPromptsImpl, flash_kernel, prompts_of
 
 
 def layer(calls: list[dict[str, Any]], kv_heads: int = KV_HEADS, **options: Any) -> FlashPromptsImpl:

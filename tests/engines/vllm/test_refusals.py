@@ -14,12 +14,12 @@ import torch
 from head_edits import config, put, tensors
 from vllm_configs import configure
 
-from eagle_plugin.engines.startup import StartRefused
-from eagle_plugin.engines.vllm import served, support
-from eagle_plugin.errors import UserError
+from eagle_plugin.common.errors import UserError
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.files import HeadError
 from eagle_plugin.heads.kinds import HEADS
+from eagle_plugin.runtime.startup import StartRefused
+from eagle_plugin.vllm import served, support
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,9 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.metrics import SpecDecodingProm, SpecDecodingStats
 from vllm.v1.worker.gpu_input_batch import InputBatch
 
-from eagle_plugin.engines.vllm import sampling
-from eagle_plugin.engines.vllm.drafter import TreeProposer
-from eagle_plugin.engines.vllm.metrics import TreeMetrics
+from eagle_plugin.vllm import sampling
+from eagle_plugin.vllm.drafter import TreeProposer
+from eagle_plugin.vllm.metrics import TreeMetrics
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The drafter and the sampler

@@ -18,7 +18,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm_bigram import ASYNC, OPTIONS, PROMPT, TREES, Acceptance, ask, draw, write_models, write_peagle
 from vllm_engines import engine, fixed_shapes
 
-from eagle_plugin.engines import round as decode_round
+from eagle_plugin.runtime import round as decode_round
 
 SAMPLING: list[dict[str, Any]] = [
     {"temperature": 1.0},

@@ -14,7 +14,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
 from eagle_plugin.core.tree import DraftTree
-from eagle_plugin.engines.vllm import logits as node_logits
+from eagle_plugin.vllm import logits as node_logits
 
 VOCAB, STOP, OTHER_STOP = 24, 7, 11
 TOKENS = [1, 4, STOP, 10, 13]  # few, so that paths repeat themselves, the output, and each other

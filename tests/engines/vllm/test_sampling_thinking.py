@@ -11,7 +11,7 @@ from vllm import LLM
 from vllm_bigram import ASYNC, OPTIONS, PROMPTS, TREES, Acceptance, ask, tokens, write_models
 from vllm_engines import engine
 
-from eagle_plugin.engines.vllm import logits, verifier
+from eagle_plugin.vllm import logits, verifier
 
 # The target says "`!" by itself after some prompts, and never "so.".
 START, END = "`!", "so."

@@ -14,8 +14,8 @@ from vllm_bigram import ASYNC, OPTIONS, PROMPT, PROMPTS, TREES, Acceptance, ask,
 from vllm_engines import chosen_by, engine, fixed_shapes
 
 from eagle_plugin.core.shape import PLAIN
-from eagle_plugin.engines.shape_chooser import ShapeChooser
-from eagle_plugin.engines.vllm import runner, verifier
+from eagle_plugin.policy.chooser import ShapeChooser
+from eagle_plugin.vllm import runner, verifier
 
 SETTINGS: list[dict[str, Any]] = [
     {"temperature": 1.0},

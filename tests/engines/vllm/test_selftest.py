@@ -15,15 +15,15 @@ from torch import Tensor
 from vllm_configs import configure
 from vllm_engines import engine, runner
 
-from eagle_plugin.engines.graph_emulator import recording_launches
-from eagle_plugin.engines.round import KVCaches
-from eagle_plugin.engines.vllm import attention, served, support
-from eagle_plugin.engines.vllm.graph_test import GraphTest
-from eagle_plugin.engines.vllm.round_test import RoundTest
-from eagle_plugin.engines.vllm.selftest import SelfTestFailed
 from eagle_plugin.kernels import loader
+from eagle_plugin.runtime.graph_emulator import recording_launches
+from eagle_plugin.runtime.round import KVCaches
 from eagle_plugin.selftest import record
 from eagle_plugin.selftest.failure import LeftOut
+from eagle_plugin.vllm import attention, served, support
+from eagle_plugin.vllm.graph_test import GraphTest
+from eagle_plugin.vllm.round_test import RoundTest
+from eagle_plugin.vllm.selftest import SelfTestFailed
 
 TREES = {"depth": 3, "topk": 2, "nodes": 8}
 

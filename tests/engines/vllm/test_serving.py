@@ -16,12 +16,12 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm_engines import accept_length, engine, generate, rounds, runner
 from vllm_greedy import write_heads, write_target
 
-from eagle_plugin.engines.draft_weights import Int8Method
-from eagle_plugin.engines.target_weights import Bf16Method
-from eagle_plugin.engines.vllm.target_weights import use_bf16_kernel
 from eagle_plugin.kernels import bf16_linear, loader
 from eagle_plugin.kernels.int8_linear import native_kernel
 from eagle_plugin.models.store import get_model
+from eagle_plugin.runtime.draft_weights import Int8Method
+from eagle_plugin.runtime.target_weights import Bf16Method
+from eagle_plugin.vllm.target_weights import use_bf16_kernel
 
 pytestmark = pytest.mark.server
 

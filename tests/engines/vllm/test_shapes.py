@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.engines.round import Drafts
-from eagle_plugin.engines.shape_chooser import ServedRound, ShapeChooser
-from eagle_plugin.engines.vllm.batch import DraftStore, RoundBatch
-from eagle_plugin.engines.vllm.shapes import RoundShapes
+from eagle_plugin.policy.chooser import ServedRound, ShapeChooser
+from eagle_plugin.runtime.round import Drafts
+from eagle_plugin.vllm.batch import DraftStore, RoundBatch
+from eagle_plugin.vllm.shapes import RoundShapes
 
 CAPS = Shape(2, 2, 4)
 SMALL = Shape(1, 1, 2)

@@ -20,10 +20,10 @@ from vllm.v1.executor.abstract import Executor
 from vllm_configs import DEFAULTS, configure, needs
 
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.engines.vllm import plugin, served, support
-from eagle_plugin.engines.vllm.executor import TreeExecutor
-from eagle_plugin.engines.vllm.masked_rows import mask_token
 from eagle_plugin.heads.export import save_head
+from eagle_plugin.vllm import plugin, served, support
+from eagle_plugin.vllm.executor import TreeExecutor
+from eagle_plugin.vllm.masked_rows import mask_token
 
 pytestmark = pytest.mark.usefixtures("lines")
 

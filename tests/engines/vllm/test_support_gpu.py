@@ -10,9 +10,9 @@ from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
 from vllm.config import vllm as vllm_config_module
 from vllm_configs import configure, needs
 
-from eagle_plugin.engines.vllm import plugin, selftest, served, support
 from eagle_plugin.selftest.launch import Answer, Subject
 from eagle_plugin.selftest.shapes import ModelShape
+from eagle_plugin.vllm import plugin, selftest, served, support
 
 pytestmark = pytest.mark.usefixtures("lines")
 

@@ -13,9 +13,9 @@ from vllm import LLM
 from vllm_engines import engine, generate, rounds, runner
 
 from eagle_plugin.core.synthetic import SyntheticRates
-from eagle_plugin.engines.graph_emulator import recording_launches
-from eagle_plugin.engines.synthetic import VARIABLE, WARNING
-from eagle_plugin.engines.vllm.synthetic import synthetic_rates
+from eagle_plugin.runtime.graph_emulator import recording_launches
+from eagle_plugin.runtime.synthetic import VARIABLE, WARNING
+from eagle_plugin.vllm.synthetic import synthetic_rates
 
 TREES: dict[str, Any] = {"depth": 3, "topk": 2, "nodes": 11}  # all candidates of three levels, so that none is too flat
 RATES = (0.85, 0.6, 0.4)

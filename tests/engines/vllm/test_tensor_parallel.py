@@ -83,7 +83,7 @@ def llm(models: Models, expected: Spoken, two_ranks: None) -> Iterator[LLM]:
 
 def watch_rank(worker: Any) -> None:
     """Count the rounds in which a rank walked another path than it leaves with, and apply its faults."""
-    from eagle_plugin.engines import round as decode_round
+    from eagle_plugin.runtime import round as decode_round
 
     runner = worker.worker.model_runner
     ranks, rank = runner._verifier.ranks, runner._tp_group.rank_in_group
@@ -120,7 +120,7 @@ def rounds_by_shape(worker: Any) -> dict[str, int]:
 
 
 def choose_at_random(worker: Any) -> None:
-    from eagle_plugin.engines.vllm.shapes import RoundShapes, without_costs
+    from eagle_plugin.vllm.shapes import RoundShapes, without_costs
 
     runner = worker.worker.model_runner
     runner._shapes = RoundShapes(without_costs(runner._caps, "random"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eagle_plugin.engines.vllm.thinking import follow_budgets
+from eagle_plugin.vllm.thinking import follow_budgets
 
 
 class Holder:

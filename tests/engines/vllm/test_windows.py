@@ -14,8 +14,8 @@ from tiny_checkpoints import read_config
 from vllm_engines import engine, generate, random_shapes, rounds, runner
 from vllm_greedy import make_prompts, write_heads, write_target
 
-from eagle_plugin.engines import cost_files
-from eagle_plugin.engines.vllm import shapes
+from eagle_plugin.runtime import cost_files
+from eagle_plugin.vllm import shapes
 
 PROMPTS = [(prompt * 3)[:120] for prompt in make_prompts(12)]
 

@@ -1,1 +1,0 @@
-"""Adapters to exact engine versions, and the decode round that they share."""

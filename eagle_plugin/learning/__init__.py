@@ -1,0 +1,1 @@
+"""From prompts to a deployed head: data, training, evaluation, jobs, deployment, reports."""

@@ -1,0 +1,176 @@
+"""The writer process of a capture: reads exchanges from its input, filters private data, and writes what is left.
+
+Its output has one JSON object per line: first its version, or the sentence why it cannot start; then its counts. It
+ends when its input ends, or the server does. Texts never go into its output, its errors or a log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import IO
+
+import eagle_plugin
+from eagle_plugin.common.errors import UserError
+from eagle_plugin.learning.data.captures.records import records_of
+from eagle_plugin.learning.data.captures.segments import SegmentWriter
+from eagle_plugin.learning.data.privacy.filter import PrivacyFilter, PrivacySettings
+from eagle_plugin.learning.data.privacy.phones import PHONE_REGIONS, parse_regions
+from eagle_plugin.learning.data.rows import DataError
+from eagle_plugin.learning.data.target_identity import NAME, target_digests
+from eagle_plugin.traffic.frames import Exchange, read_frame
+from eagle_plugin.traffic.metrics import DROPPED
+from eagle_plugin.traffic.served import ServedTarget
+from eagle_plugin.traffic.settings import FOLDER, CaptureSettings
+
+TELL_EVERY = 1.0  # seconds between two reports of counts
+SILENCE = 5.0  # seconds
+
+
+def main(arguments: list[str]) -> int:
+    """Run until the input ends; arguments are the settings as JSON, and perhaps `--check`, which only starts."""
+    settings = CaptureSettings.from_json(arguments[0])
+    for number in (signal.SIGINT, signal.SIGTERM):  # of the server's group; what is queued is written first
+        signal.signal(number, signal.SIG_IGN)
+    _give_way()
+    try:
+        private, segments = _open(settings)
+    except UserError as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        return 2
+    checked = "--check" in arguments
+    if checked:
+        segments.discard_counts()
+    print(json.dumps({"version": eagle_plugin.__version__}), flush=True)
+    if not checked:
+        target = describe(settings.served) if settings.served else None
+        CaptureWriter(private, segments, target).run(sys.stdin.buffer, os.getppid())
+    return 0
+
+
+def _give_way() -> None:
+    """Run only where a processor has nothing else to do: the threads of a CPU server wait for each other."""
+    with contextlib.suppress(OSError):
+        if hasattr(os, "SCHED_IDLE"):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        else:
+            os.nice(19)
+
+
+def _open(settings: CaptureSettings) -> tuple[PrivacyFilter, SegmentWriter]:
+    """First what is quick to refuse: the recognisers take seconds to import."""
+    regions = parse_regions(settings.phone_regions) if settings.phone_regions else PHONE_REGIONS
+    try:
+        segments = SegmentWriter(Path(settings.folder), settings.limit)
+    except OSError as error:
+        raise UserError(
+            f"{settings.folder} cannot be written ({error.strerror or error}); set {FOLDER} to a folder of this user"
+        ) from error
+    try:
+        filtering = PrivacySettings(settings.privacy, settings.recogniser, regions, settings.tokenizer)
+        return PrivacyFilter(filtering), segments
+    except UserError as error:
+        segments.discard_counts()
+        if isinstance(missing := error.__cause__, ImportError):
+            raise UserError(
+                f"the privacy filter needs the Python package {missing.name}, which {sys.executable} does not have; "
+                f"run: pip install 'eagle-plugin[privacy]', or set {FOLDER}_PYTHON to an interpreter that has it"
+            ) from error
+        raise
+
+
+def describe(served: ServedTarget) -> dict[str, str]:
+    """The name of the target, and the digests of its files if they are in a folder here."""
+    try:
+        digests = target_digests(served.folder, served.tokenizer, served.chat_template)
+    except (DataError, OSError):  # a name that is not in the hub's cache, one file with everything
+        reason = f"{served.folder} is no folder with a config.json that can be read"
+        print(f"eagle-plugin: captured answers have the name of the target, and no digests: {reason}", file=sys.stderr)
+        digests = {}
+    return {NAME: served.name, **digests}
+
+
+class CaptureWriter:
+    """Filters and writes exchanges, and counts what becomes of them."""
+
+    def __init__(self, private: PrivacyFilter, segments: SegmentWriter, target: dict[str, str] | None = None) -> None:
+        """target: what `describe` gave, which every record says; None: unknown."""
+        self._private, self._segments, self._target = private, segments, target
+        self.counts: Counter[str] = Counter()  # names as in traffic/metrics.py
+        self._exchanges = 0
+        self._of_server: Counter[str] = Counter()
+        self._told: Counter[str] | None = None
+        self._told_at = 0.0
+        self._reading_since: float | None = None
+
+    def run(self, stream: IO[bytes], server: int | None = None) -> None:
+        """Write until the stream ends, or the process `server` is no longer the parent; it sends counts every second.
+
+        While nothing is received, this process has nothing to lose and may be ended.
+        """
+        if server is not None:
+            threading.Thread(target=self._end_with, args=(server,), daemon=True).start()
+        while True:
+            self._reading_since = time.monotonic()
+            frame = read_frame(stream)
+            self._reading_since = None
+            if frame is None:
+                break
+            if isinstance(frame, Exchange):
+                self.write(frame)
+            else:
+                self._of_server = Counter(frame)
+            if time.monotonic() - self._told_at >= TELL_EVERY:
+                self._tell()
+        self._tell()
+        self._segments.close()
+
+    def _end_with(self, server: int) -> None:
+        """A fork of the server may hold the pipe open, so that its end does not come."""
+        while True:
+            time.sleep(TELL_EVERY)
+            since = self._reading_since
+            if os.getppid() != server and since is not None and time.monotonic() - since > SILENCE:
+                os._exit(0)
+
+    def write(self, exchange: Exchange) -> None:
+        """Filter one exchange and append its records."""
+        self._exchanges += 1
+        try:
+            for captured in records_of(exchange, self._private, self._target):
+                self.counts["filtered"] += bool(captured.found)
+                if captured.dropped:
+                    self.counts[DROPPED + captured.dropped] += 1
+                if captured.line is not None:
+                    self._segments.append(captured.line)
+                    self.counts["records"] += 1
+                    self.counts["bytes"] += len(captured.line)
+        except OSError as error:
+            if not self.counts[DROPPED + "write_error"]:
+                print(f"eagle-plugin: a captured answer cannot be written: {error.strerror or error}", file=sys.stderr)
+            self.counts[DROPPED + "write_error"] += 1
+        except Exception as error:  # of a recogniser of the user, for instance; its message may hold text
+            self.counts[DROPPED + "failed"] += 1
+            print(f"eagle-plugin: a captured answer was dropped: {type(error).__name__}", file=sys.stderr)
+        self.counts["removed_segments"] = self._segments.removed
+
+    def _tell(self) -> None:
+        self._told_at = time.monotonic()
+        both = self.counts + self._of_server
+        if both == self._told:
+            return
+        self._told = both
+        with contextlib.suppress(OSError):  # a full disk, a server that is gone
+            self._segments.write_counts(both)
+            print(json.dumps(self.counts | {"exchanges": self._exchanges}), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

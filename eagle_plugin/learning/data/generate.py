@@ -1,0 +1,116 @@
+"""`eagle-plugin data generate`: the target answers the prompts, and its answers become token rows to train on."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from eagle_plugin.common.atomic_io import inherit_privacy
+from eagle_plugin.common.command_line import Parser
+from eagle_plugin.learning.data.generation.endpoints import TargetEndpoint
+from eagle_plugin.learning.data.generation.journal import Journal
+from eagle_plugin.learning.data.generation.run import GenerationSettings, GenerationStats, generate
+from eagle_plugin.learning.data.privacy.phones import PHONE_REGIONS, PHONE_REGIONS_HELP, parse_regions
+from eagle_plugin.learning.data.privacy.scanner import Scanner
+
+EXAMPLES = """\
+examples:
+  eagle-plugin serve --plain --target TARGET --port 30000 --concurrency 64     a server to ask, or one of your own
+  eagle-plugin data generate prompts.jsonl --endpoint http://127.0.0.1:30000 --out rows.jsonl
+  eagle-plugin data generate prompts.jsonl --endpoint http://a:30000 --endpoint http://b:30000 --out rows.jsonl
+
+After an interruption, run the same command again: finished prompts are not asked again. Prompts that gave no row are in
+rows.skipped.jsonl with the reason; remove a line to have its prompt asked again. Without --temperature a prompt is
+answered at the temperature of its own request, or at 0 or 1 if it has none. Prompts of one temperature are asked
+together, because servers are slower on batches that mix greedy and sampled requests.
+"""
+
+
+def summary_table(stats: GenerationStats, endpoints: Sequence[TargetEndpoint], journal: Journal) -> Table:
+    """The counts of one run."""
+    table = Table("what", "count", "", title=f"{journal.out}", title_justify="left")
+    kept = sum(stats.rows.values())
+    for (source, temperature, finish), count in sorted(stats.rows.items(), key=str):
+        table.add_row(escape(f"{source}, temperature {temperature}, {finish}"), f"{count:,}", f"{count / kept:.1%}")
+    table.add_row("rows kept", f"{kept:,}", "100.0%" if kept else "-", style="bold")
+    for kind, count in stats.skipped.most_common():
+        table.add_row(f"no row: {kind}", f"{count:,}", escape(stats.reasons[kind]), style="yellow")
+    if journal.resumed:
+        table.add_row("prompts done by earlier runs", f"{journal.resumed:,}", "")
+    rate = stats.response_tokens / max(stats.seconds, 1e-9)
+    table.add_row("response tokens", f"{stats.response_tokens:,}", f"{rate:,.0f} tokens/s")
+    table.add_row("prompt tokens", f"{stats.prompt_tokens:,}", "")
+    for endpoint in endpoints:
+        table.add_row(escape(endpoint.name), "left out" if endpoint.dead else "served", escape(endpoint.dead))
+    return table
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command's options."""
+    parser = Parser(
+        prog="eagle-plugin data generate",
+        description="Let the target answer the prompts and write its answers, as token ids, to train a head on.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("prompts", type=Path, help="JSON lines of `eagle-plugin data prepare` or `data builtin`")
+    parser.add_argument(
+        "--endpoint",
+        action="append",
+        required=True,
+        metavar="URL",
+        help="an SGLang or vLLM server of the target; repeat it for several servers",
+    )
+    parser.add_argument("--out", type=Path, required=True, help="file of rows; an existing file is continued")
+    parser.add_argument("--model", default="", help="the name of the target on the servers (default: the first)")
+    parser.add_argument("--max-tokens", type=int, default=192, help="per answer (default: %(default)s)")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        nargs="+",
+        help="assign one of these to each prompt (default: each prompt's own, and 0 or 1 for those without one)",
+    )
+    parser.add_argument("--concurrency", type=int, default=64, help="requests in flight per endpoint (%(default)s)")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds per request (default: %(default)s)")
+    parser.add_argument("--privacy-scan", action="store_true", help="drop answers that contain private data")
+    parser.add_argument("--phone-regions", default=",".join(PHONE_REGIONS), metavar="CODES", help=PHONE_REGIONS_HELP)
+    options = parser.parse_args(argv)
+    for name in ("max_tokens", "concurrency", "timeout"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}, wanted at least 1")
+    for temperature in options.temperature or ():
+        if not 0 <= temperature < math.inf:
+            parser.error(f"--temperature is {temperature}, wanted a number of at least 0")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Generate rows for the prompts that have none; returns 1 if a prompt failed and must be asked again."""
+    options = parse(argv)
+    console = Console(stderr=True)
+    settings = GenerationSettings(
+        max_tokens=options.max_tokens,
+        temperatures=options.temperature,
+        concurrency=options.concurrency,
+        timeout_s=options.timeout,
+        model=options.model,
+        is_private=_load_scan(parse_regions(options.phone_regions)) if options.privacy_scan else None,
+    )
+    with inherit_privacy(options.prompts), Journal(options.out) as journal:
+        stats, endpoints = asyncio.run(generate(options.prompts, options.endpoint, journal, settings, console))
+        Console().print(summary_table(stats, endpoints, journal))
+    if stats.postponed:
+        console.print(f"{stats.postponed} prompts failed for now; run the same command again to ask them again")
+    return 1 if stats.postponed else 0
+
+
+def _load_scan(phone_regions: tuple[str, ...]) -> Callable[[str], bool]:
+    # Loaded now: a missing package or an unknown region is an error at the start, not at the first answer.
+    return Scanner(phone_regions=phone_regions).scan

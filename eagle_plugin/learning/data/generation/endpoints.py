@@ -1,0 +1,169 @@
+"""Requests to one OpenAI-compatible server that returns token ids, with retries."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from eagle_plugin.common.http_failures import describe_failure
+from eagle_plugin.common.url_credentials import without_credentials
+from eagle_plugin.learning.data.rows import DataError
+
+RETRIES = 5
+FIRST_PAUSE_S = 0.5  # doubled after every failure
+LISTING_S = 8.0  # for the list of models, which needs no model to compute
+FIRST_TOKEN_S = 120.0  # for the first answer, of one token; a server that is busy may let it wait
+_BUSY = (408, 429)  # retried, like every 5xx
+_MISDIRECTED = (401, 403, 404, 405)  # the URL or the model name is wrong, not the prompt
+
+
+class RequestRefused(Exception):
+    """The server answers other requests but not this one; the message is the reason."""
+
+    def __init__(self, reason: str, *, final: bool) -> None:
+        super().__init__(reason)
+        self.final = final  # a later retry would fail too
+
+
+class EndpointDead(Exception):
+    """The server does not answer any more."""
+
+
+@dataclass(frozen=True)
+class GeneratedAnswer:
+    """One generated turn."""
+
+    prompt_ids: list[int]  # as the server tokenised the request
+    response_ids: list[int]  # with the stop token
+    finish: str  # "stop" or "length"
+    message: dict[str, Any]  # for the history of the next request
+
+    @property
+    def text(self) -> str:
+        """All generated text: reasoning, content and the arguments of tool calls."""
+        calls = [str(call.get("function", {}).get("arguments", "")) for call in self.message.get("tool_calls") or []]
+        parts = [self.message.get("reasoning_content"), self.message.get("content"), *calls]
+        return "\n".join(part for part in parts if part)
+
+
+@dataclass
+class TargetEndpoint:
+    """One server that serves the target.
+
+    `url` may end in /v1; `client` is closed by the caller.
+    """
+
+    url: str
+    client: httpx.AsyncClient
+    model: str = ""  # empty: the first model that the server lists
+    first_pause_s: float = FIRST_PAUSE_S
+    dead: str = ""  # why it is not used any more; empty while it is used
+    _base: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._base = self.url.rstrip("/").removesuffix("/v1")
+
+    @property
+    def name(self) -> str:
+        """The URL as it is shown: without credentials."""
+        return without_credentials(self.url)
+
+    async def open(self) -> None:
+        """Get the name of the model and check that answers have token ids.
+
+        Raises:
+            EndpointDead: the server cannot be reached or does not know the model.
+            DataError: it answers without token ids.
+        """
+        try:
+            models = await self.client.get(f"{self._base}/v1/models", timeout=LISTING_S)
+            models.raise_for_status()
+            self.model = self.model or models.json()["data"][0]["id"]
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise EndpointDead(describe_failure(error)) from error
+        except (ValueError, LookupError, TypeError) as error:
+            raise EndpointDead("/v1/models lists no model; name one with --model") from error
+        try:
+            await asyncio.wait_for(self.complete("Hello", {"max_tokens": 1, "temperature": 0}), FIRST_TOKEN_S)
+        except RequestRefused as error:
+            raise EndpointDead(f"it refused a first request: {error}") from error
+        except (TimeoutError, asyncio.TimeoutError) as error:  # two classes before Python 3.11
+            raise EndpointDead(f"it lists its model, and gave no token within {FIRST_TOKEN_S:g} s") from error
+
+    async def chat(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, sampling: dict[str, Any]
+    ) -> GeneratedAnswer:
+        """Answer a conversation; raises RequestRefused, EndpointDead or DataError (no token ids)."""
+        body = {"messages": messages, "tools": tools} if tools else {"messages": messages}
+        return await self._ask("chat/completions", body, sampling)
+
+    async def complete(self, prompt: str | list[int], sampling: dict[str, Any]) -> GeneratedAnswer:
+        """Continue a raw prompt; raises like `chat`."""
+        return await self._ask("completions", {"prompt": prompt}, sampling)
+
+    async def _ask(self, route: str, body: dict[str, Any], sampling: dict[str, Any]) -> GeneratedAnswer:
+        body = {"model": self.model, **body, **sampling, "return_token_ids": True}
+        pause, reason = self.first_pause_s, ""
+        for attempt in range(RETRIES):
+            if attempt:
+                await asyncio.sleep(pause)
+                pause *= 2
+            if self.dead:  # set by another request during this one
+                raise EndpointDead(self.dead)
+            try:
+                response = await self.client.post(f"{self._base}/v1/{route}", json=body)
+            except httpx.TransportError as error:
+                reason = describe_failure(error)
+                continue
+            if response.status_code in _BUSY or response.status_code >= 500:
+                reason = describe_failure(response)
+                continue
+            if response.status_code in _MISDIRECTED:
+                raise EndpointDead(describe_failure(response))
+            if response.is_error:
+                raise RequestRefused(describe_failure(response), final=True)
+            return self._read(response)
+        if await self._is_alive():
+            raise RequestRefused(f"{reason}, {RETRIES} times", final=False)
+        raise EndpointDead(f"{reason}, {RETRIES} times")
+
+    async def _is_alive(self) -> bool:
+        try:
+            return (await self.client.get(f"{self._base}/v1/models", timeout=10)).is_success
+        except httpx.TransportError:
+            return False
+
+    def _read(self, response: httpx.Response) -> GeneratedAnswer:
+        try:
+            body = response.json()
+            choice = body["choices"][0]
+            message = choice.get("message") or {"role": "assistant", "content": choice.get("text", "")}
+            finish = choice.get("finish_reason")
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise RequestRefused(f"the answer is no OpenAI response ({error!r})", final=False) from error
+        # SGLang puts both lists into the choice; for chats, vLLM puts the prompt's list beside the choices.
+        prompt_ids = choice.get("prompt_token_ids", body.get("prompt_token_ids"))
+        response_ids = choice.get("response_token_ids", choice.get("token_ids"))
+        if not _are_ids(prompt_ids) or not _are_ids(response_ids):
+            raise DataError(
+                f"{self.url} answers without token ids (return_token_ids is true in every request); wanted a "
+                "current SGLang or vLLM, because text tokenised again is not what the target generated"
+            )
+        if finish not in ("stop", "length", "tool_calls", "function_call"):
+            raise RequestRefused(f"the answer ended with {finish!r}", final=False)
+        return GeneratedAnswer(prompt_ids, response_ids, "length" if finish == "length" else "stop", _history(message))
+
+
+def _history(message: dict[str, Any]) -> dict[str, Any]:
+    """The generated turn as the next request sends it: without fields that are empty."""
+    kept = ("content", "tool_calls", "reasoning_content")
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    fields = {**message, "reasoning_content": reasoning}
+    return {"role": "assistant", **{name: fields[name] for name in kept if fields.get(name)}}
+
+
+def _are_ids(ids: Any) -> bool:
+    return isinstance(ids, list) and all(type(i) is int for i in ids)

@@ -1,0 +1,205 @@
+"""A generation run: many rollouts at the same time, over several endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+
+from eagle_plugin.common.progress_bars import ProgressBars
+from eagle_plugin.common.progress_file import report_progress
+from eagle_plugin.learning.data.generation.endpoints import (
+    FIRST_PAUSE_S,
+    EndpointDead,
+    RequestRefused,
+    TargetEndpoint,
+)
+from eagle_plugin.learning.data.generation.journal import Journal
+from eagle_plugin.learning.data.generation.rollout import Rollout, assign_temperature, run_rollout
+from eagle_plugin.learning.data.rows import DataError
+from eagle_plugin.learning.data.sources.prompts import Prompt, read_prompts
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """How the target is asked."""
+
+    max_tokens: int = 192  # per answer
+    temperatures: Sequence[float] | None = None  # see `assign_temperature`
+    concurrency: int = 64  # requests in flight per endpoint
+    timeout_s: float = 600.0  # per request
+    model: str = ""  # empty: the first model that each server lists
+    is_private: Callable[[str], bool] | None = None  # answers for which it returns true are dropped
+    first_pause_s: float = FIRST_PAUSE_S
+
+
+@dataclass
+class GenerationStats:
+    """Counts of one run, for the table at its end."""
+
+    rows: Counter[tuple[str, float | None, str]] = field(default_factory=Counter)  # by source, temperature, finish
+    skipped: Counter[str] = field(default_factory=Counter)  # by kind
+    reasons: dict[str, str] = field(default_factory=dict)  # one example per kind
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+    postponed: int = 0  # prompts that failed and that the next run asks again
+    seconds: float = 0.0
+
+    def add(self, rollout: Rollout) -> None:
+        """Count one conversation."""
+        for row in rollout.rows:
+            self.rows[row.source, row.temperature, row.finish] += 1
+            self.prompt_tokens += len(row.prompt_ids)
+            self.response_tokens += len(row.response_ids)
+        if rollout.skip:
+            self.skip(rollout.skip.kind, rollout.skip.reason)
+
+    def skip(self, kind: str, reason: str) -> None:
+        """Count a turn without a row."""
+        self.skipped[kind] += 1
+        self.reasons.setdefault(kind, reason)
+
+
+class PromptQueue:
+    """The prompts that have no rows yet, read from the file when they are needed.
+
+    Ordered by temperature, then as in the file: servers are slower on batches that mix greedy and sampled requests.
+    """
+
+    def __init__(self, path: Path, done: set[str], temperatures: Sequence[float] | None) -> None:
+        self._path, self._temperatures = path, temperatures
+        self._done = frozenset(done)
+        ids: set[str] = set()
+        assigned: set[float] = set()
+        for prompt in read_prompts(path):
+            if prompt.id in ids:
+                raise DataError(f"{path} has two prompts with the id {prompt.id!r}; wanted one: give each its own id")
+            ids.add(prompt.id)
+            assigned.add(assign_temperature(prompt, temperatures))
+        if not ids:
+            raise DataError(f"{path} has no prompts; give the file that `eagle-plugin data prepare` wrote")
+        self.total, self.left = len(ids), len(ids - done)
+        self._returned: list[tuple[Prompt, float]] = []
+        self._fresh = self._read(sorted(assigned))
+
+    def take(self) -> tuple[Prompt, float] | None:
+        """The next prompt and its temperature; None if there is none at the moment."""
+        return self._returned.pop() if self._returned else next(self._fresh, None)
+
+    def give_back(self, prompt: Prompt, temperature: float) -> None:
+        """Return a prompt that another endpoint must answer."""
+        self._returned.append((prompt, temperature))
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether prompts were given back and not taken again."""
+        return bool(self._returned)
+
+    def _read(self, assigned: list[float]) -> Iterator[tuple[Prompt, float]]:
+        for temperature in assigned:
+            for prompt in read_prompts(self._path):
+                if prompt.id not in self._done and assign_temperature(prompt, self._temperatures) == temperature:
+                    yield prompt, temperature
+
+
+async def generate(
+    prompts: Path, urls: Sequence[str], journal: Journal, settings: GenerationSettings, console: Console
+) -> tuple[GenerationStats, list[TargetEndpoint]]:
+    """Run a rollout for every prompt that the journal does not have; returns the counts and all endpoints.
+
+    An endpoint that stops answering is not used any more (its `dead` says why), and its prompts go to the others.
+
+    Raises:
+        DataError: no endpoint answers, all have stopped answering, or one returns no token ids.
+    """
+    queue = PromptQueue(prompts, journal.done, settings.temperatures)
+    stats, start = GenerationStats(), time.monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} prompts"))
+    if not queue.left:
+        return stats, []
+    timeout = httpx.Timeout(settings.timeout_s, connect=CONNECT_TIMEOUT_S)
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False) as client:
+        endpoints = [TargetEndpoint(url, client, settings.model, settings.first_pause_s) for url in urls]
+        console.print(
+            f"asking {', '.join(escape(endpoint.name) for endpoint in endpoints)} for one token", highlight=False
+        )
+        await asyncio.gather(*(_open(endpoint, console) for endpoint in endpoints))
+        with ProgressBars(*columns, TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), console=console) as bar:
+            task = bar.add_task("generating", total=queue.total, completed=queue.total - queue.left, rate="")
+
+            async def work(endpoint: TargetEndpoint) -> None:
+                while not endpoint.dead and (item := queue.take()):
+                    prompt, temperature = item
+                    try:
+                        rollout = await run_rollout(
+                            prompt,
+                            endpoint,
+                            temperature=temperature,
+                            max_tokens=settings.max_tokens,
+                            is_private=settings.is_private,
+                        )
+                    except EndpointDead as error:
+                        queue.give_back(prompt, temperature)
+                        _mark_dead(endpoint, str(error), console)
+                        return
+                    except RequestRefused as error:
+                        stats.postponed += 1
+                        stats.skip("failed for now", str(error))
+                        continue
+                    if rollout.rows:
+                        journal.append(rollout.rows)
+                    if rollout.skip:
+                        journal.skip(prompt.id, rollout.skip.turn, rollout.skip.reason)
+                    stats.add(rollout)
+                    rate = stats.response_tokens / (time.monotonic() - start)
+                    bar.update(task, advance=1, rate=f"{rate:,.0f} tokens/s")
+                    report_progress(bar.tasks[task].completed, queue.total, "prompts")
+
+            while True:
+                alive = [endpoint for endpoint in endpoints if not endpoint.dead]
+                if not alive:
+                    why = "; ".join(f"{endpoint.name}: {endpoint.dead}" for endpoint in endpoints)
+                    raise DataError(
+                        f"no endpoint answers ({why}); {sum(stats.rows.values())} new rows are in {journal.out}: "
+                        "start a server and run the same command again"
+                    )
+                await _run_all([work(endpoint) for endpoint in alive for _ in range(settings.concurrency)])
+                if not queue.has_returned:
+                    break
+    stats.seconds = time.monotonic() - start
+    return stats, endpoints
+
+
+async def _open(endpoint: TargetEndpoint, console: Console) -> None:
+    try:
+        await endpoint.open()
+    except EndpointDead as error:
+        _mark_dead(endpoint, str(error), console)
+
+
+def _mark_dead(endpoint: TargetEndpoint, reason: str, console: Console) -> None:
+    if not endpoint.dead:
+        endpoint.dead = reason
+        console.print(f"[yellow]left out:[/] {escape(endpoint.name)} ({escape(reason)})")
+
+
+async def _run_all(jobs: Sequence[Coroutine[None, None, None]]) -> None:
+    """Run the jobs concurrently; the first error cancels the others."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

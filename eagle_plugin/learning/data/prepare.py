@@ -1,0 +1,272 @@
+"""`eagle-plugin data prepare`: converts files of prompts in any known format to one file of prompts in normal form."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+
+from eagle_plugin.common.atomic_io import inherit_privacy, write_output
+from eagle_plugin.common.command_end import end_of
+from eagle_plugin.common.command_line import Parser
+from eagle_plugin.common.progress_bars import ProgressBars
+from eagle_plugin.learning.data.preparation_stats import PreparationStats, print_stats
+from eagle_plugin.learning.data.privacy.filter import (
+    FilteredPrompt,
+    FilterPrompts,
+    PrivacySettings,
+    RawPrompt,
+    open_filter,
+)
+from eagle_plugin.learning.data.privacy.phones import PHONE_REGIONS, PHONE_REGIONS_HELP, parse_regions
+from eagle_plugin.learning.data.privacy.redact import MODES
+from eagle_plugin.learning.data.rows import DataError
+from eagle_plugin.learning.data.sources.conversation import Unusable
+from eagle_plugin.learning.data.sources.formats import Record, read_records
+from eagle_plugin.learning.data.sources.prompts import (
+    Prompt,
+    assign_id_and_split,
+    digest,
+    format_prompt,
+    has_half_characters,
+    normalise,
+)
+from eagle_plugin.learning.data.sources.record_files import CUT, SkippedRecord
+from eagle_plugin.learning.data.target_identity import TargetCheck
+from eagle_plugin.models import target_folder
+
+DUPLICATE = "duplicate"
+HALVED = "half of a character written as ?"
+CAPTURE = "capture"  # the format whose answers say which target gave them
+OTHER_TARGET = "answered by another target"
+ANEW = (
+    "use the prompts only, without --keep-responses, and let the target answer with `eagle-plugin data generate`; or "
+    "give the target that was served; or leave them out with --skip-other-targets"
+)
+EXAMPLES = """\
+formats (detected from the first 20 records, which must agree; JSON lines, .gz, .zst, a JSON array or Parquet):
+  ShareGPT            {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
+  OpenAI chat         {"messages": [{"role": "user", "content": "Hi"}]}
+  OpenAI batch        {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": ...}}
+                      {"custom_id": "1", "method": "POST", "url": "/v1/responses", "body": {"input": "Hi"}}
+  OpenAI completions  {"prompt": "Once upon a time"}
+  SageMaker capture   {"captureData": {"endpointInput": {"data": "...", "encoding": "BASE64"}, ...}, ...}
+  plugin capture      {"v": 1, "id": "...", "request": {"messages": ...}, "response": {...}}
+
+examples:
+  eagle-plugin data prepare chats.json --out prompts.jsonl
+  eagle-plugin data prepare capture/*.jsonl.gz --privacy redact --keep-responses --out prompts.jsonl
+  eagle-plugin data prepare capture/*.jsonl.gz --skip-broken --out prompts.jsonl
+  eagle-plugin data prepare traffic.jsonl --keep-responses --target TARGET --out prompts.jsonl
+  zcat big.gz | eagle-plugin data prepare - --privacy off --out prompts.jsonl
+  PYTHONPATH=. eagle-plugin data prepare chats.json --recogniser my_names:find --out prompts.jsonl
+
+Recorded answers are removed, because a draft head should learn from answers of its own target (`eagle-plugin data
+generate`). --keep-responses keeps them, for `eagle-plugin data render`; then --target refuses captured answers of
+another target. Names of persons are found only by a recogniser of yours: a function from a text to (type, start, end)
+triples.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    console = Console(stderr=True)
+    if not 0 <= arguments.val_share < 1:
+        raise DataError(f"--val-share is {arguments.val_share}, wanted a share from 0 to below 1")
+    out = Path(arguments.out)
+    for name in arguments.files:
+        if name != "-" and Path(name).resolve() == out.resolve():
+            raise DataError(f"--out {out} is one of the files to read; give another name")
+    workers = len(os.sched_getaffinity(0)) if arguments.workers is None else arguments.workers
+    if workers < 1:
+        raise DataError(f"--workers is {workers}, wanted 1 or more")
+    tokenizer = str(target_folder(arguments.tokenizer)) if arguments.tokenizer else None
+    if arguments.target and not arguments.keep_responses:
+        raise DataError("--target is for answers, and without --keep-responses none is kept; leave one of the two out")
+    if arguments.skip_other_targets and not arguments.target:
+        raise DataError("--skip-other-targets needs a target to compare with; give it with --target")
+    target = target_folder(arguments.target) if arguments.target else None
+    regions = parse_regions(arguments.phone_regions)
+    settings = PrivacySettings(arguments.privacy, arguments.recogniser, regions, tokenizer)
+    stats = prepare(
+        arguments.files,
+        out,
+        settings,
+        workers=workers,
+        val_share=arguments.val_share,
+        keep_responses=arguments.keep_responses,
+        skip_broken=arguments.skip_broken,
+        source=arguments.source,
+        target=target,
+        skip_other_targets=arguments.skip_other_targets,
+        console=console,
+    )
+    print_stats(stats, settings, out, console)
+    return 0
+
+
+def prepare(
+    files: Sequence[str],
+    out: Path,
+    settings: PrivacySettings,
+    *,
+    workers: int = 1,
+    val_share: float = 0.02,
+    keep_responses: bool = False,
+    skip_broken: bool = False,
+    source: str | None = None,
+    target: Path | None = None,
+    skip_other_targets: bool = False,
+    console: Console | None = None,
+) -> PreparationStats:
+    """Write the prompts of all files to `out`, whole or not at all. The same files give the same bytes.
+
+    target: folder of the target that kept answers must be of; skip_other_targets: those of others are left out.
+
+    Raises:
+        DataError: a file cannot be read, the filter cannot be loaded, an answer is of another target, or no prompt is
+            left.
+    """
+    stats = PreparationStats()
+    check = TargetCheck(target, ANEW, skip_other_targets) if keep_responses else None
+    seen: set[bytes] = set()
+    read = partial(read_records, skip_broken=skip_broken)
+
+    def lines(filter_prompts: FilterPrompts, advance: Callable[[int], None]) -> Iterator[str]:
+        for filtered in filter_prompts(_raw_prompts(files, read, check, source, stats, advance)):
+            for prompt in _count(filtered, seen, stats):
+                final = assign_id_and_split(prompt, val_share)
+                stats.kept[final.split] += 1
+                yield format_prompt(final)
+        if not stats.kept:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in stats.skipped.most_common())
+            raise DataError(f"no prompt is left of {stats.read} records: {reasons}; give other files")
+
+    # Workers start before the progress bar: they must not inherit the thread that draws it.
+    with (
+        open_filter(settings, workers) as filter_prompts,
+        _progress(files, console, stats) as advance,
+        inherit_privacy(*files),
+    ):
+        write_output(out, lines(filter_prompts, advance))
+    stats.note = check.note() if check else None
+    return stats
+
+
+def _raw_prompts(
+    files: Sequence[str],
+    read: Callable[[str, Callable[[int], None]], Iterator[Record | SkippedRecord]],
+    check: TargetCheck | None,
+    source: str | None,
+    stats: PreparationStats,
+    advance: Callable[[int], None],
+) -> Iterator[RawPrompt]:
+    """The records of all files in normal form, without duplicates; check: of the answers, None if none is kept."""
+    seen: set[bytes] = set()
+    for name in files:
+        for item in read(name, advance):
+            stats.read += not (isinstance(item, SkippedRecord) and item.reason == CUT)
+            if isinstance(item, SkippedRecord):
+                stats.skip(item.where, item.reason)
+                continue
+            record = replace(item, source=source) if source else item
+            try:
+                raw = _raw_prompt(record, check is not None)
+            except Unusable as reason:
+                stats.skip(record.where, str(reason))
+                continue
+            if check and item.answer and item.source == CAPTURE and not check.add(item.target, item.where):
+                stats.skip(record.where, OTHER_TARGET)
+                continue
+            # Before the filter, which is slow; and again after it (`_count`): redaction can make prompts equal.
+            if (key := digest(raw.prompt)) in seen:
+                stats.skip(record.where, DUPLICATE)
+            else:
+                seen.add(key)
+                halved = (HALVED,) if has_half_characters(raw.exact or raw.prompt) else ()
+                for what in (*record.changes, *halved):
+                    stats.change(record.where, what)
+                yield raw
+
+
+def _raw_prompt(record: Record, keep_responses: bool) -> RawPrompt:
+    prompt = normalise(record, keep_responses)
+    ids = record.answer.token_ids if record.answer else None
+    if not (keep_responses and record.prompt_ids and ids and record.answer):
+        return RawPrompt(record.where, prompt)
+    # The exact ids that were served; the same text, encoded again, can give other ids.
+    response = {"token_ids": ids, "finish": record.answer.finish or "recorded"}
+    exact = Prompt("", record.source, prompt_ids=record.prompt_ids, response=response, target=record.target)
+    return RawPrompt(record.where, prompt, exact)
+
+
+def _count(filtered: FilteredPrompt, seen: set[bytes], stats: PreparationStats) -> Iterator[Prompt]:
+    """Count a result of the filter; yields its prompt unless it was left out or is a duplicate."""
+    stats.found.update(filtered.found)
+    stats.private += bool(filtered.found)
+    if filtered.prompt is None:
+        stats.skip(filtered.where, filtered.reason)
+    elif (key := digest(filtered.prompt)) in seen:
+        stats.skip(filtered.where, DUPLICATE)
+    else:
+        seen.add(key)
+        yield filtered.prompt
+
+
+@contextmanager
+def _progress(
+    files: Sequence[str], console: Console | None, stats: PreparationStats
+) -> Iterator[Callable[[int], None]]:
+    """A progress bar over the bytes of all files; without a total if one is stdin."""
+    sizes = [Path(name).stat().st_size for name in files if Path(name).is_file()]
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rows]:,} prompts"))
+    bars = ProgressBars(*columns, TimeRemainingColumn(), console=console or Console(), shown=console is not None)
+    with bars as bar:
+        task = bar.add_task("preparing", total=sum(sizes) if len(sizes) == len(files) else None, rows=0)
+        yield lambda count: bar.update(task, advance=count, rows=stats.kept.total())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="eagle-plugin data prepare",
+        description="Turn files of prompts into one file of prompts: normalised, filtered, without duplicates, split.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="files of prompts; - is stdin")
+    parser.add_argument("--out", required=True, metavar="FILE", help="the JSON-lines file to write")
+    parser.add_argument(
+        "--privacy",
+        choices=MODES,
+        default="drop",
+        help="what happens to prompts with private data (default: drop)",
+    )
+    parser.add_argument(
+        "--recogniser", metavar="MODULE:FUNCTION", help="a function of yours that finds more types, such as names"
+    )
+    parser.add_argument("--phone-regions", default=",".join(PHONE_REGIONS), metavar="CODES", help=PHONE_REGIONS_HELP)
+    parser.add_argument("--tokenizer", metavar="TARGET", help="folder or name of the target: decodes token ids")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes of the filter (default: one per core)")
+    parser.add_argument(
+        "--val-share", type=float, default=0.02, metavar="SHARE", help="share of the prompts held out (default: 0.02)"
+    )
+    parser.add_argument("--keep-responses", action="store_true", help="keep the recorded answers")
+    parser.add_argument("--target", metavar="TARGET", help="folder or name: refuse captured answers of another target")
+    parser.add_argument("--skip-other-targets", action="store_true", help="leave them out and count them instead")
+    parser.add_argument(
+        "--skip-broken", action="store_true", help="leave out and count broken lines (default: refuse the file)"
+    )
+    parser.add_argument("--source", metavar="NAME", help="name of these prompts in evaluation (default: their format)")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(end_of(main, owns_process=True))

@@ -1,0 +1,249 @@
+"""The shards of a feature store: safetensors files that list their own documents.
+
+The tensors of document k are adjacent, so that one ranged read gets all of them:
+
+    k.ids U32 [n]    k.aux BF16 [n, A * H]    k.last BF16 [n, H]    k.mask U8 [n, and zeros up to a multiple of 8 bytes]
+
+The entries of all documents are in the metadata of the header, so that a shard needs no index file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import torch
+from torch import Tensor
+
+from eagle_plugin.learning.data.rows import DataError
+from eagle_plugin.learning.data.store.manifest import Manifest
+from eagle_plugin.learning.data.store.objects import Folder, ObjectExists
+
+HEADER_GUESS = 64 << 10  # bytes of the first request, which include most headers completely
+READ_BYTES = 16 << 20  # of one request when a shard is read in full
+
+
+@dataclass(frozen=True)
+class Document:
+    """One token row with the target's hidden states, on the CPU.
+
+    aux is None if the store has no aux layers.
+    """
+
+    id: str
+    source: str
+    split: str
+    ids: Tensor  # [n] int64
+    mask: Tensor  # [n] bool: response tokens
+    aux: Tensor | None  # [n, A * H] bfloat16: inputs of the aux layers, in ascending order of the layers
+    last: Tensor  # [n, H] bfloat16: what lm_head reads
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a document is in the store, and what is known about it without reading it."""
+
+    id: str
+    source: str
+    split: str
+    shard: str
+    offset: int  # bytes from the start of the shard
+    length: int  # tokens
+    n_response: int  # response tokens
+    sha256: str  # of the document's bytes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The tensors of a document of n tokens in a shard."""
+
+    n: int
+    aux_width: int
+    hidden: int
+
+    @classmethod
+    def of(cls, manifest: Manifest, n: int) -> Layout:
+        """The layout in a store with this manifest."""
+        return cls(n, len(manifest.aux_layers) * manifest.hidden_size, manifest.hidden_size)
+
+    @property
+    def parts(self) -> list[tuple[str, str, list[int], int]]:
+        """(name, safetensors dtype, shape, bytes) in the order of the file."""
+        n, states = self.n, 2 * self.n * (self.aux_width + self.hidden)
+        parts = [("ids", "U32", [n], 4 * n)]
+        if self.aux_width:
+            parts.append(("aux", "BF16", [n, self.aux_width], 2 * n * self.aux_width))
+        parts.append(("last", "BF16", [n, self.hidden], 2 * n * self.hidden))
+        padded = n + -(4 * n + states + n) % 8  # keeps every document, and so every tensor, aligned to 8 bytes
+        parts.append(("mask", "U8", [padded], padded))
+        return parts
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        return sum(size for *_, size in self.parts)
+
+
+def encode(document: Document, manifest: Manifest) -> bytes:
+    """The bytes of a document in a shard; states are stored as bfloat16.
+
+    Raises:
+        DataError: a tensor does not have the shape that the manifest asks for.
+    """
+    n, layout = len(document.ids), Layout.of(manifest, len(document.ids))
+    for name, tensor, wanted in (
+        ("aux", document.aux, (n, layout.aux_width) if layout.aux_width else None),
+        ("last", document.last, (n, layout.hidden)),
+        ("mask", document.mask, (n,)),
+    ):
+        found = None if tensor is None else tuple(tensor.shape)
+        if found != wanted:
+            raise DataError(f"document {document.id!r} has {name} {found}, wanted {wanted}; extract it again")
+    parts = {
+        "ids": document.ids.to(torch.int32),
+        "aux": None if document.aux is None else document.aux.to(torch.bfloat16),
+        "last": document.last.to(torch.bfloat16),
+        "mask": torch.nn.functional.pad(document.mask.to(torch.uint8), (0, layout.parts[-1][3] - n)),
+    }
+    return b"".join(
+        tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes() for tensor in parts.values() if tensor is not None
+    )
+
+
+def decode(entry: Entry, data: bytes | bytearray, manifest: Manifest) -> Document:
+    """The document of an entry from its bytes; its hidden states share the memory of a bytearray."""
+    layout = Layout.of(manifest, entry.length)
+    raw = torch.frombuffer(data if isinstance(data, bytearray) else bytearray(data), dtype=torch.uint8)
+    parts = dict(zip((name for name, *_ in layout.parts), raw.split([size for *_, size in layout.parts]), strict=True))
+    n = entry.length
+    aux = parts.get("aux")
+    return Document(
+        id=entry.id,
+        source=entry.source,
+        split=entry.split,
+        ids=parts["ids"].view(torch.int32).long(),
+        mask=parts["mask"][:n].bool(),
+        aux=None if aux is None else aux.view(torch.bfloat16).view(n, -1),
+        last=parts["last"].view(torch.bfloat16).view(n, -1),
+    )
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What the header of a shard says."""
+
+    name: str
+    entries: list[Entry]
+    size: int  # bytes of the whole object
+    plan: int | None  # number of the plan that it was written by; None: written before there were plans
+
+
+class ShardDamage(DataError):
+    """A shard whose bytes are not those that were written; the message says what is wrong, without the shard's name."""
+
+
+def write_shard(
+    folder: Folder,
+    name: str,
+    documents: list[tuple[Entry, bytes]],
+    manifest: Manifest,
+    plan: int,
+    replaces: bool = False,
+) -> None:
+    """Write one shard whole; shard, offset and sha256 of the entries are filled in.
+
+    replaces: a damaged shard of this name is removed first.
+
+    Raises:
+        DataError: the shard exists already, or it cannot be written.
+    """
+    entries, start = [], 0
+    for entry, data in documents:
+        # in the header, offsets count from the first tensor
+        entries.append(replace(entry, shard=name, offset=start, sha256=hashlib.sha256(data).hexdigest()))
+        start += len(data)
+    if replaces:
+        folder.remove(name)
+    try:
+        folder.create(name, b"".join([_header(entries, manifest, plan), *(data for _, data in documents)]))
+    except ObjectExists as error:
+        raise DataError(
+            f"{folder.url}/{name} was written by another process at the same time; give every process its own --rank"
+        ) from error
+
+
+def _header(entries: Sequence[Entry], manifest: Manifest, plan: int | None) -> bytes:
+    """The bytes before the first tensor; `read_in_full` makes them again to compare, so older forms must not change."""
+    header: dict[str, object] = {}
+    start = 0
+    for k, entry in enumerate(entries):
+        for part, dtype, shape, size in Layout.of(manifest, entry.length).parts:
+            header[f"{k}.{part}"] = {"dtype": dtype, "shape": shape, "data_offsets": [start, start + size]}
+            start += size
+    text = json.dumps([asdict(entry) for entry in entries], separators=(",", ":"))
+    marks = {} if plan is None else {"plan": str(plan), "sha256": _digest(text, plan)}
+    header["__metadata__"] = {"documents": text, **marks}
+    data = json.dumps(header, separators=(",", ":")).encode()
+    data += b" " * (-len(data) % 8)
+    return struct.pack("<Q", len(data)) + data
+
+
+def _digest(documents: str, plan: int) -> str:
+    return hashlib.sha256(f"{plan}\n{documents}".encode()).hexdigest()
+
+
+def read_shard(folder: Folder, name: str, size: int | None, manifest: Manifest) -> Shard:
+    """Read and check the header of a shard; `size` is that of the object, if it is known.
+
+    Raises:
+        ShardDamage: the header is not as it was written, or the object is too short or too long.
+    """
+    try:
+        data = folder.read(name, 0, HEADER_GUESS)
+        stop = 8 + struct.unpack("<Q", data[:8])[0]
+        if stop > len(data):
+            data = folder.read(name, 0, stop)
+        marks = json.loads(data[8:stop])["__metadata__"]
+        plan = int(marks["plan"]) if "sha256" in marks else None
+        if plan is not None and marks["sha256"] != _digest(marks["documents"], plan):
+            raise ShardDamage("is damaged: its list of documents does not have its sha256")
+        found = json.loads(marks["documents"])
+        entries = [Entry(**{**values, "shard": name, "offset": stop + values["offset"]}) for values in found]
+        wanted = stop + sum(Layout.of(manifest, entry.length).size for entry in entries)
+    except FileNotFoundError as error:
+        raise ShardDamage("is missing") from error
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error) as error:
+        raise ShardDamage(f"is damaged: its header is not that of a shard ({error})") from error
+    if size not in (None, wanted):
+        raise ShardDamage(f"has {size:,} bytes, wanted {wanted:,}")
+    return Shard(name, entries, wanted, plan)
+
+
+def read_in_full(folder: Folder, shard: Shard, manifest: Manifest) -> Iterator[int]:
+    """Compare every byte of a shard with the digests in its header; yields the bytes read by each request.
+
+    Raises:
+        ShardDamage: some byte is not as it was written.
+    """
+    start = shard.entries[0].offset if shard.entries else shard.size
+    relative = [replace(entry, offset=entry.offset - start) for entry in shard.entries]
+    yield start
+    if bytes(folder.read(shard.name, 0, start)) != _header(relative, manifest, shard.plan):
+        raise ShardDamage("is damaged: its header is not as it was written")
+    sizes = [Layout.of(manifest, entry.length).size for entry in shard.entries]
+    first = 0
+    while first < len(sizes):
+        last, total = first, 0
+        while last < len(sizes) and (last == first or total + sizes[last] <= READ_BYTES):
+            total += sizes[last]
+            last += 1
+        begin = shard.entries[first].offset
+        data = memoryview(folder.read(shard.name, begin, begin + total))
+        for entry, size in zip(shard.entries[first:last], sizes[first:last], strict=True):
+            if hashlib.sha256(data[entry.offset - begin :][:size]).hexdigest() != entry.sha256:
+                raise ShardDamage(f"is damaged: document {entry.id!r} does not have its sha256")
+        yield total
+        first = last

@@ -1,0 +1,76 @@
+"""What the data commands read from a target's folder besides its weights: tokenizer, stop tokens, vocabulary size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from eagle_plugin.common.errors import json_fault
+from eagle_plugin.learning.data.rows import DataError
+
+
+def load_tokenizer(folder: str | Path) -> Any:
+    """The tokenizer in a target's folder, without running code that comes with it.
+
+    Raises:
+        DataError: there is none that transformers can load.
+    """
+    from transformers import AutoTokenizer
+
+    folder = Path(folder)
+    read_target_json(folder / "config.json")  # its errors name the file, those of transformers guess
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # the tokenizers library raises plain Exception
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(f"{folder} has no tokenizer that loads ({reason}); give the target's own folder") from error
+
+
+def stop_token_ids(folder: str | Path) -> list[int]:
+    """The ids that end an answer of the target, ascending: eos_token_id of generation_config.json and config.json.
+
+    Raises:
+        DataError: neither file names one, or a file cannot be read.
+    """
+    folder = Path(folder)
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        config = read_target_json(folder / name, needed=name == "config.json")
+        for part in (config, config.get("text_config") or {}):
+            eos = part.get("eos_token_id")
+            found.update(eos if isinstance(eos, list) else [] if eos is None else [eos])
+    if not found:
+        raise DataError(f"{folder} names no eos_token_id in generation_config.json or config.json; add it there")
+    return sorted(found)
+
+
+def read_vocab_size(folder: str | Path) -> int:
+    """The number of token ids of the target, from its config.json."""
+    path = Path(folder) / "config.json"
+    config = read_target_json(path)
+    size = (config.get("text_config") or config).get("vocab_size")
+    if type(size) is not int or size < 1:
+        raise DataError(f"{path} has vocab_size {size!r}, wanted a positive whole number; give the target's own folder")
+    return size
+
+
+def read_target_json(path: Path, needed: bool = True) -> dict[str, Any]:
+    """The object in a JSON file of a target; empty if the file is missing and not needed.
+
+    Raises:
+        DataError: it is missing, cannot be read, or is something else.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if not needed:
+            return {}
+        raise DataError(f"{path.parent} has no {path.name}; give the target's own folder") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); give a target that you may read") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} {json_fault(error)}; copy the target again") from error
+    if not isinstance(values, dict):
+        raise DataError(f"{path} holds a JSON {type(values).__name__}, wanted an object; copy the target again")
+    return values

@@ -1,0 +1,94 @@
+"""Acceptance of live traffic by domain, from the records of a capture that have counts of rounds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from eagle_plugin.learning.data.captures.segments import captured_records
+from eagle_plugin.learning.deploy.counts import Counts
+from eagle_plugin.learning.deploy.drift import Finding, judge
+
+OTHER = ""  # the domain of answers that have none
+
+
+class DomainFinding(NamedTuple):
+    """What was found of one domain; expected: None where nothing was measured, and nothing is judged."""
+
+    domain: str
+    finding: Finding
+    expected: float | None
+
+    @property
+    def drifted(self) -> bool:
+        """Whether the domain was judged, and has drifted."""
+        return self.expected is not None and bool(self.finding.drifted)
+
+    def __str__(self) -> str:
+        name = self.domain or "(no domain)"
+        rounds, length, drifted = self.finding.rounds, self.finding.accept_length, self.finding.drifted
+        found = f"{name}: accept length {length:.2f} over {rounds:,} rounds"
+        if self.expected is None:
+            return f"{found}, not measured"
+        state = "too few rounds" if drifted is None else "it has drifted" if drifted else "no drift"
+        return f"{found}, expected {self.expected:.2f}: {state}"
+
+
+class DomainWatch:
+    """Judges the domains of a folder of captures; rounds of a domain that are too few are joined with later ones."""
+
+    def __init__(
+        self, folder: Path, measured: Mapping[str, float], expect: float | None, margin: float, since: float
+    ) -> None:
+        """Begin at a moment, in seconds since 1970.
+
+        Args:
+            measured: accept length by set of prompts; a domain of the same name is compared with it.
+            expect: in place of all measured ones.
+            margin: as of `judge`.
+        """
+        self._folder, self._measured, self._expect, self._margin, self._since = folder, measured, expect, margin, since
+        self._left: dict[str, Counter[int]] = {}
+
+    def judge(self, moment: float) -> list[DomainFinding]:
+        """One finding per domain of the answers since the last call, by name; answers without a domain come last.
+
+        moment: now. An answer that is under way is not counted.
+
+        Raises:
+            DataError: the folder has a damaged record.
+        """
+        rounds = rounds_by_domain(self._folder, self._since)
+        self._since = moment
+        for domain, left in self._left.items():
+            rounds.setdefault(domain, Counter()).update(left)
+        findings = [self._judge(name, rounds[name]) for name in sorted(rounds, key=lambda name: (name == OTHER, name))]
+        self._left = {one.domain: rounds[one.domain] for one in findings if one.finding.drifted is None}
+        return findings
+
+    def _judge(self, domain: str, rounds: Counter[int]) -> DomainFinding:
+        expected = self._measured.get(domain) if self._expect is None else self._expect
+        return DomainFinding(domain, judge(Counts.of_rounds(rounds), expected or 1.0, self._margin), expected)
+
+
+def rounds_by_domain(folder: Path, since: float = 0.0) -> dict[str, Counter[int]]:
+    """Domain -> accepted drafts -> rounds, of the answers that were asked for since a moment and have counts.
+
+    Raises:
+        DataError: the folder has a damaged record.
+    """
+    found: dict[str, Counter[int]] = {}
+    for _, record in captured_records(folder, since):
+        if (drafts := _drafts(record)) and record.get("time", 0.0) >= since:
+            found.setdefault(str(record.get("domain", OTHER)), Counter()).update(dict(enumerate(drafts)))
+    return found
+
+
+def _drafts(record: Mapping[str, Any]) -> list[int]:
+    response = record.get("response")
+    found = response.get("accepted_drafts") if isinstance(response, dict) else None
+    if not isinstance(found, list) or not all(type(count) is int and count >= 0 for count in found):
+        return []
+    return found if any(found) else []

@@ -1,0 +1,196 @@
+"""The text files of a package: serve.sh, Dockerfile, kubernetes.yaml, README.md and package.json."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from eagle_plugin.sglang.version import TESTED as SGLANG
+from eagle_plugin.vllm.version import TESTED as VLLM
+
+
+class Engine(NamedTuple):
+    """The newest version that the plugin was tested with, the image of that version, and the server's port."""
+
+    version: str
+    image: str
+    port: int
+    command: str  # of serve.sh; $target and $here are set, and refused if JSON could not hold $here
+
+
+ENGINES = {
+    "sglang": Engine(
+        SGLANG[-1],
+        f"lmsysorg/sglang:v{SGLANG[-1]}",
+        30000,
+        "exec python3 -m sglang.launch_server --model-path \"$target\" \\\n"
+        "    --speculative-algorithm {algorithm} --speculative-draft-model-path \"$here/head\" \\\n"
+        '    --host "$host" --port "$port" "$@"',
+    ),
+    "vllm": Engine(
+        VLLM[-1],
+        f"vllm/vllm-openai:v{VLLM[-1]}",
+        8000,
+        'exec vllm serve "$target" \\\n'
+        '    --speculative-config "{{\\"method\\": \\"{method}\\", \\"model\\": \\"$here/head\\", '
+        '\\"num_speculative_tokens\\": 5}}" \\\n'
+        '    --host "$host" --port "$port" "$@"',
+    ),
+}  # fmt: skip
+SCRIPT = """\
+#!/bin/sh
+# Serves the target with the draft head of this folder. Further arguments go to the engine.
+#   TARGET=/models/target HOST=127.0.0.1 PORT={port} ./serve.sh
+set -eu
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+target=${{TARGET:-{target}}}
+host=${{HOST:-127.0.0.1}}
+port=${{PORT:-{port}}}
+case "$here" in
+*[\\"\\\\]*)
+    echo "error: the path $here has a quote or a backslash, which the engine cannot read; move the package" >&2
+    exit 2
+    ;;
+esac
+if [ ! -f "$target/config.json" ]; then
+    echo "error: there is no target in $target; set TARGET to its folder" >&2
+    exit 2
+fi
+{command}
+"""
+DOCKERFILE = """\
+# The engine with the plugin and this head. Put the plugin's wheel into this folder first, then:
+#   docker build -t {name} .
+FROM {image}
+COPY eagle_plugin-{plugin}-*.whl /tmp/
+RUN python3 -m pip install --no-cache-dir /tmp/eagle_plugin-{plugin}-*.whl
+COPY . /package
+# A container has an address of its own, so the server listens on all of them.
+ENV HOST=0.0.0.0 PORT={port} TARGET={target}
+EXPOSE {port}
+ENTRYPOINT ["/package/serve.sh"]
+"""
+README = """\
+# {name}
+
+A draft head for `{target}` that {engine} {version} serves with eagle-plugin {plugin}.
+
+```
+TARGET=/folder/of/the/target ./serve.sh
+```
+
+`serve.sh` passes all further arguments to the engine. The target is {where}. Its digests are in `package.json`; the
+head fits a target with the same digests only. `eagle-plugin check TARGET head` says whether it does.
+
+| file | what it is |
+|---|---|
+| `head/` | the weights (safetensors) and the config of the draft head |
+| `serve.sh` | starts the engine; variables: `TARGET`, `HOST`, `PORT` |
+| `Dockerfile` | the engine's image, with the plugin and this package |
+| `kubernetes.yaml` | a Deployment and a Service; the target is on a volume claim named `models` |
+| `package.json` | target, head, versions, lineage and what was measured |
+| `digests.json` | size and sha256 of every file |
+
+## Is it faster?
+
+{verdict}
+
+`eagle-plugin benchmark TARGET --head head` measures it on your machine. `EAGLE_PLUGIN=0 ./serve.sh` serves without the
+plugin: the engine's own EAGLE.
+
+## In a container
+
+Copy the plugin's wheel into this folder, run `docker build -t {name} .`, and mount the target:
+
+```
+docker run --rm --gpus all --shm-size 1g -p 127.0.0.1:{port}:{port} -v /folder/of/the/target:{mounted}:ro {name}
+```
+
+For Kubernetes, push the image, correct `image` in `kubernetes.yaml`, and run `kubectl apply -f kubernetes.yaml`. It
+asks for one GPU.
+"""
+MOUNTED = "/models/target"
+
+
+def package_files(manifest: dict[str, Any], target: Path | None) -> dict[str, str]:
+    """File name -> text.
+
+    target: the folder that serve.sh serves unless TARGET names another (None: `target` in the package).
+    """
+    engine = ENGINES[manifest["engine"]["name"]]
+    algorithm = manifest["engine"]["algorithm"]
+    name = re.sub(r"[^a-z0-9]+", "-", f"{manifest['target']['name']}-{manifest['head']['name']}".lower())[:50].strip(
+        "-"
+    )
+    mounted = MOUNTED if target is not None else "/package/target"
+    verdict = manifest["measured"].get("benchmark", {}).get("verdict")
+    values = {
+        "name": name,
+        "engine": manifest["engine"]["name"],
+        "version": engine.version,
+        "plugin": manifest["versions"]["eagle-plugin"],
+        "image": engine.image,
+        "port": engine.port,
+    }
+    shown = "the folder `target` of this package" if target is None else "not in this package"
+    command = engine.command.format(algorithm=algorithm, method=algorithm.lower())
+    # Within ${TARGET:-...} a quoted word stays one word.
+    folder = '"$here/target"' if target is None else shlex.quote(str(target))
+    return {
+        "package.json": json.dumps(manifest, indent=1) + "\n",
+        "serve.sh": SCRIPT.format(port=engine.port, target=folder, command=command),
+        "Dockerfile": DOCKERFILE.format(target=mounted, **values),
+        "kubernetes.yaml": _kubernetes(name, engine.port, mounted, target is not None),
+        "README.md": README.format(
+            target=manifest["target"]["name"],
+            where=shown,
+            mounted=mounted,
+            verdict=verdict or "No benchmark is in this package.",
+            **values,
+        ),
+    }
+
+
+def _kubernetes(name: str, port: int, mounted: str, volume: bool) -> str:
+    """A Deployment of one server with one GPU, and its Service."""
+    labels = {"app": name}
+    probe = {"httpGet": {"path": "/health", "port": port}}
+    container: dict[str, Any] = {
+        "name": "server",
+        "image": f"{name}:1",
+        "env": [{"name": "TARGET", "value": mounted}],
+        "ports": [{"containerPort": port}],
+        "resources": {"limits": {"nvidia.com/gpu": 1}},
+        "startupProbe": probe | {"periodSeconds": 10, "failureThreshold": 180},
+        "readinessProbe": probe | {"periodSeconds": 10},
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+    }
+    volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}]
+    if volume:
+        mount = {"name": "models", "mountPath": mounted, "subPath": "target", "readOnly": True}
+        container["volumeMounts"].append(mount)
+        volumes.append({"name": "models", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}})
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [container], "volumes": volumes}}
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name},
+        "spec": {"replicas": 1, "selector": {"matchLabels": labels}, "template": template},
+    }
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name},
+        "spec": {"selector": labels, "ports": [{"port": port, "targetPort": port}]},
+    }
+
+    class Plain(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    return yaml.dump_all([deployment, service], Dumper=Plain, sort_keys=False)

@@ -1,0 +1,125 @@
+"""The YAML of a job: a recipe with its folders and limits, read with `--set`, or made from a workflow by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field
+
+from eagle_plugin.common.recipes import did_you_mean, override_key, validate
+from eagle_plugin.learning.data.sources.training_sets import TRAINING_SETS
+from eagle_plugin.learning.jobs.recipe import JobError, JobRecipe
+from eagle_plugin.learning.jobs.stages import list_stages
+from eagle_plugin.models.shipped import head_folder
+
+Minutes = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+WORKFLOWS = {
+    "scratch-builtin": "a new head, from the built-in prompts or --dataset",
+    "scratch-own": "a new head, from your prompts (--prompts)",
+    "base-builtin": "train an existing head (--head) further, with the built-in prompts or --dataset",
+    "base-own": "train an existing head (--head) further, with your prompts (--prompts)",
+    "own-head": "bring your own head (--head): check and measure only",
+}
+
+
+class JobFile(JobRecipe):
+    """A recipe of `optimize`, and where and how long the job runs."""
+
+    out: Path | None = None  # folder of what the job makes; default: JOBS/NAME
+    data: Path | None = None  # folder of prompts, answers and features; default: out
+    train_minutes: Minutes | None = None  # of training, instead of the budgets in `train`
+    limit_minutes: Minutes | None = None  # of all runs of the job together
+
+
+def workflow_values(
+    workflow: str, target: str | None, head: str | None, prompts: Sequence[str], datasets: Sequence[str]
+) -> dict[str, Any]:
+    """The keys of a job of this workflow.
+
+    datasets: names of data sets, or NAME=PATH.
+
+    Raises:
+        JobError: an option is missing, or is not for this workflow.
+    """
+    if workflow not in WORKFLOWS:
+        hint = did_you_mean(workflow, WORKFLOWS)
+        raise JobError(f"--workflow {workflow} is unknown, wanted one of {', '.join(WORKFLOWS)}{hint}")
+    start, _, source = workflow.partition("-")
+    needed = {"--target": (target, True), "--head": (head, start != "scratch"), "--prompts": (prompts, source == "own")}
+    for option, (value, wanted) in needed.items():
+        if bool(value) != wanted:
+            raise JobError(f"--workflow {workflow} {'needs' if wanted else 'takes no'} {option}; {WORKFLOWS[workflow]}")
+    if datasets and source != "builtin":
+        raise JobError(f"--workflow {workflow} takes no --dataset; {WORKFLOWS[workflow]}")
+    if workflow == "own-head":
+        return {"target": target, "head": head}
+    sets = [_data_set(text) for text in datasets]
+    source_keys = {"files": list(prompts)} if prompts else {"sets": sets} if sets else {"builtin": 6000}
+    shape = {"from": head} if start == "base" else {}
+    run = {"head": shape, "budget": {"epochs": 3}, "phases": [{"share": 0.4, "steps": 2}, {"share": 0.6, "steps": 4}]}
+    values: dict[str, Any] = {"target": target, "prompts": source_keys, "train": {"head": run}}
+    return values | ({"compare": head} if start == "base" else {"vocabulary": 32000})
+
+
+def _data_set(text: str) -> dict[str, Any]:
+    name, sign, path = text.partition("=")
+    if name not in TRAINING_SETS:
+        hint = did_you_mean(name, TRAINING_SETS)
+        raise JobError(f"--dataset {name} is unknown, wanted one of {', '.join(TRAINING_SETS)}{hint}")
+    return {"name": name, "path": path} if sign else {"name": name}
+
+
+def check_job(values: dict[str, Any], overrides: Sequence[str], where: str) -> JobFile:
+    """The job of these keys, with `a.b=value` over them; its stages are planned, so that no later one is refused.
+
+    Raises:
+        JobError, TrainError: a key is wrong, or a file that the job reads is missing.
+    """
+    for override in overrides:
+        override_key(values, override, JobError)
+    job = validate(JobFile, values, where, JobError)
+    for _ in list_stages(job, Path(job.target), Path("out"), minutes=job.train_minutes):
+        pass
+    reads = [("prompts.files", path) for path in job.prompts.files]
+    reads += [("prompts.sets", wanted.path) for wanted in job.prompts.sets if wanted.path is not None]
+    for key, path in reads:
+        if not path.exists():
+            raise JobError(f"{where}: {key} names {path}, which does not exist; correct the path")
+    return job
+
+
+def dump_job(values: dict[str, Any]) -> str:
+    """The YAML of a job. Paths become absolute, so that it can be resumed from any folder."""
+    values = dict(values)
+    for key in ("out", "data"):
+        if values.get(key) is not None:
+            values[key] = str(Path(values[key]).expanduser().absolute())
+    for key in ("target", "head", "compare"):
+        if values.get(key) is not None:
+            values[key] = _absolute(values[key])
+    prompts = dict(values.get("prompts") or {})
+    if prompts.get("files"):
+        prompts["files"] = [_absolute(path) for path in prompts["files"]]
+    if prompts.get("sets"):
+        prompts["sets"] = [
+            one | ({"path": _absolute(one["path"])} if one.get("path") else {}) for one in prompts["sets"]
+        ]
+    if prompts:
+        values["prompts"] = prompts
+    benchmark = values.get("benchmark")
+    if isinstance(benchmark, dict) and benchmark.get("prompts"):
+        values["benchmark"] = benchmark | {"prompts": _absolute(benchmark["prompts"])}
+    runs = {}
+    for name, run in (values.get("train") or {}).items():
+        shape = run.get("head") or {}
+        runs[name] = run | ({"head": shape | {"from": _absolute(shape["from"])}} if shape.get("from") else {})
+    return yaml.safe_dump(values | ({"train": runs} if runs else {}), sort_keys=False)
+
+
+def _absolute(name: Any) -> str:
+    """A path that is there as an absolute one; the name of a model or of a shipped head stays a name."""
+    path = Path(str(name)).expanduser()
+    return str(path.absolute()) if path.exists() and head_folder(path) == path else str(name)

@@ -1,0 +1,272 @@
+"""`eagle-plugin optimize create | list | describe | stop | resume`: jobs in a folder, which any machine can follow."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from rich.console import Console
+
+from eagle_plugin.bench.choices import resolve_target
+from eagle_plugin.bench.servers import ServerError
+from eagle_plugin.common.command_line import Parser
+from eagle_plugin.common.errors import UserError
+from eagle_plugin.common.recipes import parse_yaml, read_yaml, validate
+from eagle_plugin.learning.jobs.job_file import WORKFLOWS, JobFile, check_job, dump_job, workflow_values
+from eagle_plugin.learning.jobs.job_watch import JobWatch
+from eagle_plugin.learning.jobs.jobs_folder import LINEAGE, YAML, JobsFolder, Status
+from eagle_plugin.learning.jobs.lineage import LINEAGE as LINEAGE_FILE
+from eagle_plugin.learning.jobs.recipe import JobError
+from eagle_plugin.learning.jobs.runner import run_job
+from eagle_plugin.learning.jobs.stage_process import INTERRUPTED, StopRequested
+from eagle_plugin.learning.jobs.watch import Progress
+from eagle_plugin.models.shipped import recipe_file
+
+JOBS = "out/jobs"
+EPILOG = """\
+workflows:
+{workflows}
+
+examples:
+  eagle-plugin optimize create small --workflow base-builtin --target smollm2-135m-instruct \\
+      --head smollm2-135m-instruct-eagle3 --set prompts.builtin=500 --set limit_minutes=120
+  eagle-plugin optimize create mine --recipe RECIPE.yaml --set vocabulary=8192 --no-start
+  eagle-plugin optimize list --jobs s3://bucket/jobs
+  eagle-plugin optimize describe small
+  eagle-plugin optimize stop small          from any machine: the job ends after its current step
+  eagle-plugin optimize resume small        continues after a stop, a kill, an error or a power cut
+
+JOBS is a folder, a file:// URL, or an s3://, gs:// or az:// URL; there a job must say where its files are, with
+--set out=DIR. Every key of a job can be set: docs/jobs.md
+"""
+
+
+def run_action(argv: Sequence[str]) -> int:
+    """Run one of ACTIONS; returns the exit code: 0, or 130 for a job that was stopped.
+
+    Raises:
+        UserError: anything refused, and a stage that failed.
+    """
+    arguments = _parser().parse_args(argv)
+    return ACTIONS[arguments.action](arguments)
+
+
+def _create(arguments: argparse.Namespace) -> int:
+    jobs = JobsFolder(arguments.jobs)
+    if bool(arguments.recipe) == bool(arguments.workflow):
+        raise JobError("a new job needs either --workflow or --recipe; see `eagle-plugin optimize create --help`")
+    if arguments.recipe:
+        given = ("target", "head", "prompts", "dataset")
+        if extra := [f"--{name}" for name in given if getattr(arguments, name)]:
+            raise JobError(f"{', '.join(extra)} belongs to --workflow; with --recipe write --set target=... instead")
+        where = str(arguments.recipe)
+        values = read_yaml(recipe_file(arguments.recipe), JobError)
+    else:
+        where = f"--workflow {arguments.workflow}"
+        values = workflow_values(
+            arguments.workflow, arguments.target, arguments.head, arguments.prompts, arguments.dataset
+        )
+    job = check_job(values, arguments.set, where)
+    _folders(jobs, arguments.name, job)
+    jobs.create(arguments.name, dump_job(values))
+    console = Console(stderr=True)
+    console.print(f"created the job {arguments.name} in {jobs.folder.url}", highlight=False)
+    return 0 if arguments.no_start else _run(jobs, arguments.name, console)
+
+
+def _resume(arguments: argparse.Namespace) -> int:
+    jobs, name = JobsFolder(arguments.jobs), arguments.name
+    data = jobs.yaml(name)
+    if arguments.set:
+        _refuse_running(jobs, name)
+        values = parse_yaml(data, _where(jobs, name), JobError)
+        _folders(jobs, name, check_job(values, arguments.set, _where(jobs, name)))
+        jobs.folder.replace(name + YAML, dump_job(values).encode())
+    return _run(jobs, name, Console(stderr=True))
+
+
+def _run(jobs: JobsFolder, name: str, console: Console) -> int:
+    """Run a job until it is finished or stopped; its status says how it ended."""
+    _refuse_running(jobs, name)
+    job = check_job(parse_yaml(jobs.yaml(name), _where(jobs, name), JobError), [], _where(jobs, name))
+    out, data = _folders(jobs, name, job)
+    with JobWatch(jobs, name, job.limit_minutes, console) as watch:
+        try:
+            target = resolve_target(job.target, console)
+            named_by = "--set data=DIR", "--set out=DIR"
+            run_job(job, target, out, console, data=data, minutes=job.train_minutes, watch=watch, named_by=named_by)
+        except StopRequested:
+            watch.end("stopped", watch.reason)
+            console.print(f"stopped: {watch.reason}; `optimize resume {name}` continues", highlight=False)
+            return INTERRUPTED
+        except (KeyboardInterrupt, SystemExit):
+            watch.end("stopped", "by a signal")
+            raise
+        except (UserError, ServerError, OSError) as error:
+            try:
+                watch.end("failed", str(error))
+            except UserError:  # of the same disk; the first error says more
+                console.print("the status could not be written either", highlight=False)
+            if isinstance(error, ServerError):
+                raise JobError(str(error)) from error
+            raise
+        watch.end("finished")
+    jobs.folder.replace(name + LINEAGE, (out / LINEAGE_FILE).read_bytes())
+    made = f"the trained head is {out / 'head'}" if job.train else f"the measurements are in {out}"
+    console.print(made, highlight=False)
+    return 0
+
+
+def _folders(jobs: JobsFolder, name: str, job: JobFile) -> tuple[Path, Path]:
+    """(out, data) of a job."""
+    out = job.out or jobs.work_folder(name)
+    if out is None:
+        raise JobError(f"jobs in {jobs.folder.url} need a folder on this machine for their files; add --set out=DIR")
+    return out, job.data or out
+
+
+def _refuse_running(jobs: JobsFolder, name: str) -> None:
+    status = jobs.status(name)
+    if status.alive:
+        raise JobError(f"the job {name} is running on {status.host} (process {status.pid}); stop it or wait for it")
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    jobs = JobsFolder(arguments.jobs)
+    found = {name: jobs.status(name) for name in jobs.names()}
+    if arguments.json:
+        print(json.dumps({name: _as_json(status) for name, status in found.items()}, indent=1))
+        return 0
+    width = max(map(len, found), default=0)
+    for name, status in found.items():
+        print(f"{name:<{width}}  {status.shown:<11}  {_stage(status)}".rstrip())
+    if not found:
+        print(f"no job in {jobs.folder.url}")
+    return 0
+
+
+def _describe(arguments: argparse.Namespace) -> int:
+    jobs, name = JobsFolder(arguments.jobs), arguments.name
+    job = check_keys(jobs, name)
+    status = jobs.status(name)
+    if arguments.json:
+        print(json.dumps(_as_json(status), indent=1))
+        return 0
+    out = job.out or jobs.work_folder(name)
+    rows = [("job", name), ("state", status.shown), ("stage", _stage(status)), ("progress", _progress(status))]
+    rows += [("message", status.message), ("target", job.target), ("folder", str(out or "")), ("host", status.host)]
+    if status.started:
+        rows += [("started", _time(status.started)), ("heard of", f"{_time(status.heartbeat)}{_ago(status)}")]
+        rows += [("running time", str(timedelta(seconds=round(status.spent_s))))]
+    rows += [("done", f"{one.name} ({one.seconds:,.1f} s)") for one in status.times]
+    for key, value in rows:
+        if value:
+            print(f"{key:<13} {value}")
+    return 0
+
+
+def _stop(arguments: argparse.Namespace) -> int:
+    jobs, name = JobsFolder(arguments.jobs), arguments.name
+    jobs.yaml(name)  # refuses an unknown name
+    status = jobs.status(name)
+    if not status.alive:
+        raise JobError(f"the job {name} is not running, it is {status.shown}; there is nothing to stop")
+    jobs.request_stop(name)
+    print(
+        f"asked the job {name} on {status.host} to stop after its current step; `optimize describe {name}` follows it"
+    )
+    return 0
+
+
+def check_keys(jobs: JobsFolder, name: str) -> JobFile:
+    """The job without a look at the files that it reads, which may be on another machine."""
+
+    return validate(JobFile, parse_yaml(jobs.yaml(name), _where(jobs, name), JobError), _where(jobs, name), JobError)
+
+
+def _where(jobs: JobsFolder, name: str) -> str:
+    return f"{jobs.folder.url}/{name}{YAML}"
+
+
+def _stage(status: Status) -> str:
+    return f"{status.number}/{len(status.stages)} {status.stage}" if status.number else ""
+
+
+def _progress(status: Status) -> str:
+    if status.done is None:
+        return ""
+    return str(Progress(status.done, status.total, status.unit, status.rate, status.seconds_left))
+
+
+def _as_json(status: Status) -> dict[str, object]:
+    return status.model_dump(mode="json") | {"shown": status.shown}
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _ago(status: Status) -> str:
+    return f" ({max(0.0, time.time() - status.heartbeat):,.0f} s ago)" if status.alive else ""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="eagle-plugin optimize",
+        description="Jobs in a folder: create, list, describe, stop and resume them.",
+        epilog=_epilog(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    text = {
+        "create": "write a new job, and run it",
+        "list": "all jobs with their states",
+        "describe": "one job: state, stage, progress, times",
+        "stop": "ask a running job to end after its current step",
+        "resume": "run a job that is not finished, or again what changed",
+    }
+    for name, help_text in text.items():
+        action = actions.add_parser(
+            name, help=help_text, epilog=_epilog(), formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        if name != "list":
+            action.add_argument("name", metavar="NAME", help="the job")
+        action.add_argument("--jobs", default=JOBS, metavar="JOBS", help=f"folder or URL of the jobs ({JOBS})")
+        if name in ("list", "describe"):
+            action.add_argument("--json", action="store_true", help="print all of the status as JSON")
+        if name in ("create", "resume"):
+            action.add_argument(
+                "--set", action="append", default=[], metavar="KEY=VALUE", help="set one key of the job, as in a.b=1"
+            )
+        if name == "create":
+            action.add_argument("--workflow", metavar="W", help=", ".join(WORKFLOWS))
+            action.add_argument("--recipe", metavar="RECIPE", help="a YAML file, or the name of a shipped recipe")
+            action.add_argument("--target", metavar="T", help="a folder, or a name of `models list`")
+            action.add_argument("--head", metavar="H", help="an existing head: a folder, or the name of a shipped one")
+            action.add_argument("--prompts", nargs="+", default=[], metavar="FILE", help="files of `data prepare`")
+            action.add_argument(
+                "--dataset",
+                nargs="+",
+                default=[],
+                metavar="NAME[=PATH]",
+                help="data sets of `data set`, from a local copy if PATH is given",
+            )
+            action.add_argument("--no-start", action="store_true", help="only write the job; `resume` runs it")
+    return parser
+
+
+def _epilog() -> str:
+    return EPILOG.format(workflows="\n".join(f"  {name:<16} {text}" for name, text in WORKFLOWS.items()))
+
+
+ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "create": _create,
+    "list": _list,
+    "describe": _describe,
+    "stop": _stop,
+    "resume": _resume,
+}

@@ -1,0 +1,109 @@
+"""The recipe of `eagle-plugin optimize`: every key with its range."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from eagle_plugin.common.errors import UserError
+from eagle_plugin.common.recipes import read_yaml, validate
+from eagle_plugin.models.shipped import head_folder
+
+Positive = Annotated[int, Field(gt=0)]
+Skipped = Annotated[int, Field(ge=0)]
+
+
+class JobError(UserError):
+    """A recipe is wrong, or a stage of a job failed."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SetSettings(_Section):
+    """A data set of `eagle-plugin data set`."""
+
+    name: str
+    path: Path | None = None  # a file or folder with the set's files; default: its package, or the hub
+    revision: str | None = None  # of the hub; default: the newest, which is recorded
+    sha256: str | None = None  # the digest that the set's files must have
+    limit: Positive | None = None  # records, from the first
+
+
+class PromptSettings(_Section):
+    """Prompts: files in any format that `data prepare` reads, well-known data sets, or the built-in ones."""
+
+    files: list[Path] = []
+    sets: list[SetSettings] = []  # well-known data sets by name
+    builtin: Positive | None = None  # how many built-in prompts
+    skip: Skipped = 0  # built-in prompts to leave out, from the first: those that the head was trained on
+    privacy: str = "drop"  # of files, as in `data prepare`
+
+
+class GenerateSettings(_Section):
+    """Answers of the target: from running endpoints, or from a stock engine that the job starts and stops."""
+
+    endpoints: list[str] = []
+    temperatures: list[Annotated[float, Field(ge=0, le=2)]] = []  # default: each prompt's own
+    max_tokens: Positive = 192
+    concurrency: Positive = 112
+
+
+class RecordedSettings(_Section):
+    """Recorded dialogues of the built-in prompts, which the target reads but did not generate."""
+
+    count: Positive
+    skip: Skipped = 0  # dialogues to leave out, from the first
+    max_length: Positive = 512
+
+
+class BenchmarkSettings(_Section):
+    """`eagle-plugin benchmark` of the trained head, the base head and the target without EAGLE."""
+
+    engine: Literal["sglang", "vllm"] | None = None  # default: the one of this environment; also of the package
+    concurrency: Annotated[list[Positive], Field(min_length=1)] = [1, 2, 4, 8]
+    repeats: Positive = 5
+    prompts: Path | None = None  # a file of `data prepare`; default: the job's own prompts
+    sets: list[str] | None = None  # default: none beside prompts; without prompts the held-out sets of `evaluate`
+    limit: Positive = 80  # prompts of each set
+    max_tokens: Annotated[int, Field(ge=2)] = 64
+    aiperf: bool = False  # every cell once more by aiperf
+
+
+class JobRecipe(_Section):
+    """A whole recipe: prompts and training runs, or a head that exists and is only checked and measured."""
+
+    target: str
+    head: Annotated[Path, AfterValidator(head_folder)] | None = None  # your own head, instead of prompts and train
+    prompts: PromptSettings = PromptSettings()
+    generate: GenerateSettings = GenerateSettings()
+    recorded: RecordedSettings | None = None
+    vocabulary: Positive | None = None
+    aux_layers: list[Positive] | None = None
+    train: dict[str, dict[str, Any]] = {}  # name -> keys of `eagle-plugin train`, in order
+    evaluate: list[str] = ["mtbench", "humaneval", "gsm8k"]  # held-out sets; [] skips check and evaluation
+    compare: Annotated[Path, AfterValidator(head_folder)] | None = None  # the trained head is measured against this one
+    benchmark: BenchmarkSettings | Literal[False] = BenchmarkSettings()
+    report: bool = True  # the page of the benchmark
+    package: bool = True  # the folder that an engine serves
+
+    @model_validator(mode="after")
+    def _check(self) -> JobRecipe:
+        if (self.head is None) != bool(self.train):
+            raise ValueError(
+                f"wanted either train, with a name and keys of each training run, or head, found "
+                f"{'both' if self.train else 'neither'}"
+            )
+        return self
+
+
+def read_job(path: Path) -> JobRecipe:
+    """Read a recipe.
+
+    Raises:
+        JobError: naming every wrong key with its value and what was wanted.
+    """
+    return validate(JobRecipe, read_yaml(path, JobError), str(path), JobError)

@@ -1,0 +1,150 @@
+"""The stages of a job: which sub-command makes which file, in which order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from eagle_plugin.learning.data.sources.sets import SETS
+from eagle_plugin.learning.data.sources.training_sets import TRAINING_SETS
+from eagle_plugin.learning.jobs.answers import features_of
+from eagle_plugin.learning.jobs.judge_stages import judge_stages
+from eagle_plugin.learning.jobs.recipe import JobError, JobRecipe
+from eagle_plugin.learning.jobs.stage import Stage, check_known
+from eagle_plugin.learning.train.recipe import parse_recipe
+
+VOCABULARY = "vocabulary.safetensors"
+
+
+def list_stages(
+    job: JobRecipe, target: Path, out: Path, data: Path | None = None, minutes: float | None = None
+) -> list[Stage]:
+    """The sub-commands of a job in their order: those of `data_stages`, then those of `head_stages`.
+
+    data: the folder of prompts, answers and features (None: out). minutes: of training, instead of the recipe's budget.
+
+    Raises:
+        JobError, TrainError: a later stage would fail, perhaps after hours: its part of the recipe is wrong.
+    """
+    data = out if data is None else data
+    return [*data_stages(job, target, data), *head_stages(job, target, out, data, minutes)]
+
+
+def data_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
+    """From prompts to features, all in the folder `data`; none for a head that exists."""
+    if job.head is not None:
+        return
+    yield from _prompt_stages(job, target, data)
+    rows = [data / f"{name}.jsonl" for name in _stores(job)]
+    if job.vocabulary is not None:
+        out = data / VOCABULARY
+        args = ["data", "vocabulary", *map(str, rows), "--target", str(target), "--size", str(job.vocabulary)]
+        yield Stage("vocabulary", [*args, "--out", str(out)], out)
+    for file in rows:
+        store = features_of(file)
+        args = ["data", "features", str(file), "--target", str(target), "--store", str(store)]
+        if job.aux_layers is not None:
+            args += ["--aux-layers", ",".join(map(str, job.aux_layers))]
+        yield Stage(f"features of {file.stem} rows", args, store / "manifest.json")
+
+
+def head_stages(job: JobRecipe, target: Path, out: Path, data: Path, minutes: float | None) -> Iterator[Stage]:
+    """Training and what is done with the head, all in the folder `out`."""
+    for name in job.evaluate:
+        check_known("evaluate", name, SETS)
+    if job.compare is not None and not (job.compare / "config.json").is_file():
+        raise JobError(f"the recipe's compare is {job.compare}, which holds no config.json; give the folder of a head")
+    budget = None if minutes is None else {"minutes": minutes / len(job.train)}
+    head: Path | None = job.head
+    if head is not None and not (head / "config.json").is_file():
+        raise JobError(f"the recipe's head is {head}, which holds no config.json; give the folder of a head")
+    for name, keys in job.train.items():
+        folder = out / "train" / name
+        args = ["train", f"{folder}.yaml", "--out", str(folder)]
+        recipe = _train_recipe(name, keys | ({"budget": budget} if budget else {}), job, target, data, head)
+        yield Stage(f"train {name}", args, folder / "head", recipe=recipe)
+        head = folder / "head"
+    if head is not None:
+        yield from judge_stages(job, target, out, data, head)
+
+
+def _stores(job: JobRecipe) -> list[str]:
+    """The names of the files of token rows, and of their feature stores."""
+    return ["generated"] if job.recorded is None else ["generated", "recorded"]
+
+
+def _prompt_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
+    prompts, settings = data / "prompts.jsonl", job.prompts
+    files = [*map(str, settings.files)]
+    if bool(files or settings.sets) == (settings.builtin is not None):
+        raise JobError("the recipe's prompts name both files and builtin, or neither; give one of them")
+    if settings.skip and settings.builtin is None:
+        raise JobError(
+            f"the recipe's prompts.skip is {settings.skip}, and only built-in prompts can be left out; delete it"
+        )
+    for wanted in settings.sets:
+        made = data / "sets" / f"{wanted.name}.jsonl"
+        args = ["data", "set", wanted.name, "--out", str(made)]
+        for key in ("path", "revision", "sha256", "limit"):
+            if (value := getattr(wanted, key)) is not None:
+                args += [f"--{key}", str(value)]
+        check_known("prompts.sets", wanted.name, TRAINING_SETS)
+        yield Stage(f"data set {wanted.name}", args, made)
+        files.append(str(made))
+    if settings.builtin is not None:
+        args = ["data", "builtin", *_count(settings.builtin, settings.skip), "--out", str(prompts)]
+    else:
+        args = ["data", "prepare", *files, "--privacy", settings.privacy, "--out", str(prompts)]
+    yield Stage("prompts", args, prompts)
+    ask, rows = job.generate, data / "generated.jsonl"
+    args = ["data", "generate", str(prompts), "--out", str(rows), "--max-tokens", str(ask.max_tokens)]
+    args += ["--concurrency", str(ask.concurrency)]
+    if ask.temperatures:
+        args += ["--temperature", *map(str, ask.temperatures)]
+    for url in ask.endpoints:
+        args += ["--endpoint", url]
+    yield Stage(
+        "answers of the target",
+        args,
+        rows,
+        needs_server=not ask.endpoints,
+        partial=(rows, rows.with_suffix(".skipped.jsonl"), features_of(rows)),
+        settings=json.dumps([ask.max_tokens, ask.temperatures]),
+        prompts=prompts,
+    )
+    if job.recorded is not None:
+        dialogues, rows = data / "dialogues.jsonl", data / "recorded.jsonl"
+        count = _count(job.recorded.count, job.recorded.skip)
+        args = ["data", "builtin", "--recorded", *count, "--out", str(dialogues)]
+        yield Stage("recorded dialogues", args, dialogues)
+        args = ["data", "render", str(dialogues), "--target", str(target), "--out", str(rows)]
+        yield Stage("rendered dialogues", [*args, "--max-length", str(job.recorded.max_length)], rows)
+
+
+def _count(limit: int, skip: int) -> list[str]:
+    """Options of `data builtin`; without --skip where it leaves out none, as in jobs that began before the option."""
+    return ["--limit", str(limit), *(["--skip", str(skip)] if skip else [])]
+
+
+def _train_recipe(name: str, keys: dict[str, Any], job: JobRecipe, target: Path, data: Path, head: Path | None) -> str:
+    """The recipe of one training run; all but the first start from the head before them, with its draft vocabulary."""
+    for part in ("head", "data"):
+        if not isinstance(keys.get(part, {}), dict):
+            raise JobError(f"the recipe's train.{name}.{part} is {keys[part]!r}, wanted a mapping of keys; correct it")
+    shape = dict(keys.get("head", {}))
+    if head is not None:
+        shape["from"] = str(head)
+    elif job.vocabulary is not None:
+        shape["vocabulary"] = str(data / VOCABULARY)
+    stores = keys.get("data", {}).get("store", ["generated"])
+    stores = stores if isinstance(stores, list) else [stores]
+    for store in stores:
+        check_known(f"train.{name}.data.store", store, _stores(job))
+    source = {"store": [str(data / "features" / store) for store in stores]}
+    values = {**keys, "target": str(target), "head": shape, "data": source}
+    parse_recipe(values, f"the recipe's train.{name}")
+    return yaml.safe_dump(values, sort_keys=False)

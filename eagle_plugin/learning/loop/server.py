@@ -1,0 +1,48 @@
+"""The server of the traffic and of the exchange: the plugin's, with a head, ready."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from eagle_plugin.bench.engines import ENGINES
+from eagle_plugin.bench.progress import Steps
+from eagle_plugin.bench.servers import Server, check_worker
+from eagle_plugin.bench.spec import ServerSpec
+from eagle_plugin.common.devices import default_device
+from eagle_plugin.learning.loop.settings import LoopSettings
+
+
+@contextmanager
+def plugin_server(
+    settings: LoopSettings, target: Path, head: Path, requests: int, environment: Mapping[str, str], name: str,
+    folder: Path, steps: Steps, is_exact: bool = False,
+) -> Iterator[Server]:  # fmt: skip
+    """Serve within the block; the log is in `folder`/logs.
+
+    requests: so many at a time. is_exact: in float32, not in bfloat16.
+
+    Raises:
+        ServerError: it does not start; one sentence for the user.
+    """
+    spec = (
+        ServerSpec(
+            target=target,
+            mode="plugin",
+            head=head,
+            engine=settings.engine,
+            device=default_device(),
+            shape=ENGINES[settings.engine].plugin_shape(head),
+            environment=environment,
+            name=name,
+        )
+        .for_concurrency(requests)
+        .alone()
+    )
+    with Server.of(replace(spec, dtype="float32") if is_exact else spec, folder / "logs") as server:
+        with steps.step("starting the server") as step:
+            server.wait_ready(progress=step.update)
+            check_worker(server, spec.mode)
+        yield server

@@ -1,0 +1,116 @@
+"""Decoding of one sequence on a transformers causal language model, plain and with a draft tree, greedy and sampled.
+
+Nothing is cached between forwards of the target, and the head is run over the whole sequence again each round. So the
+result of a round depends on the tokens so far and on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from eagle_plugin.core.sampling import SamplingParams, draw, target_distribution
+from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.verify import Accepted, verify_greedy
+from eagle_plugin.heads.checkpoint import check_head
+from eagle_plugin.heads.draft_head import DraftHead, head_class
+from eagle_plugin.heads.kinds import find_spec
+from eagle_plugin.learning.reference.draft import draft_tree
+from eagle_plugin.learning.reference.rules import RULES, Rule
+from eagle_plugin.learning.reference.target import path_logits
+
+
+class Decoded(NamedTuple):
+    """New tokens and the accept length (with the bonus token) of every round."""
+
+    tokens: list[int]
+    accept_lengths: list[int]
+
+
+def load_head(model: Any, target_dir: str | Path, head_dir: str | Path, *, algorithm: str) -> DraftHead:
+    """Check the head in head_dir against its target and load it in the model's dtype, sharing the model's embedding.
+
+    Raises:
+        HeadError: the head does not fit the target.
+    """
+    info = check_head(target_dir, head_dir, algorithm=algorithm)
+    embedding, lm_head = model.get_input_embeddings().weight.detach(), model.get_output_embeddings().weight.detach()
+    return head_class(find_spec(info.kind)).load(head_dir, info.aux_layer_ids, embedding, lm_head, embedding.dtype)
+
+
+def sampling_params(temperature: float, vocabulary: int, b: int = 1) -> SamplingParams:
+    """b requests at one temperature, unfiltered; temperature 0 is greedy."""
+    return SamplingParams(
+        torch.full((b,), temperature or 1.0),
+        torch.full((b,), vocabulary if temperature else 1, dtype=torch.int32),
+        torch.ones(b),
+        torch.zeros(b),
+    )
+
+
+@torch.no_grad()
+def plain_greedy(model: Any, ids: list[int], n: int) -> list[int]:
+    """Return the n tokens that the target chooses after ids."""
+    tokens = list(ids)
+    for _ in range(n):
+        tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(ids) :]
+
+
+@torch.no_grad()
+def speculative_greedy(
+    model: Any,
+    head: DraftHead,
+    ids: list[int],
+    n: int,
+    shape: Shape,
+    *,
+    verify: Callable[[Tensor, Tensor, Tensor, int], Accepted] = verify_greedy,
+) -> Decoded:
+    """Return n tokens after ids, drafted by the head and verified by the target.
+
+    shape.width: 2..64.
+    """
+    params, gen = sampling_params(0.0, 1), torch.Generator()
+    tokens = [*ids, *plain_greedy(model, ids, 1)]
+    accept_lengths = []
+    while len(tokens) < len(ids) + n:
+        tree, _ = draft_tree(model, head, tokens, RULES["target_only"], params, gen, shape)
+        choices = path_logits(model, tokens, tree).argmax(-1)[None]
+        accepted = verify(tree.tokens, tree.parents, choices, shape.steps + 1)
+        length = int(accepted.lengths[0])
+        tokens += accepted.tokens[0, :length].tolist()
+        accept_lengths.append(length)
+    return Decoded(tokens[len(ids) : len(ids) + n], accept_lengths)
+
+
+@torch.no_grad()
+def speculative_sample(
+    model: Any,
+    head: DraftHead,
+    ids: list[int],
+    n: int,
+    rule: Rule,
+    params: SamplingParams,
+    gen: torch.Generator,
+    shape: Shape,
+) -> Decoded:
+    """Return n tokens after ids with the distribution of plain sampling; params of one request, one of `RULES`.
+
+    Greedy params give the tokens of `speculative_greedy`. The rest as there.
+    """
+    logits = model(torch.tensor([ids])).logits[0, -1:].float()
+    first = draw(target_distribution(logits, params)[0], float(torch.rand((), dtype=torch.float64, generator=gen)))
+    tokens, accept_lengths = [*ids, first], []
+    while len(tokens) < len(ids) + n:
+        tree, proposals = draft_tree(model, head, tokens, rule, params, gen, shape)
+        u = torch.rand(1, shape.steps + 1, shape.topk + 1, dtype=torch.float64, generator=gen)
+        accepted = rule.verify(tree, path_logits(model, tokens, tree).float(), params, proposals, u, shape.steps + 1)
+        length = int(accepted.lengths[0])
+        tokens += accepted.tokens[0, :length].tolist()
+        accept_lengths.append(length)
+    return Decoded(tokens[len(ids) : len(ids) + n], accept_lengths)

@@ -1,0 +1,178 @@
+"""Drafting trees with a head on torch: level by level; every node attends to its own ancestors.
+
+A P-EAGLE head reads mask tokens instead of its own drafts, so one pass gives the distribution of every level, and all
+nodes of a level share it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from eagle_plugin.core.propose import Proposals
+from eagle_plugin.core.sampling import SamplingParams
+from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier, grow_level, new_table, select_tree
+from eagle_plugin.heads.draft_head import DraftHead
+from eagle_plugin.heads.layers import KeyValues
+from eagle_plugin.learning.reference.rules import Rule
+from eagle_plugin.learning.reference.target import target_features
+
+SPARE = 16  # candidates beyond k, which show whether equal logits are on both sides of the cut
+
+
+class HeadPrefill(NamedTuple):
+    """The head's states of a text of n + 1 tokens: row j read token j + 1 and the target's feature of token j."""
+
+    states: Tensor  # [n, H]
+    past: list[KeyValues]  # of the n rows, one per layer
+
+
+def prefill_head(head: DraftHead, tokens: list[int], features: Tensor) -> HeadPrefill:
+    """Run the head over a text; features [len(tokens) - 1 or more, F] are the target's."""
+    n, device = len(tokens) - 1, head.embedding.device
+    causal = torch.ones(n, n, dtype=torch.bool, device=device).tril()
+    ids, rows = torch.tensor(tokens[1:], device=device), torch.arange(n, device=device)
+    return HeadPrefill(*head(head.embed(ids), head.fuse(features[:n]), rows, causal))
+
+
+def draft_tree(
+    model: Any,
+    head: DraftHead,
+    tokens: list[int],
+    rule: Rule,
+    params: SamplingParams,
+    gen: torch.Generator,
+    shape: Shape,
+) -> tuple[DraftTree, Proposals]:
+    """Draft one tree after tokens[-1], the root, which the target has not read yet; see `draft_trees`."""
+    prefill = prefill_head(head, tokens, target_features(model, head, tokens[:-1]))
+    roots = torch.tensor([len(tokens) - 1], device=head.embedding.device)
+    return draft_trees(head, tokens, prefill, roots, rule, params, gen, shape)
+
+
+def draft_trees(
+    head: DraftHead,
+    tokens: list[int],
+    prefill: HeadPrefill,
+    roots: Tensor,
+    rule: Rule,
+    params: SamplingParams,
+    gen: torch.Generator,
+    shape: Shape,
+) -> tuple[DraftTree, Proposals]:
+    """Draft b trees at different places of one text: each level has the children of the best topk nodes before it.
+
+    roots [b] int64, 1 or more: positions in tokens; nothing of the text after its root is used for a tree. params: of b
+    requests. shape.width: 2..64.
+    """
+    table, proposals = draft_candidates(head, tokens, prefill, roots, rule, params, gen, shape)
+    return select_tree(table, torch.tensor(tokens, device=roots.device)[roots], shape.width), proposals
+
+
+def draft_candidates(
+    head: DraftHead,
+    tokens: list[int],
+    prefill: HeadPrefill,
+    roots: Tensor,
+    rule: Rule,
+    params: SamplingParams,
+    gen: torch.Generator,
+    shape: Shape,
+) -> tuple[CandidateTable, Proposals]:
+    """All candidates of the trees of `draft_trees`, before the selection."""
+    steps, topk, _ = shape
+    b, k = len(roots), rule.children(topk)
+    draft_to_target = head.to_target(torch.arange(len(head.d2t), device=roots.device))
+    tail = DraftTail(head, prefill, roots, steps, topk)
+    table = new_table(b, k + (steps - 1) * topk * k, roots.device)
+    proposals: list[Proposals] = []
+    frontier: Frontier | None = None
+    offset = first_row = 0
+    for level in range(1, steps + 1):
+        states = tail.states(frontier, level)
+        rows = states.shape[1]
+        logits = head.logits(states).view(b * rows, -1)
+        children = rule.propose(
+            *topk_log_probs(logits, min(rule.top_m, logits.shape[1])),
+            params.for_rows(rows),
+            gen,
+            topk,
+            first_row=first_row,
+            rows_per_request=rows,
+            draft_to_target=draft_to_target,
+        )
+        proposals.append(Proposals(children.q_tokens.view(b, rows, -1), children.q_weights.view(b, rows, -1)))
+        logp, chosen, draws = (values.view(b, rows, k) for values in children[:3])
+        frontier = grow_level(table, offset, level, logp, chosen, frontier, topk if level < steps else 0, draws)
+        offset, first_row = offset + rows * k, first_row + rows
+    return table, Proposals(*(torch.cat(parts, dim=1) for parts in zip(*proposals, strict=True)))
+
+
+class DraftTail:
+    """The head's states after b roots of one text, level after level.
+
+    Draft rows come after the text's n rows: slot n + (level - 1) * beam + j holds node j of a level's frontier.
+    """
+
+    def __init__(self, head: DraftHead, prefill: HeadPrefill, roots: Tensor, steps: int, beam: int) -> None:
+        self.head, self.roots, self.beam = head, roots, beam
+        self.n = len(prefill.states)
+        self.text = (torch.arange(self.n, device=roots.device) < roots[:, None])[:, None]  # [b, 1, n]
+        self.past = [KeyValues(*(x.expand(len(roots), *x.shape) for x in layer)) for layer in prefill.past]
+        self.current = prefill.states[roots - 1][:, None]  # [b, rows, H] of the nodes whose children come next
+        self.depths = None if head.mask_token_id is None else self._read_masks(head, head.mask_token_id, steps - 1)
+
+    def states(self, frontier: Frontier | None, level: int) -> Tensor:
+        """The states [b, rows, H] from which a level's nodes are drafted; frontier: the nodes before, None at level 1.
+
+        Must be called for level 1, 2, ... in this order.
+        """
+        if frontier is None:
+            return self.current
+        if self.depths is not None:
+            return self.depths[:, level - 2, None].expand(-1, frontier.tokens.shape[1], -1)
+        return self._read_frontier(self.head, frontier, level)
+
+    def _read_frontier(self, head: DraftHead, frontier: Frontier, level: int) -> Tensor:
+        """Run the head on the level before: each node attends to the rows up to its root, its ancestors and itself."""
+        b, rows = frontier.tokens.shape
+        slots = torch.arange(self.past[0].keys.shape[-3] + rows - self.n, device=self.roots.device)
+        own = (frontier.ancestors[:, :, None] >> slots & 1).bool()  # [b, rows, slots]
+        hidden = self.current.gather(1, frontier.parent_rows[:, :, None].expand(b, rows, self.current.shape[-1]))
+        positions = (self.roots + level - 2)[:, None].expand(b, rows)  # the root's row is root - 1
+        visible = torch.cat([self.text.expand(b, rows, self.n), own], -1)
+        self.current, self.past = head(head.embed(frontier.tokens), hidden, positions, visible, self.past)
+        return self.current
+
+    def _read_masks(self, head: DraftHead, token: int, n: int) -> Tensor:
+        """The states [b, n, H] of n mask tokens after each root, read in one pass."""
+        b, device = len(self.roots), self.roots.device
+        masks = torch.full((b, n), token, device=device)
+        hidden = head.mask_state().expand(b, n, -1)
+        positions = self.roots[:, None] + torch.arange(n, device=device)
+        causal = torch.ones(n, n, dtype=torch.bool, device=device).tril().expand(b, n, n)
+        visible = torch.cat([self.text.expand(b, n, self.n), causal], -1)
+        return head(head.embed(masks), hidden, positions, visible, self.past)[0]
+
+
+def topk_log_probs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The result of `core.tree.topk_log_softmax`, without sorting the whole vocabulary.
+
+    logits [R, V] float -> (logp [R, k] float32, index [R, k] int64), descending, equal logits by ascending index.
+    """
+    x = logits.float()
+    x = torch.where(x.isnan(), -torch.inf, x)
+    m = min(k + SPARE, x.shape[1])
+    values, index = x.topk(m, dim=1)
+    index, order = index.sort(dim=1)
+    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+    index = index.gather(1, order)
+    if m < x.shape[1]:
+        cut = (values[:, k - 1] == values[:, -1]).nonzero()[:, 0]  # more tokens may be as likely as the last one
+        whole = x[cut].sort(dim=1, descending=True, stable=True)
+        values[cut], index[cut] = whole.values[:, :m], whole.indices[:, :m]
+    logp = values[:, :k] - x.logsumexp(dim=1, keepdim=True)
+    return torch.where(logp.isnan(), -torch.inf, logp).clamp(max=0), index[:, :k].contiguous()

@@ -1,0 +1,181 @@
+"""What is trained and how: the head with its objective, and the optimisers of its parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Muon, Optimizer
+
+from eagle_plugin.heads.create import continue_as, new_head
+from eagle_plugin.heads.draft_head import DraftHead
+from eagle_plugin.heads.load import load_any_head
+from eagle_plugin.heads.target_files import TargetFiles
+from eagle_plugin.learning.data.store.features import Readout
+from eagle_plugin.learning.data.vocabulary import load_draft_vocabulary
+from eagle_plugin.learning.train.distributed import gather_whole, scatter_like
+from eagle_plugin.learning.train.methods import METHODS, ObjectiveSettings
+from eagle_plugin.learning.train.objectives import Objective
+from eagle_plugin.learning.train.recipe import TrainError, TrainRecipe
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def objective_settings(settings: TrainRecipe, steps: int, default_decay: float) -> ObjectiveSettings:
+    """The objective of a phase of `steps` draft steps; default_decay: of the kind's method."""
+    values = settings.loss.model_dump()
+    values["loss"] = values.pop("name")
+    if values["decay"] is None:
+        values["decay"] = default_decay
+    return ObjectiveSettings(steps=steps, dtype=DTYPES[settings.dtype], **values)
+
+
+def make_head(settings: TrainRecipe, aux_layers: tuple[int, ...]) -> DraftHead:
+    """The head that a recipe starts from, in float32 on the CPU; aux_layers are those of the features.
+
+    Raises:
+        HeadError: it does not fit its target.
+        TrainError: it does not fit the features.
+    """
+    options, target = settings.head, settings.target
+    ids = None if options.vocabulary is None else load_draft_vocabulary(options.vocabulary)[0]
+    if options.start is not None:
+        return _existing_head(settings, options.start, ids)
+    head = new_head(options.kind, target, ids, aux_layers=aux_layers or None, seed=settings.seed, **options.shape())
+    _check_takes_vocabulary(head, options.vocabulary)
+    return head
+
+
+def _existing_head(settings: TrainRecipe, start: Path, ids: Tensor | None) -> DraftHead:
+    """The head in the folder `start`, with the draft vocabulary `ids` and of the kind that the recipe names."""
+    options, target = settings.head, settings.target
+    head = load_any_head(start, target, torch.float32)
+    if ids is not None:
+        _check_takes_vocabulary(head, options.vocabulary)
+        head.change_vocabulary(ids, TargetFiles(target).lm_head())
+    if options.kind not in ("auto", head.kind):
+        grown = {"layers": options.layers, "mask_token_id": options.mask_token_id}
+        return continue_as(options.kind, head, target, seed=settings.seed, **grown)
+    if options.shape():
+        own = ", ".join(options.shape())
+        raise TrainError(f"{start} is a head of kind {head.kind} and has its own {own}; leave these keys out")
+    return head
+
+
+def _check_takes_vocabulary(head: DraftHead, vocabulary: Path | None) -> None:
+    if vocabulary is not None and head.own_lm_head is None:
+        raise TrainError(
+            f"head.vocabulary is {vocabulary}, and an {head.kind} head drafts from all tokens of its target; "
+            "leave the key out"
+        )
+
+
+def check_features(head: DraftHead, aux_layers: tuple[int, ...]) -> None:
+    """Raise TrainError unless the features hold the layers that the head reads."""
+    if head.aux_layers and head.aux_layers != aux_layers:
+        wanted, found = (",".join(map(str, layers)) or "none" for layers in (head.aux_layers, aux_layers))
+        raise TrainError(
+            f"the head reads the inputs of target layers {wanted}, and the features hold {found}; "
+            f"extract them again with --aux-layers {wanted}"
+        )
+
+
+def make_objective(settings: TrainRecipe, head: DraftHead, readout: Readout, device: torch.device) -> Objective:
+    """The objective of the first phase on a device; readout: of the target, in any dtype."""
+    first = objective_settings(settings, settings.phases[0].steps, METHODS[head.spec.objective].default_decay)
+    bias = None if readout.bias is None else readout.bias.to(device, first.dtype)
+    readout = Readout(readout.weight.to(device, first.dtype), bias, readout.factor, readout.softcap)
+    return Objective(head.to(device), readout, first)
+
+
+def take_parameters(head: DraftHead, parameters: dict[str, Tensor]) -> DraftHead:
+    """Copy the trained parameters of an objective into another instance of its head."""
+    with torch.no_grad():
+        own = dict(head.named_parameters())
+        for name, value in parameters.items():
+            own[name.removeprefix("head.")].copy_(value)
+    return head
+
+
+class Parameters:
+    """The trained parameters of an objective by name, with their optimisers.
+
+    Muon updates the matrices between the embedding and lm_head, for which its orthogonal updates are meant, with the
+    learning rate scaled to AdamW's; AdamW updates the rest.
+    """
+
+    def __init__(self, objective: nn.Module, settings: TrainRecipe) -> None:
+        self.named = {name: p for name, p in objective.named_parameters() if p.requires_grad}
+        options = settings.optimiser
+        head_lr = options.lm_head_lr or options.lr
+        groups: dict[tuple[str, float], list[Tensor]] = {}
+        for name, parameter in self.named.items():
+            vocabulary = name.endswith("lm_head.weight")
+            matrix = parameter.ndim == 2 and min(parameter.shape) > 1 and not vocabulary
+            optimiser = "muon" if options.name == "muon" and matrix else "adamw"
+            groups.setdefault((optimiser, head_lr if vocabulary else options.lr), []).append(parameter)
+        self.optimisers: list[Optimizer] = []
+        if part := _param_groups(groups, "adamw"):
+            self.optimisers.append(AdamW(part, betas=options.betas, weight_decay=options.weight_decay, fused=True))
+        if part := _param_groups(groups, "muon"):
+            muon = Muon(part, weight_decay=options.weight_decay, adjust_lr_fn="match_rms_adamw")
+            self.optimisers.append(muon)
+        self._clip = options.clip
+
+    def step(self, factor: float) -> Tensor:
+        """Clip the gradients, update with the learning rates times `factor`, and return the norm before clipping."""
+        norm = nn.utils.clip_grad_norm_(list(self.named.values()), self._clip)
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = group["base_lr"] * factor
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        return gather_whole(norm)
+
+    def gather(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Parameters and optimiser state, whole and on the CPU; every process must call it."""
+        parameters = {name: gather_whole(p.detach()).cpu().contiguous() for name, p in self.named.items()}
+        state: dict[str, Tensor] = {}
+        for name, parameter in self.named.items():
+            for key, value in self._state(parameter).items():
+                state[f"{name}/{key}"] = gather_whole(value).cpu().contiguous()
+        return parameters, state
+
+    def restore(self, parameters: dict[str, Tensor], state: dict[str, Tensor]) -> None:
+        """Load what `gather` returned.
+
+        Raises:
+            TrainError: it is of another head.
+        """
+        shapes = {name: tuple(value.shape) for name, value in self.named.items()}
+        if shapes != {name: tuple(value.shape) for name, value in parameters.items()}:
+            raise TrainError(
+                "the checkpoint holds parameters of another head than the recipe makes now; "
+                "restore the head's files, or give another folder (--out)"
+            )
+        with torch.no_grad():
+            for name, parameter in self.named.items():
+                parameter.copy_(scatter_like(parameters[name], parameter))
+                owner = self._owner(parameter)
+                owner.state[parameter] = {
+                    key.rpartition("/")[2]: scatter_like(value, parameter)
+                    for key, value in state.items()
+                    if key.rpartition("/")[0] == name
+                }
+
+    def _owner(self, parameter: Tensor) -> Optimizer:
+        for optimiser in self.optimisers:
+            if any(parameter is other for group in optimiser.param_groups for other in group["params"]):
+                return optimiser
+        raise KeyError("a parameter without an optimiser")
+
+    def _state(self, parameter: Tensor) -> dict[str, Any]:
+        return self._owner(parameter).state.get(parameter, {})
+
+
+def _param_groups(groups: dict[tuple[str, float], list[Tensor]], wanted: str) -> list[dict[str, Any]]:
+    return [
+        {"params": parameters, "lr": lr, "base_lr": lr} for (name, lr), parameters in groups.items() if name == wanted
+    ]

@@ -1,0 +1,311 @@
+"""Which shape the next round gets, in both engines, and what served rounds tell the policy."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import accumulate
+from operator import add
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from eagle_plugin.common.errors import UserError
+from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.policy.costs import PHASES
+from eagle_plugin.policy.host_buffers import HostBuffers
+from eagle_plugin.policy.path_sums import PathSums, children_of
+from eagle_plugin.policy.policy import REVIEW_ROUNDS, Policy
+from eagle_plugin.policy.prediction_errors import CLASSES, class_of
+from eagle_plugin.policy.report import Expected, PolicyReport, ShapeTotals
+from eagle_plugin.policy.survival import Survival
+
+SUM_ROUNDS = 4  # of so many rounds of one shape the first tells its path sums
+MOST_UNLEARNED = 4 * REVIEW_ROUNDS  # times and results: rounds that ask for no choice are learned as well
+MODES = ("auto", "fixed", "random")
+
+
+SumUp = Callable[[PathSums, Tensor], Tensor]
+
+
+class PolicyModeError(UserError):
+    """``EAGLE_POLICY`` has a value that is not known; the message says which are."""
+
+
+def policy_mode() -> str:
+    """How shapes are chosen, by ``EAGLE_POLICY``.
+
+    auto: by the policy. fixed: the caps in every round. random: any shape within the caps, to test that shapes change
+    no output. Raises PolicyModeError.
+    """
+    mode = os.environ.get("EAGLE_POLICY", "") or MODES[0]
+    if mode not in MODES:
+        raise PolicyModeError(f"EAGLE_POLICY is {mode!r}, wanted one of {', '.join(MODES)}: set it to one, or unset it")
+    return mode
+
+
+class Scored(Protocol):
+    """What a round drafted, as far as the policy reads it."""
+
+    @property
+    def scores(self) -> Tensor | None:
+        """The candidate table's scores [b, C] float32; None where they tell nothing of the head."""
+
+
+class ServedRound(NamedTuple):
+    """What is known of a round when it is launched; its results come later."""
+
+    shape: Shape
+    b: int
+    keys: int  # tokens of the prefixes of all requests
+    sums: Tensor | None = None  # [J, b, D] float32, on its way to the host
+    path_sums: PathSums | None = None
+
+
+class Result(NamedTuple):
+    """What a round yielded."""
+
+    served: ServedRound
+    sums: dict[Shape, list[float]] | None  # `PathSums.by_shape`
+    kept: Sequence[int]  # accepted draft tokens of each request
+
+
+class ShapeChooser:
+    """Chooses the shapes of a server's rounds.
+
+    All calls are made by one thread: `choose` and `launched` for every round in turn, `observe` for each round in the
+    same order, later. Nothing waits for a device.
+    """
+
+    def __init__(
+        self,
+        caps: Shape,
+        policy: Policy | None,
+        shapes: Sequence[Shape] = (),
+        clock: Callable[[], float] | None = time.perf_counter,
+        buffers: HostBuffers | None = None,
+        learns_late: bool = False,
+    ) -> None:
+        """policy: None for fixed shapes, or for random ones where `shapes` has those to choose from.
+
+        clock: None where several ranks must choose alike: each would measure other times. buffers: where path sums are
+        copied to (`buffers_of`); None on a CPU where nothing is captured. learns_late: what rounds tell is kept until
+        the policy looks at all shapes again, and is learned together then, which takes less of the host.
+        """
+        self.caps, self.policy = caps, policy
+        self._random = random.Random(2026)  # the same in every rank
+        self._shapes = shapes
+        self._clock, self._buffers = clock, buffers
+        self._path_sums: dict[tuple[Shape, int], PathSums] = {}
+        self._drafted_shape, self._drafted = PLAIN, 0  # of the round before, and rounds since the shape changed
+        self._last: tuple[float, ServedRound, bool] | None = None  # begin, round, whether the round before was its like
+        self._load = 0, 0  # requests and tokens of their prefixes, of the latest choice
+        self._learns_late = learns_late
+        self._times: list[tuple[ServedRound, float]] = []  # not learned yet
+        self._results: list[Result] = []  # the same
+        self._totals: dict[Shape, list[float]] = {}  # `ShapeTotals`
+        # Of the timed steps by shape and requests: the sums of the corrections of their predictions, and of the same
+        # times the tokens of their prefixes.
+        self._predicted: dict[tuple[Shape, int], list[float]] = {}
+        self.errors = [0] * CLASSES  # the timed steps by the error of their prediction
+
+    def choose(self, b: int, keys: int, allowed: Collection[Shape] | None = None, pending: int = 0) -> Shape:
+        """The shape of the next round; as `Policy.choose`."""
+        self._load = b, keys
+        if self.policy is not None:
+            if self._learns_late and self.policy.is_due(b, allowed):
+                self._learn()
+            return self.policy.choose(b, keys, allowed, pending)
+        if self._shapes:
+            return self._random.choice([x for x in self._shapes if allowed is None or x in allowed])
+        return self.caps if allowed is None or self.caps in allowed else PLAIN
+
+    def launched(
+        self,
+        shape: Shape,
+        b: int,
+        keys: int,
+        drafts: Scored,
+        sum_up: SumUp = PathSums.__call__,
+    ) -> ServedRound:
+        """Note a round whose drafts, of b requests, were launched.
+
+        sum_up: launches path sums over scores; it may replay what was captured, of b or more lanes.
+        """
+        if self.policy is None or drafts.scores is None:
+            self._drafted_shape = shape
+            return ServedRound(shape, b, keys)
+        self._drafted = self._drafted + 1 if shape == self._drafted_shape else 0
+        self._drafted_shape = shape
+        if self._drafted % SUM_ROUNDS:
+            return ServedRound(shape, b, keys)
+        path_sums = self._sums_of(shape, drafts.scores)
+        sums = sum_up(path_sums, drafts.scores)
+        sums = sums if self._buffers is None else self._buffers.copy(sums)
+        return ServedRound(shape, b, keys, sums[:, :b], path_sums)
+
+    def begin(self, shape: Shape, b: int, keys: int) -> None:
+        """Note when a decode round begins: it ends when the next one begins, unless `pause` is called in between."""
+        if self._clock is None or self.policy is None:
+            return
+        now, last = self._clock(), self._last
+        like = last is not None and (last[1].shape, last[1].b) == (shape, b)
+        if last is not None and last[2]:
+            began, before, _ = last
+            self._times.append((before, now - began))
+            self._has_seen_more()
+        self._last = now, ServedRound(shape, b, keys), like
+
+    def pause(self) -> None:
+        """What comes before the next round is not a decode round's time: a prefill, or nothing to do."""
+        self._last = None
+
+    def observe(self, served: ServedRound, kept: Sequence[int]) -> None:
+        """Learn from a round's results; kept has the accepted draft tokens of each request, on the host."""
+        if not kept:
+            return
+        sums = None
+        if served.sums is not None and served.path_sums is not None:
+            sums = served.path_sums.by_shape(served.sums)  # now: the buffer has others some rounds later
+        self._results.append(Result(served, sums, kept))
+        self._has_seen_more()
+
+    def observe_tokens(self, prompt: int, output: int) -> None:
+        """As `Policy.observe_tokens`."""
+        if self.policy is not None:
+            self.policy.observe_tokens(prompt, output)
+
+    def forget_head(self) -> None:
+        """Another head serves: what was learned of the drafts of the one before it says nothing of this one."""
+        if self.policy is not None:
+            self._learn()
+            self.policy.survival = Survival(self.policy.shapes)
+
+    @property
+    def totals(self) -> Mapping[Shape, ShapeTotals]:
+        """What the rounds of each shape yielded so far; to be read by the thread that makes the other calls.
+
+        Reading it teaches the policy nothing: it may be read in one rank only, and all ranks must choose alike. Times
+        that are not learned yet are therefore not counted: what was expected of them depends on the ones before.
+        """
+        totals = {shape: list(found) for shape, found in self._totals.items()}
+        for result in self._results:
+            add_to(totals, result.served.shape, yields_of(result))
+        return {shape: ShapeTotals._make(found) for shape, found in totals.items()}
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """The phases of the predicted seconds of the timed steps."""
+        found = dict.fromkeys(PHASES, 0.0)
+        for (shape, b), (times, times_keys) in self._predicted.items():
+            assert self.policy is not None
+            for name, seconds in self.policy.costs.phases(shape, b, times_keys / times, times).items():
+                found[name] += seconds
+        return found
+
+    def report(self) -> PolicyReport:
+        """What the policy has seen and expects now; it takes some 100 microseconds of the thread of the other calls."""
+        totals, (b, keys), policy = self.totals, self._load, self.policy
+        if policy is None:
+            return PolicyReport("random" if self._shapes else "fixed", self.caps, self.caps, b, keys, totals=totals)
+        expected: dict[Shape, Expected] = {}
+        if b:
+            seconds, accepted = policy.costs.seconds(policy.shapes, b, keys), policy.survival.expected()
+            expected = {shape: Expected(seconds[shape], 1 + accepted[shape]) for shape in policy.shapes}
+        return PolicyReport(
+            mode="auto",
+            caps=self.caps,
+            present=policy.present,
+            requests=b,
+            prefix_tokens=keys,
+            slowdown=math.exp(policy.costs.speed),
+            factors=tuple(policy.survival.factors()),
+            totals=totals,
+            expected=expected,
+            reading=policy.reading(),
+            phases=self.phases,
+            errors=tuple(self.errors),
+        )
+
+    def _has_seen_more(self) -> None:
+        """Learn what rounds told, now or later; they may be no more than the policy looks at in its reviews."""
+        if not self._learns_late or len(self._times) + len(self._results) >= MOST_UNLEARNED:
+            self._learn()
+
+    def _learn(self) -> None:
+        """Tell the policy what it was not told yet, in the order of the rounds."""
+        times, self._times = self._times, []
+        results, self._results = self._results, []
+        for served, seconds in times:
+            self._observe_time(served, seconds)
+        for result in results:
+            served, sums, kept = result
+            shape = served.shape
+            add_to(self._totals, shape, yields_of(result))
+            if self.policy is None or shape == PLAIN:
+                continue
+            if sums is not None:
+                self.policy.observe_sums(shape, served.b, sums)
+            self.policy.observe_accepted(shape, len(kept), reached_depths(kept, shape.steps))
+
+    def _observe_time(self, served: ServedRound, seconds: float) -> None:
+        """Learn how long a step took, and count it with what was expected of it before."""
+        assert self.policy is not None
+        shape, b, keys = served.shape, served.b, served.keys
+        if seconds > 0:
+            costs = self.policy.costs
+            correction = costs.correction(shape, b)  # before the step changes it
+            predicted = correction * costs.tabled(shape, b, keys)
+            add_to(self._totals, shape, (0, 0, 0, 1, seconds, predicted))
+            self.errors[class_of(seconds, predicted)] += 1
+            found = self._predicted.setdefault((shape, b), [0.0, 0.0])
+            found[0] += correction
+            found[1] += correction * keys
+        self.policy.observe_time(shape, b, keys, seconds)
+
+    def _sums_of(self, shape: Shape, scores: Tensor) -> PathSums:
+        children = children_of(shape, scores)
+        key = shape, children
+        if key not in self._path_sums:
+            assert self.policy is not None
+            self._path_sums[key] = PathSums(shape, children, self.policy.shapes, scores.device)
+        return self._path_sums[key]
+
+
+def add_to(totals: dict[Shape, list[float]], shape: Shape, more: Sequence[float]) -> None:
+    """Add to the totals of a shape; more: in the order of `ShapeTotals`."""
+    found = totals.get(shape)
+    totals[shape] = list(more) if found is None else list(map(add, found, more))
+
+
+def yields_of(result: Result) -> Sequence[float]:
+    """What a round adds to the totals of its shape, in the order of `ShapeTotals`."""
+    kept = result.kept
+    return len(kept), len(kept) + sum(kept), 1, 0, 0.0, 0.0
+
+
+def reached_depths(kept: Sequence[int], steps: int) -> list[int]:
+    """How many requests accepted a node of each depth, 1 .. steps; kept: the accepted tokens of each."""
+    ended = [0] * (steps + 1)
+    for n in kept:
+        ended[n] += 1
+    return [*accumulate(reversed(ended))][-2::-1]
+
+
+def buffers_of(policy: Policy, requests: int, device: torch.device | str) -> HostBuffers:
+    """Room for the path sums of all shapes, of so many requests at most."""
+    return HostBuffers(len(policy.shapes) * requests * max(shape.steps for shape in policy.shapes), device)
+
+
+def first_choices(policy: Policy, keys: int = 256) -> str:
+    """A log line: what a policy that has seen no request yet would choose, for prefixes of `keys` tokens."""
+    chosen = []
+    for b in (1, 8, 32):
+        rates = policy.rates(b, b * keys)
+        best = max(rates, key=rates.__getitem__)
+        chosen.append(f"{best} ({rates[best] / rates[PLAIN]:.2f}x of plain decoding) for {b}")
+    return f"of a typical head the policy expects, as steps/topk/width: {', '.join(chosen)} requests"

@@ -1,0 +1,70 @@
+"""The shapes that rounds may get: the defaults, and those within caps that a policy chooses from.
+
+The defaults are those that gave the most tokens per second on two CPU cores (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from eagle_plugin.core.shape import MAX_WIDTH, PLAIN, Shape
+
+CPU_SHAPE = Shape(steps=2, topk=4, width=8)  # a deeper tree costs more draft steps than it gains
+MAX_DEFAULT_TOPK = 4
+PARALLEL_LEVELS = 7  # of a head that drafts all levels in one forward, where nothing says how many it was trained for
+
+
+def shape_for(draft_tokens: int, depth: int | None = None, topk: int | None = None, levels: int | None = None) -> Shape:
+    """Return the shape of trees with `draft_tokens` drafted tokens; what is None is chosen.
+
+    The levels after the first write draft keys into the slots that an engine reserves, one per drafted token: a chosen
+    topk never needs more of them. A given one may; the caller checks `Shape.draft_slots`. levels: of a head that
+    drafts all levels in one forward, how many it drafts well; its trees are as deep, because depth costs little.
+    """
+    if levels is not None:
+        depth = depth or min(draft_tokens, levels, MAX_WIDTH // MAX_DEFAULT_TOPK)
+        topk = topk or max(1, min(MAX_DEFAULT_TOPK, draft_tokens, MAX_WIDTH // max(depth - 1, 1)))
+    if depth is None:
+        depth = 1 if draft_tokens == 1 else 2 if draft_tokens <= 7 else 3 if draft_tokens <= 15 else 4
+    if topk is None:
+        topk = max(1, min(MAX_DEFAULT_TOPK, draft_tokens // max(depth - 1, 1)))
+    return Shape(depth, topk, draft_tokens + 1)
+
+
+# Widths that the policy chooses from: each is about half as much again as the one before.
+WIDTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+GRAPH_WIDTHS = (2, 3, 4, 8, 16)  # the same, where every shape needs CUDA graphs
+
+
+def shapes_within(caps: Shape) -> list[Shape]:
+    """The shapes that a policy may choose under these caps, plain decoding first; chains and trees of each depth."""
+    shapes = [PLAIN]
+    for steps in range(1, caps.steps + 1):
+        widths = {width for width in (*WIDTHS, steps + 1) if width <= caps.width}
+        for width in sorted(widths | {caps.width}):
+            topk = min(caps.topk, max(width - steps, 1))
+            candidates = topk + (steps - 1) * topk * topk
+            if steps < width <= candidates + 1:
+                shapes.append(Shape(steps, topk, width))
+    return shapes if caps in shapes else [*shapes, caps]
+
+
+def deepest_of(shapes: Collection[Shape]) -> list[Shape]:
+    """Of the deepest shapes those with the most children per node, of any width."""
+    deepest = max(shapes)
+    return [shape for shape in shapes if shape[:2] == deepest[:2]]
+
+
+def captured_shapes(caps: Shape, is_parallel: bool = False) -> list[Shape]:
+    """The few of `shapes_within` that get CUDA graphs: plain decoding, the caps, some between.
+
+    is_parallel: the head drafts all levels in one forward, so that no tree need be shallow.
+    """
+    shapes = [PLAIN]
+    for width in GRAPH_WIDTHS:
+        steps = min(caps.steps, width - 1 if caps.topk == 1 else math.ceil(math.log2(width)))
+        topk = min(caps.topk, width - steps)
+        if width < caps.width and (caps.topk > 1 or width <= caps.steps):
+            shapes.append(Shape(min(caps.steps, width - 1) if is_parallel else steps, topk, width))
+    return [*shapes, caps]

@@ -1,0 +1,55 @@
+"""The policy of a starting server: its costs are read from disk, or measured once and kept there."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from eagle_plugin.common.atomic_io import WriteError
+from eagle_plugin.core.shape import Shape
+from eagle_plugin.policy.chooser import first_choices
+from eagle_plugin.policy.costs import CostModel, Costs
+from eagle_plugin.policy.policy import Policy
+from eagle_plugin.runtime import cost_files
+from eagle_plugin.runtime.cost_files import CostFileError
+
+MUCH_FASTER = 1.5  # a round now, over the one that kept costs tell: the machine was busy when they were measured
+
+
+def start_policy(
+    caps: Shape,
+    key: Mapping[str, Any],
+    measure: Callable[[], Costs],
+    logger: logging.Logger,
+    shapes: Sequence[Shape] | None = None,
+    is_faster_than: Callable[[Costs], bool] = lambda costs: False,
+    gather: Callable[[Any], list[Any]] = lambda value: [value],
+) -> Policy:
+    """The policy with the costs of this key (`cost_files.key_of`); `measure` is called where none are kept.
+
+    shapes: as for `Policy`. is_faster_than(costs): whether kept costs were measured on a busy machine; they are then
+    measured again. gather: the value that each rank gives, by rank; all take the costs of rank 0, to choose alike.
+
+    Logs one line that says where the costs are from and which shapes they lead to; another one where a file cannot be
+    read or written.
+    """
+    kept, source = None, "the costs of a round were measured at an earlier start"
+    try:
+        kept = cost_files.read(key)
+    except CostFileError as error:
+        logger.warning("eagle-plugin: %s", error)
+    everyones = gather(kept)
+    costs: Costs = everyones[0]
+    if None in everyones or any(gather(is_faster_than(costs))):
+        began = time.perf_counter()
+        costs = gather(measure())[0]
+        source = f"measured the costs of a round in {time.perf_counter() - began:.1f} s"
+        try:
+            cost_files.write(key, costs)
+        except WriteError as error:
+            logger.warning("eagle-plugin: the costs of a round are not kept, every start will measure them: %s", error)
+    policy = Policy(caps, CostModel(costs), shapes)
+    logger.info("eagle-plugin: %s; %s", source, first_choices(policy))
+    return policy

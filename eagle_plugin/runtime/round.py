@@ -1,0 +1,346 @@
+"""One decode round, the same in both engines: draft a tree level by level, accept a path of it, move its cache rows.
+
+An adapter reads its engine's batch, runs the engine's models and hands tensors to the functions here. Letters in
+shapes: b requests, L tokens of a request that have keys and values (the root, its last token, comes after them), W
+nodes of a tree, E = `Shape.max_accept_length`, M tokens of a proposal list, F nodes of a level, K children per node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from eagle_plugin.core.propose import MAX_TOP_M, NUM_SAMPLED
+from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.core.synthetic import SyntheticRates, accept_synthetic, keys_of_trees
+from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier
+from eagle_plugin.core.verify import Accepted
+from eagle_plugin.kernels.kv import compact_kv
+from eagle_plugin.kernels.sampling import Filters, Proposals, SamplingParams, propose, verify_tree
+from eagle_plugin.kernels.tree import grow_level, grow_levels, select_tree, topk_log_softmax, unwritten_table
+from eagle_plugin.runtime.rng import synthetic_uniforms, verify_uniforms
+
+
+class Drafts(NamedTuple):
+    """What the target verifies: a tree per request, the distributions of its sampled nodes, and its caps."""
+
+    tree: DraftTree  # [b, W]
+    proposals: Proposals
+    shape: Shape
+    scores: Tensor | None = None  # [b, C] float32: of all candidates, for `policy.path_sums`; None where not kept
+
+    @classmethod
+    def plain(cls, root_tokens: Tensor, width: int = 1) -> Drafts:
+        """Roots without drafts: plain decoding through the same code; root_tokens [b]."""
+        tree = DraftTree.padding(root_tokens.long(), width)
+        return cls(tree, Proposals.none(len(root_tokens), root_tokens.device), PLAIN._replace(width=width))
+
+    def take(self, index: Tensor) -> Drafts:
+        """The drafts of these requests, in this order; index [n] int64."""
+        scores = None if self.scores is None else self.scores[index]
+        return Drafts(self.tree.take(index), self.proposals.take(index), self.shape, scores)
+
+    def first(self, b: int) -> Drafts:
+        """The drafts of the first b requests: views."""
+        tree = DraftTree(*(values[:b] for values in self.tree))
+        scores = None if self.scores is None else self.scores[:b]
+        return Drafts(tree, Proposals(*(values[:b] for values in self.proposals)), self.shape, scores)
+
+    def clone(self) -> Drafts:
+        """The same in memory of their own."""
+        return self._replace(
+            tree=DraftTree(*(x.clone() for x in self.tree)),
+            proposals=Proposals(*(x.clone() for x in self.proposals)),
+            scores=None if self.scores is None else self.scores.clone(),
+        )
+
+    def truncate(self, sizes: Tensor) -> Drafts:
+        """The first sizes[i] nodes of tree i, the rest padding; sizes [b] int64."""
+        return self._replace(tree=self.tree.truncate(sizes))
+
+    def resize(self, width: int) -> Drafts:
+        """Trees of another width: the last nodes go, or padding comes."""
+        return self._replace(tree=self.tree.resize(width), shape=self.shape._replace(width=width))
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Drafts]) -> Drafts:
+        """The requests of several drafts one after the other, under the largest caps of any part."""
+        return cls(
+            DraftTree.concatenate([part.tree for part in parts]),
+            Proposals.concatenate([part.proposals for part in parts]),
+            Shape(*(max(caps) for caps in zip(*(part.shape for part in parts), strict=True))),
+        )
+
+
+class TopM(NamedTuple):
+    """The most likely tokens after each row of the head, in the head's own vocabulary, best first."""
+
+    logp: Tensor  # [R, M] float32
+    tokens: Tensor  # [R, M] int64
+
+    @classmethod
+    def of(cls, logits: Tensor, m: int) -> TopM:
+        """The m most likely tokens of each row of logits [R, V], or all of a smaller vocabulary."""
+        return cls(*topk_log_softmax(logits, min(m, logits.shape[1])))
+
+
+class HeadState(NamedTuple):
+    """What the head leaves after the last accepted token of each request, for the next round."""
+
+    # [b, M]: the root's children are chosen from these; [b, D, M] where the head listed all levels as it read.
+    top: TopM
+    hidden: Tensor  # [b, H]
+
+
+class TreeRows(NamedTuple):
+    """The query rows of a forward over draft trees: R rows per request, keys in `tail` slots after its L tokens."""
+
+    requests: Tensor  # [b] int64: row of the engine's table of cache slots
+    prefix_lens: Tensor  # [b] int64: L; these keys are visible to every row
+    ancestors: Tensor  # [b, R] int64 holding uint64 bits: bit j: the row sees the key in slot L + j
+    tail: int
+
+
+class LevelRows(NamedTuple):
+    """The nodes of one level, as the rows that the head reads to propose their children."""
+
+    tokens: Tensor  # [b * F] int64: ids of the target
+    positions: Tensor  # [b * F] int64
+    hidden: Tensor  # [b * F, H]: the head's state of each node's parent
+    ancestors: Tensor  # [b, F] int64, as in `TreeRows`
+    first_slot: int  # slot L + first_slot + j takes the keys and values of row j
+
+    @property
+    def nodes(self) -> int:
+        """F."""
+        return self.ancestors.shape[1]
+
+    @property
+    def tail(self) -> int:
+        """Slots after L that hold keys once these rows are written."""
+        return self.first_slot + self.nodes
+
+
+class HeadForward(Protocol):
+    """One forward of an engine's draft head over the nodes of a level: logits [b * F, V] and hidden [b * F, H]."""
+
+    def __call__(self, rows: LevelRows) -> tuple[Tensor, Tensor]: ...
+
+
+class LevelSource(Protocol):
+    """Where the tokens of a tree's levels come from, level by level."""
+
+    def root(self) -> TopM:
+        """The most likely tokens after the root, [b, M]."""
+        ...
+
+    def children(self, level: int, frontier: Frontier) -> TopM:
+        """The most likely tokens [b * F, M] after the frontier's nodes, which are of level - 1; level is 2 or more."""
+        ...
+
+
+class RecurrentLevels:
+    """EAGLE-2 and EAGLE-3: one forward of the head per level, each node with its parent's hidden state.
+
+    EAGLE shifts by one: the head's row at position j reads token j + 1 and the state of position j. So a node of depth
+    d is a row of the head at position L + d - 1, and a row of the target at position L + d.
+    """
+
+    def __init__(self, shape: Shape, state: HeadState, lengths: Tensor, top_m: int, forward: HeadForward) -> None:
+        """lengths [b] int64 is L of each request; top_m is how many tokens to list per node."""
+        self._topk, self._top_m = shape.topk, top_m
+        self._top, self._hidden = state.top, state.hidden[:, None]  # [b, nodes of the level before, H]
+        self._lengths, self._forward = lengths, forward
+
+    def root(self) -> TopM:
+        """The tokens that the head listed after the last accepted token."""
+        return self._top
+
+    def children(self, level: int, frontier: Frontier) -> TopM:
+        """Run the head over the frontier and list its most likely tokens."""
+        b, count = frontier.tokens.shape
+        parents = frontier.parent_rows[:, :, None].expand(b, count, self._hidden.shape[-1])
+        logits, hidden = self._forward(
+            LevelRows(
+                tokens=frontier.tokens.view(-1),
+                positions=(self._lengths + (level - 2)).repeat_interleave(count),
+                hidden=self._hidden.gather(1, parents).view(b * count, -1),
+                ancestors=frontier.ancestors,
+                first_slot=(level - 2) * self._topk,
+            )
+        )
+        self._hidden = hidden.view(b, count, -1)
+        return TopM.of(logits, self._top_m)
+
+
+def top_m_of(shape: Shape, greedy: bool) -> int:
+    """How many tokens to list per node: greedy requests take their children only, others draw from the list too."""
+    return shape.topk if greedy else MAX_TOP_M
+
+
+def draft(
+    shape: Shape,
+    root_tokens: Tensor,
+    levels: LevelSource | TopM,
+    sampling: SamplingParams,
+    uniforms: Tensor | None,
+    draft_to_target: Tensor | None,
+    chains: Tensor | None = None,
+) -> Drafts:
+    """Draft one tree per request: levels from the source, then the best nodes of all levels.
+
+    levels: a source, or the lists of all levels [b, D, M], which are the same for all nodes of a level. root_tokens [b]
+    int64; sampling has one row per request; uniforms [b, P, S] float64 (`rng.draft_uniforms`), None
+    when all requests are greedy: then no node has sampled children. draft_to_target [draft vocabulary] int64 maps to
+    target ids (None: the same ids). chains [b] bool marks requests whose nodes get one child only, the most likely;
+    they must be greedy in `sampling`.
+    """
+    builder = TreeBuilder(shape, sampling, uniforms, draft_to_target, chains)
+    if isinstance(levels, TopM):
+        builder.add_levels(levels)
+    else:
+        frontier = builder.add_level(1, levels.root(), None)
+        for level in range(2, shape.steps + 1):
+            frontier = builder.add_level(level, levels.children(level, frontier), frontier)
+    return Drafts(builder.select(root_tokens), builder.proposals(), shape, builder.table.scores)
+
+
+class TreeBuilder:
+    """The candidates of one round of b requests, and the distributions that the sampled ones were drawn from."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        sampling: SamplingParams,
+        uniforms: Tensor | None,
+        draft_to_target: Tensor | None,
+        chains: Tensor | None = None,
+    ) -> None:
+        """The arguments are those of `draft`."""
+        self._shape, self._sampling, self._uniforms = shape, sampling, uniforms
+        self._draft_to_target, self._chains = draft_to_target, chains
+        self._children = shape.topk if uniforms is None else shape.topk + NUM_SAMPLED
+        self._b = len(sampling.temperatures)
+        rows = 1 + shape.draft_slots  # that propose children
+        # The levels write every candidate: one row of children each for the root and for every draft slot.
+        self.table: CandidateTable = unwritten_table(self._b, rows * self._children, sampling.temperatures.device)
+        self._drawn: list[Proposals] = []
+
+    def add_level(self, level: int, top: TopM, previous: Frontier | None) -> Frontier:
+        """Propose the children of a frontier (None: of the root) from the head's most likely tokens [b * F, M] there.
+
+        Returns the frontier of the next level, which has no nodes after the last level.
+        """
+        topk = self._shape.topk
+        first = 0 if previous is None else 1 + (level - 2) * topk  # proposal row of the frontier's first node
+        logp, tokens, draws = self._children_of(top, first)
+        beam = topk if level < self._shape.steps else 0
+        return grow_level(self.table, first * self._children, level, logp, tokens, previous, beam, draws)
+
+    def add_levels(self, top: TopM) -> None:
+        """The same for all levels at once, from their lists [b, D, M]."""
+        steps, topk, _ = self._shape
+        if topk > 1 and steps > 1:  # a list for each proposal row
+            level = (torch.arange(1 + self._shape.draft_slots, device=top.logp.device) + topk - 1) // topk
+            top = TopM(*(values[:, level] for values in top))
+        grow_levels(self.table, steps, topk, *self._children_of(TopM(*(values.flatten(0, 1) for values in top)), 0))
+
+    def _children_of(self, top: TopM, first: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """log p, tokens and draws [b, F, k] of the children of F proposal rows from `first` on; top has [b * F, M]."""
+        logp, index = top.logp, top.tokens
+        topk = self._shape.topk
+        rows = len(logp) // self._b
+        shape = (self._b, rows, self._children)
+        draws = None
+        if self._uniforms is None:
+            logp, tokens = logp[:, :topk].contiguous(), index[:, :topk].contiguous()
+            tokens = tokens if self._draft_to_target is None else self._draft_to_target[tokens]
+        else:
+            logp, tokens, draws, *q = propose(
+                logp,
+                index,
+                self._sampling.for_rows(rows),
+                self._uniforms[:, first : first + rows].reshape(-1, NUM_SAMPLED).contiguous(),
+                topk,
+                first_row=first,
+                rows_per_request=rows,
+                draft_to_target=self._draft_to_target,
+            )
+            self._drawn.append(Proposals(*(values.view(self._b, rows, -1) for values in q)))
+            draws = draws.view(shape)
+        logp = logp.view(shape)
+        if self._chains is not None:
+            logp[:, :, 1:] = logp[:, :, 1:].masked_fill(self._chains[:, None, None], -torch.inf)
+        return logp, tokens.view(shape), draws
+
+    def select(self, root_tokens: Tensor) -> DraftTree:
+        """The best nodes as one tree per request; root_tokens [b] int64."""
+        return select_tree(self.table, root_tokens, self._shape.width)
+
+    def proposals(self) -> Proposals:
+        """The distributions of all levels, by proposal row."""
+        if self._uniforms is None:
+            return Proposals.none(self._b, self.table.scores.device)
+        if len(self._drawn) == 1:
+            return self._drawn[0]
+        return Proposals(*(torch.cat(parts, dim=1) for parts in zip(*self._drawn, strict=True)))
+
+
+def accept(
+    drafts: Drafts,
+    logits: Tensor,
+    sampling: SamplingParams,
+    keys: Tensor | None,
+    lengths: Tensor,
+    filters: Filters,
+    synthetic: SyntheticRates | None = None,
+) -> Accepted:
+    """Walk each tree so that the accepted tokens have the target's distribution; see `core.verify.verify_tree`.
+
+    logits [b * W, V] float32, row i * W + j after node j of request i, with every transform but temperature and
+    filters applied; sampling, keys [b] int64 (None where all requests are greedy) and lengths [b] int64 (L) have one
+    row per request. synthetic: for benchmarks; the same work is done, but a path of a drawn length is accepted.
+    """
+    longest = drafts.shape.max_accept_length
+    if keys is None:
+        uniforms = torch.zeros(len(lengths), longest, NUM_SAMPLED + 1, dtype=torch.float64, device=lengths.device)
+    else:
+        uniforms = verify_uniforms(keys, lengths, longest)
+    accepted = verify_tree(drafts.tree, logits, sampling, drafts.proposals, uniforms, longest, filters=filters)
+    if synthetic is None or longest == 1:
+        return accepted
+    drawn = synthetic_uniforms(keys_of_trees(drafts.tree) if keys is None else keys, lengths)
+    return accept_synthetic(drafts.tree, logits, synthetic.of(drafts.shape), drawn, longest)
+
+
+def without_spare_places(accepted: Accepted) -> Accepted:
+    """The paths without the places that no request reaches, on a CPU, where the head's forward takes time per row.
+
+    On a GPU the paths as they are: their lengths are known on the device only.
+    """
+    if accepted.lengths.device.type != "cpu":
+        return accepted
+    longest = max(accepted.lengths.tolist(), default=1)
+    index, tokens = (values[:, :longest].contiguous() for values in (accepted.index, accepted.tokens))
+    return Accepted(index, accepted.lengths, tokens)
+
+
+def accepted_rows(accepted: Accepted, width: int) -> Tensor:
+    """Row i * W + j of each accepted node, [b, E] int64; places after the accepted path name the root's row."""
+    nodes = accepted.index.long().clamp(min=0)
+    return nodes + torch.arange(0, len(nodes) * width, width, device=nodes.device)[:, None]
+
+
+class KVCaches(NamedTuple):
+    """The key and value caches of layers that share their slots."""
+
+    data_ptrs: Tensor  # [n] int64 holding uint64 bits: address of each cache
+    row_bytes: Tensor  # [n] int64: bytes from one slot to the next
+    slots: int  # of the smallest cache
+
+    def move_accepted(self, window: Tensor, accepted: Accepted) -> None:
+        """Move the rows of the accepted nodes to the slots right after L; window [b, W] int64 is each node's slot."""
+        compact_kv(self.data_ptrs, self.row_bytes, window, accepted.index, accepted.lengths, slots=self.slots)

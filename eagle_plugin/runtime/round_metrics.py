@@ -1,0 +1,136 @@
+"""What the rounds of a server yield: the Prometheus metrics, one set of names in every engine (docs/metrics.md), and a
+warning where the target rejects every draft."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from eagle_plugin.common.metric_registry import PREFIX, forget, register
+
+# With a head that is right for one draft in ten, so many rounds in a row are rejected once in 10^9 rounds.
+REJECTED_ROUNDS = 200
+
+
+class RoundMetrics:
+    """What the verify rounds of this process yield; a new object takes the place of an older one.
+
+    A round is one request's tree in one forward of the target.
+    """
+
+    def __init__(self, label_names: Sequence[str], depth: int) -> None:
+        """Register the metrics with the labels of the engine's own; depth is that of the deepest path of drafts."""
+        # Not before: the client looks for PROMETHEUS_MULTIPROC_DIR, which engines set, when it is imported.
+        from prometheus_client import Counter, Gauge, Histogram
+
+        forget()
+
+        def counter(name: str, what: str, *more: str) -> Any:
+            return register(Counter(PREFIX + name, what, [*label_names, *more]))
+
+        self._depth = depth
+        self._rounds = counter("verify_rounds", "Trees that the target verified.")
+        self._drafted = counter("drafted_tokens", "Drafted tokens that the target verified.")
+        self._accepted = counter("accepted_tokens", "Drafted tokens that were kept.")
+        self._at_depth = counter("accepted_at_depth", "Rounds that kept a drafted token of this depth.", "depth")
+        lengths = "Tokens that a round yields, the target's own (bonus) token included."
+        self._lengths = register(Histogram(PREFIX + "accept_length", lengths, label_names, buckets=range(1, depth + 2)))
+        rejected = "Rounds in a row, up to the latest, that kept no drafted token."
+        self._rejected = register(
+            Gauge(PREFIX + "rejected_rounds", rejected, label_names, multiprocess_mode="mostrecent")
+        )
+        self._eager = counter(
+            "eager_steps", "Steps of a server with graphs whose walk over the trees ran without one.", "reason"
+        )
+
+    def labelled(self, *values: str) -> Recorder:
+        """The metrics under these values of the labels."""
+        return Recorder(
+            self._rounds.labels(*values),
+            self._drafted.labels(*values),
+            self._accepted.labels(*values),
+            self._lengths.labels(*values),
+            [self._at_depth.labels(*values, str(depth)) for depth in range(1, self._depth + 1)],
+            self._rejected.labels(*values),
+            lambda reason: self._eager.labels(*values, reason),
+        )
+
+
+class Recorder:
+    """One engine's metrics."""
+
+    def __init__(
+        self,
+        rounds: Any,
+        drafted: Any,
+        accepted: Any,
+        lengths: Any,
+        at_depth: list[Any],
+        rejected: Any,
+        eager: Callable[[str], Any],
+    ) -> None:
+        self._rounds, self._drafted, self._accepted = rounds, drafted, accepted
+        self._lengths, self._at_depth, self._rejected = lengths, at_depth, rejected
+        self._eager = eager
+        self._in_a_row = 0
+
+    def record_eager(self, reasons: Sequence[str]) -> None:
+        """Count one step of the engine that ran in part without graphs, under each of its reasons."""
+        for reason in reasons:
+            self._eager(reason).inc()
+
+    def record(self, kept: Sequence[int], drafted: int) -> None:
+        """Count rounds; kept has the accepted draft tokens of each, drafted is the number of draft tokens of all."""
+        self._rounds.inc(len(kept))
+        self._drafted.inc(drafted)
+        self._accepted.inc(sum(kept))
+        for tokens in kept:
+            self._lengths.observe(tokens + 1)
+        for depth, counter in enumerate(self._at_depth, start=1):
+            counter.inc(sum(tokens >= depth for tokens in kept))
+        self._in_a_row = rejected_in_a_row(self._in_a_row, kept)
+        self._rejected.set(self._in_a_row)
+
+
+def rejected_in_a_row(before: int, kept: Sequence[int]) -> int:
+    """Rounds in a row that kept no drafted token, after `before` of them and one step of the engine.
+
+    kept has the accepted draft tokens of each round of the step. Its rounds have no order: where some kept a token, the
+    count starts again after them.
+    """
+    return 0 if any(kept) else before + len(kept)
+
+
+class RejectionWatch:
+    """Warns once per server that every draft is rejected: it runs, but slower than without drafts.
+
+    A head may be damaged, or of another target, and have passed every check of names and shapes: a server decodes
+    rightly with any drafts.
+    """
+
+    def __init__(self, target: str, head: str, logger: logging.Logger) -> None:
+        """target and head as the user named them."""
+        self._target, self._head, self._logger = target, head, logger
+        self._in_a_row = 0
+        self._warned = False
+
+    def record(self, kept: Sequence[int]) -> None:
+        """Count the rounds of one step; kept has the accepted draft tokens of each, on the host."""
+        if self._warned:
+            return
+        self._in_a_row = rejected_in_a_row(self._in_a_row, kept)
+        if self._in_a_row >= REJECTED_ROUNDS:
+            self._warned = True
+            self._logger.warning(
+                "eagle-plugin: the target rejected every draft of %d rounds in a row, so that drafting only costs "
+                "time: the head %s is damaged or was trained for another target than %s; likely causes in their order: "
+                "another target or chat template than in training, other aux layers or another rope_theta in its "
+                "config.json, an embedding or a d2t that is not its own, weights that were never trained or not copied "
+                "whole; run: eagle-plugin check %s %s",
+                self._in_a_row,
+                self._head,
+                self._target,
+                self._target,
+                self._head,
+            )

@@ -1,0 +1,109 @@
+"""Tree attention around the attention backend that the user chose: ours for trees, the engine's for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+from eagle_plugin.kernels.attention import tree_attention
+from eagle_plugin.kernels.kv import store_kv
+from eagle_plugin.runtime.round import TreeRows
+from eagle_plugin.sglang.linear_attention import linear_attention
+
+
+def tree_rows_of(forward_batch: Any) -> TreeRows | None:
+    """The rows of a forward over draft trees, None for any other SGLang ``ForwardBatch``.
+
+    A spec input that has them has ``slot_table`` too: [B, C] int32, the cache slots that the rows' requests name. Where
+    layers with a sliding window have a pool of their own, ``sliding_rows`` has the same of that pool; where layers keep
+    a state in place of keys, ``linear_trees`` has what these need.
+    """
+    return getattr(forward_batch.spec_info, "tree_rows", None)
+
+
+class TreeAttention:
+    """Proxy of an SGLang attention backend that serves forwards over draft trees itself.
+
+    A forward batch says itself what it is: one over trees has ``tree_rows`` in its ``spec_info``. Nothing is remembered
+    between forwards. Everything that is not a tree forward, and every attribute that the engine reads or sets, goes to
+    the wrapped backend. It is a proxy and no ``AttentionBackend`` subclass because that class has a default for almost
+    every member, so a subclass would silently answer for the wrapped backend.
+    """
+
+    def __init__(self, base: Any, sliding: Collection[int] = (), chunk: int = 0) -> None:
+        """sliding: the layers whose keys are in a pool of sliding windows; chunk: as of `pools.chunk_of`."""
+        object.__setattr__(self, "_base", base)
+        object.__setattr__(self, "_chunk", chunk)
+        object.__setattr__(self, "_sliding", frozenset(sliding))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._base, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._base, name, value)
+
+    # Decode rounds read lengths on the device only: the scheduler need not bring them to the host.
+    needs_cpu_seq_lens = False
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        """Plan a forward; one over trees needs no plan."""
+        if tree_rows_of(forward_batch) is None:
+            self._base.init_forward_metadata(forward_batch)
+
+    def forward(
+        self,
+        q: torch.Tensor | None = None,
+        k: torch.Tensor | None = None,
+        v: torch.Tensor | None = None,
+        layer: Any = None,
+        forward_batch: Any = None,
+        save_kv_cache: bool = True,
+        sinks: torch.Tensor | None = None,
+        **unknown: Any,
+    ) -> torch.Tensor:
+        """Attention of one layer; q [N, Hq * D], k and v [N, Hkv, D] -> [N, Hq * D].
+
+        A layer that keeps a state gives ``mixed_qkv``, ``a`` and ``b`` in place of q, k and v (`linear_attention`).
+        """
+        rows = tree_rows_of(forward_batch)
+        if rows is None:
+            if sinks is not None:
+                unknown["sinks"] = sinks
+            return self._base.forward(q, k, v, layer, forward_batch, save_kv_cache, **unknown)
+        if unknown.keys() == {"mixed_qkv", "a", "b"}:
+            trees = forward_batch.spec_info.linear_trees
+            return linear_attention(self._base.req_to_token_pool, layer, trees, **unknown)
+        assert q is not None
+        if unknown:
+            raise ValueError(
+                f"tree attention was given {', '.join(unknown)}, which it does not know: "
+                "start the server with EAGLE_PLUGIN=0 for this model"
+            )
+        pool = self._base.token_to_kv_pool
+        keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
+        info, slots = forward_batch.spec_info, forward_batch.out_cache_loc
+        table, prefix_lens = info.slot_table, rows.prefix_lens
+        if layer.layer_id in self._sliding:
+            prefix_lens, table, slots = info.sliding_rows
+            slots = slots[:, : rows.tail].reshape(-1)
+        # A layer that shares the keys of an earlier one gives none: that layer has stored them in the same forward.
+        if save_kv_cache and k is not None and v is not None:
+            store_kv(keys, values, slots, k, v)
+        out = tree_attention(
+            q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
+            keys,
+            values,
+            table,
+            rows.requests,
+            prefix_lens,
+            rows.ancestors,
+            tail=rows.tail,
+            scale=layer.scaling,
+            logit_cap=layer.logit_cap,
+            window=layer.sliding_window_size,
+            chunk=self._chunk if layer.use_irope else 0,
+            sinks=None if sinks is None else sinks.float(),
+        )
+        return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)

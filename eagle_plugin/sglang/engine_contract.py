@@ -1,0 +1,112 @@
+"""The names of SGLang that the adapter replaces, calls or reads, with their parameters (`runtime.engine_contract`).
+
+Names that the adapter imports or hooks into are found by themselves; here is what it touches of them.
+"""
+
+from __future__ import annotations
+
+from eagle_plugin.runtime.engine_contract import Seams, attributes
+
+SEAMS: Seams = {
+    # Hooks of plugin.py.
+    "sglang.srt.plugins.hook_registry.HookRegistry": {"register": "cls target hook hook_type ..."},
+    "sglang.srt.arg_groups.speculative_hook": {
+        "_handle_eagle_family": "server_args ...",
+        "_auto_choose_speculative_params": "server_args model_arch ...",
+    },
+    # Who makes the worker, and what the worker is.
+    "sglang.srt.managers.scheduler.Scheduler": attributes(
+        "maybe_init_draft_worker init_model_worker init_all_cuda_graphs init_all_attention_backends run_batch"
+    ),
+    "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2": {
+        "__init__": "self server_args gpu_id nccl_port target_worker",
+        "init_attention_backends": "self",
+        "init_cuda_graphs": "self",
+        "forward_batch_generation": "self batch on_publish grammar_barrier pp_proxy_tensors",
+        "_forward_prefill_batch": "self batch on_publish pp_proxy_tensors ...",
+        **attributes("req_to_token_pool token_to_kv_pool_allocator last_shared_read_runner"),
+    },
+    "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker": {
+        "init_attention_backend": "self",
+        "_capture_cuda_graphs": "self",
+        "draft": "",
+        "_draft_extend_for_prefill": "",
+        **attributes("draft_runner hot_token_id target_worker topk"),
+    },
+    "sglang.srt.managers.tp_worker.TpModelWorker": {
+        "init_cuda_graphs": "self capture_decode_cuda_graph",
+        **attributes("random_seed model_runner"),
+    },
+    "sglang.srt.layers.sampler.Sampler": {
+        "__init__": "self",
+        "_sample_from_probs": "self probs sampling_info positions simple_sampling_case",
+        "_preprocess_logits": "",
+    },
+    "sglang.srt.layers.sampler": {"apply_custom_logit_processor": "logits sampling_batch_info ..."},
+    "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager": {
+        "_select_runners": "self selector",
+        **attributes("draft_worker _session"),
+    },
+    # What goes in and out.
+    "sglang.srt.model_executor.forward_batch_info.ForwardBatch": attributes(
+        "forward_mode batch_size input_ids req_pool_indices seq_lens out_cache_loc seq_lens_sum positions spec_info"
+        " spec_algorithm capture_hidden_mode next_token_logits_buffer"
+    ),
+    "sglang.srt.managers.utils.GenerationBatchResult": attributes(
+        "logits_output next_token_ids can_run_cuda_graph speculative_num_draft_tokens speculative_output_stride"
+        " accept_lens new_seq_lens next_draft_input copy_to_cpu"
+    ),
+    "sglang.srt.speculative.eagle_info.EagleVerifyInput": attributes(
+        "draft_token custom_mask positions retrieve_index retrieve_next_token retrieve_next_sibling retrieve_cum_len"
+        " spec_steps topk draft_token_num capture_hidden_mode seq_lens_sum seq_lens_cpu prepared_out_cache_loc"
+    ),
+    "sglang.srt.speculative.eagle_info.EagleDraftInput": attributes(
+        "topk_p topk_index hidden_states bonus_tokens num_tokens_per_req"
+    ),
+    "sglang.srt.speculative.eagle_info.EagleDraftExtendInput": attributes(
+        "hidden_states num_correct_drafts num_accept_tokens num_tokens_per_req select_index"
+    ),
+    "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo": attributes(
+        "temperatures top_ps top_ks min_ps sampling_seed logit_bias grammars is_all_greedy acc_additive_penalties"
+        " acc_scaling_penalties has_custom_logit_processor"
+    ),
+    "sglang.srt.layers.logits_processor.LogitsMetadata": attributes("draft_extend_select_index"),
+    "sglang.srt.speculative.spec_utils": {
+        "build_grammar_vocab_mask": "reqs tree sampling_info device barrier",
+        "draft_tp_context": "",
+    },
+    "sglang.srt.speculative.spec_utils.GrammarTree": {
+        "from_device": "cls retrieve_next_token retrieve_next_sibling draft_token"
+    },
+    "sglang.srt.distributed.parallel_state.GroupCoordinator": {
+        "broadcast": "self input_ src",
+        **attributes("world_size rank_in_group"),
+    },
+    # Memory and attention.
+    "sglang.srt.layers.attention.base_attn_backend.AttentionBackend": {
+        "forward": "self q k v layer forward_batch save_kv_cache ..."
+    },
+    "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool": attributes("data_ptrs data_strides use_hnd"),
+    "sglang.srt.mem_cache.memory_pool.ReqToTokenPool": attributes("req_to_token free_slots"),
+    # Graphs, which a GPU alone has.
+    "sglang.srt.distributed.parallel_state": {"graph_capture": "stream"},
+    "sglang.srt.model_executor.runner_utils.capture_mode": {"model_capture_mode": ""},
+    # What is counted.
+    "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor": {
+        "_resolve_spec_v2_tokens": "self result batch",
+        "metrics_reporter": "",
+    },
+    "sglang.srt.managers.schedule_batch.Req": {
+        "update_finish_state": "self new_accepted_len",
+        **attributes("finished finished_reason finished_len to_finish grammar output_ids sampling_params"),
+    },
+    "sglang.srt.managers.tokenizer_manager.TokenizerManager": {
+        "_calculate_spec_decoding_metrics": "self meta_info recv_obj i",
+        "init_running_status": "",
+    },
+    # A head's class.
+    "sglang.srt.models.llama_eagle3.LlamaForCausalLMEagle3": {
+        "load_weights": "self weights",
+        **attributes("config model"),
+    },
+}

@@ -1,0 +1,108 @@
+"""The pools of a target's keys and values: one, or a second one for the layers with a sliding window."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from sglang.srt.layers.radix_attention import RadixAttention
+from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+from torch import Tensor
+
+from eagle_plugin.kernels.round_start import RoundStart
+from eagle_plugin.runtime.graphs import StaticMemory
+from eagle_plugin.runtime.round import KVCaches
+
+
+class Pool(NamedTuple):
+    """Buffers of layers that share their slots."""
+
+    buffers: Any  # an SGLang ``MHATokenToKVPool``
+    slot_of: Tensor | None = None  # int64: its slot of each slot of the request table; None where they are the same
+
+    def slots(self, of_table: Tensor) -> Tensor:
+        """Its slots [...] int64 of slots of the request table, any shape and integer type."""
+        return of_table.long() if self.slot_of is None else self.slot_of[of_table.long()]
+
+    def caches(self) -> KVCaches:
+        """Its keys and values; the engine's own bound of slots counts, slot 0 is padding."""
+        buffers = self.buffers
+        slots = buffers.size + buffers.page_size
+        return KVCaches(buffers.data_ptrs.view(torch.int64), buffers.data_strides, slots)
+
+
+def pools_of(pool: Any) -> list[Pool]:
+    """The parts of an SGLang pool; of a hybrid one the second part is that of the layers with a sliding window."""
+    if isinstance(pool, SWAKVPool):
+        return [Pool(pool.full_kv_pool), Pool(pool.swa_kv_pool, pool.full_to_swa_index_mapping)]
+    return [Pool(pool.full_kv_pool if isinstance(pool, HybridLinearKVPool) else pool)]
+
+
+def sliding_layers(pool: Any) -> list[int]:
+    """The layers whose keys are in the second part of `pools_of`."""
+    return (
+        [layer for layer, (_, slides) in pool.layers_mapping.items() if slides] if isinstance(pool, SWAKVPool) else []
+    )
+
+
+def windows_of(model: Any) -> list[int]:
+    """How many keys before a row its layers with a sliding window see, of a model of SGLang."""
+    layers = [layer for layer in model.modules() if isinstance(layer, RadixAttention)]
+    return [layer.sliding_window_size for layer in layers if layer.sliding_window_size >= 0]
+
+
+def chunk_of(runner: Any) -> int:
+    """The tokens of an attention chunk of an SGLang ``ModelRunner``'s target; 0 where no layer has chunks.
+
+    Layers with chunks (Llama 4) are those whose ``use_irope`` is set, as in the engine's own backends.
+    """
+    layers = [layer for layer in runner.model.modules() if isinstance(layer, RadixAttention)]
+    return runner.attention_chunk_size or 0 if any(layer.use_irope for layer in layers) else 0
+
+
+class SlidingRows(NamedTuple):
+    """The keys of B lanes that layers with a sliding window or with chunks can see, in their own pool.
+
+    Positions count from the first of these keys on: what a row sees depends on differences of positions alone, and on
+    where chunks begin. So the first key is that of a chunk, where there are chunks.
+    """
+
+    prefix_lens: Tensor  # [B] int64: how many of them come before the round's
+    table: Tensor  # [B, C] int32: slot of each position
+    slots: Tensor  # [B, reach] int64: where the round's own keys go, from L on
+
+
+class SlidingReader:
+    """Reads what a round needs of the pool of the sliding windows, into memory that keeps its address.
+
+    The engine gives the slots of keys that no window reaches any more to others: only the last ones are read.
+    """
+
+    def __init__(self, pool: Pool, window: int, reach: int, lanes: int, columns: int, chunk: int = 0) -> None:
+        """window: keys before a row that it sees, of the layer with the longest one; chunk: as of `chunk_of`.
+
+        Others as of `BatchReader`.
+        """
+        device = pool.buffers.device
+        self._pool, self._window, self._chunk, self._last = pool, window, chunk, columns - 1
+        self._memory = memory = StaticMemory(device)
+        self._count = window + chunk + reach
+        self._places = torch.arange(self._count, device=device)
+        memory.allocate("prefix_lens", lanes, torch.int64)
+        memory.allocate("table", lanes * self._count, torch.int32)
+        memory.allocate("slots", lanes * reach, torch.int64)
+
+    def read(self, start: RoundStart) -> SlidingRows:
+        """After the round's own copy was made: the engine may change its table and its slots then."""
+        lanes, reach = start.slots.shape
+        view = self._memory.view
+        rows = SlidingRows(view("prefix_lens", lanes), view("table", lanes, self._count), view("slots", lanes, reach))
+        first = (start.prefix_lens - self._window).clamp(min=0)
+        if self._chunk:
+            first = first - first % self._chunk
+        rows.prefix_lens.copy_(start.prefix_lens - first)
+        places = (first[:, None] + self._places).clamp(max=self._last)
+        rows.table.copy_(self._pool.slots(start.table.gather(1, places)))
+        rows.slots.copy_(self._pool.slots(start.slots))
+        return rows

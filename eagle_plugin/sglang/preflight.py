@@ -1,0 +1,98 @@
+"""What is checked in the launcher, before any process is started or weight loaded."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from eagle_plugin.common.errors import UserError
+from eagle_plugin.core.shape import Shape
+from eagle_plugin.heads.description import read_head
+from eagle_plugin.heads.files import HeadError, LeftToEngine
+from eagle_plugin.heads.manifest import parallel_levels
+from eagle_plugin.policy.chooser import policy_mode
+from eagle_plugin.policy.log import log_seconds
+from eagle_plugin.policy.shapes import CPU_SHAPE, shape_for
+from eagle_plugin.runtime.head_mailbox import check_folder
+from eagle_plugin.runtime.preflight import can_check, head_architecture, head_warnings
+from eagle_plugin.runtime.startup import LEFT
+from eagle_plugin.sglang.support import has_own_draft_class, unsupported_flags
+from eagle_plugin.sglang.synthetic import synthetic_rates
+
+logger = logging.getLogger("eagle_plugin")
+
+
+def check_launch(server_args: Any) -> None:
+    """Refuse a draft head that no worker can serve, and settings of the policy that do not exist; note why a head is
+    left to SGLang's own worker.
+
+    Only folders on this disk are checked, and not those that SGLang loads with another class for draft heads. A folder
+    whose config.json names a plain model, such as the target's, is checked, and refused.
+
+    Raises:
+        SystemExit: with one sentence that names what was found, what was wanted and the fix.
+    """
+    from sglang.srt.arg_groups.model_override_base import resolved_view
+
+    arguments = resolved_view(server_args)
+    os.environ.pop(LEFT, None)
+    algorithm = arguments.speculative_algorithm
+    target, head = arguments.model_path, arguments.speculative_draft_model_path
+    if algorithm not in ("EAGLE", "EAGLE3") or unsupported_flags(arguments):
+        return
+    try:
+        policy_mode()
+        log_seconds()
+        check_folder()
+        synthetic_rates(arguments.speculative_num_steps or 1)
+    except UserError as error:
+        raise SystemExit(f"eagle-plugin: {error}") from error
+    if head is None or not Path(target).is_dir():
+        return
+    if not Path(head).is_dir() and (Path(head).is_absolute() or head.startswith(".")):
+        raise SystemExit(
+            f"eagle-plugin: --speculative-draft-model-path {head} is not a folder; "
+            "give the folder that holds the head's config.json and model.safetensors"
+        )
+    if not can_check(target, head):
+        return
+    try:
+        if has_own_draft_class(head_architecture(head)):
+            return
+        if arguments.device == "cpu" and read_head(head).leftover_quantisation:
+            raise HeadError(
+                f"{head} has a quantization_config in config.json, but its weights are plain, and SGLang ends with it "
+                "on a CPU; remove the key from the head's config.json"
+            )
+        for warning in head_warnings(target, head, algorithm, arguments.speculative_num_steps):
+            logger.warning("eagle-plugin: %s", warning)
+    except LeftToEngine as reason:
+        os.environ[LEFT] = str(reason)
+    except HeadError as error:
+        raise SystemExit(f"eagle-plugin: {error}") from error
+
+
+def auto_parameters(server_args: Any, chosen: tuple[int, int, int]) -> Shape:
+    """The caps when the user gave none; chosen: what the engine then takes.
+
+    On a CPU they are ours. A head that drafts all levels in one forward gets deep trees on every device, because depth
+    costs it little.
+    """
+    from sglang.srt.arg_groups.model_override_base import resolved_view
+
+    arguments = resolved_view(server_args)
+    if arguments.speculative_algorithm not in ("EAGLE", "EAGLE3"):
+        return Shape(*chosen)
+    is_ours = arguments.device == "cpu" and arguments.page_size in (1, None)
+    caps = CPU_SHAPE if is_ours else Shape(*chosen)
+    try:
+        levels = parallel_levels(arguments.speculative_draft_model_path)
+    except HeadError:  # `check_launch` comes next and says what is wrong
+        levels = None
+    if levels is None or unsupported_flags(arguments):
+        return caps
+    # A row of the target's forward costs more on a CPU than it yields: no further nodes there.
+    drafts = caps.width - 1 if is_ours else max(caps.width - 1, levels)
+    return shape_for(drafts, topk=caps.topk, levels=levels)

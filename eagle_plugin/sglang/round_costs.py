@@ -1,0 +1,262 @@
+"""Measures what the parts of a server's rounds cost, before the first request, once per machine and pair of models."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from sglang.srt.runtime_context import get_parallel
+from torch import Tensor
+
+from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.policy.chooser import ShapeChooser, buffers_of
+from eagle_plugin.policy.costs import Costs, Curve, Forward
+from eagle_plugin.policy.log import without_policy
+from eagle_plugin.policy.shapes import shapes_within
+from eagle_plugin.runtime import cost_files
+from eagle_plugin.runtime.policy_start import MUCH_FASTER, start_policy
+from eagle_plugin.runtime.timed_alike import Paced
+from eagle_plugin.sglang import version
+from eagle_plugin.sglang.batch import RoundBatch
+from eagle_plugin.sglang.drafter import DraftState
+from eagle_plugin.sglang.dummy_batches import Parts, RandomBatches
+from eagle_plugin.sglang.ranks import gather_objects, in_any_rank, rank_logger
+from eagle_plugin.sglang.selftest import parts_of
+
+BUDGET_SECONDS = 10.0  # larger batches are left out when it is spent
+SHORT_PREFIX, LONG_PREFIX = 32, 1024
+LONG_BATCH = 4  # requests with long prefixes, at most
+PASSES = 4
+SHORTEST = 1e-6  # seconds, where noise hides what a level takes
+T = TypeVar("T")
+
+logger = logging.getLogger("eagle_plugin")
+
+
+def choose_shapes(worker: Any, mode: str, most_requests: int) -> ShapeChooser:
+    """What chooses the shapes of a `TreeWorker`'s rounds, by the value of ``EAGLE_POLICY``."""
+    caps, captured = worker.shape, worker._round.shapes
+    if mode != "auto":
+        rank_logger(logger).info(without_policy(caps, mode))
+    if mode == "fixed":
+        return ShapeChooser(caps, None)
+    shapes = captured or shapes_within(caps)
+    if mode == "random":
+        return ShapeChooser(caps, None, shapes)
+    measurement = CostMeasurement(parts_of(worker), most_requests)
+    policy = start_policy(
+        caps,
+        _key(worker),
+        measurement.run,
+        rank_logger(logger),
+        shapes,
+        measurement.is_faster_than,
+        gather_objects,
+    )
+    clock = time.perf_counter if get_parallel().tp_size == 1 else None
+    buffers = buffers_of(policy, most_requests, worker.device)
+    return ShapeChooser(caps, policy, clock=clock, buffers=buffers, learns_late=True)
+
+
+def _key(worker: Any) -> dict[str, Any]:
+    runner, arguments = worker.target_worker.model_runner, worker.server_args
+    return cost_files.key_of(
+        f"sglang {version.installed()}",
+        arguments.model_path,
+        arguments.speculative_draft_model_path,
+        torch.device("cuda", runner.gpu_id) if runner.device == "cuda" else runner.device,
+        str(runner.dtype),
+        worker.shape,
+        quantization=str(runner.model_config.quantization),
+        ranks=get_parallel().tp_size,
+        graphs=worker._round.sizes(),
+        requests=worker.req_to_token_pool.size,
+        is_parallel=worker.draft_worker.mask is not None,
+    )
+
+
+class Phases(NamedTuple):
+    """Seconds of the phases of one round."""
+
+    draft: float
+    target: float  # the target's forward and the walk
+    extend: float
+
+
+Cell = tuple[int, Shape, int]  # a round's requests, shape, and tokens of each prefix
+
+
+class CostMeasurement:
+    """Runs rounds of random requests on a server's own rows and slots, of all ranks at the same time."""
+
+    def __init__(self, parts: Parts, most_requests: int) -> None:
+        self._parts, self._most = parts, most_requests
+        self._random = RandomBatches(parts)
+        self._caps = parts.shape
+        self._is_parallel = parts.drafter.mask is not None
+        self._small_round: Callable[[], float]  # what others are compared with, in seconds
+
+    def run(self) -> Costs:
+        """Rounds of 1, 2, 4 .. requests, plain ones among them; and of a few with long prefixes.
+
+        Several passes over all sizes: what disturbs one hardly disturbs the same size of the next. Processors change
+        their speed by a third within seconds, so every round is compared with a small one just before and after it.
+        """
+        caps, shapes = self._caps, self._shapes()
+        self._phases(1, caps, SHORT_PREFIX)  # the first run of anything is slow
+        begin, most = time.perf_counter(), self._most
+        with self._requests(1, SHORT_PREFIX):
+            paced: Paced[tuple[Cell, str]] = Paced(lambda: self._small_round())
+        for _ in range(PASSES):
+            for b in self._sizes(most):
+                if b > 1 and in_any_rank(time.perf_counter() - begin > BUDGET_SECONDS):
+                    most = b // 2
+                    break
+                self._measure(paced, b, SHORT_PREFIX, shapes)
+                if b == self._long_batch():
+                    self._measure(paced, b, self._long_prefix(b), (PLAIN, caps))
+        times = self._times(paced)
+        return self._with_context(times, self._of_short_prefixes(times))
+
+    def _shapes(self) -> Sequence[Shape]:
+        """What is measured: what was captured, since a round of any other shape runs without graphs, and costs more.
+
+        Else plain rounds, those of one level, and those of the caps: what is between them is interpolated.
+        """
+        captured, caps = self._parts.decode_round.shapes, self._caps
+        if any(shape.steps == 1 for shape in captured):
+            return captured
+        return PLAIN, Shape(1, caps.topk, min(caps.topk + 1, caps.width)), caps
+
+    def is_faster_than(self, costs: Costs) -> bool:
+        """Whether a round now takes so much less than these costs say that they were measured on a busy machine."""
+        # Of both shapes in any case: all ranks have to make the same forwards.
+        shapes = (PLAIN, self._caps)
+        found = [min(sum(self._phases(1, shape, SHORT_PREFIX)) for _ in range(PASSES)) for shape in shapes]
+        kept = [costs.round(shape, 1, SHORT_PREFIX) for shape in shapes]
+        return any(now * MUCH_FASTER < before for now, before in zip(found, kept, strict=True))
+
+    def _measure(self, paced: Paced[tuple[Cell, str]], b: int, prefix: int, shapes: Sequence[Shape]) -> None:
+        with self._requests(b, prefix) as one_round:
+            for shape in shapes:
+                phases = one_round(shape)._asdict()
+                paced.add_all({((b, shape, prefix), name): seconds for name, seconds in phases.items()})
+
+    @staticmethod
+    def _times(paced: Paced[tuple[Cell, str]]) -> dict[Cell, Phases]:
+        times = paced.times()
+        cells = dict.fromkeys(cell for cell, _ in times)
+        return {cell: Phases(*(times[cell, name] for name in Phases._fields)) for cell in cells}
+
+    def _of_short_prefixes(self, times: dict[Cell, Phases]) -> Costs:
+        target, level, extend = [], [], []
+        first: dict[int, float] = {}  # by requests: of a draft of one level, without a forward of the head
+        for (b, shape, prefix), phases in times.items():
+            if prefix == SHORT_PREFIX and shape.steps == 1:
+                first[b] = min(phases.draft, first.get(b, phases.draft))
+        for (b, shape, prefix), phases in times.items():
+            if prefix != SHORT_PREFIX:
+                continue
+            target.append((b * shape.width, phases.target))
+            if shape != PLAIN:
+                extend.append((b * shape.max_accept_length, phases.extend))
+            if shape.steps > 1:
+                rows, forwards = self._levels(shape)
+                level.append((b * rows, max(phases.draft - first[b], SHORTEST) / forwards))
+        return Costs(
+            Forward(Curve.of(target)),
+            Forward(Curve.of(level or extend)),
+            Forward(Curve.of(extend)),
+            min(first.values()),
+            self._is_parallel,
+        )
+
+    def _with_context(self, times: dict[Cell, Phases], costs: Costs) -> Costs:
+        """The slopes over the tokens of the prefixes, where those of long ones were measured."""
+        b = self._long_batch()
+        prefix = self._long_prefix(b)
+        if (b, self._caps, prefix) not in times:
+            return costs
+        keys = b * (prefix - SHORT_PREFIX)
+        slopes = {}
+        for shape in (PLAIN, self._caps):
+            short, long = times[b, shape, SHORT_PREFIX], times[b, shape, prefix]
+            slopes[shape] = Phases(*(max(y - x, 0.0) / keys for x, y in zip(short, long, strict=True)))
+        plain, full = slopes[PLAIN], slopes[self._caps]
+        per_row = max(full.target - plain.target, 0.0) / (self._caps.width - 1)
+        rows, forwards = self._levels(self._caps)
+        return costs._replace(
+            target=costs.target._replace(per_key=max(plain.target - per_row, 0.0), per_key_and_row=per_row),
+            level=costs.level._replace(per_key_and_row=full.draft / forwards / rows),
+            extend=costs.extend._replace(per_key_and_row=full.extend / self._caps.max_accept_length),
+        )
+
+    def _long_batch(self) -> int:
+        """Requests with long prefixes, a power of two; 0 where there is no room for prefixes that cost something."""
+        b = LONG_BATCH
+        while b and (b > self._most or self._long_prefix(b) - SHORT_PREFIX < LONG_PREFIX // 4):
+            b //= 2
+        return b
+
+    def _long_prefix(self, b: int) -> int:
+        return min(LONG_PREFIX, self._random.longest(b)) if b else 0
+
+    def _levels(self, shape: Shape) -> tuple[int, int]:
+        """Rows per request of the head's forwards in a draft of this shape, and how many forwards."""
+        deeper = max(shape.steps - 1, 1)
+        return (deeper, 1) if self._is_parallel else (shape.topk, deeper)
+
+    def _sizes(self, most: int) -> Iterator[int]:
+        b = 1
+        while b <= most and self._random.longest(b) >= SHORT_PREFIX:
+            yield b
+            b *= 2
+
+    def _phases(self, b: int, shape: Shape, prefix: int) -> Phases:
+        with self._requests(b, prefix) as one_round:
+            return one_round(shape)
+
+    @contextmanager
+    def _requests(self, b: int, prefix: int) -> Iterator[Callable[[Shape], Phases]]:
+        """Requests with prefixes of so many tokens: a function that runs a round of a shape over them.
+
+        Until the end of the block `_small_round` runs over the first of them.
+        """
+        with self._random.borrowed(b, prefix + self._caps.reach) as rows:
+            state, alone = self._random.state(b), self._random.state(1)
+            self._small_round = lambda: self._round(PLAIN, rows[:1], SHORT_PREFIX, alone).target
+            yield lambda shape: self._round(shape, rows, prefix, state)
+
+    def _round(self, shape: Shape, rows: Tensor, prefix: int, state: DraftState) -> Phases:
+        b = len(rows)
+        lengths = torch.full((b,), prefix, dtype=torch.int64, device=self._random.device)
+        schedule = self._random.schedule(rows, lengths, greedy=True)
+        return self._one_round(self._parts.reader.read(shape, schedule, self._parts.decode_round.lanes(b)), state)
+
+    def _one_round(self, batch: RoundBatch, state: DraftState) -> Phases:
+        functions = self._parts.decode_round
+        drafted, drafts = self._timed(partial(functions.draft, batch, state))
+        verified, output = self._timed(partial(functions.verify, batch, drafts))
+        walked, accepted = self._timed(partial(functions.walk, batch, drafts, output))
+        # As long as the shape allows, so that the head reads all rows; in place, where the next function reads them.
+        longest = accepted.index.shape[1]
+        accepted.index.copy_(torch.arange(longest, device=accepted.index.device).expand_as(accepted.index))
+        accepted.lengths.fill_(longest)
+        extended, _ = self._timed(partial(functions.extend, batch, accepted, output, state))
+        return Phases(drafted, verified + walked, extended)
+
+    def _timed(self, function: Callable[[], T]) -> tuple[float, T]:
+        self._wait()
+        begin = time.perf_counter()
+        result = function()
+        self._wait()
+        return time.perf_counter() - begin, result
+
+    def _wait(self) -> None:
+        if self._random.device.type == "cuda":
+            torch.cuda.synchronize(self._random.device)

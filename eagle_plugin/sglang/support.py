@@ -1,0 +1,272 @@
+"""What the plugin's worker supports: whether it or the engine's own worker serves, with the reasons.
+
+With a target or flag that ours does not support the engine's own worker serves: the user loses speed, never the server.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+from eagle_plugin.core.shape import MAX_WIDTH
+from eagle_plugin.heads.files import HeadError
+from eagle_plugin.kernels import loader
+from eagle_plugin.runtime.gpu import Gpu, unsupported_gpu
+from eagle_plugin.runtime.round_metrics import RejectionWatch
+from eagle_plugin.runtime.startup import LEFT, StartRefused, engine_serves, plugin_serves
+from eagle_plugin.runtime.synthetic import WARNING, source_of
+from eagle_plugin.sglang.caches import unsupported_cache
+from eagle_plugin.sglang.ranks import rank_logger
+from eagle_plugin.sglang.synthetic import SETTING
+
+logger = logging.getLogger("eagle_plugin")
+
+HEAD_ARCHITECTURES = ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3")
+# Heads that SGLang loads with classes of its own. It makes the name of such a class from that of a target which brings
+# its draft layers along (`ModelConfig._config_draft_model`); a head's folder may then be the target's.
+_DRAFT_CLASS = re.compile(r"Eagle|NextN|MTP|Assistant|DSpark|Draft")
+_TARGETS_WITH_DRAFTS = """
+    BailingMoeForCausalLM BailingMoeV2ForCausalLM BailingMoeV2_5ForCausalLM BailingMoeV3ForCausalLM
+    DeepseekV32ForCausalLM DeepseekV3ForCausalLM DeepseekV4ForCausalLM Ernie4_5_MoeForCausalLM ExaoneMoEForCausalLM
+    ExaoneMoeForCausalLM GigaChat35ForCausalLM Glm4MoeForCausalLM Glm4MoeLiteForCausalLM
+    Glm5NextForConditionalGeneration GlmMoeDsaForCausalLM GlmOcrForConditionalGeneration HYV3ForCausalLM HYV4ForCausalLM
+    InklingForConditionalGeneration InternS2MobiusForConditionalGeneration InternS2PreviewForConditionalGeneration
+    LongcatFlashForCausalLM MiMoForCausalLM MiMoV2FlashForCausalLM MiMoV2ForCausalLM NemotronHForCausalLM
+    NemotronHPuzzleForCausalLM NemotronH_Omni_Reasoning_V3 Qwen3MoeForCausalLM Qwen3NextForCausalLM Qwen3_5ForCausalLM
+    Qwen3_5ForConditionalGeneration Qwen3_5MoeForCausalLM Qwen3_5MoeForConditionalGeneration
+    Qwen4ExpForConditionalGeneration Step3p5ForCausalLM Step3p7ForConditionalGeneration
+    """
+TARGETS_WITH_DRAFTS = frozenset(_TARGETS_WITH_DRAFTS.split())
+
+
+def has_own_draft_class(architecture: str) -> bool:
+    """Whether SGLang serves a head whose config.json names this class with a class other than ours."""
+    if architecture in HEAD_ARCHITECTURES:
+        return False
+    dots3 = architecture.startswith("Dots3")  # known to the engine by its configuration's class
+    return dots3 or architecture in TARGETS_WITH_DRAFTS or bool(_DRAFT_CLASS.search(architecture))
+
+
+# Flags: the values that we serve, and why the engine's own worker serves another one.
+_FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    ("device", ("cpu", "cuda"), "only CPUs and NVIDIA GPUs are served"),
+    ("tp_size", tuple(range(1, 9)), "at most 8 ranks are served"),
+    ("nnodes", (1,), "ranks on several machines are not served yet"),
+    ("pp_size", (1,), "pipeline parallelism is not served yet"),
+    ("attn_dp_size", (1, None), "data-parallel attention is not served yet"),
+    ("attn_cp_size", (1, None), "context parallelism is not served yet"),
+    ("dcp_size", (1, None), "context parallelism is not served yet"),
+    ("ep_size", (1, None), "expert parallelism is not served yet"),
+    ("moe_a2a_backend", ("none", None), "expert parallelism is not served yet"),
+    ("moe_dense_tp_size", (None,), "it gives the ranks different rows of a batch"),
+    ("enable_attn_tp_input_scattered", (False, None), "it gives the ranks different rows of a batch"),
+    ("enable_layernorm_sp", (False, None), "it gives the ranks different rows of a batch"),
+    ("disaggregation_mode", ("null", None), "prefill/decode disaggregation is not served yet"),
+    ("enable_hierarchical_cache", (False, None), "the hierarchical cache is not served yet"),
+    ("enable_mixed_chunk", (False, None), "mixed chunked prefill is not served yet"),
+    ("enable_two_batch_overlap", (False, None), "two-batch overlap is not served yet"),
+    ("enable_pdmux", (False, None), "PD multiplexing is not served yet"),
+    ("enable_lora_overlap_loading", (False, None), "LoRA adapters that are loaded beside rounds are not served yet"),
+    ("kv_cache_dtype", ("auto", None), "only KV caches in the model's own dtype are served"),
+    ("speculative_draft_kv_cache_dtype", ("auto", None), "only KV caches in the model's own dtype are served"),
+    ("enable_page_major_kv_layout", (False, None), "only KV caches with one buffer per layer are served"),
+    ("enable_unified_memory", (False, None), "only KV caches with one buffer per layer are served"),
+    ("enable_kv_cache_sharding", (False, None), "only KV caches with one buffer per layer are served"),
+    ("enable_hisparse", (False, None), "sparse attention is not served"),
+    ("speculative_adaptive", (False, None), "the engine's adaptive steps have their own worker state"),
+    ("speculative_use_rejection_sampling", (False, None), "it belongs to the engine's chain worker"),
+    ("speculative_accept_threshold_single", (1.0, None), "it changes the output's distribution"),
+    ("speculative_accept_threshold_acc", (1.0, None), "it changes the output's distribution"),
+    ("speculative_token_map", (None,), "EAGLE-2 token maps are not served yet"),
+    ("speculative_draft_window_size", (None,), "a draft window is not served yet"),
+    ("enable_return_routed_experts", (False, None), "it is part of the engine's own forward"),
+    ("enable_return_indexer_topk", (False, None), "it is part of the engine's own forward"),
+    ("enable_eplb", (False, None), "it is part of the engine's own forward"),
+    ("expert_distribution_recorder_mode", (None,), "it is part of the engine's own forward"),
+    ("kv_canary", ("none", None), "it is part of the engine's own forward"),
+    ("startup_weight_load_mode", ("serial", None), "the weights have to be there when graphs are captured and tested"),
+    ("dwdp_size", (1, None), "distributed weights are not served yet"),
+    ("enable_watermark", (False, None), "watermarking is not served yet"),
+    ("enable_deterministic_inference", (False, None), "batch-invariant attention is not served yet"),
+)
+
+
+def unsupported_flags(arguments: Any) -> list[str]:
+    """Why our worker does not support these resolved server arguments; empty when it does."""
+    reasons = []
+    if arguments.device != "cpu" and (arguments.enable_lora or arguments.lora_paths):
+        reasons.append(f"--enable-lora with --device {arguments.device}: LoRA is served on CPUs only")
+    for name, served, why in _FLAGS:
+        value = getattr(arguments, name)
+        if value not in served:
+            reasons.append(f"--{name.replace('_', '-')} {value}: {why}")
+    steps, topk = arguments.speculative_num_steps, arguments.speculative_eagle_topk
+    width = arguments.speculative_num_draft_tokens
+    if None not in (steps, topk, width):
+        if width > MAX_WIDTH:
+            reasons.append(f"--speculative-num-draft-tokens {width}: at most {MAX_WIDTH} nodes are served")
+        if (steps - 1) * topk > MAX_WIDTH:
+            reasons.append(
+                f"--speculative-num-steps {steps} with --speculative-eagle-topk {topk}: "
+                f"(steps - 1) * topk may be at most {MAX_WIDTH}"
+            )
+        if steps < 1 or width < 2:
+            reasons.append(f"--speculative-num-steps {steps}, --speculative-num-draft-tokens {width}: nothing to draft")
+    return reasons
+
+
+def unsupported_models(target_runner: Any, draft_architecture: str) -> list[str]:
+    """Why our worker does not support this loaded target (an SGLang ``ModelRunner``) or head; empty when it does."""
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+
+    config = target_runner.model_config
+    name = config.hf_config.architectures[0]
+    reasons = []
+    if target_runner.use_mla_backend:
+        reasons.append(f"target {name}: latent (MLA) attention is not served yet")
+    if mambaish_config(config) is not None and not _has_gated_delta_nets(target_runner):
+        reasons.append(f"target {name}: linear-attention and state-space layers are not served yet")
+    if config.is_encoder_decoder:
+        reasons.append(f"target {name}: encoder-decoder models are not served")
+    if config.model_is_mrope:
+        reasons.append(f"target {name}: multimodal rotary positions are not served yet")
+    if draft_architecture not in HEAD_ARCHITECTURES:
+        reasons.append(f"draft head {draft_architecture}: not one of {', '.join(HEAD_ARCHITECTURES)}")
+    if type(target_runner.sampler).__name__ != "Sampler":
+        reasons.append(f"sampler {type(target_runner.sampler).__name__}: only SGLang's own sampler is served")
+    reasons += _unsupported_attention(target_runner.model, name)
+    return reasons
+
+
+def unsupported_windows(target_runner: Any, arguments: Any) -> list[str]:
+    """Why trees are not served with this target's sliding windows or attention chunks; empty where they are."""
+    from eagle_plugin.sglang.pools import chunk_of
+
+    if target_runner.is_hybrid_swa and arguments.page_size != 1:
+        return [f"--page-size {arguments.page_size}: caches of sliding windows are served with pages of one token"]
+    config, chunk = target_runner.model_config, chunk_of(target_runner)
+    if target_runner.device == "cpu" and 0 < chunk < config.context_len and not _knows_chunks(target_runner.model):
+        return [
+            f"target {config.hf_config.architectures[0]}: SGLang's attention on this CPU does not know its chunks of "
+            f"{chunk} tokens; it is served up to --context-length {chunk}"
+        ]
+    return []
+
+
+def _knows_chunks(model: Any) -> bool:
+    """Whether the engine's own attention on a CPU gets the chunks, in place of windows (eagle-plugin-sglang-cpu)."""
+    from sglang.srt.layers.radix_attention import RadixAttention
+
+    layers = [layer for layer in model.modules() if isinstance(layer, RadixAttention)]
+    return all(layer.sliding_window_size < -1 for layer in layers if layer.use_irope)
+
+
+def _has_gated_delta_nets(target_runner: Any) -> bool:
+    """Whether what keeps a state in this target are the gated delta nets of Qwen3-Next."""
+    from sglang.srt.configs.hybrid_arch import qwen3_next_config
+
+    return qwen3_next_config(target_runner.model_config) is not None
+
+
+def unsupported_states(target_runner: Any, arguments: Any) -> list[str]:
+    """Why trees are not served with the states of this target's linear layers; empty where they are, or has none."""
+    if not _has_gated_delta_nets(target_runner):
+        return []
+    if target_runner.device != "cpu":
+        return [f"--device {target_runner.device}: gated delta nets are served on CPUs only"]
+    from sglang.srt.utils.common import cpu_has_amx_support
+
+    if cpu_has_amx_support():
+        return ["SGLang's kernels for AMX: they keep the weights of gated delta nets in an order of their own"]
+    if not arguments.disable_radix_cache and arguments.mamba_radix_cache_strategy != "no_buffer":
+        return [
+            f"--mamba-radix-cache-strategy {arguments.mamba_radix_cache_strategy}: states are served with no_buffer, "
+            "or with --disable-radix-cache"
+        ]
+    if arguments.enable_linear_replayssm or arguments.enable_linear_replayssm_spec:
+        return ["--enable-linear-replayssm: states are served as the engine keeps them without it"]
+    return []
+
+
+def _unsupported_attention(model: Any, name: str) -> list[str]:
+    from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
+
+    for layer in model.modules():
+        if not isinstance(layer, RadixAttention):
+            continue
+        if layer.attn_type != AttentionType.DECODER or layer.is_cross_attention:
+            return [f"target {name}: only causal self-attention is served"]
+        if layer.xai_temperature_len > 0 or layer.logit_capping_method != "tanh":
+            return [f"target {name}: attention temperature or a capping other than tanh is not served yet"]
+        if layer.qk_head_dim != layer.v_head_dim:
+            return [f"target {name}: key and value heads of different sizes are not served yet"]
+    return []
+
+
+def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
+    """What the scheduler instantiates instead of the engine's class: it sees the loaded target before it chooses."""
+
+    def create(server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> Any:
+        arguments = {
+            "server_args": server_args,
+            "gpu_id": gpu_id,
+            "nccl_port": nccl_port,
+            "target_worker": target_worker,
+        }
+        from eagle_plugin.sglang import selftest
+
+        runner, log = target_worker.model_runner, rank_logger(logger)
+        reasons = unsupported_reasons(server_args, runner) or selftest.failed_kernels(runner)
+        if reasons:
+            log.warning(engine_serves(algorithm, "SGLang", reasons))
+            return engine_worker(**arguments)
+        from eagle_plugin.sglang import eagle3_model, finish, metrics
+        from eagle_plugin.sglang.worker import TreeWorker
+
+        eagle3_model.register()
+        try:
+            worker = TreeWorker(**arguments)
+        except HeadError as error:  # of a head on a model hub: those in folders were checked by the launcher
+            raise StartRefused(error) from None
+
+        def announce(reasons: list[str]) -> None:
+            """Say who serves, once that is decided: after the last part of the self-test."""
+            if reasons:
+                log.warning(engine_serves(algorithm, "SGLang", reasons))
+                return
+            head = server_args.speculative_draft_model_path
+            watch = RejectionWatch(server_args.model_path, head, log)
+            # By name: the worker gets its policy later.
+            metrics.count_rounds(worker.shape, watch, lambda: worker.shapes, log)
+            finish.finish_in_order()
+            log.info(plugin_serves(algorithm, worker.shape, loader.backend(worker.device)))
+            if worker.synthetic is not None:
+                log.warning(WARNING, source_of(worker.synthetic, SETTING))
+
+        worker.announce = announce
+        return worker
+
+    return create
+
+
+def unsupported_reasons(server_args: Any, target_runner: Any) -> list[str]:
+    """Why our worker does not support this server; empty when it does."""
+    from sglang.srt.arg_groups.model_override_base import resolved_view
+
+    reasons = unsupported_flags(resolved_view(server_args))
+    if left := os.environ.get(LEFT):  # of the launcher's check
+        reasons.append(left)
+    draft_config = target_runner.spec_aux_config.draft_model_config
+    reasons += unsupported_cache(target_runner)
+    reasons += unsupported_models(target_runner, draft_config.hf_config.architectures[0])
+    reasons += unsupported_windows(target_runner, resolved_view(server_args))
+    reasons += unsupported_states(target_runner, resolved_view(server_args))
+    if not reasons and target_runner.device == "cuda":
+        from eagle_plugin.sglang.selftest import agree
+
+        head_dims = [target_runner.model_config.head_dim, draft_config.head_dim]
+        reasons += agree(unsupported_gpu(Gpu.current(), head_dims))  # of all ranks
+    return reasons

@@ -1,0 +1,292 @@
+"""The worker that SGLang's scheduler drives: draft a tree, verify it, feed what was accepted to the head."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.layers.quantization.unquant import UnquantizedEmbeddingMethod, UnquantizedLinearMethod
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.runtime_context import get_device, get_parallel, get_schedule, get_spec
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from sglang.srt.speculative.eagle_info import EagleDraftInput
+from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from torch import Tensor
+
+from eagle_plugin.common.deploy_folder import Served
+from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.core.verify import Accepted
+from eagle_plugin.heads.manifest import trained_depths
+from eagle_plugin.policy.chooser import ServedRound, ShapeChooser, policy_mode
+from eagle_plugin.policy.costs import PENDING_TOKENS
+from eagle_plugin.policy.shapes import captured_shapes
+from eagle_plugin.runtime.draft_clock import DraftClock
+from eagle_plugin.runtime.head_mailbox import HeadMailbox, open_mailbox
+from eagle_plugin.runtime.huge_pages import use_huge_pages
+from eagle_plugin.runtime.ranks import RankAgreement
+from eagle_plugin.runtime.rng import KeyTable
+from eagle_plugin.runtime.round import HeadState, TopM, accepted_rows
+from eagle_plugin.runtime.target_weights import use_bf16_kernel
+from eagle_plugin.sglang.adapters import Adapters
+from eagle_plugin.sglang.attention import TreeAttention
+from eagle_plugin.sglang.batch import BatchReader, RoundBatch, prefix_tokens
+from eagle_plugin.sglang.capture import capture_rounds
+from eagle_plugin.sglang.decode_round import DecodeRound
+from eagle_plugin.sglang.deferred_extend import PendingTokens
+from eagle_plugin.sglang.drafter import DraftState, TreeDrafter
+from eagle_plugin.sglang.eagle3_model import mask_of
+from eagle_plugin.sglang.head_exchange import exchange_head
+from eagle_plugin.sglang.logits import needs_plain_round, transforms_of
+from eagle_plugin.sglang.pools import SlidingReader, chunk_of, pools_of, sliding_layers, windows_of
+from eagle_plugin.sglang.ranks import rank_logger
+from eagle_plugin.sglang.round_costs import choose_shapes
+from eagle_plugin.sglang.sampling import SeededSampler, request_seeds
+from eagle_plugin.sglang.selftest import check_rounds
+from eagle_plugin.sglang.synthetic import synthetic_rates
+from eagle_plugin.sglang.verifier import TreeVerifier, grammar_tree, log_probabilities
+from eagle_plugin.sglang.weight_updates import take_new_weights
+
+
+@dataclass
+class RoundResult(GenerationBatchResult):
+    """The engine's result of a round, why a part of it ran without graphs on a server that has them, and its shape."""
+
+    eager_reasons: Sequence[str] = ()
+    served: ServedRound | None = None
+
+
+class TreeWorker(EAGLEWorkerV2):
+    """EAGLE-2, EAGLE-3 and P-EAGLE with dynamic draft trees; the user's flags are the caps of every round's shape.
+
+    A subclass of the engine's worker, so that whatever the engine asks of that class holds here too. Its constructor is
+    not called: it would build the engine's own draft worker. Every attribute that it sets is set here
+    (``tests/engines/sglang/test_contract.py`` compares the two lists).
+    """
+
+    _mailbox: HeadMailbox | None = None  # where heads may be exchanged
+    announce: Callable[[list[str]], None]  # says who serves, with the reasons where it is not this worker
+
+    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
+        BaseSpecWorker.__init__(self)
+        spec = get_spec()
+        self.server_args = server_args
+        self.topk = spec.speculative_eagle_topk
+        self.speculative_num_steps = spec.speculative_num_steps
+        self.speculative_num_draft_tokens = spec.speculative_num_draft_tokens
+        self.gpu_id = gpu_id
+        self.device = get_device().device
+        self._target_worker = target_worker
+        self.page_size = get_schedule().page_size
+        self.speculative_algorithm = SpeculativeAlgorithm.from_string(spec.speculative_algorithm)
+        self.enable_dp_spec_prefill_coordination = False
+        self._hosts_draft = True
+        self._draft_worker = TreeDrafter(server_args, gpu_id, nccl_port, target_worker)
+        self.adaptive_controller = None
+        # Read by the engine's worker only on paths that are not ours; kept so that the two stay interchangeable.
+        self.num_new_pages_per_topk = torch.empty((), dtype=torch.int64, device=self.device)
+        self.extend_lens = torch.empty((), dtype=torch.int64, device=self.device)
+        self.plan_stream, self.plan_stream_ctx = None, contextlib.nullcontext()
+        self.shape = Shape(self.speculative_num_steps, self.topk, self.speculative_num_draft_tokens)
+        if mask_of(self._draft_worker.draft_runner.model) is not None:
+            self.shape = self.shape.within_steps(trained_depths(server_args.speculative_draft_model_path))
+        self.synthetic = synthetic_rates(self.shape.steps)  # None: acceptance is real
+        self.shapes = ShapeChooser(self.shape, None)  # the policy comes when the costs of a round are known
+        self._draft_clock = DraftClock(self.device, rank_logger(logging.getLogger("eagle_plugin")))
+
+    def init_attention_backends(self) -> None:
+        """Wrap the target's attention backend and the head's, after the engine has made both."""
+        super().init_attention_backends()
+        target, pool = self._target_worker, self.req_to_token_pool
+        runner, drafter = target.model_runner, self._draft_worker
+        pools = pools_of(runner.token_to_kv_pool)
+        for cache, _ in (*pools, *pools_of(drafter.draft_runner.token_to_kv_pool)):
+            if not isinstance(cache, MHATokenToKVPool) or cache.use_hnd:
+                raise ValueError(
+                    f"eagle-plugin cannot read a KV cache of type {type(cache).__name__}, it reads MHATokenToKVPool "
+                    "in token-major layout: start the server with EAGLE_PLUGIN=0"
+                )
+        layers, chunk = sliding_layers(runner.token_to_kv_pool), chunk_of(runner)
+        attention = runner.attn_backend = TreeAttention(runner.attn_backend, layers, chunk)
+        methods: tuple[type, ...] = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
+        if any(getattr(layer, "use_fp32_lm_head", False) for layer in runner.model.modules()):
+            methods = methods[:1]  # the engine computes the output layer in float32, and only by its own method
+        use_bf16_kernel(runner.model, methods)
+        self._sampler = runner.sampler = SeededSampler()
+        table = pool.req_to_token
+        self._keys = KeyTable(len(table), self.device, target.random_seed)  # the seed of all ranks
+        self._adapters = Adapters(runner)
+        self._verifier = TreeVerifier(target, attention, len(table), self.token_to_kv_pool_allocator, self.synthetic)
+        self._ranks = RankAgreement(get_parallel().tp_group, pool.size, self.shape.max_accept_length, self.device)
+        reach, sliding = max(self.shape.reach, PENDING_TOKENS), None
+        if layers:
+            window = max(windows_of(runner.model), default=0)
+            sliding = SlidingReader(pools[1], window, reach, pool.size, table.shape[1], chunk)
+        self._reader = BatchReader(reach, pool.size, table, self._keys, sliding)
+        self._round = DecodeRound(drafter, self._verifier, self._reader)
+        # The target's decode rounds are captured by us: the engine would capture its own attention, without trees.
+        target.init_cuda_graphs = partial(target.init_cuda_graphs, capture_decode_cuda_graph=False)
+
+    def init_cuda_graphs(self) -> None:
+        """Capture the functions of our rounds, where the device has graphs and the user did not switch them off."""
+        super().init_cuda_graphs()
+        if self.device == "cpu":
+            use_huge_pages(rank_logger(logging.getLogger("eagle_plugin")))
+        pool, mode = self.req_to_token_pool, policy_mode()
+        *_, output, _, _ = self._round.padding_round(PLAIN)
+        self._round.pending = PendingTokens(len(pool.req_to_token), output.features[0])
+        shapes = (
+            [PLAIN, self.shape] if mode == "fixed" else captured_shapes(self.shape, self._draft_worker.mask is not None)
+        )
+        if not self._adapters.are_served:  # on CPUs: there is nothing that a captured forward would read them from
+            capture_rounds(self._round, self.shape, shapes, self.device, pool.size, mode == "auto")
+        if not check_rounds(self):
+            return  # the engine's own worker serves: there is no head of ours to exchange
+        self.shapes = choose_shapes(self, mode, pool.size)
+        self._round.pending.clear()  # what tests and measurements left
+        arguments, parallel = self.server_args, get_parallel()
+        served = Served(
+            "sglang",
+            arguments.model_path,
+            arguments.speculative_draft_model_path,
+            arguments.speculative_algorithm,
+        )
+        ranks, log = parallel.tp_size * arguments.dp_size, logging.getLogger("eagle_plugin")
+        exchange = partial(exchange_head, self)
+        self._mailbox = open_mailbox(served, exchange, log, rank=parallel.tp_rank, ranks=ranks)
+
+    def weights_updated(self) -> None:
+        """The target or the head has other weights: what is known of its drafts is forgotten."""
+        take_new_weights(self._draft_worker.draft_runner.model)
+        self.shapes.forget_head()
+        rank_logger(logging.getLogger("eagle_plugin")).info(
+            "eagle-plugin: weights were updated; the draft head drafts on, and its drafts may be accepted less often"
+        )
+
+    def forward_batch_generation(
+        self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None, pp_proxy_tensors: Any = None
+    ) -> Any:
+        """One scheduler step over a ``ScheduleBatch``: a prefill as the engine does it, or one decode round of ours."""
+        if self._mailbox is not None:
+            self._mailbox.look()
+        if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+            return self._prefill(batch, on_publish, pp_proxy_tensors)
+        b, keys = len(batch.seq_lens), prefix_tokens(batch)
+        pending = 0 if self._round.pending is None else self._round.pending.longest(batch.reqs)
+        shape = PLAIN if needs_plain_round(batch) else self.shapes.choose(b, keys, pending=pending)
+        self.shapes.begin(shape, b, keys)
+        state = self._caught_up(batch, shape, pending)
+        inputs = self._reader.read(shape, batch, self._round.lanes(b))
+        # From here on the round reads its own copy of the slots: the scheduler may change its table.
+        table_was_read = torch.get_device_module(self.device).Event()
+        table_was_read.record()
+
+        drafts = self._draft_clock.time(shape, partial(self._round.draft, inputs, state))
+        real = drafts.first(b)
+        tree = grammar_tree(real.tree) if batch.has_grammar else None
+        self._adapters.prepare(batch.reqs, shape.width)
+        output = self._round.verify(inputs, drafts)
+        logits = output.logits[: b * shape.width]
+        transforms = transforms_of(batch)
+        if transforms:
+            accepted = self._verifier.walk_with_transforms(inputs, batch, real, logits, tree, grammar_barrier)
+        else:
+            accepted = self._round.walk(inputs, drafts, output)
+        accepted = self._ranks.agree(accepted)
+        if "penalties" in transforms:
+            self._verifier.penalties.count(inputs, accepted)
+        kept = Accepted(*(values[:b] for values in accepted))
+        new_lens = inputs.prefix_lens[:b] + kept.lengths
+        if on_publish is not None:
+            on_publish(new_lens)
+        logprobs = log_probabilities(batch, logits, kept, shape.width) if batch.return_logprob else None
+        features = output.features[accepted_rows(kept, shape.width).view(-1)] if batch.return_hidden_states else None
+        read = partial(self._round.extend, inputs, accepted, output, state)
+        state = self._draft_clock.time_reading(shape, read)
+        result = self._result(inputs, kept, new_lens, state, logprobs, features)
+        result.served = self.shapes.launched(shape, b, keys, real, partial(self._round.path_sums, inputs))
+        if self._round.sizes():
+            result.eager_reasons = transforms if result.can_run_cuda_graph else ["batch size"]
+        self._draft_worker.draft_runner.shared_read_done_event = table_was_read
+        return result
+
+    def _caught_up(self, batch: Any, shape: Shape, longest: int) -> DraftState:
+        """What a round begins with; the head reads the tokens of plain rounds first, if it drafts or they are many.
+
+        longest: no request has more of them.
+        """
+        state, pending = _state_of(batch.spec_info), self._round.pending
+        if pending is not None and longest and (longest >= pending.most or shape != PLAIN):
+            return pending.read(batch, self._reader, self._draft_worker, state, longest)
+        return state
+
+    def _prefill(self, batch: Any, on_publish: Any, pp_proxy_tensors: Any) -> Any:
+        """The engine's prefill; the requests get new keys, by which their next tokens are drawn if any has a seed."""
+        self.shapes.pause()
+        rows, seeds = batch.req_pool_indices.long(), request_seeds(batch.reqs)
+        self._keys.draw(rows, seeds)
+        self._sampler.use_keys(self._keys.of(rows) if seeds else None)
+        if self._round.pending is not None:
+            self._round.pending.forget(rows)
+        penalties = self._verifier.penalties
+        penalties.start(batch)
+        result = self._forward_prefill_batch(batch, on_publish, pp_proxy_tensors)
+        penalties.count_prefill(batch, result.next_token_ids)
+        state = result.next_draft_input
+        # The engine's prefill gives probabilities, the rounds read logarithms. Features that overflowed give none.
+        state.topk_p = state.topk_p.log().nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        return result
+
+    def _result(
+        self,
+        inputs: RoundBatch,
+        kept: Accepted,
+        new_lens: Tensor,
+        state: DraftState,
+        logprobs: LogitsProcessorOutput | None,
+        features: Tensor | None,
+    ) -> RoundResult:
+        """What the scheduler gets of b requests: copies, where the next round overwrites the memory.
+
+        features [b * E, H]: the target's states of the accepted paths, if they were asked for.
+        """
+        b, shape = inputs.b, inputs.shape
+        captured = self._round.is_captured(inputs)
+
+        def own(values: Tensor) -> Tensor:
+            return values.clone() if captured else values
+
+        output = logprobs or LogitsProcessorOutput(next_token_logits=None)
+        if features is not None:
+            output.hidden_states = features
+        head, roots = state
+        return RoundResult(
+            logits_output=output,
+            next_token_ids=own(kept.tokens).view(-1),
+            can_run_cuda_graph=captured,
+            speculative_num_draft_tokens=shape.width,
+            speculative_output_stride=shape.max_accept_length,
+            accept_lens=own(kept.lengths),
+            new_seq_lens=new_lens,
+            next_draft_input=EagleDraftInput(
+                topk_p=own(head.top.logp[:b]),
+                topk_index=own(head.top.tokens[:b]),
+                hidden_states=own(head.hidden[:b]),
+                bonus_tokens=own(roots[:b]),
+                num_tokens_per_req=1,
+                num_tokens_for_logprob_per_req=1,
+            ),
+        )
+
+
+def _state_of(relayed: EagleDraftInput) -> DraftState:
+    """What the engine carries from round to round; its topk_p are log probabilities here."""
+    top = TopM(relayed.topk_p, relayed.topk_index)
+    return DraftState(HeadState(top, relayed.hidden_states), relayed.bonus_tokens.long())

@@ -1,0 +1,46 @@
+"""What follows from the accepted paths in vLLM: where their keys and values go, and the tokens of the round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from eagle_plugin.core.verify import Accepted
+from eagle_plugin.runtime.round import KVCaches
+from eagle_plugin.vllm.attention import cache_rows
+
+
+class CacheGroup(NamedTuple):
+    """The caches of the target's layers in one of vLLM's KV cache groups."""
+
+    layer: str  # one of its layers
+    caches: KVCaches
+
+    @classmethod
+    def of(cls, layer: str, caches: Iterable[Tensor]) -> CacheGroup:
+        """The group of these caches, each [blocks, Hkv, block size, 2 * D], one of them the layer's."""
+        parts = [part for cache in caches for part in cache_rows(cache)]
+        device = parts[0].device
+        data_ptrs = torch.tensor([part.data_ptr() for part in parts], device=device)
+        row_bytes = torch.tensor([part.stride(0) * part.element_size() for part in parts], device=device)
+        return cls(layer, KVCaches(data_ptrs, row_bytes, min(len(part) for part in parts)))
+
+    def move_accepted(
+        self, requests: Tensor, prefix_lens: Tensor, width: int, accepted: Accepted, slot_table: Tensor
+    ) -> None:
+        """Move the keys and values of the accepted nodes to the positions that they now have.
+
+        requests [t] int64: row in slot_table [b, S] of each tree; prefix_lens [t] int64 and accepted are of the trees,
+        which have `width` nodes.
+        """
+        positions = prefix_lens[:, None] + torch.arange(width, device=slot_table.device)
+        self.caches.move_accepted(slot_table[requests[:, None], positions].long(), accepted)
+
+
+def output_tokens(accepted: Accepted) -> Tensor:
+    """The tokens of a round as vLLM takes them, [b, E] int32, -1 after the last."""
+    places = torch.arange(accepted.tokens.shape[1], device=accepted.tokens.device)
+    return torch.where(places < accepted.lengths[:, None], accepted.tokens, -1).int()

@@ -1,0 +1,279 @@
+"""Attention in vLLM that also attends over draft trees, by our kernels.
+
+It replaces the platform's as a whole: CPU_ATTN packs keys in a layout of its own for each instruction set, which tree
+attention and the move of accepted keys would have to know. Ours keeps them token by token, on every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from vllm.v1.attention.backend import AttentionImpl, AttentionMetadataBuilder, AttentionType
+
+from eagle_plugin.core.shape import MAX_WIDTH
+from eagle_plugin.core.tree import chain_ancestors
+from eagle_plugin.kernels.attention import extend_attention, tree_attention
+from eagle_plugin.kernels.kv import store_kv
+from eagle_plugin.runtime.host_to_device import to_device
+from eagle_plugin.runtime.round import TreeRows
+
+
+class ExtendRows(NamedTuple):
+    """The requests of a forward whose query rows are consecutive positions: prefills, and decodes without drafts."""
+
+    requests: Tensor  # [e] int64: row of the slot table
+    seq_lens: Tensor  # [e] int64: tokens after this forward
+    lens: Tensor  # [e] int64: query rows
+    starts: Tensor  # [e] int64: first query row
+
+
+class Rows(NamedTuple):
+    """How the query rows of a forward attend, whatever the cache group."""
+
+    extend: ExtendRows | None
+    tree: TreeRows | None
+    # [t * W] int64: query row of each node of the trees; None: the nodes are all the query rows, in order. Nodes that
+    # share a row must have equal ancestors: one of them decides what the row gets.
+    query: Tensor | None = None
+    extend_lens: Sequence[int] = ()  # extend.lens, on the host
+
+
+class Chains(NamedTuple):
+    """Consecutive positions as chains of draft nodes, for devices whose kernel attends over trees only."""
+
+    tree: TreeRows  # c chains of R nodes: parts of prompts, or tokens of plain decoding
+    query: Tensor  # [c * R] int64: query row of each node; padding has that of the chain's last node
+    slot_table: Tensor  # [b, S + R] int32
+
+
+@dataclass
+class TreeMetadata:
+    """What the attention layers of one cache group need in one forward."""
+
+    rows: Rows
+    slot_table: Tensor  # [b, S] int32: row of the cache of each position
+    slots: Tensor  # [N] int64: row of the cache for the key of each query row
+    _plans: dict[Any, Any] = field(default_factory=dict)
+
+    def planned(self, name: Any, plan: Callable[[], Any]) -> Any:
+        """What `plan` gives, once for all layers."""
+        if name not in self._plans:
+            self._plans[name] = plan()
+        return self._plans[name]
+
+    def chains(self, most: int | None = None) -> list[Chains]:
+        """The rows of `rows.extend`, but for requests with more than `most` rows."""
+        extend, lens = self.rows.extend, self.rows.extend_lens
+        assert extend is not None
+        found: list[Chains] = self.planned(("chains", most), lambda: chains_of(extend, lens, self.slot_table, most))
+        return found
+
+
+class CacheRows(NamedTuple):
+    """A layer's cache as rows of one token each: keys and values are views with the same row numbers."""
+
+    keys: Tensor  # [rows, Hkv, D]
+    values: Tensor  # [rows, Hkv, Dv]
+
+
+def cache_rows(kv_cache: Tensor) -> CacheRows:
+    """View a layer's cache [blocks, Hkv, block size, 2 * D] as rows; a block holds its keys, then its values.
+
+    The key of offset o in block i is row 2 * i * block size + o, its value is a block size later.
+    """
+    blocks, heads, size, content = kv_cache.shape
+    dim = content // 2
+    if kv_cache.stride(0) != heads * size * content or kv_cache.stride(3) != 1:
+        raise ValueError(
+            f"eagle-plugin cannot read a KV cache of shape {list(kv_cache.shape)} and strides "
+            f"{list(kv_cache.stride())}, it wants dense blocks: start the server with EAGLE_PLUGIN=0"
+        )
+    rows = kv_cache.as_strided((2 * blocks * size, heads, dim), (heads * dim, dim, 1))
+    return CacheRows(rows[:-size], rows[size:])
+
+
+def slot_table(block_table: Tensor, block_size: int, positions: int) -> Tensor:
+    """The cache row of each of the first `positions` positions, [b, S] int32; block_table [b, blocks] int32.
+
+    Positions after the end of the block table get row 0. Only padding has them: a tree that was cut short at the
+    maximal length of its request is as wide as the others of its batch.
+    """
+    blocks = min(-(-positions // block_size), block_table.shape[1])
+    offsets = torch.arange(block_size, dtype=torch.int32, device=block_table.device)
+    first = block_table[:, :blocks].int() * (2 * block_size)
+    table = (first[:, :, None] + offsets).view(len(block_table), -1)
+    return table if table.shape[1] >= positions else pad(table, (0, positions - table.shape[1]))
+
+
+def cache_slots(slots: Tensor, block_size: int) -> Tensor:
+    """The cache rows of vLLM's slot numbers [N] int64, which count one row per token."""
+    return torch.add(slots, slots.div(block_size, rounding_mode="floor"), alpha=block_size)
+
+
+def chains_of(extend: ExtendRows, lens: Sequence[int], slot_table: Tensor, most: int | None = None) -> list[Chains]:
+    """Cut the rows of a step into chains: one node for each plain request, up to 64 for each part of a prompt.
+
+    lens: extend.lens, on the host. most: requests with more rows are left out.
+    """
+    device, found = slot_table.device, []
+    single = [i for i, n in enumerate(lens) if n == 1]
+    several = [(i, n) for i, n in enumerate(lens) if n != 1 and (most is None or n <= most)]
+    parts = [(i, begin) for i, n in several for begin in range(0, n, MAX_WIDTH)]
+    for length, chains in ((1, [(i, 0) for i in single]), (MAX_WIDTH, parts)):
+        if not chains:
+            continue
+        owners, begins = np.array(chains).T
+        last = np.array(lens)[owners] - 1 - begins
+        nodes = np.minimum(np.arange(length), last[:, None])
+        owner, begin, node = to_device([owners, begins, nodes], device)
+        prefix_lens = (extend.seq_lens - extend.lens)[owner] + begin
+        query = ((extend.starts[owner] + begin)[:, None] + node).view(-1)
+        rows = TreeRows(extend.requests[owner], prefix_lens, chain_ancestors(length, device)[node], length)
+        found.append(Chains(rows, query, pad(slot_table, (0, length))))
+    return found
+
+
+def attend_chains(query: Tensor, cache: CacheRows, chains: list[Chains], options: dict[str, Any], out: Tensor) -> None:
+    """`extend_attention` by `tree_attention`: query and out [N, Hq, D]; out gets the rows of the chains."""
+    for tree, rows, table in chains:
+        visible = (table, tree.requests, tree.prefix_lens, tree.ancestors)
+        out[rows] = tree_attention(query[rows], *cache, *visible, tail=tree.tail, **options)
+
+
+class TreeMetadataBuilder(AttentionMetadataBuilder[TreeMetadata]):
+    """Builds the metadata of one cache group; the runner says beforehand which rows are tree nodes."""
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self.block_size: int = kv_cache_spec.block_size
+        self.reach: int = vllm_config.num_speculative_tokens + 1  # draft slots after the longest sequence
+        self.rows: Rows | None = None
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> TreeMetadata:
+        """Metadata for the batch at hand; vLLM's ``CommonAttentionMetadata`` holds b requests."""
+        common = common_attn_metadata
+        return TreeMetadata(
+            rows=self.rows if self.rows is not None else causal_rows(common),
+            slot_table=slot_table(common.block_table_tensor, self.block_size, common.max_seq_len + self.reach),
+            slots=cache_slots(common.slot_mapping, self.block_size),
+        )
+
+
+def causal_rows(common: Any) -> Rows:
+    """Rows of a batch without trees, of vLLM's ``CommonAttentionMetadata``."""
+    bounds, seq_lens = common.query_start_loc.long(), common.seq_lens.long()
+    requests = torch.arange(len(seq_lens), device=bounds.device)
+    extend = ExtendRows(requests, seq_lens, bounds.diff(), bounds[:-1])
+    return Rows(extend, None, extend_lens=common.query_start_loc_cpu.diff().tolist())
+
+
+class TreeAttentionImpl(AttentionImpl):
+    """Attention of one layer; the constructor is the one that vLLM calls for every backend."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: Tensor | None = None,
+    ) -> None:
+        unserved = {
+            "ALiBi slopes": alibi_slopes is not None,
+            f"a {kv_cache_dtype} KV cache": kv_cache_dtype not in ("auto", "bfloat16", "float16"),
+            f"{attn_type} attention": attn_type != AttentionType.DECODER,
+        }
+        if found := [what for what, holds in unserved.items() if holds]:
+            raise ValueError(
+                f"eagle-plugin does not serve {', '.join(found)}: start the server with EAGLE_PLUGIN=0 for this model"
+            )
+        self.num_heads, self.num_kv_heads, self.head_size = num_heads, num_kv_heads, head_size
+        self.scale = float(scale)
+        self.kv_cache_dtype = kv_cache_dtype
+        self.sliding_window = -1 if sliding_window is None else sliding_window - 1  # keys before the query
+        self.logits_soft_cap = logits_soft_cap or 0.0
+        self.sinks = sinks
+        self.stores = kv_sharing_target_layer_name is None  # else an earlier layer has, into the cache that both have
+        self._cache: tuple[int, CacheRows] | None = None
+
+    def forward(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        kv_cache: Tensor,
+        attn_metadata: TreeMetadata | None,
+        output: Tensor,
+        output_scale: Tensor | None = None,
+        output_block_scale: Tensor | None = None,
+    ) -> Tensor:
+        """Store the new keys, then attend; query and output [N, Hq, D], key and value [N, Hkv, D].
+
+        Rows after those that have slots are padding to the size of a CUDA graph: nobody reads what they get.
+        """
+        if attn_metadata is None:  # vLLM warms up without a cache; fresh memory may hold NaN, which routes no experts
+            return output.zero_()
+        n = len(attn_metadata.slots)
+        padded, output = output, output[:n]
+        query, cache = query[:n], self._rows_of(kv_cache)
+        if self.stores and key is not None and value is not None:
+            store_kv(*cache, attn_metadata.slots, key[:n], value[:n])
+        options: dict[str, Any] = {
+            "scale": self.scale,
+            "logit_cap": self.logits_soft_cap,
+            "window": self.sliding_window,
+            "chunk": getattr(layer, "attention_chunk_size", 0),  # of vLLM's ChunkedLocalAttention alone
+            "sinks": self.sinks,
+        }
+        extend, tree, tree_query, _ = attn_metadata.rows
+        if extend is not None:
+            self.extend(query, kv_cache, cache, attn_metadata, options, output)
+        if tree is not None:
+            visible = (attn_metadata.slot_table, tree.requests, tree.prefix_lens, tree.ancestors)
+            if tree_query is None:
+                tree_attention(query, *cache, *visible, tail=tree.tail, out=output, **options)
+            else:
+                output[tree_query] = tree_attention(query[tree_query], *cache, *visible, tail=tree.tail, **options)
+        return padded
+
+    def extend(
+        self,
+        query: Tensor,
+        kv_cache: Tensor,
+        cache: CacheRows,
+        metadata: TreeMetadata,
+        options: dict[str, Any],
+        out: Tensor,
+    ) -> None:
+        """Attend from the rows of `metadata.rows.extend`; cache: kv_cache as rows; options: of the kernels."""
+        extend = metadata.rows.extend
+        assert extend is not None
+        if query.is_cpu:
+            rows = (extend.requests, extend.seq_lens, extend.lens, extend.starts)
+            extend_attention(query, *cache, metadata.slot_table, *rows, out=out, **options)
+        else:
+            attend_chains(query, cache, metadata.chains(), options, out)
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        """Sinks enter the kernels as float32 logits."""
+        if self.sinks is not None:
+            self.sinks = self.sinks.float()
+
+    def _rows_of(self, kv_cache: Tensor) -> CacheRows:
+        address = kv_cache.data_ptr()
+        if self._cache is None or self._cache[0] != address:
+            self._cache = address, cache_rows(kv_cache)
+        return self._cache[1]

@@ -1,0 +1,140 @@
+"""Our attention backend as vLLM knows it, and how the layers of a model of ours get it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.attention import chunked_local_attention
+from vllm.v1.attention import selector
+from vllm.v1.attention.backend import AttentionBackend
+from vllm.v1.attention.backends import registry
+from vllm.v1.kv_cache_interface import KVCacheLayout
+
+from eagle_plugin.vllm.attention import TreeAttentionImpl, TreeMetadataBuilder
+from eagle_plugin.vllm.prompt_attention import FlashPromptsImpl, TritonPromptsImpl
+
+
+class TreeAttentionBackend(AttentionBackend):
+    """Registered over CPU_ATTN, the only backend that vLLM gives the layers of a CPU.
+
+    Our metadata declares no support of CUDA graphs, so that vLLM leaves attention out of them.
+    """
+
+    forward_includes_kv_cache_update = True
+    supported_dtypes = [torch.float16, torch.bfloat16, torch.float32]
+    supported_kv_cache_dtypes = ["auto", "bfloat16", "float16"]
+
+    @staticmethod
+    def get_name() -> str:
+        """The name that it stands in for: vLLM looks it up."""
+        return "CPU_ATTN"
+
+    @staticmethod
+    def get_impl_cls() -> type[TreeAttentionImpl]:
+        """The layers' class."""
+        return TreeAttentionImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[TreeMetadataBuilder]:
+        """The metadata's builder."""
+        return TreeMetadataBuilder
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        """Layer by layer, block by block, token by token."""
+        return (KVCacheLayout.LBNHC,)
+
+    @classmethod
+    def get_supported_head_sizes(cls) -> list[int]:
+        """Those of the native kernels."""
+        return list(range(16, 257, 16))
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        """Windows are a parameter of the kernels."""
+        return True
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        """Sinks are a parameter of the kernels."""
+        return True
+
+
+class CustomTreeAttentionBackend(TreeAttentionBackend):
+    """The same under the name that vLLM has for backends of others, which a configuration can ask for on a GPU."""
+
+    @staticmethod
+    def get_name() -> str:
+        """The name under which it is registered."""
+        return "CUSTOM"
+
+
+class FlashPromptsBackend(CustomTreeAttentionBackend):
+    """The same with FlashAttention for prompts."""
+
+    @staticmethod
+    def get_impl_cls() -> type[FlashPromptsImpl]:
+        """The layers' class."""
+        return FlashPromptsImpl
+
+
+class TritonPromptsBackend(CustomTreeAttentionBackend):
+    """The same with vLLM's own Triton kernel for prompts."""
+
+    @staticmethod
+    def get_impl_cls() -> type[TritonPromptsImpl]:
+        """The layers' class."""
+        return TritonPromptsImpl
+
+
+@contextmanager
+def tree_attention(vllm_config: Any) -> Iterator[None]:
+    """Layers that are built inside attend by our backend, whatever backend this ``VllmConfig`` names; that one says on
+    a GPU only what prompts are attended to with.
+
+    Those with chunked attention get it as it is. vLLM would wrap its builder in one that makes a request of every
+    chunk, and our rows describe whole requests; our layers know their chunks themselves.
+    """
+    on_cpu = vllm_config.device_config.device_type == "cpu"
+    backend = TreeAttentionBackend if on_cpu else _of_a_gpu(vllm_config)
+    enum = registry.AttentionBackendEnum[backend.get_name()]
+    before = registry._ATTN_OVERRIDES.get(enum)
+    registry.register_backend(enum, f"{backend.__module__}.{backend.__qualname__}")
+    selector._cached_get_attn_backend.cache_clear()
+    wrap = chunked_local_attention.create_chunked_local_attention_backend
+    chunked_local_attention.create_chunked_local_attention_backend = lambda backend, chunk: backend
+    try:
+        if on_cpu:
+            yield
+        else:
+            with _asking_for(enum, vllm_config):
+                yield
+    finally:
+        chunked_local_attention.create_chunked_local_attention_backend = wrap
+        registry._ATTN_OVERRIDES.pop(enum, None)
+        if before is not None:
+            registry._ATTN_OVERRIDES[enum] = before
+        selector._cached_get_attn_backend.cache_clear()
+
+
+def _of_a_gpu(vllm_config: Any) -> type[TreeAttentionBackend]:
+    """With the kernel for prompts of the backend that the user named; FlashAttention where that is none."""
+    named = vllm_config.attention_config.backend
+    if named in (None, registry.AttentionBackendEnum.FLASH_ATTN):
+        return FlashPromptsBackend
+    return TritonPromptsBackend if named is registry.AttentionBackendEnum.TRITON_ATTN else CustomTreeAttentionBackend
+
+
+@contextmanager
+def _asking_for(enum: Any, vllm_config: Any) -> Iterator[None]:
+    """The configuration asks for this backend, for both models and all kinds of layers."""
+    attention, speculative = vllm_config.attention_config, vllm_config.speculative_config
+    before = attention.backend, attention.backend_per_kind, speculative.attention_backend
+    attention.backend, attention.backend_per_kind, speculative.attention_backend = enum, {}, enum
+    try:
+        yield
+    finally:
+        attention.backend, attention.backend_per_kind, speculative.attention_backend = before

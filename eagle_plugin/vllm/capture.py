@@ -1,0 +1,120 @@
+"""What of a runner's decode steps is captured: which batch sizes, by which capturer, within which memory."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.distributed.parallel_state import graph_capture
+from vllm.model_executor.layers.attention.attention import unified_attention_with_output
+
+from eagle_plugin.runtime import graph_emulator
+from eagle_plugin.runtime.capturing import (
+    MAX_ROWS,
+    emulated,
+    frozen_garbage,
+    left_out_without_memory,
+    logged,
+    powers_of_two,
+)
+from eagle_plugin.runtime.graphs import Buckets, CudaCapturer
+from eagle_plugin.vllm.attention import ExtendRows, Rows
+from eagle_plugin.vllm.decode_step import DecodeStep, TargetForward, side_by_side
+from eagle_plugin.vllm.dummy_batches import forward, layer_metadata, places_of, target_states
+from eagle_plugin.vllm.graph_modes import is_compiled
+from eagle_plugin.vllm.ranks import in_any_rank
+
+
+def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
+    """The captured functions of a `TreeModelRunner`'s steps, on a GPU, and on a CPU where graphs are emulated.
+
+    Its caches must be there; what is captured writes into the block that vLLM gives to nobody. None: nothing is
+    captured.
+    """
+    kind = runner.device.type
+    if not (runner.wants_graphs if kind == "cuda" else emulated()):
+        return None
+    if reason := _unserved(runner, kind):
+        logger.warning("eagle-plugin: decode steps run without graphs of their own: %s", reason)
+        return None
+    sizes = (cuda_sizes if kind == "cuda" else powers_of_two)(runner.max_num_reqs)
+    head_rows = runner.drafter.masked_rows_per_request(runner._caps)
+    sizes = [
+        size for size in sizes if size * runner._caps.width <= MAX_ROWS and size * head_rows <= runner.max_num_tokens
+    ]
+    step, with_sums = new_step(runner), runner._policy_mode == "auto"
+
+    def around(buckets: Buckets, size: int) -> AbstractContextManager[None]:
+        fix = f"give the server a smaller --gpu-memory-utilization, or --max-num-seqs {size // 2}"
+        return left_out_without_memory(buckets, size, in_any_rank, logger, fix)
+
+    with logged(step.functions, step.sizes, kind, logger):
+        if kind == "cuda":
+            with graph_capture(runner.device), frozen_garbage():
+                step.capture(CudaCapturer(), sizes, around, with_sums)
+        else:
+            graph_emulator.install()
+            # The operator finds its layer and metadata in vLLM's context of one forward.
+            attention = {torch.ops.vllm.unified_attention_with_output.default: unified_attention_with_output}
+            step.capture(graph_emulator.EmulatedCapturer(attention), sizes, around, with_sums)
+    return step
+
+
+def _unserved(runner: Any, kind: str) -> str:
+    """Why nothing can be captured; "" where it can."""
+    if runner.linear.names:
+        return "the target has layers that keep a state"
+    if kind != "cuda" and is_compiled(runner.vllm_config):
+        return "the emulator sees nothing of compiled models, use --enforce-eager"
+    return ""
+
+
+def cuda_sizes(most: int) -> list[int]:
+    """The batch sizes that are captured on a GPU, up to `most`."""
+    return sorted({*(size for size in (1, 2, 4, *range(8, most, 8)) if size < most), most})
+
+
+def new_step(runner: Any) -> DecodeStep:
+    """The functions of a `TreeModelRunner`'s steps, of which nothing is captured yet."""
+    drafter, groups, caps = runner.drafter, runner._verifier.groups, runner._caps
+    tables = {
+        layer: next(i for i, group in enumerate(runner.kv_cache_config.kv_cache_groups) if layer in group.layer_names)
+        for layer in (next(iter(drafter._draft_attn_layer_names)), *(group.layer for group in groups))
+    }
+    # A step's slots reach over the rows of a tree and what is drafted after it.
+    columns = runner.max_model_len + 2 * caps.reach + 2
+    ranks = runner._verifier.ranks
+    target, synthetic = _target_forward(runner), runner._verifier.synthetic
+    return DecodeStep(drafter, groups, caps, _one_row(runner), columns, tables, ranks, target, synthetic)
+
+
+def _target_forward(runner: Any) -> TargetForward | None:
+    """The target's forward, if nothing of it depends on what the host knows of a step: which adapters it needs."""
+    if runner.lora_config is not None:
+        return None
+    groups, head = runner.kv_cache_config.kv_cache_groups, runner.drafter._draft_attn_layer_names
+    layers = {
+        first.layer: [name for name in group.layer_names if name not in head]
+        for first in runner._verifier.groups
+        for group in groups
+        if first.layer in group.layer_names
+    }
+    return TargetForward(partial(forward, runner), runner.input_ids.gpu, runner.positions, layers)
+
+
+def _one_row(runner: Any) -> tuple[Tensor, Tensor]:
+    """The target's logits [1, V] and states [1, F] of one row, in the block that vLLM gives to nobody."""
+    nothing = torch.zeros(1, dtype=torch.int64, device=runner.device)
+    owned = [nothing[:, None]] * len(runner.kv_cache_config.kv_cache_groups)
+    rows = Rows(ExtendRows(nothing, nothing + 1, nothing + 1, nothing), None, extend_lens=[1])
+    layers = layer_metadata(runner, places_of(runner, owned, 1), rows, nothing, nothing)
+    one = np.ones(1, dtype=np.int32)
+    with runner.maybe_select_dummy_loras(runner.lora_config, one, num_sampled_tokens=one):
+        hidden, aux = target_states(runner, layers, nothing, nothing)
+        features = side_by_side([hidden] if aux is None else aux)
+        return runner.model.compute_logits(hidden[:1]), features[:1]

@@ -1,0 +1,36 @@
+"""Worker and model runner of a CPU: the engine's own of a CPU, with the methods of ours."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from vllm.v1.worker import cpu_worker
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+from eagle_plugin.runtime.huge_pages import use_huge_pages
+from eagle_plugin.vllm.ranks import rank_logger
+from eagle_plugin.vllm.runner import TreeModelRunner
+from eagle_plugin.vllm.worker import TreeWorker
+
+
+class TreeCPUModelRunner(TreeModelRunner, CPUModelRunner):
+    """vLLM's ``CPUModelRunner`` with draft trees."""
+
+
+class TreeCPUWorker(TreeWorker, cpu_worker.CPUWorker):
+    """vLLM's ``CPUWorker`` with draft trees."""
+
+    def init_device(self) -> None:
+        """Prepare the device as the engine does; its worker names the class of its runner in its module."""
+        engine_runner = cpu_worker.CPUModelRunner
+        cpu_worker.CPUModelRunner = TreeCPUModelRunner  # type: ignore[misc]
+        try:
+            super().init_device()
+        finally:
+            cpu_worker.CPUModelRunner = engine_runner  # type: ignore[misc]
+
+    def compile_or_warm_up_model(self) -> Any:
+        """As on a GPU, with the models and caches in huge pages before anything is measured."""
+        use_huge_pages(rank_logger(logging.getLogger("vllm.eagle_plugin")))
+        return super().compile_or_warm_up_model()

@@ -1,0 +1,248 @@
+"""Tokens of plain steps that the head has not read: kept, and read in few forwards when their keys are wanted.
+
+They are wanted when drafting starts again, and when another request finds their blocks in the prefix cache. Most blocks
+of requests that have ended are used anew before anybody finds them, so what they hold is never read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from eagle_plugin.runtime.deferred_limit import largest_first, most_pending
+from eagle_plugin.runtime.host_to_device import to_device
+from eagle_plugin.vllm.attention import ExtendRows
+from eagle_plugin.vllm.batch import RoundBatch
+
+Key = str | int  # the name of a request, or a block
+
+
+def given_blocks(scheduler_output: Any, group: int, size: int) -> tuple[set[int], set[int]]:
+    """Blocks that requests get in a step: found in the prefix cache by a group of caches, and to be filled by any.
+
+    size: positions of a block of the group.
+    """
+    cached = scheduler_output.scheduled_cached_reqs
+    entered = [(new.num_computed_tokens, new.block_ids) for new in scheduler_output.scheduled_new_reqs]
+    for name, n, blocks in zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True):
+        if blocks is not None:  # those of a request that ran before are all new
+            entered.append((n if name in cached.resumed_req_ids else 0, blocks))
+    found: set[int] = set()
+    new: set[int] = set()
+    for n, groups in entered:
+        found.update(groups[group][: n // size])
+        new.update(groups[group][n // size :])
+        # The groups share one pool, and their caches the memory: what another group gets is no longer the head's.
+        new.update(block for other, blocks in enumerate(groups) if other != group for block in blocks)
+    return found, new
+
+
+class PlainRows(NamedTuple):
+    """The rows of a step without trees, those of each request one after another, as in `drafter.ExtendBatch`."""
+
+    tokens: Tensor  # [N] int32: the token after each row
+    features: Tensor  # [N, F]: the target's states
+
+    @classmethod
+    def after(cls, batch: RoundBatch, next_tokens: Tensor, input_ids: Tensor, features: Tensor) -> PlainRows:
+        """The rows of a step; all but next_tokens, of b requests, are the target's, of its N query rows."""
+        tokens = input_ids.roll(-1)
+        tokens[batch.starts + batch.lens - 1] = next_tokens.to(tokens.dtype)
+        return cls(tokens, features)
+
+
+class PendingRows(NamedTuple):
+    """Rows of n requests, for one forward of the head."""
+
+    tokens: Tensor  # [r] int32
+    positions: Tensor  # [r] int64
+    features: Tensor  # [r, F]
+    rows: ExtendRows
+    lens: list[int]  # rows.lens, on the host
+    slot_table: Tensor  # [n, S] int32
+
+
+@dataclass
+class _Run:
+    """Rows at consecutive positions."""
+
+    first: int  # position of the first row
+    places: list[int]  # of the rows in the store
+
+    @property
+    def end(self) -> int:
+        """The position after the last row."""
+        return self.first + len(self.places)
+
+    def split(self, n: int) -> tuple[_Run, _Run]:
+        """The first n rows, or all if there are fewer, and the others."""
+        return _Run(self.first, self.places[:n]), _Run(min(self.first + n, self.end), self.places[n:])
+
+
+@dataclass
+class _Kept:
+    """What a request or a block has: one run, and one more after each step in which vLLM asked for no drafts."""
+
+    runs: list[_Run]
+    slot_table: Tensor  # [S] int32: a view of that of the request's last plain step
+
+    @property
+    def places(self) -> list[int]:
+        """Those of all rows."""
+        return [place for run in self.runs for place in run.places]
+
+
+class PendingTokens:
+    """What the head must read before it drafts for a request again, or before others use the blocks of one that ended.
+
+    The keys are the names of requests, and vLLM's numbers of blocks of requests that are gone. What all of them have is
+    limited together, by `pending_limit.MOST_BYTES`.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        """block_size: positions of a block of the head's cache."""
+        self.block_size = block_size
+        self._kept: dict[Key, _Kept] = {}
+        self._tokens = torch.empty(0, dtype=torch.int32)  # the store; it grows
+        self._features = torch.empty(0, 0)
+        self._free: list[int] = []  # its places
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def rows(self) -> int:
+        """Of all requests, those that are gone included."""
+        return len(self._tokens) - len(self._free)
+
+    @property
+    def rows_of_requests(self) -> int:
+        """Of those that are not gone."""
+        return sum(len(run.places) for key, kept in self._kept.items() if isinstance(key, str) for run in kept.runs)
+
+    def add(
+        self,
+        request_ids: Sequence[str],
+        firsts: Sequence[int],
+        lens: Sequence[int],
+        rows: PlainRows,
+        slot_table: Tensor,
+    ) -> None:
+        """Keep the rows of a step, `lens` of each request from position `firsts` on; slot_table [b, S] int32."""
+        places = self._take_places(rows)
+        (index,) = to_device([np.array(places)], rows.features.device)
+        self._tokens[index], self._features[index] = rows.tokens, rows.features
+        steps = zip(request_ids, firsts, lens, accumulate(lens), slot_table.unbind(), strict=True)
+        for name, position, n, end, table in steps:
+            kept = self._kept.setdefault(name, _Kept([], table))
+            kept.slot_table = table
+            if not kept.runs or kept.runs[-1].end != position:
+                kept.runs.append(_Run(position, []))
+            kept.runs[-1].places += places[end - n : end]
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        """Drop the rows of these requests or blocks."""
+        for key in self._kept.keys() & set(keys):
+            self._free += self._kept.pop(key).places
+
+    def leave(self, request_ids: Iterable[str]) -> None:
+        """Keep the rows of requests that are gone by their blocks; those after the last full block are dropped.
+
+        Nobody finds a block that is not full.
+        """
+        size = self.block_size
+        for name in self._kept.keys() & set(request_ids):
+            kept = self._kept.pop(name)
+            full = kept.runs[-1].end // size * size
+            table = kept.slot_table[:full].clone()  # not a view: it would keep the table of all requests
+            blocks = (table[::size] // (2 * size)).tolist()  # a block's values are after its keys
+            self.forget(blocks[kept.runs[0].first // size :])  # others filled those before, and they may be unread
+            for run in kept.runs:
+                while run.places:
+                    part, run = run.split(min(size - run.first % size, len(run.places)))
+                    if part.first < full:
+                        self._kept.setdefault(blocks[part.first // size], _Kept([], table)).runs.append(part)
+                    else:
+                        self._free += part.places
+
+    def of_blocks(self, blocks: Set[int]) -> list[Key]:
+        """What has rows in these blocks, by vLLM's numbers; the oldest first."""
+        size = self.block_size
+        found: list[Key] = []
+        for key, kept in self._kept.items() if blocks else ():
+            if isinstance(key, str):
+                slots = kept.slot_table[kept.runs[0].first // size * size : kept.runs[-1].end : size]
+                if not blocks.isdisjoint((slots // (2 * size)).tolist()):
+                    found.append(key)
+            elif key in blocks:
+                found.append(key)
+        return found
+
+    def excess(self) -> list[Key]:
+        """What to read now, because more is kept than may be: blocks first, no more of them than it takes."""
+        if not self._kept:
+            return []
+        most = most_pending(self._features.shape[1] * self._features.element_size())
+        over = self.rows - most
+        chosen: list[Key] = []
+        for key, kept in self._kept.items() if over > 0 else ():
+            if over > 0 and not isinstance(key, str):
+                chosen.append(key)
+                over -= len(kept.places)
+        if over > 0:
+            counts = {key: len(kept.places) for key, kept in self._kept.items() if isinstance(key, str)}
+            chosen += largest_first(counts, most)
+        return chosen
+
+    def take(self, keys: Iterable[Key], most_rows: int) -> list[PendingRows]:
+        """The rows of these requests or blocks, which are no longer kept then, in forwards of at most `most_rows`."""
+        forwards: list[list[tuple[_Run, Tensor]]] = []
+        room = 0
+        for kept in [self._kept.pop(key) for key in keys if key in self._kept]:
+            for run in kept.runs:
+                while run.places:
+                    if not room:
+                        forwards.append([])
+                        room = most_rows
+                    part, run = run.split(room)
+                    forwards[-1].append((part, kept.slot_table))
+                    room -= len(part.places)
+        return [self._rows_of(*zip(*parts, strict=True)) for parts in forwards]
+
+    def _rows_of(self, runs: Sequence[_Run], tables: Sequence[Tensor]) -> PendingRows:
+        """The rows of one forward; their places in the store are free then."""
+        device = self._features.device
+        places = [place for run in runs for place in run.places]
+        planned = places, [run.first for run in runs], [len(run.places) for run in runs]
+        index, firsts, lens = to_device([np.array(values) for values in planned], device)
+        self._free += places
+        starts = lens.cumsum(0) - lens
+        shifts = (firsts - starts).repeat_interleave(lens, output_size=len(places))
+        positions = torch.arange(len(places), device=device) + shifts
+        longest = max(len(table) for table in tables)
+        slot_table = torch.stack([pad(table, (0, longest - len(table))) for table in tables])
+        rows = ExtendRows(torch.arange(len(runs), device=device), firsts + lens, lens, starts)
+        return PendingRows(self._tokens[index], positions, self._features[index], rows, planned[2], slot_table)
+
+    def _take_places(self, rows: PlainRows) -> list[int]:
+        """Free places of the store for these rows; it grows where it has too few."""
+        n, size = len(rows.features), len(self._features)
+        if n > len(self._free):
+            most = most_pending(rows.features.shape[1] * rows.features.element_size())
+            larger = max(min(2 * size, most), size + n)
+            tokens = rows.tokens.new_empty(larger)
+            features = rows.features.new_empty(larger, rows.features.shape[1])
+            if size:
+                tokens[:size], features[:size] = self._tokens, self._features
+            self._tokens, self._features = tokens, features
+            self._free = [*range(larger - 1, size - 1, -1), *self._free]
+        taken = self._free[-n:][::-1]
+        del self._free[-n:]
+        return taken

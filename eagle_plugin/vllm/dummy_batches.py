@@ -1,0 +1,54 @@
+"""Forwards of a target over made-up requests, in the blocks of the caches before a request uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from vllm.forward_context import set_forward_context
+
+from eagle_plugin.vllm.attention import Rows, TreeMetadata, slot_table
+from eagle_plugin.vllm.linear_attention import LinearMetadata
+
+
+class Places(NamedTuple):
+    """Where the tokens of b made-up requests are, in one group of caches."""
+
+    table: Tensor  # [b, S] int32: row of the cache of each position
+    blocks: Tensor  # [b, blocks] int64
+    layers: Sequence[str]
+
+
+def layer_metadata(runner: Any, groups: Sequence[Places], rows: Rows, owners: Tensor, slots: Tensor) -> dict[str, Any]:
+    """What a forward of a `TreeModelRunner`'s target needs, by layer.
+
+    owners [N] and slots [N] int64: request and position in its slots of each query row.
+    """
+    layers: dict[str, Any] = {}
+    for table, blocks, names in groups:
+        attention = TreeMetadata(rows, table, table[owners, slots].long())
+        linear = LinearMetadata(rows, blocks[:, 0])
+        layers |= {name: linear if name in runner.linear.names else attention for name in names}
+    return layers
+
+
+def places_of(runner: Any, owned: Sequence[Tensor], positions: int) -> list[Places]:
+    """The places of each group of caches, of requests that own these blocks: [b, blocks] int64 for each group."""
+    groups = runner.kv_cache_config.kv_cache_groups
+    return [
+        Places(slot_table(blocks, group.kv_cache_spec.block_size, positions), blocks, group.layer_names)
+        for group, blocks in zip(groups, owned, strict=True)
+    ]
+
+
+def target_states(runner: Any, layers: dict[str, Any], tokens: Tensor, positions: Tensor) -> tuple[Tensor, Any]:
+    """One forward of the target over N rows: its states [N, H], and those that the head reads, or None."""
+    output = forward(runner, layers, tokens.int(), positions)
+    return output if runner.use_aux_hidden_state_outputs else (output, None)
+
+
+def forward(runner: Any, layers: dict[str, Any], tokens: Tensor, positions: Tensor) -> Any:
+    """One forward of the target over N rows, tokens [N] int32: what it returns."""
+    with set_forward_context(layers, runner.vllm_config, num_tokens=len(tokens)):
+        return runner._model_forward(input_ids=tokens, positions=positions)

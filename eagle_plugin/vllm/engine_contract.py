@@ -1,0 +1,198 @@
+"""The names of vLLM that the adapter replaces, calls or reads, with their parameters (`runtime.engine_contract`).
+
+Names that the adapter imports are found by themselves; here is what it touches of them.
+"""
+
+from __future__ import annotations
+
+from eagle_plugin.runtime.engine_contract import Seams, attributes
+
+_SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
+_PROPOSER = "vllm.v1.spec_decode.eagle.EagleProposer"
+
+SEAMS: Seams = {
+    # Hooks of plugin.py.
+    "vllm.platforms.cpu.CpuPlatform": {"check_and_update_config": "cls vllm_config"},
+    "vllm.sampling_params.SamplingParams": {
+        "_validate_spec_decode": "self speculative_config",
+        "thinking_token_budget": "",
+    },
+    "vllm.engine.arg_utils.EngineArgs": {
+        "create_speculative_config": "self ...",
+        "from_cli_args": "cls ...",
+        **attributes("model speculative_config"),
+    },
+    "vllm.config.SchedulerConfig": {"get_scheduler_cls": "self", "async_scheduling": ""},
+    _SCHEDULER: {
+        "make_spec_decoding_stats": "",
+        "update_draft_token_ids": "self draft_token_ids",
+        "update_draft_token_ids_in_output": "self draft_token_ids scheduler_output",
+        **attributes("vllm_config requests"),
+    },
+    "vllm.v1.structured_output.StructuredOutputManager": {
+        "validate_tokens": "self request spec_tokens",
+        "grammar_bitmask": "self requests structured_output_request_ids scheduled_spec_decode_tokens",
+        **attributes("backend _grammar_bitmask"),
+    },
+    "vllm.v1.structured_output.backend_types.StructuredOutputGrammar": {
+        "accept_tokens": "self request_id tokens",
+        "fill_bitmask": "self bitmask batch_index",
+        **attributes("rollback is_terminated"),
+    },
+    # The configuration.
+    "vllm.config.VllmConfig": attributes(
+        "model_config cache_config parallel_config scheduler_config device_config speculative_config compilation_config"
+        " kv_transfer_config additional_config reasoning_config structured_outputs_config use_v2_model_runner"
+        " attention_config _get_v1_model_runner_unsupported_features"
+    ),
+    "vllm.config.AttentionConfig": attributes("backend backend_per_kind hisparse_config"),
+    "vllm.config.SpeculativeConfig": attributes(
+        "method model num_speculative_tokens draft_model_config parallel_drafting disable_padded_drafter_batch"
+        " num_speculative_tokens_per_batch_size rejection_sample_method use_heterogeneous_vocab"
+        " synthetic_acceptance_rates use_local_argmax_reduction disable_eagle_block_drop max_num_new_slots_for_drafting"
+    ),
+    "vllm.config.ParallelConfig": attributes(
+        "worker_cls distributed_executor_backend rank world_size_across_dp tensor_parallel_size pipeline_parallel_size"
+        " data_parallel_size decode_context_parallel_size prefill_context_parallel_size enable_expert_parallel nnodes"
+    ),
+    "vllm.config.CacheConfig": attributes("cache_dtype enable_prefix_caching mamba_cache_mode mamba_block_size"),
+    "vllm.config.ModelConfig": attributes(
+        "model logprobs_mode architectures use_mla is_hybrid is_attention_free uses_mrope is_multimodal_model"
+        " is_encoder_decoder max_model_len enforce_eager dtype head_dtype"
+    ),
+    "vllm.config.CompilationConfig": attributes("cudagraph_mode mode static_forward_context"),
+    # The worker and its runner.
+    "vllm.v1.worker.cpu_worker.CPUWorker": {"compile_or_warm_up_model": "self", "init_device": "self"},
+    "vllm.v1.worker.gpu_worker.Worker": {
+        "_make_model_runner": "self",
+        "compile_or_warm_up_model": "self",
+        "sample_tokens": "self grammar_output",
+        "take_draft_token_ids": "self",
+        **attributes("model_runner vllm_config device parallel_config"),
+    },
+    "vllm.v1.worker.gpu_model_runner.GPUModelRunner": {
+        "__init__": "self vllm_config device",
+        "load_model": "",
+        "initialize_kv_cache": "self kv_cache_config ...",
+        "_update_states": "self scheduler_output",
+        "_prepare_inputs": "self scheduler_output num_scheduled_tokens",
+        "_build_attention_metadata": "",
+        "_sample": "self logits spec_decode_metadata",
+        "_bookkeeping_sync": "",
+        "propose_draft_token_ids": "self scheduler_output sampled_token_ids sampling_metadata hidden_states "
+        "sample_hidden_states aux_hidden_states spec_decode_metadata common_attn_metadata slot_mappings",
+        "take_draft_token_ids": "self",
+        "_copy_valid_sampled_token_count": "self next_token_ids valid_sampled_tokens_count",
+        "get_model": "self",
+        **attributes(
+            "attn_groups cache_config compilation_config device discard_request_mask input_batch input_ids"
+            " kv_cache_config max_num_reqs max_num_tokens model_config num_computed_tokens positions requests sampler"
+            " speculative_config use_async_scheduling vllm_config optimistic_seq_lens_cpu max_model_len"
+            " lora_config dtype use_aux_hidden_state_outputs num_spec_tokens drafter"
+        ),
+        "_model_forward": "self input_ids positions intermediate_tensors inputs_embeds ...",
+        "maybe_select_dummy_loras": "",
+    },
+    "vllm.v1.worker.gpu_input_batch.InputBatch": {
+        "update_async_output_token_ids": "self",
+        **attributes(
+            "req_ids logitsprocs thinking_budget_state_holder sampling_metadata vocab_size generators"
+            " num_computed_tokens_cpu"
+        ),
+    },
+    "vllm.v1.worker.gpu_input_batch.CachedRequestState": {
+        "get_token_id": "self idx",
+        **attributes("sampling_params num_prompt_tokens"),
+    },
+    "vllm.v1.worker.utils.AttentionGroup": {"get_metadata_builder": "self ubatch_id"},
+    "vllm.v1.core.sched.output.SchedulerOutput": attributes(
+        "finished_req_ids preempted_req_ids total_num_scheduled_tokens scheduled_new_reqs scheduled_cached_reqs"
+        " pending_structured_output_tokens"
+    ),
+    "vllm.v1.core.sched.output.NewRequestData": attributes("block_ids num_computed_tokens"),
+    "vllm.v1.core.sched.output.CachedRequestData": attributes(
+        "req_ids resumed_req_ids new_block_ids num_computed_tokens"
+    ),
+    "vllm.v1.outputs.DraftTokenIds": attributes("req_ids draft_token_ids"),
+    "vllm.v1.kv_cache_interface.KVCacheConfig": attributes("kv_cache_groups num_blocks"),
+    "vllm.v1.kv_cache_interface.KVCacheGroupSpec": attributes("layer_names kv_cache_spec"),
+    "vllm.v1.spec_decode.metadata.SpecDecodeMetadata": attributes("num_draft_tokens"),
+    "vllm.v1.executor.multiproc_executor.MultiprocExecutor": {
+        "execute_model": "self scheduler_output non_block",
+        "sample_tokens": "self grammar_output non_block",
+        "take_draft_token_ids": "self",
+    },
+    "vllm.distributed.parallel_state.GroupCoordinator": {
+        "broadcast": "self input_ src",
+        **attributes("world_size rank_in_group cpu_group"),
+    },
+    "vllm.distributed.parallel_state": {"graph_capture": "device"},
+    # The head.
+    _PROPOSER: {
+        "__init__": "self vllm_config device runner",
+        "load_model": "self target_model",
+        "_get_model": "self",
+        "initialize_cudagraph_keys": "self cudagraph_mode",
+        "validate_same_kv_cache_group": "self kv_cache_config",
+        "propose": "",
+        "prepare_next_token_ids_padded": "self sampled_token_ids requests gpu_input_batch discard_request_mask",
+        **attributes(
+            "_draft_attn_layer_names method model speculative_config vllm_config hidden_size dtype device"
+            " max_num_tokens"
+        ),
+    },
+    "vllm.model_executor.models.llama_eagle3.Eagle3LlamaForCausalLM": {
+        "load_weights": "self weights",
+        **attributes("use_parallel_drafting draft_id_to_target_id"),
+    },
+    "vllm.model_executor.layers.linear.UnquantizedLinearMethod": {
+        "process_weights_after_loading": "self layer",
+        "apply": "self layer x bias",
+    },
+    "vllm.model_executor.layers.vocab_parallel_embedding.UnquantizedEmbeddingMethod": {
+        "process_weights_after_loading": "self layer",
+        "apply": "self layer x bias",
+    },
+    # Attention.
+    "vllm.model_executor.layers.attention.attention": {
+        "unified_attention_with_output": "query key value output layer_name ...",
+    },
+    "vllm.v1.attention.backend.AttentionBackend": {
+        "get_name": "",
+        "get_impl_cls": "",
+        "get_builder_cls": "",
+        "supported_kv_cache_layouts": "cls",
+        "get_supported_head_sizes": "cls",
+        "supports_sliding_window": "cls",
+        "supports_sink": "cls",
+    },
+    "vllm.v1.attention.backend.AttentionImpl": {
+        "__init__": "self num_heads head_size scale num_kv_heads alibi_slopes sliding_window kv_cache_dtype"
+        " logits_soft_cap attn_type kv_sharing_target_layer_name",
+        "forward": "self layer query key value kv_cache attn_metadata output output_scale output_block_scale",
+        "process_weights_after_loading": "self act_dtype",
+    },
+    "vllm.v1.attention.backend.AttentionMetadataBuilder": {
+        "__init__": "self kv_cache_spec layer_names vllm_config device",
+        "build": "self common_prefix_len common_attn_metadata fast_build",
+    },
+    "vllm.v1.attention.backend.CommonAttentionMetadata": attributes(
+        "query_start_loc query_start_loc_cpu seq_lens max_seq_len block_table_tensor slot_mapping"
+    ),
+    "vllm.v1.attention.backends.fa_utils": {"get_flash_attn_version": "requires_alibi head_size ..."},
+    "vllm.vllm_flash_attn.flash_attn_interface": {
+        "flash_attn_varlen_func": "q k v max_seqlen_q cu_seqlens_q max_seqlen_k cu_seqlens_k seqused_k q_v dropout_p"
+        " softmax_scale causal window_size softcap ...",
+    },
+    "vllm.v1.attention.ops.triton_unified_attention": {
+        "unified_attention": "q k v out cu_seqlens_q max_seqlen_q seqused_k max_seqlen_k softmax_scale causal"
+        " window_size block_table softcap q_descale k_descale v_descale ...",
+    },
+    "vllm.v1.attention.backends.registry": {"register_backend": "backend class_path ...", "_ATTN_OVERRIDES": ""},
+    "vllm.v1.attention.backends.gdn_attn.GDNAttentionBackend": {"get_builder_cls": ""},
+    # What is counted.
+    "vllm.v1.spec_decode.metrics.SpecDecodingProm": {
+        "__init__": "self speculative_config labelnames per_engine_labelvalues is_diffusion",
+        "observe": "self spec_decoding_stats engine_idx",
+    },
+}

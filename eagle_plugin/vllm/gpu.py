@@ -1,0 +1,41 @@
+"""What of a configuration our worker does not serve on a GPU, beside what it serves nowhere.
+
+What the GPU itself must have is asked in a process of its own (`selftest.launch`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eagle_plugin.runtime.startup import SWITCH, forced
+
+
+def unsupported_on_gpu(vllm_config: Any) -> list[str]:
+    """Why our worker does not serve this ``VllmConfig`` on a GPU; empty where it does."""
+    from vllm import envs
+    from vllm.config import CUDAGraphMode
+
+    model, draft = vllm_config.model_config, vllm_config.speculative_config.draft_model_config
+    mode = vllm_config.compilation_config.cudagraph_mode
+    odd = [size for size in (model.get_head_size(), draft.get_head_size()) if size % 16]
+    checks: tuple[tuple[bool, str], ...] = (
+        # Nothing says yet that it is not slower than what vLLM has there.
+        (not forced(), f"GPUs: no GPU has run the plugin's worker for vLLM yet; {SWITCH}=force tries it"),
+        (
+            mode is not None and mode.mixed_mode() == CUDAGraphMode.FULL,
+            "cudagraph_mode FULL: attention over trees stays outside of CUDA graphs; PIECEWISE is served",
+        ),
+        (envs.VLLM_USE_BREAKABLE_CUDAGRAPH, "VLLM_USE_BREAKABLE_CUDAGRAPH: it is not served yet"),
+        (envs.VLLM_BATCH_INVARIANT, "VLLM_BATCH_INVARIANT: batch-invariant attention is not served yet"),
+        (vllm_config.parallel_config.use_ubatching, "--enable-dbo: dual batch overlap is not served yet"),
+        (
+            vllm_config.observability_config.jit_monitor_mode == "error",
+            "--jit-monitor-mode error: kernels for trees are compiled when they are first used",
+        ),
+        (model.enable_sleep_mode, "--enable-sleep-mode: it is served on CPUs only"),
+        (bool(vllm_config.lora_config), "--enable-lora: LoRA is served on CPUs only"),
+        (model.is_hybrid, f"target {model.architectures[0]}: gated delta nets are served on CPUs only"),
+        (model.rswa_window is not None, f"target {model.architectures[0]}: reference windows are not served yet"),
+        (bool(odd), f"head_dim {', '.join(map(str, odd))}: only multiples of 16 are served on a GPU"),
+    )
+    return [why for found, why in checks if found]

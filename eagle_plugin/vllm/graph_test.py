@@ -1,0 +1,190 @@
+"""What was captured of a decode step against the same functions as they are, on random inputs, before the first
+request."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from eagle_plugin.core.tree import DraftTree
+from eagle_plugin.core.verify import Accepted
+from eagle_plugin.kernels.sampling import SamplingParams
+from eagle_plugin.runtime.round import Drafts, HeadState, TopM
+from eagle_plugin.selftest.comparison import Comparison, finite
+from eagle_plugin.selftest.failure import failure
+from eagle_plugin.vllm.attention import cache_rows
+from eagle_plugin.vllm.batch import DraftStore, RoundBatch
+from eagle_plugin.vllm.decode_step import DecodeStep
+from eagle_plugin.vllm.drafter import DraftBatch
+from eagle_plugin.vllm.dummy_batches import places_of
+
+SHORTEST, LONGEST = 2, 24  # tokens of the requests
+Blocks = Any  # RoundTest's: blocks of each group of caches, for b requests of so many positions, or None
+
+
+class GraphTest:
+    """Runs the functions of a `TreeModelRunner`'s step that was captured, twice each."""
+
+    def __init__(self, runner: Any, blocks_for: Blocks, generator: torch.Generator) -> None:
+        self._runner, self._blocks_for, self._generator = runner, blocks_for, generator
+        # Large inputs are drawn where they are read: on the host they would take as long as all else.
+        self._on_device = torch.Generator(runner.device).manual_seed(int(self._number()))
+        self._step: DecodeStep = runner._step
+        self._caps, self._device = runner._caps, runner.device
+        self.longest = 0  # of the accepted paths
+
+    def run(self) -> list[str]:
+        """One sentence per thing that differs, of every captured batch size, greedy and sampled.
+
+        Captures took what memory was left, so that the test makes nothing of the size of the logits. A batch for which
+        it runs out of memory all the same is `LeftOut`.
+        """
+        reasons: dict[str, None] = {}
+        for lanes in self._step.sizes():
+            for is_greedy in (True, False):
+                what = f"graphs of {lanes} requests, {'greedy' if is_greedy else 'sampled'}"
+                compare = Comparison(what, self._runner.dtype)
+                try:
+                    found = self._differences(compare, lanes, is_greedy)
+                except Exception as error:  # of any kind: a step that does not run is as bad as one that differs
+                    found = [failure(what, error)]
+                reasons |= dict.fromkeys(found)
+        return list(reasons)
+
+    def _differences(self, compare: Comparison, lanes: int, is_greedy: bool) -> list[str]:
+        caps, step = self._caps, self._step
+        longest = min(LONGEST, self._runner.max_model_len - 2 * caps.reach)
+        # One lane stays empty, where a smaller graph would not take the batch.
+        b = lanes - 1 if lanes - 1 > max((size for size in step.sizes() if size < lanes), default=0) else lanes
+        blocks = self._blocks_for(b, longest + 2 * caps.reach) if longest > SHORTEST else None
+        if blocks is None:
+            return []  # no request has room for a whole tree, or no batch of this size
+        places = places_of(self._runner, blocks, longest + 2 * caps.reach)
+        layers: Any = {name: SimpleNamespace(slot_table=place.table) for place in places for name in place.layers}
+        lengths = self._whole(SHORTEST, longest, b)
+        memory, head_table = step._memory, layers[step._head_layer].slot_table
+
+        # draft
+        like, roots = memory.root(b, is_greedy), self._whole(0, self._runner.model_config.get_vocab_size(), b)
+        hidden = self._floats(like.state.hidden)
+        first = self._floats(like.state.top.logp).log_softmax(-1).sort(descending=True).values
+        tokens = self._uniform(*first.shape).argsort(-1)  # of the draft vocabulary, which has at least as many
+        state = HeadState(TopM(first, tokens), hidden)
+        params, keys = self._draws(b, is_greedy)
+        step.begin(self._batch(b, lengths, None), layers)
+        trees = DraftBatch(caps, lengths, head_table, params, keys, None)
+        drafts = step.draft_tree(trees, roots, state).clone()
+        again: Drafts = step._function("draft", lanes, is_greedy)().first(b)
+        exact = self._same_floats(drafts.scores, again.scores)
+        self._trees(compare, drafts.tree, again.tree, exact)
+
+        # verify
+        batch = self._batch(b, lengths, drafts)
+        step.begin(batch, layers)
+        if step.can_verify(batch):
+            self._verify(compare, batch, lanes)
+
+        # walk
+        logits = self._like(drafts.tree, memory.logits(b))
+        windows = self._windows(layers, lengths)
+        accepted, _ = step.walk(batch, logits, params, keys)
+        accepted = Accepted(*(values.clone() for values in accepted))
+        moved = [rows[slots].clone() for rows, slots, _ in windows]
+        for rows, slots, before in windows:
+            rows[slots] = before
+        repeated, _ = step._function("walk", lanes, is_greedy)()
+        for name, x, y in zip(accepted._fields, accepted, repeated, strict=True):
+            compare.equal("walk", name, x, y[:b])
+        for i, (x, (rows, slots, _)) in enumerate(zip(moved, windows, strict=True)):
+            compare.rows(
+                "walk", f"moved keys and values {i}", x.flatten(0, 1).flatten(1), rows[slots].flatten(0, 1).flatten(1)
+            )
+        self.longest = max(self.longest, int(accepted.lengths.max()))
+
+        # extend
+        found = step.extend(accepted, [self._floats(memory.features(b))], is_greedy)
+        (top, hidden), new_lengths, new_roots = found
+        kept = [x.clone() for x in (*top, hidden, new_lengths, new_roots)]
+        m = top.logp.shape[-1]
+        step._function("extend", lanes, is_greedy)()
+        exact = compare.rows("extend", "hidden states", kept[2], hidden)
+        exact &= compare.rows("extend", "log p", *(finite(x).view(-1, m) for x in (kept[0], top.logp)))
+        compare.tokens("extend", "tokens", kept[1].view(-1, m), top.tokens.view(-1, m), exact)
+        compare.equal("extend", "lengths", kept[3], new_lengths)
+        compare.equal("extend", "roots", kept[4], new_roots)
+        return compare.found
+
+    def _verify(self, compare: Comparison, batch: RoundBatch, lanes: int) -> None:
+        """The target over the trees of a step, whose tokens and positions are where the engine puts them."""
+        runner, n = self._runner, batch.b * self._caps.width
+        runner.input_ids.gpu[:n] = batch.drafts.tree.tokens.view(-1).int()
+        batch.put_trees(runner.input_ids.gpu, runner.positions)
+        found = [x[:n].clone() for x in tree_leaves(self._step.verify())]
+        for x, y in zip(found, tree_leaves(self._step._function("verify", lanes, None)()), strict=True):
+            compare.rows("verify", "states of the target", x, y[:n])
+
+    def _trees(self, compare: Comparison, found: DraftTree, wanted: DraftTree, exact: bool) -> None:
+        if exact:
+            for name, x, y in zip(found._fields, found, wanted, strict=True):
+                compare.equal("draft", f"tree.{name}", x, y)
+            return
+        named, named_ = (tree.tokens * (self._caps.width + 1) + tree.depths for tree in (found, wanted))
+        compare.tokens("draft", "tokens of the trees", named, named_, exact)
+
+    def _same_floats(self, found: Tensor | None, wanted: Tensor | None) -> bool:
+        return found is not None and wanted is not None and torch.equal(found, wanted)
+
+    def _batch(self, b: int, lengths: Tensor, drafts: Drafts | None) -> RoundBatch:
+        """A step of requests that all verify these trees, or none."""
+        store, names = DraftStore(), [str(i) for i in range(b)]
+        counts = np.zeros(b, dtype=np.int64)
+        if drafts is not None:
+            store.put(names, drafts)
+            counts += self._caps.width - 1
+        return RoundBatch.read(counts, counts + 1, names, lengths, store)
+
+    def _windows(self, layers: Any, lengths: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Keys of one layer per group, the slots [b, W] of the nodes, and the random keys that are in them now."""
+        found, context = [], self._runner.compilation_config.static_forward_context
+        for group in self._runner._verifier.groups:
+            rows = cache_rows(context[group.layer].kv_cache).keys
+            positions = lengths[:, None] + torch.arange(self._caps.width, device=self._device)
+            slots = layers[group.layer].slot_table.gather(1, positions).long()
+            before = self._floats(rows[slots])
+            rows[slots] = before
+            found.append((rows, slots, before))
+        return found
+
+    def _like(self, tree: DraftTree, logits: Tensor) -> Tensor:
+        """Fill logits [b * W, V] in place, as of a target that likes drafted tokens: random ones would never be
+        accepted, nor keys be moved."""
+        b, width = tree.tokens.shape
+        nodes = logits.normal_(generator=self._on_device).view(b, width, -1)
+        lane, liked = torch.arange(b, device=self._device), 6 + 4 * self._uniform(b, width)
+        for node in range(1, width):
+            nodes[lane, tree.parents[:, node].long().clamp(min=0), tree.tokens[:, node]] += liked[:, node]
+        return logits
+
+    def _draws(self, b: int, is_greedy: bool) -> tuple[SamplingParams, Tensor | None]:
+        ones = torch.ones(b, device=self._device)
+        if is_greedy:
+            return SamplingParams(ones, ones.int(), ones, ones - 1), None
+        top_ks = torch.full((b,), self._runner.model_config.get_vocab_size(), dtype=torch.int32, device=self._device)
+        return SamplingParams(0.5 + self._uniform(b), top_ks, ones * 0.95, ones - 1), self._whole(0, 2**40, b)
+
+    def _whole(self, low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high, shape, generator=self._generator).to(self._device)
+
+    def _uniform(self, *shape: int) -> Tensor:
+        return torch.rand(shape, generator=self._generator).to(self._device)
+
+    def _floats(self, like: Tensor) -> Tensor:
+        return torch.empty_like(like, memory_format=torch.contiguous_format).normal_(generator=self._on_device)
+
+    def _number(self) -> Tensor:
+        return torch.randint(0, 2**31, (), generator=self._generator)

@@ -1,0 +1,50 @@
+"""Another draft head in the place of the served one, in vLLM: loaded beside it, then exchanged between two steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vllm.config import set_current_vllm_config
+
+from eagle_plugin.heads.same_form import check_same_form
+from eagle_plugin.vllm.backend import tree_attention
+from eagle_plugin.vllm.head_rules import check_head
+
+KEPT = ("model", "mask", "_draft_to_target", "_draft_attn_layer_names")  # attributes of a drafter that a head has
+
+
+def exchange_head(runner: Any, head: Path) -> None:
+    """Serve the head of a folder from the next step on; requests go on.
+
+    The new head's layers take over the cache of the old one's, with the keys that the old head wrote: texts do not
+    depend on them. What the policy learned of the old head's drafts is forgotten.
+
+    Raises:
+        HeadError: the head is not of the target, or not of the form of the served one. Whatever is raised: the served
+        head stays.
+    """
+    config, drafter = runner.vllm_config, runner.drafter
+    draft = config.speculative_config.draft_model_config
+    check_head(config.model_config.model, head, config.speculative_config.method)
+    check_same_form(draft.model, head)
+    layers = config.compilation_config.static_forward_context
+    present = {name: layers.pop(name) for name in drafter._draft_attn_layer_names}
+    before = {name: getattr(drafter, name) for name in KEPT}
+    served, draft.model = draft.model, str(head)
+    try:
+        with set_current_vllm_config(config), tree_attention(config):
+            drafter.load_model(runner.get_model())
+        for name, layer in present.items():
+            layers[name].kv_cache = layer.kv_cache
+    except BaseException:
+        draft.model = served
+        for name in drafter._draft_attn_layer_names:
+            layers.pop(name, None)
+        layers.update(present)
+        for name, value in before.items():
+            setattr(drafter, name, value)
+        raise
+    config.speculative_config.model = str(head)
+    runner.capture_steps()  # graphs have the addresses of the old head's weights
+    runner._shapes.chooser.forget_head()

@@ -1,0 +1,172 @@
+"""What vLLM makes of a draft head's files: its own names, defaults and shared tensors, checked before a start.
+
+vLLM's classes `EagleLlamaForCausalLM` and `Eagle3LlamaForCausalLM` differ from SGLang's, whose rules are those of
+`heads.checkpoint`: a head without lm_head gets the target's, `tie_word_embeddings` is not read, the ids of aux layers
+are layers, and what config.json leaves out has other defaults. vLLM itself is not imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eagle_plugin.heads.checkpoint import check_fits, check_shapes, check_values
+from eagle_plugin.heads.contents import is_zero
+from eagle_plugin.heads.description import HeadDescription, read_head
+from eagle_plugin.heads.draft_vocabulary import target_ids
+from eagle_plugin.heads.files import HeadError, LeftToEngine, StoredTensor, read_config, text_config
+from eagle_plugin.heads.kinds import HeadSpec
+from eagle_plugin.heads.manifest import compare_target
+from eagle_plugin.heads.suspicions import suspicions
+from eagle_plugin.heads.target_table import engines_default, sglang_layers
+from eagle_plugin.runtime.preflight import fewer_levels
+
+SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+
+
+def check_head(target_dir: str | Path, head_dir: str | Path, method: str, steps: int | None = None) -> list[str]:
+    """Check that vLLM can load the head in `head_dir` for the target in `target_dir`; returns warnings for the log.
+
+    method: of --speculative-config; steps: the levels of the trees.
+
+    Raises:
+        HeadError: for the first thing that no worker can serve; `LeftToEngine` for what vLLM's own may.
+    """
+    head = read_head(head_dir)
+    if head.quantised:
+        name = head.quantised[0]
+        raise LeftToEngine(f"{head.folder} has {name} as {head.stored[name].dtype}: only plain weights are served")
+    spec = check_fits(target_dir, head)
+    if spec.method != method:
+        raise HeadError(
+            f"{head.folder} holds an {spec.kind} head, but --speculative-config has method {method}; "
+            f'use "method": "{spec.method}" with this head'
+        )
+    target = read_config(target_dir)
+    vocabulary = text_config(target)["vocab_size"]
+    layers = captured_layers(head, target) if spec.format.reads_aux_layers else ()
+    tensors = head.by_parameter()
+    size = _draft_vocabulary(head, tensors, vocabulary) if spec.format.reads_aux_layers else vocabulary
+    check_shapes(_wanted(head, spec, tensors, size, len(layers)), tensors, head.folder)
+    if spec.levels == "parallel":
+        spec.format.check_tensors(head.config, tensors, head.folder, lambda _: None)  # vLLM adds the biases of q, k, v
+    check_values(head)
+    return [
+        *suspicions(head, target_dir),
+        *_other_meanings(head, tensors, layers, target),
+        *(compare_target(head.manifest, target_dir, head.folder) if head.manifest is not None else ()),
+        *_dropped_biases(head, spec),
+        *fewer_levels(head.folder, spec, steps),
+    ]
+
+
+def captured_layers(head: HeadDescription, target: dict[str, Any]) -> tuple[int, ...]:
+    """The layers of a target (its whole config.json) whose input vLLM captures for an EAGLE-3 head, in their order.
+
+    One more than the last layer is its output, before the final norm.
+
+    Raises:
+        HeadError: the target does not have them, or the head was exported for others.
+    """
+    if (head.config.get("eagle_config") or {}).get("use_aux_hidden_state", True) is False:
+        return ()
+    count = text_config(target)["num_hidden_layers"]
+    in_eagle_config, top_level = head.aux_ids
+    ids = top_level or in_eagle_config or engines_default(count)
+    layers = tuple(sorted(set(ids)))
+    if layers[0] < 0 or layers[-1] > count or len(layers) != len(ids):
+        raise HeadError(
+            f"{head.folder} has aux layer ids {list(ids)}, wanted different ones from 0 to {count} for a target with "
+            f"{count} layers; use the head trained for this target"
+        )
+    if head.manifest is not None and head.manifest["aux_layers"] != layers:
+        raise HeadError(
+            f"{head.folder} was trained on the inputs of target layers {list(head.manifest['aux_layers'])}, but vLLM "
+            f"would capture {list(layers)} by its config.json; export the head again"
+        )
+    return layers
+
+
+def _draft_vocabulary(head: HeadDescription, tensors: dict[str, StoredTensor], vocabulary: int) -> int:
+    """The size of the vocabulary that an EAGLE-3 head drafts from."""
+    size: int = head.config.get("draft_vocab_size") or vocabulary
+    table = tensors.get("d2t")
+    if size > vocabulary:
+        raise HeadError(
+            f"{head.folder} has draft_vocab_size {size}, wanted at most the vocabulary of {vocabulary}; correct it"
+        )
+    if table is not None and table.dtype in ("BF16", "F16", "F32"):
+        raise LeftToEngine(f"{head.folder} has d2t as {table.dtype}, wanted whole numbers; export d2t as int64")
+    if table is not None:
+        ids = target_ids(table, size, vocabulary, head.folder)
+        if size == vocabulary and (ids != np.arange(size)).any():
+            raise HeadError(
+                f"{head.folder} has a d2t that reorders the whole vocabulary, for which vLLM has no place; write the "
+                f"head again: eagle-plugin export {head.folder} NEW --target TARGET"
+            )
+    elif size < vocabulary:
+        raise HeadError(
+            f"{head.folder} drafts from {size} of {vocabulary} tokens but has no d2t, which maps them to the target's "
+            "ids; export d2t (int64, target id minus draft id)"
+        )
+    return size
+
+
+def _wanted(
+    head: HeadDescription, spec: HeadSpec, tensors: dict[str, StoredTensor], size: int, aux: int
+) -> dict[str, tuple[int, ...]]:
+    """The tensors that vLLM's class would otherwise leave at random values, by canonical name; empty where config.json
+    leaves a size to the engine's default."""
+    config = dict(head.config)
+    if any(config.get(key) is None for key in SIZES):
+        return {}
+    config["head_dim"] = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    config["num_key_value_heads"] = config.get("num_key_value_heads") or config["num_attention_heads"]
+    config["use_aux_norm"] = False  # only SGLang's name for fc_norm
+    wanted = {
+        name: shape
+        for name, shape in spec.format.wanted_tensors(config, size, aux)
+        if not name.endswith(".bias") and name != "lm_head.weight"
+    }
+    for i in range(1, config["num_hidden_layers"]):
+        if norm := wanted.pop(f"layers.{i}.hidden_norm.weight", None):  # vLLM's layers after the first read the other
+            wanted[f"layers.{i}.input_layernorm.weight"] = norm
+    if "lm_head.weight" in tensors and spec.format.reads_aux_layers:
+        wanted["lm_head.weight"] = size, config["hidden_size"]
+    return wanted
+
+
+def _other_meanings(
+    head: HeadDescription, tensors: dict[str, StoredTensor], layers: tuple[int, ...], target: dict[str, Any]
+) -> Iterator[str]:
+    """What vLLM reads otherwise than the head's trainer may have meant."""
+    in_eagle_config, top_level = head.aux_ids
+    if layers and in_eagle_config and not top_level and head.manifest is None:
+        architecture, count = (target.get("architectures") or ["?"])[0], text_config(target)["num_hidden_layers"]
+        meant = sglang_layers(architecture, in_eagle_config, count)
+        if meant != layers:
+            yield (
+                f"{head.folder} names its aux layers in eagle_config alone: vLLM captures the inputs of layers "
+                f"{list(layers)}, and SGLang those of {list(meant)} for the same ids; find out which it was trained on "
+                f"with eagle-plugin check, and write both keys with eagle-plugin export --aux-layers"
+            )
+    if layers and "lm_head.weight" not in tensors:
+        size, vocabulary = head.config.get("draft_vocab_size"), text_config(target)["vocab_size"]
+        if size is not None and size != vocabulary:
+            yield (
+                f"{head.folder} has no lm_head.weight and drafts from {size} of {vocabulary} tokens, for which vLLM "
+                "takes the first rows of the target's lm_head, so that hardly a draft is right; export the head's own"
+            )
+
+
+def _dropped_biases(head: HeadDescription, spec: HeadSpec) -> Iterator[str]:
+    if not spec.format.reads_aux_layers:
+        for name, tensor in head.stored.items():
+            if name.endswith(".bias") and not is_zero(tensor):
+                yield (
+                    f"{head.folder} has {name} with values other than zero, which SGLang adds and vLLM drops, so that "
+                    "vLLM accepts fewer of its drafts; for vLLM use a head that was trained without it"
+                )

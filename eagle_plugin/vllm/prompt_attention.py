@@ -1,0 +1,211 @@
+"""Prompts on a GPU by the kernels of vLLM's own backends, in the blocks of our cache; trees and short prompts stay with
+our kernel.
+
+vLLM's kernels take keys and values as blocks of tokens with any strides but for the last axis. A layer's cache is read
+by all of them as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from eagle_plugin.core.shape import MAX_WIDTH
+from eagle_plugin.runtime.host_to_device import to_device
+from eagle_plugin.vllm.attention import CacheRows, ExtendRows, TreeAttentionImpl, TreeMetadata, attend_chains
+
+PAGE = 16  # FlashAttention reads blocks of a multiple of so many tokens
+VERSIONS = (2, 3)  # 4 compiles for each size when it first meets it, which nobody would have warmed up
+MOST_KEYS = 128  # vLLM's Triton kernel looks up the blocks of so many keys at once, also after the last one
+
+
+class Prompts(NamedTuple):
+    """The p requests of a forward whose rows are too many for one chain, as vLLM's kernels read them."""
+
+    query: Tensor | None  # [n] int64: their query rows, one request after another; None: all rows, in order
+    bounds: Tensor  # [p + 1] int32: first of those rows of each request, and their number
+    seq_lens: Tensor  # [p] int32: tokens after this forward
+    block_table: Tensor  # [p, blocks] int32; the last MOST_KEYS positions are padding
+    most_rows: int  # of a request
+    most_tokens: int  # an upper bound of seq_lens
+
+
+def prompts_of(
+    extend: ExtendRows, lens: Sequence[int], slot_table: Tensor, block_size: int, alone: bool
+) -> Prompts | None:
+    """The requests with more rows than a chain has; None if there are none.
+
+    lens: extend.lens, on the host. slot_table [b, S] int32, of blocks of `block_size` tokens. alone: the query rows are
+    those of `extend` in its order, and no others.
+    """
+    chosen = [i for i, n in enumerate(lens) if n > MAX_WIDTH]
+    if not chosen:
+        return None
+    counts = np.array(lens)[chosen]
+    n = int(counts.sum())
+    index, bounds = to_device([np.array(chosen), np.concatenate([[0], counts.cumsum()])], slot_table.device)
+    query = None
+    if not alone or len(chosen) < len(lens):
+        shifts = extend.starts[index] - bounds[:-1]
+        query = torch.arange(n, device=index.device) + shifts.repeat_interleave(extend.lens[index], output_size=n)
+    # The first row of block i of a cache is 2 * i * block_size (`cache_rows`).
+    blocks = slot_table[extend.requests[index], ::block_size].div(2 * block_size, rounding_mode="floor")
+    blocks = pad(blocks, (0, -(-MOST_KEYS // block_size)))
+    seq_lens = extend.seq_lens[index].int()
+    return Prompts(query, bounds.int(), seq_lens, blocks, int(counts.max()), slot_table.shape[1])
+
+
+def paged(cache: CacheRows, blocks: int, block_size: int) -> tuple[Tensor, Tensor]:
+    """The keys and values of a layer's cache as blocks of tokens, each a view [blocks, block size, Hkv, D]."""
+    _, heads, dim = cache.keys.shape
+    shape, row = (blocks, block_size, heads, dim), heads * dim
+    keys, values = (x.as_strided(shape, (2 * block_size * row, row, dim, 1)) for x in cache)
+    return keys, values
+
+
+class PromptKernel(NamedTuple):
+    """A kernel of vLLM for prompts."""
+
+    # query [n, Hq, D] of all prompts, keys, values, prompts, options of our kernels, out or None -> out [n, Hq, D]
+    attend: Callable[[Tensor, Tensor, Tensor, Prompts, dict[str, Any], Tensor | None], Tensor]
+    page: int  # it reads blocks of a multiple of so many tokens
+    chunks: bool = False  # it has chunked attention
+    sinks: bool = False
+
+    def takes(self, query: Tensor, block_size: int, options: dict[str, Any]) -> bool:
+        """Whether it has what a layer needs. In float32 none is exact: FlashAttention has no such kernel, and vLLM's
+        Triton kernel multiplies in TF32."""
+        served = (self.chunks and options["window"] < 0) or not options["chunk"]
+        served = served and (self.sinks or options["sinks"] is None)
+        return served and query.dtype != torch.float32 and block_size % self.page == 0
+
+
+class PromptsImpl(TreeAttentionImpl):
+    """Attention of one layer on a GPU, with a kernel of vLLM for prompts where there is one."""
+
+    @staticmethod
+    def find_kernel(head_size: int, soft_cap: bool) -> PromptKernel | None:
+        """The kernel for such layers on this GPU; None where there is none, as in this class: all rows are chains."""
+        return None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.kernel = self.find_kernel(self.head_size, self.logits_soft_cap > 0)
+
+    def extend(
+        self,
+        query: Tensor,
+        kv_cache: Tensor,
+        cache: CacheRows,
+        metadata: TreeMetadata,
+        options: dict[str, Any],
+        out: Tensor,
+    ) -> None:
+        """vLLM's kernel for the requests with more rows than a chain, chains for the others."""
+        blocks, _, size, _ = kv_cache.shape
+        if self.kernel is None or not self.kernel.takes(query, size, options):
+            super().extend(query, kv_cache, cache, metadata, options, out)
+            return
+        assert metadata.rows.extend is not None
+        extend, lens, alone = metadata.rows.extend, metadata.rows.extend_lens, metadata.rows.tree is None
+        prompts = metadata.planned("prompts", lambda: prompts_of(extend, lens, metadata.slot_table, size, alone))
+        attend_chains(query, cache, metadata.chains(MAX_WIDTH), options, out)
+        if prompts is None:
+            return
+        keys, values = paged(cache, blocks, size)
+        if prompts.query is None:
+            self.kernel.attend(query, keys, values, prompts, options, out)
+        else:
+            out[prompts.query] = self.kernel.attend(query[prompts.query], keys, values, prompts, options, None)
+
+
+class FlashPromptsImpl(PromptsImpl):
+    """With FlashAttention 2 or 3, where vLLM would take one of them itself."""
+
+    @staticmethod
+    def find_kernel(head_size: int, soft_cap: bool) -> PromptKernel | None:
+        """vLLM's FlashAttention, in the version that it would take for such layers; None where it is none of ours."""
+        from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
+
+        version = get_flash_attn_version(head_size=head_size, requires_softcap=soft_cap)
+        if version not in VERSIONS:
+            return None
+        from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func
+
+        return flash_kernel(functools.partial(flash_attn_varlen_func, fa_version=version))
+
+
+class TritonPromptsImpl(PromptsImpl):
+    """With vLLM's own Triton kernel."""
+
+    @staticmethod
+    def find_kernel(head_size: int, soft_cap: bool) -> PromptKernel | None:
+        """The kernel of vLLM's backend TRITON_ATTN, for all layers."""
+        from vllm.v1.attention.ops.triton_unified_attention import unified_attention
+
+        return triton_kernel(unified_attention)
+
+
+def flash_kernel(flash_attention: Callable[..., Tensor]) -> PromptKernel:
+    """vLLM's ``flash_attn_varlen_func`` of one version; sinks are left out: version 2 has none."""
+
+    def attend(
+        query: Tensor, keys: Tensor, values: Tensor, prompts: Prompts, options: dict[str, Any], out: Tensor | None
+    ) -> Tensor:
+        return flash_attention(
+            q=query,
+            k=keys,
+            v=values,
+            max_seqlen_q=prompts.most_rows,
+            cu_seqlens_q=prompts.bounds,
+            max_seqlen_k=prompts.most_tokens,
+            seqused_k=prompts.seq_lens,
+            softmax_scale=options["scale"],
+            causal=True,
+            window_size=[options["window"], 0] if options["window"] >= 0 else None,
+            softcap=options["logit_cap"],
+            block_table=prompts.block_table,
+            out=out,
+        )
+
+    return PromptKernel(attend, PAGE)
+
+
+def triton_kernel(unified_attention: Callable[..., None]) -> PromptKernel:
+    """vLLM's ``unified_attention``. A chunk is a window of its length that begins where the chunk does."""
+
+    def attend(
+        query: Tensor, keys: Tensor, values: Tensor, prompts: Prompts, options: dict[str, Any], out: Tensor | None
+    ) -> Tensor:
+        out = torch.empty_like(query) if out is None else out
+        chunk = options["chunk"]
+        before = chunk - 1 if chunk else options["window"]
+        unified_attention(
+            q=query,
+            k=keys,
+            v=values,
+            out=out,
+            cu_seqlens_q=prompts.bounds,
+            max_seqlen_q=prompts.most_rows,
+            seqused_k=prompts.seq_lens,
+            max_seqlen_k=prompts.most_tokens,
+            softmax_scale=options["scale"],
+            causal=True,
+            window_size=(before, 0) if before >= 0 else (-1, -1),
+            block_table=prompts.block_table,
+            softcap=options["logit_cap"],
+            q_descale=None,
+            k_descale=None,
+            v_descale=None,
+            sinks=options["sinks"],
+            chunk_lookback=0 if chunk else -1,
+        )
+        return out
+
+    return PromptKernel(attend, page=1, chunks=True, sinks=True)

@@ -1,0 +1,272 @@
+"""Measures what the parts of a round cost on this machine, before the first request.
+
+The target and the head run over made-up tokens in the cache's own blocks, whose content does not matter yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.distributed.parallel_state import get_tensor_model_parallel_world_size
+
+from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.tree import chain_ancestors
+from eagle_plugin.kernels.sampling import SamplingParams
+from eagle_plugin.policy.costs import Costs, Curve, Forward
+from eagle_plugin.runtime.policy_start import MUCH_FASTER
+from eagle_plugin.runtime.round import Drafts, HeadState, TopM, TreeRows, accept, top_m_of
+from eagle_plugin.runtime.timed_alike import Paced
+from eagle_plugin.vllm.attention import ExtendRows, Rows
+from eagle_plugin.vllm.deferred_extend import PendingRows
+from eagle_plugin.vllm.drafter import DraftBatch, ExtendBatch
+from eagle_plugin.vllm.dummy_batches import Places, layer_metadata, places_of, target_states
+from eagle_plugin.vllm.ranks import in_any_rank
+from eagle_plugin.vllm.sampling import sampling_params
+
+BUDGET = 12.0  # seconds: what is left of the larger batches when they are spent is not measured
+PASSES = 4  # over all forwards: what disturbs the machine for a moment disturbs one of them
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+SHORT, LONG = 16, 1024  # tokens of the prefixes
+PROMPT = 128  # tokens of a prompt that the head reads
+LONG_BATCH = 4  # requests with long prefixes
+READ = 2  # accepted tokens of each request before the masked rows of a draft
+
+Timer = Callable[[int, int, int], float]  # seconds of a forward over b requests, R rows of each, prefixes of L tokens
+Cell = tuple[str, int, int, int]  # a round's forward: its name, requests, rows of each, tokens of each prefix
+Times = dict[Cell, float]  # seconds
+
+
+def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
+    """The costs of rounds under these caps, on a `TreeModelRunner` that has its caches and no request yet.
+
+    Its requests must be able to have more tokens than a round writes. Processors change their speed by a third within
+    seconds, so every forward is compared with a small one just before and after it: `Paced`.
+    """
+    timer = RoundTimer(runner, caps)
+    is_parallel = runner.drafter.mask is not None
+    kinds: dict[str, tuple[Timer, int]] = {
+        "target": (timer.target, caps.width),
+        "level": (timer.levels, max(caps.steps - 1, 1)) if is_parallel else (timer.level, caps.topk),
+        "extend": (timer.extend, caps.max_accept_length),
+    }
+    for time_forward, most in kinds.values():
+        time_forward(1, most, timer.short)  # what is allocated, read or compiled at the first time
+    end = time.perf_counter() + budget
+    ends = {name: _long_and_short(timer, most) for name, (_, most) in kinds.items()}
+    cells: list[Cell] = [(name, *cell) for name in kinds for cell in ends[name]]
+    for total in ROWS:
+        for name, (_, most) in kinds.items():
+            rows = min(total, most)
+            if timer.fits(total // rows, rows, timer.short):
+                cells.append((name, total // rows, rows, timer.short))
+    paced: Paced[Cell] = Paced(lambda: timer.target(1, 1, timer.short))
+    prompt: Cell = "prompt", 1, PROMPT, 0
+    for _ in range(PASSES):
+        for cell in dict.fromkeys(cells):
+            is_late = in_any_rank(time.perf_counter() > end)
+            if not is_late or not any(measured[0] == cell[0] for measured in paced.cells):
+                paced.add(cell, kinds[cell[0]][0](*cell[1:]))
+        paced.add(prompt, timer.prompt_token())
+    times = paced.times()
+    forwards = {}
+    for name, (_, most) in kinds.items():
+        points = [
+            (b * rows, seconds) for (of, b, rows, keys), seconds in times.items() if (of, keys) == (name, timer.short)
+        ]
+        forwards[name] = Forward(Curve.of(points), *_slopes(times, name, ends[name], most))
+    target, level, extend = (forwards[name] for name in kinds)
+    return Costs(target, level, extend, is_parallel=is_parallel, prompt_token=times[prompt])
+
+
+def is_faster_than(runner: Any, caps: Shape, costs: Costs) -> bool:
+    """Whether the target's forward now takes so much less than these costs say that the machine was busy then."""
+    timer = RoundTimer(runner, caps)
+    timer.target(1, caps.width, timer.short)  # what is allocated, read or compiled at the first time
+    # All of them, whatever they show: the ranks run the same forwards.
+    fastest = {rows: min(timer.target(1, rows, timer.short) for _ in range(PASSES)) for rows in (1, caps.width)}
+    return any(now * MUCH_FASTER < costs.target.seconds(1, rows, timer.short) for rows, now in fastest.items())
+
+
+def _long_and_short(timer: RoundTimer, most: int) -> list[tuple[int, int, int]]:
+    """Rounds that differ in their prefixes, (requests, rows, tokens of each): of one row and of `most`, long and short.
+
+    Empty where contexts are so short that they cost nothing.
+    """
+    b = min(LONG_BATCH, timer.most_requests)
+    keys = min(LONG, timer.longest)
+    while b > 1 and not timer.fits(b, most, keys):
+        b //= 2
+    if keys < 4 * SHORT or not timer.fits(b, most, keys):
+        return []
+    return [(b, rows, length) for rows in (1, most) for length in (keys, timer.short)]
+
+
+def _slopes(times: Times, name: str, cells: Sequence[tuple[int, int, int]], most: int) -> tuple[float, float]:
+    """Seconds per token of the prefixes, and per token and row of a request; most: rows of a request."""
+    if not cells or any((name, *cell) not in times for cell in cells):
+        return 0.0, 0.0
+    one, all_rows = (
+        max(times[(name, *long)] - times[(name, *short)], 0.0) / (long[0] * (long[2] - short[2]))
+        for long, short in (cells[:2], cells[2:])
+    )
+    per_row = max(all_rows - one, 0.0) / max(most - 1, 1)
+    return max(one - per_row, 0.0), per_row
+
+
+class RoundTimer:
+    """Times the parts of rounds of b requests whose prefixes have `keys` tokens each, on a worker's runner."""
+
+    def __init__(self, runner: Any, caps: Shape) -> None:
+        """runner: a `TreeModelRunner` whose caches are allocated and that has no request."""
+        self._runner, self._caps = runner, caps
+        self._device: torch.device = runner.device
+        self.most_requests: int = runner.max_num_reqs
+        self.most_rows: int = runner.max_num_tokens
+        self.longest: int = runner.max_model_len - caps.reach
+        self.short: int = min(SHORT, self.longest)
+        groups = runner.kv_cache_config.kv_cache_groups
+        self._blocks: int = runner.kv_cache_config.num_blocks
+        self._slots = self._blocks * min(group.kv_cache_spec.block_size for group in groups)
+        self._head_layers = runner.drafter._draft_attn_layer_names
+        self._groups = [(group.kv_cache_spec.block_size, group.layer_names) for group in groups]
+        self._features: Tensor
+
+    def fits(self, b: int, rows: int, keys: int) -> bool:
+        """Whether the worker has room for such a round."""
+        tokens = b * (keys + self._caps.reach)
+        return b <= self.most_requests and b * rows <= self.most_rows and tokens <= self._slots and keys <= self.longest
+
+    def target(self, b: int, rows: int, keys: int) -> float:
+        """Seconds of the target's forward over trees of `rows` nodes, the logits of every node, and the walk."""
+        runner = self._runner
+        requests, lengths = self.requests(b, keys)
+        ancestors = chain_ancestors(rows, self._device).repeat(b, 1)
+        tree = TreeRows(requests, lengths, ancestors, rows)
+        positions = (lengths[:, None] + torch.arange(rows, device=self._device)).view(-1)
+        owners, slots = requests.repeat_interleave(rows), torch.arange(keys, keys + rows, device=self._device).repeat(b)
+        layers = layer_metadata(runner, self._places(b, keys), Rows(None, tree), owners, slots)
+        drafts = Drafts.plain(torch.zeros_like(requests), rows)
+        params = self.greedy(b)
+        tokens = torch.zeros(b * rows, dtype=torch.int32, device=self._device)
+        per_request = np.full(b, rows, dtype=np.int32)
+
+        def forward() -> None:
+            hidden, aux = target_states(runner, layers, tokens, positions)
+            self._features = hidden if aux is None else torch.cat(aux, dim=-1)
+            logits = runner.model.compute_logits(hidden).float()
+            accept(drafts, logits, params, requests, lengths, filters="chained")
+
+        with runner.maybe_select_dummy_loras(runner.lora_config, per_request, num_sampled_tokens=per_request):
+            return seconds_of(forward)
+
+    def extend(self, b: int, rows: int, keys: int) -> float:
+        """Seconds of the head's forward over `rows` accepted tokens per request, the last of which proposes."""
+        return self._extend(b, rows, self._caps._replace(steps=1), keys)
+
+    def _extend(self, b: int, rows: int, shape: Shape, keys: int) -> float:
+        requests, lengths = self.requests(b, keys)
+        positions = (lengths[:, None] + torch.arange(rows, device=self._device)).view(-1)
+        lens = torch.full_like(lengths, rows)
+        extend = ExtendRows(requests, lengths + rows, lens, requests * rows)
+        batch = ExtendBatch(
+            tokens=torch.zeros(b * rows, dtype=torch.int32, device=self._device),
+            positions=positions,
+            states=torch.arange(b * rows, device=self._device),
+            last=(requests + 1) * rows - 1,
+            lengths=lengths + rows,
+            rows=extend,
+            lens=[rows] * b,
+        )
+        features = self._features.new_zeros(b * rows, self._features.shape[1])  # those of the target's last forward
+        table = self._head_table(b, keys)
+        drafter = self._runner.drafter
+        return seconds_of(lambda: drafter.extend(batch, features, table, shape, True))
+
+    def prompt_token(self) -> float:
+        """Seconds per token of a prompt in which the head reads it, proposing nothing."""
+        n = min(PROMPT, self.longest, self.most_rows)
+        requests, nothing = self.requests(1, 0)
+        lens = torch.full_like(requests, n)
+        pending = PendingRows(
+            tokens=torch.zeros(n, dtype=torch.int32, device=self._device),
+            positions=torch.arange(n, device=self._device),
+            features=self._features.new_zeros(n, self._features.shape[1]),
+            rows=ExtendRows(requests, lens, lens, nothing),
+            lens=[n],
+            slot_table=self._head_table(1, n),
+        )
+        return seconds_of(lambda: self._runner.drafter.read_pending(pending)) / n
+
+    def level(self, b: int, topk: int, keys: int) -> float:
+        """Seconds of one level of the draft after the first: the head's forward over `topk` nodes per request."""
+        return self._after_the_first(b, Shape(2, topk, topk + 1), keys)
+
+    def levels(self, b: int, rows: int, keys: int) -> float:
+        """Seconds of the `rows` levels of a draft after the first, which the head lists as it reads accepted tokens."""
+        topk = self._caps.topk
+        return self._after_the_first(b, Shape(rows + 1, topk, topk + 1), keys)
+
+    def _after_the_first(self, b: int, shape: Shape, keys: int) -> float:
+        first, all_levels = (self._draft(b, shape._replace(steps=steps), keys) for steps in (1, shape.steps))
+        return max(all_levels - first, all_levels / 10)  # noise must not make a level free
+
+    def _draft(self, b: int, shape: Shape, keys: int) -> float:
+        """Seconds of a draft; of a head with a mask also of its reading of `READ` accepted tokens per request."""
+        requests, lengths = self.requests(b, keys)
+        drafter = self._runner.drafter
+        hidden = torch.zeros(b, drafter.hidden_size, dtype=drafter.dtype, device=self._device)
+        m = top_m_of(shape, True)
+        sizes = (b, m) if drafter.mask is None else (b, shape.steps, m)
+        logp = hidden.new_zeros(sizes, dtype=torch.float32)
+        top = TopM(logp, torch.arange(m, device=self._device).expand(sizes).contiguous())
+        batch = DraftBatch(shape, lengths, self._head_table(b, keys), self.greedy(b), None, None)
+        seconds = seconds_of(lambda: drafter.draft_tree(batch, requests, HeadState(top, hidden)))
+        return seconds if drafter.mask is None else seconds + self._extend(b, READ, shape, keys)
+
+    def layers(self, b: int, keys: int) -> dict[str, Any]:
+        """The slots of these requests in each layer's cache."""
+        return {name: SimpleNamespace(slot_table=p.table) for p in self._places(b, keys) for name in p.layers}
+
+    def requests(self, b: int, keys: int) -> tuple[Tensor, Tensor]:
+        """Rows 0 .. b - 1, and the lengths of the prefixes."""
+        requests = torch.arange(b, device=self._device)
+        return requests, torch.full_like(requests, keys)
+
+    def greedy(self, b: int) -> SamplingParams:
+        """Of requests that take the most likely token."""
+        nothing = SimpleNamespace(temperature=None, top_k=None, top_p=None)
+        return sampling_params(nothing, None, b, self._runner.input_batch.vocab_size, self._device)
+
+    def _places(self, b: int, keys: int) -> list[Places]:
+        """Places for b requests in each group of caches; what they hold does not matter, so that groups may overlap."""
+        positions, owned = keys + self._caps.reach, []
+        for size, _ in self._groups:
+            blocks = -(-positions // size)
+            owned.append((torch.arange(b * blocks, device=self._device) % self._blocks).view(b, blocks))
+        return places_of(self._runner, owned, positions)
+
+    def _head_table(self, b: int, keys: int) -> Tensor:
+        return next(p.table for p in self._places(b, keys) if not self._head_layers.isdisjoint(p.layers))
+
+
+def seconds_of(forward: Callable[[], object]) -> float:
+    """Seconds of a call; with one thread the processor's, so that other processes cost nothing.
+
+    Threads and ranks wait for each other, and the time of one has not all of the work: of several the clock's counts.
+    """
+    on_gpu = torch.cuda.is_initialized()
+    is_alone = not on_gpu and torch.get_num_threads() == get_tensor_model_parallel_world_size() == 1
+    clock = time.thread_time if is_alone else time.perf_counter
+    wait = torch.cuda.synchronize if on_gpu else lambda: None
+    with torch.inference_mode():
+        wait()
+        began = clock()
+        forward()
+        wait()
+        return clock() - began

@@ -1,0 +1,93 @@
+"""The self-test of a server before its first request: the kernels before our worker is chosen, the real round after.
+
+On a GPU it always runs, once per device, versions and model (`eagle_plugin.selftest.record`); on a CPU with
+``EAGLE_SELFTEST=1`` or ``EAGLE_PLUGIN=force``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from eagle_plugin.common.errors import UserError
+from eagle_plugin.core.shape import Shape
+from eagle_plugin.selftest.decision import decide, is_asked_for
+from eagle_plugin.selftest.launch import Subject, ask, round_key
+from eagle_plugin.selftest.shapes import ModelShape, as_text
+from eagle_plugin.vllm import version
+from eagle_plugin.vllm.graph_modes import is_compiled, wants_graphs
+from eagle_plugin.vllm.synthetic import synthetic_rates
+
+
+class SelfTestFailed(UserError):
+    """The real round is not what it has to be on this machine; the next start is left to vLLM's own worker."""
+
+
+def subject_of(vllm_config: Any, caps: Shape, is_parallel: bool) -> Subject | None:
+    """What the self-test of this ``VllmConfig`` depends on; None where the server does not test itself.
+
+    caps: of its trees. is_parallel: its head drafts all levels in one forward.
+    """
+    device = vllm_config.device_config.device_type
+    if not is_asked_for(device):
+        return None
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    draft, text = vllm_config.speculative_config.draft_model_config, model.hf_text_config
+    window, ranks = model.get_sliding_window(), parallel.tensor_parallel_size
+    shape = ModelShape(
+        heads=model.get_num_attention_heads(parallel),
+        kv_heads=model.get_num_kv_heads(parallel),
+        head_dim=model.get_head_size(),
+        dtype=str(model.dtype).removeprefix("torch."),
+        vocabulary=model.get_vocab_size(),
+        draft_vocabulary=getattr(draft.hf_config, "draft_vocab_size", None) or draft.get_vocab_size(),
+        window=-1 if window is None else window - 1,
+        chunk=getattr(text, "attention_chunk_size", None) or 0,
+        logit_cap=float(getattr(text, "attn_logit_softcapping", None) or 0.0),
+        **caps._asdict(),
+    )
+    real_round = {
+        "target": model.architectures[0],
+        "layers": text.num_hidden_layers,
+        "hidden": model.get_hidden_size(),
+        "quantization": str(model.quantization),
+        "head": draft.architectures[0],
+        "head_is_parallel": is_parallel,
+        "ranks": ranks,
+        "requests": vllm_config.scheduler_config.max_num_seqs,
+        "compiled": is_compiled(vllm_config),
+        "graphs": wants_graphs(vllm_config),
+        **({} if synthetic_rates(vllm_config.speculative_config) is None else {"acceptance": "synthetic"}),
+    }
+    engine = f"vllm {version.installed()}"
+    return Subject(device, ranks, [model.get_head_size(), draft.get_head_size()], as_text(shape), real_round, engine)
+
+
+def failed_kernels(subject: Subject | None, log: Callable[[int, str], None]) -> list[str]:
+    """Why our worker must not serve on the devices of this machine; empty if it may, or nothing is tested.
+
+    Asked in a process of its own; log: level and line.
+    """
+    if subject is None:
+        return []
+    answer = ask(subject)
+    for line in answer.log:
+        log(logging.INFO, line)
+    return answer.reasons
+
+
+def check_rounds(runner: Any, subject: Subject | None, logger: logging.Logger) -> None:
+    """Test the round of a `TreeModelRunner` whose caches no request uses yet; all ranks call this.
+
+    Raises:
+        SelfTestFailed: anything differs; it is on record, so that the next start is left to vLLM's own worker.
+    """
+    if subject is None:
+        return
+    from eagle_plugin.vllm.ranks import gather_objects
+    from eagle_plugin.vllm.round_test import RoundTest
+
+    reasons = decide(round_key(subject, runner.device), RoundTest(runner).run, gather_objects, logger)
+    if reasons:
+        raise SelfTestFailed(f"{'; '.join(reasons)}; started again, the server is served by vLLM's own worker")

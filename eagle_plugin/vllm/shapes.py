@@ -1,0 +1,121 @@
+"""The shape of every round in vLLM: the chooser is asked when trees are drafted, and told what their step shows.
+
+A round lasts from the drafting of its trees to the drafting of the next ones: the step between them verifies it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.distributed.parallel_state import get_tensor_model_parallel_world_size
+
+from eagle_plugin.core.shape import Shape
+from eagle_plugin.policy.chooser import ServedRound, ShapeChooser, SumUp, buffers_of
+from eagle_plugin.policy.log import without_policy
+from eagle_plugin.policy.path_sums import PathSums
+from eagle_plugin.policy.shapes import shapes_within
+from eagle_plugin.runtime.cost_files import key_of
+from eagle_plugin.runtime.policy_start import start_policy
+from eagle_plugin.runtime.round import Drafts
+from eagle_plugin.vllm import captured_costs, round_costs, version
+from eagle_plugin.vllm.batch import RoundBatch
+from eagle_plugin.vllm.graph_modes import is_compiled
+from eagle_plugin.vllm.ranks import gather_objects
+
+
+class RoundShapes:
+    """Leads a `ShapeChooser` through the steps of a worker."""
+
+    def __init__(self, chooser: ShapeChooser) -> None:
+        self.chooser = chooser
+        self._keys, self._prompt_tokens = 0, 0  # of the step: of its requests' prefixes, and of prompts among its rows
+        self._drafted: ServedRound | None = None  # by the last step that drafted
+        self._verified: tuple[ServedRound, list[int]] | None = None  # of this step: the round, its requests' places
+
+    def scheduled(self, batch: RoundBatch, keys: int, prompt_tokens: int) -> None:
+        """Note a step; keys: tokens that its requests have without drafts, a number of the host.
+
+        prompt_tokens: rows of the step after which no token is drawn.
+        """
+        served, self._drafted = self._drafted, None
+        self._keys, self._prompt_tokens = keys, prompt_tokens
+        self._verified = None if served is None or not batch.newest else (served, batch.newest)
+        if served is None or not len(batch.newest) == batch.b == served.b:
+            self.chooser.pause()  # prompts, cut trees, requests that came or went: not the time of a round
+
+    def choose(self, batch: RoundBatch, pending: int = 0) -> Shape:
+        """The shape of the trees to draft for the requests of the step; pending: tokens that the head has not read."""
+        return self.chooser.choose(batch.b, self._keys, None, -(-pending // batch.b))
+
+    def begin(self, shape: Shape, batch: RoundBatch) -> None:
+        """Note that the next round begins with its drafting."""
+        self.chooser.begin(shape, batch.b, self._keys)
+
+    def launched(self, batch: RoundBatch, drafts: Drafts, whole: bool, sum_up: SumUp = PathSums.__call__) -> None:
+        """Note the drafted trees; whole: every request's prompt is read to its end, so that all drafts are verified.
+
+        sum_up: as for `ShapeChooser.launched`.
+        """
+        scored = drafts if whole else drafts._replace(scores=None)
+        self._drafted = self.chooser.launched(drafts.shape, batch.b, self._keys, scored, sum_up)
+
+    def observe(self, tokens: Sequence[Sequence[int]]) -> None:
+        """Tell the chooser what the step accepted; tokens: of each request, the bonus token included, on the host."""
+        self.chooser.observe_tokens(self._prompt_tokens, sum(map(len, tokens)))
+        verified, self._verified = self._verified, None
+        if verified is not None:
+            served, places = verified
+            self.chooser.observe(served, [len(tokens[i]) - 1 for i in places if tokens[i]])
+
+
+def without_costs(caps: Shape, mode: str) -> ShapeChooser:
+    """Chooses the caps, or in mode random any shape within them, for as long as no costs are known."""
+    return ShapeChooser(caps, None, shapes_within(caps) if mode == "random" else ())
+
+
+def choose_shapes(runner: Any, caps: Shape, mode: str, logger: logging.Logger) -> ShapeChooser:
+    """What chooses the shapes of a `TreeModelRunner`'s rounds; its caches must be there, unused.
+
+    mode: the value of ``EAGLE_POLICY``. Where a round writes as many tokens as a request can have, trees are hardly
+    ever drafted: nothing to choose.
+    """
+    if mode != "auto" or runner.max_model_len <= caps.reach:
+        reason = "steps are scheduled ahead (async_scheduling)" if runner.use_async_scheduling else ""
+        if mode == "auto":
+            reason = f"--max-model-len is {runner.max_model_len} tokens, of which a round writes {caps.reach}"
+        logger.info(without_policy(caps, mode, reason))
+        return without_costs(caps, mode)
+    graphs = captured_costs.has_graphs(runner)
+    costs_of = captured_costs if graphs else round_costs
+    config, ranks = runner.vllm_config, get_tensor_model_parallel_world_size()
+    key = key_of(
+        f"vllm {version.installed()}",
+        config.model_config.model,
+        config.speculative_config.model,
+        runner.device,
+        str(runner.dtype),
+        caps,
+        requests=runner.max_num_reqs,
+        tokens=runner.max_num_tokens,
+        compiled=is_compiled(config),
+        quantization=config.model_config.quantization,
+        lora=config.lora_config is not None,
+        is_parallel=runner.drafter.mask is not None,
+        ranks=ranks,
+        graphs=runner._step.sizes() if graphs else [],
+    )
+    policy = start_policy(
+        caps,
+        key,
+        lambda: costs_of.measure(runner, caps),
+        logger,
+        runner._step.shapes if graphs else None,
+        is_faster_than=lambda costs: costs_of.is_faster_than(runner, caps, costs),
+        gather=gather_objects,
+    )
+    buffers = buffers_of(policy, runner.max_num_reqs, runner.device)
+    clock = time.perf_counter if ranks == 1 else None
+    return ShapeChooser(caps, policy, clock=clock, buffers=buffers, learns_late=True)

@@ -1,0 +1,248 @@
+"""What the plugin's worker supports: whether it or vLLM's own worker serves a configuration, with the reasons.
+
+With a flag that ours does not support vLLM's own worker serves: the user loses speed, never the server.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from eagle_plugin.common.errors import UserError
+from eagle_plugin.heads.description import read_head
+from eagle_plugin.heads.files import HeadError, LeftToEngine
+from eagle_plugin.heads.manifest import trained_depths
+from eagle_plugin.policy.chooser import policy_mode
+from eagle_plugin.policy.log import log_seconds
+from eagle_plugin.policy.shapes import PARALLEL_LEVELS
+from eagle_plugin.runtime.head_mailbox import check_folder
+from eagle_plugin.runtime.preflight import can_check, refuse_targets_config
+from eagle_plugin.runtime.startup import engine_serves
+from eagle_plugin.runtime.synthetic import WARNING, source_of
+from eagle_plugin.vllm.compile_cache import mark_compiled
+from eagle_plugin.vllm.gpu import unsupported_on_gpu
+from eagle_plugin.vllm.head_rules import check_head
+from eagle_plugin.vllm.masked_rows import mask_token
+from eagle_plugin.vllm.options import Options
+from eagle_plugin.vllm.policy_reports import make_report_path
+from eagle_plugin.vllm.releases import keep_hits_long
+from eagle_plugin.vllm.selftest import failed_kernels, subject_of
+from eagle_plugin.vllm.served import mark_report, mark_served, mark_subject
+from eagle_plugin.vllm.synthetic import SETTING, synthetic_rates
+
+logger = logging.getLogger("vllm.eagle_plugin")
+
+METHODS = ("eagle", "eagle3")
+# By the kind of device: vLLM's own worker, and ours.
+ENGINE_WORKERS = {"cpu": "vllm.v1.worker.cpu_worker.CPUWorker", "cuda": "vllm.v1.worker.gpu_worker.Worker"}
+WORKERS = {
+    "cpu": "eagle_plugin.vllm.cpu_worker.TreeCPUWorker",
+    "cuda": "eagle_plugin.vllm.worker.TreeWorker",
+}
+HEAD_ARCHITECTURES = (
+    "EagleLlamaForCausalLM",
+    "Eagle3LlamaForCausalLM",
+    "LlamaForCausalLMEagle3",
+    "PeagleLlamaForCausalLM",
+)
+GATED_DELTA_NETS = ("Qwen3NextForCausalLM",)  # targets with linear layers that our worker computes
+V2 = "VLLM_USE_V2_MODEL_RUNNER"
+_logged: set[str] = set()
+
+
+def choose_worker(vllm_config: Any) -> None:
+    """Put our worker class into a vLLM ``VllmConfig`` that it supports.
+
+    Raises OptionError, PolicyModeError and HeadError.
+    """
+    speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
+    if speculative is None or speculative.method not in METHODS:
+        return
+    scheduler = vllm_config.scheduler_config
+    options = Options.read(vllm_config.additional_config).beside(scheduler.async_scheduling)
+    if parallel.worker_cls in WORKERS.values():  # vLLM completes it again; on a CPU it has just reset the flag
+        scheduler.async_scheduling = options.async_scheduling
+        return
+    target, head = vllm_config.model_config.model, speculative.model
+    if can_check(target, head):
+        refuse_targets_config(target, head)  # vLLM's own drafter cannot serve it either
+    if reasons := unsupported_reasons(vllm_config):
+        _log_once(logging.WARNING, engine_serves(speculative.method, "vLLM", reasons))
+        return
+    policy_mode()
+    check_folder()
+    synthetic = synthetic_rates(speculative)
+    is_parallel = mask_token(speculative) is not None
+    trained = trained_depths(head) if is_parallel else None
+    shape = options.shape(speculative.num_speculative_tokens, (trained or PARALLEL_LEVELS) if is_parallel else None)
+    try:
+        warnings = _check_head(target, head, speculative.method, shape.steps)
+    except LeftToEngine as reason:
+        _log_once(logging.WARNING, engine_serves(speculative.method, "vLLM", [str(reason)]))
+        return
+    for warning in warnings:
+        _log_once(logging.WARNING, f"eagle-plugin: {warning}")
+    if can_check(target, head) and read_head(head).leftover_quantisation:
+        speculative.draft_model_config.quantization = None  # its layers read the weights as they are stored
+    shape = options.within_trained(shape, trained)
+    subject = subject_of(vllm_config, shape, is_parallel)
+    if reasons := failed_kernels(subject, _log_once):
+        _log_once(logging.WARNING, engine_serves(speculative.method, "vLLM", reasons))
+        return
+    if vllm_config.use_v2_model_runner:
+        _log_once(logging.INFO, f"eagle-plugin: trees are served by vLLM's V1 model runner in place of V2 ({V2})")
+    if synthetic is not None:
+        _log_once(logging.WARNING, WARNING % source_of(synthetic, SETTING))
+    keep_hits_long(speculative)
+    speculative.parallel_drafting = False  # it is how vLLM drafts; our worker knows the head by its mask token
+    if vllm_config.model_config.is_hybrid:
+        _keep_one_state(vllm_config)
+    parallel.worker_cls = WORKERS[vllm_config.device_config.device_type]
+    scheduler.async_scheduling = options.async_scheduling
+    mark_served(speculative, shape)
+    mark_compiled(vllm_config, shape)
+    if subject is not None:
+        mark_subject(speculative, subject)
+    # These import vLLM's server side: only where we serve.
+    from eagle_plugin.vllm.executor import TreeExecutor
+    from eagle_plugin.vllm.metrics import export
+
+    if parallel.distributed_executor_backend == "mp":
+        parallel.distributed_executor_backend = TreeExecutor
+
+    log_seconds()
+    mark_report(speculative, make_report_path())
+    export()
+
+
+def _keep_one_state(vllm_config: Any) -> None:
+    """Switch prefix caching off, which is vLLM's default and needs the states of linear layers at every block."""
+    cache = vllm_config.cache_config
+    if cache.enable_prefix_caching:
+        _log_once(
+            logging.WARNING,
+            "eagle-plugin: prefix caching is off, because the plugin keeps one state of a linear layer per request; "
+            "with prefix caching vLLM's own speculation does not run with these layers on a CPU either",
+        )
+        cache.enable_prefix_caching, cache.mamba_cache_mode = False, "none"
+        cache.mamba_block_size = vllm_config.model_config.max_model_len
+
+
+def _check_head(target: str, head: str, method: str, steps: int | None = None) -> list[str]:
+    """Warnings about a head that our worker will serve; empty where it is not in a folder.
+
+    steps: the levels of its trees. Raises HeadError, and `LeftToEngine` where vLLM's own worker may serve it.
+    """
+    return check_head(target, head, method, steps) if can_check(target, head) else []
+
+
+def explain_refusal(arguments: Any) -> UserError | None:
+    """What is wrong with the head of vLLM's ``EngineArgs`` whose speculative configuration vLLM has refused.
+
+    None where the flags name no head that we would serve, or its files are not the reason.
+    """
+    given = arguments.speculative_config or {}
+    target, head, method = arguments.model, given.get("model"), given.get("method")
+    if method not in METHODS or not isinstance(head, str) or not can_check(target, head):
+        return None
+    try:
+        refuse_targets_config(target, head)
+        _check_head(target, head, method)
+        if read_head(head).leftover_quantisation:
+            return HeadError(
+                f"{head} has a quantization_config in config.json, but its weights are plain, and vLLM does not take "
+                "the method here; remove the key from the head's config.json"
+            )
+    except LeftToEngine:
+        return None  # vLLM says itself what it does not take
+    except UserError as error:
+        return error
+    return None
+
+
+def unsupported_reasons(vllm_config: Any) -> list[str]:
+    """Why our worker does not support this ``VllmConfig``; empty when it does."""
+    device_type = vllm_config.device_config.device_type
+    if device_type not in WORKERS:
+        return [f"--device {device_type}: only CPUs and NVIDIA GPUs are served"]
+    speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
+    model, draft = vllm_config.model_config, speculative.draft_model_config
+    name = model.architectures[0]
+    checks: tuple[tuple[bool, str], ...] = (
+        (
+            parallel.worker_cls != ENGINE_WORKERS[device_type],
+            f"--worker-cls {parallel.worker_cls}: it is not vLLM's own",
+        ),
+        (parallel.nnodes > 1, "--nnodes: ranks on several machines are not served yet"),
+        (parallel.enable_expert_parallel, "--enable-expert-parallel: it is not served yet"),
+        (parallel.prefill_context_parallel_size > 1, "--prefill-context-parallel-size: it is not served yet"),
+        (parallel.pipeline_parallel_size > 1, "--pipeline-parallel-size: pipeline parallelism is not served yet"),
+        (parallel.data_parallel_size > 1, "--data-parallel-size: data parallelism inside one engine is not served yet"),
+        (parallel.decode_context_parallel_size > 1, "--decode-context-parallel-size: it is not served yet"),
+        (speculative.disable_padded_drafter_batch, "disable_padded_drafter_batch: trees are drafted in padded batches"),
+        (
+            bool(speculative.num_speculative_tokens_per_batch_size),
+            "num_speculative_tokens_per_batch_size: it belongs to vLLM's chains",
+        ),
+        (
+            speculative.rejection_sample_method not in ("standard", "synthetic"),
+            f"rejection_sample_method {speculative.rejection_sample_method}: it belongs to vLLM's chains",
+        ),
+        (speculative.use_heterogeneous_vocab, "use_heterogeneous_vocab: it belongs to vLLM's chains"),
+        (speculative.use_local_argmax_reduction, "use_local_argmax_reduction: it belongs to vLLM's chains"),
+        (
+            not isinstance(vllm_config.additional_config, dict),
+            f"additional_config: it is {type(vllm_config.additional_config).__name__}, only a dictionary is served",
+        ),
+        (vllm_config.kv_transfer_config is not None, "--kv-transfer-config: it is not served yet"),
+        (vllm_config.cache_config.cache_dtype != "auto", "--kv-cache-dtype: only the model's own dtype is served"),
+        (model.use_mla, f"target {name}: latent (MLA) attention is not served yet"),
+        (
+            model.is_attention_free or (model.is_hybrid and name not in GATED_DELTA_NETS),
+            f"target {name}: state-space layers are not served yet",
+        ),
+        (model.is_hybrid and vllm_config.cache_config.use_replayssm, "--use-replayssm: it is of vLLM's own layers"),
+        (model.is_hybrid and bool(vllm_config.lora_config), f"--enable-lora: it is not served with target {name} yet"),
+        (
+            parallel.tensor_parallel_size > 1 and model.is_hybrid,
+            f"--tensor-parallel-size: it is not served with target {name} yet",
+        ),
+        (
+            parallel.tensor_parallel_size > 1 and bool(vllm_config.lora_config),
+            "--tensor-parallel-size: it is not served with --enable-lora yet",
+        ),
+        (model.is_encoder_decoder, f"target {name}: encoder-decoder models are not served"),
+        (model.uses_mrope or model.is_multimodal_model, f"target {name}: multimodal targets are not served yet"),
+        (
+            draft.architecture not in HEAD_ARCHITECTURES,
+            f"draft head {draft.architecture}: not one of {', '.join(HEAD_ARCHITECTURES)}",
+        ),
+    )
+    reasons = [why for found, why in checks if found] or _needing_v2(vllm_config)  # which names some of them again
+    if device_type == "cuda":
+        reasons += unsupported_on_gpu(vllm_config)
+    return reasons
+
+
+def _needing_v2(vllm_config: Any) -> list[str]:
+    """What vLLM has in its V2 model runner only: our worker's runner is a V1 runner, whatever vLLM would choose."""
+    from vllm import envs
+
+    model = vllm_config.model_config
+    checks = (
+        (bool(envs.VLLM_USE_V2_MODEL_RUNNER), V2),
+        (vllm_config.attention_config.hisparse_config is not None, "HiSparse"),
+        (vllm_config.watermark_config is not None, "watermarking"),
+        (vllm_config.aux_output_config.enabled, "auxiliary outputs"),
+        (model.return_sampling_mask, "--return-sampling-mask"),
+        (model.enable_trace_replay, "--enable-trace-replay"),
+    )
+    found = [what for holds, what in checks if holds] + vllm_config._get_v1_model_runner_unsupported_features()
+    return [f"{what}: the V2 model runner is not served yet" for what in found]
+
+
+def _log_once(level: int, line: str) -> None:
+    """Log a line once per process: vLLM completes some configurations several times."""
+    if line not in _logged:
+        _logged.add(line)
+        logger.log(level, line)

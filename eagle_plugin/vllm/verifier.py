@@ -1,0 +1,110 @@
+"""Verifies the drafted trees of a batch: the logits of every node, the walk, the move of accepted keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.outputs import SamplerOutput
+
+from eagle_plugin.core.synthetic import SyntheticRates
+from eagle_plugin.core.verify import Accepted
+from eagle_plugin.kernels.sampling import SamplingParams
+from eagle_plugin.runtime.ranks import RankAgreement
+from eagle_plugin.runtime.round import accept, accepted_rows
+from eagle_plugin.vllm.accepted_tokens import CacheGroup, output_tokens
+from eagle_plugin.vllm.batch import RoundBatch
+from eagle_plugin.vllm.decode_step import DecodeStep
+from eagle_plugin.vllm.linear_attention import LinearLayers
+from eagle_plugin.vllm.logits import keeps_logits, min_ps, minimal_lengths, node_rows, transform_logits
+from eagle_plugin.vllm.logprobs import output_logprobs, wants_logprobs
+from eagle_plugin.vllm.sampling import KnownParams, request_keys, sampling_params
+from eagle_plugin.vllm.thinking import follow_budgets, plain_requests
+
+
+class TreeVerifier:
+    """Verification over the target's caches."""
+
+    def __init__(
+        self,
+        groups: list[CacheGroup],
+        linear: LinearLayers,
+        sampler: Any,
+        logprobs_mode: str,
+        ranks: RankAgreement,
+        synthetic: SyntheticRates | None = None,
+    ) -> None:
+        """sampler is vLLM's ``Sampler``, whose functions make the log probabilities that requests ask for. synthetic:
+        as of `round.accept`."""
+        self.groups, self._linear, self._sampler, self._logprobs_mode = groups, linear, sampler, logprobs_mode
+        self.ranks, self.synthetic = ranks, synthetic
+        self._params = KnownParams()
+
+    def verify(
+        self,
+        batch: RoundBatch,
+        logits: Tensor,
+        metadata: Any,
+        states: list[Any],
+        layers: Mapping[str, Any],
+        step: DecodeStep | None = None,
+    ) -> tuple[SamplerOutput, Accepted]:
+        """Verify one tree per request; a request without drafts has a tree of one node.
+
+        logits [n, V] are the target's in vLLM's order of rows; metadata is its ``SamplingMetadata``, states its
+        ``CachedRequestState`` of each request, layers the attention metadata of the forward by layer. step: what was
+        captured, with the step begun.
+        """
+        device = logits.device
+        follow_budgets(metadata, states)
+        minimal, wanted = minimal_lengths(states), wants_logprobs(metadata)
+        transforms = minimal or not keeps_logits(metadata)
+        if metadata.all_greedy and not (len(batch.trees) or transforms or wanted):
+            accepted = self.ranks.agree(plainly(self._sampler.greedy_sample(logits.float())))
+            return SamplerOutput(sampled_token_ids=output_tokens(accepted), logprobs_tensors=None), accepted
+        drafts = batch.all_drafts()
+        plain = plain_requests(metadata, drafts.shape.max_accept_length)
+        if step is not None and not (plain or transforms or wanted) and step.can_walk(batch, metadata.all_greedy):
+            accepted, tokens = step.walk(batch, logits, *self._draws_of(metadata, batch.b, logits))
+            return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=None), accepted
+        if plain:
+            sizes = torch.full((batch.b,), batch.width, device=device)
+            sizes[plain] = 1
+            drafts = drafts.truncate(sizes)
+        raw, logits = logits, logits.float()
+        if transforms:
+            logits = logits.clone() if logits is raw else logits
+            rows = node_rows(batch.b, batch.width, batch.logits_rows, len(logits), device)
+            logits = transform_logits(metadata, drafts.tree, batch.roots, minimal, rows, logits)
+        params, keys = self._draws_of(metadata, batch.b, logits)
+        accepted = accept(drafts, batch.tree_logits(logits), params, keys, batch.roots, "chained", self.synthetic)
+        accepted = self.ranks.agree(accepted)
+        if len(batch.trees):
+            trees, lengths = batch.trees, batch.of_trees(batch.prefix_lens)
+            of_trees = Accepted(*(batch.of_trees(values).contiguous() for values in accepted))
+            for group in self.groups:
+                group.move_accepted(trees, lengths, batch.width, of_trees, layers[group.layer].slot_table)
+            self._linear.commit(layers, accepted)
+        logprobs = None
+        if wanted:
+            path = batch.logits_row_of(accepted_rows(accepted, batch.width)).view(-1)
+            logprobs = output_logprobs(
+                self._sampler, self._logprobs_mode, metadata, params, raw[path], logits[path], accepted
+            )
+        return SamplerOutput(sampled_token_ids=output_tokens(accepted), logprobs_tensors=logprobs), accepted
+
+    def _draws_of(self, metadata: Any, b: int, logits: Tensor) -> tuple[SamplingParams, Tensor | None]:
+        """How b requests draw tokens after logits [n, V], and their keys [b] int64; None: all take the most likely."""
+        device = logits.device
+        params = self._params.of(
+            metadata, lambda: sampling_params(metadata, min_ps(metadata, b), b, logits.shape[1], device)
+        )
+        return params, None if metadata.all_greedy else request_keys(metadata.generators, b, device)
+
+
+def plainly(tokens: Tensor) -> Accepted:
+    """The paths of a step without trees: tokens [b] int64, one of each request."""
+    lengths = torch.ones_like(tokens, dtype=torch.int32)
+    return Accepted(torch.zeros_like(lengths)[:, None], lengths, tokens[:, None])

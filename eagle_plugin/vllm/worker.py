@@ -1,0 +1,49 @@
+"""The worker that vLLM's executor drives on a GPU: the engine's own around our model runner.
+
+`cpu_worker.TreeCPUWorker` is that of a CPU. This module imports nothing that only a CPU has.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.worker.gpu_worker import Worker
+
+from eagle_plugin.vllm.executor import TreeExecutor, with_drafts
+from eagle_plugin.vllm.ranks import rank_logger
+from eagle_plugin.vllm.runner import TreeModelRunner
+from eagle_plugin.vllm.selftest import check_rounds
+from eagle_plugin.vllm.served import test_subject
+
+logger = logging.getLogger("vllm.eagle_plugin")
+
+
+class TreeWorker(Worker):
+    """vLLM's ``Worker`` with draft trees."""
+
+    def _make_model_runner(self) -> TreeModelRunner:
+        """The runner of this worker; the engine calls this when the device is there."""
+        return TreeModelRunner(self.vllm_config, self.device)
+
+    def compile_or_warm_up_model(self) -> Any:
+        """Warm up as the engine does, after which it sets the random seed; before that, capture the functions of a
+        step, test the round and measure it.
+
+        Raises:
+            SelfTestFailed: the test found a difference.
+        """
+        runner = self.model_runner
+        runner.capture_steps()
+        check_rounds(runner, test_subject(self.vllm_config.speculative_config), rank_logger(logger))
+        runner.choose_by_costs()
+        runner.open_mailbox()
+        return super().compile_or_warm_up_model()
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """End a step as the engine does; our executor gets the drafts with the tokens."""
+        output = super().sample_tokens(grammar_output)
+        if self.parallel_config.distributed_executor_backend is TreeExecutor and isinstance(output, ModelRunnerOutput):
+            return with_drafts(output, self.take_draft_token_ids())
+        return output
