@@ -46,8 +46,8 @@ def may_serve(
 ) -> bool:
     """Whether to register with this engine; logs the reason where not.
 
-    check: what the installed engine has otherwise than the plugin wants it (`runtime.engine_contract`), asked for only in
-    a release that was not tested, under ``EAGLE_PLUGIN=force``.
+    check: what the installed engine has otherwise than the plugin wants it (`runtime.engine_contract`), asked for only
+    in a release that was not tested, under ``EAGLE_PLUGIN=force``.
     """
     value = os.environ.get(SWITCH, "1")
     if value not in VALUES:

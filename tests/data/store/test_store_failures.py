@@ -20,7 +20,7 @@ KILLED_WRITER = """
 import os, signal, sys
 sys.path[:0] = {paths!r}
 from store_documents import write_store
-from eagle_plugin import atomic_io
+from eagle_plugin.common import atomic_io
 name_new_file, calls = atomic_io._name_new_file, 0
 def kill_at_third(partial, final):
     global calls
