@@ -123,8 +123,8 @@ def source_of(environment: Environment) -> tuple[str, EngineSource]:
 
 def row_of(environment: Environment, step: Steps) -> Row:
     version, source = source_of(environment)
-    seams = importlib.import_module(f"eagle_plugin.{environment.engine}.seams").SEAMS
-    wanted = wanted_names(environment.engine, ROOT / "eagle_plugin" / environment.engine, seams)
+    contract = importlib.import_module(f"eagle_plugin.{environment.engine}.engine_contract").CONTRACT
+    wanted = wanted_names(environment.engine, ROOT / "eagle_plugin" / environment.engine, contract)
     failures = {"contract": [str(one) for one in differences(source, wanted)]}
     tests = {}
     for check, files in CHECKS[environment.engine].items():

@@ -4,7 +4,7 @@
     python tools/contract.py vllm 0.34.0 [--base 0.33.0] [--out out]
 
 Both releases are fetched from the package index and only read, not installed. Every name that the adapter imports,
-replaces, calls or reads (eagle_plugin/runtime/ENGINE/seams.py) is compared by its syntax tree with the one of the base,
+replaces, calls or reads (`engine_contract.py` of its adapter) is compared by its syntax tree with the one of the base,
 the newest tested release: "gone" and "parameters" have to be looked at; look at a "body" where the plugin relies
 on more than the name. "wanted" says what the adapter cannot do with. The result is in out/contract-ENGINE-VERSION.json;
 the exit code is 1 where something is wanted.
@@ -83,8 +83,8 @@ def fetch(engine: str, version: str, folder: Path) -> Release:
 
 def wanted_of(engine: str) -> dict[str, str]:
     """Every name that the adapter touches; for SGLang also those of the package for CPUs."""
-    seams = importlib.import_module(f"eagle_plugin.{engine}.seams").SEAMS
-    wanted = wanted_names(engine, ROOT / "eagle_plugin" / engine, seams)
+    contract = importlib.import_module(f"eagle_plugin.{engine}.engine_contract").CONTRACT
+    wanted = wanted_names(engine, ROOT / "eagle_plugin" / engine, contract)
     return dict.fromkeys(touched_places(engine, COMPAT), "") | wanted
 
 

@@ -16,7 +16,7 @@ from eagle_plugin.runtime.engine_source import EngineSource
 
 # Of an owner (a class or a module), by name: "" where the name alone is enough, else the parameters of a function, all
 # of them ("self logits") or the first ones ("self logits ...").
-Seams = Mapping[str, Mapping[str, str]]
+Contract = Mapping[str, Mapping[str, str]]
 
 _PLACE = re.compile(r"\w+(\.\w+)+")
 
@@ -49,10 +49,10 @@ def _below(place: str, package: str) -> bool:
     return place.partition(".")[0] == package
 
 
-def wanted_names(package: str, adapter: Path, seams: Seams) -> dict[str, str]:
+def wanted_names(package: str, adapter: Path, contract: Contract) -> dict[str, str]:
     """Every place of an engine that an adapter touches, with the parameters that it wants there."""
     wanted = dict.fromkeys(touched_places(package, adapter), "")
-    for owner, names in seams.items():
+    for owner, names in contract.items():
         wanted.setdefault(owner, "")
         wanted |= {f"{owner}.{name}": parameters for name, parameters in names.items()}
     return wanted
@@ -83,6 +83,6 @@ def attributes(names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), "")
 
 
-def installed_differences(package: str, adapter: Path, seams: Seams) -> list[Difference]:
+def installed_differences(package: str, adapter: Path, contract: Contract) -> list[Difference]:
     """What the installed engine has otherwise than an adapter wants it. Raises ModuleNotFoundError without one."""
-    return differences(EngineSource.installed(package), wanted_names(package, adapter, seams))
+    return differences(EngineSource.installed(package), wanted_names(package, adapter, contract))

@@ -5,9 +5,9 @@ Names that the adapter imports or hooks into are found by themselves; here is wh
 
 from __future__ import annotations
 
-from eagle_plugin.runtime.engine_contract import Seams, attributes
+from eagle_plugin.runtime.engine_contract import Contract, attributes
 
-SEAMS: Seams = {
+CONTRACT: Contract = {
     # Hooks of plugin.py.
     "sglang.srt.plugins.hook_registry.HookRegistry": {"register": "cls target hook hook_type ..."},
     "sglang.srt.arg_groups.speculative_hook": {

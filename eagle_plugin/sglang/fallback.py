@@ -23,7 +23,7 @@ from eagle_plugin.sglang.attention import TreeAttention
 from eagle_plugin.sglang.releases import sharded_as_drafter
 
 
-def hand_over(worker: Any) -> None:
+def fall_back(worker: Any) -> None:
     """Give the worker the engine's class, attention, sampler and graphs.
 
     Raises:

@@ -55,9 +55,9 @@ def register() -> None:
 def _differences() -> Sequence[object]:
     """What the installed SGLang has otherwise than the adapter wants it; nothing of it is imported."""
     from eagle_plugin.runtime.engine_contract import installed_differences
-    from eagle_plugin.sglang.engine_contract import SEAMS
+    from eagle_plugin.sglang.engine_contract import CONTRACT
 
-    return installed_differences("sglang", Path(__file__).parent, SEAMS)
+    return installed_differences("sglang", Path(__file__).parent, CONTRACT)
 
 
 def _create_worker(original: Any, algorithm: Any, server_args: Any) -> Any:

@@ -20,7 +20,7 @@ from eagle_plugin.policy.log import without_policy
 from eagle_plugin.policy.shapes import shapes_within
 from eagle_plugin.runtime import cost_files
 from eagle_plugin.runtime.policy_start import MUCH_FASTER, start_policy
-from eagle_plugin.runtime.timed_alike import Paced
+from eagle_plugin.runtime.reference_times import ReferenceTimes
 from eagle_plugin.sglang import version
 from eagle_plugin.sglang.batch import RoundBatch
 from eagle_plugin.sglang.drafter import DraftState
@@ -111,16 +111,16 @@ class CostMeasurement:
         self._phases(1, caps, SHORT_PREFIX)  # the first run of anything is slow
         begin, most = time.perf_counter(), self._most
         with self._requests(1, SHORT_PREFIX):
-            paced: Paced[tuple[Cell, str]] = Paced(lambda: self._small_round())
+            timed: ReferenceTimes[tuple[Cell, str]] = ReferenceTimes(lambda: self._small_round())
         for _ in range(PASSES):
             for b in self._sizes(most):
                 if b > 1 and in_any_rank(time.perf_counter() - begin > BUDGET_SECONDS):
                     most = b // 2
                     break
-                self._measure(paced, b, SHORT_PREFIX, shapes)
+                self._measure(timed, b, SHORT_PREFIX, shapes)
                 if b == self._long_batch():
-                    self._measure(paced, b, self._long_prefix(b), (PLAIN, caps))
-        times = self._times(paced)
+                    self._measure(timed, b, self._long_prefix(b), (PLAIN, caps))
+        times = self._times(timed)
         return self._with_context(times, self._of_short_prefixes(times))
 
     def _shapes(self) -> Sequence[Shape]:
@@ -141,15 +141,15 @@ class CostMeasurement:
         kept = [costs.round(shape, 1, SHORT_PREFIX) for shape in shapes]
         return any(now * MUCH_FASTER < before for now, before in zip(found, kept, strict=True))
 
-    def _measure(self, paced: Paced[tuple[Cell, str]], b: int, prefix: int, shapes: Sequence[Shape]) -> None:
+    def _measure(self, timed: ReferenceTimes[tuple[Cell, str]], b: int, prefix: int, shapes: Sequence[Shape]) -> None:
         with self._requests(b, prefix) as one_round:
             for shape in shapes:
                 phases = one_round(shape)._asdict()
-                paced.add_all({((b, shape, prefix), name): seconds for name, seconds in phases.items()})
+                timed.add_all({((b, shape, prefix), name): seconds for name, seconds in phases.items()})
 
     @staticmethod
-    def _times(paced: Paced[tuple[Cell, str]]) -> dict[Cell, Phases]:
-        times = paced.times()
+    def _times(timed: ReferenceTimes[tuple[Cell, str]]) -> dict[Cell, Phases]:
+        times = timed.times()
         cells = dict.fromkeys(cell for cell, _ in times)
         return {cell: Phases(*(times[cell, name] for name in Phases._fields)) for cell in cells}
 

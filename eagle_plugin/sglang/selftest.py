@@ -20,7 +20,7 @@ from eagle_plugin.selftest.decision import decide, is_asked_for, told
 from eagle_plugin.selftest.shapes import DTYPES, ModelShape, as_text
 from eagle_plugin.sglang import version
 from eagle_plugin.sglang.dummy_batches import Parts
-from eagle_plugin.sglang.fallback import hand_over
+from eagle_plugin.sglang.fallback import fall_back
 from eagle_plugin.sglang.pools import chunk_of, pools_of, windows_of
 from eagle_plugin.sglang.ranks import gather_objects, rank_logger
 from eagle_plugin.sglang.round_test import RoundTest
@@ -65,7 +65,7 @@ def check_rounds(worker: Any) -> bool:
         assert isinstance(shape, ModelShape)  # else the engine's own worker was made
         reasons = _decide(round_key(runner, shape), lambda: test_rounds(parts_of(worker)))
     if reasons:
-        hand_over(worker)
+        fall_back(worker)
     worker.announce(reasons)
     return not reasons
 

@@ -17,8 +17,8 @@ from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.policy.costs import Costs, Curve, Forward
 from eagle_plugin.runtime.policy_start import MUCH_FASTER
+from eagle_plugin.runtime.reference_times import ReferenceTimes
 from eagle_plugin.runtime.round import Drafts
-from eagle_plugin.runtime.timed_alike import Paced
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.vllm.decode_step import DecodeStep
 from eagle_plugin.vllm.drafter import DraftBatch
@@ -46,16 +46,16 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
     long = _long(timer, sizes, caps)
     rounds.parts(sizes[0], short)  # what is allocated or read at the first time
     timer.target(sizes[0], 1, short)
-    paced: Paced[Cell] = Paced(lambda: timer.target(1, 1, short))
+    timed: ReferenceTimes[Cell] = ReferenceTimes(lambda: timer.target(1, 1, short))
     end = time.perf_counter() + budget
     for _ in range(PASSES):
         for b, keys in dict.fromkeys([*long, *((b, short) for b in sizes)]):
             if b > sizes[0] and in_any_rank(time.perf_counter() > end):
                 continue
-            paced.add_all({(part, b, keys): seconds for part, seconds in rounds.parts(b, keys).items()})
-            paced.add(("plain", b, keys), timer.target(b, 1, keys))
-        paced.add(("prompt", 1, 0), timer.prompt_token())
-    times = paced.times()
+            timed.add_all({(part, b, keys): seconds for part, seconds in rounds.parts(b, keys).items()})
+            timed.add(("plain", b, keys), timer.target(b, 1, keys))
+        timed.add(("prompt", 1, 0), timer.prompt_token())
+    times = timed.times()
 
     def forward(part: str, rows: int, share: float = 1.0) -> Forward:
         """Of a part that has so many rows per request, and this share of the times."""

@@ -103,7 +103,7 @@ class PendingTokens:
     """What the head must read before it drafts for a request again, or before others use the blocks of one that ended.
 
     The keys are the names of requests, and vLLM's numbers of blocks of requests that are gone. What all of them have is
-    limited together, by `pending_limit.MOST_BYTES`.
+    limited together, by `deferred_limit.MOST_BYTES`.
     """
 
     def __init__(self, block_size: int) -> None:

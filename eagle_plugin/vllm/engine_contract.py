@@ -5,12 +5,12 @@ Names that the adapter imports are found by themselves; here is what it touches 
 
 from __future__ import annotations
 
-from eagle_plugin.runtime.engine_contract import Seams, attributes
+from eagle_plugin.runtime.engine_contract import Contract, attributes
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
 _PROPOSER = "vllm.v1.spec_decode.eagle.EagleProposer"
 
-SEAMS: Seams = {
+CONTRACT: Contract = {
     # Hooks of plugin.py.
     "vllm.platforms.cpu.CpuPlatform": {"check_and_update_config": "cls vllm_config"},
     "vllm.sampling_params.SamplingParams": {

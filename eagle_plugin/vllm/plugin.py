@@ -47,9 +47,9 @@ def register() -> None:
 def _differences() -> Sequence[object]:
     """What the installed vLLM has otherwise than the adapter wants it; nothing of it is imported."""
     from eagle_plugin.runtime.engine_contract import installed_differences
-    from eagle_plugin.vllm.engine_contract import SEAMS
+    from eagle_plugin.vllm.engine_contract import CONTRACT
 
-    return installed_differences("vllm", Path(__file__).parent, SEAMS)
+    return installed_differences("vllm", Path(__file__).parent, CONTRACT)
 
 
 def _wrap(owner: type, name: str, hook: Any) -> None:

@@ -20,8 +20,8 @@ from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.kernels.sampling import SamplingParams
 from eagle_plugin.policy.costs import Costs, Curve, Forward
 from eagle_plugin.runtime.policy_start import MUCH_FASTER
+from eagle_plugin.runtime.reference_times import ReferenceTimes
 from eagle_plugin.runtime.round import Drafts, HeadState, TopM, TreeRows, accept, top_m_of
-from eagle_plugin.runtime.timed_alike import Paced
 from eagle_plugin.vllm.attention import ExtendRows, Rows
 from eagle_plugin.vllm.deferred_extend import PendingRows
 from eagle_plugin.vllm.drafter import DraftBatch, ExtendBatch
@@ -46,7 +46,7 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
     """The costs of rounds under these caps, on a `TreeModelRunner` that has its caches and no request yet.
 
     Its requests must be able to have more tokens than a round writes. Processors change their speed by a third within
-    seconds, so every forward is compared with a small one just before and after it: `Paced`.
+    seconds, so every forward is compared with a small one just before and after it: `ReferenceTimes`.
     """
     timer = RoundTimer(runner, caps)
     is_parallel = runner.drafter.mask is not None
@@ -65,15 +65,15 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
             rows = min(total, most)
             if timer.fits(total // rows, rows, timer.short):
                 cells.append((name, total // rows, rows, timer.short))
-    paced: Paced[Cell] = Paced(lambda: timer.target(1, 1, timer.short))
+    timed: ReferenceTimes[Cell] = ReferenceTimes(lambda: timer.target(1, 1, timer.short))
     prompt: Cell = "prompt", 1, PROMPT, 0
     for _ in range(PASSES):
         for cell in dict.fromkeys(cells):
             is_late = in_any_rank(time.perf_counter() > end)
-            if not is_late or not any(measured[0] == cell[0] for measured in paced.cells):
-                paced.add(cell, kinds[cell[0]][0](*cell[1:]))
-        paced.add(prompt, timer.prompt_token())
-    times = paced.times()
+            if not is_late or not any(measured[0] == cell[0] for measured in timed.cells):
+                timed.add(cell, kinds[cell[0]][0](*cell[1:]))
+        timed.add(prompt, timer.prompt_token())
+    times = timed.times()
     forwards = {}
     for name, (_, most) in kinds.items():
         points = [

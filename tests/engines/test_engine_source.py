@@ -116,12 +116,12 @@ def test_what_an_adapter_touches_and_what_is_otherwise(source: EngineSource, tmp
         "from made import Piece\nHOOK = 'made.parts.helper'\ndef f():\n    import made.values\n"
     )
     assert touched_places("made", adapter) == ["made.Piece", "made.parts.helper", "made.values"]
-    seams = {
+    contract = {
         "made.Piece": {"make": "cls x", "inherited": "self ...", "wait": "self more", "gone": ""},
         "made.parts": {"helper": "x"},
         "made.values": attributes("ONE THREE"),
     }
-    found = [str(one) for one in differences(source, wanted_names("made", adapter, seams))]
+    found = [str(one) for one in differences(source, wanted_names("made", adapter, contract))]
     assert found == [
         "made.parts.helper takes (x, y), wanted (x)",
         "made.Piece.wait takes (self), wanted (self, more)",

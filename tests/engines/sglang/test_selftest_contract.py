@@ -62,7 +62,7 @@ def test_the_engines_worker_has_nothing_that_ours_has_not():
     assert parameters(Sampler) == []
 
 
-def test_the_hand_over_runs_the_steps_that_ours_replace():
+def test_the_fallback_runs_the_steps_that_ours_replace():
     ours, engines = vars(TreeDrafter), vars(EagleDraftWorker)
     replaced = {name for name in ours if name in engines and callable(ours[name])}
     # `draft` is not a step of the start: the engine's worker calls it in every round.

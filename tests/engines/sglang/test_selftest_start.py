@@ -21,7 +21,7 @@ from eagle_plugin.runtime.startup import StartRefused
 from eagle_plugin.selftest import record
 from eagle_plugin.selftest.failure import failure
 from eagle_plugin.selftest.shapes import ModelShape
-from eagle_plugin.sglang import fallback as handing
+from eagle_plugin.sglang import fallback
 from eagle_plugin.sglang import selftest, support
 from eagle_plugin.sglang.caches import unsupported_cache
 
@@ -254,7 +254,7 @@ def rounds_of(monkeypatch: pytest.MonkeyPatch, found: list[str]) -> tuple[list[A
     monkeypatch.setattr(selftest, "round_key", lambda runner, shape: key)
     monkeypatch.setattr(selftest, "parts_of", lambda worker: None)
     monkeypatch.setattr(selftest, "test_rounds", lambda parts: found)
-    monkeypatch.setattr(selftest, "hand_over", lambda worker: done.append("handed over"))
+    monkeypatch.setattr(selftest, "fall_back", lambda worker: done.append("handed over"))
     worker = SimpleNamespace(
         device="cpu", target_worker=SimpleNamespace(model_runner=runner), announce=lambda reasons: done.append(reasons)
     )
@@ -274,13 +274,13 @@ def test_a_failed_round_is_handed_over_and_kept(kept: dict[str, Any], monkeypatc
     assert rounds_of(monkeypatch, [])[0] == [[]]
 
 
-def test_a_hand_over_that_fails_refuses_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fallback_that_fails_refuses_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(worker: Any) -> None:
         raise AttributeError("no such backend\nmore")
 
-    monkeypatch.setattr(handing, "_restore", fails)
+    monkeypatch.setattr(fallback, "_restore", fails)
     with pytest.raises(StartRefused) as caught:
-        handing.hand_over(SimpleNamespace())
+        fallback.fall_back(SimpleNamespace())
     assert str(caught.value) == (
         "eagle-plugin: the self-test failed and SGLang's own worker could not take over (no such backend); start the "
         "server again: from now on it is served by SGLang's own worker"

@@ -16,7 +16,7 @@ from vllm_greedy import Reference, make_prompts, write_heads, write_target
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.policy.chooser import ServedRound, ShapeChooser
 from eagle_plugin.policy.shapes import shapes_within
-from eagle_plugin.runtime import deferred_limit as pending_limit
+from eagle_plugin.runtime import deferred_limit
 from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.vllm import drafter
 from eagle_plugin.vllm.accepted_tokens import CacheGroup
@@ -192,7 +192,7 @@ def test_what_plain_steps_yielded_is_read_before_the_next_tree(
             add(pending, names, lens, *rows)
 
     wanted = candidates(PendingTokens, "add", add_and_read)
-    few = candidates(pending_limit, "MOST_BYTES", 40 * served.drafter.hidden_size)  # a few rows
+    few = candidates(deferred_limit, "MOST_BYTES", 40 * served.drafter.hidden_size)  # a few rows
     for found in (candidates(), few, candidates(served, "max_num_tokens", 7)):
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
     for wrong in (

@@ -10,7 +10,7 @@ import pytest
 import torch
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData
 
-from eagle_plugin.runtime import deferred_limit as pending_limit
+from eagle_plugin.runtime import deferred_limit
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.vllm.deferred_extend import Key, PendingRows, PendingTokens, PlainRows, given_blocks
 
@@ -198,7 +198,7 @@ def test_who_has_rows_in_a_block() -> None:
 
 
 def test_of_too_much_blocks_are_read_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending_limit, "MOST_BYTES", 10 * 3 * 4)  # 10 rows
+    monkeypatch.setattr(deferred_limit, "MOST_BYTES", 10 * 3 * 4)  # 10 rows
     kept = PendingTokens(BLOCK)
     add(kept, "a", [0], [8])
     kept.leave("a")
@@ -211,7 +211,7 @@ def test_of_too_much_blocks_are_read_first(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_too_much_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending_limit, "MOST_BYTES", 10 * 3 * 4)  # 10 rows
+    monkeypatch.setattr(deferred_limit, "MOST_BYTES", 10 * 3 * 4)  # 10 rows
     kept = PendingTokens(BLOCK)
     assert kept.excess() == []
     add(kept, "abc", [0, 0, 0], [3, 6, 1])

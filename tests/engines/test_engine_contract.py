@@ -34,8 +34,8 @@ def packages_of(environment: Path, engine: str) -> EngineSource:
 
 
 def wanted_of(engine: str) -> dict[str, str]:
-    seams = importlib.import_module(f"eagle_plugin.{engine}.seams").SEAMS
-    return wanted_names(engine, ROOT / "eagle_plugin" / engine, seams)
+    contract = importlib.import_module(f"eagle_plugin.{engine}.engine_contract").CONTRACT
+    return wanted_names(engine, ROOT / "eagle_plugin" / engine, contract)
 
 
 class Subclass(NamedTuple):

@@ -9,13 +9,13 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key", bound=Hashable)
 
 
-class Paced(Generic[Key]):
+class ReferenceTimes(Generic[Key]):
     """Times of forwards by what they are, each as a multiple of what a reference took just before and after it."""
 
     def __init__(self, reference: Callable[[], float]) -> None:
         """reference: runs and times the same forward each time, in seconds."""
         self._reference = reference
-        self._pace = self._fastest = reference()
+        self._last = self._fastest = reference()
         self._multiples: dict[Key, list[float]] = {}
 
     @property
@@ -29,10 +29,10 @@ class Paced(Generic[Key]):
 
     def add_all(self, parts: Mapping[Key, float]) -> None:
         """One run of several forwards, which have just ended."""
-        before, self._pace = self._pace, self._reference()
-        self._fastest = min(self._fastest, self._pace)
+        before, self._last = self._last, self._reference()
+        self._fastest = min(self._fastest, self._last)
         for cell, seconds in parts.items():
-            self._multiples.setdefault(cell, []).append(2 * seconds / (before + self._pace))
+            self._multiples.setdefault(cell, []).append(2 * seconds / (before + self._last))
 
     def times(self) -> dict[Key, float]:
         """Seconds of each forward while the reference is fastest: of several runs the median."""

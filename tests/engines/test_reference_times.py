@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 
-from eagle_plugin.runtime.timed_alike import Paced
+from eagle_plugin.runtime.reference_times import ReferenceTimes
 
 WORK = range(2, 62, 2)  # seconds at full speed
 REFERENCE = 3.0  # the same of the reference
@@ -32,14 +32,14 @@ def wrong(times: list[float]) -> int:
     return sum(abs(seconds / work / speed - 1) > 0.1 for seconds, work in zip(times, WORK, strict=True))
 
 
-def paced_times(seed: int) -> list[float]:
+def times_against_a_reference(seed: int) -> list[float]:
     processor = Processor(seed)
-    paced: Paced[int] = Paced(lambda: processor.run(REFERENCE))
+    timed: ReferenceTimes[int] = ReferenceTimes(lambda: processor.run(REFERENCE))
     for _ in range(PASSES):
         for work in WORK:
-            paced.add(work, processor.run(work))
-    assert list(paced.cells) == list(WORK)
-    return list(paced.times().values())
+            timed.add(work, processor.run(work))
+    assert list(timed.cells) == list(WORK)
+    return list(timed.times().values())
 
 
 def shortest_times(seed: int) -> list[float]:
@@ -50,7 +50,7 @@ def shortest_times(seed: int) -> list[float]:
 
 def test_the_speed_of_the_moment_does_not_count() -> None:
     """The control, the shortest of as many runs, is wrong where no run was made at full speed."""
-    found = [wrong(paced_times(seed)) for seed in range(30)]
+    found = [wrong(times_against_a_reference(seed)) for seed in range(30)]
     control = [wrong(shortest_times(seed)) for seed in range(30)]
     assert sum(found) < 0.04 * len(WORK) * 30, found
     assert sum(control) > 0.06 * len(WORK) * 30, control
@@ -58,7 +58,7 @@ def test_the_speed_of_the_moment_does_not_count() -> None:
 
 def test_times_are_those_of_the_fastest_moment() -> None:
     speeds = iter([2.0, 4.0, 3.0, 1.5])
-    paced: Paced[str] = Paced(lambda: next(speeds))
+    timed: ReferenceTimes[str] = ReferenceTimes(lambda: next(speeds))
     for seconds in (30.0, 35.0, 22.5):
-        paced.add("work", seconds)
-    assert paced.times() == {"work": 1.5 * 10.0}
+        timed.add("work", seconds)
+    assert timed.times() == {"work": 1.5 * 10.0}
