@@ -21,8 +21,7 @@ from eagle_plugin.runtime.startup import StartRefused
 from eagle_plugin.selftest import record
 from eagle_plugin.selftest.failure import failure
 from eagle_plugin.selftest.shapes import ModelShape
-from eagle_plugin.sglang import fallback
-from eagle_plugin.sglang import selftest, support
+from eagle_plugin.sglang import fallback, selftest, support
 from eagle_plugin.sglang.caches import unsupported_cache
 
 # --- what a GPU must have
