@@ -1,7 +1,7 @@
 """Which targets the plugin serves in which engine, with which kind of head: tried one by one, with tiny random models.
 
     python benchmarks/targets.py [--engine sglang] [--family qwen3 ...] [--out out]
-    python benchmarks/targets.py --readme            the README's table, of out/targets.json
+    python benchmarks/targets.py --document          the table of docs/targets.md, of out/targets.json
 
 For every family and kind of head an engine is started twice in float32, plain and with the plugin's flags. Both answer
 the same questions, greedily: the texts must be equal. (vLLM has no plain decoding of Qwen3-Next in float32 on a CPU:
@@ -58,7 +58,7 @@ ENGINES: tuple[EngineName, ...] = ("sglang", "vllm")
 ENVIRONMENT = {"EAGLE_POLICY": "fixed", "SGLANG_MAMBA_CONV_DTYPE": "float32"}
 # Engines that have no plain decoding of a family in float32 on CPUs: the texts are compared with the other engine's.
 WITHOUT_PLAIN: dict[tuple[EngineName, str], EngineName] = {("vllm", "qwen3_next"): "sglang"}
-BEGIN = "<!-- benchmarks/targets.py --readme -->\n"
+BEGIN = "<!-- benchmarks/targets.py --document -->\n"
 
 
 class Row(Strict):
@@ -174,7 +174,7 @@ def rows_of(engine: EngineName, family: str, logs: Path) -> Iterator[Row]:
             yield compare(row, plain, answers)
 
 
-def readme_table(rows: Sequence[Row]) -> str:
+def served_table(rows: Sequence[Row]) -> str:
     """Families by engines, in Markdown: the kinds of heads that the plugin serves with equal texts."""
     lines = ["| target | SGLang | vLLM |", "|---|---|---|"]
     for family in NAMES:
@@ -191,9 +191,9 @@ def readme_table(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_readme(path: Path, rows: Sequence[Row]) -> None:
+def write_document(path: Path, rows: Sequence[Row]) -> None:
     """Replace the table in this file. ValueError where its marks are not there."""
-    replace_table(path, BEGIN, readme_table(rows))
+    replace_table(path, BEGIN, served_table(rows))
 
 
 def show(rows: Sequence[Row], console: Console) -> None:
@@ -214,7 +214,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--engine", choices=ENGINES, nargs="+", default=list(ENGINES), help="default: both")
     parser.add_argument("--family", choices=list(CHANGES), nargs="+", default=list(CHANGES), help="default: all")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of targets.json (default: out)")
-    parser.add_argument("--readme", action="store_true", help="write the table of out/targets.json into README.md")
+    parser.add_argument("--document", action="store_true", help="write the table of out/targets.json into docs/targets.md")
     return parser.parse_args(argv)
 
 
@@ -224,14 +224,14 @@ def kept_rows(path: Path) -> list[Row]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Try the targets, or write the README's table; 1 if a text differs."""
+    """Try the targets, or write the table of docs/targets.md; 1 if a text differs."""
     options, console = parse(argv), Console()
     path = options.out / "targets.json"
-    if options.readme:
+    if options.document:
         if not path.exists():
             console.print(f"there is no {path}: run python benchmarks/targets.py first")
             return 2
-        write_readme(ROOT / "README.md", kept_rows(path))
+        write_document(ROOT / "docs/targets.md", kept_rows(path))
         return 0
     rows: dict[tuple[str, str, str], Row] = {(r.family, r.engine, r.head): r for r in kept_rows(path)}
     steps, tried = Steps(console), [(e, f) for e in options.engine for f in options.family]

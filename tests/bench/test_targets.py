@@ -1,4 +1,4 @@
-"""benchmarks/targets.py: the README's table says what the rows say, and nothing else of the README changes."""
+"""benchmarks/targets.py: the table of docs/targets.md says what the rows say, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from family_models import CHANGES
 
 from benchmarks.marked_table import END
-from benchmarks.targets import BEGIN, KINDS, NAMES, ROOT, Row, readme_table, write_readme
+from benchmarks.targets import BEGIN, KINDS, NAMES, ROOT, Row, served_table, write_document
 
 
 def row(family: str, engine: str, head: str, served_by: str = "plugin", equal: bool | None = True) -> Row:
@@ -27,7 +27,7 @@ ROWS = [
 
 
 def test_the_table_says_what_was_found() -> None:
-    lines = {line.split(" | ")[0]: line.split(" | ")[1:] for line in readme_table(ROWS).splitlines()[2:]}
+    lines = {line.split(" | ")[0]: line.split(" | ")[1:] for line in served_table(ROWS).splitlines()[2:]}
     cells = {name: [part.strip(" |") for part in lines[f"| {title}"]] for name, title in NAMES.items()}
     assert cells["llama"] == ["EAGLE-3, P-EAGLE, EAGLE-2"] * 2
     assert cells["gemma3_text"] == ["EAGLE-3", "EAGLE-2"]
@@ -37,12 +37,12 @@ def test_the_table_says_what_was_found() -> None:
 
 
 def test_only_the_table_is_replaced(tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n\n{BEGIN}\nold\n\n{END}\n\nafter\n")
-    write_readme(readme, ROWS)
-    assert readme.read_text() == f"before\n\n{BEGIN}\n{readme_table(ROWS)}\n{END}\n\nafter\n"
-    readme.write_text("no place")
+    page = tmp_path / "targets.md"
+    page.write_text(f"before\n\n{BEGIN}\nold\n\n{END}\n\nafter\n")
+    write_document(page, ROWS)
+    assert page.read_text() == f"before\n\n{BEGIN}\n{served_table(ROWS)}\n{END}\n\nafter\n"
+    page.write_text("no place")
     with pytest.raises(ValueError, match="no place for the table"):
-        write_readme(readme, ROWS)
-    assert readme.read_text() == "no place"
-    assert BEGIN in (ROOT / "README.md").read_text()
+        write_document(page, ROWS)
+    assert page.read_text() == "no place"
+    assert BEGIN in (ROOT / "docs/targets.md").read_text()
