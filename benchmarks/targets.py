@@ -214,7 +214,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--engine", choices=ENGINES, nargs="+", default=list(ENGINES), help="default: both")
     parser.add_argument("--family", choices=list(CHANGES), nargs="+", default=list(CHANGES), help="default: all")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of targets.json (default: out)")
-    parser.add_argument("--document", action="store_true", help="write the table of out/targets.json into docs/targets.md")
+    parser.add_argument(
+        "--document", action="store_true", help="write the table of out/targets.json into docs/targets.md"
+    )
     return parser.parse_args(argv)
 
 
