@@ -74,7 +74,7 @@ PRIVATE = {
         ("stripe.api_key = '§'", "sk" + "_live_" + noise("d stripe", 24)),
         ("index-url token\t§\tadded", "pypi-" + "AgEIcHlwaS" + noise("d pypi", 70, URLSAFE)),
         ("slack:\n§", "xox" + "b-" + noise("d1", 12, string.digits) + "-" + noise("d2", 24)),
-        ("//registry.example.org/:_authToken=§\n", "np" + "m_" + noise("d npm", 36)),
+        ("//files.example.org/:_authToken=§\n", "np" + "m_" + noise("d npm", 36)),
     ],
     "signed URL": [
         (

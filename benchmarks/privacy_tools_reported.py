@@ -149,7 +149,7 @@ HARMLESS = [
     '{"results": [{"title": "Fifth Avenue", "url": "https://en.example.org/wiki/5th", "snippet": "A street in 1811"}]}',
     '{"coordinates": [[2.294481, 48.858370], [2.2950, 48.8600]], "type": "LineString"}',
     '{"dependencies": {"react": "^18.3.1", "vite": "~5.4.11"}, "scripts": {"build": "vite build"}}',
-    '{"resolved": "https://registry.example.org/ms/-/ms-2.1.3.tgz", "integrity": "sha1-V0yBOM4dK1hh8LRFedut1gxmFbI="}',
+    '{"resolved": "https://files.example.org/ms-2.1.3.tgz", "integrity": "sha1-V0yBOM4dK1hh8LRFedut1gxmFbI="}',
     '{"message": "password authentication failed for user \\"app\\"", "severity": "FATAL", "code": "28P01"}',
     '{"fields": [{"name": "passport_number", "required": false}, {"name": "dob", "format": "date"}]}',
     '{"function": {"name": "get_user", "parameters": {"type": "object", "properties": {"phone": {"type": "string"}}}}}',

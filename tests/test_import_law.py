@@ -25,17 +25,25 @@ LAW: dict[str, set[str]] = {
     "policy": {"core"},
     "heads": {"core", "models", "policy.shapes"},
     # What trees it asks the servers for, those that a head gets by default, and what a server's policy reports.
-    "bench": {"core.shape", "policy", "heads.manifest", "models"},
+    "bench": {
+        "core.shape",
+        "policy.draft_times",
+        "policy.prediction_errors",
+        "policy.report",
+        "policy.shapes",
+        "heads.manifest",
+        "models",
+    },
     # What it asks the servers, which heads it starts them with, and what their manifests say.
     "bench.states": {"bench", "models", "learning.data.sources", "heads.files", "heads.kinds", "heads.manifest"},
     "kernels": {"core"},
     "runtime": {"core", "policy", "heads", "kernels"},
-    "selftest": {"core", "policy", "kernels", "runtime"},
+    "selftest": {"core", "kernels", "runtime"},
     "sglang": {"core", "policy", "heads", "kernels", "runtime", "selftest", "traffic"},
     "vllm": {"core", "policy", "heads", "kernels", "runtime", "selftest", "traffic"},
     "learning.data": {"models", "traffic"},
     "learning.reference": {"core", "heads"},
-    "learning.evaluate": {"core", "policy.shapes", "heads", "learning.data", "models", "learning.reference"},
+    "learning.evaluate": {"core", "heads", "learning.data", "models", "learning.reference"},
     "learning.train": {"core", "heads", "learning.data", "models"},
     "learning.report": {"bench", "bench.states"},
     "learning.deploy": {"heads", "models", "bench", "learning.data.captures", "sglang.version", "vllm.version"},
@@ -52,9 +60,9 @@ LAW: dict[str, set[str]] = {
         "models",
         "learning.jobs",
     },
-    "cli": {"models", "heads", "kernels", "learning.evaluate", "policy", "runtime", "sglang", "vllm"},
+    "cli": {"models", "heads", "kernels", "learning.evaluate", "sglang", "vllm"},
 }
-COMPAT_MAY_IMPORT = {"common", "core", "kernels"}
+COMPAT_MAY_IMPORT = {"core", "kernels"}
 # An engine's package -> the only room that may import it.
 ENGINES = {"sglang": "sglang", "sgl_kernel": "sglang", "vllm": "vllm"}
 SERVING = {"runtime", "sglang", "vllm", "kernels", "selftest"}

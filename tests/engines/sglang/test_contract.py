@@ -31,8 +31,7 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftInput, EagleVerifyInput
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorkerV2
 
-from eagle_plugin.sglang import plugin, version
-from eagle_plugin.sglang import traffic as traffic_capture
+from eagle_plugin.sglang import plugin, traffic, version
 from eagle_plugin.sglang.attention import TreeAttention
 from eagle_plugin.sglang.drafter import TreeDrafter
 from eagle_plugin.sglang.sampling import SeededSampler
@@ -62,7 +61,7 @@ def test_a_server_that_starts_says_so():
 
 
 def test_rounds_are_counted_once_per_finished_request():
-    assert parameters(pkgutil.resolve_name(traffic_capture.COUNT_DRAFTS)) == ["self", "meta_info", "recv_obj", "i"]
+    assert parameters(pkgutil.resolve_name(traffic.COUNT_DRAFTS)) == ["self", "meta_info", "recv_obj", "i"]
     handle = TokenizerManager._handle_batch_output
     finished = "state.time_stats.set_finished_time(ts=first_output_time, span_attrs=span_attrs)"
     assert in_order(handle, [finished, "self._calculate_spec_decoding_metrics(meta_info, recv_obj, i)"])
