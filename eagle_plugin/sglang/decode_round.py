@@ -18,7 +18,7 @@ from eagle_plugin.policy.path_sums import PathSums, children_of
 from eagle_plugin.runtime.graphs import Buckets, CapturedFunctions, Capturer, StaticMemory
 from eagle_plugin.runtime.round import Drafts, HeadState, TopM, without_spare_places
 from eagle_plugin.sglang.batch import BatchReader, RoundBatch
-from eagle_plugin.sglang.deferred_extend import PendingTokens
+from eagle_plugin.sglang.deferred_extend import DeferredTokens
 from eagle_plugin.sglang.drafter import DraftState, TreeDrafter
 from eagle_plugin.sglang.logits import sanitize
 from eagle_plugin.sglang.verifier import TargetOutput, TreeVerifier
@@ -36,7 +36,7 @@ class DecodeRound:
 
     def __init__(self, drafter: TreeDrafter, verifier: TreeVerifier, reader: BatchReader) -> None:
         self._drafter, self._verifier, self._reader = drafter, verifier, reader
-        self.pending: PendingTokens | None = None  # where the head reads the tokens of plain rounds later
+        self.deferred: DeferredTokens | None = None  # where the head reads the tokens of plain rounds later
         self.functions = CapturedFunctions()
         self.memory: StaticMemory | None = None
         self._buckets = Buckets([])
@@ -76,8 +76,8 @@ class DecodeRound:
         state is what the round began with: a plain round whose tokens the head reads later leaves it as it is. Returns
         what the next round begins with, of B requests.
         """
-        if batch.shape == PLAIN and self.pending is not None:
-            return self._keep_pending(self.pending, batch, accepted, output, state)
+        if batch.shape == PLAIN and self.deferred is not None:
+            return self._defer(self.deferred, batch, accepted, output, state)
         if not self._is_captured("extend", batch):
             accepted = without_spare_places(accepted)
         self._provide(accepted, batch)
@@ -151,8 +151,8 @@ class DecodeRound:
             provide_tree(batch)
             accepted = capture(capturer, _key("walk", batch), partial(walk, batch, drafts, output))
             extend: Callable[[], Any] = partial(self._extend, batch, accepted, output)
-            if batch.shape == PLAIN and self.pending is not None:
-                extend = partial(self._add_pending, self.pending, batch, accepted, output)
+            if batch.shape == PLAIN and self.deferred is not None:
+                extend = partial(self._add_deferred, self.deferred, batch, accepted, output)
             capture(capturer, _key("extend", batch), extend)
         for batch, drafts in zip(batches, drafted, strict=True):
             if with_sums and drafts.scores is not None:
@@ -207,17 +207,19 @@ class DecodeRound:
         path = read_path(accepted, batch.prefix_lens, batch.shape.width)
         return self._drafter.extend(batch, accepted, path, output.features[path.rows.view(-1)])
 
-    def _keep_pending(
-        self, pending: PendingTokens, batch: RoundBatch, accepted: Accepted, output: TargetOutput, state: DraftState
+    def _defer(
+        self, deferred: DeferredTokens, batch: RoundBatch, accepted: Accepted, output: TargetOutput, state: DraftState
     ) -> DraftState:
-        pending.rounds += 1
+        deferred.rounds += 1
         self._provide(accepted, batch)
-        self._run("extend", batch, partial(self._add_pending, pending, batch, accepted, output))
+        self._run("extend", batch, partial(self._add_deferred, deferred, batch, accepted, output))
         return DraftState(state.head, accepted.tokens[:, 0])
 
-    def _add_pending(self, pending: PendingTokens, batch: RoundBatch, accepted: Accepted, output: TargetOutput) -> None:
+    def _add_deferred(
+        self, deferred: DeferredTokens, batch: RoundBatch, accepted: Accepted, output: TargetOutput
+    ) -> None:
         self._verifier.commit_states(accepted, output)  # keys are where they belong: a plain round has one node
-        pending.add(batch, accepted, output.features)
+        deferred.add(batch, accepted, output.features)
 
     @property
     def _memory(self) -> StaticMemory:
