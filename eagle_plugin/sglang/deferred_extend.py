@@ -56,7 +56,7 @@ class DeferredTokens:
         self.rounds = 0
 
     def add(self, batch: RoundBatch, accepted: Accepted, states: Tensor) -> None:
-        """Keep the token of a plain round of each lane, and the target's states [B, F] at the roots."""
+        """Keep the token of a plain round of each request, and the target's states [B, F] at the roots."""
         rows = batch.requests
         place = self._counts[rows].clamp(max=self.most - 1)
         self._tokens[rows, place] = accepted.tokens[:, 0]

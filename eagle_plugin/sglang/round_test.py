@@ -103,7 +103,7 @@ class RoundTest:
 
         accepted: what the walk gave.
         """
-        lanes = len(batch.lanes)
+        lanes = batch.padded_b
         drafts = self._eager.draft(batch, _padded(state, lanes))
         output = self._eager.verify(batch, found.drafts)
         sanitize(output.logits)

@@ -183,7 +183,7 @@ class TreeWorker(EAGLEWorkerV2):
         shape = PLAIN if needs_plain_round(batch) else self.shapes.choose(b, keys, pending=deferred)
         self.shapes.begin(shape, b, keys)
         state = self._caught_up(batch, shape, deferred)
-        inputs = self._reader.read(shape, batch, self._round.lanes(b))
+        inputs = self._reader.read(shape, batch, self._round.padded_b(b))
         # From here on the round reads its own copy of the slots: the scheduler may change its table.
         table_was_read = torch.get_device_module(self.device).Event()
         table_was_read.record()
