@@ -42,9 +42,9 @@ class RoundBatch(NamedTuple):
         return self.start.requests
 
     @property
-    def keys(self) -> Tensor:
+    def rng_keys(self) -> Tensor:
         """Of the requests' random numbers, [B] int64."""
-        return self.start.keys
+        return self.start.rng_keys
 
     @property
     def sampling(self) -> SamplingParams:
@@ -78,13 +78,11 @@ class BatchReader:
         device, columns = req_to_token.device, req_to_token.shape[1]
         self._req_to_token, self._keys, self._columns = req_to_token, keys, columns
         self._memory = memory = StaticMemory(device)
-        for name in ("prefix_lens", "requests", "keys"):
+        for name in ("prefix_lens", "requests", "rng_keys"):
             memory.allocate(name, lanes, torch.int64)
         memory.allocate("slots", lanes * reach, torch.int64)
         memory.allocate("table", lanes * columns, torch.int32)
-        memory.allocate("top_ks", lanes, torch.int32, 1)
-        for name in ("temperatures", "top_ps", "min_ps"):
-            memory.allocate(name, lanes, torch.float32)
+        memory.allocate_fields("sampling", SamplingParams.greedy(lanes, device))
         self._lanes = torch.arange(lanes, device=device)
 
     def read(self, shape: Shape, batch: Any, lanes: int, lengths: Tensor | None = None) -> RoundBatch:
@@ -108,8 +106,7 @@ class BatchReader:
         """A round without requests, for a capture."""
         made = self._batch(shape, 0, lanes, is_greedy)
         nothing = torch.zeros(0, dtype=torch.int64, device=self._lanes.device)
-        none = nothing.float()
-        sampling = SamplingParams(none, nothing.int(), none, none)
+        sampling = SamplingParams.greedy(0, nothing.device)
         start_round(made.start, nothing, nothing, self._req_to_token, self._keys.table, sampling)
         return self._with_sliding(made)
 
@@ -121,10 +118,10 @@ class BatchReader:
         start = RoundStart(
             view("prefix_lens", lanes),
             view("requests", lanes),
-            view("keys", lanes),
+            view("rng_keys", lanes),
             view("slots", lanes, shape.reach),
             view("table", lanes, self._columns),
-            SamplingParams(*(view(name, lanes) for name in ("temperatures", "top_ks", "top_ps", "min_ps"))),
+            self._memory.view_fields("sampling", SamplingParams, lanes),
         )
         return RoundBatch(shape, b, is_greedy, start, self._lanes[:lanes], self._keys.seeded)
 

@@ -50,10 +50,8 @@ class StepMemory(StaticMemory):
             self.allocate(name, most, torch.int64, fill)
         for name in set(self._tables.values()):
             self.allocate(name, most * columns, torch.int32)
-        ones = torch.ones(most, device=device)
-        self._greedy = SamplingParams(ones, ones.int(), ones, torch.zeros_like(ones))
-        for name, values in self._greedy._asdict().items():
-            self.allocate(f"sampling.{name}", most, values.dtype, 0 if name == "min_ps" else 1)
+        self._greedy = SamplingParams.greedy(most, device)
+        self.allocate_fields("sampling", self._greedy)
         self.allocate("logits", most * caps.width * rows.logits.shape[1], torch.float32)
         self.allocate_rows("features", most * caps.width, rows.features)
         self.allocate("accepted.index", most * caps.max_accept_length, torch.int32)
@@ -87,12 +85,11 @@ class StepMemory(StaticMemory):
 
     def drafts(self, lanes: int, is_greedy: bool) -> Drafts:
         """The trees; greedy ones have no proposals."""
-        tree = DraftTree(*(self.view(f"tree.{name}", lanes, self._caps.width) for name in DraftTree._fields))
+        tree = self.view_fields("tree", DraftTree, lanes, self._caps.width)
         if is_greedy:
             return Drafts(tree, Proposals.none(lanes, tree.tokens.device), self._caps)
         shape = self.proposal_shape(is_greedy)
-        proposals = Proposals(*(self.view(f"proposals.{name}", lanes, *shape) for name in Proposals._fields))
-        return Drafts(tree, proposals, self._caps)
+        return Drafts(tree, self.view_fields("proposals", Proposals, lanes, *shape), self._caps)
 
     def proposal_shape(self, is_greedy: bool) -> torch.Size:
         """Rows and tokens of the proposals of a request."""
@@ -110,16 +107,15 @@ class StepMemory(StaticMemory):
         likely, hidden = self._rows.state
         *levels, most = likely.logp.shape[1:]
         top_m = min(top_m_of(self._caps, is_greedy), most)
-        top = TopM(*(self.view(f"state.{name}", lanes, *levels, top_m) for name in TopM._fields))
+        top = self.view_fields("state", TopM, lanes, *levels, top_m)
         state = HeadState(top, self.view("state.hidden", lanes, *hidden.shape[1:]))
         return Root(state, self.view("lengths", lanes), self.view("roots", lanes))
 
     def draws(self, lanes: int, is_greedy: bool) -> tuple[SamplingParams, Tensor | None]:
         """How tokens are drawn, and the keys."""
         if is_greedy:
-            return SamplingParams(*(values[:lanes] for values in self._greedy)), None
-        sampling = (self.view(f"sampling.{name}", lanes) for name in SamplingParams._fields)
-        return SamplingParams(*sampling), self.view("keys", lanes)
+            return self._greedy.rows(slice(lanes)), None
+        return self.view_fields("sampling", SamplingParams, lanes), self.view("keys", lanes)
 
     # What is put for the requests of a step.
 
