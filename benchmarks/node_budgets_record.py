@@ -19,10 +19,11 @@ from benchmarks.simulate_traces import CAPS
 from eagle_plugin.bench.choices import TARGET, resolve_target
 from eagle_plugin.bench.questions import assign_rounds, read_questions
 from eagle_plugin.core.propose import Proposals
+from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.tree import CandidateTable, DraftTree, select_tree
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.learning.evaluate.acceptance import reach_probabilities
-from eagle_plugin.learning.reference.decode import load_head, sampling_params
+from eagle_plugin.learning.reference.decode import load_head
 from eagle_plugin.learning.reference.draft import draft_candidates
 from eagle_plugin.learning.reference.rules import RULES
 from eagle_plugin.learning.reference.target import tree_logits
@@ -58,7 +59,7 @@ def record_response(
 
     The candidates are those of the product's rule, `core.propose`.
     """
-    params = sampling_params(temperature, len(head.embedding), len(response.roots))
+    params = SamplingParams.of(len(response.roots), temperature)
     table, proposals = draft_candidates(
         head, response.tokens, response.prefill, response.roots, RULES["sampled_child"], params, gen, CAPS
     )

@@ -38,12 +38,13 @@ from eagle_plugin.bench.questions import assign_rounds, read_questions
 from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.command_end import end_of
 from eagle_plugin.common.errors import UserError
+from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import MAX_WIDTH, Shape
 from eagle_plugin.core.tree import CandidateTable, DraftTree, select_tree
 from eagle_plugin.core.verify import verify_greedy
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.layers import KeyValues
-from eagle_plugin.learning.reference.decode import load_head, sampling_params
+from eagle_plugin.learning.reference.decode import load_head
 from eagle_plugin.learning.reference.draft import DraftTail, HeadPrefill, draft_trees, prefill_head
 from eagle_plugin.learning.reference.rules import RULES
 from eagle_plugin.learning.reference.target import target_features
@@ -88,7 +89,7 @@ def rescore(head: DraftHead, context: Context, trees: DraftTree, levels: int, fe
     """
     _, prefill, roots = context
     (b, N), n, device = trees.tokens.shape, len(prefill.states), roots.device
-    tail = DraftTail(head, prefill, roots, levels, 1)
+    tail = DraftTail(head, prefill, roots, levels)
     assert tail.depths is not None
     states = torch.cat([tail.current, tail.depths], dim=1)  # [b, D, H]: those that the nodes of a level come from
     level = (trees.depths[:, 1:].long() - 1).clamp(min=0)
@@ -126,7 +127,7 @@ def accept_lengths(context: Context, trees: DraftTree) -> Tensor:
 
 def compare(head: DraftHead, context: Context, shape: Shape, candidates: int) -> dict[str, Tensor]:
     """The accept length [b] of every tree, by the name of its row in the table."""
-    params = sampling_params(0.0, len(head.embedding), len(context.roots))
+    params = SamplingParams.of(len(context.roots), 0.0)
     few, trees = (
         draft_trees(head, *context, RULES["target_only"], params, torch.Generator(), shape._replace(width=width))[0]
         for width in (shape.width, candidates)

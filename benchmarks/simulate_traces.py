@@ -101,8 +101,8 @@ def synthesize(log_odds: float, responses: int = 40, length: int = 150, seed: in
         first = torch.sigmoid(means[:, None] - DEPTH_SLOPE * (depth - 1) + noise)  # [T, rows]
         chances = torch.stack([first, *((1 - first) * part for part in SIBLINGS)], -1)
         chances = chances.sort(dim=-1, descending=True).values  # [T, rows, K]
-        beam = topk if depth < CAPS.steps else 0
-        frontier = grow_level(table, offset, depth, chances.log(), torch.zeros_like(chances).long(), frontier, beam)
+        keep = topk if depth < CAPS.steps else 0
+        frontier = grow_level(table, offset, depth, chances.log(), torch.zeros_like(chances).long(), frontier, keep)
         own = chances[torch.arange(T), row.clamp(min=0)]  # [T, K]
         child = (torch.rand(T, 1, generator=gen) > own.cumsum(-1)).sum(-1)
         is_taken = (row >= 0) & (child < topk)

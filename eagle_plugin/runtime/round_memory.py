@@ -54,7 +54,7 @@ class RoundMemory(StaticMemory):
     def tree(self, padded_b: int, width: int | None = None) -> DraftTree:
         """The drafted trees; width as of `logits`."""
         nodes = width or self._caps.width
-        return DraftTree(*(self.view(f"tree.{name}", padded_b, nodes) for name in DraftTree._fields))
+        return self.view_fields("tree", DraftTree, padded_b, nodes)
 
     def accepted(self, padded_b: int) -> Accepted:
         """The accepted paths of trees of the caps."""
@@ -67,8 +67,8 @@ class RoundMemory(StaticMemory):
         """What the head left; top_m: the tokens of its lists, if not as many as sampled requests have."""
         like = self._like.state
         *levels, most = like.top.logp.shape[1:]
-        lists = (self.view(f"state.{name}", padded_b, *levels, top_m or most) for name in TopM._fields)
-        return HeadState(TopM(*lists), self.view("state.hidden", padded_b, *like.hidden.shape[1:]))
+        top = self.view_fields("state", TopM, padded_b, *levels, top_m or most)
+        return HeadState(top, self.view("state.hidden", padded_b, *like.hidden.shape[1:]))
 
     def put_state(self, state: HeadState) -> None:
         """Put what the head left for b requests."""

@@ -47,9 +47,9 @@ class RoundBatch(NamedTuple):
         return self.start.requests
 
     @property
-    def keys(self) -> Tensor:
+    def rng_keys(self) -> Tensor:
         """Of the requests' random numbers, [B] int64."""
-        return self.start.keys
+        return self.start.rng_keys
 
     @property
     def sampling(self) -> SamplingParams:
@@ -83,13 +83,11 @@ class BatchReader:
         device, columns = req_to_token.device, req_to_token.shape[1]
         self._req_to_token, self._keys, self._columns = req_to_token, keys, columns
         self._memory = memory = StaticMemory(device)
-        for name in ("prefix_lens", "requests", "keys"):
+        for name in ("prefix_lens", "requests", "rng_keys"):
             memory.allocate(name, most, torch.int64)
         memory.allocate("slots", most * reach, torch.int64)
         memory.allocate("table", most * columns, torch.int32)
-        memory.allocate("top_ks", most, torch.int32, 1)
-        for name in ("temperatures", "top_ps", "min_ps"):
-            memory.allocate(name, most, torch.float32)
+        memory.allocate_fields("sampling", SamplingParams.greedy(most, device))
         self._table_rows = torch.arange(most, device=device)
 
     def read(self, shape: Shape, batch: Any, padded_b: int, lengths: Tensor | None = None) -> RoundBatch:
@@ -113,8 +111,7 @@ class BatchReader:
         """A round without requests, for a capture."""
         made = self._batch(shape, 0, padded_b, is_greedy)
         nothing = torch.zeros(0, dtype=torch.int64, device=self._table_rows.device)
-        none = nothing.float()
-        sampling = SamplingParams(none, nothing.int(), none, none)
+        sampling = SamplingParams.greedy(0, nothing.device)
         start_round(made.start, nothing, nothing, self._req_to_token, self._keys.table, sampling)
         return self._with_sliding(made)
 
@@ -126,10 +123,10 @@ class BatchReader:
         start = RoundStart(
             view("prefix_lens", padded_b),
             view("requests", padded_b),
-            view("keys", padded_b),
+            view("rng_keys", padded_b),
             view("slots", padded_b, shape.reach),
             view("table", padded_b, self._columns),
-            SamplingParams(*(view(name, padded_b) for name in ("temperatures", "top_ks", "top_ps", "min_ps"))),
+            self._memory.view_fields("sampling", SamplingParams, padded_b),
         )
         return RoundBatch(shape, b, is_greedy, start, self._table_rows[:padded_b], self._keys.seeded)
 

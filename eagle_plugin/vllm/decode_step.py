@@ -202,7 +202,7 @@ class DecodeStep(CapturedRounds[StepMemory]):
         table = torch.zeros(1, self._columns, dtype=torch.int32, device=logits.device)
         path = PathBatch(torch.zeros_like(places), places, one - 1, self._chains(one), table)
         state = self._drafter.extend_paths(path, features.repeat(places.shape[1], 1), self._caps, False)
-        sampling = SamplingParams(one.float(), one.int(), one.float(), one.float() - 1)
+        sampling = SamplingParams.greedy(1, logits.device)
         batch = DraftBatch(self._caps, one, table, sampling, one, None)
         return OneRequest(logits, features, state, self._drafter.draft_tree(batch, one - 1, state))
 

@@ -39,10 +39,8 @@ class StepMemory(RoundMemory):
             self.allocate(name, most, torch.int64, fill)
         for name in set(self._tables.values()):
             self.allocate(name, most * columns, torch.int32)
-        ones = torch.ones(most, device=device)
-        self._greedy = SamplingParams(ones, ones.int(), ones, torch.zeros_like(ones))
-        for name, values in self._greedy._asdict().items():
-            self.allocate(f"sampling.{name}", most, values.dtype, 0 if name == "min_ps" else 1)
+        self._greedy = SamplingParams.greedy(most, device)
+        self.allocate_fields("sampling", self._greedy)
         for name, values in like.drafts.proposals._asdict().items():
             self.allocate_rows(f"proposals.{name}", most, values)
         self.put_fields("tree", DraftTree.padding(self.view("roots", most), caps.width))
@@ -64,8 +62,7 @@ class StepMemory(RoundMemory):
         if is_greedy:
             return Drafts(tree, Proposals.none(padded_b, tree.tokens.device), self._caps)
         shape = self.proposal_shape(is_greedy)
-        proposals = Proposals(*(self.view(f"proposals.{name}", padded_b, *shape) for name in Proposals._fields))
-        return Drafts(tree, proposals, self._caps)
+        return Drafts(tree, self.view_fields("proposals", Proposals, padded_b, *shape), self._caps)
 
     def proposal_shape(self, is_greedy: bool) -> torch.Size:
         """Rows and tokens of the proposals of a request."""
@@ -79,9 +76,8 @@ class StepMemory(RoundMemory):
     def draws(self, padded_b: int, is_greedy: bool) -> tuple[SamplingParams, Tensor | None]:
         """How tokens are drawn, and the keys."""
         if is_greedy:
-            return SamplingParams(*(values[:padded_b] for values in self._greedy)), None
-        sampling = (self.view(f"sampling.{name}", padded_b) for name in SamplingParams._fields)
-        return SamplingParams(*sampling), self.view("keys", padded_b)
+            return self._greedy.rows(slice(padded_b)), None
+        return self.view_fields("sampling", SamplingParams, padded_b), self.view("keys", padded_b)
 
     # What is put for the requests of a step.
 

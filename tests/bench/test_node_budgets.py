@@ -205,13 +205,13 @@ def test_costs_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 def test_trees_of_a_candidate_table() -> None:
     """The tree of the nodes that have children has the same paths as the tree of all candidates."""
-    gen, b, k, beam = torch.Generator().manual_seed(0), 3, 3, 2
-    table, frontier, offset = new_table(b, k + 2 * beam * k), None, 0
+    gen, b, k, topk = torch.Generator().manual_seed(0), 3, 3, 2
+    table, frontier, offset = new_table(b, k + 2 * topk * k), None, 0
     for level in (1, 2, 3):
-        rows = 1 if frontier is None else beam
+        rows = 1 if frontier is None else topk
         logp = torch.rand(b, rows, k, generator=gen).log().sort(-1, descending=True).values
         tokens = torch.randint(1000, (b, rows, k), generator=gen)
-        frontier = grow_level(table, offset, level, logp, tokens, frontier, beam if level < 3 else 0)
+        frontier = grow_level(table, offset, level, logp, tokens, frontier, topk if level < 3 else 0)
         offset += rows * k
     roots = torch.tensor([7, 8, 9])
     whole, (small, place) = whole_tree(table, roots), proposing_nodes(table, roots)

@@ -15,10 +15,11 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.rescoring import FEATURES, Context, compare, measure, rescore, select
 from eagle_plugin.common.errors import UserError
+from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.heads.draft_head import DraftHead
-from eagle_plugin.learning.reference.decode import load_head, sampling_params
+from eagle_plugin.learning.reference.decode import load_head
 from eagle_plugin.learning.reference.draft import draft_trees, prefill_head
 from eagle_plugin.learning.reference.rules import RULES
 from eagle_plugin.learning.reference.target import target_features
@@ -39,7 +40,7 @@ def tiny(tiny_target: Path) -> Pair:
 def context_of(pair: Pair, roots: list[int]) -> tuple[Context, DraftTree]:
     model, head = pair
     context = Context(TEXT, prefill_head(head, TEXT, target_features(model, head, TEXT)), torch.tensor(roots))
-    params = sampling_params(0.0, len(head.embedding), len(roots))
+    params = SamplingParams.of(len(roots), 0.0)
     wide = SHAPE._replace(width=CANDIDATES)
     drafted = draft_trees(
         head, TEXT, context.prefill, context.roots, RULES["target_only"], params, torch.Generator(), wide

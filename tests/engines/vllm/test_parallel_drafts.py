@@ -47,7 +47,7 @@ class Pair(NamedTuple):
 
     def wanted(self, text: list[int], shape: Shape) -> set[Nodes]:
         """The nodes of the reference's tree after a text."""
-        greedy = SamplingParams(torch.ones(1), torch.ones(1, dtype=torch.int32), torch.ones(1), torch.zeros(1))
+        greedy = SamplingParams.greedy(1)
         with torch.no_grad():
             drafted, proposals = draft_tree(
                 self.model, self.module, text, RULES["target_only"], greedy, torch.Generator(), shape
