@@ -28,6 +28,7 @@ LAW: dict[str, set[str]] = {
     "bench": {
         "core.shape",
         "policy.draft_times",
+        "policy.metric_table",
         "policy.prediction_errors",
         "policy.report",
         "policy.shapes",
