@@ -105,6 +105,7 @@ CONTRACT: Contract = {
         "init_running_status": "",
     },
     # A head's class.
+    "sglang.srt.configs.model_config.ModelConfig": {"_config_draft_model": "self"},
     "sglang.srt.models.llama_eagle3.LlamaForCausalLMEagle3": {
         "load_weights": "self weights",
         **attributes("config model"),
