@@ -59,6 +59,7 @@ LAW: dict[str, set[str]] = {
         "learning.evaluate.responses",
         "models",
         "learning.jobs",
+        "learning.train.recipe",
     },
     "cli": {"models", "heads", "kernels", "learning.evaluate", "sglang", "vllm"},
 }
