@@ -46,7 +46,7 @@ LAW: dict[str, set[str]] = {
     "learning.evaluate": {"core", "heads", "learning.data", "models", "learning.reference"},
     "learning.train": {"core", "heads", "learning.data", "models"},
     "learning.report": {"bench", "bench.states"},
-    "learning.deploy": {"heads", "models", "bench", "learning.data.captures", "sglang.version", "vllm.version"},
+    "learning.deploy": {"heads", "models", "bench", "learning.data.traffic", "sglang.version", "vllm.version"},
     # The other sub-commands run in processes of their own.
     "learning.jobs": {"learning.data", "bench", "bench.states", "learning.report", "models", "learning.train.recipe"},
     # The same; of data and evaluation what prompts and captures are, and how a chat becomes token ids.

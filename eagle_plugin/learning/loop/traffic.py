@@ -1,4 +1,4 @@
-"""Serves the target with capture on, and asks it the prompts of the traffic through its OpenAI endpoint."""
+"""Serves the target with EAGLE_CAPTURE, and asks it the prompts of the traffic through its OpenAI endpoint."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.questions import Question
 from eagle_plugin.bench.spec import EngineName
 from eagle_plugin.common.atomic_io import write_output
-from eagle_plugin.learning.data.captures.segments import counts_of, segments_of
 from eagle_plugin.learning.data.sources.prompts import read_prompts
+from eagle_plugin.learning.data.traffic.segments import counts_of, segments_of
 from eagle_plugin.learning.loop.prompts import question_of
 from eagle_plugin.learning.loop.server import plugin_server
 from eagle_plugin.traffic.metrics import DROPPED
@@ -36,14 +36,14 @@ def record_traffic(target: Path, head: Path, folder: Path, engine: EngineName, t
     Raises:
         ServerError, LoadError: with one sentence for the user.
     """
-    capture = (folder / "capture").resolve()
+    recording = (folder / "capture").resolve()
     steps = Steps(Console(stderr=True))
     questions = read_questions(folder / "prompts.jsonl")
-    asked = recorded_questions(capture)
+    asked = recorded_questions(recording)
     missing = [question for question in questions if question.prompt not in asked]
-    environment = {FOLDER: str(capture)}
+    environment = {FOLDER: str(recording)}
     answers: list[Completion] = []
-    counted = answers_counted(capture)
+    counted = answers_counted(recording)
     seconds = 0.0
     if missing:
         with plugin_server(engine, target, head, concurrency, environment, "capture", folder, steps) as server:
@@ -60,13 +60,13 @@ def record_traffic(target: Path, head: Path, folder: Path, engine: EngineName, t
                 ask_all(server.endpoint, missing, sampling, concurrency=concurrency, on_done=done)
             seconds = time.monotonic() - began
             with steps.step("waiting until all is recorded"):
-                wait_recorded(capture, counted + len(missing))
+                wait_recorded(recording, counted + len(missing))
     made = sum(answer.completion_tokens for answer in answers)
     length = accept_length(answers)
     facts = {
         "asked": len(questions),
         "asked_in_this_run": len(answers),
-        "recorded": len(recorded_questions(capture)),
+        "recorded": len(recorded_questions(recording)),
         "tokens": made,
         "tokens_per_s": round(made / seconds, 1) if seconds else None,
         "accept_length": None if length is None else round(length, 3),
@@ -90,16 +90,16 @@ def read_questions(prompts: Path) -> list[Question]:
     return found
 
 
-def answers_counted(capture: Path) -> int:
-    """How many answers the servers of this capture have written, filtered or dropped."""
-    counts = counts_of(capture)
+def answers_counted(recording: Path) -> int:
+    """How many answers the servers of this recording have written, filtered or dropped."""
+    counts = counts_of(recording)
     return sum(count for name, count in counts.items() if name in ("records", "filtered") or name.startswith(DROPPED))
 
 
-def wait_recorded(capture: Path, wanted: int, patience_s: float = PATIENCE_S, pause_s: float = 0.5) -> None:
+def wait_recorded(recording: Path, wanted: int, patience_s: float = PATIENCE_S, pause_s: float = 0.5) -> None:
     """Wait until `wanted` answers are counted, or nothing more was counted for `patience_s`."""
     found, since = -1, time.monotonic()
-    while (now := answers_counted(capture)) < wanted:
+    while (now := answers_counted(recording)) < wanted:
         if now > found:
             found, since = now, time.monotonic()
         elif time.monotonic() - since > patience_s:
@@ -107,10 +107,10 @@ def wait_recorded(capture: Path, wanted: int, patience_s: float = PATIENCE_S, pa
         time.sleep(pause_s)
 
 
-def recorded_questions(capture: Path) -> set[str]:
+def recorded_questions(recording: Path) -> set[str]:
     """The first user turn of every record; a line that a kill has cut is left out."""
     questions = set()
-    for path in segments_of(capture) if capture.is_dir() else []:
+    for path in segments_of(recording) if recording.is_dir() else []:
         for line in path.read_bytes().split(b"\n"):
             try:
                 turns = json.loads(line)["request"]["messages"]
