@@ -39,7 +39,7 @@ class DecodeRound(CapturedRounds[RoundMemory]):
         return batch.padded_b in self._buckets
 
     def padded_b(self, b: int) -> int:
-        """To how many requests a batch of b is padded: the next captured size, or b where there is none."""
+        """The size of the padded batch of b requests: the next captured one, or b where there is none."""
         return self._buckets.of(b) or b
 
     def draft(self, batch: RoundBatch, state: DraftState) -> Drafts:
