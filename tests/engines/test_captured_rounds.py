@@ -44,7 +44,7 @@ class Doubled(CapturedRounds[RoundMemory]):
         return RoundMemory(SHAPE, most, LIKE)
 
     def _capture_size(self, padded_b: int) -> None:
-        key = FunctionKey("double", padded_b, SHAPE, None)
+        key: FunctionKey = "double", padded_b, SHAPE, None
         self.functions.capture(self.capturer, key, lambda: self._memory.view("roots", padded_b) * 2)
         if padded_b > self._graphs_fit:
             raise torch.OutOfMemoryError("no memory")
@@ -52,11 +52,12 @@ class Doubled(CapturedRounds[RoundMemory]):
     def run(self, roots: Tensor) -> Tensor:
         """The doubled roots, [b] int64, of a round of these."""
         b = len(roots)
-        key = FunctionKey("double", self._buckets.of(b) or b, SHAPE, None)
+        padded_b = self._buckets.of(b) or b
+        key: FunctionKey = "double", padded_b, SHAPE, None
         if self._is_captured(key):
-            self._memory.put_padded("roots", roots, key.padded_b, 7)
+            self._memory.put_padded("roots", roots, padded_b, 7)
         found: Tensor = self._run(key, lambda: roots * 2)
-        assert found[b:].tolist() == [14] * (key.padded_b - b)
+        assert found[b:].tolist() == [14] * (padded_b - b)
         return found[:b]
 
 
