@@ -1,5 +1,5 @@
-"""Drafts the trees: one forward of the head per level, every draft node attending to its own ancestors; or, of a head
-with a mask, all levels from the forward that reads the accepted tokens, in which masked rows come after them."""
+"""Drafts the trees: by one forward of the head per level, in which every node attends to its own ancestors, or, of a
+head with a mask, by the forward that reads the accepted tokens, in which masked rows come after them."""
 
 from __future__ import annotations
 
