@@ -31,10 +31,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from eagle_plugin.bench.choices import TARGET, resolve_target
 from eagle_plugin.bench.questions import Question, assign_rounds, read_questions
 from eagle_plugin.core.propose import SLOT_WEIGHTS
+from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.learning.evaluate.acceptance import expected_accept_length
-from eagle_plugin.learning.reference.decode import load_head, sampling_params
+from eagle_plugin.learning.reference.decode import load_head
 from eagle_plugin.learning.reference.draft import HeadPrefill, draft_trees, prefill_head
 from eagle_plugin.learning.reference.rules import RULES, Rule, sampled_child
 from eagle_plugin.learning.reference.target import target_features, tree_logits
@@ -124,7 +125,7 @@ def score(
     model: Any, head: DraftHead, response: Response, rule: Rule, nodes: int, temperature: float, gen: torch.Generator
 ) -> Tensor:
     """The accept length [contexts] of one tree of that size at every context."""
-    params = sampling_params(temperature, len(head.embedding), len(response.roots))
+    params = SamplingParams.of(len(response.roots), temperature)
     trees, proposals = draft_trees(
         head, response.tokens, response.prefill, response.roots, rule, params, gen,
         Shape(STEPS[nodes], TOPK, nodes),
@@ -135,7 +136,7 @@ def score(
 
 def score_node(head: DraftHead, response: Response, rule: Rule, temperature: float, gen: torch.Generator) -> Tensor:
     """The probability [contexts] that one of CHILDREN children of the root is accepted, whatever its score."""
-    params = sampling_params(temperature, len(head.embedding), len(response.roots))
+    params = SamplingParams.of(len(response.roots), temperature)
     sampled = rule.children(TOPK) - TOPK if temperature else 0  # children that come on top of topk
     trees, proposals = draft_trees(
         head, response.tokens, response.prefill, response.roots, rule, params, gen,

@@ -137,29 +137,29 @@ def target_rows(s: Setting) -> Iterator[Row]:
 
 def tree_rows(s: Setting) -> Iterator[Row]:
     """Levels and selection, against the oracles in torch."""
-    for b, beam, width in ((1, 4, 8), (32, 4, 16)):
+    for b, topk, width in ((1, 4, 8), (32, 4, 16)):
         case = f"{b} x {width} nodes"
-        candidates = tree.new_table(b, beam + beam * beam)
-        first = torch.rand(b, 1, beam).log(), torch.randint(0, 999, (b, 1, beam))
-        second = torch.rand(b, beam, beam).log(), torch.randint(0, 999, (b, beam, beam))
-        frontier = tree.grow_level(candidates, 0, 1, *first, None, beam)
-        level = (candidates, beam, 2, *second, frontier, beam)
+        candidates = tree.new_table(b, topk + topk * topk)
+        first = torch.rand(b, 1, topk).log(), torch.randint(0, 999, (b, 1, topk))
+        second = torch.rand(b, topk, topk).log(), torch.randint(0, 999, (b, topk, topk))
+        frontier = tree.grow_level(candidates, 0, 1, *first, None, topk)
+        level = (candidates, topk, 2, *second, frontier, topk)
         ours: Call = functools.partial(tree.grow_level, *level)
         theirs: Call = functools.partial(tree_oracle.grow_level, *level)
         torch.testing.assert_close(tuple(ours()), tuple(theirs()))
-        yield Row("grow_level", case, ours, "torch", theirs, b * beam * beam * 40)
+        yield Row("grow_level", case, ours, "torch", theirs, b * topk * topk * 40)
         roots = torch.zeros(b, dtype=torch.int64)
         ours = functools.partial(tree.select_tree, candidates, roots, width)
         theirs = functools.partial(tree_oracle.select_tree, candidates, roots, width)
         drafted = ours()
         torch.testing.assert_close(tuple(drafted), tuple(theirs()))
-        yield Row("select_tree", case, ours, "torch", theirs, b * (beam + beam * beam) * 20 + b * width * 28)
-        logits = torch.randn(b * beam, s.vocab)
+        yield Row("select_tree", case, ours, "torch", theirs, b * (topk + topk * topk) * 20 + b * width * 28)
+        logits = torch.randn(b * topk, s.vocab)
 
-        def sorted_top(logits: Tensor = logits, k: int = beam) -> tuple[Tensor, Tensor]:
+        def sorted_top(logits: Tensor = logits, k: int = topk) -> tuple[Tensor, Tensor]:
             return tuple(logits.log_softmax(dim=-1).topk(k))
 
-        ours = functools.partial(tree.topk_log_softmax, logits, beam)
+        ours = functools.partial(tree.topk_log_softmax, logits, topk)
         torch.testing.assert_close(ours()[0], sorted_top()[0])
         case = f"{len(logits)} x {s.vocab} logits"
         yield Row("topk_log_softmax", case, ours, "log_softmax + topk", sorted_top, logits.nbytes)
@@ -213,15 +213,15 @@ def sampling_rows(s: Setting) -> Iterator[Row]:
         tree.grow_level(tree_of, 0, 1, torch.rand(b, 1, width).log(), torch.randint(0, 99, (b, 1, width)), None, 0)
         drafted = tree.select_tree(tree_of, torch.zeros(b, dtype=torch.int64), width)
         u = torch.rand(b, steps + 1, 1, dtype=torch.float64)
-        none, one = sampling.Proposals.none(b), torch.ones(b)
+        none = sampling.Proposals.none(b)
         for name, (top_k, top_p) in settings.items():
-            params = sampling.SamplingParams(0.8 * one, (top_k * one).int(), top_p * one, 0 * one)
+            params = sampling.SamplingParams.of(b, 0.8, top_k=top_k, top_p=top_p)
             ours: Call = functools.partial(sampling.verify_tree, drafted, logits, params, none, u, steps + 1)
             theirs: Call = functools.partial(sampled_by_torch, logits, top_k, top_p)
             visited = int(ours().lengths.sum()) * s.vocab * 4
             yield Row("verify_tree", f"{b} x {width} nodes, {name}", ours, "torch sampler", theirs, visited)
         logp, index = tree.topk_log_softmax(logits[: 4 * b], min(top_m, s.vocab))
-        rows = sampling.SamplingParams(*(values.repeat(4) for values in params))
+        rows = params.for_rows(4)
         u = torch.rand(4 * b, NUM_SAMPLED, dtype=torch.float64)
         ours = functools.partial(sampling.propose, logp, index, rows, u, 4, first_row=0, rows_per_request=4)
         theirs = functools.partial(torch.multinomial, logp.exp(), 1)

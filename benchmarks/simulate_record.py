@@ -17,7 +17,8 @@ from benchmarks.acceptance import generate_response
 from benchmarks.simulate_traces import CAPS, MISSED, Trace
 from eagle_plugin.bench.choices import TARGET, resolve_target
 from eagle_plugin.bench.questions import assign_rounds, read_questions
-from eagle_plugin.learning.reference.decode import load_head, sampling_params
+from eagle_plugin.core.sampling import SamplingParams
+from eagle_plugin.learning.reference.decode import load_head
 from eagle_plugin.learning.reference.draft import draft_candidates, prefill_head
 from eagle_plugin.learning.reference.rules import RULES
 from eagle_plugin.learning.reference.target import target_features
@@ -50,7 +51,7 @@ def record_text(model: Any, head: Any, tokens: Sequence[int], prompt: int) -> tu
     text = list(tokens)
     roots = torch.arange(prompt, len(text) - CAPS.steps)
     prefill = prefill_head(head, text, target_features(model, head, text))
-    params = sampling_params(0.0, len(head.embedding), len(roots))
+    params = SamplingParams.of(len(roots), 0.0)
     gen = torch.Generator().manual_seed(0)
     table, _ = draft_candidates(head, text, prefill, roots, RULES["target_only"], params, gen, CAPS)
     path = torch.full((len(roots), CAPS.steps), MISSED)

@@ -127,10 +127,8 @@ class TreeDecoder(PlainDecoder):
             TopM(torch.zeros(b, top_m, device=device), torch.zeros(b, top_m, dtype=torch.int64, device=device)),
             torch.zeros(b, target.model.hidden, dtype=target.dtype, device=device),
         )
-        one = torch.ones(b, device=device)
-        top_k = 1 if self.greedy else 2**30
-        self.sampling = SamplingParams(one * (temperature or 1.0), torch.full_like(one, top_k).int(), one, one * 0)
-        self.keys = torch.arange(seed, seed + b, device=device)
+        self.sampling = SamplingParams.of(b, temperature, device=device)
+        self.rng_keys = torch.arange(seed, seed + b, device=device)
         self._moves = self.cache.for_moves()
 
     def after_prompt(self, request: int, tokens: Tensor, features: Tensor) -> None:
@@ -159,7 +157,7 @@ class TreeDecoder(PlainDecoder):
             self.roots,
             RecurrentLevels(self.shape, self.state, self.lengths, self._top_m, forward),
             self.sampling,
-            None if self.greedy else draft_uniforms(self.keys, self.lengths, self.shape),
+            None if self.greedy else draft_uniforms(self.rng_keys, self.lengths, self.shape),
             self.head.draft_to_target,
         )
 
@@ -172,7 +170,7 @@ class TreeDecoder(PlainDecoder):
     def tail(self, drafts: Drafts, verified: Verified) -> Path:
         """Walk the trees, and move the accepted keys and values."""
         width = self.shape.width
-        accepted = accept(drafts, verified.logits, self.sampling, self.keys, self.lengths, "joint")
+        accepted = accept(drafts, verified.logits, self.sampling, self.rng_keys, self.lengths, "joint")
         self._moves.move_accepted(self.window(0, width).contiguous(), accepted)
         path = read_path(accepted, self.lengths, width)
         return Path(accepted, path, verified.features[path.rows.view(-1)])

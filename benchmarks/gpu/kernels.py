@@ -41,7 +41,7 @@ Call = Callable[[], Any]
 # heads, key heads, head_dim, vocabulary
 SHAPES = {"smollm2-135m": (9, 3, 64, 49152), "llama-3-8b": (32, 8, 128, 128256)}
 INNER, REPLAYS = 20, 30
-BEAM, WIDTH, MAX_ACCEPT_LENGTH = 4, 16, 4  # a tree of two levels, 15 of its 20 candidates and the root
+TOPK, WIDTH, MAX_ACCEPT_LENGTH = 4, 16, 4  # a tree of two levels, 15 of its 20 candidates and the root
 TOP_M = 8
 DEVIATIONS = (4.0, 1.0)  # of the logits: top-p 0.9 keeps some dozens of tokens, as of a language model, or most of them
 
@@ -156,9 +156,9 @@ def first_links(parents: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def topk_rows(vocab: int, batches: list[int]) -> Iterator[Row]:
-    """The best tokens of the head's logits, a root's level and one of BEAM nodes per request; torch takes two calls."""
+    """The best tokens of the head's logits, a root's level and one of TOPK nodes per request; torch takes two calls."""
     for b in batches:
-        for nodes in (1, BEAM):
+        for nodes in (1, TOPK):
             logits = torch.randn(b * nodes, vocab, device="cuda")
             calls: dict[str, Call] = {
                 "ours": functools.partial(tree.topk_log_softmax, logits, TOP_M),
@@ -170,11 +170,11 @@ def topk_rows(vocab: int, batches: list[int]) -> Iterator[Row]:
 def tree_rows(vocab: int, batches: list[int]) -> Iterator[Row]:
     for b in batches:
         like: dict[str, Any] = {"device": "cuda"}
-        table = tree.new_table(b, BEAM + BEAM * BEAM, "cuda")
-        first = torch.rand(b, 1, BEAM, **like).log(), torch.randint(0, vocab, (b, 1, BEAM), **like)
-        second = torch.rand(b, BEAM, BEAM, **like).log(), torch.randint(0, vocab, (b, BEAM, BEAM), **like)
-        frontier = tree.grow_level(table, 0, 1, *first, None, BEAM)
-        tree.grow_level(table, BEAM, 2, *second, frontier, 0)
+        table = tree.new_table(b, TOPK + TOPK * TOPK, "cuda")
+        first = torch.rand(b, 1, TOPK, **like).log(), torch.randint(0, vocab, (b, 1, TOPK), **like)
+        second = torch.rand(b, TOPK, TOPK, **like).log(), torch.randint(0, vocab, (b, TOPK, TOPK), **like)
+        frontier = tree.grow_level(table, 0, 1, *first, None, TOPK)
+        tree.grow_level(table, TOPK, 2, *second, frontier, 0)
         roots = torch.zeros(b, dtype=torch.int64, **like)
         select = functools.partial(tree.select_tree, table, roots, WIDTH)
         drafted = select()
@@ -184,7 +184,7 @@ def tree_rows(vocab: int, batches: list[int]) -> Iterator[Row]:
 
         calls: dict[str, Call] = {"ours": select}
         if build := sglang_kernel("tree", "build_tree_kernel_efficient"):
-            parent_list = torch.arange(-1, BEAM, **like).repeat(b, 1)
+            parent_list = torch.arange(-1, TOPK, **like).repeat(b, 1)
             mask = torch.ones(b * WIDTH * WIDTH, dtype=torch.bool, **like)
             lens, positions = torch.full((b,), 100, **like), torch.empty(b * WIDTH, dtype=torch.int64, **like)
             links = [torch.full((b, WIDTH), -1, **like) for _ in range(3)]
@@ -192,7 +192,7 @@ def tree_rows(vocab: int, batches: list[int]) -> Iterator[Row]:
             def theirs(parent_list=parent_list, table=table, rest=(lens, mask, positions, *links)) -> None:
                 best = table.scores.topk(WIDTH - 1).indices.sort().values
                 table.tokens.gather(1, best)
-                build(parent_list, best, *rest, BEAM, 2, WIDTH, 1)  # 1: a mask of the tree alone
+                build(parent_list, best, *rest, TOPK, 2, WIDTH, 1)  # 1: a mask of the tree alone
 
             calls["SGLang"] = theirs
         yield Row("select_tree", case, b * (table.scores.shape[1] * 20 + WIDTH * 28), calls)
@@ -212,8 +212,7 @@ def sampling_row(drafted: tree.DraftTree, walked: tuple[Tensor, ...], vocab: int
     """
     b = drafted.tokens.shape[0]
     logits = deviation * torch.randn(b * WIDTH, vocab, device="cuda")
-    one = torch.ones(b, device="cuda")
-    params = SamplingParams(0.8 * one, torch.full_like(one, vocab, dtype=torch.int32), 0.9 * one, 0 * one)
+    params = SamplingParams.of(b, 0.8, top_p=0.9, device="cuda")
     none = torch.zeros(b, 1, 1, dtype=torch.int64, device="cuda")
     proposals = sampling.Proposals(none, none.float())
     uniforms = torch.rand(b, MAX_ACCEPT_LENGTH, NUM_SAMPLED + 1, dtype=torch.float64, device="cuda")

@@ -6,24 +6,16 @@
 #include <eagle/propose.h>
 #include <eagle/row_filters.h>
 #include <eagle/verify_tree.h>
-#include <tvm/ffi/container/array.h>
 #include <tvm/ffi/optional.h>
 
 #include "checks.h"
+#include "sampling_params.h"
 
 namespace eagle {
-using tvm::ffi::Array;
 using tvm::ffi::Optional;
 
-struct ParamsCall {  // the sampling parameters of each row
-  const float *temperatures, *top_ps, *min_ps;
-  const int32_t* top_ks;
-
-  EAGLE_HD SamplingRow row(int64_t i) const { return {temperatures[i], top_ks[i], top_ps[i], min_ps[i]}; }
-};
-
 struct UniformsCall {
-  const int64_t *keys, *counters;
+  const int64_t *rng_keys, *counters;
   double* out;
   int64_t b, n;
   uint32_t stream;
@@ -31,14 +23,14 @@ struct UniformsCall {
 
   EAGLE_HD void fill(int64_t at) const {
     const int64_t i = at / n;
-    out[at] = uniform(keys[i], counters[i], stream, at % n);
+    out[at] = uniform(rng_keys[i], counters[i], stream, at % n);
   }
 };
 
 struct ProposeCall {
   const float* logp;
   const int64_t* index;
-  ParamsCall params;
+  SamplingTable params;
   const double* uniforms;
   const int64_t* draft_to_target;  // or null
   ChildrenRow out;                 // of row 0
@@ -62,7 +54,7 @@ struct VerifyTreeCall {
   const int32_t *parents, *draws;
   const float* logits;
   int64_t step;  // elements from one row of logits to the next
-  ParamsCall params;
+  SamplingTable params;
   const int64_t* q_tokens;
   const float* q_weights;
   const double* uniforms;
@@ -127,46 +119,26 @@ void run(const VerifyTreeCall& call);
 
 namespace bindings {
 
-inline ParamsCall check_params(const TensorView& temperatures, const TensorView& top_ks, const TensorView& top_ps,
-                               const TensorView& min_ps, int64_t rows) {
-  check(temperatures, "params.temperatures", kF32, {rows});
-  check(top_ks, "params.top_ks", kI32, {rows});
-  check(top_ps, "params.top_ps", kF32, {rows});
-  check(min_ps, "params.min_ps", kF32, {rows});
-  for (int64_t i = 0; kChecksValues && i < rows; ++i) {
-    const float t = ptr<float>(temperatures)[i];
-    if (!(t > 0)) {
-      TVM_FFI_THROW(ValueError) << "params.temperatures[" << i << "] is " << t
-                                << ", wanted above 0: greedy is top_k 1 with temperature 1";
-    }
-    if (ptr<int32_t>(top_ks)[i] < 1) {
-      TVM_FFI_THROW(ValueError) << "params.top_ks[" << i << "] is " << ptr<int32_t>(top_ks)[i]
-                                << ", wanted at least 1: the vocabulary size is off";
-    }
-  }
-  return {ptr<float>(temperatures), ptr<float>(top_ps), ptr<float>(min_ps), ptr<int32_t>(top_ks)};
-}
-
-inline void uniforms(TensorView keys, TensorView counters, int64_t stream, TensorView out) {
-  check(keys, "keys", kI64, {kAny});
-  const int64_t b = keys.size(0);
+inline void uniforms(TensorView rng_keys, TensorView counters, int64_t stream, TensorView out) {
+  check(rng_keys, "rng_keys", kI64, {kAny});
+  const int64_t b = rng_keys.size(0);
   check(counters, "counters", kI64, {b});
   check(out, "out", kF64, {b, kAny});
   const int64_t n = out.size(1);
   if (b == 0 || n == 0) return;
-  run(UniformsCall{ptr<int64_t>(keys), ptr<int64_t>(counters), ptr<double>(out), b, n, static_cast<uint32_t>(stream),
-                   keys.device()});
+  run(UniformsCall{ptr<int64_t>(rng_keys), ptr<int64_t>(counters), ptr<double>(out), b, n,
+                   static_cast<uint32_t>(stream), rng_keys.device()});
 }
 
-inline void propose(TensorView logp, TensorView index, TensorView temperatures, TensorView top_ks, TensorView top_ps,
-                    TensorView min_ps, TensorView uniforms, int64_t first_row, int64_t rows_per_request,
-                    Optional<TensorView> draft_to_target, Array<double> slot_weights, TensorView out_logp,
-                    TensorView out_tokens, TensorView out_draws, TensorView q_tokens, TensorView q_weights) {
+inline void propose(TensorView logp, TensorView index, Array<Tensor> params, TensorView uniforms, int64_t first_row,
+                    int64_t rows_per_request, Optional<TensorView> draft_to_target, Array<double> slot_weights,
+                    TensorView out_logp, TensorView out_tokens, TensorView out_draws, TensorView q_tokens,
+                    TensorView q_weights) {
   check(logp, "logp", kF32, {kAny, kAny});
   const int64_t rows = logp.size(0), top_m = logp.size(1);
   const int64_t num_sampled = static_cast<int64_t>(slot_weights.size());
   check(index, "index", kI64, {rows, top_m});
-  const ParamsCall params = check_params(temperatures, top_ks, top_ps, min_ps, rows);
+  const SamplingTable table = check_params(params, rows);
   if (num_sampled > kMaxSampled) {
     TVM_FFI_THROW(ValueError) << "slot_weights has " << num_sampled << " weights, wanted at most " << kMaxSampled
                               << ": one per sampled child of a node";
@@ -203,7 +175,7 @@ inline void propose(TensorView logp, TensorView index, TensorView temperatures, 
   for (const double weight : slot_weights) weights.values[weights.count++] = weight;
   run(ProposeCall{ptr<float>(logp),
                   ptr<int64_t>(index),
-                  params,
+                  table,
                   ptr<double>(uniforms),
                   map,
                   {ptr<float>(out_logp), ptr<int64_t>(out_tokens), ptr<int32_t>(out_draws), ptr<int64_t>(q_tokens),
@@ -218,16 +190,15 @@ inline void propose(TensorView logp, TensorView index, TensorView temperatures, 
 }
 
 inline void verify_tree(TensorView tokens, TensorView parents, TensorView draws, TensorView logits,
-                        TensorView temperatures, TensorView top_ks, TensorView top_ps, TensorView min_ps,
-                        TensorView q_tokens, TensorView q_weights, TensorView uniforms, bool chained,
-                        TensorView workspace, TensorView index, TensorView lengths, TensorView out) {
+                        Array<Tensor> params, TensorView q_tokens, TensorView q_weights, TensorView uniforms,
+                        bool chained, TensorView workspace, TensorView index, TensorView lengths, TensorView out) {
   check(tokens, "tokens", kI64, {kAny, kAny});
   const int64_t b = tokens.size(0), width = tokens.size(1);
   check(parents, "parents", kI32, {b, width});
   check(draws, "draws", kI32, {b, width});
   const int64_t step = check_rows(logits, "logits", kF32, {b * width, kAny});  // engines slice off padding
   const int64_t vocabulary = logits.size(1);
-  const ParamsCall params = check_params(temperatures, top_ks, top_ps, min_ps, b);
+  const SamplingTable table = check_params(params, b);
   check(q_tokens, "proposals.tokens", kI64, {b, kAny, kAny});
   const int64_t rows = q_tokens.size(1), top_m = q_tokens.size(2);
   check(q_weights, "proposals.weights", kF32, {b, rows, top_m});
@@ -263,7 +234,7 @@ inline void verify_tree(TensorView tokens, TensorView parents, TensorView draws,
                      ptr<int32_t>(draws),
                      ptr<float>(logits),
                      step,
-                     params,
+                     table,
                      ptr<int64_t>(q_tokens),
                      ptr<float>(q_weights),
                      ptr<double>(uniforms),

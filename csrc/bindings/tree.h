@@ -53,7 +53,7 @@ struct GrowCall {
   const float* logp;
   const int64_t* tokens;
   const int32_t* draws;   // or null
-  FrontierCall previous;  // all null at level 1
+  FrontierCall previous;  // all null at depth 1
   FrontierCall out;
   int32_t rows, k, offset, first_slot;
   int64_t b;
@@ -72,13 +72,13 @@ struct LevelsCall {
   const float* logp;
   const int64_t* tokens;
   const int32_t* draws;  // or null
-  int32_t rows, k, steps, beam;
+  int32_t rows, k, depth, topk;
   int64_t b;
   DLDevice device;
 
   EAGLE_HD LevelsRow levels(int64_t i) const {
     const int64_t at = i * rows * k;
-    return {logp + at, tokens + at, draws ? draws + at : nullptr, steps, beam, k};
+    return {logp + at, tokens + at, draws ? draws + at : nullptr, depth, topk, k};
   }
 };
 
@@ -155,11 +155,11 @@ inline TableCall check_table(const TensorView& scores, const TensorView& tokens,
           static_cast<int32_t>(capacity)};
 }
 
-// previous_* are all given or all absent (level 1).
+// previous_* are all given or all absent (depth 1).
 inline void grow_level(TensorView table_scores, TensorView table_tokens, TensorView table_parents,
-                       TensorView table_draws, int64_t offset, int64_t level, TensorView logp, TensorView tokens,
+                       TensorView table_draws, int64_t offset, int64_t depth, TensorView logp, TensorView tokens,
                        Optional<TensorView> draws, Optional<TensorView> previous_candidates,
-                       Optional<TensorView> previous_scores, Optional<TensorView> previous_ancestors, int64_t beam,
+                       Optional<TensorView> previous_scores, Optional<TensorView> previous_ancestors, int64_t topk,
                        TensorView candidates, TensorView scores, TensorView out_tokens, TensorView parent_rows,
                        TensorView ancestors) {
   check(logp, "logp", kF32, {kAny, kAny, kAny});
@@ -168,7 +168,7 @@ inline void grow_level(TensorView table_scores, TensorView table_tokens, TensorV
   if (draws.has_value()) check(draws.value(), "draws", kI32, {b, rows, k});
   GrowCall call{};
   call.table = check_table(table_scores, table_tokens, table_parents, table_draws, b);
-  const int64_t capacity = call.table.capacity, keep = beam < rows * k ? beam : rows * k;
+  const int64_t capacity = call.table.capacity, keep = topk < rows * k ? topk : rows * k;
   if (previous_scores.has_value()) {
     check(previous_candidates.value(), "previous.candidates", kI32, {b, rows});
     check(previous_scores.value(), "previous.scores", kF32, {b, rows});
@@ -180,15 +180,15 @@ inline void grow_level(TensorView table_scores, TensorView table_tokens, TensorV
   } else if (rows != 1) {
     TVM_FFI_THROW(ValueError) << "logp has " << rows
                               << " rows per request, wanted 1 without a previous frontier: only the "
-                              << "root has children at level 1";
+                              << "root has children at depth 1";
   }
   if (offset < 0 || offset + rows * k > capacity) {
     TVM_FFI_THROW(ValueError) << "table holds " << capacity << " candidates, wanted at least " << offset + rows * k
                               << " (offset " << offset << "): make it larger with new_table";
   }
-  if (level < 1 || keep < 0 || (level - 1) * beam + keep > kMaxWidth) {
-    TVM_FFI_THROW(ValueError) << "level " << level << " with beam " << beam << " needs draft slots up to "
-                              << (level - 1) * beam + keep << ", wanted at most 64: lower the depth or the beam";
+  if (depth < 1 || keep < 0 || (depth - 1) * topk + keep > kMaxWidth) {
+    TVM_FFI_THROW(ValueError) << "depth " << depth << " with topk " << topk << " needs draft slots up to "
+                              << (depth - 1) * topk + keep << ", wanted at most 64: lower the depth or topk";
   }
   check(candidates, "candidates", kI32, {b, keep});
   check(scores, "scores", kF32, {b, keep});
@@ -203,29 +203,29 @@ inline void grow_level(TensorView table_scores, TensorView table_tokens, TensorV
   call.rows = static_cast<int32_t>(rows);
   call.k = static_cast<int32_t>(k);
   call.offset = static_cast<int32_t>(offset);
-  call.first_slot = static_cast<int32_t>((level - 1) * beam);
+  call.first_slot = static_cast<int32_t>((depth - 1) * topk);
   call.b = b;
   call.device = logp.device();
   if (b > 0) run(call);
 }
 
 inline void grow_levels(TensorView table_scores, TensorView table_tokens, TensorView table_parents,
-                        TensorView table_draws, int64_t steps, int64_t beam, TensorView logp, TensorView tokens,
+                        TensorView table_draws, int64_t depth, int64_t topk, TensorView logp, TensorView tokens,
                         Optional<TensorView> draws) {
   check(logp, "logp", kF32, {kAny, kAny, kAny});
   const int64_t b = logp.size(0), rows = logp.size(1), k = logp.size(2);
   check(tokens, "tokens", kI64, {b, rows, k});
   if (draws.has_value()) check(draws.value(), "draws", kI32, {b, rows, k});
   const TableCall table = check_table(table_scores, table_tokens, table_parents, table_draws, b);
-  if (steps < 1 || beam < 1 || (steps - 1) * beam > kMaxWidth) {
-    TVM_FFI_THROW(ValueError) << steps << " levels with beam " << beam << " need " << (steps - 1) * beam
-                              << " draft slots, wanted at most 64, and at least 1 level and 1 node: lower the depth or "
-                              << "the beam";
+  if (depth < 1 || topk < 1 || (depth - 1) * topk > kMaxWidth) {
+    TVM_FFI_THROW(ValueError) << "depth " << depth << " with topk " << topk << " needs " << (depth - 1) * topk
+                              << " draft slots, wanted at most 64, and a depth and a topk of at least 1: lower the "
+                              << "depth or topk";
   }
-  if (rows != 1 + (steps - 1) * beam || k < beam) {
+  if (rows != 1 + (depth - 1) * topk || k < topk) {
     TVM_FFI_THROW(ValueError) << "logp has " << rows << " rows of " << k << " children per request, wanted "
-                              << 1 + (steps - 1) * beam << " of at least " << beam
-                              << ": one for the root, then beam for each level";
+                              << 1 + (depth - 1) * topk << " of at least " << topk
+                              << ": one for the root, then topk for each further depth";
   }
   if (rows * k > table.capacity) {
     TVM_FFI_THROW(ValueError) << "table holds " << table.capacity << " candidates, wanted at least " << rows * k
@@ -234,7 +234,7 @@ inline void grow_levels(TensorView table_scores, TensorView table_tokens, Tensor
   if (b == 0) return;
   run(LevelsCall{table, ptr<float>(logp), ptr<int64_t>(tokens),
                  draws.has_value() ? ptr<int32_t>(draws.value()) : nullptr, static_cast<int32_t>(rows),
-                 static_cast<int32_t>(k), static_cast<int32_t>(steps), static_cast<int32_t>(beam), b, logp.device()});
+                 static_cast<int32_t>(k), static_cast<int32_t>(depth), static_cast<int32_t>(topk), b, logp.device()});
 }
 
 inline void select_tree(TensorView table_scores, TensorView table_tokens, TensorView table_parents,

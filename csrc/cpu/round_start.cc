@@ -13,7 +13,7 @@ void run(const StartCall& call) {
                                 << ": req_to_token has a row for each request";
     }
   }
-  for (int64_t i = 0; i < call.lanes; ++i) {
+  for (int64_t i = 0; i < call.padded; ++i) {
     for (int64_t tile = 0; tile < call.tiles; ++tile) call.fill(SerialTeam{}, i, tile);
   }
 }

@@ -1,6 +1,6 @@
-// One block per lane and tile of its slot table; a block whose tile begins after what the round reads has nothing to
+// One block per request and tile of its slot table; a block whose tile begins after what the round reads has nothing to
 // do. Values are not checked on the host, which would have to wait for the device: a request with a wrong row becomes a
-// padding lane.
+// padding request.
 #include <bindings/round_start.h>
 
 #include "block_team.cuh"
@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kThreads) start_kernel(StartCall call) {
 }  // namespace
 
 void run(const StartCall& call) {
-  const dim3 grid(static_cast<unsigned>(call.lanes), static_cast<unsigned>(call.tiles));
+  const dim3 grid(static_cast<unsigned>(call.padded), static_cast<unsigned>(call.tiles));
   launch("start_round", start_kernel, grid, kThreads, call.device, call);
 }
 

@@ -15,19 +15,19 @@ _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _LOW = 0xFFFFFFFF
 
 
-def uniforms(keys: Tensor, counters: Tensor, stream: int, n: int) -> Tensor:
+def uniforms(rng_keys: Tensor, counters: Tensor, stream: int, n: int) -> Tensor:
     """Return n numbers per row, uniform in [0, 1) with 53 random bits.
 
-    keys [b] int64 (64 random bits, or a seed) and counters [b] int64 (0 or more) -> [b, n] float64. Rows with equal key
-    and counter are equal; another stream (0 .. 2^32 - 1) is another, independent sequence.
+    rng_keys [b] int64 (64 random bits, or a seed) and counters [b] int64 (0 or more) -> [b, n] float64. Rows with equal
+    key and counter are equal; another stream (0 .. 2^32 - 1) is another, independent sequence.
     """
-    blocks = torch.arange((n + 1) // 2, device=keys.device).expand(len(keys), -1)  # a block makes two numbers
+    blocks = torch.arange((n + 1) // 2, device=rng_keys.device).expand(len(rng_keys), -1)  # a block makes two numbers
     words = _philox(
         [blocks, torch.full_like(blocks, stream), (counters & _LOW)[:, None], (counters >> 32 & _LOW)[:, None]],
-        [(keys & _LOW)[:, None], (keys >> 32 & _LOW)[:, None]],
+        [(rng_keys & _LOW)[:, None], (rng_keys >> 32 & _LOW)[:, None]],
     )
     pairs = [((words[i] >> 5) * 2**26 + (words[i + 1] >> 6)).double() * 2.0**-53 for i in (0, 2)]
-    return torch.stack(pairs, dim=-1).reshape(len(keys), -1)[:, :n].contiguous()
+    return torch.stack(pairs, dim=-1).reshape(len(rng_keys), -1)[:, :n].contiguous()
 
 
 def _philox(counter: list[Tensor], key: list[Tensor]) -> list[Tensor]:

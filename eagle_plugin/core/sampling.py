@@ -20,17 +20,51 @@ from torch import Tensor
 Filters = Literal["joint", "chained"]
 
 
+TOP_K_OFF = 2**30  # more than any vocabulary
+
+
 class SamplingParams(NamedTuple):
-    """How each request draws a token from its logits; rows may be requests or nodes."""
+    """How each request draws a token from its logits; rows may be requests or nodes.
+
+    `csrc/bindings/sampling_params.h` has the same fields in the same order.
+    """
 
     temperatures: Tensor  # [b] float32, above 0
     top_ks: Tensor  # [b] int32; 1 is greedy, the vocabulary size or more is off
     top_ps: Tensor  # [b] float32; 1 is off
     min_ps: Tensor  # [b] float32; 0 is off
 
+    @classmethod
+    def of(
+        cls,
+        n: int,
+        temperature: float = 1.0,
+        *,
+        top_k: int = TOP_K_OFF,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        device: torch.device | str = "cpu",
+    ) -> SamplingParams:
+        """n requests alike; temperature 0 is greedy."""
+        return cls(
+            torch.full((n,), temperature or 1.0, device=device),
+            torch.full((n,), top_k if temperature else 1, dtype=torch.int32, device=device),
+            torch.full((n,), top_p, device=device),
+            torch.full((n,), min_p, device=device),
+        )
+
+    @classmethod
+    def greedy(cls, n: int, device: torch.device | str = "cpu") -> SamplingParams:
+        """n requests that take the most likely token; all filters are off."""
+        return cls.of(n, 0.0, device=device)
+
     def is_greedy(self) -> Tensor:
         """Whether each request takes the most likely token, [b] bool."""
         return self.top_ks == 1
+
+    def rows(self, index: slice | Tensor) -> SamplingParams:
+        """The parameters of these rows."""
+        return SamplingParams(*(values[index] for values in self))
 
     def for_rows(self, n: int) -> SamplingParams:
         """The parameters of n rows per request, [b * n]; row i * n + j is row j of request i."""

@@ -48,12 +48,12 @@ def rates_of_normal(mean: float, steps: int) -> Rates:
 
 
 def keys_of_trees(tree: DraftTree) -> Tensor:
-    """Keys [b] int64 of requests that have none because all are greedy: of their lanes and drafted tokens.
+    """Keys [b] int64 of requests that have none because all are greedy: of their places in the batch and their trees.
 
     Ranks of tensor parallelism have the same trees, so they have the same keys.
     """
-    lanes = torch.arange(len(tree.tokens), device=tree.tokens.device)
-    return (lanes << 32) + tree.tokens.sum(dim=1)
+    places = torch.arange(len(tree.tokens), device=tree.tokens.device)
+    return (places << 32) + tree.tokens.sum(dim=1)
 
 
 def accept_synthetic(

@@ -67,9 +67,9 @@ class Frontier(NamedTuple):
     candidates: Tensor  # [b, F] int32, index in the candidate table
     scores: Tensor  # [b, F] float32, sum of log p from the root
     tokens: Tensor  # [b, F] int64, ids of the draft vocabulary as they were given
-    parent_rows: Tensor  # [b, F] int64, row of the previous frontier (0 at level 1)
+    parent_rows: Tensor  # [b, F] int64, row of the previous frontier (0 at depth 1)
     ancestors: (
-        Tensor  # [b, F] int64 holding uint64 bits over the draft tail's slots (level-1)*beam + row, own bit included
+        Tensor  # [b, F] int64 holding uint64 bits over the draft tail's slots (depth-1)*topk + row, own bit included
     )
 
 
@@ -130,22 +130,22 @@ def _best(scores: Tensor, n: int) -> Tensor:
 def grow_level(
     table: CandidateTable,
     offset: int,
-    level: int,
+    depth: int,
     logp: Tensor,
     tokens: Tensor,
     previous: Frontier | None,
-    beam: int,
+    topk: int,
     draws: Tensor | None = None,
 ) -> Frontier:
     """Write the children of the previous frontier into the table and return the best of them (EAGLE-2, section 4.1).
 
     logp [b, Fp, k] float32 and tokens [b, Fp, k] int64 are the children of each row of `previous` (Fp = 1, previous =
-    None at level 1, the children of the root). draws [b, Fp, k] int32 names the proposal row that each child was drawn
+    None at depth 1, the children of the root). draws [b, Fp, k] int32 names the proposal row that each child was drawn
     from, -1 or None where it was not drawn. They fill table[:, offset : offset + Fp*k]. The frontier holds F =
-    min(beam, Fp*k) rows; beam = 0 at the last level only records the candidates. Needs (level-1)*beam + F <= 64.
+    min(topk, Fp*k) rows; topk = 0 at the last depth only records the candidates. Needs (depth-1)*topk + F <= 64.
     """
     b, rows, k = logp.shape
-    F = min(beam, rows * k)
+    F = min(topk, rows * k)
     scores, parents = logp, torch.full((b, rows), -1, dtype=torch.int32, device=logp.device)
     if previous is not None:
         scores, parents = previous.scores[:, :, None] + logp, previous.candidates
@@ -158,7 +158,7 @@ def grow_level(
 
     best = _best(scores, F)
     parent_rows = best // k
-    slots = (level - 1) * beam + torch.arange(F, device=logp.device)
+    slots = (depth - 1) * topk + torch.arange(F, device=logp.device)
     ancestors = (torch.ones_like(slots) << slots).expand(b, F)
     if previous is not None:
         ancestors = ancestors | previous.ancestors.gather(1, parent_rows)
@@ -172,22 +172,22 @@ def grow_level(
 
 
 def grow_levels(
-    table: CandidateTable, steps: int, beam: int, logp: Tensor, tokens: Tensor, draws: Tensor | None = None
+    table: CandidateTable, depth: int, topk: int, logp: Tensor, tokens: Tensor, draws: Tensor | None = None
 ) -> None:
     """Write all levels of trees whose children do not depend on the path above them (P-EAGLE), as `grow_level` would.
 
-    logp [b, R, k] float32, tokens [b, R, k] int64 and draws as in `grow_level`; R = 1 + (steps - 1) * beam rows: the
-    root's children, then those of the `beam` best nodes of each level but the last. Needs k >= beam, so that there are
-    so many, and (steps - 1) * beam <= 64. The children of a level's nodes differ in what was drawn, or not at all.
+    logp [b, R, k] float32, tokens [b, R, k] int64 and draws as in `grow_level`; R = 1 + (depth - 1) * topk rows: the
+    root's children, then those of the `topk` best nodes of each level but the last. Needs k >= topk, so that there are
+    so many, and (depth - 1) * topk <= 64. The children of a level's nodes differ in what was drawn, or not at all.
     """
     previous: Frontier | None = None
     first, rows, k = 0, 1, logp.shape[2]
-    for level in range(1, steps + 1):
+    for level in range(1, depth + 1):
         here = slice(first, first + rows)
-        keep = beam if level < steps else 0
+        keep = topk if level < depth else 0
         drawn = None if draws is None else draws[:, here]
         previous = grow_level(table, first * k, level, logp[:, here], tokens[:, here], previous, keep, drawn)
-        first, rows = first + rows, beam
+        first, rows = first + rows, topk
 
 
 def select_tree(table: CandidateTable, root_tokens: Tensor, width: int) -> DraftTree:

@@ -87,7 +87,7 @@ def verify_tree(
         torch.zeros(b, max_accept_length, dtype=torch.int64, device=logits.device),
     )
     for i in range(b):
-        row = SamplingParams(*(values[i : i + 1] for values in params))
+        row = params.rows(slice(i, i + 1))
         greedy = bool(row.is_greedy()[0])
         parents, draws, tokens = tree.parents[i].tolist(), tree.draws[i].tolist(), tree.tokens[i].tolist()
         node, step = 0, 0

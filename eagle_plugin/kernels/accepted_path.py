@@ -8,7 +8,7 @@ from torch import Tensor
 from eagle_plugin.core import accepted_path as oracle
 from eagle_plugin.core.accepted_path import AcceptedPath
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.kernels.checks import ANY, check
+from eagle_plugin.kernels.checks import check_all
 from eagle_plugin.kernels.loader import function
 
 __all__ = ["AcceptedPath", "read_path"]
@@ -21,12 +21,13 @@ def read_path(accepted: Accepted, prefix_lens: Tensor, width: int) -> AcceptedPa
     """
     native = function("read_path", prefix_lens.device.type)
     if native is None:
-        check(accepted.index, "accepted.index", torch.int32, (ANY, ANY))
-        b, longest = accepted.index.shape
-        check(accepted.lengths, "accepted.lengths", torch.int32, (b,))
-        check(accepted.tokens, "accepted.tokens", torch.int64, (b, longest))
-        check(prefix_lens, "prefix_lens", torch.int64, (b,))
-        if longest < 1:
+        sizes = check_all(
+            ("accepted.index", accepted.index, "int32 b E"),
+            ("accepted.lengths", accepted.lengths, "int32 b"),
+            ("accepted.tokens", accepted.tokens, "int64 b E"),
+            ("prefix_lens", prefix_lens, "int64 b"),
+        )
+        if sizes["E"] < 1:
             raise ValueError("accepted.index has 0 places per request, wanted at least 1: the bonus token has one")
         return oracle.read_path(accepted, prefix_lens, width)
     path = AcceptedPath(

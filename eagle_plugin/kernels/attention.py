@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.kernels import attention_torch as oracle
-from eagle_plugin.kernels.checks import ANY, check
+from eagle_plugin.kernels.checks import check, check_all, name_of
 from eagle_plugin.kernels.loader import function
 
 __all__ = ["extend_attention", "tree_attention"]
@@ -67,11 +67,15 @@ def tree_attention(
         native(q, k_cache, v_cache, slot_table, rows, *lens, scale, logit_cap, window, chunk, sinks, out)
         return out
     _check(q, k_cache, v_cache, sinks, out)
-    check(ancestors, "ancestors", torch.int64, (ANY, ANY))
-    b, R = ancestors.shape
-    check(q, "q", q.dtype, (b * R, ANY, ANY))
-    check(prefix_lens, "prefix_lens", torch.int64, (b,))
-    _check_table(slot_table, rows, b)
+    b, R = check_all(("ancestors", ancestors, "int64 b R")).values()
+    check_all(
+        ("q", q, f"{name_of(q.dtype)} nodes * *"),
+        ("prefix_lens", prefix_lens, "int64 b"),
+        ("slot_table", slot_table, "int32 * *"),
+        ("rows", rows, "int64 b"),
+        nodes=b * R,
+        b=b,
+    )
     if not 0 <= tail <= 64:
         raise ValueError(f"tail is {tail}, wanted 0 to 64: ancestors are one 64-bit bitmask per node")
     launch = _triton() if q.is_cuda and max(q.shape[2], v_cache.shape[2]) <= 256 else None
@@ -131,11 +135,13 @@ def extend_attention(
         native(q, k_cache, v_cache, slot_table, rows, *lens, scale, causal, mask, logit_cap, window, chunk, sinks, out)
         return out
     _check(q, k_cache, v_cache, sinks, out)
-    check(seq_lens, "seq_lens", torch.int64, (ANY,))
-    b = seq_lens.shape[0]
-    check(extend_lens, "extend_lens", torch.int64, (b,))
-    check(starts, "starts", torch.int64, (b,))
-    _check_table(slot_table, rows, b)
+    check_all(
+        ("seq_lens", seq_lens, "int64 b"),
+        ("extend_lens", extend_lens, "int64 b"),
+        ("starts", starts, "int64 b"),
+        ("slot_table", slot_table, "int32 * *"),
+        ("rows", rows, "int64 b"),
+    )
     if mask is not None:
         check(mask, "mask", torch.bool, (int((extend_lens * extend_lens).sum()),))
     at = 0
@@ -185,26 +191,21 @@ def _triton() -> Callable[..., None] | None:
 
 
 def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, sinks: Tensor | None, out: Tensor) -> None:
-    check(q, "q", q.dtype, (ANY, ANY, ANY))
-    check(k_cache, "k_cache", q.dtype, (ANY, ANY, q.shape[2]))
-    slots, kv_heads, _ = k_cache.shape
-    check(v_cache, "v_cache", q.dtype, (slots, kv_heads, ANY))
-    rows, heads, _ = q.shape
+    dtype = name_of(q.dtype)
+    sizes = check_all(
+        ("q", q, f"{dtype} N H D"),
+        ("k_cache", k_cache, f"{dtype} slots kv D"),
+        ("v_cache", v_cache, f"{dtype} slots kv Dv"),
+    )
+    heads, kv_heads = sizes["H"], sizes["kv"]
     if kv_heads == 0 or heads % kv_heads:
         raise ValueError(f"q has {heads} heads over {kv_heads} key heads, wanted a multiple: check the head counts")
-    check(out, "out", q.dtype, (rows, heads, v_cache.shape[2]))
-    if sinks is not None:
-        check(sinks, "sinks", torch.float32, (heads,))
+    check_all(("out", out, f"{dtype} N H Dv"), *([] if sinks is None else [("sinks", sinks, "float32 H")]), **sizes)
 
 
 def _check_chunk(chunk: int) -> None:
     if chunk < 0:
         raise ValueError(f"chunk is {chunk}, wanted the tokens of an attention chunk, or 0 for none")
-
-
-def _check_table(slot_table: Tensor, rows: Tensor, b: int) -> None:
-    check(slot_table, "slot_table", torch.int32, (ANY, ANY))
-    check(rows, "rows", torch.int64, (b,))
 
 
 def _check_row(slot_table: Tensor, row: int, request: int, keys: int) -> None:

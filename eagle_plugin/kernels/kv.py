@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.core import verify as oracle
-from eagle_plugin.kernels.checks import ANY, check
+from eagle_plugin.kernels.checks import check_all, check_values, name_of
 from eagle_plugin.kernels.loader import function
 
 __all__ = ["compact_kv", "store_kv"]
@@ -47,15 +47,15 @@ def store_kv(k_cache: Tensor, v_cache: Tensor, loc: Tensor, k: Tensor, v: Tensor
     if native is not None:
         native(k_cache, v_cache, loc, k, v)
         return
-    check(k_cache, "k_cache", k_cache.dtype, (ANY, ANY, ANY))
-    slots, heads, _ = k_cache.shape
-    check(v_cache, "v_cache", k_cache.dtype, (slots, heads, ANY))
-    check(loc, "loc", torch.int64, (ANY,))
-    check(k, "k", k_cache.dtype, (loc.shape[0], *k_cache.shape[1:]))
-    check(v, "v", k_cache.dtype, (loc.shape[0], *v_cache.shape[1:]))
-    if k_cache.is_cpu and loc.numel() and not 0 <= int(loc.min()) <= int(loc.max()) < k_cache.shape[0]:
-        bad = next(x for x in loc.tolist() if not 0 <= x < k_cache.shape[0])
-        raise ValueError(f"loc names slot {bad}, wanted 0 to {k_cache.shape[0] - 1}: allocate the slot first")
+    dtype = name_of(k_cache.dtype)
+    sizes = check_all(
+        ("k_cache", k_cache, f"{dtype} slots H D"),
+        ("v_cache", v_cache, f"{dtype} slots H Dv"),
+        ("loc", loc, "int64 N"),
+        ("k", k, f"{dtype} N H D"),
+        ("v", v, f"{dtype} N H Dv"),
+    )
+    check_values("loc names slot {value}", loc, 0, sizes["slots"] - 1, "allocate the slot first")
     k_cache[loc] = k
     v_cache[loc] = v
 
@@ -63,25 +63,23 @@ def store_kv(k_cache: Tensor, v_cache: Tensor, loc: Tensor, k: Tensor, v: Tensor
 def _compact_kv_torch(
     data_ptrs: Tensor, row_bytes: Tensor, window: Tensor, index: Tensor, lengths: Tensor, slots: int
 ) -> None:
-    check(data_ptrs, "data_ptrs", torch.int64, (ANY,))
-    check(row_bytes, "row_bytes", torch.int64, tuple(data_ptrs.shape))
-    check(window, "window", torch.int64, (ANY, ANY))
-    b, width = window.shape
-    check(index, "index", torch.int32, (b, ANY))
-    check(lengths, "lengths", torch.int32, (b,))
-    moves, longest = [], min(width, index.shape[1])
+    sizes = check_all(
+        ("data_ptrs", data_ptrs, "int64 n"),
+        ("row_bytes", row_bytes, "int64 n"),
+        ("window", window, "int64 b W"),
+        ("index", index, "int32 b E"),
+        ("lengths", lengths, "int32 b"),
+    )
+    longest = min(sizes["W"], sizes["E"])
+    check_values("lengths[{at}] is {value}", lengths, 0, longest, "pass the lengths of verify_tree")
+    nodes = index.where(torch.arange(sizes["E"]) < lengths[:, None], 0)
+    check_values("index[{at}] is {value}", nodes, 0, sizes["W"] - 1, "pass the index of verify_tree")
+    moves = []
     for i, length in enumerate(lengths.tolist()):
-        if not 0 <= length <= longest:
-            raise ValueError(f"lengths[{i}] is {length}, wanted 0 to {longest}: pass the lengths of verify_tree")
-        for j, node in enumerate(index[i, :length].tolist()):
-            if not 0 <= node < width:
-                raise ValueError(f"index[{i}, {j}] is {node}, wanted 0 to {width - 1}: pass the index of verify_tree")
-            source, to = int(window[i, node]), int(window[i, j])
-            for slot in (source, to):
-                if slot < 0 or (slots and slot >= slots):
-                    most = f"0 to {slots - 1}" if slots else "0 or more"
-                    raise ValueError(f"window of request {i} names slot {slot}, wanted {most}: allocate the slot first")
-            moves.append((source, to))
+        ends = torch.stack([window[i, nodes[i, :length].long()], window[i, :length]], dim=1)  # [length, 2]: from, to
+        last = slots - 1 if slots else None
+        check_values(f"window of request {i} names slot {{value}}", ends, 0, last, "allocate the slot first")
+        moves += ends.tolist()
     for base, size in zip(data_ptrs.tolist(), row_bytes.tolist(), strict=True):
         rows = [ctypes.string_at((base + source * size) % 2**64, size) for source, _ in moves]  # read all, then write
         for (_, to), row in zip(moves, rows, strict=True):

@@ -13,7 +13,7 @@ from torch import Tensor
 from eagle_plugin.core import penalties as oracle
 from eagle_plugin.core.penalties import Penalties
 from eagle_plugin.core.shape import MAX_WIDTH
-from eagle_plugin.kernels.checks import ANY, check
+from eagle_plugin.kernels.checks import check_all, check_values
 from eagle_plugin.kernels.loader import function
 
 __all__ = ["Penalties", "count_tokens", "penalize_nodes"]
@@ -50,7 +50,8 @@ def count_tokens(counts: Tensor, rows: Tensor, tokens: Tensor, lengths: Tensor) 
     oracle.count_tokens(counts, rows, tokens, lengths)
 
 
-# The torch path's copy of the checks in csrc/bindings/penalties.h; the tests want the same sentences from both.
+# The torch path's checks; those of csrc/bindings/penalties.h.
+_ROWS = "the tables have a row for each request"
 
 
 def _check_nodes(
@@ -62,48 +63,36 @@ def _check_nodes(
     lengths: Tensor,
     penalties: Penalties,
 ) -> None:
-    check(tokens, "tokens", torch.int64, (ANY, ANY))
-    b, width = tokens.shape
+    b, width = check_all(("tokens", tokens, "int64 b W")).values()
     if not 1 <= width <= MAX_WIDTH:
         raise ValueError(f"tokens has {width} nodes per request, wanted 1 to {MAX_WIDTH}: ancestors have 64 bits")
-    check(ancestors, "ancestors", torch.int64, (b, width))
-    check(depths, "depths", torch.int32, (b, width))
-    check(logits, "logits", torch.float32, (b * width, ANY))
-    check(rows, "rows", torch.int64, (b,))
-    check(lengths, "lengths", torch.int64, (b,))
-    check(penalties.counts, "penalties.counts", torch.int32, (ANY, logits.shape[1]))
-    size = len(penalties.counts)
-    check(penalties.frequency, "penalties.frequency", torch.float32, (size,))
-    check(penalties.presence, "penalties.presence", torch.float32, (size,))
-    check(penalties.repetition, "penalties.repetition", torch.float32, (size,))
-    check(penalties.stops, "penalties.stops", torch.int64, (size, ANY))
-    check(penalties.min_lens, "penalties.min_lens", torch.int64, (size,))
-    _check_rows(rows, size)
+    sizes = check_all(
+        ("ancestors", ancestors, "int64 b W"),
+        ("depths", depths, "int32 b W"),
+        ("logits", logits, "float32 nodes V"),
+        ("rows", rows, "int64 b"),
+        ("lengths", lengths, "int64 b"),
+        ("penalties.counts", penalties.counts, "int32 P V"),
+        ("penalties.frequency", penalties.frequency, "float32 P"),
+        ("penalties.presence", penalties.presence, "float32 P"),
+        ("penalties.repetition", penalties.repetition, "float32 P"),
+        ("penalties.stops", penalties.stops, "int64 P *"),
+        ("penalties.min_lens", penalties.min_lens, "int64 P"),
+        b=b,
+        W=width,
+        nodes=b * width,
+    )
+    check_values("rows[{at}] is {value}", rows, 0, sizes["P"] - 1, _ROWS)
 
 
 def _check_counted(counts: Tensor, rows: Tensor, tokens: Tensor, lengths: Tensor) -> None:
-    check(counts, "counts", torch.int32, (ANY, ANY))
-    check(tokens, "tokens", torch.int64, (ANY, ANY))
-    b, most = tokens.shape
-    check(rows, "rows", torch.int64, (b,))
-    check(lengths, "lengths", torch.int32, (b,))
-    _check_rows(rows, len(counts))
-    if not tokens.is_cpu:
-        return
-    vocabulary = counts.shape[1]
-    for i, (length, yielded) in enumerate(zip(lengths.tolist(), tokens.tolist(), strict=True)):
-        if not 0 <= length <= most:
-            raise ValueError(f"lengths[{i}] is {length}, wanted 0 to {most}: pass the lengths of verify_tree")
-        for j, token in enumerate(yielded[:length]):
-            if not 0 <= token < vocabulary:
-                raise ValueError(
-                    f"tokens[{i}, {j}] is {token}, wanted 0 to {vocabulary - 1}: counts has a column per token"
-                )
-
-
-def _check_rows(rows: Tensor, size: int) -> None:
-    if not rows.is_cpu:
-        return
-    for i, row in enumerate(rows.tolist()):
-        if not 0 <= row < size:
-            raise ValueError(f"rows[{i}] is {row}, wanted 0 to {size - 1}: the tables have a row for each request")
+    size, vocabulary, _, most = check_all(
+        ("counts", counts, "int32 P V"),
+        ("tokens", tokens, "int64 b E"),
+        ("rows", rows, "int64 b"),
+        ("lengths", lengths, "int32 b"),
+    ).values()
+    check_values("rows[{at}] is {value}", rows, 0, size - 1, _ROWS)
+    check_values("lengths[{at}] is {value}", lengths, 0, most, "pass the lengths of verify_tree")
+    counted = tokens.where(torch.arange(most, device=tokens.device) < lengths[:, None], 0)
+    check_values("tokens[{at}] is {value}", counted, 0, vocabulary - 1, "counts has a column per token")

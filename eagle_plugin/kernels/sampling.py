@@ -18,7 +18,7 @@ from eagle_plugin.core.propose import MAX_TOP_M, SLOT_WEIGHTS, Children, Proposa
 from eagle_plugin.core.sampling import Filters, SamplingParams, check_filters
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.kernels.checks import ANY, check
+from eagle_plugin.kernels.checks import check_all, check_sampling, check_values
 from eagle_plugin.kernels.loader import function
 
 __all__ = ["Accepted", "Children", "Filters", "Proposals", "SamplingParams"]
@@ -29,15 +29,14 @@ MAX_SAMPLED = 4  # sampled children of a node that the native kernels draw and t
 WORKSPACE_SIZE = 7336  # of 8 bytes, per node, that verify_tree's launches leave to each other on CUDA
 
 
-def uniforms(keys: Tensor, counters: Tensor, stream: int, n: int) -> Tensor:
+def uniforms(rng_keys: Tensor, counters: Tensor, stream: int, n: int) -> Tensor:
     """Return n random numbers per request, [b, n] float64; see `core.rng.uniforms`."""
-    native = function("uniforms", keys.device.type)
+    native = function("uniforms", rng_keys.device.type)
     if native is None:
-        check(keys, "keys", torch.int64, (ANY,))
-        check(counters, "counters", torch.int64, tuple(keys.shape))
-        return rng.uniforms(keys, counters, stream, n)
-    out = keys.new_empty(len(keys), n, dtype=torch.float64)
-    native(keys, counters, stream, out)
+        check_all(("rng_keys", rng_keys, "int64 b"), ("counters", counters, "int64 b"))
+        return rng.uniforms(rng_keys, counters, stream, n)
+    out = rng_keys.new_empty(len(rng_keys), n, dtype=torch.float64)
+    native(rng_keys, counters, stream, out)
     return out
 
 
@@ -80,7 +79,7 @@ def propose(
         logp.new_empty(rows, top_m, dtype=torch.int64),
         logp.new_empty(rows, top_m),
     )
-    native(logp, index, *params, uniforms, first_row, rows_per_request, draft_to_target, tuple(slot_weights), *children)
+    native(logp, index, params, uniforms, first_row, rows_per_request, draft_to_target, tuple(slot_weights), *children)
     return children
 
 
@@ -114,27 +113,25 @@ def verify_tree(
         logits.new_empty(b, dtype=torch.int32),
         logits.new_empty(b, max_accept_length, dtype=torch.int64),
     )
-    given = (tree.tokens, tree.parents, tree.draws, logits, *params, *proposals, uniforms, filters == "chained")
+    given = (tree.tokens, tree.parents, tree.draws, logits, params, *proposals, uniforms, filters == "chained")
     native(*given, workspace, *accepted)
     return accepted
 
 
-# The torch path's copy of the argument checks in csrc/bindings/sampling.h. tests/kernels/test_argument_checks.py runs
-# every case on both and wants the same sentence.
+# The torch path's checks; those of csrc/bindings/sampling.h. tests/kernels/test_argument_checks.py runs every case on
+# both and wants the same sentence.
 
 
 def _check_params(params: SamplingParams, rows: int) -> None:
-    check(params.temperatures, "params.temperatures", torch.float32, (rows,))
-    check(params.top_ks, "params.top_ks", torch.int32, (rows,))
-    check(params.top_ps, "params.top_ps", torch.float32, (rows,))
-    check(params.min_ps, "params.min_ps", torch.float32, (rows,))
+    check_sampling(params, "params", rows)
     if not params.temperatures.is_cpu:
         return
-    for i, (temperature, top_k) in enumerate(zip(params.temperatures.tolist(), params.top_ks.tolist(), strict=True)):
+    for i, temperature in enumerate(params.temperatures.tolist()):
         if not temperature > 0:
             raise ValueError(
                 f"params.temperatures[{i}] is {temperature:g}, wanted above 0: greedy is top_k 1 with temperature 1"
             )
+    for i, top_k in enumerate(params.top_ks.tolist()):
         if top_k < 1:
             raise ValueError(f"params.top_ks[{i}] is {top_k}, wanted at least 1: the vocabulary size is off")
 
@@ -149,35 +146,23 @@ def _check_propose(
     draft_to_target: Tensor | None,
     num_sampled: int,
 ) -> None:
-    check(logp, "logp", torch.float32, (ANY, ANY))
-    rows, top_m = logp.shape
-    check(index, "index", torch.int64, (rows, top_m))
+    rows, top_m = check_all(("logp", logp, "float32 R M"), ("index", index, "int64 R M")).values()
     _check_params(params, rows)
     if num_sampled > MAX_SAMPLED:
         raise ValueError(
             f"slot_weights has {num_sampled} weights, wanted at most {MAX_SAMPLED}: one per sampled child of a node"
         )
-    check(uniforms, "uniforms", torch.float64, (rows, num_sampled))
+    check_all(("uniforms", uniforms, "float64 R S"), R=rows, S=num_sampled)
     if not 1 <= k <= top_m <= MAX_TOP_M:
         raise ValueError(
             f"k is {k} of a list of {top_m}, wanted 1 <= k <= M <= {MAX_TOP_M}: change k or the number of candidates"
         )
     if rows_per_request < 1:
         raise ValueError(f"rows_per_request is {rows_per_request}, wanted at least 1: it is the batch's rows over b")
-    if draft_to_target is None:
-        return
-    check(draft_to_target, "draft_to_target", torch.int64, (ANY,))
-    if index.is_cpu and index.numel():
-        _check_range(index, len(draft_to_target))
-
-
-def _check_range(index: Tensor, vocabulary: int) -> None:
-    wrong = index[(index < 0) | (index >= vocabulary)]
-    if wrong.numel():
-        raise ValueError(
-            f"index names draft token {int(wrong[0])}, wanted 0 to {vocabulary - 1}: draft_to_target must hold the "
-            "whole draft vocabulary"
-        )
+    if draft_to_target is not None:
+        (last,) = check_all(("draft_to_target", draft_to_target, "int64 D")).values()
+        fix = "draft_to_target must hold the whole draft vocabulary"
+        check_values("index names draft token {value}", index, 0, last - 1, fix)
 
 
 def _check_tree(
@@ -188,29 +173,26 @@ def _check_tree(
     uniforms: Tensor,
     max_accept_length: int,
 ) -> None:
-    check(tree.tokens, "tokens", torch.int64, (ANY, ANY))
-    b, width = tree.tokens.shape
-    check(tree.parents, "parents", torch.int32, (b, width))
-    check(tree.draws, "draws", torch.int32, (b, width))
-    check(logits, "logits", torch.float32, (b * width, ANY))
+    b, width = check_all(
+        ("tokens", tree.tokens, "int64 b W"), ("parents", tree.parents, "int32 b W"), ("draws", tree.draws, "int32 b W")
+    ).values()
+    (_, vocabulary) = check_all(("logits", logits, "float32 rows V"), rows=b * width).values()
     _check_params(params, b)
-    check(proposals.tokens, "proposals.tokens", torch.int64, (b, ANY, ANY))
-    check(proposals.weights, "proposals.weights", torch.float32, tuple(proposals.tokens.shape))
-    check(uniforms, "uniforms", torch.float64, (b, max_accept_length, ANY))
-    num_uniforms, vocabulary, rows = uniforms.shape[2], logits.shape[1], proposals.tokens.shape[1]
+    sizes = check_all(
+        ("proposals.tokens", proposals.tokens, "int64 b P M"),
+        ("proposals.weights", proposals.weights, "float32 b P M"),
+        ("uniforms", uniforms, "float64 b E numbers"),
+        b=b,
+        E=max_accept_length,
+    )
     if width < 1:
         raise ValueError("tokens has 0 nodes per request, wanted at least the root: add node 0")
-    if not 1 <= num_uniforms <= MAX_SAMPLED + 1:
+    if not 1 <= sizes["numbers"] <= MAX_SAMPLED + 1:
         raise ValueError(
-            f"uniforms has {num_uniforms} numbers per node, wanted 1 to {MAX_SAMPLED + 1}: one for each sampled child "
-            "to test and one to draw with"
+            f"uniforms has {sizes['numbers']} numbers per node, wanted 1 to {MAX_SAMPLED + 1}: one for each sampled "
+            "child to test and one to draw with"
         )
     if vocabulary < 1:
         raise ValueError(f"logits has a vocabulary of {vocabulary}, wanted 1 to 2^31 - 1: pass the target's logits")
-    if tree.draws.is_cpu:
-        wrong = tree.draws[(tree.draws < -1) | (tree.draws >= rows)]
-        if wrong.numel():
-            raise ValueError(
-                f"draws names proposal row {int(wrong[0])}, wanted -1 to {rows - 1}: pass the proposals that drew "
-                "this tree"
-            )
+    fix = "pass the proposals that drew this tree"
+    check_values("draws names proposal row {value}", tree.draws, -1, sizes["P"] - 1, fix)

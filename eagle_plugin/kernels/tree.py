@@ -14,7 +14,7 @@ from eagle_plugin.core import tree as oracle
 from eagle_plugin.core.propose import MAX_TOP_M
 from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier, new_table, unwritten_table
-from eagle_plugin.kernels.checks import ANY, check
+from eagle_plugin.kernels.checks import check_all
 from eagle_plugin.kernels.loader import function
 
 __all__ = [
@@ -52,22 +52,22 @@ def topk_log_softmax(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def grow_level(
     table: CandidateTable,
     offset: int,
-    level: int,
+    depth: int,
     logp: Tensor,
     tokens: Tensor,
     previous: Frontier | None,
-    beam: int,
+    topk: int,
     draws: Tensor | None = None,
 ) -> Frontier:
-    """Write a level's candidates into the table and return the best `beam`; see `core.tree.grow_level`."""
+    """Write the candidates of one depth into the table and return the best `topk`; see `core.tree.grow_level`."""
     native = function("grow_level", logp.device.type)
     if native is None:
-        _check_level(table, offset, level, logp, tokens, previous, beam, draws)
-        return oracle.grow_level(table, offset, level, logp, tokens, previous, beam, draws)
+        _check_level(table, offset, depth, logp, tokens, previous, topk, draws)
+        return oracle.grow_level(table, offset, depth, logp, tokens, previous, topk, draws)
     if logp.dim() != 3:
         raise ValueError(f"logp has shape {list(logp.shape)}, wanted [b, Fp, k]: pass a tensor of that shape")
     b, rows, k = logp.shape
-    keep = max(min(beam, rows * k), 0)
+    keep = max(min(topk, rows * k), 0)
     frontier = Frontier(
         logp.new_empty(b, keep, dtype=torch.int32),
         logp.new_empty(b, keep),
@@ -76,20 +76,20 @@ def grow_level(
         logp.new_empty(b, keep, dtype=torch.int64),
     )
     before = (None, None, None) if previous is None else (previous.candidates, previous.scores, previous.ancestors)
-    native(*table, offset, level, logp, tokens, draws, *before, beam, *frontier)
+    native(*table, offset, depth, logp, tokens, draws, *before, topk, *frontier)
     return frontier
 
 
 def grow_levels(
-    table: CandidateTable, steps: int, beam: int, logp: Tensor, tokens: Tensor, draws: Tensor | None = None
+    table: CandidateTable, depth: int, topk: int, logp: Tensor, tokens: Tensor, draws: Tensor | None = None
 ) -> None:
     """Write all levels of trees whose children do not depend on the path above; see `core.tree.grow_levels`."""
     native = function("grow_levels", logp.device.type)
     if native is None:
-        _check_levels(table, steps, beam, logp, tokens, draws)
-        oracle.grow_levels(table, steps, beam, logp, tokens, draws)
+        _check_levels(table, depth, topk, logp, tokens, draws)
+        oracle.grow_levels(table, depth, topk, logp, tokens, draws)
         return
-    native(*table, steps, beam, logp, tokens, draws)
+    native(*table, depth, topk, logp, tokens, draws)
 
 
 def select_tree(table: CandidateTable, root_tokens: Tensor, width: int) -> DraftTree:
@@ -102,8 +102,8 @@ def select_tree(table: CandidateTable, root_tokens: Tensor, width: int) -> Draft
         raise ValueError(f"width is {width}, wanted 1 to 64: ancestors are one 64-bit bitmask per node")
     native = function("select_tree", root_tokens.device.type)
     if native is None:
-        _check_table(table, root_tokens.shape[0])
-        check(root_tokens, "root_tokens", torch.int64, (ANY,))
+        _check_table(table, len(root_tokens))
+        check_all(("root_tokens", root_tokens, "int64 b"))
         return oracle.select_tree(table, root_tokens, width)
     b = root_tokens.shape[0]
     tree = DraftTree(
@@ -121,83 +121,88 @@ def sibling_links(parents: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first child and the next sibling of every node, [b, W] int64 each; see `core.links.sibling_links`."""
     native = function("sibling_links", parents.device.type)
     if native is None:
-        check(parents, "parents", torch.int32, (ANY, ANY))
+        check_all(("parents", parents, "int32 b W"))
         return links.sibling_links(parents)
     first_child, next_sibling = (torch.empty_like(parents, dtype=torch.int64) for _ in range(2))
     native(parents, first_child, next_sibling)
     return first_child, next_sibling
 
 
-# The torch path's copy of the argument checks in csrc/bindings/tree.h; the tests want the same sentences from both.
+# The torch path's checks; those of csrc/bindings/tree.h.
 
 
-def _check_table(table: CandidateTable, b: int) -> None:
-    check(table.scores, "table.scores", torch.float32, (b, ANY))
-    check(table.tokens, "table.tokens", torch.int64, tuple(table.scores.shape))
-    check(table.parents, "table.parents", torch.int32, tuple(table.scores.shape))
-    check(table.draws, "table.draws", torch.int32, tuple(table.scores.shape))
+def _check_table(table: CandidateTable, b: int) -> int:
+    """Returns how many candidates the table holds."""
+    return check_all(
+        ("table.scores", table.scores, "float32 b C"),
+        ("table.tokens", table.tokens, "int64 b C"),
+        ("table.parents", table.parents, "int32 b C"),
+        ("table.draws", table.draws, "int32 b C"),
+        b=b,
+    )["C"]
 
 
-def _check_children(table: CandidateTable, logp: Tensor, tokens: Tensor, draws: Tensor | None) -> torch.Size:
-    """Returns the shape [b, rows, k] of the children."""
-    check(logp, "logp", torch.float32, (ANY, ANY, ANY))
-    check(tokens, "tokens", torch.int64, tuple(logp.shape))
-    if draws is not None:
-        check(draws, "draws", torch.int32, tuple(logp.shape))
-    _check_table(table, len(logp))
-    return logp.shape
+def _check_children(
+    table: CandidateTable, logp: Tensor, tokens: Tensor, draws: Tensor | None
+) -> tuple[int, int, int, int]:
+    """Returns the shape b, rows, k of the children, and how many candidates the table holds."""
+    drawn = [] if draws is None else [("draws", draws, "int32 b R k")]
+    b, rows, k = check_all(("logp", logp, "float32 b R k"), ("tokens", tokens, "int64 b R k"), *drawn).values()
+    return b, rows, k, _check_table(table, b)
 
 
 def _check_level(
     table: CandidateTable,
     offset: int,
-    level: int,
+    depth: int,
     logp: Tensor,
     tokens: Tensor,
     previous: Frontier | None,
-    beam: int,
+    topk: int,
     draws: Tensor | None,
 ) -> None:
-    b, rows, k = _check_children(table, logp, tokens, draws)
+    b, rows, k, capacity = _check_children(table, logp, tokens, draws)
     if previous is not None:
-        check(previous.candidates, "previous.candidates", torch.int32, (b, rows))
-        check(previous.scores, "previous.scores", torch.float32, (b, rows))
-        check(previous.ancestors, "previous.ancestors", torch.int64, (b, rows))
+        check_all(
+            ("previous.candidates", previous.candidates, "int32 b R"),
+            ("previous.scores", previous.scores, "float32 b R"),
+            ("previous.ancestors", previous.ancestors, "int64 b R"),
+            b=b,
+            R=rows,
+        )
     elif rows != 1:
         raise ValueError(
             f"logp has {rows} rows per request, wanted 1 without a previous frontier: "
-            "only the root has children at level 1"
+            "only the root has children at depth 1"
         )
-    capacity, need = table.scores.shape[1], offset + rows * k
+    need, keep = offset + rows * k, min(topk, rows * k)
     if offset < 0 or need > capacity:
         raise ValueError(
             f"table holds {capacity} candidates, wanted at least {need} (offset {offset}): "
             "make it larger with new_table"
         )
-    keep = min(beam, rows * k)
-    if level < 1 or keep < 0 or (level - 1) * beam + keep > MAX_WIDTH:
+    if depth < 1 or keep < 0 or (depth - 1) * topk + keep > MAX_WIDTH:
         raise ValueError(
-            f"level {level} with beam {beam} needs draft slots up to {(level - 1) * beam + keep}, wanted at most 64: "
-            "lower the depth or the beam"
+            f"depth {depth} with topk {topk} needs draft slots up to {(depth - 1) * topk + keep}, wanted at most 64: "
+            "lower the depth or topk"
         )
 
 
 def _check_levels(
-    table: CandidateTable, steps: int, beam: int, logp: Tensor, tokens: Tensor, draws: Tensor | None
+    table: CandidateTable, depth: int, topk: int, logp: Tensor, tokens: Tensor, draws: Tensor | None
 ) -> None:
-    b, rows, k = _check_children(table, logp, tokens, draws)
-    slots = (steps - 1) * beam
-    if steps < 1 or beam < 1 or slots > MAX_WIDTH:
+    _, rows, k, capacity = _check_children(table, logp, tokens, draws)
+    slots = (depth - 1) * topk
+    if depth < 1 or topk < 1 or slots > MAX_WIDTH:
         raise ValueError(
-            f"{steps} levels with beam {beam} need {slots} draft slots, wanted at most 64, and at least 1 level and 1 "
-            "node: lower the depth or the beam"
+            f"depth {depth} with topk {topk} needs {slots} draft slots, wanted at most 64, and a depth and a topk of "
+            "at least 1: lower the depth or topk"
         )
-    if rows != 1 + slots or k < beam:
+    if rows != 1 + slots or k < topk:
         raise ValueError(
-            f"logp has {rows} rows of {k} children per request, wanted {1 + slots} of at least {beam}: one for the "
-            "root, then beam for each level"
+            f"logp has {rows} rows of {k} children per request, wanted {1 + slots} of at least {topk}: one for the "
+            "root, then topk for each further depth"
         )
-    capacity = table.scores.shape[1]
     if rows * k > capacity:
         raise ValueError(
             f"table holds {capacity} candidates, wanted at least {rows * k}: make it larger with new_table"

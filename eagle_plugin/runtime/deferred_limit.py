@@ -7,7 +7,7 @@ from collections.abc import Mapping
 MOST_BYTES = 2**28  # of the target's states of all requests
 
 
-def most_pending(row_bytes: int) -> int:
+def most_deferred(row_bytes: int) -> int:
     """How many rows of so many bytes are kept, at least one; row_bytes: one row, or one of each request."""
     return max(1, MOST_BYTES // row_bytes)
 

@@ -153,6 +153,15 @@ class StaticMemory:
         """Memory for up to `rows` rows as that of `like` [1, ...]."""
         self.allocate(name, rows * like[0].numel(), like.dtype, fill)
 
+    def allocate_fields(self, name: str, values: Fields) -> None:
+        """Memory for the tensors of a named tuple, which it holds now; that of field F has the name NAME.F."""
+        for field, x in values._asdict().items():
+            self._flat[f"{name}.{field}"] = x.flatten().clone()
+
+    def view_fields(self, name: str, kind: type[Fields], *shape: int) -> Fields:
+        """The named tuple of this kind under this name; every field has this shape."""
+        return kind(*(self.view(f"{name}.{field}", *shape) for field in kind._fields))
+
     def put_fields(self, name: str, values: Fields) -> Fields:
         """`put` every tensor of a named tuple; that of field F has the name NAME.F."""
         return values._make(self.put(f"{name}.{field}", x) for field, x in values._asdict().items())

@@ -27,10 +27,10 @@ def request_keys(
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """One key per request, [b] int64: its seed (modulo 2^64) where `seeds` has one, else 64 new random bits."""
-    keys = torch.randint(-(2**63), 2**63 - 1, (b,), device=device, generator=generator)
+    rng_keys = torch.randint(-(2**63), 2**63 - 1, (b,), device=device, generator=generator)
     for i, seed in seeds.items():
-        keys[i] = (seed + 2**63) % 2**64 - 2**63
-    return keys
+        rng_keys[i] = (seed + 2**63) % 2**64 - 2**63
+    return rng_keys
 
 
 class KeyTable:
@@ -63,30 +63,30 @@ def without_sampled_children(sampling: SamplingParams, seeded: Tensor) -> Sampli
     return sampling._replace(top_ks=sampling.top_ks.masked_fill(seeded, 1))
 
 
-def draft_uniforms(keys: Tensor, lengths: Tensor, shape: Shape) -> Tensor:
+def draft_uniforms(rng_keys: Tensor, lengths: Tensor, shape: Shape) -> Tensor:
     """Numbers for the sampled children of P proposal rows, the root's first; [b, P, S] float64 in [0, 1).
 
-    keys [b] int64; lengths [b] int64: committed tokens, the root not counted.
+    rng_keys [b] int64; lengths [b] int64: committed tokens, the root not counted.
     """
     rows = 1 + shape.draft_slots
-    return uniforms(keys, lengths, DRAFT, rows * NUM_SAMPLED).view(-1, rows, NUM_SAMPLED)
+    return uniforms(rng_keys, lengths, DRAFT, rows * NUM_SAMPLED).view(-1, rows, NUM_SAMPLED)
 
 
-def verify_uniforms(keys: Tensor, lengths: Tensor, max_accept_length: int) -> Tensor:
+def verify_uniforms(rng_keys: Tensor, lengths: Tensor, max_accept_length: int) -> Tensor:
     """Numbers for the walk: S tests and a draw at each node of a path of E nodes; [b, E, S + 1] float64 in [0, 1).
 
-    keys [b] int64; lengths [b] int64: the position of the root.
+    rng_keys [b] int64; lengths [b] int64: the position of the root.
     """
     positions = lengths[:, None] + torch.arange(max_accept_length, device=lengths.device)
-    keys = keys.repeat_interleave(max_accept_length)
-    return uniforms(keys, positions.view(-1), VERIFY, NUM_SAMPLED + 1).view(-1, max_accept_length, NUM_SAMPLED + 1)
+    rng_keys = rng_keys.repeat_interleave(max_accept_length)
+    return uniforms(rng_keys, positions.view(-1), VERIFY, NUM_SAMPLED + 1).view(-1, max_accept_length, NUM_SAMPLED + 1)
 
 
-def synthetic_uniforms(keys: Tensor, lengths: Tensor) -> Tensor:
+def synthetic_uniforms(rng_keys: Tensor, lengths: Tensor) -> Tensor:
     """Numbers for the length and the end of a synthetic path, [b, 2] float64; arguments as of `verify_uniforms`."""
-    return uniforms(keys, lengths, SYNTHETIC, UNIFORMS)
+    return uniforms(rng_keys, lengths, SYNTHETIC, UNIFORMS)
 
 
-def draw_uniforms(keys: Tensor, positions: Tensor) -> Tensor:
+def draw_uniforms(rng_keys: Tensor, positions: Tensor) -> Tensor:
     """The numbers of `verify_uniforms` that draw the token after one position per request, [b, 1] float64."""
-    return verify_uniforms(keys, positions, 1)[:, 0, -1:].contiguous()
+    return verify_uniforms(rng_keys, positions, 1)[:, 0, -1:].contiguous()

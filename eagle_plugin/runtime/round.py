@@ -237,8 +237,8 @@ class TreeBuilder:
         topk = self._shape.topk
         first = 0 if previous is None else 1 + (level - 2) * topk  # proposal row of the frontier's first node
         logp, tokens, draws = self._children_of(top, first)
-        beam = topk if level < self._shape.steps else 0
-        return grow_level(self.table, first * self._children, level, logp, tokens, previous, beam, draws)
+        keep = topk if level < self._shape.steps else 0
+        return grow_level(self.table, first * self._children, level, logp, tokens, previous, keep, draws)
 
     def add_levels(self, top: TopM) -> None:
         """The same for all levels at once, from their lists [b, D, M]."""
@@ -293,7 +293,7 @@ def accept(
     drafts: Drafts,
     logits: Tensor,
     sampling: SamplingParams,
-    keys: Tensor | None,
+    rng_keys: Tensor | None,
     lengths: Tensor,
     filters: Filters,
     synthetic: SyntheticRates | None = None,
@@ -301,18 +301,18 @@ def accept(
     """Walk each tree so that the accepted tokens have the target's distribution; see `core.verify.verify_tree`.
 
     logits [b * W, V] float32, row i * W + j after node j of request i, with every transform but temperature and
-    filters applied; sampling, keys [b] int64 (None where all requests are greedy) and lengths [b] int64 (L) have one
-    row per request. synthetic: for benchmarks; the same work is done, but a path of a drawn length is accepted.
+    filters applied; sampling, rng_keys [b] int64 (None where all requests are greedy) and lengths [b] int64 (L) have
+    one row per request. synthetic: for benchmarks; the same work is done, but a path of a drawn length is accepted.
     """
     longest = drafts.shape.max_accept_length
-    if keys is None:
+    if rng_keys is None:
         uniforms = torch.zeros(len(lengths), longest, NUM_SAMPLED + 1, dtype=torch.float64, device=lengths.device)
     else:
-        uniforms = verify_uniforms(keys, lengths, longest)
+        uniforms = verify_uniforms(rng_keys, lengths, longest)
     accepted = verify_tree(drafts.tree, logits, sampling, drafts.proposals, uniforms, longest, filters=filters)
     if synthetic is None or longest == 1:
         return accepted
-    drawn = synthetic_uniforms(keys_of_trees(drafts.tree) if keys is None else keys, lengths)
+    drawn = synthetic_uniforms(keys_of_trees(drafts.tree) if rng_keys is None else rng_keys, lengths)
     return accept_synthetic(drafts.tree, logits, synthetic.of(drafts.shape), drawn, longest)
 
 

@@ -98,12 +98,7 @@ class ToyRound:
         """Fill the memory with another random batch, of fewer requests than lanes now and then."""
         trial = self._trial
         self.b = b = LANES - int(trial.randint(0, 2, 1))
-        sampling = trial.params(b)
-        if self._greedy:
-            sampling = SamplingParams(
-                torch.ones_like(sampling.temperatures), torch.ones_like(sampling.top_ks),
-                torch.ones_like(sampling.top_ps), torch.zeros_like(sampling.min_ps),
-            )  # fmt: skip
+        sampling = SamplingParams.greedy(b, trial.device) if self._greedy else trial.params(b)
         lengths = trial.randint(1, trial.sizes.prefix, b)
         rows = trial.permutation(LANES)[:b].contiguous()
         round_start.start_round(self.start, lengths, rows, self._engine_table, self._keys, sampling)
@@ -119,7 +114,7 @@ class ToyRound:
         """Draft, verify, walk, move, extend: a function of the memory alone."""
         shape, start = self.shape, self.start
         top_m = top_m_of(shape, self._greedy)
-        uniforms = None if self._greedy else draft_uniforms(start.keys, start.prefix_lens, shape)
+        uniforms = None if self._greedy else draft_uniforms(start.rng_keys, start.prefix_lens, shape)
         levels = RecurrentLevels(
             shape, HeadState(TopM(self._logp, self._tokens), self._hidden), start.prefix_lens, top_m, self._forward
         )
@@ -129,7 +124,7 @@ class ToyRound:
         logits, features = self.target(
             tree.tokens.view(-1), positions, window.view(-1), start, tree.ancestors, shape.width
         )
-        accepted = accept(drafts, logits, start.sampling, start.keys, start.prefix_lens, filters="joint")
+        accepted = accept(drafts, logits, start.sampling, start.rng_keys, start.prefix_lens, filters="joint")
         self._moved.move_accepted(window, accepted)
         path = read_path(accepted, start.prefix_lens, shape.width)
         features = features[path.rows.view(-1)]

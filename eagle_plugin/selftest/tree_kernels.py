@@ -34,9 +34,9 @@ def _grow_level(trial: Trial) -> None:
     for level in range(1, shape.steps + 1):
         logp, tokens = trial.randn(b, rows, k).abs().neg(), trial.randint(0, trial.vocabulary, b, rows, k)
         draws = trial.randint(-1, 40, b, rows, k).int()
-        beam = shape.topk if level < shape.steps else 0
+        topk = shape.topk if level < shape.steps else 0
         for i, module in enumerate((kernels, oracle)):
-            frontiers[i] = module.grow_level(tables[i], offset, level, logp, tokens, frontiers[i], beam, draws)
+            frontiers[i] = module.grow_level(tables[i], offset, level, logp, tokens, frontiers[i], topk, draws)
         found, wanted = frontiers
         assert found is not None and wanted is not None
         for name, a, b_ in zip(Frontier._fields, found, wanted, strict=True):

@@ -86,8 +86,9 @@ class Trial:
         made = SamplingParams(
             0.3 + self.rand(rows), top_ks.int(), some(0.5 + self.rand(rows) / 2, 1.0), some(self.rand(rows) / 8, 0.0)
         )
-        for values, greedy, filtered in zip(made, (1.0, 1, 1.0, 0.0), (0.8, 50, 0.9, 0.02), strict=True):
-            values[:1], values[1:2] = greedy, filtered
+        filtered = SamplingParams.of(1, 0.8, top_k=50, top_p=0.9, min_p=0.02, device=self.device)
+        for values, first, second in zip(made, SamplingParams.greedy(1, self.device), filtered, strict=True):
+            values[:1], values[1:2] = first, second
         return made
 
     # What differed.

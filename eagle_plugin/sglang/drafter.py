@@ -117,7 +117,7 @@ class TreeDrafter(EagleDraftWorker):
                 state.roots,
                 levels_of(self.mask, batch.shape, state.head, batch.prefix_lens, top_m, forward),
                 batch.sampling if batch.is_greedy else without_sampled_children(batch.sampling, batch.seeded()),
-                None if batch.is_greedy else draft_uniforms(batch.keys, batch.prefix_lens, batch.shape),
+                None if batch.is_greedy else draft_uniforms(batch.rng_keys, batch.prefix_lens, batch.shape),
                 self.hot_token_id,
             )
 

@@ -104,11 +104,11 @@ class TreeVerifier:
         return TargetOutput(output.next_token_logits, output.hidden_states, linear)
 
     def walk(self, batch: RoundBatch, drafts: Drafts, logits: Tensor) -> Accepted:
-        """Accept a path of each tree by the logits [b * W, V] after its nodes; b may be less than the lanes."""
+        """Accept a path of each tree by the logits [b * W, V] after its nodes, of b requests or B."""
         b = len(drafts.tree.tokens)
         sampling = type(batch.sampling)(*(values[:b] for values in batch.sampling))
-        keys = None if batch.is_greedy else batch.keys[:b]
-        return accept(drafts, logits, sampling, keys, batch.prefix_lens[:b], "joint", self._synthetic)
+        rng_keys = None if batch.is_greedy else batch.rng_keys[:b]
+        return accept(drafts, logits, sampling, rng_keys, batch.prefix_lens[:b], "joint", self._synthetic)
 
     def walk_with_transforms(
         self,

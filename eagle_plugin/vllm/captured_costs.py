@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.policy.costs import Costs, Curve, Forward
@@ -115,7 +116,7 @@ class CapturedRounds:
         caps, step, device = self._caps, self._step, self._runner.device
         requests, lengths = self.timer.requests(b, keys)
         layers = self.timer.layers(b, keys)
-        batch, params = self._batch(b, lengths), self.timer.greedy(b)
+        batch, params = self._batch(b, lengths), SamplingParams.greedy(b, lengths.device)
         n = b * caps.width
         self._runner.input_ids.gpu[:n] = 0
         batch.put_trees(self._runner.input_ids.gpu, self._runner.positions)

@@ -171,11 +171,10 @@ class GraphTest:
         return logits
 
     def _draws(self, b: int, is_greedy: bool) -> tuple[SamplingParams, Tensor | None]:
-        ones = torch.ones(b, device=self._device)
         if is_greedy:
-            return SamplingParams(ones, ones.int(), ones, ones - 1), None
-        top_ks = torch.full((b,), self._runner.model_config.get_vocab_size(), dtype=torch.int32, device=self._device)
-        return SamplingParams(0.5 + self._uniform(b), top_ks, ones * 0.95, ones - 1), self._whole(0, 2**40, b)
+            return SamplingParams.greedy(b, self._device), None
+        params = SamplingParams.of(b, top_p=0.95, device=self._device)
+        return params._replace(temperatures=0.5 + self._uniform(b)), self._whole(0, 2**40, b)
 
     def _whole(self, low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high, shape, generator=self._generator).to(self._device)

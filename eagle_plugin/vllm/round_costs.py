@@ -23,11 +23,10 @@ from eagle_plugin.runtime.policy_start import MUCH_FASTER
 from eagle_plugin.runtime.reference_times import ReferenceTimes
 from eagle_plugin.runtime.round import Drafts, HeadState, TopM, TreeRows, accept, top_m_of
 from eagle_plugin.vllm.attention import ExtendRows, Rows
-from eagle_plugin.vllm.deferred_extend import PendingRows
+from eagle_plugin.vllm.deferred_extend import DeferredRows
 from eagle_plugin.vllm.drafter import DraftBatch, ExtendBatch
 from eagle_plugin.vllm.dummy_batches import Places, layer_metadata, places_of, target_states
 from eagle_plugin.vllm.ranks import in_any_rank
-from eagle_plugin.vllm.sampling import sampling_params
 
 BUDGET = 12.0  # seconds: what is left of the larger batches when they are spent is not measured
 PASSES = 4  # over all forwards: what disturbs the machine for a moment disturbs one of them
@@ -152,7 +151,7 @@ class RoundTimer:
         owners, slots = requests.repeat_interleave(rows), torch.arange(keys, keys + rows, device=self._device).repeat(b)
         layers = layer_metadata(runner, self._places(b, keys), Rows(None, tree), owners, slots)
         drafts = Drafts.plain(torch.zeros_like(requests), rows)
-        params = self.greedy(b)
+        params = SamplingParams.greedy(b, self._device)
         tokens = torch.zeros(b * rows, dtype=torch.int32, device=self._device)
         per_request = np.full(b, rows, dtype=np.int32)
 
@@ -193,7 +192,7 @@ class RoundTimer:
         n = min(PROMPT, self.longest, self.most_rows)
         requests, nothing = self.requests(1, 0)
         lens = torch.full_like(requests, n)
-        pending = PendingRows(
+        deferred = DeferredRows(
             tokens=torch.zeros(n, dtype=torch.int32, device=self._device),
             positions=torch.arange(n, device=self._device),
             features=self._features.new_zeros(n, self._features.shape[1]),
@@ -201,7 +200,7 @@ class RoundTimer:
             lens=[n],
             slot_table=self._head_table(1, n),
         )
-        return seconds_of(lambda: self._runner.drafter.read_pending(pending)) / n
+        return seconds_of(lambda: self._runner.drafter.read_deferred(deferred)) / n
 
     def level(self, b: int, topk: int, keys: int) -> float:
         """Seconds of one level of the draft after the first: the head's forward over `topk` nodes per request."""
@@ -225,7 +224,8 @@ class RoundTimer:
         sizes = (b, m) if drafter.mask is None else (b, shape.steps, m)
         logp = hidden.new_zeros(sizes, dtype=torch.float32)
         top = TopM(logp, torch.arange(m, device=self._device).expand(sizes).contiguous())
-        batch = DraftBatch(shape, lengths, self._head_table(b, keys), self.greedy(b), None, None)
+        params = SamplingParams.greedy(b, self._device)
+        batch = DraftBatch(shape, lengths, self._head_table(b, keys), params, None, None)
         seconds = seconds_of(lambda: drafter.draft_tree(batch, requests, HeadState(top, hidden)))
         return seconds if drafter.mask is None else seconds + self._extend(b, READ, shape, keys)
 
@@ -237,11 +237,6 @@ class RoundTimer:
         """Rows 0 .. b - 1, and the lengths of the prefixes."""
         requests = torch.arange(b, device=self._device)
         return requests, torch.full_like(requests, keys)
-
-    def greedy(self, b: int) -> SamplingParams:
-        """Of requests that take the most likely token."""
-        nothing = SimpleNamespace(temperature=None, top_k=None, top_p=None)
-        return sampling_params(nothing, None, b, self._runner.input_batch.vocab_size, self._device)
 
     def _places(self, b: int, keys: int) -> list[Places]:
         """Places for b requests in each group of caches; what they hold does not matter, so that groups may overlap."""

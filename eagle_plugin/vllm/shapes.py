@@ -46,9 +46,9 @@ class RoundShapes:
         if served is None or not len(batch.newest) == batch.b == served.b:
             self.chooser.pause()  # prompts, cut trees, requests that came or went: not the time of a round
 
-    def choose(self, batch: RoundBatch, pending: int = 0) -> Shape:
-        """The shape of the trees to draft for the requests of the step; pending: tokens that the head has not read."""
-        return self.chooser.choose(batch.b, self._keys, None, -(-pending // batch.b))
+    def choose(self, batch: RoundBatch, deferred: int = 0) -> Shape:
+        """The shape of the trees to draft for the requests of the step; deferred: tokens that the head has not read."""
+        return self.chooser.choose(batch.b, self._keys, None, -(-deferred // batch.b))
 
     def begin(self, shape: Shape, batch: RoundBatch) -> None:
         """Note that the next round begins with its drafting."""

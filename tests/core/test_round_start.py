@@ -21,7 +21,7 @@ def test_start_round() -> None:
     start_round(out, torch.tensor([3, 7]), torch.tensor([2, 1]), req_to_token, torch.tensor([4, 5, 6]), sampling)
     assert out.prefix_lens.tolist() == [3, 7, 1]
     assert out.requests.tolist() == [2, 1, 0]
-    assert out.keys.tolist() == [6, 5, 0]
+    assert out.rng_keys.tolist() == [6, 5, 0]
     assert out.slots.tolist() == [[20, 21], [16, 0], [0, 0]]  # row 1 ends with position 7
     assert out.table.tolist() == [[17, 18, 19, 20, 21, -1], [9, 10, 11, 12, 13, 14], [0, 0, 0, -1, -1, -1]]
     assert out.sampling.temperatures.tolist() == torch.tensor([0.5, 0.7, 1.0]).tolist()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from toy_model import decode, exact_joint, make_toy, one_setting, p_value
+from toy_model import decode, exact_joint, make_toy, p_value
 
 from eagle_plugin.core import propose as proposing
 from eagle_plugin.core import verify as verifying
@@ -35,7 +35,7 @@ CAUGHT = 1e-12  # what a broken rule must fall below
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_kernels_have_the_targets_joint_distribution(setting: str) -> None:
-    toy, params = make_toy(1), one_setting(REQUESTS, **SETTINGS[setting])
+    toy, params = make_toy(1), SamplingParams.of(REQUESTS, **SETTINGS[setting])
     tokens, length = decode(toy, REQUESTS, params)
     assert p_value(tokens, exact_joint(toy, params)) > ALARM
     assert length > 1.5  # drafts are accepted: this is not plain sampling in disguise
@@ -47,14 +47,14 @@ def test_kernels_have_the_targets_joint_distribution(setting: str) -> None:
     [one if one in ("T=0.7 top-p", "T=0.8 all") else pytest.param(one, marks=pytest.mark.matrix) for one in SETTINGS],
 )
 def test_oracle_has_the_targets_joint_distribution(setting: str) -> None:
-    toy, params = make_toy(2), one_setting(1000, **SETTINGS[setting])
+    toy, params = make_toy(2), SamplingParams.of(1000, **SETTINGS[setting])
     tokens, _ = decode(toy, 1000, params, propose=proposing.propose, verify=verifying.verify_tree)
     assert p_value(tokens, exact_joint(toy, params)) > ALARM
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_kernels_say_what_the_oracle_says(setting: str) -> None:
-    toy, params = make_toy(3), one_setting(500, **SETTINGS[setting])
+    toy, params = make_toy(3), SamplingParams.of(500, **SETTINGS[setting])
     ours, _ = decode(toy, 500, params)
     wanted, _ = decode(toy, 500, params, propose=proposing.propose, verify=verifying.verify_tree)
     # the same random numbers; only a draw within a rounding error of a boundary may differ
@@ -62,7 +62,7 @@ def test_kernels_say_what_the_oracle_says(setting: str) -> None:
 
 
 def test_greedy_requests_say_the_argmax() -> None:
-    toy, params = make_toy(4), one_setting(50, 1.0, top_k=1)
+    toy, params = make_toy(4), SamplingParams.of(50, 1.0, top_k=1)
     tokens, length = decode(toy, 50, params)
     assert exact_joint(toy, params).max() == 1.0
     assert p_value(tokens, exact_joint(toy, params)) == 1.0
@@ -183,14 +183,14 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_rules_are_caught(name: str) -> None:
-    toy, params = make_toy(1), one_setting(REQUESTS, 0.8)
+    toy, params = make_toy(1), SamplingParams.of(REQUESTS, 0.8)
     tokens, _ = decode(toy, REQUESTS, params, **BROKEN[name])
     assert p_value(tokens, exact_joint(toy, params)) < CAUGHT
 
 
 def test_penalties_and_masks_of_one_node_count_at_that_node_only() -> None:
     """The logits of a node decide at that node: p of one node moved to its parent is caught."""
-    toy, params = make_toy(1), one_setting(REQUESTS, 1.0)
+    toy, params = make_toy(1), SamplingParams.of(REQUESTS, 1.0)
 
     def shifted(tree: DraftTree, logits: Tensor, *rest: Any) -> Accepted:
         b, width = tree.tokens.shape

@@ -35,17 +35,17 @@ def test_topk_is_the_sorted_log_softmax(row: list[float], data: st.DataObject) -
 
 @st.composite
 def growths(draw: st.DrawFn) -> tuple[int, int, int, int, int]:
-    beam, k, depth = draw(st.integers(1, 6)), draw(st.integers(1, 5)), draw(st.integers(1, 4))
-    return beam, k, depth, draw(st.integers(1, 64)), draw(st.integers(0, 2**31))
+    topk, k, depth = draw(st.integers(1, 6)), draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    return topk, k, depth, draw(st.integers(1, 64)), draw(st.integers(0, 2**31))
 
 
-def grow_random_tree(beam: int, k: int, depth: int, seed: int, grid: bool):
+def grow_random_tree(topk: int, k: int, depth: int, seed: int, grid: bool):
     """Grow one tree with the oracle; return it with the path, score and table place of every candidate.
 
     The paths are recomputed here from parent_rows alone. grid: scores are multiples of 1/4, full of ties and exact.
     """
     gen = torch.Generator().manual_seed(seed)
-    table = new_table(1, k + (depth - 1) * beam * k)
+    table = new_table(1, k + (depth - 1) * topk * k)
     previous: Frontier | None = None
     rows: list[Path] = [()]
     row_scores, offset = [0.0], 0
@@ -58,7 +58,7 @@ def grow_random_tree(beam: int, k: int, depth: int, seed: int, grid: bool):
         # siblings must differ for a path of tokens to name a candidate
         tokens = tokens * 64 + torch.arange(k)
         draws = torch.randint(-1, 3, (1, len(rows), k), generator=gen).int()
-        frontier = grow_level(table, offset, level, logp, tokens, previous, beam, draws)
+        frontier = grow_level(table, offset, level, logp, tokens, previous, topk, draws)
         assert table.draws[0, offset : offset + len(rows) * k].tolist() == draws.flatten().tolist()
         for r, path in enumerate(rows):
             for j in range(k):
@@ -66,7 +66,7 @@ def grow_random_tree(beam: int, k: int, depth: int, seed: int, grid: bool):
                 candidates.append(((*path, int(tokens[0, r, j])), float(score)))
         # the frontier: the best of this level
         level_candidates = range(offset, offset + len(rows) * k)
-        best = sorted(level_candidates, key=lambda c: (-candidates[c][1], c))[:beam]
+        best = sorted(level_candidates, key=lambda c: (-candidates[c][1], c))[:topk]
         assert frontier.candidates[0].tolist() == best
         assert frontier.tokens[0].tolist() == [candidates[c][0][-1] for c in best]
         assert frontier.scores[0].tolist() == [candidates[c][1] for c in best]
@@ -74,7 +74,7 @@ def grow_random_tree(beam: int, k: int, depth: int, seed: int, grid: bool):
         offset += len(rows) * k
         rows, row_scores = [candidates[c][0] for c in best], [candidates[c][1] for c in best]
         for j, path in enumerate(rows):
-            slot_paths[(level - 1) * beam + j] = path
+            slot_paths[(level - 1) * topk + j] = path
         # every row sees exactly the draft-tail slots of its own ancestors and itself: no stranger's history
         for j, path in enumerate(rows):
             seen = sorted(slot_paths[slot] for slot in bits(int(frontier.ancestors[0, j])))
@@ -86,8 +86,8 @@ def grow_random_tree(beam: int, k: int, depth: int, seed: int, grid: bool):
 @prop
 @given(growths(), st.booleans())
 def test_select_keeps_the_best_paths_as_a_tree(case: tuple[int, int, int, int, int], grid: bool) -> None:
-    beam, k, depth, width, seed = case
-    table, candidates = grow_random_tree(beam, k, depth, seed, grid)
+    topk, k, depth, width, seed = case
+    table, candidates = grow_random_tree(topk, k, depth, seed, grid)
     C = table.scores.shape[1]
     tree = select_tree(table, torch.tensor([7]), width)
     n = min(width - 1, len(candidates))

@@ -122,8 +122,7 @@ def test_chained_filters(seed: int, vocab: int, fineness: int) -> None:
 def test_what_the_meanings_of_the_filters_keep(
     weights: list[float], setting: dict[str, float], joint: list[int], chained: list[int]
 ) -> None:
-    row = {"temperature": 1.0, "top_k": 2**30, "top_p": 1.0, "min_p": 0.0} | setting
-    params = SamplingParams(*(torch.tensor([value]) for value in row.values()))
+    params = SamplingParams.of(1, **setting)  # type: ignore[arg-type]
     logits = torch.tensor([weights]).log()
     for filters, kept in (("joint", joint), ("chained", chained)):
         p = target_distribution(logits, params, filters)[0]  # type: ignore[arg-type]
@@ -132,6 +131,6 @@ def test_what_the_meanings_of_the_filters_keep(
 
 
 def test_unknown_filters_are_named() -> None:
-    params = SamplingParams(torch.ones(1), torch.ones(1).int(), torch.ones(1), torch.zeros(1))
+    params = SamplingParams.greedy(1)
     with pytest.raises(ValueError, match="filters is 'both', wanted 'joint'"):
         target_distribution(torch.zeros(1, 3), params, "both")  # type: ignore[arg-type]

@@ -32,8 +32,7 @@ SHAPE = Shape(3, 4, 16)
 
 
 def sampling() -> SamplingParams:
-    ones = torch.ones(B, device=CUDA)
-    return SamplingParams(ones, ones.int(), ones, torch.zeros(B, device=CUDA))
+    return SamplingParams.greedy(B, CUDA)
 
 
 def lengths() -> Tensor:

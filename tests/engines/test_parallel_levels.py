@@ -55,12 +55,7 @@ def draft_with(head: MaskedHead, shape: Shape, temperature: float = 0.0) -> Draf
     greedy = temperature == 0
     top_m = top_m_of(shape, greedy)
     levels = levels_of(head.mask, shape, head.state(top_m), LENGTHS, top_m, head)
-    sampling = SamplingParams(
-        torch.full((3,), temperature or 1.0),
-        torch.full((3,), 1 if greedy else VOCABULARY, dtype=torch.int32),
-        torch.ones(3),
-        torch.zeros(3),
-    )
+    sampling = SamplingParams.of(3, temperature)
     uniforms = None if greedy else rng.draft_uniforms(torch.arange(3) + 5, LENGTHS, shape)
     return draft(shape, torch.arange(3), levels, sampling, uniforms, None)
 

@@ -34,16 +34,6 @@ VOCABULARY = 11
 SHAPES = [Shape(1, 4, 5), Shape(2, 4, 8), Shape(3, 2, 6), Shape(4, 3, 16), Shape.chain(3)]
 
 
-def sampling(b: int, temperature: float = 0.0) -> SamplingParams:
-    greedy = temperature == 0
-    return SamplingParams(
-        torch.full((b,), temperature or 1.0),
-        torch.full((b,), 1 if greedy else VOCABULARY, dtype=torch.int32),
-        torch.ones(b),
-        torch.zeros(b),
-    )
-
-
 def logits_after(request: int, path: Path) -> Tensor:
     """The head's logits [V] after a path of drafted tokens, different for every request and path."""
     gen = torch.Generator().manual_seed(hash((request, path)) % 2**31)
@@ -87,7 +77,7 @@ def draft_with(head: ToyHead, shape: Shape, temperature: float = 0.0, chains: Te
     levels = RecurrentLevels(shape, head.state(top_m), head.lengths, top_m, head)
     keys = torch.arange(b) + 5
     uniforms = rng.draft_uniforms(keys, head.lengths, shape) if temperature else None
-    return draft(shape, torch.arange(b), levels, sampling(b, temperature), uniforms, None, chains)
+    return draft(shape, torch.arange(b), levels, SamplingParams.of(b, temperature), uniforms, None, chains)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -137,7 +127,7 @@ def test_greedy_requests_accept_what_the_greedy_walk_accepts(shape: Shape) -> No
     drafts = draft_with(ToyHead(lengths, shape.topk), shape)
     for seed in range(20):
         logits = target_logits(drafts, seed)
-        found = accept(drafts, logits, sampling(3), torch.arange(3), lengths, "joint")
+        found = accept(drafts, logits, SamplingParams.greedy(3), torch.arange(3), lengths, "joint")
         choices = logits.argmax(-1).view(3, -1)
         wanted = verify_greedy(drafts.tree.tokens, drafts.tree.parents, choices, shape.max_accept_length)
         assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
@@ -148,7 +138,9 @@ def test_the_shape_is_that_of_the_drafts() -> None:
     lengths = torch.tensor([7])
     for shape in (*SHAPES, PLAIN):
         drafts = Drafts.plain(torch.zeros(1)) if shape == PLAIN else draft_with(ToyHead(lengths, shape.topk), shape)
-        accepted = accept(drafts, target_logits(drafts, 0), sampling(1), torch.zeros(1).long(), lengths, "joint")
+        accepted = accept(
+            drafts, target_logits(drafts, 0), SamplingParams.greedy(1), torch.zeros(1).long(), lengths, "joint"
+        )
         assert accepted.tokens.shape == (1, shape.max_accept_length)
 
 
@@ -158,19 +150,19 @@ def test_a_request_accepts_the_same_in_any_batch(filters: str) -> None:
     shape, lengths, keys = Shape(3, 3, 12), torch.tensor([7, 30, 2]), torch.tensor([3, 1, 4])
     drafts = draft_with(ToyHead(lengths, shape.topk), shape, temperature=1.0)
     logits = target_logits(drafts, 1).view(3, shape.width, -1)
-    whole = accept(drafts, logits.view(-1, VOCABULARY), sampling(3, 1.0), keys, lengths, filters)  # type: ignore[arg-type]
+    whole = accept(drafts, logits.view(-1, VOCABULARY), SamplingParams.of(3, 1.0), keys, lengths, filters)  # type: ignore[arg-type]
     for order in itertools.permutations(range(3), 2):
         index = torch.tensor(order)
         part = accept(
             drafts.take(index),
             logits[index].reshape(-1, VOCABULARY),
-            sampling(2, 1.0),
+            SamplingParams.of(2, 1.0),
             keys[index],
             lengths[index],
             filters,  # type: ignore[arg-type]
         )
         assert all(torch.equal(x, y[index]) for x, y in zip(part, whole, strict=True))
-    other = accept(drafts, logits.view(-1, VOCABULARY), sampling(3, 1.0), keys, lengths + 1, filters)  # type: ignore[arg-type]
+    other = accept(drafts, logits.view(-1, VOCABULARY), SamplingParams.of(3, 1.0), keys, lengths + 1, filters)  # type: ignore[arg-type]
     assert not all(torch.equal(x, y) for x, y in zip(other, whole, strict=True))  # the control
 
 
@@ -183,13 +175,13 @@ def test_drafts_of_several_rounds_in_one_batch() -> None:
     assert both.shape == Shape(3, 3, 12) and both.tree.tokens.shape == (3, 12)
     logits = target_logits(both, 2)
     keys, own = torch.tensor([1, 2, 3]), torch.tensor([30, 7, 5])
-    together = accept(both, logits, sampling(3), keys, own, "joint")
+    together = accept(both, logits, SamplingParams.greedy(3), keys, own, "joint")
     parts = [(wide, 1), (narrow, 0), (plain, 0)]
     for i, (drafts, row) in enumerate(parts):
         alone = drafts.take(torch.tensor([row]))
         width = alone.shape.width
         rows = logits.view(3, 12, -1)[i, :width].reshape(width, -1)
-        wanted = accept(alone, rows, sampling(1), keys[i : i + 1], own[i : i + 1], "joint")
+        wanted = accept(alone, rows, SamplingParams.greedy(1), keys[i : i + 1], own[i : i + 1], "joint")
         n = int(wanted.lengths[0])
         assert int(together.lengths[i]) == n and torch.equal(together.tokens[i, :n], wanted.tokens[0, :n])
 
@@ -200,7 +192,7 @@ def test_a_tree_that_is_cut_accepts_no_node_that_is_gone() -> None:
     cut = drafts.truncate(torch.tensor([3, 8]))
     assert cut.tree.parents[0, 3:].tolist() == [-1] * 5 and torch.equal(cut.tree.tokens[1], drafts.tree.tokens[1])
     for seed in range(20):
-        accepted = accept(cut, target_logits(cut, seed), sampling(2), torch.arange(2), lengths, "joint")
+        accepted = accept(cut, target_logits(cut, seed), SamplingParams.greedy(2), torch.arange(2), lengths, "joint")
         assert int(accepted.index[0].max()) < 3
 
 

@@ -81,11 +81,6 @@ def test_text_that_means_nothing_is_not_recorded_for_training(engines: tuple[flo
         read_rates(engines, "theirs", True, {} if engines else {VARIABLE: TABLE})
 
 
-def sampling(b: int, device: torch.device | str = "cpu") -> SamplingParams:
-    ones = torch.ones(b, device=device)
-    return SamplingParams(ones, ones.int(), ones, ones - 1)
-
-
 @pytest.mark.parametrize("is_greedy", [False, True])
 def test_a_round(is_greedy: bool) -> None:
     """The same key and position give the same path whatever else is in the batch; without rates the round is real."""
@@ -95,15 +90,15 @@ def test_a_round(is_greedy: bool) -> None:
     logits = torch.randn(b * SHAPE.width, VOCABULARY, generator=gen)
     keys = None if is_greedy else torch.arange(b)
     lengths = torch.arange(b) * 3
-    real = accept(drafts, logits, sampling(b), keys, lengths, "joint")
-    found = accept(drafts, logits, sampling(b), keys, lengths, "joint", RATES)
-    again = accept(drafts, logits, sampling(b), keys, lengths, "joint", RATES)
+    real = accept(drafts, logits, SamplingParams.greedy(b), keys, lengths, "joint")
+    found = accept(drafts, logits, SamplingParams.greedy(b), keys, lengths, "joint", RATES)
+    again = accept(drafts, logits, SamplingParams.greedy(b), keys, lengths, "joint", RATES)
     assert all(torch.equal(x, y) for x, y in zip(found, again, strict=True))
     assert [x.dtype for x in found] == [x.dtype for x in real] and [x.shape for x in found] == [x.shape for x in real]
     assert len(set(found.lengths.tolist())) == 4 and found.lengths.float().mean() > real.lengths.float().mean() + 1
     if keys is not None:
         other = accept(drafts.take(torch.arange(8, 40)), logits.view(b, -1, VOCABULARY)[8:40].reshape(-1, VOCABULARY),
-                       sampling(32), keys[8:40], lengths[8:40], "joint", RATES)  # fmt: skip
+                       SamplingParams.greedy(32), keys[8:40], lengths[8:40], "joint", RATES)  # fmt: skip
         assert all(torch.equal(x[8:40], y) for x, y in zip(found, other, strict=True))
 
 
@@ -113,7 +108,9 @@ def test_a_round_on_a_gpu_reads_nothing_on_the_host(library: FakeLibrary, is_gre
     drafts = Drafts(tree, Proposals.none(3, CUDA), SHAPE)
     lengths = torch.zeros(3, dtype=torch.int64, device=CUDA)
     logits = torch.zeros(3 * SHAPE.width, VOCABULARY, device=CUDA)
-    found = accept(drafts, logits, sampling(3, CUDA), None if is_greedy else lengths, lengths, "joint", RATES)
+    found = accept(
+        drafts, logits, SamplingParams.greedy(3, CUDA), None if is_greedy else lengths, lengths, "joint", RATES
+    )
     assert all_on_cuda(found) and library.launched[-2:] == ["verify_tree", "uniforms"]
 
 
@@ -133,11 +130,11 @@ def test_a_round_can_be_captured() -> None:
 
     drafts, logits, keys, lengths = inputs(1)
     graph, found = graph_emulator.EmulatedCapturer().capture(
-        lambda: accept(drafts, logits, sampling(b), keys, lengths, "joint", RATES)
+        lambda: accept(drafts, logits, SamplingParams.greedy(b), keys, lengths, "joint", RATES)
     )
     others, *rest = inputs(2)
     for mine, theirs in zip((*drafts.tree, logits, keys, lengths), (*others.tree, *rest), strict=True):
         mine.copy_(theirs)
     graph.replay()
-    wanted = accept(others, rest[0], sampling(b), rest[1], rest[2], "joint", RATES)
+    wanted = accept(others, rest[0], SamplingParams.greedy(b), rest[1], rest[2], "joint", RATES)
     assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import topk_log_softmax
 from eagle_plugin.heads.create import new_head
@@ -30,7 +31,7 @@ from eagle_plugin.learning.evaluate.measure import (
     greedy_accepted,
     walk_rounds,
 )
-from eagle_plugin.learning.reference.decode import plain_greedy, sampling_params, speculative_greedy
+from eagle_plugin.learning.reference.decode import plain_greedy, speculative_greedy
 from eagle_plugin.learning.reference.draft import draft_trees, prefill_head, topk_log_probs
 from eagle_plugin.learning.reference.rules import RULES
 from eagle_plugin.learning.reference.target import target_features
@@ -97,7 +98,7 @@ def test_tree_holds_the_chain(cases: dict[str, Case]) -> None:
     case = cases["eagle3"]
     roots, prefill = torch.arange(len(PROMPT), len(case.text) - CHAIN.steps), read(case)
     trees, _ = draft_trees(
-        case.head, case.text, prefill, roots, RULES["target_only"], sampling_params(0.0, 1, len(roots)),
+        case.head, case.text, prefill, roots, RULES["target_only"], SamplingParams.of(len(roots), 0.0),
         torch.Generator(), CHAIN,
     )  # fmt: skip
     drafts, _ = sample_chains(case.head, prefill, roots, 1e-4, torch.Generator().manual_seed(0), CHAIN.steps)
@@ -119,7 +120,7 @@ def test_parallel_drafts_are_those_of_one_causal_pass(cases: dict[str, Case]) ->
     states, _ = head(head.embed(ids), hidden, torch.arange(len(ids)), causal)
     wanted = head.to_target(head.logits(states[-CHAIN.steps :]).argmax(-1))
     trees, _ = draft_trees(
-        head, case.text, read(case), torch.tensor([root]), RULES["target_only"], sampling_params(0.0, 1),
+        head, case.text, read(case), torch.tensor([root]), RULES["target_only"], SamplingParams.of(1, 0.0),
         torch.Generator(), CHAIN,
     )  # fmt: skip
     assert torch.equal(trees.tokens[0, 1:], wanted)
@@ -153,7 +154,7 @@ def test_expectation_equals_monte_carlo(shape: str, cases: dict[str, Case]) -> N
 
 
 def simulate_trees(case: Case, prefill: Any, roots: Tensor, logits: Tensor, gen: torch.Generator) -> Tensor:
-    params = sampling_params(TEMPERATURE, 320, len(roots))
+    params = SamplingParams.of(len(roots), TEMPERATURE)
     rule = RULES["sampled_child"]
     trees, proposals = draft_trees(case.head, case.text, prefill, roots, rule, params, gen, TREE)
     u = torch.rand(len(roots), TREE.steps + 1, 8, dtype=torch.float64, generator=gen)
@@ -183,7 +184,7 @@ def test_head_that_is_the_target_is_never_refused() -> None:
 def test_grafted_chain_is_a_branch_of_its_own(cases: dict[str, Case]) -> None:
     case = cases["random"]
     trees, _ = draft_trees(
-        case.head, case.text, read(case), torch.tensor([20]), RULES["target_only"], sampling_params(0.0, 1),
+        case.head, case.text, read(case), torch.tensor([20]), RULES["target_only"], SamplingParams.of(1, 0.0),
         torch.Generator(), Shape(2, 2, 4),
     )  # fmt: skip
     grafted = graft_chains(trees, torch.tensor([[7, 8, 9]]))

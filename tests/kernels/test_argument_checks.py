@@ -11,7 +11,7 @@ from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.kernels import sampling
 from eagle_plugin.kernels.sampling import Proposals, SamplingParams
 
-PARAMS = SamplingParams(torch.ones(2), torch.full((2,), 9, dtype=torch.int32), torch.ones(2), torch.zeros(2))
+PARAMS = SamplingParams.of(2, top_k=9)
 INDEX = torch.arange(5).repeat(2, 1)
 
 
@@ -146,7 +146,7 @@ def test_a_tree_without_a_root(path: str) -> None:
 def test_uniforms(path: str) -> None:
     keys = torch.arange(3)
     assert sampling.uniforms(keys, keys, 1, 2).shape == (3, 2)
-    with pytest.raises(TypeError, match="keys is int32, wanted int64"):
+    with pytest.raises(TypeError, match="rng_keys is int32, wanted int64"):
         sampling.uniforms(keys.int(), keys, 1, 2)
     with pytest.raises(ValueError, match=r"counters has shape \[2\], wanted \[3\]"):
         sampling.uniforms(keys, keys[:2], 1, 2)

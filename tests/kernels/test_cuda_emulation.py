@@ -181,7 +181,7 @@ def test_wrong_rows_and_tokens_change_nothing(emulated: Path, monkeypatch: pytes
 
     out = RoundStart.empty(3, 2, 4)
     out.table.fill_(-1)
-    three = SamplingParams(torch.full((3,), 0.5), torch.full((3,), 9).int(), *(torch.full((3,), 0.5) for _ in range(2)))
+    three = SamplingParams.of(3, 0.5, top_k=9, top_p=0.5, min_p=0.5)
     req_to_token, keys = torch.arange(1, 9, dtype=torch.int32).view(2, 4), torch.tensor([5, 6])
     round_start.start_round(out, torch.tensor([1, 1, -3]), torch.tensor([2, 1, 0]), req_to_token, keys, three)
     assert out.requests.tolist() == [0, 1, 0]
@@ -241,7 +241,7 @@ def sampling_calls(seed: int) -> Iterator[tuple[str, tuple[object, ...], list[to
         torch.empty(b, top_m),
     ]
     drawn = flat_uniforms[:, -num_sampled:].contiguous()
-    yield "propose", (logp, index, *params, drawn, 0, 1, None, slot_weights), children
+    yield "propose", (logp, index, params, drawn, 0, 1, None, slot_weights), children
 
     parents = random_parents(b, width, gen)
     tokens = children[1].repeat(1, width)[:, :width].contiguous()
@@ -258,7 +258,7 @@ def sampling_calls(seed: int) -> Iterator[tuple[str, tuple[object, ...], list[to
     pairs = flat_uniforms[:, : 2 * max_accept_length].reshape(b, max_accept_length, 2).contiguous()
     chained = seed % 2 == 1
     workspace = torch.empty(b * width, sampling.WORKSPACE_SIZE, dtype=torch.int64)
-    yield "verify_tree", (tokens, parents, draws, target, *params, *proposals, pairs, chained, workspace), accepted
+    yield "verify_tree", (tokens, parents, draws, target, params, *proposals, pairs, chained, workspace), accepted
 
 
 def spoil(logits: torch.Tensor, kind: int, gen: torch.Generator) -> None:

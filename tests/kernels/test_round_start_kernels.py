@@ -21,9 +21,9 @@ def some_sampling(b: int) -> SamplingParams:
     return SamplingParams(0.5 + torch.arange(b), top_ks, torch.full((b,), 0.9), torch.full((b,), 0.1))
 
 
-def spoiled(lanes: int, reach: int, context: int) -> RoundStart:
+def spoiled(padded: int, reach: int, context: int) -> RoundStart:
     """Buffers with what an earlier round left there."""
-    out = RoundStart.empty(lanes, reach, context)
+    out = RoundStart.empty(padded, reach, context)
     for tensor in (*out[:5], *out.sampling):
         tensor.fill_(-7)
     return out
@@ -70,7 +70,7 @@ def start(**changes: Any) -> None:
         "lengths": torch.tensor([3, 4]),
         "rows": torch.tensor([0, 4]),
         "req_to_token": torch.zeros(5, 9, dtype=torch.int32),
-        "keys": torch.zeros(5, dtype=torch.int64),
+        "rng_keys": torch.zeros(5, dtype=torch.int64),
         "sampling": some_sampling(2),
     }
     round_start.start_round(out._replace(**in_out), **(given | changes))
@@ -80,15 +80,15 @@ WRONG = [
     ({"lengths": torch.tensor([3, 4]).int()}, TypeError, "lengths is int32, wanted int64: convert it with .to()"),
     ({"rows": torch.tensor([0])}, ValueError, "rows has shape [1], wanted [2]: pass a tensor of that shape"),
     ({"req_to_token": torch.zeros(5, 9)}, TypeError, "req_to_token is float32, wanted int32"),
-    ({"keys": torch.zeros(4).long()}, ValueError, "keys has shape [4], wanted [5]"),
+    ({"rng_keys": torch.zeros(4).long()}, ValueError, "rng_keys has shape [4], wanted [5]"),
     ({"sampling": some_sampling(3)}, ValueError, "sampling.temperatures has shape [3], wanted [2]"),
     ({"out_table": torch.zeros(3, 9)}, TypeError, "out.table is float32, wanted int32"),
-    ({"out_keys": torch.zeros(2).long()}, ValueError, "out.keys has shape [2], wanted [3]"),
+    ({"out_rng_keys": torch.zeros(2).long()}, ValueError, "out.rng_keys has shape [2], wanted [3]"),
     ({"out_sampling": some_sampling(2)}, ValueError, "out.sampling.temperatures has shape [2], wanted [3]"),
     (
         {"lengths": torch.ones(4).long(), "rows": torch.ones(4).long(), "sampling": some_sampling(4)},
         ValueError,
-        "lengths has 4 requests, wanted at most 3: out has a lane for each",
+        "lengths has 4 requests, wanted at most 3: out has a place for each",
     ),
     (
         {"req_to_token": torch.zeros(5, 0, dtype=torch.int32)},

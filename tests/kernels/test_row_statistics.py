@@ -80,7 +80,7 @@ def call(native, logits: Tensor, params: SamplingParams, u: Tensor, filters: Fil
     proposals = torch.zeros(b, 0, 0, dtype=torch.int64), torch.zeros(b, 0, 0)
     workspace = torch.full((b, sampling.WORKSPACE_SIZE), -1, dtype=torch.int64)
     out = torch.empty(b, 1, dtype=torch.int32), torch.empty(b, dtype=torch.int32), torch.empty_like(one)
-    given = (one, none, none, logits, *params, *proposals, u[:, None, None], filters == "chained")
+    given = (one, none, none, logits, params, *proposals, u[:, None, None], filters == "chained")
     native(*given, workspace, *out)
     return out[2][:, 0], workspace
 

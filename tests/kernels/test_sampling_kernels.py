@@ -84,7 +84,7 @@ def test_the_kept_tokens_are_the_oracles(filters: Filters) -> None:
     for _ in range(20):
         logits, params = (2 * torch.randn(1, vocab, generator=gen)).round(), random_params(1, vocab, gen)
         grid = torch.linspace(0, 1 - 1e-9, n, dtype=torch.float64)
-        rows = SamplingParams(*(values.expand(n).contiguous() for values in params))
+        rows = params.for_rows(n)
         seen = set(draw(logits.expand(n, vocab).contiguous(), rows, grid, filters).tolist())
         p = target_distribution(logits, params, filters)[0]
         assert seen >= set((p > 2 / n).nonzero()[:, 0].tolist())
@@ -93,7 +93,7 @@ def test_the_kept_tokens_are_the_oracles(filters: Filters) -> None:
 
 def test_a_token_with_exactly_top_p_before_it() -> None:
     u = torch.linspace(0, 1 - 1e-9, 100, dtype=torch.float64)
-    params = SamplingParams(torch.ones(100), torch.full((100,), 99).int(), torch.full((100,), 0.5), torch.zeros(100))
+    params = SamplingParams.of(100, top_p=0.5)
     kept = [set(draw(torch.zeros(100, 4), params, u, filters).tolist()) for filters in ("joint", "chained")]
     assert kept == [{0, 1, 2}, {0, 1}]
 
@@ -105,7 +105,7 @@ def test_infinite_and_missing_logits(filters: Filters) -> None:
     logits = torch.tensor(rows).repeat_interleave(400, dim=0)
     u = torch.linspace(0, 1 - 1e-9, 400, dtype=torch.float64).repeat(4)
     n = len(u)
-    params = SamplingParams(torch.ones(n), torch.full((n,), 99).int(), torch.full((n,), 0.99), torch.zeros(n))
+    params = SamplingParams.of(n, top_p=0.99)
     tokens = draw(logits, params, u, filters).view(4, 400)
     assert [sorted(set(row.tolist())) for row in tokens] == [[1], [1], [3], [0, 2]]
     greedy = params._replace(top_ks=torch.ones(n).int())
@@ -179,7 +179,7 @@ def test_propose(seed: int, rows: int, size: int, k: int, mapped: bool, slot_wei
 def test_the_score_of_a_slot_is_its_weight_of_the_mass_that_it_is_drawn_from() -> None:
     """In closed form, so that a weight which kernel and oracle both ignore is noticed."""
     p = torch.tensor([[0.4, 0.3, 0.2, 0.1]])
-    params = SamplingParams(torch.ones(1), torch.tensor([99], dtype=torch.int32), torch.ones(1), torch.zeros(1))
+    params = SamplingParams.of(1)
     for slot_weights in ([0.4, 0.12], [0.9], [0.5, 0.25, 0.125]):
         u = torch.full((1, len(slot_weights)), 0.5, dtype=torch.float64)
         rows = {"first_row": 0, "rows_per_request": 1, "slot_weights": slot_weights}
@@ -192,7 +192,7 @@ def test_sampled_children_are_drawn_from_what_is_stored_without_replacement() ->
     gen = torch.Generator().manual_seed(5)
     n, k, vocab = 40_000, 2, 8
     logp, index = (1.5 * torch.randn(1, vocab, generator=gen)).log_softmax(-1).topk(vocab)
-    params = SamplingParams(torch.full((n,), 0.8), torch.full((n,), 7).int(), torch.full((n,), 0.99), torch.zeros(n))
+    params = SamplingParams.of(n, 0.8, top_k=7, top_p=0.99)
     u = torch.rand(n, NUM_SAMPLED, generator=gen, dtype=torch.float64)
     rows = (logp.expand(n, vocab).contiguous(), index.expand(n, vocab).contiguous())
     children = sampling.propose(*rows, params, u, k, first_row=0, rows_per_request=1)
@@ -256,8 +256,7 @@ def test_greedy_walks_are_the_greedy_oracles(
     logits = torch.randn(b * width, vocab, generator=gen).round()
     none = torch.full_like(parents, -1)
     drafted = DraftTree(tokens, parents, none, ancestor_bitmasks(random_parents(b, width, gen)), none)
-    one = torch.ones(b)
-    params = SamplingParams(one, one.int(), one, 0 * one)
+    params = SamplingParams.greedy(b)
     u = torch.rand(b, max_accept_length, 1, generator=gen, dtype=torch.float64)
     found = sampling.verify_tree(drafted, logits, params, Proposals.none(b), u, max_accept_length)
     wanted = verifying.verify_greedy(tokens, parents, logits.view(b, width, vocab).argmax(-1), max_accept_length)
@@ -269,8 +268,7 @@ def test_a_corrupt_walk_is_caught() -> None:
     """Negative control: the comparison above sees a single wrong parent, and a cycle through the root ends."""
     zeros, none = torch.zeros(1, 8, dtype=torch.int64), torch.full((1, 8), -1, dtype=torch.int32)
     parents = torch.tensor([[-1, 0, 1, 2, 3, 4, 5, 6]], dtype=torch.int32)
-    one = torch.ones(1)
-    params, u = SamplingParams(one, one.int(), one, 0 * one), torch.zeros(1, 9, 1, dtype=torch.float64)
+    params, u = SamplingParams.greedy(1), torch.zeros(1, 9, 1, dtype=torch.float64)
 
     def walk() -> verifying.Accepted:
         tree = DraftTree(zeros, parents, none, zeros, none)

@@ -78,10 +78,10 @@ def test_topk_of_a_broken_head(value: float) -> None:
     st.booleans(),
 )
 def test_levels_and_selection(
-    seed: int, b: int, beam: int, k: int, depth: int, width: int, ties: bool, drawn: bool
+    seed: int, b: int, topk: int, k: int, depth: int, width: int, ties: bool, drawn: bool
 ) -> None:
     gen = torch.Generator().manual_seed(seed)
-    C = k + (depth - 1) * beam * k
+    C = k + (depth - 1) * topk * k
     table, wanted_table = kernels.new_table(b, C), oracle.new_table(b, C)
     frontier: oracle.Frontier | None = None
     offset, rows = 0, 1
@@ -90,8 +90,8 @@ def test_levels_and_selection(
         logp = (logp * 4).round() if ties else logp
         tokens = torch.randint(0, 50000, (b, rows, k), generator=gen)
         draws = torch.randint(-1, 9, (b, rows, k), generator=gen).int() if drawn else None
-        here = beam if level < depth else 0
-        if (level - 1) * beam + here > 64:
+        here = topk if level < depth else 0
+        if (level - 1) * topk + here > 64:
             break
         args = (offset, level, logp, tokens)
         found = kernels.grow_level(table, *args, frontier, here, draws)
@@ -119,25 +119,25 @@ def test_levels_and_selection(
     st.booleans(),
     st.booleans(),
 )
-def test_all_levels_at_once(seed: int, b: int, beam: int, more: int, steps: int, ties: bool, drawn: bool) -> None:
+def test_all_levels_at_once(seed: int, b: int, topk: int, more: int, steps: int, ties: bool, drawn: bool) -> None:
     """They are what the same kernel writes level by level."""
-    gen, k = torch.Generator().manual_seed(seed), beam + more
-    steps = min(steps, 1 + 64 // beam)
-    rows = 1 + (steps - 1) * beam
+    gen, k = torch.Generator().manual_seed(seed), topk + more
+    steps = min(steps, 1 + 64 // topk)
+    rows = 1 + (steps - 1) * topk
     logp = -torch.rand(b, rows, k, generator=gen)
     logp = (logp * 4).round() if ties else logp
     tokens = torch.randint(0, 50000, (b, rows, k), generator=gen)
     draws = torch.randint(-1, 9, (b, rows, k), generator=gen).int() if drawn else None
     found, wanted, by_level = (oracle.new_table(b, rows * k + 2) for _ in range(3))
-    kernels.grow_levels(found, steps, beam, logp, tokens, draws)
-    oracle.grow_levels(wanted, steps, beam, logp, tokens, draws)
+    kernels.grow_levels(found, steps, topk, logp, tokens, draws)
+    oracle.grow_levels(wanted, steps, topk, logp, tokens, draws)
     frontier: oracle.Frontier | None = None
     first, count = 0, 1
     for level in range(1, steps + 1):
-        here, keep = slice(first, first + count), beam if level < steps else 0
+        here, keep = slice(first, first + count), topk if level < steps else 0
         of_level = [None if x is None else x[:, here].contiguous() for x in (logp, tokens, draws)]
         frontier = kernels.grow_level(by_level, first * k, level, *of_level[:2], frontier, keep, of_level[2])
-        first, count = first + count, beam
+        first, count = first + count, topk
     for name, x, y, z in zip(found._fields, found, wanted, by_level, strict=True):
         assert torch.equal(x, y) and torch.equal(x, z), name
 
@@ -145,8 +145,8 @@ def test_all_levels_at_once(seed: int, b: int, beam: int, more: int, steps: int,
 def levels(**changes):
     args = dict(
         table=kernels.new_table(2, 20),
-        steps=3,
-        beam=2,
+        depth=3,
+        topk=2,
         logp=torch.zeros(2, 5, 4),
         tokens=torch.zeros(2, 5, 4, dtype=torch.int64),
     )
@@ -163,12 +163,12 @@ def test_argument_checks_of_all_levels(path: str) -> None:
         levels(table=kernels.new_table(1, 20))
     with pytest.raises(ValueError, match="table holds 19 candidates, wanted at least 20: make it larger"):
         levels(table=kernels.new_table(2, 19))
-    with pytest.raises(ValueError, match="34 levels with beam 2 need 66 draft slots, wanted at most 64"):
-        levels(steps=34)
+    with pytest.raises(ValueError, match="depth 34 with topk 2 needs 66 draft slots, wanted at most 64"):
+        levels(depth=34)
     with pytest.raises(ValueError, match="logp has 5 rows of 4 children per request, wanted 3 of at least 2"):
-        levels(steps=2)
+        levels(depth=2)
     with pytest.raises(ValueError, match="logp has 5 rows of 4 children per request, wanted 9 of at least 4"):
-        levels(beam=4)
+        levels(topk=4)
 
 
 @prop
@@ -207,11 +207,11 @@ def level(**changes):
     args = dict(
         table=kernels.new_table(2, 20),
         offset=0,
-        level=1,
+        depth=1,
         logp=torch.zeros(2, 1, 4),
         tokens=torch.zeros(2, 1, 4, dtype=torch.int64),
         previous=None,
-        beam=4,
+        topk=4,
     )
     return kernels.grow_level(**(args | changes))
 
@@ -226,8 +226,8 @@ def test_argument_checks(path: str) -> None:
         level(draws=torch.zeros(2, 4, dtype=torch.int32))
     with pytest.raises(ValueError, match=r"table holds 20 candidates, wanted at least 22 \(offset 18\)"):
         level(offset=18)
-    with pytest.raises(ValueError, match="level 17 with beam 4 needs draft slots up to 68, wanted at most 64"):
-        level(level=17)
+    with pytest.raises(ValueError, match="depth 17 with topk 4 needs draft slots up to 68, wanted at most 64"):
+        level(depth=17)
     with pytest.raises(ValueError, match="logp has 2 rows per request, wanted 1 without a previous frontier"):
         level(logp=torch.zeros(2, 2, 2), tokens=torch.zeros(2, 2, 2, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"previous.candidates has shape \[2, 4\], wanted \[2, 1\]"):

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted, verify_greedy
 from eagle_plugin.heads.draft_head import DraftHead
-from eagle_plugin.learning.reference.decode import load_head, plain_greedy, sampling_params, speculative_greedy
+from eagle_plugin.learning.reference.decode import load_head, plain_greedy, speculative_greedy
 from eagle_plugin.learning.reference.draft import draft_tree
 from eagle_plugin.learning.reference.rules import RULES
 from eagle_plugin.learning.reference.target import target_features
@@ -102,7 +103,7 @@ def test_tree_is_made_of_chains(
             head,
             tokens,
             RULES["target_only"],
-            sampling_params(0.0, 1),
+            SamplingParams.of(1, 0.0),
             torch.Generator(),
             Shape(steps, topk, width),
         )

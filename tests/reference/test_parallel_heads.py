@@ -13,10 +13,11 @@ from torch import Tensor
 from trained_heads import rewrite, trained_head
 from transformers import AutoModelForCausalLM
 
+from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.export import save_head
-from eagle_plugin.learning.reference.decode import load_head, plain_greedy, sampling_params, speculative_greedy
+from eagle_plugin.learning.reference.decode import load_head, plain_greedy, speculative_greedy
 from eagle_plugin.learning.reference.draft import draft_tree
 from eagle_plugin.learning.reference.rules import RULES
 from eagle_plugin.learning.reference.target import target_features
@@ -78,7 +79,7 @@ def test_the_tree_is_the_best_paths_of_the_levels(cases: dict[str, tuple[Any, Dr
     shape = Shape(4, 3, 20)
     model, head = cases["tiny"]  # the Markov head gives equal logits to all tokens but one
     tokens = [*PROMPT, *plain_greedy(model, PROMPT, 3)]
-    greedy = sampling_params(0.0, 1)
+    greedy = SamplingParams.of(1, 0.0)
     tree, _ = draft_tree(model, head, tokens, RULES["target_only"], greedy, torch.Generator(), shape)
     paths: list[tuple[int, ...]] = [()]
     for token, parent in zip(tree.tokens[0, 1:].tolist(), tree.parents[0, 1:].tolist(), strict=True):

@@ -24,7 +24,7 @@ from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.learning.evaluate.acceptance import expected_accept_length
-from eagle_plugin.learning.reference.decode import load_head, plain_greedy, sampling_params, speculative_sample
+from eagle_plugin.learning.reference.decode import load_head, plain_greedy, speculative_sample
 from eagle_plugin.learning.reference.draft import draft_tree, draft_trees, prefill_head
 from eagle_plugin.learning.reference.rules import RULES
 from eagle_plugin.learning.reference.target import path_logits, target_features, tree_logits
@@ -77,7 +77,7 @@ def draft_and_verify(markov: Markov, rule: str, seed: int) -> Drafted:
     tokens = [*PROMPT, *plain_greedy(markov.model, PROMPT, 4)]
     prefill = prefill_head(markov.head, tokens, target_features(markov.model, markov.head, tokens))
     roots = torch.full((TREES,), len(tokens) - 1)
-    params = sampling_params(TEMPERATURE, len(markov.logits), TREES)
+    params = SamplingParams.of(TREES, TEMPERATURE)
     trees, proposals = draft_trees(
         markov.head, tokens, prefill, roots, RULES[rule], params, gen, Shape(STEPS, TOPK, WIDTH)
     )
@@ -134,7 +134,7 @@ def test_expectation_of_another_rule_is_caught(drafted_by: dict[str, Drafted]) -
 @pytest.mark.parametrize("rule", RULES)
 def test_decoder_emits_the_targets_next_token_as_often_as_the_target(rule: str, markov: Markov) -> None:
     """Whether a token is the most likely one after the token before it: independent, with a known probability."""
-    params, gen = sampling_params(2.5, len(markov.logits)), torch.Generator().manual_seed(2)
+    params, gen = SamplingParams.of(1, 2.5), torch.Generator().manual_seed(2)
     following = markov.logits.argmax(-1).tolist()
     p = (markov.logits / 2.5).softmax(-1).amax(-1)
     assert p.max() - p.min() < 1e-4
@@ -153,7 +153,7 @@ def test_decoder_emits_the_targets_next_token_as_often_as_the_target(rule: str, 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_greedy_requests_equal_plain_greedy(rule: str, markov: Markov) -> None:
-    params, gen = sampling_params(0.0, len(markov.logits)), torch.Generator().manual_seed(3)
+    params, gen = SamplingParams.of(1, 0.0), torch.Generator().manual_seed(3)
     out = speculative_sample(markov.model, markov.head, PROMPT, 30, RULES[rule], params, gen, Shape(3, 2, 8))
     assert out.tokens == plain_greedy(markov.model, PROMPT, 30)
     assert max(out.accept_lengths) == 4
@@ -170,7 +170,7 @@ def test_trees_of_one_text_are_the_trees_of_its_beginnings(
     tokens, shape = [*PROMPT, 9, 200, 31, 8, 8, 60], Shape(3, 3, 12)
     prefill = prefill_head(head, tokens, target_features(model, head, tokens))
     for root in (4, 9, 12):
-        alone: SamplingParams = sampling_params(1.5, 320)
+        alone: SamplingParams = SamplingParams.of(1, 1.5)
         seeds = (torch.Generator().manual_seed(root) for _ in range(2))
         trees, proposals = draft_trees(
             head, tokens, prefill, torch.tensor([root]), RULES[rule], alone, next(seeds), shape

@@ -29,12 +29,8 @@ def temperature_one(tree, logits, params, proposals, uniforms, max_accept_length
 
 
 def no_filters(tree, logits, params, proposals, uniforms, max_accept_length):
-    broken = SamplingParams(
-        params.temperatures,
-        torch.where(params.top_ks == 1, 1, logits.shape[1]).int(),
-        torch.ones_like(params.top_ps),
-        torch.zeros_like(params.min_ps),
-    )
+    off = SamplingParams.of(len(params.top_ks))
+    broken = off._replace(temperatures=params.temperatures, top_ks=off.top_ks.where(params.top_ks > 1, 1))
     return healthy(tree, logits, broken, proposals, uniforms, max_accept_length)
 
 

@@ -23,15 +23,15 @@ def paths_of(drafts: Drafts, i: int) -> list[Path]:
 
 
 def best_paths(shape: Shape, logits_of: Callable[[Path], Tensor]) -> set[Path]:
-    """The nodes that a best-first search with this beam keeps, over Python's own tuples."""
-    beam: list[tuple[float, Path]] = [(0.0, ())]
+    """The nodes that a best-first search with this topk keeps, over Python's own tuples."""
+    best: list[tuple[float, Path]] = [(0.0, ())]
     candidates: list[tuple[float, Path]] = []
     for _ in range(shape.steps):
         level = []
-        for score, path in beam:
+        for score, path in best:
             logp = logits_of(path).log_softmax(0)
             for token in logp.argsort(descending=True)[: shape.topk].tolist():
                 level.append((score + float(logp[token]), (*path, token)))
         candidates += level
-        beam = sorted(level, reverse=True)[: shape.topk]
+        best = sorted(level, reverse=True)[: shape.topk]
     return {path for _, path in sorted(candidates, reverse=True)[: shape.width - 1]}

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from eagle_plugin.kernels import attention, loader
 
 CUDA = torch.device("cuda")
-# Arguments whose rows may have gaps, by kernel and place (`check_rows` in csrc/bindings).
+# Tensors whose rows may have gaps, by kernel and place among its arguments (`check_rows` in csrc/bindings).
 MAY_HAVE_GAPS = {
     "topk_log_softmax": {0},
     "verify_tree": {3},
@@ -56,7 +56,7 @@ class FakeLibrary:
         """A kernel that checks the tensors that it is given."""
 
         def launch(*arguments: Any) -> None:
-            for place, tensor in enumerate(arguments):
+            for place, tensor in enumerate(tree_leaves(arguments)):
                 if isinstance(tensor, torch.Tensor):
                     require_cuda(f"{name}, argument {place}", tensor)
                     if place not in MAY_HAVE_GAPS.get(name, ()) and not tensor.is_contiguous():

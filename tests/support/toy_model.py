@@ -46,16 +46,6 @@ def make_toy(seed: int) -> Toy:
     return Toy(target, head)
 
 
-def one_setting(n: int, temperature: float, top_k: int = VOCABULARY, top_p: float = 1.0, min_p: float = 0.0):
-    """The same sampling parameters for n rows."""
-    return SamplingParams(
-        torch.full((n,), temperature),
-        torch.full((n,), top_k, dtype=torch.int32),
-        torch.full((n,), top_p),
-        torch.full((n,), min_p),
-    )
-
-
 def draft(toy: Toy, contexts: Tensor, params: SamplingParams, keys: Tensor, round_number: int, propose: Propose):
     """Draft one tree per context, WIDTH - 1 of all the candidates; drawn ones compete and grow like others."""
     n = len(contexts)
@@ -81,8 +71,8 @@ def draft(toy: Toy, contexts: Tensor, params: SamplingParams, keys: Tensor, roun
         q_tokens.append(children.q_tokens.view(n, rows, -1))
         q_weights.append(children.q_weights.view(n, rows, -1))
         logp, tokens, draws = (values.view(n, rows, CHILDREN) for values in children[:3])
-        beam = CHILDREN if level < STEPS else 0
-        frontier = grow_level(table, first * CHILDREN, level, logp, tokens, frontier, beam, draws)
+        keep = CHILDREN if level < STEPS else 0
+        frontier = grow_level(table, first * CHILDREN, level, logp, tokens, frontier, keep, draws)
         at = at.gather(1, frontier.parent_rows) * VOCABULARY + frontier.tokens
         first, rows = first + rows, CHILDREN
     tree = select_tree(table, torch.zeros(n, dtype=torch.int64), WIDTH)
@@ -116,7 +106,7 @@ def decode(
         live = (produced < LENGTH).nonzero()[:, 0]
         if not len(live):
             break
-        rows = SamplingParams(*(values[live] for values in params))
+        rows = params.rows(live)
         tree, proposals = draft(toy, contexts[live], rows, keys[live], round_number, propose)
         logits = toy.target[node_contexts(tree, contexts[live]).view(-1)]
         u = sampling.uniforms(keys[live], torch.full_like(live, round_number), 1, NUMBERS * (STEPS + 1)).view(
@@ -136,7 +126,7 @@ def decode(
 
 def exact_joint(toy: Toy, params: SamplingParams) -> Tensor:
     """The probability of every sequence of LENGTH tokens under the target alone, by enumeration."""
-    row = SamplingParams(*(values[:1] for values in params))
+    row = params.rows(slice(1))
     probabilities = []
     for tokens in itertools.product(range(VOCABULARY), repeat=LENGTH):
         context, p = 1, 1.0

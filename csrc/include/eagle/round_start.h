@@ -6,16 +6,16 @@ namespace eagle {
 
 constexpr int64_t kStartTile = 4096;  // positions of the slot table that a team copies
 
-struct StartLane {  // the buffers of one lane
-  int64_t *prefix_len, *request, *key, *slots;
+struct StartBuffers {  // of one request of the padded batch
+  int64_t *prefix_len, *request, *rng_key, *slots;
   int64_t reach;
   int32_t* table;
   int64_t width;  // of the table
 };
 
-struct StartSource {  // what the lane is filled with
-  int64_t length, row, key;
-  const int32_t* slots;  // by position; null in a padding lane
+struct StartSource {  // what the buffers are filled with
+  int64_t length, row, rng_key;
+  const int32_t* slots;  // by position; null for a padding request
   int64_t context;       // positions that it has
 
   EAGLE_HD int32_t slot(int64_t position) const { return slots && position < context ? slots[position] : 0; }
@@ -23,18 +23,18 @@ struct StartSource {  // what the lane is filled with
 
 // The positions of [begin, begin + kStartTile) of the table that the round reads; with the first of them all else.
 template <class Team>
-EAGLE_HD void fill_lane(const Team& team, const StartLane& lane, const StartSource& source, int64_t begin) {
-  const int64_t read = source.length + lane.reach < lane.width ? source.length + lane.reach : lane.width;
+EAGLE_HD void fill_request(const Team& team, const StartBuffers& out, const StartSource& source, int64_t begin) {
+  const int64_t read = source.length + out.reach < out.width ? source.length + out.reach : out.width;
   const int64_t end = begin + kStartTile < read ? begin + kStartTile : read;
   for (int64_t position = begin + team.rank(); position < end; position += team.size()) {
-    lane.table[position] = source.slot(position);
+    out.table[position] = source.slot(position);
   }
   if (begin > 0) return;
-  for (int64_t u = team.rank(); u < lane.reach; u += team.size()) lane.slots[u] = source.slot(source.length + u);
+  for (int64_t u = team.rank(); u < out.reach; u += team.size()) out.slots[u] = source.slot(source.length + u);
   if (team.rank() > 0) return;
-  *lane.prefix_len = source.length;
-  *lane.request = source.row;
-  *lane.key = source.key;
+  *out.prefix_len = source.length;
+  *out.request = source.row;
+  *out.rng_key = source.rng_key;
 }
 
 }  // namespace eagle

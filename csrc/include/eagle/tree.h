@@ -25,7 +25,7 @@ struct LevelRow {  // the children of one request's frontier
   const int64_t* tokens;
   const int32_t* draws;  // null where no child was drawn
   int32_t rows, k;       // frontier nodes, children of each
-  FrontierRow previous;  // all null at level 1
+  FrontierRow previous;  // all null at depth 1
   int32_t offset;        // of the children in the table
   int32_t first_slot;    // of the new frontier in the draft tail
 };
@@ -61,7 +61,7 @@ struct LevelsRow {  // the children of all levels of one request, whose tokens d
   const float* logp;
   const int64_t* tokens;
   const int32_t* draws;    // null where no child was drawn
-  int32_t steps, beam, k;  // levels, nodes per level that have children, children of each; beam <= k
+  int32_t depth, topk, k;  // of the tree, nodes per depth that have children, children of each; topk <= k
 };
 
 struct FrontierScratch {  // a frontier that only the team reads
@@ -78,23 +78,23 @@ struct LevelsScratch {  // shared by the team
   FrontierScratch frontiers[2];
 };
 
-// All levels of a tree, as grow_level writes them one after the other. The caller checks that (steps - 1) * beam <= 64
+// All levels of a tree, as grow_level writes them one after the other. The caller checks that (depth - 1) * topk <= 64
 // and that the table has places for all rows.
 template <class Team>
 EAGLE_HD void grow_levels(const Team& team, LevelsScratch& scratch, TableRow table, const LevelsRow& levels) {
   FrontierRow previous{};
   int32_t first = 0, rows = 1;
-  for (int32_t level = 0; level < levels.steps; ++level) {
-    const int32_t at = first * levels.k, keep = level + 1 < levels.steps ? levels.beam : 0;
+  for (int32_t level = 0; level < levels.depth; ++level) {
+    const int32_t at = first * levels.k, keep = level + 1 < levels.depth ? levels.topk : 0;
     const FrontierRow next = scratch.frontiers[level % 2].row();
     grow_level(team, scratch.best, table,
                {levels.logp + at, levels.tokens + at, levels.draws ? levels.draws + at : nullptr, rows, levels.k,
-                previous, at, level * levels.beam},
+                previous, at, level * levels.topk},
                keep, next);
     team.sync();
     previous = next;
     first += rows;
-    rows = levels.beam;
+    rows = levels.topk;
   }
 }
 

@@ -18,7 +18,7 @@ def sample_chains(
     roots [b] int64 as for `draft_trees` -> draft ids [b, steps] int64 and q [b, steps, draft vocabulary] float32, the
     whole distribution of the head at this temperature from which each was drawn.
     """
-    tail = DraftTail(head, prefill, roots, steps, beam=1)
+    tail = DraftTail(head, prefill, roots, steps)
     frontier: Frontier | None = None
     drafts, q = [], []
     for level in range(1, steps + 1):
@@ -38,7 +38,7 @@ def forced_likelihoods(head: DraftHead, tokens: list[int], prefill: HeadPrefill,
     to_draft = torch.full((len(head.embedding),), -1, device=roots.device)
     draft_ids = torch.arange(len(head.d2t), device=roots.device)
     to_draft[head.to_target(draft_ids)] = draft_ids
-    tail = DraftTail(head, prefill, roots, steps, beam=1)
+    tail = DraftTail(head, prefill, roots, steps)
     frontier: Frontier | None = None
     found = []
     for level in range(1, steps + 1):

@@ -28,7 +28,6 @@ from eagle_plugin.learning.data.store.features import Taps
 from eagle_plugin.learning.evaluate.acceptance import reach_probabilities
 from eagle_plugin.learning.evaluate.chains import chain_acceptance, graft_chains, sample_chains
 from eagle_plugin.learning.evaluate.stats import AcceptCounts
-from eagle_plugin.learning.reference.decode import sampling_params
 from eagle_plugin.learning.reference.draft import HeadPrefill, draft_trees, prefill_head
 from eagle_plugin.learning.reference.rules import RULES
 from eagle_plugin.learning.reference.target import path_logits, tree_logits
@@ -124,7 +123,7 @@ def greedy_accepted(head: DraftHead, tokens: list[int], prefill: HeadPrefill, ro
     accepted = []
     text = torch.tensor(tokens, device=roots.device)
     for part in roots.split(max(1, MAX_KEYS // len(tokens))):
-        params = _params(0.0, part, head)
+        params = SamplingParams.greedy(len(part), part.device)
         trees, _ = draft_trees(head, tokens, prefill, part, RULES["target_only"], params, torch.Generator(), shape)
         follows = (part[:, None] + trees.depths + 1).clamp(max=len(tokens) - 1)
         accepted.append(verify_greedy(trees.tokens, trees.parents, text[follows], shape.steps + 1).lengths.long() - 1)
@@ -171,7 +170,7 @@ def expected_acceptance(
 
     The drafts are drawn once; the mean over roots is that of an engine which starts a round at each of them.
     """
-    params = _params(temperature, roots, head)
+    params = SamplingParams.of(len(roots), temperature, device=roots.device)
     trees, proposals = draft_trees(head, tokens, prefill, roots, RULES["sampled_child"], params, gen, TREE)
     drafts, q = sample_chains(head, prefill, roots, temperature, gen, CHAIN.steps)
     # the distribution after the last draft is not needed, so the target does not read it
@@ -212,8 +211,3 @@ def check_tree_reading(model: Any, tokens: list[int]) -> None:
             f"{type(model).__name__} cannot read a draft tree in one forward (its distributions differ by {apart:.2f} "
             "from those on single branches); evaluate at --temperatures 0, which reads no trees"
         )
-
-
-def _params(temperature: float, roots: Tensor, head: DraftHead) -> SamplingParams:
-    params = sampling_params(temperature, len(head.embedding), len(roots))
-    return SamplingParams(*(values.to(roots.device) for values in params))

@@ -42,16 +42,6 @@ def load_head(model: Any, target_dir: str | Path, head_dir: str | Path, *, algor
     return head_class(find_spec(info.kind)).load(head_dir, info.aux_layer_ids, embedding, lm_head, embedding.dtype)
 
 
-def sampling_params(temperature: float, vocabulary: int, b: int = 1) -> SamplingParams:
-    """b requests at one temperature, unfiltered; temperature 0 is greedy."""
-    return SamplingParams(
-        torch.full((b,), temperature or 1.0),
-        torch.full((b,), vocabulary if temperature else 1, dtype=torch.int32),
-        torch.ones(b),
-        torch.zeros(b),
-    )
-
-
 @torch.no_grad()
 def plain_greedy(model: Any, ids: list[int], n: int) -> list[int]:
     """Return the n tokens that the target chooses after ids."""
@@ -75,7 +65,7 @@ def speculative_greedy(
 
     shape.width: 2..64.
     """
-    params, gen = sampling_params(0.0, 1), torch.Generator()
+    params, gen = SamplingParams.of(1, 0.0), torch.Generator()
     tokens = [*ids, *plain_greedy(model, ids, 1)]
     accept_lengths = []
     while len(tokens) < len(ids) + n:

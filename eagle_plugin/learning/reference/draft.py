@@ -86,7 +86,7 @@ def draft_candidates(
     steps, topk, _ = shape
     b, k = len(roots), rule.children(topk)
     draft_to_target = head.to_target(torch.arange(len(head.d2t), device=roots.device))
-    tail = DraftTail(head, prefill, roots, steps, topk)
+    tail = DraftTail(head, prefill, roots, steps)
     table = new_table(b, k + (steps - 1) * topk * k, roots.device)
     proposals: list[Proposals] = []
     frontier: Frontier | None = None
@@ -114,11 +114,11 @@ def draft_candidates(
 class DraftTail:
     """The head's states after b roots of one text, level after level.
 
-    Draft rows come after the text's n rows: slot n + (level - 1) * beam + j holds node j of a level's frontier.
+    Draft rows come after the text's n rows: slot n + (level - 1) * topk + j holds node j of a level's frontier.
     """
 
-    def __init__(self, head: DraftHead, prefill: HeadPrefill, roots: Tensor, steps: int, beam: int) -> None:
-        self.head, self.roots, self.beam = head, roots, beam
+    def __init__(self, head: DraftHead, prefill: HeadPrefill, roots: Tensor, steps: int) -> None:
+        self.head, self.roots = head, roots
         self.n = len(prefill.states)
         self.text = (torch.arange(self.n, device=roots.device) < roots[:, None])[:, None]  # [b, 1, n]
         self.past = [KeyValues(*(x.expand(len(roots), *x.shape) for x in layer)) for layer in prefill.past]

@@ -92,7 +92,7 @@ class Case:
         schedule, state, shape = random_batch(seed)
         b = len(schedule.seq_lens)
         before = [cache.clone() for cache in self.caches]
-        batch = self.reader.read(shape, schedule, self.round.lanes(b) if captured else b)
+        batch = self.reader.read(shape, schedule, self.round.padded_b(b) if captured else b)
         if captured:
             drafts, output, accepted, after = self._round(batch, state)
         else:
@@ -147,8 +147,8 @@ def test_every_captured_function_equals_eager(recorded: None, drafter: type[Draf
     assert lengths.max() > 1, "nothing was ever accepted"
 
 
-def test_paths_of_fewer_requests_than_lanes(recorded: None) -> None:
-    """The walk of a batch with transforms is of its requests; what the lanes after them hold is of another shape."""
+def test_paths_of_fewer_requests_than_the_padded_batch(recorded: None) -> None:
+    """The walk of a batch with transforms is of its requests; what the padding after them holds is of another shape."""
     case = capture(Case())
     case.walks_eagerly = True
     assert not case.differing(range(1, 61))
@@ -156,7 +156,7 @@ def test_paths_of_fewer_requests_than_lanes(recorded: None) -> None:
 
 def test_a_batch_beyond_the_captured_sizes_runs_eagerly(recorded: None) -> None:
     case = capture(Case(), [1, 2])
-    assert case.round.lanes(2) == 2 and case.round.lanes(5) == 5
+    assert case.round.padded_b(2) == 2 and case.round.padded_b(5) == 5
     assert not case.differing(range(1, 9))
     assert 0 < case.round.functions.replays < 4 * 8
 
@@ -175,7 +175,7 @@ class Sums:
         for seed in seeds:
             schedule, state, shape = random_batch(seed)
             b = len(schedule.seq_lens)
-            batch = self.case.reader.read(shape, schedule, self.case.round.lanes(b))
+            batch = self.case.reader.read(shape, schedule, self.case.round.padded_b(b))
             drafts, *_ = self.case._round(batch, state)
             real = drafts.first(b)
             replays = self.case.round.functions.replays
@@ -295,7 +295,7 @@ class Large(Drafter):
     """The graphs of 8 requests do not fit."""
 
     def draft_tree(self, batch: RoundBatch, state: DraftState) -> Drafts:
-        if batch.b == 0 and len(batch.lanes) == 8:
+        if batch.b == 0 and batch.padded_b == 8:
             raise torch.OutOfMemoryError("no memory")
         return super().draft_tree(batch, state)
 

@@ -54,11 +54,8 @@ def drawn_by_seed(target, setting: dict, seed: int) -> list[int]:
         logits = next_logits(target, ids)
         times = torch.zeros_like(logits) if times is None else times
         p = distribution(logits, times, setting).float()
-        plain = SamplingParams(
-            torch.ones(1), torch.tensor([p.shape[1]], dtype=torch.int32), torch.ones(1), torch.zeros(1)
-        )
         u = draw_uniforms(request_keys(1, {0: seed}), torch.tensor([ids.shape[1] - 1]))
-        token = draw_tokens(p.log(), plain, u)[:, None]
+        token = draw_tokens(p.log(), SamplingParams.of(1), u)[:, None]
         times = times.scatter_add(1, token, torch.ones(1, 1))
         ids = torch.cat([ids, token], dim=1)
     return ids[0, -LENGTH:].tolist()

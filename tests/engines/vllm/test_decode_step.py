@@ -225,21 +225,21 @@ class Stale(DecodeStep):
         self.longest = max(batch.host_lens)
         super().begin(batch, layers)
 
-    def _walk(self, lanes: int, is_greedy: bool) -> tuple[Accepted, Tensor]:
-        accepted, tokens = super()._walk(lanes, is_greedy)
+    def _walk(self, padded_b: int, is_greedy: bool) -> tuple[Accepted, Tensor]:
+        accepted, tokens = super()._walk(padded_b, is_greedy)
         return accepted, tokens + (1 - min(self.longest, 1))
 
 
 class Escaped(DecodeStep):
     """A function reads another one's inner memory, which the graph gives to others after its replay."""
 
-    def _walk(self, lanes: int, is_greedy: bool) -> tuple[Accepted, Tensor]:
-        self.inner = self._memory.view("prefix_lens", lanes) * 1
-        return super()._walk(lanes, is_greedy)
+    def _walk(self, padded_b: int, is_greedy: bool) -> tuple[Accepted, Tensor]:
+        self.inner = self._memory.view("prefix_lens", padded_b) * 1
+        return super()._walk(padded_b, is_greedy)
 
-    def _extend(self, lanes: int, is_greedy: bool) -> None:
-        super()._extend(lanes, is_greedy)
-        self._memory.root(lanes, is_greedy).state.hidden.add_((self.inner > 2**40)[:, None].float())
+    def _extend(self, padded_b: int, is_greedy: bool) -> None:
+        super()._extend(padded_b, is_greedy)
+        self._memory.root(padded_b, is_greedy).state.hidden.add_((self.inner > 2**40)[:, None].float())
 
 
 @pytest.mark.parametrize(
@@ -257,11 +257,11 @@ def test_a_planted_fault_is_found(head: Any, step: Any, where: str) -> None:
     assert any(name.startswith(where) for name in found)
 
 
-def test_lanes_without_a_request_write_into_nobodys_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without what clears them, they have the places of requests that were in them before."""
+def test_padding_writes_into_nobodys_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what clears it, it has the places of requests that were there before."""
 
-    def put_table(self: StepMemory, layer: str, slots: Tensor, b: int, lanes: int) -> None:
-        self.table(layer, lanes)[:b, : slots.shape[1]] = slots
+    def put_table(self: StepMemory, layer: str, slots: Tensor, b: int, padded_b: int) -> None:
+        self.table(layer, padded_b)[:b, : slots.shape[1]] = slots
 
     monkeypatch.setattr(StepMemory, "put_table", put_table)
     assert {"head's cache"} <= Case().differing(range(30))

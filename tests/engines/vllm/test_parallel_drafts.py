@@ -47,7 +47,7 @@ class Pair(NamedTuple):
 
     def wanted(self, text: list[int], shape: Shape) -> set[Nodes]:
         """The nodes of the reference's tree after a text."""
-        greedy = SamplingParams(torch.ones(1), torch.ones(1, dtype=torch.int32), torch.ones(1), torch.zeros(1))
+        greedy = SamplingParams.greedy(1)
         with torch.no_grad():
             drafted, proposals = draft_tree(
                 self.model, self.module, text, RULES["target_only"], greedy, torch.Generator(), shape
@@ -129,7 +129,7 @@ def test_drafts_after_plain_rounds_are_those_of_the_reference(
     with chosen_by(tiny, Turns(SHAPE, None)):
         found = drafts_of(tiny, prompt, monkeypatch)
     assert len(found) >= 4 and differing(pair, found) == 0
-    monkeypatch.setattr(runner(tiny).drafter, "read_pending", lambda *rows: None)
+    monkeypatch.setattr(runner(tiny).drafter, "read_deferred", lambda *rows: None)
     for layer in runner(tiny).drafter._draft_attn_layer_names:  # the blocks still hold what the last call wrote
         runner(tiny).compilation_config.static_forward_context[layer].kv_cache.zero_()
     with chosen_by(tiny, Turns(SHAPE, None)):

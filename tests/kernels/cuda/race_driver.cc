@@ -31,13 +31,20 @@ class Tensor {
     for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<T>(i * 7919 % modulus);
   }
   DLTensor* view() { return &view_; }
+  tvm::ffi::Tensor shared() {  // as an array of tensors takes it; the values stay here
+    managed_ = {view_, nullptr, [](DLManagedTensor*) {}};
+    return tvm::ffi::Tensor::FromDLPack(&managed_);
+  }
 
   std::vector<T> values;
 
  private:
   std::vector<int64_t> shape_, strides_;
   DLTensor view_;
+  DLManagedTensor managed_;
 };
+
+using Parameters = tvm::ffi::Array<tvm::ffi::Tensor>;
 
 template <class T>
 DLTensor* argument(Tensor<T>& tensor) {
@@ -69,31 +76,31 @@ KERNEL(count_tokens)
 KERNEL(start_round)
 
 void grow_and_walk() {
-  const int64_t b = 2, k = 8, beam = 8, width = 64, vocabulary = 5000;
-  Tensor<float> logits({b, vocabulary}, 50), logp({b, 1, k}), level_logp({b, beam, k}, 5);
+  const int64_t b = 2, k = 8, topk = 8, width = 64, vocabulary = 5000;
+  Tensor<float> logits({b, vocabulary}, 50), logp({b, 1, k}), level_logp({b, topk, k}, 5);
   Tensor<float> flat_logp({b, k});
-  Tensor<int64_t> index({b, k}), ids({b, 1, k}, 100), level_ids({b, beam, k}, 100);
+  Tensor<int64_t> index({b, k}), ids({b, 1, k}, 100), level_ids({b, topk, k}, 100);
   topk_log_softmax(logits, flat_logp, index);
   logp.values = flat_logp.values;
   for (float& x : level_logp.values) x = -x;
 
-  const int64_t candidates = k + beam * k;
-  Tensor<float> table_scores({b, candidates}), scores({b, beam});
-  Tensor<int64_t> table_ids({b, candidates}), frontier_ids({b, beam}), rows({b, beam}), ancestors({b, beam});
-  Tensor<int32_t> table_parents({b, candidates}), table_draws({b, candidates}), frontier({b, beam});
+  const int64_t candidates = k + topk * k;
+  Tensor<float> table_scores({b, candidates}), scores({b, topk});
+  Tensor<int64_t> table_ids({b, candidates}), frontier_ids({b, topk}), rows({b, topk}), ancestors({b, topk});
+  Tensor<int32_t> table_parents({b, candidates}), table_draws({b, candidates}), frontier({b, topk});
   grow_level(table_scores, table_ids, table_parents, table_draws, 0, 1, logp, ids, nullptr, nullptr, nullptr, nullptr,
-             beam, frontier, scores, frontier_ids, rows, ancestors);
-  Tensor<float> next_scores({b, beam});
-  Tensor<int64_t> next_ids({b, beam}), next_rows({b, beam}), next_ancestors({b, beam});
-  Tensor<int32_t> next({b, beam});
+             topk, frontier, scores, frontier_ids, rows, ancestors);
+  Tensor<float> next_scores({b, topk});
+  Tensor<int64_t> next_ids({b, topk}), next_rows({b, topk}), next_ancestors({b, topk});
+  Tensor<int32_t> next({b, topk});
   grow_level(table_scores, table_ids, table_parents, table_draws, k, 2, level_logp, level_ids, nullptr, frontier,
-             scores, ancestors, beam, next, next_scores, next_ids, next_rows, next_ancestors);
+             scores, ancestors, topk, next, next_scores, next_ids, next_rows, next_ancestors);
 
-  Tensor<float> all_logp({b, 1 + 2 * beam, k}, 5), all_scores({b, (1 + 2 * beam) * k});
-  Tensor<int64_t> all_ids({b, 1 + 2 * beam, k}, 100), all_tokens({b, (1 + 2 * beam) * k});
-  Tensor<int32_t> all_parents({b, (1 + 2 * beam) * k}), all_draws({b, (1 + 2 * beam) * k});
+  Tensor<float> all_logp({b, 1 + 2 * topk, k}, 5), all_scores({b, (1 + 2 * topk) * k});
+  Tensor<int64_t> all_ids({b, 1 + 2 * topk, k}, 100), all_tokens({b, (1 + 2 * topk) * k});
+  Tensor<int32_t> all_parents({b, (1 + 2 * topk) * k}), all_draws({b, (1 + 2 * topk) * k});
   for (float& x : all_logp.values) x = -x;
-  grow_levels(all_scores, all_tokens, all_parents, all_draws, 3, beam, all_logp, all_ids, nullptr);
+  grow_levels(all_scores, all_tokens, all_parents, all_draws, 3, topk, all_logp, all_ids, nullptr);
 
   Tensor<int64_t> roots({b}), tree_ids({b, width}), tree_ancestors({b, width});
   Tensor<int32_t> parents({b, width}), depths({b, width}), draws({b, width});
@@ -126,9 +133,10 @@ void sample() {
   top_ps.values = {0.9f, 1};
   min_ps.values = {0, 0.1f};
   top_ks.values = {100, 1000};
-  Tensor<int64_t> keys({b}, 3), counters({b}, 3);
+  const Parameters params{temperatures.shared(), top_ks.shared(), top_ps.shared(), min_ps.shared()};
+  Tensor<int64_t> rng_keys({b}, 3), counters({b}, 3);
   Tensor<double> flat_uniforms({b, 2 * max_accept_length}), node_uniforms({b, max_accept_length, 2}), drawn({b, 2});
-  uniforms(keys, counters, 1, flat_uniforms);
+  uniforms(rng_keys, counters, 1, flat_uniforms);
   node_uniforms.values = flat_uniforms.values;
   drawn.values = {0.3, 0.9, 0.1, 0.5};
 
@@ -136,8 +144,8 @@ void sample() {
   Tensor<int64_t> index({b, top_m}), q_tokens({b, top_m}), child_tokens({b, k});
   Tensor<int32_t> child_draws({b, k});
   topk_log_softmax(draft, logp, index);
-  propose(logp, index, temperatures, top_ks, top_ps, min_ps, drawn, 0, 1, nullptr, tvm::ffi::Array<double>{0.4, 0.12},
-          child_logp, child_tokens, child_draws, q_tokens, q_weights);
+  propose(logp, index, params, drawn, 0, 1, nullptr, tvm::ffi::Array<double>{0.4, 0.12}, child_logp, child_tokens,
+          child_draws, q_tokens, q_weights);
 
   Tensor<float> target({b * width, vocabulary}, 20), weights({b, 1, top_m});
   Tensor<int64_t> tokens({b, width}), top_m_tokens({b, 1, top_m}), out({b, max_accept_length}),
@@ -152,8 +160,8 @@ void sample() {
     parents.values[i] = node < 5 ? static_cast<int32_t>(node > 0) - 1 : 1;
   }
   for (const bool chained : {false, true}) {
-    verify_tree(tokens, parents, draws, target, temperatures, top_ks, top_ps, min_ps, top_m_tokens, weights,
-                node_uniforms, chained, workspace, accepted, lengths, out);
+    verify_tree(tokens, parents, draws, target, params, top_m_tokens, weights, node_uniforms, chained, workspace,
+                accepted, lengths, out);
   }
 }
 
@@ -178,15 +186,16 @@ void penalize() {
 }
 
 void start() {
-  const int64_t b = 2, lanes = 3, reach = 4, rows = 3, context = 5000;
-  Tensor<int64_t> lengths({b}), places({b}), keys({rows}, 7), prefix_lens({lanes}), requests({lanes}),
-      out_keys({lanes}), slots({lanes, reach});
-  Tensor<int32_t> req_to_token({rows, context}, 97), table({lanes, context}), top_ks({b}, 9), out_top_ks({lanes});
-  Tensor<float> x({b}, 9), temperatures({lanes}), top_ps({lanes}), min_ps({lanes});
+  const int64_t b = 2, padded = 3, reach = 4, rows = 3, context = 5000;
+  Tensor<int64_t> lengths({b}), places({b}), rng_keys({rows}, 7), prefix_lens({padded}), requests({padded}),
+      out_rng_keys({padded}), slots({padded, reach});
+  Tensor<int32_t> req_to_token({rows, context}, 97), table({padded, context}), top_ks({b}, 9), out_top_ks({padded});
+  Tensor<float> x({b}, 9), temperatures({padded}), top_ps({padded}), min_ps({padded});
   lengths.values = {4500, 10};
   places.values = {1, 2};
-  start_round(lengths, places, req_to_token, keys, x, top_ks, x, x, prefix_lens, requests, out_keys, slots, table,
-              temperatures, out_top_ks, top_ps, min_ps);
+  start_round(lengths, places, req_to_token, rng_keys, Parameters{x.shared(), top_ks.shared(), x.shared(), x.shared()},
+              prefix_lens, requests, out_rng_keys, slots, table,
+              Parameters{temperatures.shared(), out_top_ks.shared(), top_ps.shared(), min_ps.shared()});
 }
 
 int main() {
