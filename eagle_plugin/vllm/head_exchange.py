@@ -11,7 +11,7 @@ from eagle_plugin.heads.same_form import check_same_form
 from eagle_plugin.vllm.backend import tree_attention
 from eagle_plugin.vllm.head_rules import check_head
 
-KEPT = ("model", "mask", "_draft_to_target", "_draft_attn_layer_names")  # attributes of a drafter that a head has
+KEPT = ("model", "levels", "_draft_to_target", "_draft_attn_layer_names")  # attributes of a drafter that a head has
 
 
 def exchange_head(runner: Any, head: Path) -> None:
