@@ -49,7 +49,7 @@ def _restore(worker: Any) -> None:
     del target.init_cuda_graphs  # ours, on the object, hides the engine's
     runner.attn_backend = _wrapped(runner.attn_backend)
     runner.sampler = Sampler()
-    for name in ("tree_attention", "_chain", "_nothing", "_most_children", "_forward", "mask"):
+    for name in ("tree_attention", "_chain", "_nothing", "_most_children", "_forward", "levels"):
         vars(drafter).pop(name, None)
     draft_runner.attn_backend = _wrapped(draft_runner.attn_backend)
     drafter.topk = get_spec().speculative_eagle_topk

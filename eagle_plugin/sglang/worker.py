@@ -142,9 +142,7 @@ class TreeWorker(EAGLEWorkerV2):
         pool, mode = self.req_to_token_pool, policy_mode()
         *_, output, _, _ = self._round.padding_round(PLAIN)
         self._round.deferred = DeferredTokens(len(pool.req_to_token), output.features[0])
-        shapes = (
-            [PLAIN, self.shape] if mode == "fixed" else captured_shapes(self.shape, self._draft_worker.mask is not None)
-        )
+        shapes = [PLAIN, self.shape] if mode == "fixed" else captured_shapes(self.shape, self._draft_worker.levels.kind)
         if not self._adapters.are_served:  # on CPUs: there is nothing that a captured forward would read them from
             capture_rounds(self._round, self.shape, shapes, self.device, pool.size, mode == "auto")
         if not check_rounds(self):

@@ -103,7 +103,7 @@ def choose_shapes(runner: Any, caps: Shape, mode: str, logger: logging.Logger) -
         compiled=is_compiled(config),
         quantization=config.model_config.quantization,
         lora=config.lora_config is not None,
-        is_parallel=runner.drafter.mask is not None,
+        levels=runner.drafter.levels.kind,
         ranks=ranks,
         graphs=runner._step.sizes() if graphs else [],
     )

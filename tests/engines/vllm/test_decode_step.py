@@ -23,7 +23,7 @@ from eagle_plugin.policy.chooser import ServedRound, ShapeChooser, buffers_of
 from eagle_plugin.policy.costs import CostModel
 from eagle_plugin.policy.policy import Policy
 from eagle_plugin.runtime.graph_emulator import CaptureError, EmulatedCapturer, recording_launches
-from eagle_plugin.runtime.parallel_levels import MaskRow
+from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
 from eagle_plugin.runtime.round import Drafts, HeadState, TopM
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.vllm.decode_step import DecodeStep
@@ -136,7 +136,7 @@ def test_every_captured_function_equals_eager() -> None:
 class Parallel(Head):
     """A P-EAGLE head, which lists all levels as it reads the accepted tokens."""
 
-    mask = MaskRow(3, torch.randn(1, H, generator=torch.Generator().manual_seed(4)))
+    levels = HeadLevels(MaskRow(3, torch.randn(1, H, generator=torch.Generator().manual_seed(4))))
 
 
 class Misplaced(Parallel):
