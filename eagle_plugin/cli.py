@@ -170,8 +170,8 @@ def _models_list(arguments: argparse.Namespace) -> None:
 
 def _models_get(arguments: argparse.Namespace) -> None:
     with importing():
+        from eagle_plugin.common.progress import progress_bar
         from eagle_plugin.models import get_model
-        from eagle_plugin.models.progress import progress_bar
 
     with progress_bar() as report:
         folder = get_model(arguments.name, report)

@@ -17,7 +17,7 @@ from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorkerV2
 from sglang.srt.speculative.spec_utils import draft_pp_context
 
-from eagle_plugin.common.errors import UserError
+from eagle_plugin.common.errors import UserError, first_line
 from eagle_plugin.runtime.startup import StartRefused
 from eagle_plugin.sglang.attention import TreeAttention
 from eagle_plugin.sglang.releases import sharded_as_drafter
@@ -32,7 +32,7 @@ def fall_back(worker: Any) -> None:
     try:
         _restore(worker)
     except Exception as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        first = first_line(error)
         raise StartRefused(
             UserError(
                 f"the self-test failed and SGLang's own worker could not take over ({first}); start the server again: "
