@@ -160,7 +160,7 @@ acceptance: env ## accept length of the sampling rules with the shipped head, to
 # The interpreter of an environment with a CUDA build of torch; .venv-sglang has one for CPUs.
 GPU_PYTHON ?= python3
 
-gpu: ## everything that needs an NVIDIA GPU, to out/gpu/*.json (docs/gpu.md); uses GPU_PYTHON, by default python3
+gpu: ## everything that needs an NVIDIA GPU, to out/gpu/*.json (docs/gpu-runs.md); uses GPU_PYTHON, by default python3
 	@$(GPU_PYTHON) benchmarks/gpu/run.py --engine $(ENGINE) $(ARGS)
 
 # What `make head` trains: eagle3 or peagle. Both share the prompts, answers and features in out/head.

@@ -51,7 +51,7 @@ from eagle_plugin.bench.serving.prompts import questions_of, select_asks, tokens
 from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.bench.startup import serving
 from eagle_plugin.bench.steal import StealWatch
-from eagle_plugin.learning.data.captures.segments import counts_of
+from eagle_plugin.learning.data.traffic.segments import counts_of
 from eagle_plugin.traffic.metrics import DROPPED
 from eagle_plugin.traffic.settings import FOLDER
 

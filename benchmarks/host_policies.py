@@ -1,6 +1,6 @@
 """What choosing shapes adds to the host's part of a round: benchmarks/host_time.py --policies auto fixed random.
 
-Captured rounds of one engine of this process; the chooser changes from run to run, so that the runs of all policies are
+Outcome rounds of one engine of this process; the chooser changes from run to run, so that the runs of all policies are
 interleaved. What `auto` learns is made up, so that it chooses as on a GPU where trees of the caps are best: rounds take
 what a table says, and two drafted tokens of each request are accepted. All that the policy does on the host is real:
 choices, reviews, rounds that compare or probe, path sums and what is learned of them.
@@ -74,7 +74,7 @@ class ShapeHost(Strict):
 
 
 class PolicyHost(Strict):
-    """Captured rounds whose shapes one policy chooses."""
+    """Outcome rounds whose shapes one policy chooses."""
 
     host_us: Quartiles = Field(description=f"the worker's step and the engine's work around it, of {BLOCK} rounds")
     worker_us: Quartiles = Field(description="the worker's step")

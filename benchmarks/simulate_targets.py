@@ -67,7 +67,7 @@ class Target(NamedTuple):
 
 # Qwen/Qwen3-Coder-30B-A3B-Instruct; openai/gpt-oss-120b, whose experts are MXFP4 (4.25 bits per weight) and whose every
 # other layer attends to 128 tokens. Heads have one dense layer.
-DENSE_GAP, MOE_GAP = 33e-6, 55e-6  # from published speeds of plain decoding, benchmarks/simulate_published.py
+DENSE_GAP, MOE_GAP = 33e-6, 55e-6  # from published speeds of plain decoding
 QWEN_CODER = Decoder(48, 2048, 0, 32, 4, 128, 151936)
 GPT_OSS = Decoder(36, 2880, 0, 64, 8, 64, 201088)
 TARGETS = {

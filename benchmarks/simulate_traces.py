@@ -24,6 +24,24 @@ SIBLINGS = (0.45, 0.2, 0.1)  # second to fourth child: their part of what the fi
 REQUEST_SPREAD, NODE_SPREAD, DEPTH_SLOPE = 0.7, 1.6, 0.05  # of the log odds of a first child
 
 
+class PublishedHead(NamedTuple):
+    """A published accept length that the synthetic trace of a target's head is calibrated to."""
+
+    shape: Shape
+    accept_length: float
+    source: str
+
+
+HEADS = {
+    "Llama-3.1-8B": PublishedHead(Shape(5, 4, 64), 4.68, "sglang#4247, 5 steps, MT-bench; its topk is taken to be 4"),
+    "Llama-3.3-70B": PublishedHead(
+        Shape(7, 4, 64), 4.95, "5.39 of sglang#4247 (8B, 8 steps) times 5.63 / 6.13 of EAGLE-3 table 1, MT-bench"
+    ),
+    "Qwen3-Coder-30B-A3B": PublishedHead(Shape.chain(4), 4.30, "P-EAGLE model card, HumanEval, K = 4"),
+    "GPT-OSS-120B": PublishedHead(Shape.chain(5), 2.68, "P-EAGLE model card, MT-bench, K = 5"),
+}
+
+
 class Trace(NamedTuple):
     """Of T positions; C candidates of `CAPS`, in the order of `core.tree.CandidateTable`."""
 
@@ -125,3 +143,9 @@ def calibrate(shape: Shape, accept_length: float) -> float:
         else:
             high = middle
     return (low + high) / 2
+
+
+def synthetic_trace(target: str) -> Trace:
+    """The trace of a target's published head."""
+    head = HEADS[target]
+    return synthesize(calibrate(head.shape, head.accept_length))

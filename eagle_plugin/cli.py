@@ -78,7 +78,7 @@ OWN_PARSERS = {
         "is the acceptance of live traffic still what was measured?",
     ),
     "capture": (
-        "learning.data.captures.command",
+        "learning.data.traffic.command",
         "what servers recorded of their traffic: show it, export it",
     ),
     "explain": ("bench.explain", "what does the policy of a server choose, and why?"),

@@ -28,6 +28,7 @@ LAW: dict[str, set[str]] = {
     "bench": {
         "core.shape",
         "policy.draft_times",
+        "policy.metric_table",
         "policy.prediction_errors",
         "policy.report",
         "policy.shapes",
@@ -46,7 +47,7 @@ LAW: dict[str, set[str]] = {
     "learning.evaluate": {"core", "heads", "learning.data", "models", "learning.reference"},
     "learning.train": {"core", "heads", "learning.data", "models"},
     "learning.report": {"bench", "bench.states"},
-    "learning.deploy": {"heads", "models", "bench", "learning.data.captures", "sglang.version", "vllm.version"},
+    "learning.deploy": {"heads", "models", "bench", "learning.data.traffic", "sglang.version", "vllm.version"},
     # The other sub-commands run in processes of their own.
     "learning.jobs": {"learning.data", "bench", "bench.states", "learning.report", "models", "learning.train.recipe"},
     # The same; of data and evaluation what prompts and captures are, and how a chat becomes token ids.
@@ -59,6 +60,7 @@ LAW: dict[str, set[str]] = {
         "learning.evaluate.responses",
         "models",
         "learning.jobs",
+        "learning.train.recipe",
     },
     "cli": {"models", "heads", "kernels", "learning.evaluate", "sglang", "vllm"},
 }

@@ -23,8 +23,8 @@ FOLDERS = (ROOT / "tests/engines/vllm", ROOT / "tests/heads")
 UNITS = {
     "adapter": (
         "attention", "attention_backend", "batch", "capture", "compile_cache", "contract", "contract_runner",
-        "decode_step", "executor", "fake_cuda", "fake_cuda_captured", "filters", "gpu_contract", "gpu_weights",
-        "head_rules", "options", "pending", "platform_attention", "policy_reports", "prompt_attention",
+        "decode_step", "deferred_extend", "executor", "fake_cuda", "fake_cuda_captured", "filters", "gpu_contract",
+        "gpu_weights", "head_rules", "options", "platform_attention", "policy_reports", "prompt_attention",
         "prompts_interpreted", "sampling_contract", "sampling_nodes", "shapes", "stops", "support", "support_gpu",
         "thinking",
     ),

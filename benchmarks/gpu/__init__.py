@@ -1,1 +1,1 @@
-"""What needs a GPU: `make gpu`, see docs/gpu.md."""
+"""What needs a GPU: `make gpu`, see docs/gpu-runs.md."""

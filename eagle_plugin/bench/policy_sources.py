@@ -1,11 +1,11 @@
-"""Reads what a server's policy does: from its metrics, from its log, or from a file with either."""
+"""Reads what a server's rounds and policy do: from its metrics, from its log, or from a file with either."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -13,23 +13,13 @@ from typing import NamedTuple
 import httpx
 
 from eagle_plugin.common.errors import UserError
-from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.policy.prediction_errors import counts_of
-from eagle_plugin.policy.report import MARK, NO_POLICY, Expected, PolicyReport, ReportError, ShapeTotals, shape_of
+from eagle_plugin.common.metric_registry import PREFIX
+from eagle_plugin.policy.metric_table import ACCEPTED_AT_DEPTH, LABELS, SECONDS, TOTALS, VERIFY_ROUNDS, report_of
+from eagle_plugin.policy.report import MARK, NO_POLICY, PolicyReport, ReportError
 
-PREFIX = "eagle_plugin:"
 STDIN = "-"
 TIMEOUT = 15.0  # seconds
 SERVES = "is served by the plugin's draft trees"  # in the start-up line of a server on the plugin
-# Metrics by shape -> the field of ShapeTotals.
-TOTALS = {
-    "shape_rounds_total": "rounds",
-    "shape_tokens_total": "tokens",
-    "shape_steps_total": "steps",
-    "timed_steps_total": "timed",
-    "step_seconds_total": "seconds",
-    "predicted_step_seconds_total": "predicted",
-}
 
 
 class SourceError(UserError):
@@ -121,74 +111,62 @@ class Sample(NamedTuple):
     value: float
 
 
+def samples_of(text: str) -> dict[tuple[tuple[str, str], ...], list[Sample]]:
+    """The plugin's samples in a text of Prometheus metrics, by the engine's own labels. Raises ValueError."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found: dict[tuple[tuple[str, str], ...], list[Sample]] = defaultdict(list)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples if family.name.startswith(PREFIX) else ():
+            labels = dict(sample.labels)
+            own = "".join(labels.pop(name, "") for name in LABELS)
+            found[tuple(sorted(labels.items()))].append(Sample(sample.name.removeprefix(PREFIX), own, sample.value))
+    return found
+
+
+def counted_rounds(text: str) -> tuple[float, tuple[float, ...]]:
+    """Rounds that drafted, and those of them that accepted 1, 2, ... drafts or more, of all engines together.
+
+    text: Prometheus metrics. Raises ValueError where it is none, and KeyError where it has no rounds.
+    """
+    rounds: list[float] = []
+    depths: dict[int, float] = {}
+    for sample in (sample for samples in samples_of(text).values() for sample in samples):
+        if sample.name == VERIFY_ROUNDS.exported:
+            rounds.append(sample.value)
+        elif sample.name == ACCEPTED_AT_DEPTH.exported:
+            depths[int(sample.label)] = depths.get(int(sample.label), 0.0) + sample.value
+    if not rounds:
+        raise KeyError(PREFIX + VERIFY_ROUNDS.exported)
+    return sum(rounds), tuple(depths.get(depth, 0.0) for depth in range(1, max(depths, default=0) + 1))
+
+
 def report_of_metrics(text: str, source: str) -> PolicyReport:
     """The report of a text of metrics: of the engine or rank with the most rounds, if it has several.
 
     Raises SourceError.
     """
-    by_engine = _samples(text, source)
+    try:
+        by_engine = samples_of(text)
+    except ValueError as error:
+        raise SourceError(f"{source} is no text of Prometheus metrics ({str(error)[:80]})") from error
     if not any(by_engine.values()):
         raise SourceError(
             f"{source} has no metrics of eagle-plugin: its server is not on the plugin, or has decoded nothing yet"
         )
-    samples = max(by_engine.values(), key=lambda found: sum(x.value for x in found if x.name == "shape_rounds_total"))
+    counted = TOTALS["rounds"].exported
+    samples = max(by_engine.values(), key=lambda found: sum(x.value for x in found if x.name == counted))
     values: dict[str, dict[str, float]] = defaultdict(dict)
     for sample in samples:
         values[sample.name][sample.label] = sample.value
-    if not values["expected_step_seconds"]:
+    if not values[SECONDS.exported]:
         raise SourceError(
             f"{source} has no metrics of a policy: its server has none (EAGLE_POLICY is not auto), or has several API "
             "servers, and then its log tells"
         )
     try:
-        return _report(values)
+        return report_of(values)
     except (KeyError, ValueError, IndexError) as error:
         raise SourceError(
             f"{source} has metrics of another form ({type(error).__name__}: {error}): use its server's eagle-plugin"
         ) from error
-
-
-def _samples(text: str, source: str) -> dict[tuple[tuple[str, str], ...], list[Sample]]:
-    """Our samples by the engine's own labels. Raises SourceError."""
-    from prometheus_client.parser import text_string_to_metric_families
-
-    found: dict[tuple[tuple[str, str], ...], list[Sample]] = defaultdict(list)
-    try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples if family.name.startswith(PREFIX) else ():
-                labels = dict(sample.labels)
-                owns = [labels.pop(name, "") for name in ("shape", "depth", "phase", "le", "reason")]
-                engine = tuple(sorted(labels.items()))
-                found[engine].append(Sample(sample.name.removeprefix(PREFIX), "".join(owns), sample.value))
-    except ValueError as error:
-        raise SourceError(f"{source} is no text of Prometheus metrics ({str(error)[:80]})") from error
-    return found
-
-
-def _report(values: Mapping[str, Mapping[str, float]]) -> PolicyReport:
-    """Raises KeyError, ValueError and IndexError."""
-    requests = values["policy_requests"][""]
-    totals: dict[Shape, ShapeTotals] = {}
-    for name, field in TOTALS.items():
-        for label, value in values[name].items():
-            shape, number = shape_of(label), value if "seconds" in name else int(value)
-            totals[shape] = totals.get(shape, ShapeTotals()).plus(**{field: number})
-    expected, reading = {}, values["prompt_reading_seconds"][""]
-    for label, seconds in values["expected_step_seconds"].items():
-        rate, shape = values["expected_tokens_per_second"][label], shape_of(label)
-        share = 0.0 if shape == PLAIN else rate * reading  # of the time, in which the head reads prompts
-        expected[shape] = Expected(seconds, rate * seconds / (1 - share) / requests)
-    return PolicyReport(
-        mode="auto",
-        caps=max(expected, key=lambda shape: (shape.width, shape.steps, shape.topk)),
-        present=[shape_of(label) for label, chosen in values["chosen_shape"].items() if chosen == 1][0],
-        requests=int(requests),
-        prefix_tokens=int(values["policy_prefix_tokens"][""]),
-        slowdown=values["slowdown"][""],
-        factors=tuple(factor for _, factor in sorted(values["calibration_factor"].items(), key=lambda x: int(x[0]))),
-        totals=totals,
-        expected=expected,
-        reading=reading,
-        phases=dict(values["predicted_phase_seconds_total"]),
-        errors=counts_of(values["prediction_error_steps_total"]),
-    )

@@ -1,4 +1,4 @@
-"""Captures at start-up in both engines: where graphs are emulated, within which memory, and what the log says."""
+"""Captures rounds at start-up: on a GPU or emulated, in the sizes that memory allows, and tells the log of it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
 
 import torch
 
-from eagle_plugin.runtime.graphs import Buckets, CapturedFunctions
+from eagle_plugin.runtime.captured_rounds import CapturedRounds
+from eagle_plugin.runtime.graph_emulator import NO_OPERATORS, EmulatedCapturer
+from eagle_plugin.runtime.graphs import Buckets, Capturer, CudaCapturer
 
 # Rows of the largest captured round: the target's logits take 4 bytes per row and token of the vocabulary.
 MAX_ROWS = 1024
@@ -28,7 +31,28 @@ def powers_of_two(most: int) -> list[int]:
 
 
 @contextmanager
-def frozen_garbage() -> Iterator[None]:
+def capturer_for(
+    rounds: CapturedRounds[Any],
+    kind: str,
+    logger: logging.Logger,
+    *on_gpu: AbstractContextManager[Any],
+    transparent: Mapping[Any, Callable[..., Any]] = NO_OPERATORS,
+) -> Iterator[Capturer]:
+    """Around all captures of these rounds on a device, "cuda" or "cpu": what makes the graphs.
+
+    on_gpu: contexts of the engine around captures on a GPU. transparent: as of `EmulatedCapturer`.
+    """
+    with _logged(rounds, kind, logger), ExitStack() as contexts:
+        if kind != "cuda":
+            yield EmulatedCapturer(transparent)
+            return
+        for context in (*on_gpu, _frozen_garbage()):
+            contexts.enter_context(context)
+        yield CudaCapturer()
+
+
+@contextmanager
+def _frozen_garbage() -> Iterator[None]:
     """Every capture collects garbage: over the objects of its own time only, and not over those of the whole server."""
     gc.collect()
     gc.freeze()
@@ -40,12 +64,17 @@ def frozen_garbage() -> Iterator[None]:
 
 @contextmanager
 def left_out_without_memory(
-    buckets: Buckets, size: int, in_any_rank: Callable[[bool], bool], logger: logging.Logger, fix: str
+    buckets: Buckets,
+    size: int,
+    in_any_rank: Callable[[bool], bool],
+    logger: logging.Logger,
+    memory_flag: str,
+    batch_flag: str,
 ) -> Iterator[None]:
     """Around the captures of one batch size: out of memory on the GPU, this size runs without graphs.
 
     The smaller ones are still tried. In all ranks or in none: what a graph sends to the other ranks goes over other
-    channels than without graphs. fix: what the user can do, for the warning.
+    channels than without graphs. The flags are the engine's for the memory that it takes and for the largest batch.
     """
     out_of_memory = False
     try:
@@ -57,27 +86,24 @@ def left_out_without_memory(
         torch.cuda.empty_cache()
         logger.warning(
             "eagle-plugin: no memory is left for the CUDA graphs of %d requests: such batches are served without "
-            "graphs; %s",
+            "graphs; give the server a smaller %s, or %s %d",
             size,
-            fix,
+            memory_flag,
+            batch_flag,
+            size // 2,
         )
 
 
 @contextmanager
-def logged(
-    functions: CapturedFunctions, sizes: Callable[[], list[int]], kind: str, logger: logging.Logger
-) -> Iterator[None]:
-    """Around all captures: how many there were, of which batches, and what they took.
-
-    sizes: the captured batch sizes, when it is over. kind: "cuda" or "cpu", the device's.
-    """
+def _logged(rounds: CapturedRounds[Any], kind: str, logger: logging.Logger) -> Iterator[None]:
+    """Around all captures: how many there were, of which batches, and what they took."""
     begin, free = time.perf_counter(), _free_bytes(kind)
     yield
     logger.info(
         "eagle-plugin: %d %s for batches of up to %d requests took %.1f s and %.2f GiB of device memory",
-        len(functions),
+        len(rounds.functions),
         "CUDA graphs" if kind == "cuda" else "emulated graphs",
-        max(sizes(), default=0),
+        max(rounds.sizes(), default=0),
         time.perf_counter() - begin,
         (free - _free_bytes(kind)) / 2**30,
     )

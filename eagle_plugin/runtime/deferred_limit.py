@@ -1,4 +1,4 @@
-"""How much of what the head has not read yet is kept in memory, and what is read first when that is too much."""
+"""Limits what is kept in memory of what the head has not read yet, and says what it reads first beyond the limit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 MOST_BYTES = 2**28  # of the target's states of all requests
 
 
-def most_pending(row_bytes: int) -> int:
+def most_deferred(row_bytes: int) -> int:
     """How many rows of so many bytes are kept, at least one; row_bytes: one row, or one of each request."""
     return max(1, MOST_BYTES // row_bytes)
 

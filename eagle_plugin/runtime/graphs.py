@@ -1,4 +1,4 @@
-"""Functions over static memory: captured once per key as CUDA graphs, and replayed in every later round.
+"""Captures functions over static memory as CUDA graphs, once per key, and replays them in every later round.
 
 A function that is captured reads and writes only memory that keeps its address, and its result depends on nothing else:
 no value that the host computes from a batch, no tensor that Python keeps from an earlier call. What it returns lies in

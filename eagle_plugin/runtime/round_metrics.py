@@ -1,5 +1,5 @@
-"""What the rounds of a server yield: the Prometheus metrics, one set of names in every engine (docs/metrics.md), and a
-warning where the target rejects every draft."""
+"""Counts what the rounds of a server yield as Prometheus metrics (docs/metrics.md), and warns where the target rejects
+every draft."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from eagle_plugin.common.metric_registry import PREFIX, forget, register
+from eagle_plugin.common.metric_registry import forget
+from eagle_plugin.policy import metric_table
+from eagle_plugin.policy.metrics import exported
 
 # With a head that is right for one draft in ten, so many rounds in a row are rejected once in 10^9 rounds.
 REJECTED_ROUNDS = 200
@@ -21,28 +23,15 @@ class RoundMetrics:
 
     def __init__(self, label_names: Sequence[str], depth: int) -> None:
         """Register the metrics with the labels of the engine's own; depth is that of the deepest path of drafts."""
-        # Not before: the client looks for PROMETHEUS_MULTIPROC_DIR, which engines set, when it is imported.
-        from prometheus_client import Counter, Gauge, Histogram
-
         forget()
-
-        def counter(name: str, what: str, *more: str) -> Any:
-            return register(Counter(PREFIX + name, what, [*label_names, *more]))
-
         self._depth = depth
-        self._rounds = counter("verify_rounds", "Trees that the target verified.")
-        self._drafted = counter("drafted_tokens", "Drafted tokens that the target verified.")
-        self._accepted = counter("accepted_tokens", "Drafted tokens that were kept.")
-        self._at_depth = counter("accepted_at_depth", "Rounds that kept a drafted token of this depth.", "depth")
-        lengths = "Tokens that a round yields, the target's own (bonus) token included."
-        self._lengths = register(Histogram(PREFIX + "accept_length", lengths, label_names, buckets=range(1, depth + 2)))
-        rejected = "Rounds in a row, up to the latest, that kept no drafted token."
-        self._rejected = register(
-            Gauge(PREFIX + "rejected_rounds", rejected, label_names, multiprocess_mode="mostrecent")
-        )
-        self._eager = counter(
-            "eager_steps", "Steps of a server with graphs whose walk over the trees ran without one.", "reason"
-        )
+        self._rounds = exported(metric_table.VERIFY_ROUNDS, label_names)
+        self._drafted = exported(metric_table.DRAFTED_TOKENS, label_names)
+        self._accepted = exported(metric_table.ACCEPTED_TOKENS, label_names)
+        self._at_depth = exported(metric_table.ACCEPTED_AT_DEPTH, label_names)
+        self._lengths = exported(metric_table.ACCEPT_LENGTH, label_names, buckets=range(1, depth + 2))
+        self._rejected = exported(metric_table.REJECTED_ROUNDS, label_names)
+        self._eager = exported(metric_table.EAGER_STEPS, label_names)
 
     def labelled(self, *values: str) -> Recorder:
         """The metrics under these values of the labels."""

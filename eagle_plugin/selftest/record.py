@@ -19,7 +19,7 @@ from eagle_plugin.common.atomic_io import replace_output
 from eagle_plugin.common.devices import device_key
 from eagle_plugin.kernels import loader
 
-SOURCES = ("core", "kernels", "engines", "selftest")  # folders of the package that decide about a result
+SOURCES = ("core", "kernels", "policy", "runtime", "selftest", "sglang", "vllm")  # rooms that decide about a result
 VERSION = 1  # of the records' form
 
 

@@ -1,4 +1,4 @@
-"""What a decode round reads from SGLang's batch, once: a copy in static memory, so that the scheduler may go on."""
+"""Copies what a decode round reads of SGLang's batch into static memory, once, so that the scheduler may go on."""
 
 from __future__ import annotations
 
@@ -18,18 +18,23 @@ from eagle_plugin.sglang.sampling import sampling_params
 
 
 class RoundBatch(NamedTuple):
-    """One decode round of b requests in B lanes; L is a request's committed length, its root comes after it.
+    """One decode round of b requests, padded to B; L is a request's committed length, its root comes after it.
 
-    Lanes b .. B - 1 are padding: one token long, in the engine's cache slot 0, which holds nothing.
+    Rows b .. B - 1 are padding: one token long, in the engine's cache slot 0, which holds nothing.
     """
 
     shape: Shape
     b: int
     is_greedy: bool  # all requests take the argmax
-    start: RoundStart  # of B lanes
-    lanes: Tensor  # [B] int64: 0 .. B - 1, the rows of start.table
+    start: RoundStart  # of the padded batch
+    table_rows: Tensor  # [B] int64: 0 .. B - 1, the rows of start.table
     seeded_rows: Tensor  # [P] bool: which rows of the engine's table have requests with seeds
     sliding: SlidingRows | None = None  # of layers with a sliding window, where these have a pool of their own
+
+    @property
+    def padded_b(self) -> int:
+        """B."""
+        return len(self.table_rows)
 
     @property
     def prefix_lens(self) -> Tensor:
@@ -48,7 +53,7 @@ class RoundBatch(NamedTuple):
 
     @property
     def sampling(self) -> SamplingParams:
-        """Of B lanes."""
+        """Of the padded batch."""
         return self.start.sampling
 
     def seeded(self) -> Tensor:
@@ -61,16 +66,16 @@ class RoundBatch(NamedTuple):
 
     def tree_rows(self, ancestors: Tensor, tail: int) -> TreeRows:
         """Rows with these ancestors [B, R] over `tail` slots after L, for tree attention over `start.table`."""
-        return TreeRows(self.lanes, self.prefix_lens, ancestors, tail)
+        return TreeRows(self.table_rows, self.prefix_lens, ancestors, tail)
 
 
 class BatchReader:
     """Reads batches into memory that keeps its address."""
 
     def __init__(
-        self, reach: int, lanes: int, req_to_token: Tensor, keys: KeyTable, sliding: SlidingReader | None = None
+        self, reach: int, most: int, req_to_token: Tensor, keys: KeyTable, sliding: SlidingReader | None = None
     ) -> None:
-        """Room for up to `lanes` requests; req_to_token [P, C] int32 is the engine's table.
+        """Room for up to `most` requests; req_to_token [P, C] int32 is the engine's table.
 
         reach: of the largest shape (`Shape.reach`). sliding: of a target with a pool for its sliding windows.
         """
@@ -79,19 +84,19 @@ class BatchReader:
         self._req_to_token, self._keys, self._columns = req_to_token, keys, columns
         self._memory = memory = StaticMemory(device)
         for name in ("prefix_lens", "requests", "rng_keys"):
-            memory.allocate(name, lanes, torch.int64)
-        memory.allocate("slots", lanes * reach, torch.int64)
-        memory.allocate("table", lanes * columns, torch.int32)
-        memory.allocate_fields("sampling", SamplingParams.greedy(lanes, device))
-        self._lanes = torch.arange(lanes, device=device)
+            memory.allocate(name, most, torch.int64)
+        memory.allocate("slots", most * reach, torch.int64)
+        memory.allocate("table", most * columns, torch.int32)
+        memory.allocate_fields("sampling", SamplingParams.greedy(most, device))
+        self._table_rows = torch.arange(most, device=device)
 
-    def read(self, shape: Shape, batch: Any, lanes: int, lengths: Tensor | None = None) -> RoundBatch:
-        """Read an SGLang ``ScheduleBatch`` whose decode slots are allocated into `lanes` lanes.
+    def read(self, shape: Shape, batch: Any, padded_b: int, lengths: Tensor | None = None) -> RoundBatch:
+        """Read an SGLang ``ScheduleBatch`` whose decode slots are allocated, padded to `padded_b` requests.
 
         lengths [b] int64: L, if not that of the batch.
         """
         info = batch.sampling_info
-        made = self._batch(shape, len(batch.seq_lens), lanes, info.is_all_greedy)
+        made = self._batch(shape, len(batch.seq_lens), padded_b, info.is_all_greedy)
         start_round(
             made.start,
             batch.seq_lens.long() if lengths is None else lengths,
@@ -102,10 +107,10 @@ class BatchReader:
         )
         return self._with_sliding(made)
 
-    def padding(self, shape: Shape, lanes: int, is_greedy: bool) -> RoundBatch:
+    def padding(self, shape: Shape, padded_b: int, is_greedy: bool) -> RoundBatch:
         """A round without requests, for a capture."""
-        made = self._batch(shape, 0, lanes, is_greedy)
-        nothing = torch.zeros(0, dtype=torch.int64, device=self._lanes.device)
+        made = self._batch(shape, 0, padded_b, is_greedy)
+        nothing = torch.zeros(0, dtype=torch.int64, device=self._table_rows.device)
         sampling = SamplingParams.greedy(0, nothing.device)
         start_round(made.start, nothing, nothing, self._req_to_token, self._keys.table, sampling)
         return self._with_sliding(made)
@@ -113,19 +118,19 @@ class BatchReader:
     def _with_sliding(self, made: RoundBatch) -> RoundBatch:
         return made if self._sliding is None else made._replace(sliding=self._sliding.read(made.start))
 
-    def _batch(self, shape: Shape, b: int, lanes: int, is_greedy: bool) -> RoundBatch:
+    def _batch(self, shape: Shape, b: int, padded_b: int, is_greedy: bool) -> RoundBatch:
         view = self._memory.view
         start = RoundStart(
-            view("prefix_lens", lanes),
-            view("requests", lanes),
-            view("rng_keys", lanes),
-            view("slots", lanes, shape.reach),
-            view("table", lanes, self._columns),
-            self._memory.view_fields("sampling", SamplingParams, lanes),
+            view("prefix_lens", padded_b),
+            view("requests", padded_b),
+            view("rng_keys", padded_b),
+            view("slots", padded_b, shape.reach),
+            view("table", padded_b, self._columns),
+            self._memory.view_fields("sampling", SamplingParams, padded_b),
         )
-        return RoundBatch(shape, b, is_greedy, start, self._lanes[:lanes], self._keys.seeded)
+        return RoundBatch(shape, b, is_greedy, start, self._table_rows[:padded_b], self._keys.seeded)
 
 
-def prefix_tokens(batch: Any) -> int:
+def committed_tokens(batch: Any) -> int:
     """The tokens that the requests of this ``ScheduleBatch`` have in the cache, as far as the host knows by now."""
     return sum(request.kv.kv_committed_len for request in batch.reqs)

@@ -1,4 +1,4 @@
-"""What of a worker's decode rounds is captured: which batch sizes, by which capturer, within which memory."""
+"""Captures a worker's decode rounds at start-up, for the batch sizes that SGLang captures and memory allows."""
 
 from __future__ import annotations
 
@@ -12,16 +12,8 @@ from sglang.srt.model_executor.runner_utils.capture_mode import model_capture_mo
 from sglang.srt.runtime_context import get_exec
 
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.runtime.capturing import (
-    MAX_ROWS,
-    emulated,
-    frozen_garbage,
-    left_out_without_memory,
-    logged,
-    powers_of_two,
-)
-from eagle_plugin.runtime.graph_emulator import EmulatedCapturer
-from eagle_plugin.runtime.graphs import Buckets, CudaCapturer
+from eagle_plugin.runtime.capturing import MAX_ROWS, capturer_for, emulated, left_out_without_memory, powers_of_two
+from eagle_plugin.runtime.graphs import Buckets
 from eagle_plugin.sglang.decode_round import DecodeRound
 from eagle_plugin.sglang.ranks import in_any_rank, rank_logger
 
@@ -46,15 +38,11 @@ def capture_rounds(
     sizes = [size for size in sizes if size <= most and size * caps.width <= MAX_ROWS]
     if not sizes:
         return
-    with logged(decode_round.functions, decode_round.sizes, device, rank_logger(logger)):
-        if device == "cuda":
-            with graph_capture(), model_capture_mode(), frozen_garbage():
-                decode_round.capture(CudaCapturer(), caps, shapes, sizes, _around, with_sums)
-        else:
-            decode_round.capture(EmulatedCapturer(), caps, shapes, sizes, _around, with_sums)
+    with capturer_for(decode_round, device, rank_logger(logger), graph_capture(), model_capture_mode()) as capturer:
+        decode_round.capture(capturer, caps, shapes, sizes, _around, with_sums)
 
 
 def _around(buckets: Buckets, size: int) -> AbstractContextManager[None]:
     """Around the captures of one size."""
-    fix = f"give the server a smaller --mem-fraction-static, or --cuda-graph-max-bs-decode {size // 2}"
-    return left_out_without_memory(buckets, size, in_any_rank, rank_logger(logger), fix)
+    flags = "--mem-fraction-static", "--cuda-graph-max-bs-decode"
+    return left_out_without_memory(buckets, size, in_any_rank, rank_logger(logger), *flags)

@@ -1,9 +1,8 @@
-"""A decode round in four functions: draft, verify, walk, extend; replayed where they were captured, else run as is."""
+"""Runs a decode round by four functions: draft, verify, walk, extend; replayed where captured, else as they are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,61 +13,50 @@ from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.accepted_path import read_path
-from eagle_plugin.policy.path_sums import PathSums, children_of
-from eagle_plugin.runtime.graphs import Buckets, CapturedFunctions, Capturer, StaticMemory
-from eagle_plugin.runtime.round import Drafts, HeadState, TopM, without_spare_places
+from eagle_plugin.policy.path_sums import PathSums
+from eagle_plugin.runtime.captured_rounds import Around, CapturedRounds, FunctionKey
+from eagle_plugin.runtime.graphs import Capturer
+from eagle_plugin.runtime.round import Drafts, without_spare_places
+from eagle_plugin.runtime.round_memory import OneRequest, RoundMemory
 from eagle_plugin.sglang.batch import BatchReader, RoundBatch
-from eagle_plugin.sglang.deferred_extend import PendingTokens
+from eagle_plugin.sglang.deferred_extend import DeferredTokens
 from eagle_plugin.sglang.drafter import DraftState, TreeDrafter
 from eagle_plugin.sglang.logits import sanitize
 from eagle_plugin.sglang.verifier import TargetOutput, TreeVerifier
 
-STATE = ("state.logp", "state.tokens", "state.hidden", "state.roots")
-ACCEPTED = ("accepted.index", "accepted.lengths", "accepted.tokens")
 
-
-class DecodeRound:
-    """The functions of a round of B lanes.
-
-    What was captured reads and writes static memory: the batch (`BatchReader`), and what one function leaves for the
-    next. A batch is padded to a captured size. Results lie in memory that the next round overwrites.
-    """
+class DecodeRound(CapturedRounds[RoundMemory]):
+    """The functions of a round; what was captured reads the batch in the static memory of its `BatchReader`."""
 
     def __init__(self, drafter: TreeDrafter, verifier: TreeVerifier, reader: BatchReader) -> None:
+        super().__init__()
         self._drafter, self._verifier, self._reader = drafter, verifier, reader
-        self.pending: PendingTokens | None = None  # where the head reads the tokens of plain rounds later
-        self.functions = CapturedFunctions()
-        self.memory: StaticMemory | None = None
-        self._buckets = Buckets([])
+        self.deferred: DeferredTokens | None = None  # where the head reads the tokens of plain rounds later
         self.shapes: tuple[Shape, ...] = ()  # that were captured
-        self._path_sums: dict[tuple[Shape, int], PathSums] = {}  # by drafted shape and children: the graphs read them
-
-    def sizes(self) -> list[int]:
-        """The batch sizes that were captured, the largest first."""
-        return list(self._buckets)
 
     def is_captured(self, batch: RoundBatch) -> bool:
         """Whether the results of this round lie in memory that the next round overwrites."""
-        return len(batch.lanes) in self._buckets
+        return batch.padded_b in self._buckets
 
-    def lanes(self, b: int) -> int:
-        """The lanes for a batch of b requests: the next captured size, or b where there is none."""
+    def padded_b(self, b: int) -> int:
+        """The size of the padded batch of b requests: the next captured one, or b where there is none."""
         return self._buckets.of(b) or b
 
     def draft(self, batch: RoundBatch, state: DraftState) -> Drafts:
-        """Draft a tree per lane; state is what the round before left, of b requests."""
-        if self._is_captured("draft", batch):
-            for name, values in zip(STATE, _flat(state), strict=True):
-                self._memory.put(name, values)
-        return self._run("draft", batch, partial(self._draft, batch, state))
+        """Draft a tree per request of the padded batch; state is what the round before left, of b requests."""
+        key = _key("draft", batch)
+        if self._is_captured(key):
+            self._memory.put_state(state.head)
+            self._memory.put("roots", state.roots)
+        return self._run(key, partial(self._draft, batch, state))
 
     def verify(self, batch: RoundBatch, drafts: Drafts) -> TargetOutput:
         """One forward of the target over the trees."""
-        return self._run("verify", batch, partial(self._verifier.forward, batch, drafts.tree))
+        return self._run(_key("verify", batch), partial(self._verifier.forward, batch, drafts.tree))
 
     def walk(self, batch: RoundBatch, drafts: Drafts, output: TargetOutput) -> Accepted:
         """Accept paths, for requests that ask for no more than temperature and filters."""
-        return self._run("walk", batch, partial(self._walk, batch, drafts, output))
+        return self._run(_key("walk", batch), partial(self._walk, batch, drafts, output))
 
     def extend(self, batch: RoundBatch, accepted: Accepted, output: TargetOutput, state: DraftState) -> DraftState:
         """Move the accepted keys and values, and feed the accepted tokens to the head; accepted may have b requests.
@@ -76,17 +64,18 @@ class DecodeRound:
         state is what the round began with: a plain round whose tokens the head reads later leaves it as it is. Returns
         what the next round begins with, of B requests.
         """
-        if batch.shape == PLAIN and self.pending is not None:
-            return self._keep_pending(self.pending, batch, accepted, output, state)
-        if not self._is_captured("extend", batch):
+        if batch.shape == PLAIN and self.deferred is not None:
+            return self._defer(self.deferred, batch, accepted, output, state)
+        key = _key("extend", batch)
+        if not self._is_captured(key):
             accepted = without_spare_places(accepted)
-        self._provide(accepted, batch)
-        return self._run("extend", batch, partial(self._extend, batch, accepted, output))
+        self._provide(key, accepted)
+        return self._run(key, partial(self._extend, batch, accepted, output))
 
     def path_sums(self, batch: RoundBatch, sums: PathSums, scores: Tensor) -> Tensor:
-        """`sums` of the drafts of this round, whose scores these are: of b requests, or of B lanes. It comes last in a
-        round, before another one drafts."""
-        return self._run("sums", batch, lambda: sums(scores))
+        """`sums` of the drafts of this round, whose scores these are: of b requests, or of the padded batch. It comes
+        last in a round, before another one drafts."""
+        return self._run(_key("sums", batch), lambda: sums(scores))
 
     def capture(
         self,
@@ -94,7 +83,7 @@ class DecodeRound:
         caps: Shape,
         shapes: Sequence[Shape],
         sizes: list[int],
-        around: Callable[[Buckets, int], AbstractContextManager[Any]],
+        around: Around,
         with_sums: bool = False,
     ) -> None:
         """Capture the rounds of these shapes within `caps` for these batch sizes.
@@ -102,38 +91,34 @@ class DecodeRound:
         around(buckets, size) is the context of the captures of one size; it may drop the size from the buckets.
         with_sums: capture path sums too, which a policy over these shapes reads.
         """
-        buckets = Buckets(sizes)
-        for size in list(buckets):
-            with around(buckets, size):
-                memory = self._static_memory(caps, size)
-            if size in buckets:
-                self.memory = memory
-                break
-        for size in list(buckets):
-            with around(buckets, size):
-                self._capture_size(capturer, shapes, size, with_sums)
-        self._buckets, self.shapes = buckets, tuple(shapes)
 
-    def _capture_size(self, capturer: Capturer, shapes: Sequence[Shape], size: int, with_sums: bool) -> None:
+        def allocate(most: int) -> RoundMemory:
+            _, output, _, state = self.padding_round(caps)
+            logits, features = output.logits[:1].clone(), output.features[:1].clone()  # kept: no row more than needed
+            drafts = Drafts.plain(state.roots, caps.width)
+            return RoundMemory(caps, most, OneRequest(logits, features, state.head, drafts))
+
+        self._capture_sizes(sizes, around, allocate, partial(self._capture_size, capturer, shapes, with_sums))
+        self.shapes = tuple(shapes)
+
+    def _capture_size(self, capturer: Capturer, shapes: Sequence[Shape], with_sums: bool, size: int) -> None:
         """All functions of one batch size, those that come first in a round before the others (`CudaCapturer`)."""
         capture, memory = self.functions.capture, self._memory
         batches = [self._reader.padding(shape, size, greedy) for shape in shapes for greedy in (True, False)]
 
         def draft(batch: RoundBatch) -> Drafts:
-            drafts = self._draft(batch, self._static_state(size))
+            drafts = self._draft(batch, DraftState(memory.state(size), memory.view("roots", size)))
             return drafts._replace(tree=memory.put_fields("tree", drafts.tree))
 
         def verify(batch: RoundBatch) -> TargetOutput:
-            nodes = size * batch.shape.width
-            tree = (memory.view(f"tree.{name}", size, batch.shape.width) for name in DraftTree._fields)
-            logits = memory.view("logits", nodes, self._vocabulary)
-            output = self._verifier.forward(batch, DraftTree(*tree), logits)
+            logits = memory.logits(size, batch.shape.width)
+            output = self._verifier.forward(batch, memory.tree(size, batch.shape.width), logits)
             if not memory.holds("logits", output.logits):
                 logits.copy_(output.logits)
             return output._replace(logits=logits, features=memory.put("features", output.features))
 
         def walk(batch: RoundBatch, drafts: Drafts, output: TargetOutput) -> Accepted:
-            return self._put_accepted(self._walk(batch, drafts, output))
+            return memory.put_fields("accepted", self._walk(batch, drafts, output))
 
         def provide_tree(batch: RoundBatch) -> None:
             """The calls before a capture compute: what they read must be a tree of this width."""
@@ -151,22 +136,16 @@ class DecodeRound:
             provide_tree(batch)
             accepted = capture(capturer, _key("walk", batch), partial(walk, batch, drafts, output))
             extend: Callable[[], Any] = partial(self._extend, batch, accepted, output)
-            if batch.shape == PLAIN and self.pending is not None:
-                extend = partial(self._add_pending, self.pending, batch, accepted, output)
+            if batch.shape == PLAIN and self.deferred is not None:
+                extend = partial(self._add_deferred, self.deferred, batch, accepted, output)
             capture(capturer, _key("extend", batch), extend)
         for batch, drafts in zip(batches, drafted, strict=True):
             if with_sums and drafts.scores is not None:
                 sums = self._sums_of(batch.shape, drafts.scores, shapes)
                 capture(capturer, _key("sums", batch), partial(sums, drafts.scores))
 
-    def _sums_of(self, drafted: Shape, scores: Tensor, shapes: Sequence[Shape]) -> PathSums:
-        key = drafted, children_of(drafted, scores)
-        if key not in self._path_sums:
-            self._path_sums[key] = PathSums(*key, shapes, scores.device)
-        return self._path_sums[key]
-
     def padding_round(self, shape: Shape) -> tuple[DraftTree, TargetOutput, Accepted, DraftState]:
-        """One lane of padding: what widths and dtypes the values of a round of this shape have."""
+        """A round of padding alone, as one request: what widths and dtypes the values of this shape have."""
         batch = self._reader.padding(shape, 1, is_greedy=False)
         device, longest = batch.prefix_lens.device, shape.max_accept_length
         tree = DraftTree.padding(torch.zeros(1, dtype=torch.int64, device=device), shape.width)
@@ -176,22 +155,6 @@ class DecodeRound:
         path = read_path(accepted, batch.prefix_lens, shape.width)
         state = self._drafter.extend(batch, accepted, path, output.features[:1].repeat(longest, 1))
         return tree, output, accepted, state
-
-    def _static_memory(self, caps: Shape, lanes: int) -> StaticMemory:
-        """Room for rounds up to `caps`."""
-        tree, output, accepted, state = self.padding_round(caps)
-        self._vocabulary, self._state_shapes = output.logits.shape[1], [x.shape[1:] for x in _flat(state)]
-        memory = StaticMemory(tree.tokens.device)
-        rows = [
-            *zip((f"tree.{name}" for name in DraftTree._fields), tree, strict=True),
-            *zip(STATE, _flat(state), strict=True),
-            *zip(ACCEPTED, accepted, strict=True),
-        ]
-        for name, like in rows:
-            memory.allocate(name, lanes * like.numel(), like.dtype)
-        memory.allocate("logits", lanes * output.logits.numel(), output.logits.dtype)
-        memory.allocate("features", lanes * output.features.numel(), output.features.dtype)
-        return memory
 
     # The functions. Those above that are captured differ from these only in where their values lie.
 
@@ -207,52 +170,29 @@ class DecodeRound:
         path = read_path(accepted, batch.prefix_lens, batch.shape.width)
         return self._drafter.extend(batch, accepted, path, output.features[path.rows.view(-1)])
 
-    def _keep_pending(
-        self, pending: PendingTokens, batch: RoundBatch, accepted: Accepted, output: TargetOutput, state: DraftState
+    def _defer(
+        self, deferred: DeferredTokens, batch: RoundBatch, accepted: Accepted, output: TargetOutput, state: DraftState
     ) -> DraftState:
-        pending.rounds += 1
-        self._provide(accepted, batch)
-        self._run("extend", batch, partial(self._add_pending, pending, batch, accepted, output))
+        deferred.rounds += 1
+        key = _key("extend", batch)
+        self._provide(key, accepted)
+        self._run(key, partial(self._add_deferred, deferred, batch, accepted, output))
         return DraftState(state.head, accepted.tokens[:, 0])
 
-    def _add_pending(self, pending: PendingTokens, batch: RoundBatch, accepted: Accepted, output: TargetOutput) -> None:
+    def _add_deferred(
+        self, deferred: DeferredTokens, batch: RoundBatch, accepted: Accepted, output: TargetOutput
+    ) -> None:
         self._verifier.commit_states(accepted, output)  # keys are where they belong: a plain round has one node
-        pending.add(batch, accepted, output.features)
+        deferred.add(batch, accepted, output.features)
 
-    @property
-    def _memory(self) -> StaticMemory:
-        assert self.memory is not None
-        return self.memory
-
-    def _is_captured(self, phase: str, batch: RoundBatch) -> bool:
-        return len(batch.lanes) in self._buckets and _key(phase, batch) in self.functions
-
-    def _run(self, phase: str, batch: RoundBatch, function: Callable[[], Any]) -> Any:
-        return self.functions.run(_key(phase, batch), function) if self._is_captured(phase, batch) else function()
-
-    def _static_state(self, lanes: int) -> DraftState:
-        views = [self._memory.view(name, lanes, *s) for name, s in zip(STATE, self._state_shapes, strict=True)]
-        return DraftState(HeadState(TopM(views[0], views[1]), views[2]), views[3])
-
-    def _provide(self, accepted: Accepted, batch: RoundBatch) -> None:
+    def _provide(self, key: FunctionKey, accepted: Accepted) -> None:
         """Put paths that did not come from the captured walk where the captured extend reads them."""
-        if not self._is_captured("extend", batch) or self._memory.holds("accepted.tokens", accepted.tokens):
-            return
-        b, lanes = len(accepted.lengths), len(batch.lanes)
-        self._put_accepted(accepted)
-        for name, values in zip(ACCEPTED, accepted, strict=True):
-            # What a round of another shape left is no path of this one.
-            self._memory.view(name, lanes, *values.shape[1:])[b:] = 1 if name == "accepted.lengths" else 0
-
-    def _put_accepted(self, accepted: Accepted) -> Accepted:
-        return self._memory.put_fields("accepted", accepted)
+        if self._is_captured(key) and not self._memory.holds("accepted.tokens", accepted.tokens):
+            self._memory.put_accepted(accepted, key[1])
 
 
-def _key(phase: str, batch: RoundBatch) -> Hashable:
+def _key(phase: str, batch: RoundBatch) -> FunctionKey:
     """The target's forward depends on the width alone, and not on how the batch samples."""
-    lanes, shape = len(batch.lanes), batch.shape
-    return (phase, shape.width, lanes) if phase == "verify" else (phase, shape, lanes, batch.is_greedy)
-
-
-def _flat(state: DraftState) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return state.head.top.logp, state.head.top.tokens, state.head.hidden, state.roots
+    if phase == "verify":
+        return phase, batch.padded_b, batch.shape.width, None
+    return phase, batch.padded_b, batch.shape, batch.is_greedy

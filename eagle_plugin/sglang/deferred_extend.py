@@ -1,4 +1,4 @@
-"""Tokens of plain rounds that the head has not read: kept, and read in one forward when drafting starts again."""
+"""Keeps the tokens of plain rounds that the head has not read, until it reads them when drafting starts again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.accepted_path import read_path
 from eagle_plugin.policy.costs import PENDING_TOKENS
-from eagle_plugin.runtime.deferred_limit import most_pending
+from eagle_plugin.runtime.deferred_limit import most_deferred
 from eagle_plugin.runtime.round import HeadState, TopM
 from eagle_plugin.sglang.batch import BatchReader, RoundBatch
 from eagle_plugin.sglang.drafter import DraftState, TreeDrafter
@@ -20,7 +20,7 @@ from eagle_plugin.sglang.drafter import DraftState, TreeDrafter
 MOST_TOKENS = 128  # per request: what is left of an answer when it ends is never read
 
 
-class PendingTokens:
+class DeferredTokens:
     """The last tokens of each row of the engine's request table, and the target's states before them.
 
     The host knows how many plain rounds there were; how many tokens of them a request has, which may have begun later,
@@ -29,7 +29,7 @@ class PendingTokens:
 
     def __init__(self, rows: int, state: Tensor) -> None:
         """rows: of the engine's request table; state: one row of the target's states."""
-        self.most = min(MOST_TOKENS, most_pending(rows * state.nbytes))
+        self.most = min(MOST_TOKENS, most_deferred(rows * state.nbytes))
         device = state.device
         self._counts = torch.zeros(rows, dtype=torch.int64, device=device)
         self._tokens = torch.zeros(rows, self.most, dtype=torch.int64, device=device)
@@ -56,7 +56,7 @@ class PendingTokens:
         self.rounds = 0
 
     def add(self, batch: RoundBatch, accepted: Accepted, states: Tensor) -> None:
-        """Keep the token of a plain round of each lane, and the target's states [B, F] at the roots."""
+        """Keep the token of a plain round of each request, and the target's states [B, F] at the roots."""
         rows = batch.requests
         place = self._counts[rows].clamp(max=self.most - 1)
         self._tokens[rows, place] = accepted.tokens[:, 0]
@@ -68,7 +68,7 @@ class PendingTokens:
     ) -> DraftState:
         """Let the head read the tokens of all requests of a batch; the state that a drafted round begins with.
 
-        state: what the requests began their last round with. A request without pending tokens keeps it. longest: no
+        state: what the requests began their last round with. A request without deferred tokens keeps it. longest: no
         request has more tokens; there is one forward per `PENDING_TOKENS` of them.
         """
         rows = schedule_batch.req_pool_indices.long()

@@ -1,5 +1,5 @@
-"""Drafts the tree: one forward of the head per level, every draft node attending to its own ancestors; or one forward
-over masked rows for all levels."""
+"""Drafts the trees: by one forward of the head per level, in which every node attends to its own ancestors, or by one
+forward over masked rows for all levels."""
 
 from __future__ import annotations
 

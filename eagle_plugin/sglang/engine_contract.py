@@ -1,4 +1,4 @@
-"""The names of SGLang that the adapter replaces, calls or reads, with their parameters (`runtime.engine_contract`).
+"""Lists the names of SGLang that the adapter replaces, calls or reads, with their parameters.
 
 Names that the adapter imports or hooks into are found by themselves; here is what it touches of them.
 """
@@ -28,6 +28,7 @@ CONTRACT: Contract = {
     },
     "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker": {
         "init_attention_backend": "self",
+        "init_lm_head": "self",
         "_capture_cuda_graphs": "self",
         "draft": "",
         "_draft_extend_for_prefill": "",
@@ -42,6 +43,7 @@ CONTRACT: Contract = {
         "_sample_from_probs": "self probs sampling_info positions simple_sampling_case",
         "_preprocess_logits": "",
     },
+    "sglang.srt.model_executor.model_runner.ModelRunner": {"load_model": "self", "kv_cache_dtype": ""},
     "sglang.srt.layers.sampler": {"apply_custom_logit_processor": "logits sampling_batch_info ..."},
     "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager": {
         "_select_runners": "self selector",
@@ -80,31 +82,38 @@ CONTRACT: Contract = {
     },
     "sglang.srt.distributed.parallel_state.GroupCoordinator": {
         "broadcast": "self input_ src",
-        **attributes("world_size rank_in_group"),
+        **attributes("world_size rank_in_group cpu_group"),
     },
     # Memory and attention.
     "sglang.srt.layers.attention.base_attn_backend.AttentionBackend": {
         "forward": "self q k v layer forward_batch save_kv_cache ..."
     },
-    "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool": attributes("data_ptrs data_strides use_hnd"),
+    "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool": attributes("data_ptrs data_strides use_hnd k_buffer v_buffer"),
     "sglang.srt.mem_cache.memory_pool.ReqToTokenPool": attributes("req_to_token free_slots"),
     # Graphs, which a GPU alone has.
     "sglang.srt.distributed.parallel_state": {"graph_capture": "stream"},
     "sglang.srt.model_executor.runner_utils.capture_mode": {"model_capture_mode": ""},
+    "sglang.srt.model_executor.cuda_graph_config": {"check_cuda_graph_backend": "phase backend ..."},
     # What is counted.
     "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor": {
         "_resolve_spec_v2_tokens": "self result batch",
         "metrics_reporter": "",
     },
+    "sglang.srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter": attributes(
+        "metrics_collector current_scheduler_metrics_enabled"
+    ),
+    "sglang.srt.observability.metrics_collector.SchedulerMetricsCollector": attributes("labels"),
     "sglang.srt.managers.schedule_batch.Req": {
         "update_finish_state": "self new_accepted_len",
         **attributes("finished finished_reason finished_len to_finish grammar output_ids sampling_params"),
     },
     "sglang.srt.managers.tokenizer_manager.TokenizerManager": {
         "_calculate_spec_decoding_metrics": "self meta_info recv_obj i",
-        "init_running_status": "",
+        **attributes("init_running_status server_status"),
     },
-    # A head's class.
+    # A head's class and its linear layers.
+    "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod": {"apply": "self layer x bias"},
+    "sglang.srt.configs.model_config.ModelConfig": {"_config_draft_model": "self"},
     "sglang.srt.models.llama_eagle3.LlamaForCausalLMEagle3": {
         "load_weights": "self weights",
         **attributes("config model"),

@@ -37,9 +37,9 @@ class TreeForward:
         """
         forward_batch = ForwardBatch(
             forward_mode=mode,
-            batch_size=len(batch.lanes),
+            batch_size=batch.padded_b,
             input_ids=tokens,
-            req_pool_indices=batch.lanes,
+            req_pool_indices=batch.table_rows,
             seq_lens=batch.prefix_lens,
             out_cache_loc=slots,
             seq_lens_sum=0,

@@ -12,9 +12,9 @@ from eagle_plugin.kernels.gated_delta import Left, Net, TreePlan, attend, past_a
 
 
 class LinearTrees(NamedTuple):
-    """One forward over trees of B lanes: what its layers share, and what each of them leaves."""
+    """One forward over the trees of a padded batch of B: what its layers share, and what each of them leaves."""
 
-    slots: Tensor  # [B] int64: where the engine keeps the states of the lanes' requests; 0 of padding lanes
+    slots: Tensor  # [B] int64: where the engine keeps the states of the requests; 0 of padding
     tree: TreePlan
     left: dict[int, Left]  # by layer; of the last forward, so that a captured one finds it in the graph's memory
 
@@ -51,8 +51,8 @@ def linear_attention(
 ) -> Tensor:
     """One layer over the nodes of B trees: mixed_qkv [B * W, C], a and b [B * W, HV] -> [1, B * W, HV, V]."""
     cache = pool.mamba2_layer_cache(layer.layer_id)
-    lanes = trees.tree.seen.shape[:2]
-    mixed_qkv, a, b = (x.view(*lanes, -1) for x in (mixed_qkv, a, b))
+    rows = trees.tree.seen.shape[:2]
+    mixed_qkv, a, b = (x.view(*rows, -1) for x in (mixed_qkv, a, b))
     net = Net(
         key_heads=layer.num_k_heads,
         value_heads=layer.num_v_heads,

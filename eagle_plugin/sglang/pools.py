@@ -1,4 +1,4 @@
-"""The pools of a target's keys and values: one, or a second one for the layers with a sliding window."""
+"""Finds the pools of a target's keys and values, and copies what a round reads of that of the sliding windows."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def chunk_of(runner: Any) -> int:
 
 
 class SlidingRows(NamedTuple):
-    """The keys of B lanes that layers with a sliding window or with chunks can see, in their own pool.
+    """The keys of a padded batch of B that layers with a sliding window or with chunks can see, in their own pool.
 
     Positions count from the first of these keys on: what a row sees depends on differences of positions alone, and on
     where chunks begin. So the first key is that of a chunk, where there are chunks.
@@ -79,7 +79,7 @@ class SlidingReader:
     The engine gives the slots of keys that no window reaches any more to others: only the last ones are read.
     """
 
-    def __init__(self, pool: Pool, window: int, reach: int, lanes: int, columns: int, chunk: int = 0) -> None:
+    def __init__(self, pool: Pool, window: int, reach: int, most: int, columns: int, chunk: int = 0) -> None:
         """window: keys before a row that it sees, of the layer with the longest one; chunk: as of `chunk_of`.
 
         Others as of `BatchReader`.
@@ -89,15 +89,16 @@ class SlidingReader:
         self._memory = memory = StaticMemory(device)
         self._count = window + chunk + reach
         self._places = torch.arange(self._count, device=device)
-        memory.allocate("prefix_lens", lanes, torch.int64)
-        memory.allocate("table", lanes * self._count, torch.int32)
-        memory.allocate("slots", lanes * reach, torch.int64)
+        memory.allocate("prefix_lens", most, torch.int64)
+        memory.allocate("table", most * self._count, torch.int32)
+        memory.allocate("slots", most * reach, torch.int64)
 
     def read(self, start: RoundStart) -> SlidingRows:
         """After the round's own copy was made: the engine may change its table and its slots then."""
-        lanes, reach = start.slots.shape
+        padded_b, reach = start.slots.shape
         view = self._memory.view
-        rows = SlidingRows(view("prefix_lens", lanes), view("table", lanes, self._count), view("slots", lanes, reach))
+        table, slots = view("table", padded_b, self._count), view("slots", padded_b, reach)
+        rows = SlidingRows(view("prefix_lens", padded_b), table, slots)
         first = (start.prefix_lens - self._window).clamp(min=0)
         if self._chunk:
             first = first - first % self._chunk

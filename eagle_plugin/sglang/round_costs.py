@@ -231,7 +231,7 @@ class CostMeasurement:
         b = len(rows)
         lengths = torch.full((b,), prefix, dtype=torch.int64, device=self._random.device)
         schedule = self._random.schedule(rows, lengths, greedy=True)
-        return self._one_round(self._parts.reader.read(shape, schedule, self._parts.decode_round.lanes(b)), state)
+        return self._one_round(self._parts.reader.read(shape, schedule, self._parts.decode_round.padded_b(b)), state)
 
     def _one_round(self, batch: RoundBatch, state: DraftState) -> Phases:
         functions = self._parts.decode_round

@@ -37,7 +37,7 @@ class RoundTest:
         self._random = RandomBatches(parts)
         self._dtype = parts.caches[0][0].dtype
         self._eager = DecodeRound(parts.drafter, parts.verifier, parts.reader)
-        self._eager.pending = parts.decode_round.pending
+        self._eager.deferred = parts.decode_round.deferred
         self.longest = 0  # of the accepted paths
         self.fingerprints: list[int] = []  # of each round's accepted tokens and trees: equal on all ranks
 
@@ -103,7 +103,7 @@ class RoundTest:
 
         accepted: what the walk gave.
         """
-        lanes = len(batch.lanes)
+        lanes = batch.padded_b
         drafts = self._eager.draft(batch, _padded(state, lanes))
         output = self._eager.verify(batch, found.drafts)
         sanitize(output.logits)

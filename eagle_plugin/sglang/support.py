@@ -5,10 +5,14 @@ With a target or flag that ours does not support the engine's own worker serves:
 
 from __future__ import annotations
 
+import ast
+import inspect
 import logging
 import os
 import re
+import textwrap
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from eagle_plugin.core.shape import MAX_WIDTH
@@ -25,21 +29,8 @@ from eagle_plugin.sglang.synthetic import SETTING
 logger = logging.getLogger("eagle_plugin")
 
 HEAD_ARCHITECTURES = ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3")
-# Heads that SGLang loads with classes of its own. It makes the name of such a class from that of a target which brings
-# its draft layers along (`ModelConfig._config_draft_model`); a head's folder may then be the target's.
+# Heads that SGLang loads with classes of its own, by a part of the class's name.
 _DRAFT_CLASS = re.compile(r"Eagle|NextN|MTP|Assistant|DSpark|Draft")
-_TARGETS_WITH_DRAFTS = """
-    BailingMoeForCausalLM BailingMoeV2ForCausalLM BailingMoeV2_5ForCausalLM BailingMoeV3ForCausalLM
-    DeepseekV32ForCausalLM DeepseekV3ForCausalLM DeepseekV4ForCausalLM Ernie4_5_MoeForCausalLM ExaoneMoEForCausalLM
-    ExaoneMoeForCausalLM GigaChat35ForCausalLM Glm4MoeForCausalLM Glm4MoeLiteForCausalLM
-    Glm5NextForConditionalGeneration GlmMoeDsaForCausalLM GlmOcrForConditionalGeneration HYV3ForCausalLM HYV4ForCausalLM
-    InklingForConditionalGeneration InternS2MobiusForConditionalGeneration InternS2PreviewForConditionalGeneration
-    LongcatFlashForCausalLM MiMoForCausalLM MiMoV2FlashForCausalLM MiMoV2ForCausalLM NemotronHForCausalLM
-    NemotronHPuzzleForCausalLM NemotronH_Omni_Reasoning_V3 Qwen3MoeForCausalLM Qwen3NextForCausalLM Qwen3_5ForCausalLM
-    Qwen3_5ForConditionalGeneration Qwen3_5MoeForCausalLM Qwen3_5MoeForConditionalGeneration
-    Qwen4ExpForConditionalGeneration Step3p5ForCausalLM Step3p7ForConditionalGeneration
-    """
-TARGETS_WITH_DRAFTS = frozenset(_TARGETS_WITH_DRAFTS.split())
 
 
 def has_own_draft_class(architecture: str) -> bool:
@@ -47,7 +38,26 @@ def has_own_draft_class(architecture: str) -> bool:
     if architecture in HEAD_ARCHITECTURES:
         return False
     dots3 = architecture.startswith("Dots3")  # known to the engine by its configuration's class
-    return dots3 or architecture in TARGETS_WITH_DRAFTS or bool(_DRAFT_CLASS.search(architecture))
+    return dots3 or bool(_DRAFT_CLASS.search(architecture)) or architecture in targets_with_drafts()
+
+
+@cache
+def targets_with_drafts() -> frozenset[str]:
+    """The classes of targets that bring their draft layers along: a head's folder may then be the target's.
+
+    SGLang makes the name of the draft's class from that of the target; what it compares with is read from its source.
+    """
+    from sglang.srt.configs import model_config
+
+    source = ast.parse(textwrap.dedent(inspect.getsource(model_config.ModelConfig._config_draft_model)))
+    names: set[str] = set()
+    for node in ast.walk(source):
+        if isinstance(node, ast.Compare) and ast.unparse(node.left) == "self.hf_config.architectures[0]":
+            (compared,) = node.comparators
+            is_name = isinstance(compared, ast.Name)  # of a list beside the class
+            found = getattr(model_config, compared.id) if is_name else ast.literal_eval(compared)
+            names |= {found} if isinstance(found, str) else set(found)
+    return frozenset(names)
 
 
 # Flags: the values that we serve, and why the engine's own worker serves another one.

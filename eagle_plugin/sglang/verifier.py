@@ -38,7 +38,7 @@ class TreeVerifyInput(EagleVerifyInput):
 
 
 class TargetOutput(NamedTuple):
-    """What the target says after every node of B trees."""
+    """What the target gives after every node of B trees."""
 
     logits: Tensor  # [B * W, V] float32
     features: Tensor  # [B * W, H of the features that the head reads]
@@ -104,7 +104,7 @@ class TreeVerifier:
         return TargetOutput(output.next_token_logits, output.hidden_states, linear)
 
     def walk(self, batch: RoundBatch, drafts: Drafts, logits: Tensor) -> Accepted:
-        """Accept a path of each tree by the logits [b * W, V] after its nodes; b may be less than the lanes."""
+        """Accept a path of each tree by the logits [b * W, V] after its nodes, of b requests or B."""
         b = len(drafts.tree.tokens)
         sampling = type(batch.sampling)(*(values[:b] for values in batch.sampling))
         rng_keys = None if batch.is_greedy else batch.rng_keys[:b]

@@ -1,4 +1,4 @@
-"""The SGLang releases that this adapter was tested with; tests/engines/sglang/test_contract*.py pin what it touches."""
+"""Names the SGLang releases that this adapter was tested with; `engine_contract` has what it touches of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker that SGLang's scheduler drives: draft a tree, verify it, feed what was accepted to the head."""
+"""Serves SGLang's scheduler: drafts a tree per request, verifies it, and feeds what was accepted to the head."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from eagle_plugin.runtime.round import HeadState, TopM, accepted_rows
 from eagle_plugin.runtime.target_weights import use_bf16_kernel
 from eagle_plugin.sglang.adapters import Adapters
 from eagle_plugin.sglang.attention import TreeAttention
-from eagle_plugin.sglang.batch import BatchReader, RoundBatch, prefix_tokens
+from eagle_plugin.sglang.batch import BatchReader, RoundBatch, committed_tokens
 from eagle_plugin.sglang.capture import capture_rounds
 from eagle_plugin.sglang.decode_round import DecodeRound
-from eagle_plugin.sglang.deferred_extend import PendingTokens
+from eagle_plugin.sglang.deferred_extend import DeferredTokens
 from eagle_plugin.sglang.drafter import DraftState, TreeDrafter
 from eagle_plugin.sglang.eagle3_model import mask_of
 from eagle_plugin.sglang.head_exchange import exchange_head
@@ -141,14 +141,14 @@ class TreeWorker(EAGLEWorkerV2):
             use_huge_pages(rank_logger(logging.getLogger("eagle_plugin")))
         pool, mode = self.req_to_token_pool, policy_mode()
         *_, output, _, _ = self._round.padding_round(PLAIN)
-        self._round.pending = PendingTokens(len(pool.req_to_token), output.features[0])
+        self._round.deferred = DeferredTokens(len(pool.req_to_token), output.features[0])
         shapes = [PLAIN, self.shape] if mode == "fixed" else captured_shapes(self.shape, self._draft_worker.levels.kind)
         if not self._adapters.are_served:  # on CPUs: there is nothing that a captured forward would read them from
             capture_rounds(self._round, self.shape, shapes, self.device, pool.size, mode == "auto")
         if not check_rounds(self):
             return  # the engine's own worker serves: there is no head of ours to exchange
         self.shapes = choose_shapes(self, mode, pool.size)
-        self._round.pending.clear()  # what tests and measurements left
+        self._round.deferred.clear()  # what tests and measurements left
         arguments, parallel = self.server_args, get_parallel()
         served = Served(
             "sglang",
@@ -176,12 +176,12 @@ class TreeWorker(EAGLEWorkerV2):
             self._mailbox.look()
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             return self._prefill(batch, on_publish, pp_proxy_tensors)
-        b, keys = len(batch.seq_lens), prefix_tokens(batch)
-        pending = 0 if self._round.pending is None else self._round.pending.longest(batch.reqs)
-        shape = PLAIN if needs_plain_round(batch) else self.shapes.choose(b, keys, pending=pending)
-        self.shapes.begin(shape, b, keys)
-        state = self._caught_up(batch, shape, pending)
-        inputs = self._reader.read(shape, batch, self._round.lanes(b))
+        b, prefix_tokens = len(batch.seq_lens), committed_tokens(batch)
+        deferred = 0 if self._round.deferred is None else self._round.deferred.longest(batch.reqs)
+        shape = PLAIN if needs_plain_round(batch) else self.shapes.choose(b, prefix_tokens, pending=deferred)
+        self.shapes.begin(shape, b, prefix_tokens)
+        state = self._caught_up(batch, shape, deferred)
+        inputs = self._reader.read(shape, batch, self._round.padded_b(b))
         # From here on the round reads its own copy of the slots: the scheduler may change its table.
         table_was_read = torch.get_device_module(self.device).Event()
         table_was_read.record()
@@ -209,7 +209,8 @@ class TreeWorker(EAGLEWorkerV2):
         read = partial(self._round.extend, inputs, accepted, output, state)
         state = self._draft_clock.time_reading(shape, read)
         result = self._result(inputs, kept, new_lens, state, logprobs, features)
-        result.served = self.shapes.launched(shape, b, keys, real, partial(self._round.path_sums, inputs))
+        path_sums = partial(self._round.path_sums, inputs)
+        result.served = self.shapes.launched(shape, b, prefix_tokens, real, path_sums)
         if self._round.sizes():
             result.eager_reasons = transforms if result.can_run_cuda_graph else ["batch size"]
         self._draft_worker.draft_runner.shared_read_done_event = table_was_read
@@ -220,9 +221,9 @@ class TreeWorker(EAGLEWorkerV2):
 
         longest: no request has more of them.
         """
-        state, pending = _state_of(batch.spec_info), self._round.pending
-        if pending is not None and longest and (longest >= pending.most or shape != PLAIN):
-            return pending.read(batch, self._reader, self._draft_worker, state, longest)
+        state, deferred = _state_of(batch.spec_info), self._round.deferred
+        if deferred is not None and longest and (longest >= deferred.most or shape != PLAIN):
+            return deferred.read(batch, self._reader, self._draft_worker, state, longest)
         return state
 
     def _prefill(self, batch: Any, on_publish: Any, pp_proxy_tensors: Any) -> Any:
@@ -231,8 +232,8 @@ class TreeWorker(EAGLEWorkerV2):
         rows, seeds = batch.req_pool_indices.long(), request_seeds(batch.reqs)
         self._keys.draw(rows, seeds)
         self._sampler.use_keys(self._keys.of(rows) if seeds else None)
-        if self._round.pending is not None:
-            self._round.pending.forget(rows)
+        if self._round.deferred is not None:
+            self._round.deferred.forget(rows)
         penalties = self._verifier.penalties
         penalties.start(batch)
         result = self._forward_prefill_batch(batch, on_publish, pp_proxy_tensors)

@@ -30,7 +30,7 @@ LONGEST = 16 << 20  # bytes of one exchange
 START_SECONDS = 120.0  # of the writer, which imports the recognisers
 COUNTS_EVERY = 1.0  # seconds
 # The writer is a program of its own: servers import nothing of `learning`.
-WRITER = "eagle_plugin.learning.data.captures.writer"
+WRITER = "eagle_plugin.learning.data.traffic.writer"
 
 
 def writer_command(settings: CaptureSettings, *options: str) -> list[str]:

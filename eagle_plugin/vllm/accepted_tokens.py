@@ -1,12 +1,13 @@
-"""What follows from the accepted paths in vLLM: where their keys and values go, and the tokens of the round."""
+"""Moves the keys and values of accepted paths in vLLM's caches, and gives their tokens to the engine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.runtime.round import KVCaches
@@ -38,6 +39,18 @@ class CacheGroup(NamedTuple):
         """
         positions = prefix_lens[:, None] + torch.arange(width, device=slot_table.device)
         self.caches.move_accepted(slot_table[requests[:, None], positions].long(), accepted)
+
+
+def cache_groups(groups: Iterable[Any], layers: Mapping[str, Any], others: Collection[str]) -> list[CacheGroup]:
+    """The caches of the target's layers by vLLM's KV cache groups; layers by name, of which `others` are not these."""
+    found = []
+    for group in groups:
+        names = [name for name in group.layer_names if name not in others]
+        own = [layers[name].kv_cache for name in names if isinstance(layers[name], AttentionLayerBase)]
+        # Layers can share a cache, whose keys are moved once.
+        if caches := {cache.data_ptr(): cache for cache in own}:
+            found.append(CacheGroup.of(names[0], list(caches.values())))
+    return found
 
 
 def output_tokens(accepted: Accepted) -> Tensor:

@@ -1,9 +1,8 @@
-"""What of a runner's decode steps is captured: which batch sizes, by which capturer, within which memory."""
+"""Captures a runner's decode steps at start-up, for the batch sizes that memory allows."""
 
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -14,15 +13,7 @@ from vllm.distributed.parallel_state import graph_capture
 from vllm.model_executor.layers.attention.attention import unified_attention_with_output
 
 from eagle_plugin.runtime import graph_emulator
-from eagle_plugin.runtime.capturing import (
-    MAX_ROWS,
-    emulated,
-    frozen_garbage,
-    left_out_without_memory,
-    logged,
-    powers_of_two,
-)
-from eagle_plugin.runtime.graphs import Buckets, CudaCapturer
+from eagle_plugin.runtime.capturing import MAX_ROWS, capturer_for, emulated, left_out_without_memory, powers_of_two
 from eagle_plugin.vllm.attention import ExtendRows, Rows
 from eagle_plugin.vllm.decode_step import DecodeStep, TargetForward, side_by_side
 from eagle_plugin.vllm.dummy_batches import forward, layer_metadata, places_of, target_states
@@ -47,21 +38,20 @@ def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
     sizes = [
         size for size in sizes if size * runner._caps.width <= MAX_ROWS and size * head_rows <= runner.max_num_tokens
     ]
-    step, with_sums = new_step(runner), runner._policy_mode == "auto"
-
-    def around(buckets: Buckets, size: int) -> AbstractContextManager[None]:
-        fix = f"give the server a smaller --gpu-memory-utilization, or --max-num-seqs {size // 2}"
-        return left_out_without_memory(buckets, size, in_any_rank, logger, fix)
-
-    with logged(step.functions, step.sizes, kind, logger):
-        if kind == "cuda":
-            with graph_capture(runner.device), frozen_garbage():
-                step.capture(CudaCapturer(), sizes, around, with_sums)
-        else:
-            graph_emulator.install()
-            # The operator finds its layer and metadata in vLLM's context of one forward.
-            attention = {torch.ops.vllm.unified_attention_with_output.default: unified_attention_with_output}
-            step.capture(graph_emulator.EmulatedCapturer(attention), sizes, around, with_sums)
+    around = partial(
+        left_out_without_memory,
+        in_any_rank=in_any_rank,
+        logger=logger,
+        memory_flag="--gpu-memory-utilization",
+        batch_flag="--max-num-seqs",
+    )
+    # The operator finds its layer and metadata in vLLM's context of one forward.
+    attention = {torch.ops.vllm.unified_attention_with_output.default: unified_attention_with_output}
+    if kind != "cuda":
+        graph_emulator.install()
+    step = new_step(runner)
+    with capturer_for(step, kind, logger, graph_capture(runner.device), transparent=attention) as capturer:
+        step.capture(capturer, sizes, around, with_sums=runner._policy_mode == "auto")
     return step
 
 

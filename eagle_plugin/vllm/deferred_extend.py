@@ -1,12 +1,12 @@
-"""Tokens of plain steps that the head has not read: kept, and read in few forwards when their keys are wanted.
+"""Keeps the tokens of plain steps that the head has not read, until it reads them in few forwards.
 
-They are wanted when drafting starts again, and when another request finds their blocks in the prefix cache. Most blocks
+It reads them when drafting starts again, and when another request finds their blocks in the prefix cache. Most blocks
 of requests that have ended are used anew before anybody finds them, so what they hold is never read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from eagle_plugin.runtime.deferred_limit import largest_first, most_pending
+from eagle_plugin.runtime.deferred_limit import largest_first, most_deferred
 from eagle_plugin.runtime.host_to_device import to_device
 from eagle_plugin.vllm.attention import ExtendRows
 from eagle_plugin.vllm.batch import RoundBatch
 
-Key = str | int  # the name of a request, or a block
+Owner = str | int  # the name of a request, or a block
 
 
 def given_blocks(scheduler_output: Any, group: int, size: int) -> tuple[set[int], set[int]]:
@@ -58,7 +58,7 @@ class PlainRows(NamedTuple):
         return cls(tokens, features)
 
 
-class PendingRows(NamedTuple):
+class DeferredRows(NamedTuple):
     """Rows of n requests, for one forward of the head."""
 
     tokens: Tensor  # [r] int32
@@ -99,17 +99,17 @@ class _Kept:
         return [place for run in self.runs for place in run.places]
 
 
-class PendingTokens:
+class DeferredTokens:
     """What the head must read before it drafts for a request again, or before others use the blocks of one that ended.
 
-    The keys are the names of requests, and vLLM's numbers of blocks of requests that are gone. What all of them have is
+    Their owners are requests by name, and of requests that are gone vLLM's blocks by number. What all of them have is
     limited together, by `deferred_limit.MOST_BYTES`.
     """
 
-    def __init__(self, block_size: int) -> None:
-        """block_size: positions of a block of the head's cache."""
-        self.block_size = block_size
-        self._kept: dict[Key, _Kept] = {}
+    def __init__(self, block_size: int, group: int = 0) -> None:
+        """block_size: positions of a block of the head's cache, which is in this one of vLLM's KV cache groups."""
+        self.block_size, self._group = block_size, group
+        self._kept: dict[Owner, _Kept] = {}
         self._tokens = torch.empty(0, dtype=torch.int32)  # the store; it grows
         self._features = torch.empty(0, 0)
         self._free: list[int] = []  # its places
@@ -125,7 +125,7 @@ class PendingTokens:
     @property
     def rows_of_requests(self) -> int:
         """Of those that are not gone."""
-        return sum(len(run.places) for key, kept in self._kept.items() if isinstance(key, str) for run in kept.runs)
+        return sum(len(kept.places) for owner, kept in self._kept.items() if isinstance(owner, str))
 
     def add(
         self,
@@ -147,10 +147,10 @@ class PendingTokens:
                 kept.runs.append(_Run(position, []))
             kept.runs[-1].places += places[end - n : end]
 
-    def forget(self, keys: Iterable[Key]) -> None:
+    def forget(self, owners: Iterable[Owner]) -> None:
         """Drop the rows of these requests or blocks."""
-        for key in self._kept.keys() & set(keys):
-            self._free += self._kept.pop(key).places
+        for owner in self._kept.keys() & set(owners):
+            self._free += self._kept.pop(owner).places
 
     def leave(self, request_ids: Iterable[str]) -> None:
         """Keep the rows of requests that are gone by their blocks; those after the last full block are dropped.
@@ -172,40 +172,55 @@ class PendingTokens:
                     else:
                         self._free += part.places
 
-    def of_blocks(self, blocks: Set[int]) -> list[Key]:
+    def wanted_by_blocks(self, scheduler_output: Any, gone: Set[str], requests: Mapping[str, Any]) -> list[Owner]:
+        """Follow who gets which blocks in a step, before vLLM's runner does; what the head must read before the step.
+
+        gone: requests that leave the batch; requests: the runner's ``CachedRequestState`` by name.
+        """
+        self.leave(gone)
+        found, new = given_blocks(scheduler_output, self._group, self.block_size)
+        self.forget(new)
+        wanted = self.of_blocks(found)
+        if gone:  # who found these blocks in the step that filled them needs them read as well
+            tables = (state.block_ids[self._group] for name, state in requests.items() if name not in gone)
+            held = {block for table in tables for block in table}
+            wanted += [owner for owner in self.of_blocks(held) if not isinstance(owner, str)]
+        return wanted
+
+    def of_blocks(self, blocks: Set[int]) -> list[Owner]:
         """What has rows in these blocks, by vLLM's numbers; the oldest first."""
         size = self.block_size
-        found: list[Key] = []
-        for key, kept in self._kept.items() if blocks else ():
-            if isinstance(key, str):
+        found: list[Owner] = []
+        for owner, kept in self._kept.items() if blocks else ():
+            if isinstance(owner, str):
                 slots = kept.slot_table[kept.runs[0].first // size * size : kept.runs[-1].end : size]
                 if not blocks.isdisjoint((slots // (2 * size)).tolist()):
-                    found.append(key)
-            elif key in blocks:
-                found.append(key)
+                    found.append(owner)
+            elif owner in blocks:
+                found.append(owner)
         return found
 
-    def excess(self) -> list[Key]:
+    def excess(self) -> list[Owner]:
         """What to read now, because more is kept than may be: blocks first, no more of them than it takes."""
         if not self._kept:
             return []
-        most = most_pending(self._features.shape[1] * self._features.element_size())
+        most = most_deferred(self._features.shape[1] * self._features.element_size())
         over = self.rows - most
-        chosen: list[Key] = []
-        for key, kept in self._kept.items() if over > 0 else ():
-            if over > 0 and not isinstance(key, str):
-                chosen.append(key)
+        chosen: list[Owner] = []
+        for owner, kept in self._kept.items() if over > 0 else ():
+            if over > 0 and not isinstance(owner, str):
+                chosen.append(owner)
                 over -= len(kept.places)
         if over > 0:
-            counts = {key: len(kept.places) for key, kept in self._kept.items() if isinstance(key, str)}
+            counts = {owner: len(kept.places) for owner, kept in self._kept.items() if isinstance(owner, str)}
             chosen += largest_first(counts, most)
         return chosen
 
-    def take(self, keys: Iterable[Key], most_rows: int) -> list[PendingRows]:
+    def take(self, owners: Iterable[Owner], most_rows: int) -> list[DeferredRows]:
         """The rows of these requests or blocks, which are no longer kept then, in forwards of at most `most_rows`."""
         forwards: list[list[tuple[_Run, Tensor]]] = []
         room = 0
-        for kept in [self._kept.pop(key) for key in keys if key in self._kept]:
+        for kept in [self._kept.pop(owner) for owner in owners if owner in self._kept]:
             for run in kept.runs:
                 while run.places:
                     if not room:
@@ -216,7 +231,7 @@ class PendingTokens:
                     room -= len(part.places)
         return [self._rows_of(*zip(*parts, strict=True)) for parts in forwards]
 
-    def _rows_of(self, runs: Sequence[_Run], tables: Sequence[Tensor]) -> PendingRows:
+    def _rows_of(self, runs: Sequence[_Run], tables: Sequence[Tensor]) -> DeferredRows:
         """The rows of one forward; their places in the store are free then."""
         device = self._features.device
         places = [place for run in runs for place in run.places]
@@ -229,13 +244,13 @@ class PendingTokens:
         longest = max(len(table) for table in tables)
         slot_table = torch.stack([pad(table, (0, longest - len(table))) for table in tables])
         rows = ExtendRows(torch.arange(len(runs), device=device), firsts + lens, lens, starts)
-        return PendingRows(self._tokens[index], positions, self._features[index], rows, planned[2], slot_table)
+        return DeferredRows(self._tokens[index], positions, self._features[index], rows, planned[2], slot_table)
 
     def _take_places(self, rows: PlainRows) -> list[int]:
         """Free places of the store for these rows; it grows where it has too few."""
         n, size = len(rows.features), len(self._features)
         if n > len(self._free):
-            most = most_pending(rows.features.shape[1] * rows.features.element_size())
+            most = most_deferred(rows.features.shape[1] * rows.features.element_size())
             larger = max(min(2 * size, most), size + n)
             tokens = rows.tokens.new_empty(larger)
             features = rows.features.new_empty(larger, rows.features.shape[1])

@@ -1,5 +1,5 @@
-"""Drafts the trees: one forward of the head per level, every draft node attending to its own ancestors; or, of a head
-with a mask, all levels from the forward that reads the accepted tokens, in which masked rows come after them."""
+"""Drafts the trees: by one forward of the head per level, in which every node attends to its own ancestors, or, of a
+head with a mask, by the forward that reads the accepted tokens, in which masked rows come after them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from eagle_plugin.runtime.round import Drafts, HeadState, LevelRows, TopM, TreeR
 from eagle_plugin.vllm import masked_rows
 from eagle_plugin.vllm.attention import ExtendRows, Rows, TreeMetadata
 from eagle_plugin.vllm.batch import RoundBatch
-from eagle_plugin.vllm.deferred_extend import PendingRows
+from eagle_plugin.vllm.deferred_extend import DeferredRows
 from eagle_plugin.vllm.draft_tables import without_whole_tables
 from eagle_plugin.vllm.draft_weights import int8_weights, use_int8_output
 from eagle_plugin.vllm.masked_rows import HeadRows
@@ -89,9 +89,9 @@ class ExtendBatch(NamedTuple):
         rows = ExtendRows(*(x[0] if len(kinds) == 1 else torch.cat(x) for x in zip(*kinds, strict=True)))
         return cls(tokens, places, states, last, lengths, rows, [*batch.other_lens, *[longest] * len(trees)])
 
-    def pending(self, features: Tensor, slot_table: Tensor) -> PendingRows:
+    def deferred(self, features: Tensor, slot_table: Tensor) -> DeferredRows:
         """The rows as a forward of the head reads them; features [N, F] are the target's states of all query rows."""
-        return PendingRows(self.tokens, self.positions, features[self.states], self.rows, self.lens, slot_table)
+        return DeferredRows(self.tokens, self.positions, features[self.states], self.rows, self.lens, slot_table)
 
 
 class PathBatch(NamedTuple):
@@ -206,8 +206,8 @@ class TreeProposer(EagleProposer):
         features [N, F] are the target's states of all its query rows. A head with masked rows lists all levels of
         `shape`, where the forward has room for them.
         """
-        pending, rows = batch.pending(features, slot_table), batch.last[:, None]
-        read, masked = self._rows_of(pending), self.levels.masked_rows(shape)
+        deferred, rows = batch.deferred(features, slot_table), batch.last[:, None]
+        read, masked = self._rows_of(deferred), self.levels.masked_rows(shape)
         if masked is not None and len(read.tokens) + len(rows) * masked.count <= self.max_num_tokens:
             read, rows = masked_rows.after_tokens(masked, read, batch.last, batch.lengths)
         return self._most_likely(read, rows, top_m_of(shape, greedy))
@@ -235,9 +235,9 @@ class TreeProposer(EagleProposer):
             top = TopM(*(values.view(*rows.shape, -1) for values in top))
         return HeadState(top, hidden[rows[:, 0]])
 
-    def read_pending(self, pending: PendingRows) -> None:
+    def read_deferred(self, deferred: DeferredRows) -> None:
         """Let the head read tokens from which nothing is drafted, so that its caches have their keys and values."""
-        self._forward(self._rows_of(pending))
+        self._forward(self._rows_of(deferred))
 
     def draft_tree(self, batch: DraftBatch, roots: Tensor, state: HeadState) -> Drafts:
         """Draft one tree per request; roots [b] int64 are the last committed tokens."""
@@ -263,9 +263,9 @@ class TreeProposer(EagleProposer):
         )
         return drafts if batch.chains is None else drafts._replace(tree=as_chains(drafts.tree, batch.chains))
 
-    def _rows_of(self, pending: PendingRows) -> HeadRows:
+    def _rows_of(self, deferred: DeferredRows) -> HeadRows:
         """Consecutive tokens of each request, with the target's states of their positions."""
-        tokens, positions, features, rows, lens, slot_table = pending
+        tokens, positions, features, rows, lens, slot_table = deferred
         owners = rows.requests.repeat_interleave(rows.lens, output_size=len(tokens))
         metadata = TreeMetadata(Rows(rows, None, extend_lens=lens), slot_table, slot_table[owners, positions].long())
         return HeadRows(tokens, positions, self._combined(features), metadata)

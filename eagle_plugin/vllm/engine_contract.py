@@ -1,4 +1,4 @@
-"""The names of vLLM that the adapter replaces, calls or reads, with their parameters (`runtime.engine_contract`).
+"""Lists the names of vLLM that the adapter replaces, calls or reads, with their parameters.
 
 Names that the adapter imports are found by themselves; here is what it touches of them.
 """
@@ -43,8 +43,11 @@ CONTRACT: Contract = {
     "vllm.config.VllmConfig": attributes(
         "model_config cache_config parallel_config scheduler_config device_config speculative_config compilation_config"
         " kv_transfer_config additional_config reasoning_config structured_outputs_config use_v2_model_runner"
-        " attention_config _get_v1_model_runner_unsupported_features"
-    ),
+        " attention_config"
+    )
+    | {"_get_v1_model_runner_unsupported_features": "self"},
+    "vllm.config.StructuredOutputsConfig": attributes("reasoning_parser"),
+    "vllm.forward_context": {"set_forward_context": "attn_metadata vllm_config num_tokens ..."},
     "vllm.config.AttentionConfig": attributes("backend backend_per_kind hisparse_config"),
     "vllm.config.SpeculativeConfig": attributes(
         "method model num_speculative_tokens draft_model_config parallel_drafting disable_padded_drafter_batch"
@@ -143,8 +146,12 @@ CONTRACT: Contract = {
     },
     "vllm.model_executor.models.llama_eagle3.Eagle3LlamaForCausalLM": {
         "load_weights": "self weights",
-        **attributes("use_parallel_drafting draft_id_to_target_id"),
+        "forward": "self input_ids positions hidden_states inputs_embeds",
+        "combine_hidden_states": "self hidden_states",
+        **attributes("use_parallel_drafting draft_id_to_target_id lm_head logits_processor"),
     },
+    "vllm.model_executor.layers.logits_processor.LogitsProcessor": attributes("head_dtype"),
+    "vllm.model_executor.layers.utils": {"dispatch_cpu_unquantized_gemm": "layer remove_weight"},
     "vllm.model_executor.layers.linear.UnquantizedLinearMethod": {
         "process_weights_after_loading": "self layer",
         "apply": "self layer x bias",
@@ -152,6 +159,28 @@ CONTRACT: Contract = {
     "vllm.model_executor.layers.vocab_parallel_embedding.UnquantizedEmbeddingMethod": {
         "process_weights_after_loading": "self layer",
         "apply": "self layer x bias",
+    },
+    # Sampling.
+    "vllm.v1.sample.metadata.SamplingMetadata": attributes(
+        "temperature all_greedy top_p top_k generators max_num_logprobs no_penalties prompt_token_ids"
+        " frequency_penalties presence_penalties repetition_penalties output_token_ids allowed_token_ids_mask"
+        " bad_words_token_ids logitsprocs logprob_token_ids thinking_budget_state_holder"
+    ),
+    "vllm.v1.sample.sampler.Sampler": {
+        "compute_logprobs": "logits",
+        "gather_logprobs": "logprobs num_logprobs token_ids",
+        "gather_specific_token_logprobs": "self logprobs logprob_token_ids sampled",
+    },
+    "vllm.v1.sample.ops.topk_topp_sampler": {"apply_top_k_top_p": "logits k p ..."},
+    "vllm.v1.sample.ops.bad_words": {"apply_bad_words": "logits bad_words_token_ids past_tokens_ids"},
+    "vllm.v1.sample.ops.penalties": {
+        "_convert_to_tensors": "output_token_ids vocab_size device",
+        "apply_penalties": "logits prompt_tokens_tensor output_tokens_tensor presence_penalties frequency_penalties"
+        " repetition_penalties",
+    },
+    "vllm.v1.sample.thinking_budget_state": {
+        "maybe_create_thinking_budget_state_holder": "reasoning_config max_num_seqs num_spec_tokens device"
+        " is_pin_memory",
     },
     # Attention.
     "vllm.model_executor.layers.attention.attention": {

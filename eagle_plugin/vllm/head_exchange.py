@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vllm.config import set_current_vllm_config
 
+from eagle_plugin.common.deploy_folder import Served
 from eagle_plugin.heads.same_form import check_same_form
+from eagle_plugin.runtime.head_mailbox import HeadMailbox, open_mailbox
 from eagle_plugin.vllm.backend import tree_attention
 from eagle_plugin.vllm.head_rules import check_head
 
 KEPT = ("model", "levels", "_draft_to_target", "_draft_attn_layer_names")  # attributes of a drafter that a head has
+
+
+def mailbox_of(runner: Any, logger: logging.Logger) -> HeadMailbox | None:
+    """Where a `TreeModelRunner` finds requests to exchange its head; see `open_mailbox`."""
+    config = runner.vllm_config
+    head, parallel = config.speculative_config, config.parallel_config
+    served = Served("vllm", config.model_config.model, head.model, head.method.upper())
+    exchange, ranks = partial(exchange_head, runner), parallel.world_size_across_dp
+    return open_mailbox(served, exchange, logger, rank=parallel.rank, ranks=ranks)
 
 
 def exchange_head(runner: Any, head: Path) -> None:

@@ -146,9 +146,9 @@ def gated_delta_trees(mixed_qkv: Tensor, a: Tensor, b: Tensor, out: Tensor, laye
     if extend is not None:
         _extend(layer.tree_net, extend, lens, metadata.slots, mixed_qkv, a, b, pasts, states, out)
     if tree is not None:
-        lanes, width = tree.ancestors.shape
-        nodes = torch.arange(lanes * width, device=out.device) if query is None else query
-        nodes = nodes.view(lanes, width)
+        t, width = tree.ancestors.shape
+        nodes = torch.arange(t * width, device=out.device) if query is None else query
+        nodes = nodes.view(t, width)
         slots = metadata.slots[tree.requests]
         past, state = (_before(cache, slots, tree.prefix_lens) for cache in (pasts, states))
         planned = metadata.tree_plan(tree, layer.conv_kernel_size)
@@ -156,8 +156,8 @@ def gated_delta_trees(mixed_qkv: Tensor, a: Tensor, b: Tensor, out: Tensor, laye
             layer.tree_net, mixed_qkv[nodes], a[nodes], b[nodes], past, state, planned
         )
         if query is not None:  # padding has the row of its tree's last node, and gets what that node gets
-            lanes_of = torch.arange(lanes, device=out.device)[:, None]
-            found = found[lanes_of, nodes - nodes[:, :1]]
+            requests = torch.arange(t, device=out.device)[:, None]
+            found = found[requests, nodes - nodes[:, :1]]
         out[nodes] = found
 
 
@@ -192,8 +192,8 @@ def _extend(
 
 
 @lru_cache(maxsize=64)
-def _chain(lanes: int, length: int, taps: int, device: torch.device) -> TreePlan:
-    return plan(chain_ancestors(length, device).repeat(lanes, 1), taps)
+def _chain(t: int, length: int, taps: int, device: torch.device) -> TreePlan:
+    return plan(chain_ancestors(length, device).repeat(t, 1), taps)
 
 
 def _caches(layer: Any) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Masked rows of a P-EAGLE head in vLLM: what they read, and where they are in the forward that reads accepted tokens.
+"""Adds the masked rows of a P-EAGLE head to the forward in which it reads accepted tokens.
 
 vLLM's own class for such heads keeps what they read under one flag only.
 """

@@ -23,7 +23,7 @@ from eagle_plugin.runtime.policy_start import MUCH_FASTER
 from eagle_plugin.runtime.reference_times import ReferenceTimes
 from eagle_plugin.runtime.round import Drafts, HeadState, TopM, TreeRows, accept, top_m_of
 from eagle_plugin.vllm.attention import ExtendRows, Rows
-from eagle_plugin.vllm.deferred_extend import PendingRows
+from eagle_plugin.vllm.deferred_extend import DeferredRows
 from eagle_plugin.vllm.drafter import DraftBatch, ExtendBatch
 from eagle_plugin.vllm.dummy_batches import Places, layer_metadata, places_of, target_states
 from eagle_plugin.vllm.ranks import in_any_rank
@@ -192,7 +192,7 @@ class RoundTimer:
         n = min(PROMPT, self.longest, self.most_rows)
         requests, nothing = self.requests(1, 0)
         lens = torch.full_like(requests, n)
-        pending = PendingRows(
+        deferred = DeferredRows(
             tokens=torch.zeros(n, dtype=torch.int32, device=self._device),
             positions=torch.arange(n, device=self._device),
             features=self._features.new_zeros(n, self._features.shape[1]),
@@ -200,7 +200,7 @@ class RoundTimer:
             lens=[n],
             slot_table=self._head_table(1, n),
         )
-        return seconds_of(lambda: self._runner.drafter.read_pending(pending)) / n
+        return seconds_of(lambda: self._runner.drafter.read_deferred(deferred)) / n
 
     def level(self, b: int, rows: int, keys: int) -> float:
         """Seconds of what one forward of the head over `rows` rows per request drafts: one level, or all levels.

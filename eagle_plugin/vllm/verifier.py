@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.outputs import SamplerOutput
 
 from eagle_plugin.core.synthetic import SyntheticRates
@@ -14,13 +15,14 @@ from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.sampling import SamplingParams
 from eagle_plugin.runtime.ranks import RankAgreement
 from eagle_plugin.runtime.round import accept, accepted_rows
-from eagle_plugin.vllm.accepted_tokens import CacheGroup, output_tokens
+from eagle_plugin.vllm.accepted_tokens import CacheGroup, cache_groups, output_tokens
 from eagle_plugin.vllm.batch import RoundBatch
 from eagle_plugin.vllm.decode_step import DecodeStep
 from eagle_plugin.vllm.linear_attention import LinearLayers
 from eagle_plugin.vllm.logits import keeps_logits, min_ps, minimal_lengths, node_rows, transform_logits
 from eagle_plugin.vllm.logprobs import output_logprobs, wants_logprobs
 from eagle_plugin.vllm.sampling import KnownParams, request_keys, sampling_params
+from eagle_plugin.vllm.synthetic import synthetic_rates
 from eagle_plugin.vllm.thinking import follow_budgets, plain_requests
 
 
@@ -102,6 +104,15 @@ class TreeVerifier:
             metadata, lambda: sampling_params(metadata, min_ps(metadata, b), b, logits.shape[1], device)
         )
         return params, None if metadata.all_greedy else request_keys(metadata.generators, b, device)
+
+
+def verifier_of(runner: Any) -> TreeVerifier:
+    """Verifies the trees of a `TreeModelRunner`, whose caches must be there."""
+    others, layers = runner.drafter._draft_attn_layer_names | runner.linear.names, runner.compilation_config
+    groups = cache_groups(runner.kv_cache_config.kv_cache_groups, layers.static_forward_context, others)
+    ranks = RankAgreement(get_tp_group(), runner.max_num_reqs, runner._caps.max_accept_length, runner.device)
+    mode, synthetic = runner.model_config.logprobs_mode, synthetic_rates(runner.speculative_config)
+    return TreeVerifier(groups, runner.linear, runner.sampler, mode, ranks, synthetic)
 
 
 def plainly(tokens: Tensor) -> Accepted:

@@ -1,4 +1,4 @@
-"""The vLLM releases that this adapter was tested with; tests/engines/vllm/test_contract*.py pin what it touches."""
+"""Names the vLLM releases that this adapter was tested with; `engine_contract` has what it touches of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulator: its arithmetic, its traces, what it says of published measurements, and one small run."""
+"""The simulator: its arithmetic, its traces, its rounds, and one small run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 
 from benchmarks import simulate
 from benchmarks.roofline import B200, H100, H200
-from benchmarks.simulate_published import TABLE_3, Point, compare, fit_fixed, verdict
-from benchmarks.simulate_rounds import Requests, accept_length, fixed_rate, plain_rate, serve_policy
+from benchmarks.simulate_rounds import Requests, accept_length, fixed_rate, serve_policy
 from benchmarks.simulate_targets import MEMORY_EFFICIENCY, TABLE_ROWS, TARGETS, Experts, Machine
 from benchmarks.simulate_traces import CAPS, MISSED, Outcomes, Trace, calibrate, synthesize
 from eagle_plugin.common.errors import UserError
@@ -158,7 +157,7 @@ def test_requests_walk_through_their_responses(outcomes: Outcomes) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Rounds and measurements
+# Rounds
 
 
 @pytest.mark.parametrize("b", [1, 16, 256])
@@ -171,33 +170,17 @@ def test_the_policy_is_as_fast_as_the_best_fixed_shape(outcomes: Outcomes, b: in
     assert b == 1 or wrong < 0.8 * best  # the control: the caps are not the answer
 
 
-def test_published_points_are_compared_and_misses_are_named(outcomes: Outcomes) -> None:
-    fixed = fit_fixed(2.7)
-    chain, machine = Shape.chain(3), Machine(H100, LLAMA, fixed)
-    assert fixed_rate(machine, 2.7, chain, 2, 500) / plain_rate(machine, 2, 500) == pytest.approx(TABLE_3[2])
-    points = compare({"Llama-3.1-8B": outcomes, "GPT-OSS-120B": outcomes}, fixed)
-    assert len([p for p in points if "table 3" in p.source]) == len(TABLE_3)
-    assert len([p for p in points if p.is_fitted]) == 3
-    good = Point(source="a", what="b", published=2.0, simulated=2.2)
-    bad = Point(source="c", what="d", published=2.0, simulated=1.0)
-    fitted = bad.model_copy(update={"is_fitted": True})
-    assert verdict([good, fitted]).startswith("Reproduced within 15%: 1 of 1")
-    assert verdict([good, bad]).startswith("NOT reproduced within 15%: 1 of 2")
-    assert "-50% (c: d)" in verdict([good, bad])
-
-
 def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report, picture = tmp_path / "out" / "simulate.json", tmp_path / "out" / "simulate.png"
+    report = tmp_path / "out" / "simulate.json"
     few = ["--devices", "H100", "--targets", "Llama-3.1-8B", "--requests", "4", "64", "--rounds", "20"]
-    assert simulate.main([*few, "--json", str(report), "--picture", str(picture)]) == 0
+    assert simulate.main([*few, "--json", str(report)]) == 0
     printed = capsys.readouterr().out
     found = json.loads(report.read_text())
-    assert found["is_simulated"] is True and found["verdict"] in printed.replace("\n", " ").replace("  ", " ")
+    assert found["is_simulated"] is True
     assert [row["requests"] for row in found["rows"]] == [4, 64, 4, 64]
     assert {row["acceptance"] for row in found["rows"]} == {"synthetic", simulate.RECORDED}
     assert set(found["rows"][0]["speed_ups"]) == {"policy", *simulate.STATIC, simulate.PARALLEL}
-    assert "SIMULATED" in printed and "experts" in printed and "EAGLE-3 table 3" in printed
-    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert "SIMULATED" in printed
 
 
 def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:

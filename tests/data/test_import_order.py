@@ -18,7 +18,7 @@ ORDER = [
     {"masks", "target_identity"},
     {"sources"},
     {"privacy"},
-    {"captures", "generation", "preparation_stats", "store"},
+    {"traffic", "generation", "preparation_stats", "store"},
     COMMANDS,
 ]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from eagle_plugin.runtime import deferred_limit
-from eagle_plugin.runtime.deferred_limit import largest_first, most_pending
+from eagle_plugin.runtime.deferred_limit import largest_first, most_deferred
 
 
 def test_rows_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert most_pending(4096) == 65536
+    assert most_deferred(4096) == 65536
     monkeypatch.setattr(deferred_limit, "MOST_BYTES", 100)
-    assert [most_pending(size) for size in (10, 33, 100, 101)] == [10, 3, 1, 1]
+    assert [most_deferred(size) for size in (10, 33, 100, 101)] == [10, 3, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from eagle_plugin.common.metric_registry import forget
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.policy.chooser import ServedRound, ShapeChooser
 from eagle_plugin.policy.costs import PHASES, CostModel, Costs, Curve, Forward
-from eagle_plugin.policy.metrics import COUNTS, GAUGES, TOTALS, PolicyMetrics, families
+from eagle_plugin.policy.metric_table import POLICY
+from eagle_plugin.policy.metrics import PolicyMetrics, families
 from eagle_plugin.policy.policy import Policy
 from eagle_plugin.policy.prediction_errors import BOUNDS
 
@@ -131,14 +132,12 @@ def test_another_process_shows_the_same() -> None:
     here = samples(REGISTRY)
     assert here == samples(other)
     assert {name.partition("{")[0].removeprefix("eagle_plugin:").removesuffix("_total") for name in here} == {
-        metric.name for metric in (*TOTALS, *COUNTS, *GAUGES)
+        metric.name for metric in POLICY
     }
     forget()
 
 
 def test_before_the_first_report_there_are_names_without_values() -> None:
     made = list(families(None, LABELS))
-    assert [family.name.removeprefix("eagle_plugin:") for family in made] == [
-        x.name for x in (*TOTALS, *COUNTS, *GAUGES)
-    ]
+    assert [family.name.removeprefix("eagle_plugin:") for family in made] == [metric.name for metric in POLICY]
     assert not any(family.samples for family in made)

@@ -317,7 +317,7 @@ def test_path_sums_are_copied_before_their_memory_is_used_again() -> None:
     drafts, kept = drafts_of(CAPS, 3), []
 
     def captured(sums: PathSums, scores: torch.Tensor) -> torch.Tensor:
-        """Of one lane more than there are requests."""
+        """Of one request more than there are, as of a padded batch."""
         kept.append(torch.cat([sums(scores), torch.full((len(sums.shapes), 1, CAPS.steps), math.nan)], dim=1))
         return kept[0]
 

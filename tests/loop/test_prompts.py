@@ -11,13 +11,13 @@ from eagle_plugin.learning.data import target_files
 from eagle_plugin.learning.data.rows import read_rows
 from eagle_plugin.learning.data.sources.prompts import Prompt, format_prompt, read_prompts
 from eagle_plugin.learning.loop.prompts import (
+    LoopError,
     own_prompts,
     question_of,
     split_prompts,
     write_held_out_rows,
     write_prompts,
 )
-from eagle_plugin.learning.loop.settings import LoopError
 
 
 def prompt(text: str, split: str = "train") -> Prompt:

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 from states_reports import states_report
 
-from eagle_plugin.learning.loop.settings import LoopError, LoopSettings
-from eagle_plugin.learning.loop.summary import LoopReport, print_report, summarise, write_report
+from eagle_plugin.learning.loop.prompts import LoopError
+from eagle_plugin.learning.loop.summary import LoopReport, print_report, read_report, summarise
 
 SWAP: dict[str, Any] = {
     "requests": 30, "during": 4, "after": 12, "failed": 0, "errors": [], "responses_changed": 0, "seconds": 1.5,
@@ -34,13 +34,17 @@ def folder_of_a_loop(folder: Path, after: float = 2.75, **swap: Any) -> Path:
         "head": {"stdlib": {"chain4_t0": stats(2.2), "tree16_t0": stats(after)}},
     }
     (folder / "accept-details.json").write_text(json.dumps(details))
-    (folder / "rows.jsonl").write_text("{}\n" * 290)
+    (folder / "recorded.jsonl").write_text("{}\n" * 290)
     (folder / "swap.json").write_text(json.dumps(SWAP | swap))
+    stages = {"train head": {"seconds": 61.0}, "traffic": {"seconds": 20.0}}
+    recipe = {"traffic": {"prompts": "/data/questions.jsonl", "held_out": 40}}
+    (folder / "lineage.json").write_text(json.dumps({"stages": stages, "recipe": recipe}))
     return folder
 
 
 def report_of(folder: Path, swap: bool = True) -> LoopReport:
-    return summarise(LoopSettings(), "a domain", folder, {"train": 61.04, "traffic": 20.0}, swap)
+    summarise(folder, folder, swap)
+    return read_report(folder / "loop.json")
 
 
 def test_of_several_sources_all_prompts_together_are_shown(tmp_path: Path) -> None:
@@ -56,11 +60,10 @@ def test_of_several_sources_all_prompts_together_are_shown(tmp_path: Path) -> No
 
 def test_the_file_has_what_the_steps_measured(tmp_path: Path) -> None:
     report = report_of(folder_of_a_loop(tmp_path / "loop"))
-    write_report(report, tmp_path / "loop.json")
-    found = json.loads((tmp_path / "loop.json").read_text())
+    found = json.loads((tmp_path / "loop/loop.json").read_text())
     assert (found["accept_length_before"], found["accept_length_after"], found["gain"]) == (2.5, 2.75, 0.1)
     assert found["prompts"] == {
-        "domain": "a domain", "asked": 300, "recorded": 298, "trained_on": 290, "held_out": 40,
+        "domain": "questions.jsonl", "asked": 300, "recorded": 298, "trained_on": 290, "held_out": 40,
     }  # fmt: skip
     assert {row["state"] for row in found["states"]} == {"none", "base", "trained"}
     assert found["swap"]["failed"] == 0 and found["total_seconds"] == 81.0
@@ -71,7 +74,7 @@ def test_the_file_has_what_the_steps_measured(tmp_path: Path) -> None:
 def test_less_than_wanted_is_not_good(tmp_path: Path, after: float, swap: dict[str, Any]) -> None:
     report = report_of(folder_of_a_loop(tmp_path / "loop", after, **swap))
     assert not report.good
-    assert report.swap == report.swap and report_of(tmp_path / "loop", swap=False).swap is None
+    assert report_of(tmp_path / "loop", swap=False).swap is None
 
 
 def test_the_tables_tell_states_gain_and_exchange(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import threading
 import time
 from pathlib import Path
 
-from eagle_plugin.learning.data.captures.segments import SegmentWriter
+from eagle_plugin.learning.data.traffic.segments import SegmentWriter
 from eagle_plugin.learning.loop.traffic import answers_counted, recorded_questions, wait_recorded
 
 

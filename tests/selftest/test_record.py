@@ -49,6 +49,12 @@ def test_a_result_belongs_to_one_key(name: str) -> None:
     assert name in key() and record.read(key(**{name: "another"})) is None
 
 
+def test_every_room_whose_sources_count_has_some() -> None:
+    """Otherwise a changed adapter would be served on what its old sources passed."""
+    assert all([*(record.loader.PACKAGE / room).glob("*.py")] for room in record.SOURCES)
+    assert {"runtime", "sglang", "vllm"} <= set(record.SOURCES)
+
+
 def test_the_key_knows_the_sources_and_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before = record.sources_digest("cpu")
     assert record.sources_digest("cpu") == before

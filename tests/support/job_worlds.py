@@ -47,7 +47,7 @@ class PretendedStages:
         patch.setattr(runner, "call", self._call)
         patch.setattr(runner, "_endpoint", lambda *_: contextlib.nullcontext([]))
 
-    def _call(self, args: Sequence[str], name: str, log: Path, watch: Watch) -> None:
+    def _call(self, args: Sequence[str], name: str, log: Path, watch: Watch, module: str | None = None) -> None:
         self.ran.append(name)
         self.during(name, watch)
         if watch.stops():

@@ -18,12 +18,13 @@ from eagle_plugin.vllm.accepted_tokens import CacheGroup
 from eagle_plugin.vllm.attention import TreeAttentionImpl, TreeMetadata, slot_table
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.vllm.decode_step import DecodeStep
-from eagle_plugin.vllm.deferred_extend import PendingTokens
+from eagle_plugin.vllm.deferred_extend import DeferredTokens
 from eagle_plugin.vllm.drafter import DraftBatch, TreeProposer
 from eagle_plugin.vllm.masked_rows import HeadRows
 from eagle_plugin.vllm.runner import TreeModelRunner
 from eagle_plugin.vllm.sampling import KnownParams, draft_params
 from eagle_plugin.vllm.shapes import RoundShapes
+from eagle_plugin.vllm.step_state import StepState
 from eagle_plugin.vllm.verifier import TreeVerifier
 
 V, DRAFT_V, H, D = 256, 128, 32, 16
@@ -88,7 +89,7 @@ class ToyRunner:
             _draft_params=KnownParams(),
             _draft_clock=SimpleNamespace(time=lambda _, call: call(), time_reading=lambda _, call: call()),
             _has_reasoner=False,
-            _pending=PendingTokens(BLOCK),
+            _deferred=DeferredTokens(BLOCK),
             _shapes=RoundShapes(ShapeChooser(SHAPE, None)),
             _store=DraftStore(),
             _step=None,
@@ -104,13 +105,13 @@ class ToyRunner:
         self.lengths = lengths.clone()
         runner, b = self.runner, len(roots)
         self._plan(list(range(b)), [0] * b, [1] * b)
-        batch, step = runner._batch, runner._step
-        assert batch is not None
+        state, step = runner._state, runner._step
+        assert state is not None
         keys = None if metadata.all_greedy else torch.arange(b)
         params = draft_params(metadata, b, V, CPU)
-        trees = DraftBatch(SHAPE, lengths, runner._metadata["head"].slot_table, params, keys, None)
+        trees = DraftBatch(SHAPE, lengths, state.layers["head"].slot_table, params, keys, None)
         drafter = step if step is not None and step.can_draft(trees, root) else self.head
-        runner._keep(batch, drafter.draft_tree(trees, roots, root))
+        runner._keep(state, drafter.draft_tree(trees, roots, root))
 
     def drafts(self, requests: list[int]) -> Drafts:
         """The trees that these requests verify next; they keep them."""
@@ -123,9 +124,8 @@ class ToyRunner:
         self._plan(requests, [SHAPE.width - 1] * b, [SHAPE.width] * b)
         runner.input_batch.sampling_metadata = metadata
         output = runner._sample(logits, None)
-        accepted = runner._accepted
-        assert accepted is not None
-        kept = {f"accepted.{name}": x.clone() for name, x in accepted._asdict().items()}
+        assert runner._state is not None and runner._state.accepted is not None
+        kept = {f"accepted.{name}": x.clone() for name, x in runner._state.accepted._asdict().items()}
         drafted = self._propose(output.sampled_token_ids, metadata, *features.split(H, dim=1))
         self.lengths[requests] += kept["accepted.lengths"]
         return kept | {
@@ -152,15 +152,16 @@ class ToyRunner:
         runner._store.keep_own()
         longest = int(prefixes.max()) + 2 * SHAPE.width
         tables = {name: slot_table(blocks[requests], BLOCK, longest) for name, blocks in BLOCKS.items()}
-        runner._batch, slots = batch, torch.zeros(0, dtype=torch.int64)
-        runner._metadata = {name: TreeMetadata(batch.rows(), table, slots) for name, table in tables.items()}
+        slots = torch.zeros(0, dtype=torch.int64)
+        layers = {name: TreeMetadata(batch.rows(), table, slots) for name, table in tables.items()}
+        runner._state = StepState(batch, [], layers)
         if runner._step is not None:
-            runner._step.begin(batch, runner._metadata)
+            runner._step.begin(batch, layers)
 
     def _propose(self, sampled: Tensor, metadata: Any, *parts: Tensor) -> Tensor:
         runner, n = self.runner, len(parts[0])
-        assert runner._batch is not None
-        rows = runner._batch
+        assert runner._state is not None
+        rows = runner._state.batch
         places = torch.arange(n) - rows.starts.repeat_interleave(rows.lens)
         runner.positions = rows.prefix_lens.repeat_interleave(rows.lens) + places
         runner.input_ids = SimpleNamespace(gpu=torch.zeros(n, dtype=torch.int32))  # type: ignore[assignment]

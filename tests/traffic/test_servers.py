@@ -16,9 +16,9 @@ import tiny_models
 from serving import VLLM_PYTHON, serving, tiny_spec, vllm_spec
 
 from eagle_plugin.bench.servers import Server
-from eagle_plugin.learning.data.captures.segments import segments_of
 from eagle_plugin.learning.data.sources.answers import read_answers
 from eagle_plugin.learning.data.target_identity import target_digests
+from eagle_plugin.learning.data.traffic.segments import segments_of
 
 pytest.importorskip("sglang")
 pytestmark = [

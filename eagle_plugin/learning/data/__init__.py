@@ -4,7 +4,7 @@ This folder has one module per sub-command of `eagle-plugin data`; the sub-folde
 Imports go down only, in this order (`tests/data/test_import_order.py`):
 
     builtin, named_set, prepare, generate, render, vocabulary, extract, verify     the sub-commands
-    captures, generation, preparation_stats, store                                 do not import each other
+    traffic, generation, preparation_stats, store                                  do not import each other
     privacy
     sources
     masks, target_identity

@@ -44,7 +44,7 @@ from eagle_plugin.models import target_folder
 
 DUPLICATE = "duplicate"
 HALVED = "half of a character written as ?"
-CAPTURE = "capture"  # the format whose answers say which target gave them
+RECORDING = "capture"  # the format whose answers say which target gave them
 OTHER_TARGET = "answered by another target"
 ANEW = (
     "use the prompts only, without --keep-responses, and let the target answer with `eagle-plugin data generate`; or "
@@ -183,7 +183,7 @@ def _raw_prompts(
             except Unusable as reason:
                 stats.skip(record.where, str(reason))
                 continue
-            if check and item.answer and item.source == CAPTURE and not check.add(item.target, item.where):
+            if check and item.answer and item.source == RECORDING and not check.add(item.target, item.where):
                 stats.skip(record.where, OTHER_TARGET)
                 continue
             # Before the filter, which is slow; and again after it (`_count`): redaction can make prompts equal.

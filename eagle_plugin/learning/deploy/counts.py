@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import httpx
 
+from eagle_plugin.bench.policy_sources import counted_rounds
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.common.http_failures import describe_failure
 
@@ -58,23 +59,12 @@ def counts_of(text: str) -> Counts:
     Raises:
         CountsError: it is no such text, or the plugin has drafted nothing.
     """
-    from prometheus_client.parser import text_string_to_metric_families
-
-    rounds, seen = 0.0, False
-    depths: dict[int, float] = {}
     try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if sample.name == "eagle_plugin:verify_rounds_total":
-                    rounds, seen = rounds + sample.value, True
-                elif sample.name == "eagle_plugin:accepted_at_depth_total":
-                    depth = int(sample.labels["depth"])
-                    depths[depth] = depths.get(depth, 0.0) + sample.value
-    except (ValueError, KeyError) as error:
+        return Counts(*counted_rounds(text))
+    except ValueError as error:
         raise CountsError(f"the answer is no text of Prometheus metrics ({error}); give the URL of a server") from error
-    if not seen:
-        raise CountsError(f"the metrics have no eagle_plugin:verify_rounds_total; {DRAFTING}")
-    return Counts(rounds, tuple(depths.get(depth, 0.0) for depth in range(1, max(depths, default=0) + 1)))
+    except KeyError as error:
+        raise CountsError(f"the metrics have no {error.args[0]}; {DRAFTING}") from error
 
 
 def served_counts(url: str) -> Counts:

@@ -1,4 +1,4 @@
-"""Acceptance of live traffic by domain, from the records of a capture that have counts of rounds."""
+"""Acceptance of live traffic by domain, from recorded traffic whose records have counts of rounds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eagle_plugin.learning.data.captures.segments import captured_records
+from eagle_plugin.learning.data.traffic.segments import recorded_answers
 from eagle_plugin.learning.deploy.counts import Counts
 from eagle_plugin.learning.deploy.drift import Finding, judge
 
@@ -37,7 +37,7 @@ class DomainFinding(NamedTuple):
 
 
 class DomainWatch:
-    """Judges the domains of a folder of captures; rounds of a domain that are too few are joined with later ones."""
+    """Judges the domains of recorded traffic; rounds of a domain that are too few are joined with later ones."""
 
     def __init__(
         self, folder: Path, measured: Mapping[str, float], expect: float | None, margin: float, since: float
@@ -80,7 +80,7 @@ def rounds_by_domain(folder: Path, since: float = 0.0) -> dict[str, Counter[int]
         DataError: the folder has a damaged record.
     """
     found: dict[str, Counter[int]] = {}
-    for _, record in captured_records(folder, since):
+    for _, record in recorded_answers(folder, since):
         if (drafts := _drafts(record)) and record.get("time", 0.0) >= since:
             found.setdefault(str(record.get("domain", OTHER)), Counter()).update(dict(enumerate(drafts)))
     return found

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 from eagle_plugin.common.command_line import Parser
-from eagle_plugin.learning.data.captures.segments import check_folder
+from eagle_plugin.learning.data.traffic.segments import check_folder
 from eagle_plugin.learning.deploy.counts import Counts, served_counts
 from eagle_plugin.learning.deploy.domains import DomainWatch
 from eagle_plugin.learning.deploy.drift import LEAST_ROUNDS, WatchError, expected_by_domain, judge

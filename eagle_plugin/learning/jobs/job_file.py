@@ -21,6 +21,8 @@ WORKFLOWS = {
     "scratch-own": "a new head, from your prompts (--prompts)",
     "base-builtin": "train an existing head (--head) further, with the built-in prompts or --dataset",
     "base-own": "train an existing head (--head) further, with your prompts (--prompts)",
+    "traffic-builtin": "record what a server with --head answers to built-in questions, and train the head on it",
+    "traffic-own": "the same with your questions (--prompts)",
     "own-head": "bring your own head (--head): check and measure only",
 }
 
@@ -52,16 +54,44 @@ def workflow_values(
     for option, (value, wanted) in needed.items():
         if bool(value) != wanted:
             raise JobError(f"--workflow {workflow} {'needs' if wanted else 'takes no'} {option}; {WORKFLOWS[workflow]}")
-    if datasets and source != "builtin":
+    if datasets and (source != "builtin" or start == "traffic"):
         raise JobError(f"--workflow {workflow} takes no --dataset; {WORKFLOWS[workflow]}")
     if workflow == "own-head":
         return {"target": target, "head": head}
+    if start == "traffic":
+        return _traffic_values(str(target), str(head), prompts, workflow)
     sets = [_data_set(text) for text in datasets]
     source_keys = {"files": list(prompts)} if prompts else {"sets": sets} if sets else {"builtin": 6000}
     shape = {"from": head} if start == "base" else {}
     run = {"head": shape, "budget": {"epochs": 3}, "phases": [{"share": 0.4, "steps": 2}, {"share": 0.6, "steps": 4}]}
     values: dict[str, Any] = {"target": target, "prompts": source_keys, "train": {"head": run}}
     return values | ({"compare": head} if start == "base" else {"vocabulary": 32000})
+
+
+def _traffic_values(target: str, head: str, prompts: Sequence[str], workflow: str) -> dict[str, Any]:
+    if len(prompts) > 1:
+        raise JobError(f"--workflow {workflow} takes one file of --prompts, found {len(prompts)}; join them")
+    run = {
+        "head": {"from": head},
+        "budget": {"epochs": 8},
+        "batch_tokens": 2048,
+        "phases": [{"share": 0.4, "steps": 2}, {"share": 0.6, "steps": 4}],
+        "optimiser": {"name": "adamw", "lr": 1e-3, "clip": 1.0, "schedule": "linear", "warm_up": 0.05},
+        "loss": {"teacher": "draft"},
+        "eval_every": 50,
+        "eval_tokens": 4000,
+        "checkpoint_every": 25,
+    }
+    return {
+        "target": target,
+        "compare": head,
+        "traffic": {"prompts": prompts[0]} if prompts else {},
+        "train": {"head": run},
+        "evaluate": [],
+        "benchmark": {"concurrency": [1, 4, 8], "repeats": 3},
+        "package": False,
+        "exchange": {},
+    }
 
 
 def _data_set(text: str) -> dict[str, Any]:
@@ -85,6 +115,7 @@ def check_job(values: dict[str, Any], overrides: Sequence[str], where: str) -> J
         pass
     reads = [("prompts.files", path) for path in job.prompts.files]
     reads += [("prompts.sets", wanted.path) for wanted in job.prompts.sets if wanted.path is not None]
+    reads += [("traffic.prompts", job.traffic.prompts)] if job.traffic and job.traffic.prompts else []
     for key, path in reads:
         if not path.exists():
             raise JobError(f"{where}: {key} names {path}, which does not exist; correct the path")
@@ -109,9 +140,10 @@ def dump_job(values: dict[str, Any]) -> str:
         ]
     if prompts:
         values["prompts"] = prompts
-    benchmark = values.get("benchmark")
-    if isinstance(benchmark, dict) and benchmark.get("prompts"):
-        values["benchmark"] = benchmark | {"prompts": _absolute(benchmark["prompts"])}
+    for key in ("benchmark", "traffic"):
+        section = values.get(key)
+        if isinstance(section, dict) and section.get("prompts"):
+            values[key] = section | {"prompts": _absolute(section["prompts"])}
     runs = {}
     for name, run in (values.get("train") or {}).items():
         shape = run.get("head") or {}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from eagle_plugin.bench.choices import default_engine
 from eagle_plugin.bench.states.prompts import SET_NAMES
 from eagle_plugin.learning.jobs.recipe import BenchmarkSettings, JobError, JobRecipe
 from eagle_plugin.learning.jobs.stage import Stage, check_known
+from eagle_plugin.learning.jobs.traffic_stages import ACCEPT, HELD_OUT, accept_stages, closing_stages, engine_of
 
 STATES, PARTIAL_STATES = "states.json", "states.measured.json"
 
@@ -25,27 +25,33 @@ def judge_stages(job: JobRecipe, target: Path, out: Path, data: Path, head: Path
         heads = [str(path) for path in (job.compare, head) if path is not None]
         args = ["eval", str(target), *heads, "--sets", *job.evaluate, "--json", str(report)]
         yield Stage("evaluate", args, report)
+    if job.traffic is not None:
+        yield from accept_stages(job, job.traffic, target, out, data, head)
     if job.benchmark:
         yield _benchmark(job, job.benchmark, target, out, data, head)
         if job.report and job.head is None:
-            folder = out / "benchmark"
-            yield Stage("report", ["report", str(folder), "--out", str(out / "report")], out / "report/report.html")
+            args = ["report", str(out / "benchmark"), "--out", str(out / "report")]
+            if job.traffic is not None:
+                args += ["--curve", str(head.parent / "logs/curve.json"), "--eval", str(out / ACCEPT)]
+            yield Stage("report", args, out / "report/report.html")
     if job.package:
         package = out / "package"
-        args = ["package", str(target), str(head), "--out", str(package), "--engine", _engine(job)]
+        args = ["package", str(target), str(head), "--out", str(package), "--engine", engine_of(job)]
         yield Stage("package", [*args, "--measured", str(out)], package / "package.json")
+    if job.traffic is not None:
+        yield from closing_stages(job, target, out, data, head)
 
 
 def _benchmark(job: JobRecipe, settings: BenchmarkSettings, target: Path, out: Path, data: Path, head: Path) -> Stage:
     folder = out / "benchmark"
-    args = ["benchmark", str(target), "--head", str(head), "--engine", _engine(job)]
+    args = ["benchmark", str(target), "--head", str(head), "--engine", engine_of(job)]
     if (base := job.compare or _parent(job)) is not None:
         args += ["--base-head", str(base)]
     prompts = settings.prompts
     if prompts is not None and not prompts.is_file():
         raise JobError(f"the recipe's benchmark.prompts is {prompts}, which does not exist; correct the path")
     if prompts is None and job.head is None:
-        prompts = data / "prompts.jsonl"
+        prompts = data / ("prompts.jsonl" if job.traffic is None else HELD_OUT)
     sets = settings.sets
     if sets is None:
         sets = [] if prompts is not None else job.evaluate or list(SET_NAMES[:-1])
@@ -63,7 +69,3 @@ def _parent(job: JobRecipe) -> str | None:
     """The head that the first training run starts from."""
     shape = next(iter(job.train.values()), {}).get("head")
     return str(shape["from"]) if isinstance(shape, dict) and shape.get("from") else None
-
-
-def _engine(job: JobRecipe) -> str:
-    return (job.benchmark.engine if job.benchmark else None) or default_engine()

@@ -51,13 +51,29 @@ class Lineage:
             WriteError: the file cannot be written.
         """
         earlier = self._stages.get(stage.name, {})
-        if earlier.get("commands_sha256") != digest or seconds > 1.0:
+        is_same = earlier.get("commands_sha256") == digest
+        if not is_same or "sha256" not in earlier or seconds > 1.0:
+            before = earlier["seconds"] if is_same and "sha256" not in earlier else 0.0
             self._stages[stage.name] = {
                 "commands_sha256": digest,  # of its arguments and of those of all stages before it
-                "seconds": round(seconds, 1),
+                "seconds": round(before + seconds, 1),  # also of runs that were interrupted
                 "output": stage.output.name,
                 "sha256": _output_digests(stage.output),
             }
+        self._write()
+
+    def add_interrupted(self, stage: Stage, digest: str, seconds: float) -> None:
+        """Record how long a stage ran that is not done.
+
+        Raises:
+            WriteError: the file cannot be written.
+        """
+        earlier = self._stages.get(stage.name, {})
+        before = earlier["seconds"] if earlier.get("commands_sha256") == digest and "sha256" not in earlier else 0.0
+        self._stages[stage.name] = {"commands_sha256": digest, "seconds": round(before + seconds, 1)}
+        self._write()
+
+    def _write(self) -> None:
         self._record["stages"] = self._stages
         self._record["metrics"] = {
             name: _read(self._out / file) for name, file in METRICS.items() if (self._out / file).is_file()

@@ -60,6 +60,25 @@ class RecordedSettings(_Section):
     max_length: Positive = 512
 
 
+class TrafficSettings(_Section):
+    """Questions that a server with the head `compare` answers and records; the recorded answers are trained on."""
+
+    prompts: Path | None = None  # a file of `data prepare`; default: questions about Python's standard library
+    count: Positive = 300  # prompts that are asked
+    held_out: Positive = 40  # other prompts, which only measurements ask
+    max_tokens: Positive = 192
+    concurrency: Positive = 32
+    eval_tokens: Positive = 128  # longest answer on which accept lengths are measured
+
+
+class ExchangeSettings(_Section):
+    """The trained head takes the place of `compare` in a float32 server while clients ask held-out prompts."""
+
+    clients: Positive = 3
+    questions: Positive = 9
+    max_tokens: Positive = 48
+
+
 class BenchmarkSettings(_Section):
     """`eagle-plugin benchmark` of the trained head, the base head and the target without EAGLE."""
 
@@ -81,6 +100,7 @@ class JobRecipe(_Section):
     prompts: PromptSettings = PromptSettings()
     generate: GenerateSettings = GenerateSettings()
     recorded: RecordedSettings | None = None
+    traffic: TrafficSettings | None = None  # in place of prompts, generate and recorded
     vocabulary: Positive | None = None
     aux_layers: list[Positive] | None = None
     train: dict[str, dict[str, Any]] = {}  # name -> keys of `eagle-plugin train`, in order
@@ -89,6 +109,7 @@ class JobRecipe(_Section):
     benchmark: BenchmarkSettings | Literal[False] = BenchmarkSettings()
     report: bool = True  # the page of the benchmark
     package: bool = True  # the folder that an engine serves
+    exchange: ExchangeSettings | None = None  # needs `traffic`
 
     @model_validator(mode="after")
     def _check(self) -> JobRecipe:
@@ -97,6 +118,10 @@ class JobRecipe(_Section):
                 f"wanted either train, with a name and keys of each training run, or head, found "
                 f"{'both' if self.train else 'neither'}"
             )
+        if self.traffic is not None and (self.compare is None or self.prompts != PromptSettings() or self.recorded):
+            raise ValueError("traffic needs the head that serves in `compare`, and no prompts and recorded beside it")
+        if self.exchange is not None and self.traffic is None:
+            raise ValueError("exchange asks the held-out prompts of traffic, and there is no traffic; add it")
         return self
 
 

@@ -22,6 +22,7 @@ from eagle_plugin.bench.memory import available_bytes, gib
 from eagle_plugin.bench.servers import OutOfMemory, Server, ServerSpec, sigterm_as_exit
 from eagle_plugin.common.atomic_io import remove_leftovers, write_output
 from eagle_plugin.common.devices import default_device, fast_dtype
+from eagle_plugin.common.errors import UserError
 from eagle_plugin.learning.jobs.answers import keep_answers_to
 from eagle_plugin.learning.jobs.lineage import LINEAGE, Lineage
 from eagle_plugin.learning.jobs.locks import hold
@@ -106,11 +107,16 @@ def run_job(
                 log = out / "logs" / f"{number:02d}-{stage.name.replace(' ', '-')}.log"
                 attempt = partial(_attempt, stage, job, target, home, console, log, watch)
                 try:
-                    attempt()
-                except (OutOfMemory, StageKilled) as error:
-                    console.print(str(error), style="yellow", markup=False, highlight=False)
-                    _wait_for_memory(error, watch, console)
-                    attempt()
+                    try:
+                        attempt()
+                    except (OutOfMemory, StageKilled) as error:
+                        console.print(str(error), style="yellow", markup=False, highlight=False)
+                        _wait_for_memory(error, watch, console)
+                        attempt()
+                except BaseException:
+                    with contextlib.suppress(UserError):  # of a full disk; the first error says more
+                        lineage.add_interrupted(stage, digest, time.monotonic() - began)
+                    raise
                 done[stage.name] = digest
                 write_output(home / JOB_FILE, [json.dumps(done, indent=2), "\n"])
             lineage.add(stage, digest, time.monotonic() - began)
@@ -134,7 +140,7 @@ def _begin_anew(stage: Stage, done: dict[str, str], digest: str) -> None:
 def _attempt(stage: Stage, job: JobRecipe, target: Path, home: Path, console: Console, log: Path, watch: Watch) -> None:
     """Run a stage; what it had made before is continued."""
     with _endpoint(stage, job, target, home, console) as extra:
-        call([*stage.args, *extra], stage.name, log, watch)
+        call([*stage.args, *extra], stage.name, log, watch, stage.module)
 
 
 def _wait_for_memory(error: OutOfMemory | StageKilled, watch: Watch, console: Console) -> None:

@@ -21,6 +21,7 @@ class Stage(NamedTuple):
     partial: tuple[Path, ...] = ()  # what the sub-command continues; removed if it began with other `settings`
     settings: str | None = None  # None: all stages up to this one
     prompts: Path | None = None  # answers to others, in the output, are removed
+    module: str | None = None  # that Python runs with `args`; None: eagle-plugin
 
 
 def check_known(key: str, name: str, known: Collection[str]) -> None:

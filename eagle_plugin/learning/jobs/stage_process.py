@@ -39,14 +39,16 @@ class StageKilled(JobError):
         self.wanted = wanted  # bytes that should be free before another try
 
 
-def call(args: Sequence[str], name: str, log: Path, watch: Watch) -> None:
+def call(args: Sequence[str], name: str, log: Path, watch: Watch, module: str | None = None) -> None:
     """Run one sub-command in a process of its own, so that its memory is freed; its output also goes to `log`.
+
+    module: a module that Python runs, in place of a sub-command of eagle-plugin.
 
     Raises:
         JobError: it failed; StageKilled: the system killed it. StopRequested: it was asked to stop, and has ended.
         KeyboardInterrupt: Ctrl-C.
     """
-    command = [*COMMAND, *args]
+    command = [*(COMMAND if module is None else (sys.executable, "-m", module)), *args]
     environment = os.environ | ({VARIABLE: str(watch.progress_file)} if watch.progress_file else {})
     free = available_bytes()
     with _open_log(log) as file:

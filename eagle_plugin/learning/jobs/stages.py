@@ -15,6 +15,7 @@ from eagle_plugin.learning.jobs.answers import features_of
 from eagle_plugin.learning.jobs.judge_stages import judge_stages
 from eagle_plugin.learning.jobs.recipe import JobError, JobRecipe
 from eagle_plugin.learning.jobs.stage import Stage, check_known
+from eagle_plugin.learning.jobs.traffic_stages import traffic_stages
 from eagle_plugin.learning.train.recipe import parse_recipe
 
 VOCABULARY = "vocabulary.safetensors"
@@ -38,7 +39,10 @@ def data_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
     """From prompts to features, all in the folder `data`; none for a head that exists."""
     if job.head is not None:
         return
-    yield from _prompt_stages(job, target, data)
+    if job.traffic is None:
+        yield from _prompt_stages(job, target, data)
+    else:
+        yield from traffic_stages(job, job.traffic, target, data)
     rows = [data / f"{name}.jsonl" for name in _stores(job)]
     if job.vocabulary is not None:
         out = data / VOCABULARY
@@ -49,7 +53,9 @@ def data_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
         args = ["data", "features", str(file), "--target", str(target), "--store", str(store)]
         if job.aux_layers is not None:
             args += ["--aux-layers", ",".join(map(str, job.aux_layers))]
-        yield Stage(f"features of {file.stem} rows", args, store / "manifest.json")
+        # Of traffic the rows follow from the settings alone; rows of other settings would stay in the store.
+        partial = (store,) if job.traffic is not None else ()
+        yield Stage(f"features of {file.stem} rows", args, store / "manifest.json", partial=partial)
 
 
 def head_stages(job: JobRecipe, target: Path, out: Path, data: Path, minutes: float | None) -> Iterator[Stage]:
@@ -74,6 +80,8 @@ def head_stages(job: JobRecipe, target: Path, out: Path, data: Path, minutes: fl
 
 def _stores(job: JobRecipe) -> list[str]:
     """The names of the files of token rows, and of their feature stores."""
+    if job.traffic is not None:
+        return ["recorded"]
     return ["generated"] if job.recorded is None else ["generated", "recorded"]
 
 
@@ -140,7 +148,7 @@ def _train_recipe(name: str, keys: dict[str, Any], job: JobRecipe, target: Path,
         shape["from"] = str(head)
     elif job.vocabulary is not None:
         shape["vocabulary"] = str(data / VOCABULARY)
-    stores = keys.get("data", {}).get("store", ["generated"])
+    stores = keys.get("data", {}).get("store", _stores(job)[:1])
     stores = stores if isinstance(stores, list) else [stores]
     for store in stores:
         check_known(f"train.{name}.data.store", store, _stores(job))

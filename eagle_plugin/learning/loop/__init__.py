@@ -1,1 +1,1 @@
-"""The whole loop in one command: record traffic, train on it, measure, and exchange the head (docs/loop.md)."""
+"""The closed loop: record traffic, train on it, measure, and exchange the head (docs/loop.md)."""

@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from eagle_plugin.bench.choices import check_engine, default_engine, resolve_head, resolve_target
+from eagle_plugin.bench.choices import check_engine, default_engine, resolve_target
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.outcome import exit_status
-from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.serving.preparation import at_least
+from eagle_plugin.common.atomic_io import replace_output
 from eagle_plugin.common.command_line import Parser
-from eagle_plugin.learning.jobs.locks import hold
-from eagle_plugin.learning.loop.plan import plan_steps
-from eagle_plugin.learning.loop.prompts import DOMAIN
-from eagle_plugin.learning.loop.settings import LoopSettings, keep_settings
-from eagle_plugin.learning.loop.steps import run_steps
-from eagle_plugin.learning.loop.summary import print_report, summarise, write_report
+from eagle_plugin.common.recipes import override_key
+from eagle_plugin.learning.jobs.job_file import check_job, workflow_values
+from eagle_plugin.learning.jobs.lineage import LINEAGE
+from eagle_plugin.learning.jobs.recipe import JobRecipe
+from eagle_plugin.learning.jobs.runner import run_job
+from eagle_plugin.learning.jobs.stage_process import INTERRUPTED, StopRequested
+from eagle_plugin.learning.jobs.watch import Watch
+from eagle_plugin.learning.loop.prompts import DOMAIN, LoopError
+from eagle_plugin.learning.loop.summary import print_report, read_report
+from eagle_plugin.learning.train.recipe import changed_keys
 
+# Option -> the key of the job that it sets, and its help.
+OPTIONS = {
+    "count": ("traffic.count", "prompts that are asked and trained on"),
+    "held_out": ("traffic.held_out", "prompts that only measurements ask"),
+    "answer_tokens": ("traffic.max_tokens", "longest answer of the traffic"),
+    "traffic_concurrency": ("traffic.concurrency", "prompts that are asked at a time"),
+    "epochs": ("train.head.budget.epochs", "of the training"),
+    "batch_tokens": ("train.head.batch_tokens", "tokens of one update"),
+    "eval_tokens": ("traffic.eval_tokens", "longest answer on which accept lengths are measured"),
+    "repeats": ("benchmark.repeats", "of the benchmark"),
+    "bench_tokens": ("benchmark.max_tokens", "mean longest answer of the benchmark"),
+    "swap_clients": ("exchange.clients", "clients while the head is exchanged"),
+    "swap_questions": ("exchange.questions", "questions that they ask"),
+    "swap_tokens": ("exchange.max_tokens", "longest answer to them"),
+}
 DESCRIPTION = """\
 The whole way in one command: serve a small real model with its draft head and
 record the traffic, train the head further on the record, measure the target
@@ -41,48 +61,21 @@ that the steps make; remove it to begin again. docs/loop.md describes the steps 
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command's options; those that the results depend on are named as in LoopSettings."""
+    """The command's options."""
     parser = Parser(
         prog="loop", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    fields = LoopSettings.model_fields
-    parser.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="folder of the results (out)")
-    parser.add_argument("--no-swap", action="store_true", help="leave out the exchange of the head")
-    parser.add_argument("--engine", choices=sorted(ENGINES), default=default_engine(), help="(%(default)s)")
-    for name, text in (("target", "a folder, or a name of `models list`"), ("head", "the head to train further")):
-        parser.add_argument(f"--{name}", default=fields[name].default, help=f"{text} (%(default)s)")
-    parser.add_argument("--prompts", type=Path, metavar="FILE", help=f"own prompts (default: {DOMAIN})")
-    numbers = {
-        "count": "prompts that are asked and trained on",
-        "held_out": "prompts that only measurements ask",
-        "answer_tokens": "longest answer of the traffic",
-        "traffic_concurrency": "prompts that are asked at a time",
-        "epochs": "of the training",
-        "batch_tokens": "tokens of one update",
-        "eval_tokens": "longest answer on which accept lengths are measured",
-        "repeats": "of the benchmark",
-        "bench_tokens": "mean longest answer of the benchmark",
-        "swap_clients": "clients while the head is exchanged",
-        "swap_questions": "questions that they ask",
-        "swap_tokens": "longest answer to them",
-    }
-    for name, text in numbers.items():
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=at_least(1),
-            metavar="N",
-            default=fields[name].default,
-            help=f"{text} (%(default)s)",
-        )
-    parser.add_argument("--lr", type=at_least(1e-9, float), default=fields["lr"].default, help="peak (%(default)s)")
-    parser.add_argument(
-        "--concurrency",
-        type=at_least(1),
-        nargs="+",
-        metavar="N",
-        default=fields["concurrency"].default,
-        help="numbers of clients of the benchmark (1 4 8)",
-    )
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("out"), metavar="DIR", help="folder of the results (out)")
+    add("--no-swap", action="store_true", help="leave out the exchange of the head")
+    add("--engine", choices=sorted(ENGINES), default=default_engine(), help="(%(default)s)")
+    add("--target", default="smollm2-135m-instruct", help="a folder, or a name of `models list` (%(default)s)")
+    add("--head", default="smollm2-135m-instruct-eagle3", help="the head to train further (%(default)s)")
+    add("--prompts", type=Path, metavar="FILE", help=f"own prompts (default: {DOMAIN})")
+    for name, (key, text) in OPTIONS.items():
+        add(f"--{name.replace('_', '-')}", type=at_least(1), metavar="N", help=f"{text} ({key} of the job)")
+    add("--lr", type=at_least(1e-9, float), help="peak of the learning rate (0.001)")
+    add("--concurrency", type=at_least(1), nargs="+", metavar="N", help="numbers of clients of the benchmark (1 4 8)")
     return parser.parse_args(argv)
 
 
@@ -90,29 +83,57 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the loop. 0: it showed what it is to show; 1: a failure, or a result below that; 130 after Ctrl-C."""
     options = parse(argv)
     console = Console()
-    values = {name: value for name, value in vars(options).items() if name not in ("out", "no_swap")}
-    values["prompts"] = None if options.prompts is None else options.prompts.resolve()
-    settings = LoopSettings(**values)
-    return exit_status("loop", console, lambda: run_loop(settings, options.out, console, swap=not options.no_swap))
+    return exit_status("loop", console, lambda: run_loop(options, console))
 
 
-def run_loop(settings: LoopSettings, out: Path, console: Console, swap: bool = True) -> int:
-    """Run all steps that are not done, write loop.json and print the tables; 1 if the result is below what is wanted.
+def job_of(options: argparse.Namespace) -> JobRecipe:
+    """The job of the options: a workflow of `eagle-plugin optimize` with some keys changed.
 
     Raises:
-        UserError, ServerError, LoadError, ValueError: with one sentence for the user.
+        JobError: the folder of the head or the file of prompts is not there.
     """
-    folder = out / "loop"
-    check_engine(settings.engine)
-    with hold({"--out": folder}):
-        keep_settings(settings, folder / "settings.json")
-        target = resolve_target(settings.target, console)
-        head = resolve_head(settings.head, target)
-        steps = plan_steps(settings, target, head, out, folder, Steps(console), swap=swap)
-        seconds = run_steps(steps, folder / "times.json", console)
-        domain = DOMAIN if settings.prompts is None else settings.prompts.name
-        report = summarise(settings, domain, folder, seconds, swap)
-        write_report(report, out / "loop.json")
+    own = [] if options.prompts is None else [str(options.prompts.resolve())]
+    values = workflow_values(f"traffic-{'own' if own else 'builtin'}", options.target, options.head, own, [])
+    given = {key: getattr(options, name) for name, (key, _) in OPTIONS.items()}
+    given |= {"train.head.optimiser.lr": options.lr, "benchmark.concurrency": options.concurrency}
+    given |= {"benchmark.engine": options.engine}
+    for key, value in given.items():
+        if value is not None:
+            override_key(values, f"{key}={value}", LoopError)
+    return check_job({**values, **({"exchange": None} if options.no_swap else {})}, [], "the options")
+
+
+def run_loop(options: argparse.Namespace, console: Console) -> int:
+    """Run the stages that are not done, and print the result; 1 if it is below what is wanted.
+
+    Raises:
+        UserError, ServerError, ValueError: with one sentence for the user.
+    """
+    check_engine(options.engine)
+    job, folder = job_of(options), options.out / "loop"
+    refuse_other_options(job, folder)
+    try:
+        run_job(job, resolve_target(job.target, console), folder, console, watch=Watch(console))
+    except StopRequested:
+        console.print("stopped; the same command continues")
+        return INTERRUPTED
+    for made in (folder / "loop.json", folder / "report/report.html", folder / "report/report.md"):
+        with replace_output(options.out / made.name) as temporary:
+            temporary.write_bytes(made.read_bytes())
+    report = read_report(folder / "loop.json")
     print_report(report, console)
-    console.print(f"written to {out / 'loop.json'} and {out / 'report.html'}", highlight=False)
+    console.print(f"written to {options.out / 'loop.json'} and {options.out / 'report.html'}", highlight=False)
     return 0 if report.good else 1
+
+
+def refuse_other_options(job: JobRecipe, folder: Path) -> None:
+    """Raise LoopError if the folder was begun with other options: its results depend on all of them."""
+    try:
+        begun = json.loads((folder / LINEAGE).read_text(encoding="utf-8"))["recipe"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # nothing is done yet
+    if changes := changed_keys(begun, job.model_dump(mode="json")):
+        raise LoopError(
+            f"{folder} was begun with other settings: {', '.join(changes)}; give the earlier ones again, another "
+            f"--out, or remove {folder} to begin again"
+        )

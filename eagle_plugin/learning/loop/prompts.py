@@ -1,4 +1,4 @@
-"""The prompts of the loop, one domain: traffic to train on, and held-out prompts that nothing is trained on."""
+"""Chooses the prompts of the loop, of one domain: those of the traffic, and held-out ones that are never trained on."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from eagle_plugin.common.atomic_io import write_output
+from eagle_plugin.common.errors import UserError
 from eagle_plugin.learning.data.rows import TokenRow, format_row
 from eagle_plugin.learning.data.sources.prompts import Prompt, assign_id_and_split, format_prompt, read_prompts
-from eagle_plugin.learning.loop.settings import LoopError
 
 DOMAIN = "functions of Python's standard library, to be explained"
 NAME = "stdlib"
@@ -20,8 +20,21 @@ LEFT_OUT = {"site-packages", "test", "tests", "idlelib", "lib2to3", "encodings"}
 QUESTION = "Explain what this Python function does.\n\n```python\n{code}\n```"
 
 
+class LoopError(UserError):
+    """A step of the loop cannot start or go on; the sentence says why."""
+
+
+def choose_prompts(own: Path | None, count: int, held_out: int, target: Path, folder: Path) -> None:
+    """Write `folder`/prompts.jsonl, held-out.jsonl and held-out-rows.jsonl; see `write_prompts`."""
+    measured = folder / "held-out.jsonl"
+    write_prompts(own, count, held_out, folder / "prompts.jsonl", measured)
+    write_held_out_rows(measured, target, folder / "held-out-rows.jsonl")
+
+
 def write_prompts(own: Path | None, count: int, held_out: int, traffic: Path, measured: Path) -> None:
     """Write `count` prompts of the traffic and `held_out` others; both are files of `data prepare`'s form.
+
+    own: a file of prompts; None: questions about the standard library.
 
     Raises:
         LoopError: there are too few prompts. DataError: the file of own prompts cannot be read.
@@ -31,7 +44,7 @@ def write_prompts(own: Path | None, count: int, held_out: int, traffic: Path, me
     if chosen is None:
         raise LoopError(
             f"{own or DOMAIN}: found {len(prompts)} different prompts, wanted {count} + {held_out}; "
-            f"give more, or less with --count and --held-out"
+            f"give more, or less with --count and --held-out (traffic.count and traffic.held_out in a recipe)"
         )
     train, rest = chosen
     write_output(measured, [format_prompt(replace(prompt, split="val")) for prompt in rest])

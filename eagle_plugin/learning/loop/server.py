@@ -1,4 +1,4 @@
-"""The server of the traffic and of the exchange: the plugin's, with a head, ready."""
+"""Starts the server of the traffic and of the exchange: the plugin's, with a head."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from pathlib import Path
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.servers import Server, check_worker
-from eagle_plugin.bench.spec import ServerSpec
+from eagle_plugin.bench.spec import EngineName, ServerSpec
 from eagle_plugin.common.devices import default_device
-from eagle_plugin.learning.loop.settings import LoopSettings
 
 
 @contextmanager
 def plugin_server(
-    settings: LoopSettings, target: Path, head: Path, requests: int, environment: Mapping[str, str], name: str,
+    engine: EngineName, target: Path, head: Path, requests: int, environment: Mapping[str, str], name: str,
     folder: Path, steps: Steps, is_exact: bool = False,
 ) -> Iterator[Server]:  # fmt: skip
     """Serve within the block; the log is in `folder`/logs.
@@ -32,9 +31,9 @@ def plugin_server(
             target=target,
             mode="plugin",
             head=head,
-            engine=settings.engine,
+            engine=engine,
             device=default_device(),
-            shape=ENGINES[settings.engine].plugin_shape(head),
+            shape=ENGINES[engine].plugin_shape(head),
             environment=environment,
             name=name,
         )

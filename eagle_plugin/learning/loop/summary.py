@@ -1,4 +1,4 @@
-"""The result of the loop: `loop.json`, and the table that is printed at its end."""
+"""Sums up the loop: writes loop.json from what the stages of its job left, and prints it as tables."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_plugin.bench.machine import Machine
-from eagle_plugin.bench.report import Strict, write_json
+from eagle_plugin.bench.report import Strict
 from eagle_plugin.bench.states.configs import NAMES
 from eagle_plugin.bench.states.document import StatesReport
-from eagle_plugin.learning.loop.settings import LoopError, LoopSettings
-from eagle_plugin.learning.loop.steps import minutes
+from eagle_plugin.common.atomic_io import write_output
+from eagle_plugin.learning.loop.prompts import DOMAIN, LoopError
 
 FORMAT = 1
 WANTED_GAIN = 0.08  # of the accept length, which `make loop` is to show
@@ -24,55 +24,15 @@ SHAPES = {"tree16_t0": "tree of 16", "chain4_t0": "chain of 4"}
 FIRST_SHAPE = "tree16_t0"
 
 
-class PromptCounts(Strict):
-    """How many prompts there were of each kind."""
-
-    domain: str
-    asked: int
-    recorded: int = Field(description="requests that the server wrote down")
-    trained_on: int = Field(description="rows of the feature store, those for the learning curve included")
-    held_out: int = Field(description="prompts that nothing was trained on")
-
-
-class AcceptLength(Strict):
-    """Of one head, on the held-out prompts, with its 95 % interval."""
+class Length(Strict):
+    """The accept length of one head on the held-out prompts, with its 95 % interval."""
 
     mean: float
     low: float
     high: float
 
-
-class Accepted(Strict):
-    """Before and after the training, for one shape of the draft."""
-
-    before: AcceptLength
-    after: AcceptLength
-
-
-class StateRow(Strict):
-    """One state of the benchmark at one number of clients; medians over the repeats."""
-
-    state: str
-    concurrency: int
-    tokens_per_s: float
-    tpot_ms: float | None
-    ttft_ms: float
-    accept_length: float | None = Field(description="of the shapes that the server chose")
-
-
-class Swap(Strict):
-    """What the exchange of the head did to a float32 server's requests."""
-
-    requests: int
-    during: int = Field(description="requests that ran while the head was exchanged")
-    after: int = Field(description="requests that began after it")
-    failed: int
-    errors: list[str]
-    responses_changed: int = Field(description="greedy answers that differ from those with the base head")
-    seconds: float = Field(description="of `eagle-plugin deploy`")
-    accept_length_before: float | None
-    accept_length_after: float | None
-    deployed: dict[str, Any] = Field(description="what `eagle-plugin deploy --json` printed")
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
 class LoopReport(Strict):
@@ -83,14 +43,14 @@ class LoopReport(Strict):
     accept_length_after: float = Field(description="trained head, the same prompts and tree")
     gain: float = Field(description="after / before - 1")
     wanted_gain: float = WANTED_GAIN
-    accept_lengths: dict[str, Accepted]
-    prompts: PromptCounts
-    states: list[StateRow]
+    accept_lengths: dict[str, dict[str, Length]] = Field(description="of each shape, before and after the training")
+    prompts: dict[str, Any] = Field(description="the domain, and how many were asked, recorded, trained on, held out")
+    states: list[dict[str, Any]] = Field(description="medians of each state of the benchmark at each number of clients")
     verdict: str
-    swap: Swap | None = Field(description="null if it was left out (--no-swap)")
+    swap: dict[str, Any] | None = Field(description="what the exchange did to the requests; null if it was left out")
     training: dict[str, Any] | None
-    settings: LoopSettings
-    seconds: dict[str, float] = Field(description="of each step, of all runs together")
+    settings: dict[str, Any] = Field(description="the recipe of the job")
+    seconds: dict[str, float] = Field(description="of each stage, of all runs together")
     total_seconds: float
     machine: Machine
     versions: dict[str, str]
@@ -99,142 +59,123 @@ class LoopReport(Strict):
     @property
     def good(self) -> bool:
         """Whether the loop showed what it is to show."""
-        swapped = self.swap is None or not (self.swap.failed or self.swap.responses_changed)
+        swapped = self.swap is None or not (self.swap["failed"] or self.swap["responses_changed"])
         return self.gain >= self.wanted_gain and swapped
 
 
-def summarise(settings: LoopSettings, domain: str, folder: Path, seconds: dict[str, float], swap: bool) -> LoopReport:
-    """Read what the steps wrote into the folder of the loop.
+def summarise(out: Path, data: Path, swap: bool) -> None:
+    """Write `out`/loop.json from the files of the job.
 
     Raises:
         LoopError: a file is missing or damaged.
     """
-    states = StatesReport.model_validate(_read(folder / "benchmark/states.json"))
-    traffic, details = _read(folder / "traffic.json"), _read(folder / "accept-details.json")
-    lengths = accepted(details)
-    first = lengths[FIRST_SHAPE]
-    trained = states.heads.get("trained")
-    return LoopReport(
-        accept_length_before=first.before.mean,
-        accept_length_after=first.after.mean,
-        gain=round(first.after.mean / first.before.mean - 1, 4),
+    states = StatesReport.model_validate(_read(out / "benchmark/states.json"))
+    traffic, lineage = _read(data / "traffic.json"), _read(out / "lineage.json")
+    seconds = {name: stage["seconds"] for name, stage in lineage["stages"].items()}
+    lengths = accepted(_read(out / "accept-details.json"))
+    first, settings = lengths[FIRST_SHAPE], lineage["recipe"]
+    trained, own = states.heads.get("trained"), settings["traffic"]["prompts"]
+    report = LoopReport(
+        accept_length_before=first["before"].mean,
+        accept_length_after=first["after"].mean,
+        gain=round(first["after"].mean / first["before"].mean - 1, 4),
         accept_lengths=lengths,
-        prompts=PromptCounts(
-            domain=domain,
-            asked=traffic["asked"],
-            recorded=traffic["recorded"],
-            trained_on=_lines(folder / "rows.jsonl"),
-            held_out=settings.held_out,
-        ),
+        prompts={
+            "domain": DOMAIN if own is None else Path(own).name,
+            "asked": traffic["asked"],
+            "recorded": traffic["recorded"],
+            "trained_on": (data / "recorded.jsonl").read_bytes().count(b"\n"),
+            "held_out": settings["traffic"]["held_out"],
+        },
         states=[
-            StateRow(
-                state=row.state,
-                concurrency=row.concurrency,
-                tokens_per_s=row.tokens_per_s.median,
-                tpot_ms=row.tpot_ms.median if row.tpot_ms else None,
-                ttft_ms=row.ttft_ms.median,
-                accept_length=row.accept_length.median if row.accept_length else None,
-            )
+            {"state": row.state, "concurrency": row.concurrency}
+            | {name: _median(row, name) for name in ("tokens_per_s", "tpot_ms", "ttft_ms", "accept_length")}
             for row in states.rows
         ],
         verdict=states.verdict,
-        swap=Swap.model_validate(_read(folder / "swap.json")) if swap else None,
+        swap=_read(out / "swap.json") if swap else None,
         training=trained.training if trained else None,
         settings=settings,
-        seconds={name: round(value, 1) for name, value in seconds.items()},
+        seconds=seconds,
         total_seconds=round(sum(seconds.values()), 1),
         machine=states.machine,
         versions=states.versions,
         date=states.date,
     )
+    write_output(out / "loop.json", [report.model_dump_json(indent=2), "\n"])
 
 
-def accepted(details: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Accepted]:
+def accepted(details: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, Length]]:
     """The accept lengths in the details of `eagle-plugin eval` with the base head first and the trained head second."""
     from eagle_plugin.learning.evaluate.responses import POOLED  # imports torch
 
-    base, trained = details.values()
     # Of prompts of several sources, all of them together.
-    before, after = (domains.get(POOLED) or next(iter(domains.values())) for domains in (base, trained))
+    heads = [domains.get(POOLED) or next(iter(domains.values())) for domains in details.values()]
     return {
-        shape: Accepted(before=_length(before[shape]), after=_length(after[shape]))
+        shape: {
+            name: Length(mean=head[shape]["accept_length"], low=head[shape]["low"], high=head[shape]["high"])
+            for name, head in zip(("before", "after"), heads, strict=True)
+        }
         for shape in SHAPES
-        if shape in before
+        if shape in heads[0]
     }
 
 
-def _length(stats: dict[str, Any]) -> AcceptLength:
-    return AcceptLength(mean=stats["accept_length"], low=stats["low"], high=stats["high"])
-
-
-def _lines(path: Path) -> int:
-    try:
-        return path.read_bytes().count(b"\n")
-    except OSError as error:
-        raise LoopError(f"{path} cannot be read ({error.strerror}); remove {path.parent} to begin again") from error
+def _median(row: Any, name: str) -> float | None:
+    quartiles = getattr(row, name)
+    return None if quartiles is None else quartiles.median
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise LoopError(f"{path} cannot be read ({error}); run the same command again") from error
-    return dict(found)
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise LoopError(f"{path} cannot be read ({error}); remove it and run the same command again") from error
 
 
-def write_report(report: LoopReport, path: Path) -> None:
-    """Write loop.json, whole or not at all."""
+def read_report(path: Path) -> LoopReport:
+    """What `summarise` wrote. LoopError if it cannot be read."""
     try:
-        write_json(report, path)
-    except OSError as error:
-        raise LoopError(f"cannot write {path} ({error.strerror or error}); name another folder with --out") from error
+        return LoopReport.model_validate(_read(path))
+    except ValueError as error:
+        raise LoopError(f"{path} is no result of a loop; remove it and run the same command again") from error
 
 
 def print_report(report: LoopReport, console: Console) -> None:
     """Print the tables of the three states and of the accept lengths, and one line each for exchange and time."""
     table = Table(title="three states, medians of the repeats", title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("clients", justify="right")
-    table.add_column("state")
-    for column in ("tokens/s", "TPOT ms", "accept length"):
-        table.add_column(column, justify="right")
-    for row in sorted(report.states, key=lambda one: one.concurrency):
-        cells = [f"{row.tokens_per_s:.1f}", _number(row.tpot_ms, 1), _number(row.accept_length, 2)]
-        table.add_row(str(row.concurrency), NAMES[row.state], *cells)  # type: ignore[index]
-    console.print(table)
-    table = Table(title=f"accept length on {report.prompts.held_out} held-out prompts (95 % interval)",
-                  title_justify="left", box=SIMPLE_HEAD)  # fmt: skip
-    for column in ("drafts", "base head", "trained head", "gain"):
-        table.add_column(column)
-    for shape, name in SHAPES.items():
-        if (one := report.accept_lengths.get(shape)) is not None:
-            change = f"{one.after.mean / one.before.mean - 1:+.1%}"
-            table.add_row(name, _interval(one.before), _interval(one.after), change)
+    for column in ("clients", "state", "tokens/s", "TPOT ms", "accept length"):
+        table.add_column(column, justify="left" if column == "state" else "right")
+    for row in sorted(report.states, key=lambda one: one["concurrency"]):
+        cells = [_number(row["tokens_per_s"], 1), _number(row["tpot_ms"], 1), _number(row["accept_length"], 2)]
+        table.add_row(str(row["concurrency"]), NAMES[row["state"]], *cells)
     console.print(table)
     prompts = report.prompts
-    console.print(
-        f"prompts: {prompts.domain}; {prompts.asked} asked, {prompts.recorded} recorded, "
-        f"{prompts.trained_on} trained on, {prompts.held_out} held out",
-        highlight=False,
-    )
-    if report.swap is not None:
-        swap = report.swap
-        console.print(
-            f"exchange of the head in {swap.seconds:.1f} s: {swap.during} requests ran meanwhile, {swap.failed} of "
-            f"{swap.requests} failed, {swap.responses_changed} responses changed",
-            highlight=False,
+    title = f"accept length on {prompts['held_out']} held-out prompts (95 % interval)"
+    table = Table("drafts", "base head", "trained head", "gain", title=title, title_justify="left", box=SIMPLE_HEAD)
+    for shape, one in report.accept_lengths.items():
+        change = f"{one['after'].mean / one['before'].mean - 1:+.1%}"
+        table.add_row(SHAPES[shape], str(one["before"]), str(one["after"]), change)
+    console.print(table)
+    lines = [
+        f"prompts: {prompts['domain']}; {prompts['asked']} asked, {prompts['recorded']} recorded, "
+        f"{prompts['trained_on']} trained on, {prompts['held_out']} held out"
+    ]
+    if swap := report.swap:
+        lines.append(
+            f"exchange of the head in {swap['seconds']:.1f} s: {swap['during']} requests ran meanwhile, "
+            f"{swap['failed']} of {swap['requests']} failed, {swap['responses_changed']} responses changed"
         )
-    console.print(report.verdict, highlight=False)
     wanted = "reached" if report.gain >= report.wanted_gain else "not reached"
-    console.print(
+    lines += [
+        report.verdict,
         f"[bold]accept length {report.accept_length_before:.2f} -> {report.accept_length_after:.2f}, "
-        f"{report.gain:+.1%}[/] (wanted {report.wanted_gain:.0%}: {wanted}); {minutes(report.total_seconds)} in all",
-        highlight=False,
-    )
+        f"{report.gain:+.1%}[/] (wanted {report.wanted_gain:.0%}: {wanted}); "
+        f"{report.total_seconds / 60:.0f} minutes in all",
+    ]
+    for line in lines:
+        console.print(line, highlight=False)
 
 
 def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
-
-
-def _interval(one: AcceptLength) -> str:
-    return f"{one.mean:.3f} ({one.low:.3f} to {one.high:.3f})"

@@ -1,4 +1,4 @@
-"""Pins the private names of SGLang's models, layers, attention and server arguments that the adapter touches.
+"""Pins what SGLang's models, layers, attention and server arguments do where the adapter touches them.
 
 Those of its worker and scheduler are in test_contract.py.
 """
@@ -11,7 +11,7 @@ import re
 import textwrap
 
 import pytest
-from engine_signatures import assignments, calls, holds, in_order, parameters
+from engine_signatures import assignments, calls, holds, in_order
 
 pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang environment is not installed")
 
@@ -67,7 +67,6 @@ def test_the_heads_linear_layers_can_be_given_another_method(monkeypatch):
     from eagle_plugin.runtime.draft_weights import Int8Method
     from eagle_plugin.sglang import draft_weights
 
-    assert parameters(UnquantizedLinearMethod.apply) == ["self", "layer", "x", "bias"]
     for layer in (linear.QKVParallelLinear, linear.MergedColumnParallelLinear, linear.RowParallelLinear):
         assert issubclass(layer, linear.LinearBase)
     for layer, given in (
@@ -92,11 +91,9 @@ def test_a_head_can_be_loaded_again():
     """head_exchange.py: the runner reads the folder from its model_config, and the drafter finds the model there."""
     from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
-    assert parameters(ModelRunner.load_model) == ["self"]
     assert "loaded.model" in assignments(ModelRunner.load_model, "self.model")
     (load,) = calls(ModelRunner.load_model, "load_model_with_memory_saver")
     assert "model_config=self.model_config" in load
-    assert parameters(EagleDraftWorker.init_lm_head) == ["self"]
     assert "self.draft_runner.model.hot_token_id.to(embed.device)" in assignments(
         EagleDraftWorker.init_lm_head, "self.hot_token_id"
     )
@@ -111,7 +108,6 @@ def test_a_masked_row_is_fused_as_the_features_of_real_rows_are():
     assert ModelRegistry.models["LlamaForCausalLMEagle3"] is LlamaForCausalLMEagle3
     fusion = ["self.input_norm", "self.fc_norm", "hidden_states.chunk(self.num_aux_hidden_states, dim=-1)", "self.fc"]
     assert in_order(LlamaModel.forward, ["hidden_states.shape[-1] != embeds.shape[-1]", *fusion, "self.layers"])
-    assert parameters(LlamaForCausalLMEagle3.load_weights) == ["self", "weights"]
 
 
 def test_no_attention_backend_is_asked_for_its_class():
@@ -148,7 +144,8 @@ def test_targets_that_bring_their_draft_layers_along():
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[A-Z]\w+_?\w+", node.value)
     } | set(model_config.MIMO_V2_MODEL_ARCHS)
     left = {name for name in names if not support._DRAFT_CLASS.search(name)}
-    assert "Qwen3NextForCausalLM" in left and left - {"DSPARK"} == support.TARGETS_WITH_DRAFTS
+    assert "Qwen3NextForCausalLM" in left and left - {"DSPARK"} <= support.targets_with_drafts()
+    assert all(name in left or support._DRAFT_CLASS.search(name) for name in support.targets_with_drafts())
     assert not support.has_own_draft_class("LlamaForCausalLM")
     for name in ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3", "", "Qwen2ForCausalLM", "MistralForCausalLM"):
         assert not support.has_own_draft_class(name)

@@ -96,7 +96,7 @@ class Drafter(TreeDrafter):
     def _forward(self, batch: RoundBatch, *, tokens: Any, positions: Any, slots: Any, info: Any, **_: Any) -> Any:
         check_rows(tokens, positions, slots, info)
         require_cuda("hidden", info.hidden_states)
-        n = len(batch.lanes) if isinstance(info, TreeExtendInput) else len(tokens)
+        n = batch.padded_b if isinstance(info, TreeExtendInput) else len(tokens)
         return SimpleNamespace(
             next_token_logits=torch.zeros(n, DRAFT_VOCABULARY, device=CUDA),
             hidden_states=torch.zeros(n, HIDDEN, device=CUDA),
@@ -174,16 +174,16 @@ def test_a_round(library: FakeLibrary, any_round: DecodeRound, shape: Shape, gre
         decode_round.capture(Capturer(), SHAPE, [PLAIN, SHAPE], [2, 4], lambda *_: contextlib.nullcontext())
     schedule = schedule_batch()
     schedule.sampling_info.is_all_greedy = greedy
-    lanes = decode_round.lanes(B)
-    assert lanes == (4 if captured else B)
+    padded_b = decode_round.padded_b(B)
+    assert padded_b == (4 if captured else B)
     library.launched.clear()
-    batch = decode_round._reader.read(shape, schedule, lanes)
+    batch = decode_round._reader.read(shape, schedule, padded_b)
     drafts = decode_round.draft(batch, state())
     output = decode_round.verify(batch, drafts)
     accepted = decode_round.walk(batch, drafts, output)
     after = decode_round.extend(batch, accepted, output, state())
     assert all_on_cuda(*drafts.first(B).tree, *output, *accepted, after)
-    assert len(after.roots) == lanes
+    assert len(after.roots) == padded_b
     if captured:
         assert library.launched == ["start_round"], "a captured function was called instead of replayed"
     else:
@@ -200,7 +200,7 @@ def test_path_sums(library: FakeLibrary, any_round: DecodeRound, greedy: bool) -
     any_round.capture(Capturer(), SHAPE, shapes, [2, 4], lambda *_: contextlib.nullcontext(), with_sums=True)
     schedule = schedule_batch()
     schedule.sampling_info.is_all_greedy = greedy
-    batch = any_round._reader.read(SHAPE, schedule, any_round.lanes(B))
+    batch = any_round._reader.read(SHAPE, schedule, any_round.padded_b(B))
     drafts = any_round.draft(batch, state()).first(B)
     assert drafts.scores is not None
     sums = any_round._path_sums[SHAPE, children_of(SHAPE, drafts.scores)]

@@ -30,7 +30,6 @@ from eagle_plugin.policy.costs import CostModel
 from eagle_plugin.policy.policy import Policy
 from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime.graph_emulator import CaptureError, EmulatedCapturer, recording_launches
-from eagle_plugin.runtime.graphs import Buckets, StaticMemory
 from eagle_plugin.runtime.rng import KeyTable
 from eagle_plugin.runtime.round import Drafts, HeadState, TopM
 from eagle_plugin.sglang import decode_round
@@ -92,7 +91,7 @@ class Case:
         schedule, state, shape = random_batch(seed)
         b = len(schedule.seq_lens)
         before = [cache.clone() for cache in self.caches]
-        batch = self.reader.read(shape, schedule, self.round.lanes(b) if captured else b)
+        batch = self.reader.read(shape, schedule, self.round.padded_b(b) if captured else b)
         if captured:
             drafts, output, accepted, after = self._round(batch, state)
         else:
@@ -147,8 +146,8 @@ def test_every_captured_function_equals_eager(recorded: None, drafter: type[Draf
     assert lengths.max() > 1, "nothing was ever accepted"
 
 
-def test_paths_of_fewer_requests_than_lanes(recorded: None) -> None:
-    """The walk of a batch with transforms is of its requests; what the lanes after them hold is of another shape."""
+def test_paths_of_fewer_requests_than_the_padded_batch(recorded: None) -> None:
+    """The walk of a batch with transforms is of its requests; what the padding after them holds is of another shape."""
     case = capture(Case())
     case.walks_eagerly = True
     assert not case.differing(range(1, 61))
@@ -156,7 +155,7 @@ def test_paths_of_fewer_requests_than_lanes(recorded: None) -> None:
 
 def test_a_batch_beyond_the_captured_sizes_runs_eagerly(recorded: None) -> None:
     case = capture(Case(), [1, 2])
-    assert case.round.lanes(2) == 2 and case.round.lanes(5) == 5
+    assert case.round.padded_b(2) == 2 and case.round.padded_b(5) == 5
     assert not case.differing(range(1, 9))
     assert 0 < case.round.functions.replays < 4 * 8
 
@@ -175,7 +174,7 @@ class Sums:
         for seed in seeds:
             schedule, state, shape = random_batch(seed)
             b = len(schedule.seq_lens)
-            batch = self.case.reader.read(shape, schedule, self.case.round.lanes(b))
+            batch = self.case.reader.read(shape, schedule, self.case.round.padded_b(b))
             drafts, *_ = self.case._round(batch, state)
             real = drafts.first(b)
             replays = self.case.round.functions.replays
@@ -280,46 +279,3 @@ class Masked(Drafter):
 def test_what_cuda_refuses_is_refused(recorded: None, drafter: Any) -> None:
     with pytest.raises(CaptureError):
         capture(Case(DecodeRound, drafter), [2])
-
-
-@contextlib.contextmanager
-def leave_out(buckets: Buckets, size: int) -> Iterator[None]:
-    """As in capture.py, for one rank."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        buckets.drop(size)
-
-
-class Large(Drafter):
-    """The graphs of 8 requests do not fit."""
-
-    def draft_tree(self, batch: RoundBatch, state: DraftState) -> Drafts:
-        if batch.b == 0 and len(batch.lanes) == 8:
-            raise torch.OutOfMemoryError("no memory")
-        return super().draft_tree(batch, state)
-
-
-def test_a_size_whose_graphs_do_not_fit_is_left_out(recorded: None) -> None:
-    case = Case(DecodeRound, Large)
-    case.round.capture(EmulatedCapturer(), SHAPE, SHAPES, SIZES, leave_out)
-    assert case.round.sizes() == [4, 2, 1]
-    assert not case.differing(range(1, 13)) and case.round.functions.replays
-
-
-@pytest.mark.parametrize(("fits", "left"), [(4, [4, 2, 1]), (0, [])])
-def test_static_memory_is_made_for_the_largest_size_that_fits(
-    recorded: None, monkeypatch: pytest.MonkeyPatch, fits: int, left: list[int]
-) -> None:
-    allocate = StaticMemory.allocate
-
-    def limited(self: StaticMemory, name: str, numel: int, *rest: Any) -> None:
-        if name == "logits" and numel > fits * SHAPE.width * V:
-            raise torch.OutOfMemoryError("no memory")
-        allocate(self, name, numel, *rest)
-
-    case = Case()
-    monkeypatch.setattr(StaticMemory, "allocate", limited)
-    case.round.capture(EmulatedCapturer(), SHAPE, SHAPES, SIZES, leave_out)
-    assert case.round.sizes() == left
-    assert not case.differing(range(1, 13)) and bool(case.round.functions.replays) == bool(left)

@@ -20,14 +20,14 @@ REACH, CHAIN = 6, [0b1, 0b11, 0b111, 0b1111]
 
 @pytest.mark.parametrize(("window", "chunk"), [(5, 0), (0, 8), (5, 8), (12, 8)])
 def test_rows_see_the_same_keys_by_the_copy(window: int, chunk: int) -> None:
-    lanes, columns = 4, 40
+    requests, columns = 4, 40
     prefix_lens = torch.tensor([0, 7, 15, 30])  # chunks begin at 8 and 16 inside the trees
-    slots = torch.arange(lanes * columns).view(lanes, columns)
+    slots = torch.arange(requests * columns).view(requests, columns)
     own = slots.gather(1, prefix_lens[:, None] + torch.arange(REACH))
     start = SimpleNamespace(prefix_lens=prefix_lens, table=slots.int(), slots=own)
-    moved = torch.randperm(lanes * columns)
+    moved = torch.randperm(requests * columns)
     pool = Pool(SimpleNamespace(device=torch.device("cpu")), moved)
-    rows = SlidingReader(pool, window, REACH, lanes, columns, chunk).read(start)
+    rows = SlidingReader(pool, window, REACH, requests, columns, chunk).read(start)
     ancestors = torch.tensor(CHAIN)
     for lane, prefix in enumerate(prefix_lens.tolist()):
         limits = {"window": window or -1, "chunk": chunk}

@@ -62,7 +62,7 @@ def again(made: Parts) -> RoundTest:
 
 
 def test_a_small_cache_is_enough(recorded: None) -> None:
-    """Fewer requests than lanes: the rest are padding."""
+    """Fewer requests than the padded batch."""
     made = parts()
     made.allocator.free_slots = made.allocator.free_slots[:70]
     assert RoundTest(made).run() == []
@@ -129,7 +129,7 @@ def test_a_stale_graph_is_found_and_named(recorded: None, phase: str) -> None:
 def test_one_stale_lane_of_many_is_found(recorded: None) -> None:
     made = parts([4])
     captured = made.decode_round.functions._captured
-    key = next(key for key in captured if key[0] == "verify" and key[1] == SHAPE.width)
+    key = next(key for key in captured if key[0] == "verify" and key[2] == SHAPE.width)
     graph, output = captured[key]
 
     class OneLane:
@@ -146,7 +146,7 @@ def test_a_batch_without_memory_is_left_out(recorded: None, monkeypatch: pytest.
     made, healthy = parts(), DecodeRound.verify
 
     def tight(of: Any, batch: Any, drafts: Any) -> Any:
-        if of is not made.decode_round and len(batch.lanes) == 4:
+        if of is not made.decode_round and batch.padded_b == 4:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return healthy(of, batch, drafts)
 

@@ -1,4 +1,4 @@
-"""Pins the names of SGLang that the self-test of a server and the hand-over to the engine's own worker touch."""
+"""Pins what of SGLang the self-test of a server and the fallback to the engine's own worker rely on."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from engine_signatures import assigned, assignments, calls, holds, in_order, par
 
 pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang environment is not installed")
 
-from sglang.srt.distributed.parallel_state import GroupCoordinator
 from sglang.srt.environ import envs
 from sglang.srt.layers.radix_attention import RadixAttention
-from sglang.srt.layers.sampler import Sampler
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
@@ -36,7 +34,6 @@ def test_the_worker_is_made_before_the_cache_and_captured_after_it():
     )
     assert holds(MHATokenToKVPool.__init__, "self.use_hnd = envs.SGLANG_USE_HND_KVCACHE.get()")
     assert hasattr(envs, "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING")
-    assert "kv_cache_dtype" in assigned(ModelRunner.configure_kv_cache_dtype)
     assert calls(ModelRunner.initialize, "self.configure_kv_cache_dtype")  # at the load of the weights
 
 
@@ -50,16 +47,13 @@ def test_slots_are_borrowed_and_given_back(allocator):
 def test_what_is_read_of_models_and_pools():
     read = {"tp_q_head_num", "tp_k_head_num", "qk_head_dim", "logit_cap", "sliding_window_size"}
     assert read <= assigned(RadixAttention.__init__)
-    assert {"k_buffer", "v_buffer"} <= assigned(MHATokenToKVPool)
-    assert parameters(GroupCoordinator.all_gather_object) == ["self", "obj"]
 
 
 def test_the_engines_worker_has_nothing_that_ours_has_not():
-    """The hand-over changes classes: what the engine's constructors set must be there."""
+    """The fallback changes classes: what the engine's constructors set must be there."""
     assert issubclass(TreeWorker, EAGLEWorkerV2) and issubclass(TreeDrafter, EagleDraftWorker)
     assert "__init__" not in vars(TreeDrafter)
     assert not assigned(EAGLEWorkerV2.__init__) - assigned(TreeWorker.__init__)
-    assert parameters(Sampler) == []
 
 
 def test_the_fallback_runs_the_steps_that_ours_replace():

@@ -23,7 +23,6 @@ from eagle_plugin.policy.chooser import ServedRound, ShapeChooser, buffers_of
 from eagle_plugin.policy.costs import CostModel
 from eagle_plugin.policy.policy import Policy
 from eagle_plugin.runtime.graph_emulator import CaptureError, EmulatedCapturer, recording_launches
-from eagle_plugin.runtime.graphs import Buckets
 from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
 from eagle_plugin.runtime.round import Drafts, HeadState, TopM
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
@@ -56,14 +55,13 @@ class Case:
         head: type[Head] = Head,
         step: type[DecodeStep] = DecodeStep,
         sizes: list[int] = SIZES,
-        around: Any = None,
         eager: type[Head] = Head,
     ) -> None:
         self.captured, self.eager = ToyRunner(head(), step), ToyRunner(eager(), None)
         made = self.captured.runner._step
         assert made is not None
         self.graphs = made
-        made.capture(EmulatedCapturer(), sizes, around or (lambda *_: contextlib.nullcontext()))
+        made.capture(EmulatedCapturer(), sizes, lambda *_: contextlib.nullcontext())
         self.lengths: list[int] = []  # that were accepted
 
     def differing(self, seeds: range) -> set[str]:
@@ -184,18 +182,6 @@ def test_a_batch_beyond_the_captured_sizes_runs_eagerly() -> None:
     assert 0 < case.graphs.functions.replays < 12 * (1 + 3 * STEPS)
 
 
-def test_a_size_whose_graphs_do_not_fit_is_left_out() -> None:
-    @contextlib.contextmanager
-    def leave_out(buckets: Buckets, size: int) -> Iterator[None]:
-        yield
-        if size == 8:
-            buckets.drop(size)
-
-    case = Case(around=leave_out)
-    assert case.graphs.sizes() == [4, 2, 1]
-    assert not case.differing(range(12)) and case.graphs.functions.replays
-
-
 class Memo(Head):
     """A tensor of the first call is kept by Python."""
 
@@ -225,21 +211,21 @@ class Stale(DecodeStep):
         self.longest = max(batch.host_lens)
         super().begin(batch, layers)
 
-    def _walk(self, lanes: int, is_greedy: bool) -> tuple[Accepted, Tensor]:
-        accepted, tokens = super()._walk(lanes, is_greedy)
+    def _walk(self, padded_b: int, is_greedy: bool) -> tuple[Accepted, Tensor]:
+        accepted, tokens = super()._walk(padded_b, is_greedy)
         return accepted, tokens + (1 - min(self.longest, 1))
 
 
 class Escaped(DecodeStep):
     """A function reads another one's inner memory, which the graph gives to others after its replay."""
 
-    def _walk(self, lanes: int, is_greedy: bool) -> tuple[Accepted, Tensor]:
-        self.inner = self._memory.view("prefix_lens", lanes) * 1
-        return super()._walk(lanes, is_greedy)
+    def _walk(self, padded_b: int, is_greedy: bool) -> tuple[Accepted, Tensor]:
+        self.inner = self._memory.view("prefix_lens", padded_b) * 1
+        return super()._walk(padded_b, is_greedy)
 
-    def _extend(self, lanes: int, is_greedy: bool) -> None:
-        super()._extend(lanes, is_greedy)
-        self._memory.root(lanes, is_greedy).state.hidden.add_((self.inner > 2**40)[:, None].float())
+    def _extend(self, padded_b: int, is_greedy: bool) -> None:
+        super()._extend(padded_b, is_greedy)
+        self._memory.root(padded_b, is_greedy).state.hidden.add_((self.inner > 2**40)[:, None].float())
 
 
 @pytest.mark.parametrize(
@@ -257,11 +243,11 @@ def test_a_planted_fault_is_found(head: Any, step: Any, where: str) -> None:
     assert any(name.startswith(where) for name in found)
 
 
-def test_lanes_without_a_request_write_into_nobodys_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without what clears them, they have the places of requests that were in them before."""
+def test_padding_writes_into_nobodys_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what clears it, it has the places of requests that were there before."""
 
-    def put_table(self: StepMemory, layer: str, slots: Tensor, b: int, lanes: int) -> None:
-        self.table(layer, lanes)[:b, : slots.shape[1]] = slots
+    def put_table(self: StepMemory, layer: str, slots: Tensor, b: int, padded_b: int) -> None:
+        self.table(layer, padded_b)[:b, : slots.shape[1]] = slots
 
     monkeypatch.setattr(StepMemory, "put_table", put_table)
     assert {"head's cache"} <= Case().differing(range(30))

@@ -40,7 +40,7 @@ from eagle_plugin.vllm import linear_attention, logits
 from eagle_plugin.vllm.accepted_tokens import CacheGroup
 from eagle_plugin.vllm.attention import TreeMetadata, TreeMetadataBuilder, cache_slots
 from eagle_plugin.vllm.batch import DraftStore
-from eagle_plugin.vllm.deferred_extend import PendingTokens, PlainRows
+from eagle_plugin.vllm.deferred_extend import DeferredTokens, PlainRows
 from eagle_plugin.vllm.drafter import DraftBatch, ExtendBatch
 from eagle_plugin.vllm.linear_attention import LinearLayers, LinearMetadata
 from eagle_plugin.vllm.logits import MinimalLength, node_rows
@@ -98,14 +98,14 @@ def test_a_step_of_the_gpus_runner(
     monkeypatch.setattr(GPUModelRunner, "_prepare_inputs", lambda *_: prepared)
     scheduled = SimpleNamespace(pending_structured_output_tokens=False)
     assert runner._prepare_inputs(scheduled, np.array(lens)) is prepared
-    rows = runner._batch.rows()
+    rows = runner._state.batch.rows()
     built = {"layer": TreeMetadata(rows, table(), torch.zeros(n, dtype=torch.int64, device=CUDA))}
     monkeypatch.setattr(GPUModelRunner, "_build_attention_metadata", lambda *_: (built, None))
     builder = SimpleNamespace(rows=None)
     runner.attn_groups = [[SimpleNamespace(get_metadata_builder=lambda: builder)]]
     assert runner._build_attention_metadata() == (built, None) and builder.rows is None
     accepted = torch.zeros(B, SHAPE.max_accept_length if any(counts) else 1, dtype=torch.int64, device=CUDA)
-    runner._accepted = Accepted(accepted.int(), accepted[:, 0].int() + 1, accepted)
+    runner._state.accepted = Accepted(accepted.int(), accepted[:, 0].int() + 1, accepted)
     features = [torch.zeros(n, HIDDEN, device=CUDA)] * 3
     step = SimpleNamespace(total_num_scheduled_tokens=n)
     drafted = runner.propose_draft_token_ids(
@@ -138,7 +138,7 @@ def step_runner() -> Any:
         _draft_params=KnownParams(),
         _draft_clock=SimpleNamespace(time=lambda _, call: call(), time_reading=lambda _, call: call()),
         _has_reasoner=False,
-        _pending=PendingTokens(BLOCK),
+        _deferred=DeferredTokens(BLOCK),
         _shapes=RoundShapes(ShapeChooser(SHAPE, None)),
         _step=None,
         _store=DraftStore(),
@@ -237,14 +237,14 @@ def test_linear_layers(library: FakeLibrary, name: str, monkeypatch: pytest.Monk
 
 
 def test_tokens_that_the_head_has_not_read(library: FakeLibrary) -> None:
-    batch, kept = read(*BATCHES["no tree"]), PendingTokens(BLOCK)
+    batch, kept = read(*BATCHES["no tree"]), DeferredTokens(BLOCK)
     ids, features = torch.zeros(B, dtype=torch.int32, device=CUDA), torch.zeros(B, 3 * HIDDEN, device=CUDA)
     for step in range(2):
         rows = PlainRows.after(batch, ids, ids, features)
         kept.add(NAMES, [9 + step] * B, batch.host_lens, rows, table())
-    for pending in kept.take(NAMES, 4):
-        assert all_on_cuda(*pending)
-        Head().read_pending(pending)
+    for rows in kept.take(NAMES, 4):
+        assert all_on_cuda(*rows)
+        Head().read_deferred(rows)
 
 
 def test_the_guard_finds_a_wait(library: FakeLibrary) -> None:

@@ -51,7 +51,7 @@ def target_attention(layers: dict[str, TreeMetadata], tokens: torch.Tensor, posi
 @pytest.mark.parametrize("parallel", [False, True], ids=["levels one by one", "all levels at once"])
 @pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])
 def test_captured_functions(library: FakeLibrary, greedy: bool, parallel: bool) -> None:
-    """What is captured, and what is copied into its memory and out of it; three requests have four lanes."""
+    """What is captured, and what is copied into its memory and out of it; three requests are padded to four."""
     head, zeros = Head(), torch.zeros(B, dtype=torch.int64, device=CUDA)
     head._draft_attn_layer_names = {"layer"}
     if parallel:

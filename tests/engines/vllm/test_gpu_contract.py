@@ -122,7 +122,6 @@ def test_configurations_have_what_is_refused_on_a_gpu() -> None:
     } <= ModelConfig.__dataclass_fields__.keys()
     assert {"watermark_config", "aux_output_config"} <= VllmConfig.__dataclass_fields__.keys()
     assert "hisparse_config" in AttentionConfig.__dataclass_fields__
-    assert parameters(VllmConfig._get_v1_model_runner_unsupported_features) == ["self"]
     read = {"VLLM_USE_BREAKABLE_CUDAGRAPH", "VLLM_BATCH_INVARIANT", "VLLM_USE_V2_MODEL_RUNNER"}
     assert read <= vllm.envs.environment_variables.keys()
 

@@ -149,9 +149,9 @@ def test_requests_that_miss_a_step_of_a_scheduler_ahead(
     write on after the end that its grammar sets."""
     dropped, drop = Counter[str](), TreeModelRunner._drop_unmasked
 
-    def counted(served: TreeModelRunner, scheduler_output: Any) -> None:
+    def counted(served: TreeModelRunner, *given: Any) -> None:
         before = set(served._store._found)
-        drop(served, scheduler_output)
+        drop(served, *given)
         dropped.update(before - set(served._store._found))
 
     monkeypatch.setattr(TreeModelRunner, "_drop_unmasked", counted)

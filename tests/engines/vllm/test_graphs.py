@@ -21,6 +21,7 @@ from vllm_greedy import make_prompts, write_heads, write_target
 
 from eagle_plugin.core.shape import PLAIN
 from eagle_plugin.policy.costs import Curve
+from eagle_plugin.runtime.captured_rounds import FunctionKey
 from eagle_plugin.runtime.graph_emulator import recording_launches
 from eagle_plugin.vllm import captured_costs, round_costs
 from eagle_plugin.vllm.decode_step import DecodeStep
@@ -70,15 +71,15 @@ def without_graphs(llm: LLM) -> Iterator[None]:
 
 def counted(step: DecodeStep) -> Counter[str]:
     """How often each function is replayed from now on."""
-    replays, run = Counter[str](), step._run
+    replays, run = Counter[str](), step.functions.run
 
-    def count(phase: str, is_greedy: bool | None) -> Any:
+    def count(key: FunctionKey, function: Any) -> Any:
         before = step.functions.replays
-        result = run(phase, is_greedy)
-        replays[phase] += step.functions.replays - before
+        result = run(key, function)
+        replays[key[0]] += step.functions.replays - before
         return result
 
-    step._run = count  # type: ignore[method-assign]
+    step.functions.run = count  # type: ignore[method-assign, assignment]
     return replays
 
 

@@ -20,7 +20,7 @@ from eagle_plugin.runtime import deferred_limit
 from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.vllm import drafter
 from eagle_plugin.vllm.accepted_tokens import CacheGroup
-from eagle_plugin.vllm.deferred_extend import PendingTokens
+from eagle_plugin.vllm.deferred_extend import DeferredTokens
 
 PROMPTS = make_prompts(56)
 LENGTH = 40  # tokens of an answer
@@ -170,7 +170,7 @@ def test_what_plain_steps_yielded_is_read_before_the_next_tree(
     served = runner(trees.llm)
     if chunks:
         monkeypatch.setattr(core(trees.llm).scheduler, "max_num_scheduled_tokens", 24)
-    add = PendingTokens.add
+    add = DeferredTokens.add
 
     def candidates(owner: Any = None, name: str = "", value: Any = None) -> Tensor:
         chooser = SomePlain(served._caps)
@@ -183,21 +183,21 @@ def test_what_plain_steps_yielded_is_read_before_the_next_tree(
         assert answers == [models.expected[i] for i in COUNTED]
         return torch.cat([scores.flatten() for scores in chooser.scores])
 
-    def add_and_read(pending: PendingTokens, names: list[str], *rows: Any) -> None:
-        add(pending, names, *rows)
-        served._read_pending(names)
+    def add_and_read(deferred: DeferredTokens, names: list[str], *rows: Any) -> None:
+        add(deferred, names, *rows)
+        served._read_deferred(names)
 
-    def add_decodes(pending: PendingTokens, names: list[str], lens: list[int], *rows: Any) -> None:
+    def add_decodes(deferred: DeferredTokens, names: list[str], lens: list[int], *rows: Any) -> None:
         if max(lens) == 1:
-            add(pending, names, lens, *rows)
+            add(deferred, names, lens, *rows)
 
-    wanted = candidates(PendingTokens, "add", add_and_read)
+    wanted = candidates(DeferredTokens, "add", add_and_read)
     few = candidates(deferred_limit, "MOST_BYTES", 40 * served.drafter.hidden_size)  # a few rows
     for found in (candidates(), few, candidates(served, "max_num_tokens", 7)):
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
     for wrong in (
-        candidates(served.drafter, "read_pending", lambda rows: None),
-        candidates(PendingTokens, "add", add_decodes),  # without the prompts
+        candidates(served.drafter, "read_deferred", lambda rows: None),
+        candidates(DeferredTokens, "add", add_decodes),  # without the prompts
     ):
         assert wrong.shape != wanted.shape or (wrong - wanted).abs().max() > 5e-3
 

@@ -71,7 +71,7 @@ def nothing_is_kept(pair: Pair) -> Iterator[None]:
     assert free_blocks(pair.trees) == before
     served = runner(pair.trees)
     assert not served.requests and not served._store._found
-    assert not served._pending.rows_of_requests  # what is left is of blocks that others may find
+    assert not served._deferred.rows_of_requests  # what is left is of blocks that others may find
 
 
 def endings(answers: Sequence[RequestOutput]) -> list[tuple[Any, ...]]:

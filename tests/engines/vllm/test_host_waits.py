@@ -46,8 +46,8 @@ class Guard:
 
     def _watched(self, method: Callable[..., Any], counts: bool) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            batch = self._runner._batch
-            if batch is None or not batch.uniform or batch.width == 1:
+            state = self._runner._state
+            if state is None or not state.batch.uniform or state.batch.width == 1:
                 return method(*arguments, **options)
             self.steps += counts
             with Functions(self.findings), Operations(self.findings):
@@ -96,7 +96,7 @@ def test_the_control_is_found(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None
     served, sample = runner(llm), runner(llm)._sample
 
     def waiting(logits: Any, metadata: Any) -> Any:
-        assert int(served._batch.prefix_lens[0]) >= 0
+        assert int(served._state.batch.prefix_lens[0]) >= 0
         return sample(logits, metadata)
 
     monkeypatch.setattr(served, "_sample", waiting)

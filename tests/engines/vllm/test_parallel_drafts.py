@@ -129,7 +129,7 @@ def test_drafts_after_plain_rounds_are_those_of_the_reference(
     with chosen_by(tiny, Turns(SHAPE, None)):
         found = drafts_of(tiny, prompt, monkeypatch)
     assert len(found) >= 4 and differing(pair, found) == 0
-    monkeypatch.setattr(runner(tiny).drafter, "read_pending", lambda *rows: None)
+    monkeypatch.setattr(runner(tiny).drafter, "read_deferred", lambda *rows: None)
     for layer in runner(tiny).drafter._draft_attn_layer_names:  # the blocks still hold what the last call wrote
         runner(tiny).compilation_config.static_forward_context[layer].kv_cache.zero_()
     with chosen_by(tiny, Turns(SHAPE, None)):

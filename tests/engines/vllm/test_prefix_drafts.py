@@ -18,7 +18,7 @@ from vllm_greedy import VOCAB, write_heads, write_target
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.policy.chooser import ServedRound, ShapeChooser
 from eagle_plugin.runtime.round import Drafts
-from eagle_plugin.vllm.deferred_extend import PendingRows
+from eagle_plugin.vllm.deferred_extend import DeferredRows
 
 BLOCK = 32
 DICE = random.Random(11)
@@ -56,7 +56,7 @@ def forget_all(llm: LLM) -> None:
     served = runner(llm)
     for layer in served.drafter._draft_attn_layer_names:
         served.compilation_config.static_forward_context[layer].kv_cache.zero_()
-    served._pending.forget(list(served._pending._kept))
+    served._deferred.forget(list(served._deferred._kept))
 
 
 class Recorder(ShapeChooser):
@@ -101,7 +101,7 @@ def test_a_conversation_that_goes_on_is_drafted_as_a_new_one(llm: LLM, monkeypat
     fresh = drafted(llm, prompts)
     torch.testing.assert_close(after_hits, fresh, atol=1e-4, rtol=0)
     with monkeypatch.context() as patched:
-        patched.setattr(served.drafter, "read_pending", lambda rows: None)
+        patched.setattr(served.drafter, "read_deferred", lambda rows: None)
         prompts_again, unread = go_on()
     assert prompts_again == prompts
     assert unread.shape != fresh.shape or (unread - fresh).abs().max() > 5e-3
@@ -166,7 +166,7 @@ def test_blocks_of_a_request_that_still_runs(llm: LLM) -> None:
     def rows() -> dict[str, list[int]]:
         return {
             name.partition("-")[0]: [len(run.places) for run in kept.runs]
-            for name, kept in served._pending._kept.items()
+            for name, kept in served._deferred._kept.items()
             if isinstance(name, str)
         }
 
@@ -192,24 +192,24 @@ def test_blocks_of_a_request_that_still_runs(llm: LLM) -> None:
 def test_blocks_of_a_request_that_ended(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The head reads them when another request finds them, and never those that are used anew before."""
     served, read = runner(llm), []
-    read_pending = served.drafter.read_pending
+    read_deferred = served.drafter.read_deferred
 
-    def recorded(rows: PendingRows) -> None:
+    def recorded(rows: DeferredRows) -> None:
         read.append(len(rows.tokens))
-        read_pending(rows)
+        read_deferred(rows)
 
-    monkeypatch.setattr(served.drafter, "read_pending", recorded)
+    monkeypatch.setattr(served.drafter, "read_deferred", recorded)
     prompt = PROMPTS[-1]
     forget_all(llm)
     with plainly(llm):
         generate(llm, [prompt], max_tokens=2)
         generate(llm, [[5, 6]], max_tokens=1)  # a step in which the worker hears of the end
-        blocks = [key for key in served._pending._kept if not isinstance(key, str)]
+        blocks = [key for key in served._deferred._kept if not isinstance(key, str)]
         assert len(blocks) == len(prompt) // BLOCK and not read
         generate(llm, [prompt[: BLOCK + 2]], max_tokens=1)
         assert read == [BLOCK]
-        left = [served._pending._kept[block] for block in blocks[1:]]
+        left = [served._deferred._kept[block] for block in blocks[1:]]
         llm.reset_prefix_cache()
         for first in range(3, 3 + 2 * llm.llm_engine.vllm_config.cache_config.num_gpu_blocks // 4):
             generate(llm, [[first] * (4 * BLOCK)], max_tokens=1)
-        assert read == [BLOCK] and not any(kept is entry for kept in served._pending._kept.values() for entry in left)
+        assert read == [BLOCK] and not any(kept is entry for kept in served._deferred._kept.values() for entry in left)

@@ -1,24 +1,21 @@
-"""Pins every private or internal name of vLLM that drafting, sampling and metrics touch."""
+"""Pins what vLLM does where drafting, sampling and metrics touch it; the names are in one table."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from engine_signatures import assigned, assignments, calls, fields, holds, in_order, parameters, returned
+from engine_signatures import assignments, calls, fields, holds, in_order, parameters, returned
 from vllm.model_executor.layers import linear, vocab_parallel_embedding
 from vllm.model_executor.layers import utils as layers
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
-from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM
 from vllm.sampling_params import SamplingParams
 from vllm.v1.metrics import loggers
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample import sampler
 from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, BatchUpdate, LogitsProcessors, builtin
-from vllm.v1.sample.metadata import SamplingMetadata
-from vllm.v1.sample.ops import bad_words, penalties, topk_topp_sampler
-from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder, maybe_create_thinking_budget_state_holder
+from vllm.v1.sample.ops import penalties
+from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 from vllm.v1.spec_decode.eagle import EagleProposer
-from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.metrics import SpecDecodingProm, SpecDecodingStats
 from vllm.v1.worker.gpu_input_batch import InputBatch
 
@@ -32,24 +29,11 @@ from eagle_plugin.vllm.metrics import TreeMetrics
 
 def test_the_proposer() -> None:
     assert issubclass(TreeProposer, EagleProposer)
-    assert parameters(EagleProposer.__init__) == ["self", "vllm_config", "device", "runner"]
-    assert parameters(SpecDecodeBaseProposer.load_model) == ["self", "target_model"]
-    assert parameters(SpecDecodeBaseProposer._get_model) == ["self"]
-    assert {"vllm_config", "method", "model", "_draft_attn_layer_names"} <= assigned(SpecDecodeBaseProposer)
-    assert parameters(SpecDecodeBaseProposer.prepare_next_token_ids_padded) == [
-        "self", "sampled_token_ids", "requests", "gpu_input_batch", "discard_request_mask",
-    ]  # fmt: skip
-    assert parameters(Eagle3LlamaForCausalLM.forward) == [
-        "self", "input_ids", "positions", "hidden_states", "inputs_embeds",
-    ]  # fmt: skip
-    assert parameters(Eagle3LlamaForCausalLM.combine_hidden_states) == ["self", "hidden_states"]
-    assert {"draft_id_to_target_id", "lm_head", "logits_processor"} <= assigned(Eagle3LlamaForCausalLM.__init__)
     assert parameters(LogitsProcessor.forward)[1:3] == ["lm_head", "hidden_states"]
 
 
 def test_linear_layers_are_dispatched_after_loading() -> None:
     """draft_weights.py: layers look the function up when they are loaded, and call what it left by position."""
-    assert parameters(layers.dispatch_cpu_unquantized_gemm) == ["layer", "remove_weight"]
     for method in (linear.UnquantizedLinearMethod, vocab_parallel_embedding.UnquantizedEmbeddingMethod):
         load = method.process_weights_after_loading
         assert holds(load, "from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm")
@@ -58,13 +42,7 @@ def test_linear_layers_are_dispatched_after_loading() -> None:
     assert issubclass(vocab_parallel_embedding.ParallelLMHead, vocab_parallel_embedding.VocabParallelEmbedding)
 
 
-def test_sampling_metadata() -> None:
-    assert {
-        "temperature", "all_greedy", "top_p", "top_k", "generators", "max_num_logprobs", "no_penalties",
-        "prompt_token_ids", "frequency_penalties", "presence_penalties", "repetition_penalties", "output_token_ids",
-        "allowed_token_ids_mask", "bad_words_token_ids", "logitsprocs", "logprob_token_ids",
-        "thinking_budget_state_holder",
-    } <= fields(SamplingMetadata)  # fmt: skip
+def test_the_least_temperature_that_samples() -> None:
     assert sampler._SAMPLING_EPS == sampling.GREEDY_BELOW
 
 
@@ -80,20 +58,8 @@ def test_a_batch_that_changes_gets_new_metadata() -> None:
 
 
 def test_the_functions_of_the_sampler() -> None:
-    assert parameters(sampler.Sampler.compute_logprobs) == ["logits"]
-    assert parameters(sampler.Sampler.gather_logprobs) == ["logprobs", "num_logprobs", "token_ids"]
-    assert parameters(sampler.Sampler.gather_specific_token_logprobs) == [
-        "self", "logprobs", "logprob_token_ids", "sampled",
-    ]  # fmt: skip
     assert fields(SamplerOutput) == {"sampled_token_ids", "logprobs_tensors"}
     assert LogprobsTensors._fields[:3] == ("logprob_token_ids", "logprobs", "selected_token_ranks")
-    assert parameters(topk_topp_sampler.apply_top_k_top_p)[:3] == ["logits", "k", "p"]
-    assert parameters(bad_words.apply_bad_words) == ["logits", "bad_words_token_ids", "past_tokens_ids"]
-    assert parameters(penalties.apply_penalties) == [
-        "logits", "prompt_tokens_tensor", "output_tokens_tensor", "presence_penalties", "frequency_penalties",
-        "repetition_penalties",
-    ]  # fmt: skip
-    assert parameters(penalties._convert_to_tensors) == ["output_token_ids", "vocab_size", "device"]
     assert returned(penalties.apply_all_penalties)[0].startswith("apply_penalties(logits, prompt_token_ids, ")
 
 
@@ -126,9 +92,6 @@ def test_logits_processors_keep_what_we_read() -> None:
 
 
 def test_the_holder_of_thinking_budgets() -> None:
-    assert parameters(maybe_create_thinking_budget_state_holder) == [
-        "reasoning_config", "max_num_seqs", "num_spec_tokens", "device", "is_pin_memory",
-    ]  # fmt: skip
     holder = ThinkingBudgetStateHolder(None, 4, 0, torch.device("cpu"), False)
     assert holder._state == {} and not holder.has_tracked_requests() and not holder.in_spec_mode
     assert parameters(holder.update_state)[:2] == ["output_token_ids", "spec_token_ids"]

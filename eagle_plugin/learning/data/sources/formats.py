@@ -27,7 +27,7 @@ FORMATS = {
     "capture": "capture of this plugin",
 }
 DETECTION_RECORDS = 20
-CAPTURE_VERSION = 1
+RECORDING_VERSION = 1
 UNKNOWN = "unknown"
 
 
@@ -43,7 +43,7 @@ class Record:
     sampling: dict[str, Any] = field(default_factory=dict)
     answer: RecordedAnswer | None = None
     prompt_ids: list[int] | None = None  # of the rendered prompt, if they were recorded
-    target: dict[str, str] | None = None  # that gave the answer: name and digests, in a capture of this plugin
+    target: dict[str, str] | None = None  # that gave the answer: name and digests, in traffic that this plugin recorded
     date: str | None = None  # on which the request was answered, as YYYY-MM-DD in UTC, if it was recorded
     changes: tuple[str, ...] = ()  # what was left out of the request, for the counts of the command
 
@@ -141,7 +141,7 @@ def parse_record(value: dict[str, Any], known: str, where: str) -> list[Record]:
     elif known == "sagemaker":
         records = _parse_sagemaker(value["captureData"], where)
     elif known == "capture":
-        records = _parse_capture(value, where)
+        records = _parse_recording(value, where)
     else:
         records = _parse_request(value, where)
     return [replace(record, source=known) for record in records]
@@ -223,9 +223,9 @@ def _captured_body(side: Any) -> Any:
         return data
 
 
-def _parse_capture(value: dict[str, Any], where: str) -> list[Record]:
-    if value["v"] != CAPTURE_VERSION:
-        raise DataError(f"{where} is a capture of version {value['v']!r}, wanted {CAPTURE_VERSION}; capture it again")
+def _parse_recording(value: dict[str, Any], where: str) -> list[Record]:
+    if value["v"] != RECORDING_VERSION:
+        raise DataError(f"{where} is a capture of version {value['v']!r}, wanted {RECORDING_VERSION}; capture it again")
     records = _parse_request(value["request"], where)
     response = value.get("response")
     if len(records) > 1:

@@ -13,13 +13,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rich.console import Console
+
 from eagle_plugin.bench.load import Completion, LoadError, Sampling, accept_length, ask_all
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.questions import Question
+from eagle_plugin.bench.spec import EngineName
 from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.deploy_folder import FOLDER
+from eagle_plugin.learning.loop.prompts import LoopError
 from eagle_plugin.learning.loop.server import plugin_server
-from eagle_plugin.learning.loop.settings import LoopError, LoopSettings
+from eagle_plugin.learning.loop.traffic import read_questions
 
 DEPLOY_SECONDS = 300.0  # the longest exchange
 Ask = Callable[[Question], Completion]
@@ -35,33 +39,42 @@ class Asked(NamedTuple):
     error: str = ""
 
 
-def swap_head(
-    settings: LoopSettings, target: Path, base: Path, trained: Path, questions: Sequence[Question], folder: Path,
-    steps: Steps,
-) -> None:  # fmt: skip
+def exchange_head(
+    target: Path,
+    base: Path,
+    trained: Path,
+    prompts: Path,
+    folder: Path,
+    engine: EngineName,
+    clients: int,
+    questions: int,
+    max_tokens: int,
+) -> None:
     """Serve in float32 with the base head, put the trained head in its place under load, and write swap.json.
+
+    clients: that ask the first so many `questions` of the prompts.
 
     Raises:
         ServerError, LoadError, LoopError: with one sentence for the user.
     """
-    questions = questions[: settings.swap_questions]
+    asked_for = read_questions(prompts)[:questions]
+    steps = Steps(Console(stderr=True))
     mailbox = folder / "deploy"
     mailbox.mkdir(mode=0o700, exist_ok=True)
-    sampling = Sampling(max_tokens=settings.swap_tokens)
-    clients, environment = max(settings.swap_clients, 2), {FOLDER: str(mailbox)}
-    with plugin_server(settings, target, base, clients, environment, "swap", folder, steps, is_exact=True) as server:
+    sampling, environment = Sampling(max_tokens=max_tokens), {FOLDER: str(mailbox)}
+    with plugin_server(engine, target, base, max(clients, 2), environment, "swap", folder, steps, True) as server:
 
         def ask(question: Question) -> Completion:
             return ask_all(server.endpoint, [question], sampling)[0]
 
         with steps.step("answers with the base head") as step:
             before = {}
-            for number, question in enumerate(questions, 1):
+            for number, question in enumerate(asked_for, 1):
                 before[question.id] = ask(question)
-                step.update(f"{number} of {len(questions)}", number / len(questions))
+                step.update(f"{number} of {len(asked_for)}", number / len(asked_for))
         with steps.step("exchanging the head under load"):
             exchange = partial(deploy, trained, server.url, mailbox, folder / "logs/deploy.log")
-            asked, window, deployed = under_load(ask, questions, settings.swap_clients, exchange)
+            asked, window, deployed = under_load(ask, asked_for, clients, exchange)
         server.check_alive("after its head was exchanged")
     facts = judge(before, asked, window) | {"deployed": deployed}
     write_output(folder / "swap.json", [json.dumps(facts, indent=1), "\n"])

@@ -1,4 +1,4 @@
-"""The files of a capture: whole records are appended to a segment; the oldest segments make place for new ones.
+"""Writes and reads the files of recorded traffic; the oldest files make place for new ones.
 
 `capture-TIME-HOST-PID-NUMBER.jsonl`, so that the order of names is that of time, and several servers can share a
 folder. Beside them each writer keeps its counts in `capture-TIME-HOST-PID.counts.json`.
@@ -28,12 +28,12 @@ COUNTS = ".counts.json"
 
 
 def segments_of(folder: Path) -> list[Path]:
-    """The segments of a capture, oldest first."""
+    """The segments in a folder, oldest first."""
     return sorted(path for path in folder.glob("capture-*.jsonl") if _SEGMENT.fullmatch(path.name))
 
 
 def counts_of(folder: Path) -> Counter[str]:
-    """What all servers counted that captured into this folder."""
+    """What all servers counted that recorded into this folder."""
     total: Counter[str] = Counter()
     for path in folder.glob(f"capture-*{COUNTS}"):
         with contextlib.suppress(OSError, ValueError):
@@ -41,7 +41,7 @@ def counts_of(folder: Path) -> Counter[str]:
     return total
 
 
-def captured_records(
+def recorded_answers(
     folder: Path, since: float = 0.0, ended: Callable[[Path], None] = lambda path: None
 ) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """The lines of all segments, and the records in them.
@@ -66,7 +66,7 @@ def captured_records(
 
 
 def check_folder(name: str | Path) -> Path:
-    """The folder of a capture. DataError if it is none."""
+    """The folder of recorded traffic. DataError if it is none."""
     folder = Path(name)
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder, wanted the one that EAGLE_CAPTURE names in a server's environment")

@@ -12,7 +12,7 @@ from vllm.v1.core.sched.output import CachedRequestData, NewRequestData
 
 from eagle_plugin.runtime import deferred_limit
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
-from eagle_plugin.vllm.deferred_extend import Key, PendingRows, PendingTokens, PlainRows, given_blocks
+from eagle_plugin.vllm.deferred_extend import DeferredRows, DeferredTokens, Owner, PlainRows, given_blocks
 
 BLOCK = 4
 MANY = 1000  # rows of a forward
@@ -22,7 +22,7 @@ def code(name: str) -> int:
     return ord(name) - ord("a") + 1
 
 
-def add(kept: PendingTokens, names: str, positions: list[int], lens: list[int] | None = None, slots: int = 12) -> None:
+def add(kept: DeferredTokens, names: str, positions: list[int], lens: list[int] | None = None, slots: int = 12) -> None:
     """A step whose tokens tell their requests and positions, its features and slots the request.
 
     Request c is in vLLM's blocks 10 c, 10 c + 1 and so on.
@@ -40,12 +40,12 @@ def slots_of(request: int, slots: int) -> torch.Tensor:
     return ((10 * request + places // BLOCK) * 2 * BLOCK + places % BLOCK).int()
 
 
-def take(kept: PendingTokens, names: Iterable[Key]) -> PendingRows:
+def take(kept: DeferredTokens, names: Iterable[Owner]) -> DeferredRows:
     (found,) = kept.take(names, MANY)
     return found
 
 
-def whole(kept: PendingTokens) -> bool:
+def whole(kept: DeferredTokens) -> bool:
     """Whether every place of the store is free, or holds one row."""
     taken = [place for entry in kept._kept.values() for place in entry.places]
     return sorted(taken + kept._free) == list(range(len(kept._features))) and kept.rows == len(taken)
@@ -63,7 +63,7 @@ def test_the_rows_of_a_step_read_the_token_after_them() -> None:
 
 def test_each_row_is_taken_once_and_in_order() -> None:
     """A prompt in two chunks, the second beside a request that decodes."""
-    kept = PendingTokens(BLOCK)
+    kept = DeferredTokens(BLOCK)
     add(kept, "a", [0], [3])
     add(kept, "ba", [7, 3], [1, 2])
     add(kept, "ab", [5, 8])
@@ -79,7 +79,7 @@ def test_each_row_is_taken_once_and_in_order() -> None:
 
 
 def test_places_are_used_again() -> None:
-    kept = PendingTokens(BLOCK)
+    kept = DeferredTokens(BLOCK)
     for step in range(20):
         add(kept, "ab", [step, step])
         if step % 3 == 2:
@@ -106,7 +106,7 @@ def test_what_any_group_of_caches_gets_is_no_longer_the_heads() -> None:
 
 def test_a_step_that_was_left_out_stays_a_gap() -> None:
     """Past the drafter's reach vLLM asks for no drafts, for the whole batch."""
-    kept = PendingTokens(BLOCK)
+    kept = DeferredTokens(BLOCK)
     add(kept, "a", [4], [2])
     add(kept, "a", [7])
     found = take(kept, "a")
@@ -119,7 +119,7 @@ def test_a_step_that_was_left_out_stays_a_gap() -> None:
 @pytest.mark.parametrize("most", [1, 2, 5])
 def test_long_readings_are_split(most: int) -> None:
     """A request may be read by several forwards, each over the keys of those before it."""
-    kept = PendingTokens(BLOCK)
+    kept = DeferredTokens(BLOCK)
     add(kept, "ab", [4, 0], [3, 4])
     found = kept.take("ab", most)
     assert [len(part.tokens) for part in found] == [most] * (7 // most) + [7 % most] * (7 % most > 0)
@@ -133,14 +133,14 @@ def test_long_readings_are_split(most: int) -> None:
 
 def test_slot_tables_are_those_of_the_last_step() -> None:
     """A request that was left out of later steps has an older, shorter one."""
-    kept = PendingTokens(BLOCK)
+    kept = DeferredTokens(BLOCK)
     add(kept, "ab", [4, 4], slots=5)
     add(kept, "b", [5], slots=7)
     assert take(kept, "ab").slot_table.tolist() == [[*slots_of(1, 5).tolist(), 0, 0], slots_of(2, 7).tolist()]
 
 
 def test_what_is_forgotten_is_not_read_and_others_stay() -> None:
-    kept = PendingTokens(BLOCK)
+    kept = DeferredTokens(BLOCK)
     add(kept, "abc", [4, 4, 4])
     kept.forget(["a", "unknown"])
     assert not kept.take("a", MANY) and len(kept) == 2
@@ -152,7 +152,7 @@ def test_what_is_forgotten_is_not_read_and_others_stay() -> None:
     [(0, 3, 0), (0, 4, 4), (0, 7, 4), (2, 1, 0), (2, 2, 2), (2, 7, 6), (5, 2, 0)],
 )
 def test_after_the_last_full_block_nobody_finds_a_token(first: int, rows: int, left: int) -> None:
-    kept = PendingTokens(BLOCK)
+    kept = DeferredTokens(BLOCK)
     add(kept, "ab", [first, first], [rows, rows])
     kept.leave(["a", "unknown"])
     assert kept.rows_of_requests == rows and kept.rows == rows + left and whole(kept)
@@ -164,7 +164,7 @@ def test_after_the_last_full_block_nobody_finds_a_token(first: int, rows: int, l
 
 def test_blocks_of_a_request_that_is_gone() -> None:
     """Its second block is used anew before its first and third are found; they are read where they are."""
-    kept = PendingTokens(BLOCK)
+    kept = DeferredTokens(BLOCK)
     add(kept, "a", [2], [4])
     add(kept, "a", [8], [5])  # vLLM asked for no drafts of two tokens
     kept.leave("a")
@@ -181,7 +181,7 @@ def test_blocks_of_a_request_that_is_gone() -> None:
 
 
 def test_a_block_has_the_rows_of_the_last_request_that_left_it() -> None:
-    kept = PendingTokens(BLOCK)
+    kept = DeferredTokens(BLOCK)
     for names in ("a", "b"):
         add(kept, names, [0], [4])
         kept._kept[names].slot_table = slots_of(1, 12)  # both were given the same block
@@ -191,7 +191,7 @@ def test_a_block_has_the_rows_of_the_last_request_that_left_it() -> None:
 
 def test_who_has_rows_in_a_block() -> None:
     """Request a has rows in its second and third block, b in its first."""
-    kept = PendingTokens(BLOCK)
+    kept = DeferredTokens(BLOCK)
     add(kept, "ab", [6, 0], [3, 4])
     assert [kept.of_blocks({block}) for block in (10, 11, 12, 13, 20, 21)] == [[], ["a"], ["a"], [], ["b"], []]
     assert kept.of_blocks({12, 20, 99}) == ["a", "b"] and kept.of_blocks(set()) == []
@@ -199,7 +199,7 @@ def test_who_has_rows_in_a_block() -> None:
 
 def test_of_too_much_blocks_are_read_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deferred_limit, "MOST_BYTES", 10 * 3 * 4)  # 10 rows
-    kept = PendingTokens(BLOCK)
+    kept = DeferredTokens(BLOCK)
     add(kept, "a", [0], [8])
     kept.leave("a")
     add(kept, "b", [0], [2])
@@ -212,7 +212,7 @@ def test_of_too_much_blocks_are_read_first(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_too_much_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deferred_limit, "MOST_BYTES", 10 * 3 * 4)  # 10 rows
-    kept = PendingTokens(BLOCK)
+    kept = DeferredTokens(BLOCK)
     assert kept.excess() == []
     add(kept, "abc", [0, 0, 0], [3, 6, 1])
     assert kept.excess() == []

@@ -11,8 +11,8 @@ import pytest
 from eagle_plugin.bench.load import Completion, LoadError
 from eagle_plugin.bench.questions import Question
 from eagle_plugin.bench.stream_fields import Output
-from eagle_plugin.learning.loop.settings import LoopError
-from eagle_plugin.learning.loop.swap import judge, under_load
+from eagle_plugin.learning.loop.exchange import judge, under_load
+from eagle_plugin.learning.loop.prompts import LoopError
 
 QUESTIONS = [Question(id=name, group="g", prompt=name) for name in "abcd"]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from eagle_plugin.learning.data.captures import segments
-from eagle_plugin.learning.data.captures.command import main
-from eagle_plugin.learning.data.captures.segments import SegmentWriter, counts_of, segments_of
 from eagle_plugin.learning.data.rows import DataError
+from eagle_plugin.learning.data.traffic import segments
+from eagle_plugin.learning.data.traffic.command import main
+from eagle_plugin.learning.data.traffic.segments import SegmentWriter, counts_of, segments_of
 
 LINE = b'{"v":1,"time":%d,"request":{"prompt":"%s"},"response":{"text":"A"}}\n'
 
@@ -94,7 +94,7 @@ def test_what_another_server_removed_is_made_anew(tmp_path: Path) -> None:
 ENDLESS = """
 import sys
 from pathlib import Path
-from eagle_plugin.learning.data.captures.segments import SegmentWriter
+from eagle_plugin.learning.data.traffic.segments import SegmentWriter
 writer, number = SegmentWriter(Path(sys.argv[1]), 10**9), 0
 while True:
     writer.append(b'{"v":1,"time":%d,"request":{"prompt":"%d"},"response":{"text":"A"}}\\n' % (number, number))

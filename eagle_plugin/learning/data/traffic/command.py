@@ -17,14 +17,14 @@ from eagle_plugin.common.atomic_io import replace_output
 from eagle_plugin.common.command_end import end_of
 from eagle_plugin.common.command_line import Parser
 from eagle_plugin.common.progress_bars import ProgressBars
-from eagle_plugin.learning.data.captures.segments import (
+from eagle_plugin.learning.data.rows import DataError
+from eagle_plugin.learning.data.traffic.segments import (
     PRIVATE,
-    captured_records,
     check_folder,
     counts_of,
+    recorded_answers,
     segments_of,
 )
-from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.traffic.metrics import DROPPED
 
 DESCRIPTION = """\
@@ -56,7 +56,7 @@ settings of the server, in its environment:
 
 
 @dataclass
-class Capture:
+class Recording:
     """What is in a folder."""
 
     segments: int = 0
@@ -73,23 +73,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    folder, capture = check_folder(arguments.folder), Capture()
-    for line, record in captured_records(folder):
-        capture.records += 1
-        capture.bytes += len(line)
+    folder, recording = check_folder(arguments.folder), Recording()
+    for line, record in recorded_answers(folder):
+        recording.records += 1
+        recording.bytes += len(line)
         time = record.get("time")
-        capture.first = time if capture.first is None else capture.first
-        capture.last = time
-    capture.segments = len(segments_of(folder))
+        recording.first = time if recording.first is None else recording.first
+        recording.last = time
+    recording.segments = len(segments_of(folder))
     counts = counts_of(folder)
     if arguments.json:
-        print(json.dumps(vars(capture) | {"counts": counts}))
+        print(json.dumps(vars(recording) | {"counts": counts}))
         return 0
     table = Table("", "", title=str(folder), title_justify="left", show_header=False)
-    table.add_row("records", f"{capture.records:,}")
-    table.add_row("size", f"{capture.bytes / 1e6:,.1f} MB in {capture.segments} files")
-    table.add_row("first", _moment(capture.first))
-    table.add_row("last", _moment(capture.last))
+    table.add_row("records", f"{recording.records:,}")
+    table.add_row("size", f"{recording.bytes / 1e6:,.1f} MB in {recording.segments} files")
+    table.add_row("first", _moment(recording.first))
+    table.add_row("last", _moment(recording.last))
     table.add_row("answers with private data", f"{counts['filtered']:,}")
     table.add_row("files removed by the size limit", f"{counts['removed_segments']:,}")
     for name, count in sorted(counts.items()):
@@ -107,7 +107,7 @@ def _export(arguments: argparse.Namespace) -> int:
     with ProgressBars(console=Console(stderr=True)) as progress, replace_output(out) as temporary:
         task = progress.add_task("exporting", total=len(segments_of(folder)))
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "wb") as file:
-            for line, _ in captured_records(folder, ended=lambda path: progress.advance(task)):
+            for line, _ in recorded_answers(folder, ended=lambda path: progress.advance(task)):
                 file.write(line)
                 records += 1
         if not records:

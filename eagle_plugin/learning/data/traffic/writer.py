@@ -1,4 +1,4 @@
-"""The writer process of a capture: reads exchanges from its input, filters private data, and writes what is left.
+"""Reads exchanges from its input, filters private data, and writes what is left: a process beside the server.
 
 Its output has one JSON object per line: first its version, or the sentence why it cannot start; then its counts. It
 ends when its input ends, or the server does. Texts never go into its output, its errors or a log.
@@ -19,12 +19,12 @@ from typing import IO
 
 import eagle_plugin
 from eagle_plugin.common.errors import UserError
-from eagle_plugin.learning.data.captures.records import records_of
-from eagle_plugin.learning.data.captures.segments import SegmentWriter
 from eagle_plugin.learning.data.privacy.filter import PrivacyFilter, PrivacySettings
 from eagle_plugin.learning.data.privacy.phones import PHONE_REGIONS, parse_regions
 from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.learning.data.target_identity import NAME, target_digests
+from eagle_plugin.learning.data.traffic.exchanges import records_of
+from eagle_plugin.learning.data.traffic.segments import SegmentWriter
 from eagle_plugin.traffic.frames import Exchange, read_frame
 from eagle_plugin.traffic.metrics import DROPPED
 from eagle_plugin.traffic.served import ServedTarget
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
     print(json.dumps({"version": eagle_plugin.__version__}), flush=True)
     if not checked:
         target = describe(settings.served) if settings.served else None
-        CaptureWriter(private, segments, target).run(sys.stdin.buffer, os.getppid())
+        TrafficWriter(private, segments, target).run(sys.stdin.buffer, os.getppid())
     return 0
 
 
@@ -97,7 +97,7 @@ def describe(served: ServedTarget) -> dict[str, str]:
     return {NAME: served.name, **digests}
 
 
-class CaptureWriter:
+class TrafficWriter:
     """Filters and writes exchanges, and counts what becomes of them."""
 
     def __init__(self, private: PrivacyFilter, segments: SegmentWriter, target: dict[str, str] | None = None) -> None:
@@ -144,14 +144,14 @@ class CaptureWriter:
         """Filter one exchange and append its records."""
         self._exchanges += 1
         try:
-            for captured in records_of(exchange, self._private, self._target):
-                self.counts["filtered"] += bool(captured.found)
-                if captured.dropped:
-                    self.counts[DROPPED + captured.dropped] += 1
-                if captured.line is not None:
-                    self._segments.append(captured.line)
+            for outcome in records_of(exchange, self._private, self._target):
+                self.counts["filtered"] += bool(outcome.found)
+                if outcome.dropped:
+                    self.counts[DROPPED + outcome.dropped] += 1
+                if outcome.line is not None:
+                    self._segments.append(outcome.line)
                     self.counts["records"] += 1
-                    self.counts["bytes"] += len(captured.line)
+                    self.counts["bytes"] += len(outcome.line)
         except OSError as error:
             if not self.counts[DROPPED + "write_error"]:
                 print(f"eagle-plugin: a captured answer cannot be written: {error.strerror or error}", file=sys.stderr)

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from captured_traffic import answered, chat, exchange
 
-from eagle_plugin.learning.data.captures.segments import SegmentWriter, segments_of
-from eagle_plugin.learning.data.captures.writer import CaptureWriter, describe
 from eagle_plugin.learning.data.prepare import main as prepare
 from eagle_plugin.learning.data.privacy.filter import PrivacyFilter, PrivacySettings
 from eagle_plugin.learning.data.render import main as render
 from eagle_plugin.learning.data.rows import DataError, read_rows
 from eagle_plugin.learning.data.sources.prompts import read_prompts
 from eagle_plugin.learning.data.target_identity import DIGESTS, target_digests
+from eagle_plugin.learning.data.traffic.segments import SegmentWriter, segments_of
+from eagle_plugin.learning.data.traffic.writer import TrafficWriter, describe
 from eagle_plugin.traffic.served import ServedTarget
 
 ANSWER = "The air scatters blue light more than red light."
@@ -36,7 +36,7 @@ def target(tiny_target: Path, tmp_path: Path) -> Path:
 
 def capture(served: dict[str, str] | None, folder: Path, question: str = "Why is the sky blue?") -> list[str]:
     """The files of a capture with one answer of this target."""
-    writer = CaptureWriter(PrivacyFilter(PrivacySettings("off")), SegmentWriter(folder, 10**8), served)
+    writer = TrafficWriter(PrivacyFilter(PrivacySettings("off")), SegmentWriter(folder, 10**8), served)
     writer.write(exchange(chat(question), answered(ANSWER)))
     return [str(path) for path in segments_of(folder)]
 

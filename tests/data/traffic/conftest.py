@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from eagle_plugin.learning.data.captures.segments import SegmentWriter
-from eagle_plugin.learning.data.captures.writer import CaptureWriter
 from eagle_plugin.learning.data.privacy.filter import PrivacyFilter, PrivacySettings
+from eagle_plugin.learning.data.traffic.segments import SegmentWriter
+from eagle_plugin.learning.data.traffic.writer import TrafficWriter
 from eagle_plugin.traffic.frames import Exchange
 
 LIMIT = 10**8
@@ -34,7 +34,7 @@ def write(tmp_path: Path, filters: Callable[[str], PrivacyFilter]) -> Callable[.
 
     def run(*exchanges: Exchange, mode: str = "drop", private: PrivacyFilter | None = None) -> list[dict[str, Any]]:
         folder = tmp_path / mode
-        run.writer = writer = CaptureWriter(private or filters(mode), SegmentWriter(folder, LIMIT))
+        run.writer = writer = TrafficWriter(private or filters(mode), SegmentWriter(folder, LIMIT))
         for one in exchanges:
             writer.write(one)
         writer._tell()

@@ -19,7 +19,7 @@ from eagle_plugin.runtime.rng import KeyTable
 from eagle_plugin.runtime.round import HeadState, TopM
 from eagle_plugin.sglang.batch import BatchReader
 from eagle_plugin.sglang.decode_round import DecodeRound
-from eagle_plugin.sglang.deferred_extend import MOST_TOKENS, PendingTokens
+from eagle_plugin.sglang.deferred_extend import MOST_TOKENS, DeferredTokens
 from eagle_plugin.sglang.drafter import DraftState
 from eagle_plugin.sglang.worker import TreeWorker
 
@@ -34,9 +34,9 @@ class Server:
         self.drafter, verifier = Drafter(), Verifier()
         self.reader = BatchReader(PENDING_TOKENS, ROWS, TABLE, KeyTable(ROWS, "cpu", seed=1))
         self.round = DecodeRound(self.drafter, verifier, self.reader)
-        self.pending = PendingTokens(ROWS, torch.zeros(FEATURES))
+        self.deferred = DeferredTokens(ROWS, torch.zeros(FEATURES))
         if lazily:
-            self.round.pending = self.pending
+            self.round.deferred = self.deferred
         self.state: DraftState | None = None
 
     def schedule(self, rows: list[int], lengths: list[int]) -> Any:
@@ -55,7 +55,7 @@ class Server:
         return self.round.extend(batch, accepted, output, state)
 
     def caught_up(self, rows: list[int], lengths: list[int], state: DraftState, longest: int) -> DraftState:
-        return self.pending.read(self.schedule(rows, lengths), self.reader, self.drafter, state, longest)
+        return self.deferred.read(self.schedule(rows, lengths), self.reader, self.drafter, state, longest)
 
     def head_rows(self, rows: list[int], lengths: list[int]) -> Tensor:
         """Keys of the head at all committed positions."""
@@ -76,7 +76,7 @@ def run(lazily: bool, joins_after: int, rounds: int, missing: int = 0) -> tuple[
     """
     server, both = Server(lazily), first_state(2)
     rows, lengths = [3, 7], [9, 14]
-    server.pending.forget(torch.tensor([3]))
+    server.deferred.forget(torch.tensor([3]))
 
     def of(state: DraftState, i: int) -> DraftState:
         head = HeadState(TopM(*(x[i : i + 1] for x in state.head.top)), state.head.hidden[i : i + 1])
@@ -85,7 +85,7 @@ def run(lazily: bool, joins_after: int, rounds: int, missing: int = 0) -> tuple[
     state = of(both, 0)
     for number in range(rounds):
         if number == joins_after:
-            server.pending.forget(torch.tensor([7]))
+            server.deferred.forget(torch.tensor([7]))
             second = of(both, 1)
             top = TopM(*map(torch.cat, zip(state.head.top, second.head.top, strict=True)))
             head = HeadState(top, torch.cat([state.head.hidden, second.head.hidden]))
@@ -99,11 +99,11 @@ def run(lazily: bool, joins_after: int, rounds: int, missing: int = 0) -> tuple[
         state = DraftState(
             HeadState(top, torch.cat([state.head.hidden, second.head.hidden])), torch.cat([state.roots, second.roots])
         )
-        server.pending.forget(torch.tensor([7]))
+        server.deferred.forget(torch.tensor([7]))
     if lazily:
-        assert server.pending.rounds == rounds
+        assert server.deferred.rounds == rounds
         state = server.caught_up(rows, lengths, state, rounds - missing)
-        assert server.pending.rounds == 0
+        assert server.deferred.rounds == 0
     return server, state, lengths
 
 
@@ -128,7 +128,7 @@ def test_a_state_that_was_not_read_differs() -> None:
 
 
 def test_a_bound_that_is_too_small_leaves_the_head_behind() -> None:
-    """The control of what `PendingTokens.longest` must be."""
+    """The control of what `DeferredTokens.longest` must be."""
     _, wanted, lengths = run(False, *MORE)
     server, found, _ = run(True, *MORE, missing=10)
     assert not torch.allclose(found.head.hidden[0], wanted.head.hidden[0], rtol=1e-2, atol=1e-2)
@@ -140,14 +140,14 @@ def test_a_bound_that_is_too_small_leaves_the_head_behind() -> None:
 
 def test_no_request_has_more_tokens_than_the_host_says() -> None:
     """An answer of n tokens, whose first one is the prefill's, has had fewer than n plain rounds."""
-    pending = PendingTokens(ROWS, torch.zeros(FEATURES))
+    deferred = DeferredTokens(ROWS, torch.zeros(FEATURES))
     requests = [SimpleNamespace(output_ids=[7] * n) for n in (3, 20, 1)]
-    pending.rounds = 100
-    assert pending.longest(requests) == 20 and pending.longest(requests[:1]) == 3 and pending.longest([]) == 0
-    pending.rounds = 5  # the head has read since
-    assert pending.longest(requests) == 5
-    pending.rounds, long = 1000, [SimpleNamespace(output_ids=[7] * 900)]
-    assert pending.longest(long) == pending.most == MOST_TOKENS
+    deferred.rounds = 100
+    assert deferred.longest(requests) == 20 and deferred.longest(requests[:1]) == 3 and deferred.longest([]) == 0
+    deferred.rounds = 5  # the head has read since
+    assert deferred.longest(requests) == 5
+    deferred.rounds, long = 1000, [SimpleNamespace(output_ids=[7] * 900)]
+    assert deferred.longest(long) == deferred.most == MOST_TOKENS
 
 
 def test_slots_beyond_the_committed_tokens_are_not_written() -> None:
@@ -165,8 +165,8 @@ def test_slots_beyond_the_committed_tokens_are_not_written() -> None:
 )
 def test_the_head_reads_before_drafts_or_when_a_request_has_many_tokens(shape: Any, longest: int, reads: bool) -> None:
     read = []
-    pending = SimpleNamespace(most=4, read=lambda *given: read.append(given[-1]))
-    worker: Any = SimpleNamespace(_round=SimpleNamespace(pending=pending), _reader=None, _draft_worker=None)
+    deferred = SimpleNamespace(most=4, read=lambda *given: read.append(given[-1]))
+    worker: Any = SimpleNamespace(_round=SimpleNamespace(deferred=deferred), _reader=None, _draft_worker=None)
     batch = SimpleNamespace(
         spec_info=SimpleNamespace(topk_p=None, topk_index=None, hidden_states=None, bonus_tokens=torch.zeros(1))
     )

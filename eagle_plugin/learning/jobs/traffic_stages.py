@@ -1,0 +1,68 @@
+"""The stages of a job that trains on recorded traffic: those before the features, and those after the training.
+
+What is no sub-command of eagle-plugin is a step of `learning/loop`, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from eagle_plugin.bench.choices import default_engine
+from eagle_plugin.learning.jobs.recipe import JobRecipe, TrafficSettings
+from eagle_plugin.learning.jobs.stage import Stage
+
+STEP = "eagle_plugin.learning.loop.step"
+HELD_OUT, HELD_OUT_ROWS, ACCEPT = "held-out.jsonl", "held-out-rows.jsonl", "accept-details.json"
+VAL_DOCUMENTS = 6  # of the recorded answers, for the learning curve: 2 % of 300
+
+
+def engine_of(job: JobRecipe) -> str:
+    """The engine that serves: of the benchmark, or of this environment."""
+    return (job.benchmark.engine if job.benchmark else None) or default_engine()
+
+
+def step(
+    name: str, output: Path, partial: tuple[Path, ...] = (), settings: str | None = None, **values: object
+) -> Stage:
+    """A step of `learning/loop` with these arguments."""
+    args = [name, json.dumps(values, default=str)]
+    return Stage(name, args, output, partial=partial, settings=settings, module=STEP)
+
+
+def traffic_stages(job: JobRecipe, traffic: TrafficSettings, target: Path, data: Path) -> Iterator[Stage]:
+    """Choose prompts, record the answers to them, and bring these to token ids."""
+    recorded, exported = data / "traffic.json", data / "traffic.jsonl"
+    prepared, rows = data / "prepared.jsonl", data / "recorded.jsonl"
+    chosen = {"own": traffic.prompts, "count": traffic.count, "held_out": traffic.held_out}
+    yield step("prompts", data / "prompts.jsonl", target=target, folder=data, **chosen)
+    asked = {"engine": engine_of(job), "tokens": traffic.max_tokens, "concurrency": traffic.concurrency}
+    # What a run before this one has recorded stays, if the same was asked of the same.
+    settings = json.dumps([chosen, asked, target, job.compare], default=str)
+    made = data / "capture", recorded
+    yield step("traffic", recorded, made, settings, target=target, head=job.compare, folder=data, **asked)
+    yield Stage("export", ["capture", "export", str(data / "capture"), "--out", str(exported)], exported)
+    share = min(0.5, max(0.02, VAL_DOCUMENTS / traffic.count))
+    args = ["data", "prepare", str(exported), "--keep-responses", "--target", str(target), "--source", "traffic"]
+    yield Stage("prepare", [*args, "--val-share", f"{share:g}", "--out", str(prepared)], prepared)
+    yield Stage("rows", ["data", "render", str(prepared), "--target", str(target), "--out", str(rows)], rows)
+
+
+def accept_stages(
+    job: JobRecipe, traffic: TrafficSettings, target: Path, out: Path, data: Path, head: Path
+) -> Iterator[Stage]:
+    """Measure the accept lengths of the base head and the trained head on the held-out prompts, greedily."""
+    args = ["eval", str(target), str(job.compare), str(head), "--rows", str(data / HELD_OUT_ROWS)]
+    args += ["--prompts", str(traffic.held_out), "--tokens", str(traffic.eval_tokens), "--temperatures", "0"]
+    yield Stage("accept length", [*args, "--json", str(out / "accept.json")], out / ACCEPT)
+
+
+def closing_stages(job: JobRecipe, target: Path, out: Path, data: Path, head: Path) -> Iterator[Stage]:
+    """Exchange the head of a running server, and write what the whole loop showed."""
+    if job.exchange is not None:
+        heads = {"target": target, "base": job.compare, "trained": head, "engine": engine_of(job)}
+        asked = {"prompts": data / HELD_OUT, **job.exchange.model_dump()}
+        yield step("exchange", out / "swap.json", folder=out, **heads, **asked)
+    if job.benchmark:
+        yield step("summary", out / "loop.json", out=out, data=data, swap=job.exchange is not None)

@@ -1,0 +1,53 @@
+"""Carries what one call of vLLM's runner finds out to the later calls of the same step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from vllm.v1.outputs import DraftTokenIds
+
+from eagle_plugin.core.verify import Accepted
+from eagle_plugin.runtime.host_to_device import to_device
+from eagle_plugin.runtime.round import Drafts
+from eagle_plugin.vllm.batch import RoundBatch
+from eagle_plugin.vllm.grammar import with_parents
+
+
+@dataclass
+class StepState:
+    """One step: the runner's `_prepare_inputs` makes it, and the engine's later calls of the runner fill it.
+
+    Scheduled ahead, the engine prepares the next step before it takes the drafts of this one.
+    """
+
+    batch: RoundBatch
+    with_grammar: list[int]  # places of the requests that have a grammar
+    layers: dict[str, Any] = field(default_factory=dict)  # metadata of the target's forward, by layer
+    accepted: Accepted | None = None
+    has_drafted: bool = False
+    parents: tuple[list[str], Tensor] | None = None  # of drafted nodes, of the requests with a grammar
+
+    def keep_parents(self, request_ids: Sequence[str], drafts: Drafts) -> None:
+        """Keep the links of drafted trees for the scheduler, which follows the grammar of some along them."""
+        if self.with_grammar:
+            (places,) = to_device([np.array(self.with_grammar)], drafts.tree.parents.device)
+            self.parents = [request_ids[i] for i in self.with_grammar], drafts.tree.parents[places, 1:]
+
+    def with_links(self, drafts: DraftTokenIds) -> DraftTokenIds:
+        """The drafts of this step on the host, with the links that were kept."""
+        if self.parents is None:
+            return drafts
+        names, parents = self.parents
+        return with_parents(drafts, dict(zip(names, parents.tolist(), strict=True)))
+
+    def chains(self) -> Tensor | None:
+        """The requests with a grammar [b] bool; None without any."""
+        if not self.with_grammar:
+            return None
+        chains = np.zeros(self.batch.b)
+        chains[self.with_grammar] = 1
+        return to_device([chains], self.batch.starts.device)[0] > 0
