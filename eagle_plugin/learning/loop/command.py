@@ -11,8 +11,8 @@ from rich.console import Console
 from eagle_plugin.bench.choices import check_engine, default_engine, resolve_head, resolve_target
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.outcome import exit_status
+from eagle_plugin.bench.preparation import at_least
 from eagle_plugin.bench.progress import Steps
-from eagle_plugin.bench.serving.preparation import at_least
 from eagle_plugin.common.command_line import Parser
 from eagle_plugin.learning.jobs.locks import hold
 from eagle_plugin.learning.loop.plan import plan_steps

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_plugin.bench.machine import Machine
-from eagle_plugin.bench.report import Strict, write_json
+from eagle_plugin.bench.outputs import write_json
+from eagle_plugin.bench.quartiles import Strict
 from eagle_plugin.bench.states.configs import NAMES
 from eagle_plugin.bench.states.document import StatesReport
 from eagle_plugin.learning.loop.settings import LoopError, LoopSettings
