@@ -66,6 +66,10 @@ OWN_PARSERS = {
     "demo": ("bench.demo", "serve a real model three ways and print one table"),
     "serve": ("bench.serve", "start a server with the plugin, or a plain one, and keep it running"),
     "bench": ("bench.sweep", "find the best tree shape of a worker on this machine"),
+    "bench-serving": (
+        "bench.serving.command",
+        "plain decoding, the engine's own EAGLE and the plugin under load",
+    ),
     "benchmark": ("bench.states.command", "what does a trained head gain under load?"),
     "report": ("learning.report.command", "the page of a benchmark: HTML and Markdown"),
     "package": (

@@ -11,7 +11,7 @@ from rich.console import Console
 from eagle_plugin.bench.choices import check_engine, default_engine, resolve_target
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.outcome import exit_status
-from eagle_plugin.bench.serving.preparation import at_least
+from eagle_plugin.bench.preparation import at_least
 from eagle_plugin.common.atomic_io import replace_output
 from eagle_plugin.common.command_line import Parser
 from eagle_plugin.common.json_files import kept_object

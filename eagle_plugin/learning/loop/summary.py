@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_plugin.bench.machine import Machine
-from eagle_plugin.bench.report import Strict
+from eagle_plugin.bench.quartiles import Strict
 from eagle_plugin.bench.states.configs import NAMES
 from eagle_plugin.bench.states.document import StatesReport
 from eagle_plugin.common.atomic_io import write_output
