@@ -12,6 +12,7 @@ import pytest
 import torch
 from family_models import family_head, family_target
 from vllm import LLM
+from vllm.distributed.parallel_state import get_tp_group
 from vllm_bigram import ASYNC, PROMPT, PROMPTS, TREES, Acceptance, ask, tokens
 from vllm_engines import core, engine, generate
 from vllm_requests import make_prompts
@@ -86,7 +87,7 @@ def watch_rank(worker: Any) -> None:
     from eagle_plugin.runtime import round as decode_round
 
     runner = worker.worker.model_runner
-    ranks, rank = runner._verifier.ranks, runner._tp_group.rank_in_group
+    ranks, rank = runner._verifier.ranks, get_tp_group().rank_in_group
     healthy_walk, healthy_agree = decode_round.verify_tree, ranks.agree
     ranks.splits, ranks.faults = 0, []
 
