@@ -84,9 +84,11 @@ class Comparison:
         bit."""
         m = found.top.logp.shape[-1]
         exact &= self.rows("extend", "hidden states", found.hidden, wanted.hidden)
-        exact &= self.rows("extend", "log p", *(finite(x.top.logp).view(-1, m) for x in (found, wanted)))
+        logp, logp_ = (finite(x.top.logp).view(-1, m) for x in (found, wanted))
+        exact &= self.rows("extend", "log p", logp, logp_)
         possible = found.top.logp > -torch.inf
-        self.tokens("extend", "tokens", *((x.top.tokens * possible).view(-1, m) for x in (found, wanted)), exact)
+        tokens, tokens_ = ((x.top.tokens * possible).view(-1, m) for x in (found, wanted))
+        self.tokens("extend", "tokens", tokens, tokens_, exact)
         return exact
 
     def say(self, function: str, name: str, what: str, allowed: float | None = None) -> None:
