@@ -1,4 +1,4 @@
-"""The costs of a decode round that a server measured at its start, kept on disk for the next start."""
+"""Keeps the costs of a decode round that a server measured at its start, on disk for the next start."""
 
 from __future__ import annotations
 

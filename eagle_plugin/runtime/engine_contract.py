@@ -1,4 +1,4 @@
-"""Whether an engine has every name that an adapter touches, as the adapter calls or replaces it.
+"""Checks whether an engine has every name that an adapter touches, as the adapter calls or replaces it.
 
 Tests pin these names for the releases of `version.TESTED`. For any other release, `EAGLE_PLUGIN=force` asks here before
 it lets the adapter in, and `make contract` prints what changed.

@@ -1,4 +1,4 @@
-"""The policy of a starting server: its costs are read from disk, or measured once and kept there."""
+"""Makes the policy of a starting server: reads its costs from disk, or measures them once and keeps them there."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from eagle_plugin.policy.costs import CostModel, Costs
 from eagle_plugin.policy.policy import Policy
 from eagle_plugin.runtime import cost_files
 from eagle_plugin.runtime.cost_files import CostFileError
-
-MUCH_FASTER = 1.5  # a round now, over the one that kept costs tell: the machine was busy when they were measured
 
 
 def start_policy(

@@ -1,4 +1,4 @@
-"""What is checked before any weight is loaded: a draft head in a folder of this disk."""
+"""Checks a draft head in a folder of this disk before any weight is loaded."""
 
 from __future__ import annotations
 

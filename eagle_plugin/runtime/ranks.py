@@ -1,11 +1,13 @@
-"""What the ranks of tensor parallelism do together, in both engines: one path for all of them."""
+"""Lets the ranks of tensor parallelism agree: on one path per round, and on what their hosts found at start-up."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import distributed
 
 from eagle_plugin.core.verify import Accepted
 
@@ -52,8 +54,30 @@ class RankAgreement:
         )
 
 
-def silenced(logger: logging.Logger) -> logging.Logger:
-    """A logger for the ranks after the first: all would say the same."""
-    other = logger.getChild("other_ranks")
-    other.disabled = True
-    return other
+class HostRanks:
+    """What the hosts of an engine's ranks tell each other at start-up, and what only rank 0 says."""
+
+    def __init__(self, group: Callable[[], Any]) -> None:
+        """group: gives the engine's group once there is one; as for `RankAgreement`, with ``rank_in_group`` and
+        ``cpu_group``."""
+        self._group = group
+
+    def gather(self, value: Any) -> list[Any]:
+        """This host value of every rank, by rank; to be called by all of them. It waits: for start-up only."""
+        group = self._group()
+        values: list[Any] = [value] * group.world_size
+        if group.world_size > 1:
+            distributed.all_gather_object(values, value, group=group.cpu_group)
+        return values
+
+    def any(self, flag: bool) -> bool:
+        """Whether a flag of the host is set in any rank; as `gather`."""
+        return any(self.gather(flag))
+
+    def logger(self, logger: logging.Logger) -> logging.Logger:
+        """This logger in rank 0, a silent one in the others: all would say the same."""
+        if self._group().rank_in_group == 0:
+            return logger
+        other = logger.getChild("other_ranks")
+        other.disabled = True
+        return other

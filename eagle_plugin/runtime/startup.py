@@ -1,4 +1,7 @@
-"""Whether the plugin may touch an engine at all, and the start-up lines that say who serves. No torch, no engine."""
+"""Decides whether the plugin may touch an engine at all, and writes the start-up lines that say who serves.
+
+It imports no torch and no engine.
+"""
 
 from __future__ import annotations
 

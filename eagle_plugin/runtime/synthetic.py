@@ -1,4 +1,4 @@
-"""Whether acceptance is synthetic, in both engines: for benchmarks of what a round costs, with models that say nothing.
+"""Reads whether acceptance is synthetic, in both engines: for benchmarks of what a round costs.
 
 It is on only if the user names rates: by the engine's own setting, or by a table of shapes in this variable. Without
 a table that can be read the server does not start.

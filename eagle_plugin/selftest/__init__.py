@@ -1,1 +1,1 @@
-"""Does this device compute what the oracles say? Every kernel on the shapes of a model, and a captured toy round."""
+"""Tests whether a device computes what the oracles say: every kernel on a model's shapes, and a captured toy round."""

@@ -1,4 +1,4 @@
-"""The kernels over the paged cache against torch: attention, the store and the move of rows, the start of a round."""
+"""Tests the kernels over the paged cache against torch: attention, store and move of rows, the start of a round."""
 
 from __future__ import annotations
 
@@ -138,15 +138,15 @@ def _compact_kv(trial: Trial) -> None:
 
 
 def _start_round(trial: Trial) -> None:
-    """A batch that is smaller than the lanes, near the end of the context and far from it."""
+    """A batch that is smaller than the padded one, near the end of the context and far from it."""
     b, reach = trial.sizes.batch, trial.model.tree.reach
-    lanes, size, context = b + 2, b + 5, trial.sizes.table
+    padded_b, size, context = b + 2, b + 5, trial.sizes.table
     lengths = trial.randint(1, max(context - reach, 2), b)
     lengths[-1] = context - 2
     rows = trial.permutation(size)[:b].contiguous()
     table, keys = trial.randint(1, 10**6, size, context).int(), trial.randint(-(2**62), 2**62, size)
     sampling = trial.params(b)
-    found, wanted = (RoundStart.empty(lanes, reach, context, trial.device) for _ in range(2))
+    found, wanted = (RoundStart.empty(padded_b, reach, context, trial.device) for _ in range(2))
     for start, module in ((found, round_start), (wanted, starting)):
         start.table.fill_(-1)
         module.start_round(start, lengths, rows, table, keys, sampling)

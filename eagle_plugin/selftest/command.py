@@ -1,4 +1,4 @@
-"""`eagle-plugin selftest`: what a server tests at its first start on a GPU, by hand and on any device."""
+"""Runs `eagle-plugin selftest`: what a server tests at its first start on a GPU, by hand and on any device."""
 
 from __future__ import annotations
 

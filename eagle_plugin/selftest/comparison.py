@@ -1,10 +1,16 @@
-"""How far what was captured may differ from the same functions as they are, and one sentence for what does."""
+"""Compares the results of captured functions with those of the same functions as they are, one sentence per result that
+differs by more than is allowed."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from eagle_plugin.core.tree import DraftTree
+from eagle_plugin.core.verify import Accepted
+from eagle_plugin.runtime.round import HeadState
 from eagle_plugin.selftest.tree_paths import relative_difference
 
 # Relative differences of a row of floats: a graph and the same function as it is run the same kernels.
@@ -50,6 +56,40 @@ class Comparison:
         common = (found[:, :, None] == wanted[:, None]).any(dim=2).float().mean()
         if float(common) < LEAST_COMMON:
             self.say(function, name, f"{float(common):.0%} of the tokens are the same", LEAST_COMMON)
+
+    # What a round's functions give
+
+    def trees(self, found: DraftTree, wanted: DraftTree, exact: bool) -> None:
+        """Drafted trees [b, W]; exact: the scores of their nodes are the same to the last bit."""
+        if exact:
+            for name, x, y in zip(found._fields, found, wanted, strict=True):
+                self.equal("draft", f"tree.{name}", x, y)
+            return
+        width = found.tokens.shape[1]
+        named, named_ = (tree.tokens * (width + 1) + tree.depths for tree in (found, wanted))
+        self.tokens("draft", "tokens of the trees", named, named_, exact)
+
+    def accepted(self, found: Accepted, wanted: Accepted) -> None:
+        """What the walk gave: no model, so that nothing may differ."""
+        for name, x, y in zip(found._fields, found, wanted, strict=True):
+            self.equal("walk", name, x, y)
+
+    def moved(self, function: str, found: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
+        """Keys or values [b, n, heads, dim] where accepted tokens have theirs, in some layers."""
+        for i, (x, y) in enumerate(zip(found, wanted, strict=True)):
+            self.rows(function, f"moved keys and values {i}", x.flatten(0, 1).flatten(1), y.flatten(0, 1).flatten(1))
+
+    def head(self, found: HeadState, wanted: HeadState, exact: bool = True) -> bool:
+        """What the head leaves for the next draft; whether it, and all that it was made from, is the same to the last
+        bit."""
+        m = found.top.logp.shape[-1]
+        exact &= self.rows("extend", "hidden states", found.hidden, wanted.hidden)
+        logp, logp_ = (finite(x.top.logp).view(-1, m) for x in (found, wanted))
+        exact &= self.rows("extend", "log p", logp, logp_)
+        possible = found.top.logp > -torch.inf
+        tokens, tokens_ = ((x.top.tokens * possible).view(-1, m) for x in (found, wanted))
+        self.tokens("extend", "tokens", tokens, tokens_, exact)
+        return exact
 
     def say(self, function: str, name: str, what: str, allowed: float | None = None) -> None:
         """Note a difference; allowed: the limit, of one that has a limit."""

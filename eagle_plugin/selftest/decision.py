@@ -1,4 +1,4 @@
-"""From a self-test to who serves: records before tests, all ranks alike, and the words for the log."""
+"""Decides whether the plugin's worker serves, from the record of an earlier self-test or a new one; ranks alike."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a test says of an exception: that something is wrong, or that no memory was left to find out."""
+"""Turns an exception of a test into a sentence: that something is wrong, or that no memory was left to find out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from eagle_plugin.runtime.graphs import is_out_of_memory
 
@@ -32,3 +32,15 @@ def without_memory(check: Callable[[], list[str]]) -> list[str]:
         if not is_out_of_memory(error):
             raise
         return [failure(check.__name__.replace("_", " "), error)]
+
+
+def differences_of_batches(batches: Iterable[tuple[str, Callable[[], list[str]]]]) -> list[str]:
+    """One sentence per thing that differs in any batch, each once; batches: what each is called, and its test."""
+    reasons: dict[str, None] = {}
+    for what, test in batches:
+        try:
+            found = test()
+        except Exception as error:  # of any kind: a round that does not run is as bad as one that differs
+            found = [failure(what, error)]
+        reasons |= dict.fromkeys(found)
+    return list(reasons)

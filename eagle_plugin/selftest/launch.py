@@ -1,4 +1,4 @@
-"""What a launcher asks about its devices before it chooses a worker, in a process of its own.
+"""Asks for a launcher, in a process of its own, whether the plugin's worker may serve on its devices.
 
 A launcher must not use CUDA itself: its workers may be forked, and they share the memory of the GPU.
 """
@@ -9,29 +9,16 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from eagle_plugin.runtime.gpu import Gpu, unsupported_gpu
-from eagle_plugin.selftest import record, suite
-from eagle_plugin.selftest.decision import decide, told
-from eagle_plugin.selftest.shapes import ModelShape
+from eagle_plugin.selftest.subject import Subject, failed_kernels
 
 SECONDS = 900.0  # of the process: native kernels may have to be built
 _COMMAND = (sys.executable, "-m", "eagle_plugin.selftest.launch")
-
-
-class Subject(NamedTuple):
-    """What the self-test of a server depends on, beside its devices. All values can be written as JSON."""
-
-    device: str  # "cuda" or "cpu"
-    devices: int  # one per rank
-    head_dims: Sequence[int]  # of both models
-    shape: Mapping[str, Any]  # fields of a `ModelShape`: what the kernels see
-    real_round: Mapping[str, Any]  # what else decides about the round of the real models
-    engine: str  # name and version
 
 
 class Answer(NamedTuple):
@@ -41,16 +28,10 @@ class Answer(NamedTuple):
     log: list[str]  # lines for the log
 
 
-def round_key(subject: Subject, device: torch.device | str) -> dict[str, Any]:
-    """Under what the result of the real round is kept."""
-    return record.key_of("round", device, {**subject.shape, **subject.real_round}, subject.engine)
-
-
 def answer(subject: Subject, logger: logging.Logger) -> list[str]:
     """Why our worker must not serve on these devices; empty if it may. To be called in a process of its own.
 
-    Runs the kernels on each kind of device, unless a record says what they gave. The record of a real round that failed
-    at an earlier start counts too.
+    `failed_kernels` of each of them, after what the device itself must have.
     """
     devices = [torch.device("cuda", i) for i in range(subject.devices)]
     reasons = [_on(device, subject, logger) for device in (devices if subject.device == "cuda" else ["cpu"])]
@@ -63,17 +44,7 @@ def _on(device: torch.device | str, subject: Subject, logger: logging.Logger) ->
         with torch.cuda.device(device):
             if reasons := unsupported_gpu(Gpu.current(), subject.head_dims):
                 return reasons
-    shape = ModelShape(**subject.shape)
-    kernels = record.key_of("kernels", device, subject.shape, subject.engine)
-    if reasons := decide(kernels, lambda: suite.differences(device, shape), _alone, logger):
-        return reasons
-    earlier = record.read(round_key(subject, device))
-    return told(earlier.reasons if earlier else [])
-
-
-def _alone(value: Any) -> list[Any]:
-    """What `decide` gathers: this process tests the devices of all ranks."""
-    return [value]
+    return failed_kernels(subject, device, lambda value: [value], logger)  # this process tests the devices of all ranks
 
 
 def ask(subject: Subject, command: Sequence[str] = _COMMAND, seconds: float = SECONDS) -> Answer:

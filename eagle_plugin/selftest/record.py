@@ -1,4 +1,4 @@
-"""What a self-test found, kept on disk once per device, driver, versions, sources and model shape."""
+"""Keeps what a self-test found on disk, once per device, driver, versions, sources and model shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels of `kernels/sampling.py` and `kernels/penalties.py` against the oracles of `core`."""
+"""Tests the kernels of `kernels/sampling.py` and `kernels/penalties.py` against the oracles of `core`."""
 
 from __future__ import annotations
 

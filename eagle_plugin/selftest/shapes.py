@@ -1,4 +1,4 @@
-"""What of a model the self-test depends on, and how much of it is tried on which device."""
+"""Says what of a model the self-test depends on, and how much of it is tried on which device."""
 
 from __future__ import annotations
 

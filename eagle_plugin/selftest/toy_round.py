@@ -1,4 +1,4 @@
-"""A round of a toy head and a toy target, captured and replayed on random batches, against the same round as it is.
+"""Tests a captured round of a toy head and a toy target on random batches, against the same round as it is.
 
 Both models are lookups in random tables beside one layer of tree attention over a paged cache: no token depends on how
 a float was rounded, so tokens have to be equal, and only the outputs of attention are compared with a tolerance.
@@ -58,9 +58,9 @@ class ToyModel:
     ) -> tuple[Tensor, Tensor]:
         """Logits [N, V'] and hidden states [N, H] after tokens, positions and slots [N] int64."""
         kv.store_kv(self.keys, self.values, slots, self._k[tokens], self._v[tokens])
-        lanes = torch.arange(len(ancestors), device=tokens.device)
+        rows = torch.arange(len(ancestors), device=tokens.device)
         out = attention.tree_attention(
-            self._q[tokens], self.keys, self.values, start.table, lanes, start.prefix_lens, ancestors, tail=tail,
+            self._q[tokens], self.keys, self.values, start.table, rows, start.prefix_lens, ancestors, tail=tail,
             scale=self._model.head_dim**-0.5, logit_cap=self._model.logit_cap, window=self._model.window,
             chunk=self._model.chunk,
         )  # fmt: skip
@@ -95,7 +95,7 @@ class ToyRound:
         self.b = LANES
 
     def begin(self) -> None:
-        """Fill the memory with another random batch, of fewer requests than lanes now and then."""
+        """Fill the memory with another random batch, padded now and then."""
         trial = self._trial
         self.b = b = LANES - int(trial.randint(0, 2, 1))
         sampling = SamplingParams.greedy(b, trial.device) if self._greedy else trial.params(b)
@@ -136,9 +136,9 @@ class ToyRound:
         return logits, hidden + rows.hidden
 
     def _extend(self, accepted: Accepted, path: AcceptedPath, features: Tensor) -> tuple[TopM, Tensor, Tensor]:
-        lanes, longest = accepted.tokens.shape
+        padded_b, longest = accepted.tokens.shape
         slots = self.start.window(0, longest).view(-1)
-        ancestors = self._chain[:longest].expand(lanes, -1).contiguous()
+        ancestors = self._chain[:longest].expand(padded_b, -1).contiguous()
         logits, hidden = self.head(
             accepted.tokens.view(-1), path.positions.view(-1), slots, self.start, ancestors, longest
         )
@@ -162,7 +162,7 @@ def _captured_round(trial: Trial, greedy: bool) -> None:
             wanted = toy.run()
             _compare(trial, f"batch {number}", _first(found, toy), _first(wanted, toy))
             for cache, replayed in zip(toy.caches, caches, strict=True):
-                # Slot 0 is that of padding lanes, which write it in any order.
+                # Slot 0 is that of padding requests, which write it in any order.
                 trial.equal(f"batch {number}, cache", replayed[1:], cache[1:])
             longest = max(longest, int(wanted.accepted.lengths[: toy.b].max()))
     if longest < 2:
@@ -181,7 +181,7 @@ def _compare(trial: Trial, batch: str, found: ToyResult, wanted: ToyResult) -> N
 
 
 def _first(result: ToyResult, toy: ToyRound) -> ToyResult:
-    """What is of requests: padding lanes write one slot in any order, and read it."""
+    """What is of requests: padding requests write one slot in any order, and read it."""
     rows = len(result.features) // LANES * toy.b
     kept = torch.utils._pytree.tree_map_only(Tensor, lambda x: x[: toy.b], result._replace(features=result.hidden))
     return kept._replace(features=result.features[:rows])  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""The kernels over trees and paths (`kernels/tree.py`, `kernels/accepted_path.py`) against the oracles of `core`."""
+"""Tests the kernels over trees and paths (`kernels/tree.py`, `kernels/accepted_path.py`) against the oracles."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""A tree in one forward of a target against its paths token by token: random trees, and how far logits may differ."""
+"""Draws random trees, and compares a tree in one forward of a target with its paths token by token."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ OTHER_SIZES = {torch.float32: 5e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 # equal. A wrong mask or position changes the rows of nearly all nodes.
 ROWS_ELSEWHERE = 0.1
 PATHS = 3  # of a tree, token by token
+Pairs = list[tuple[Tensor, Tensor]]  # logits [b, V]: at once, and token by token
 
 
 def random_tree(roots: Tensor, shape: Shape, vocabulary: int, generator: torch.Generator) -> DraftTree:
@@ -54,7 +57,15 @@ def paths_of(parents: list[int]) -> list[list[int]]:
     return paths[:1] + paths[1:][-(PATHS - 1) :]
 
 
-def logits_differ(what: str, pairs: list[tuple[Tensor, Tensor]], dtype: torch.dtype) -> list[str]:
+def along(path: list[int], tree: DraftTree, at_once: Tensor, token: Callable[[Tensor, int], Tensor]) -> Pairs:
+    """The logits of a path's nodes in one forward, at_once [b, W, V], and token by token.
+
+    token: the logits [b, V] after tokens [b] so many positions after the root, whose path is in the cache.
+    """
+    return [(at_once[:, node], token(tree.tokens[:, node], depth)) for depth, node in enumerate(path)]
+
+
+def logits_differ(what: str, pairs: Pairs, dtype: torch.dtype) -> list[str]:
     """One sentence if the logits [b, V] of too many nodes differ.
 
     pairs: (at once, token by token) of each node of some paths; dtype: of the model.

@@ -1,4 +1,4 @@
-"""Random inputs of a model's shapes on one device, and what differed from the oracle."""
+"""Draws random inputs of a model's shapes on one device, and notes what differed from the oracle."""
 
 from __future__ import annotations
 

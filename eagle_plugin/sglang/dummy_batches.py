@@ -1,4 +1,4 @@
-"""Random batches on a server's own rows and cache slots, before anybody else uses them."""
+"""Draws random batches on a server's own rows and cache slots, before anybody else uses them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from eagle_plugin.runtime.round import HeadState, TopM
 from eagle_plugin.sglang.batch import BatchReader
 from eagle_plugin.sglang.decode_round import DecodeRound
 from eagle_plugin.sglang.drafter import DraftState, TreeDrafter
-from eagle_plugin.sglang.pools import Pool
+from eagle_plugin.sglang.pools import Pool, pools_of
 from eagle_plugin.sglang.verifier import TreeVerifier
 
 SEED = 2026
@@ -38,6 +38,28 @@ class Parts(NamedTuple):
     caches: list[tuple[Tensor, Pool]]  # [slots, heads, dim]: keys and values of all layers of both models
 
 
+def parts_of(worker: Any) -> Parts:
+    """What the rounds of a `TreeWorker` run on."""
+    runner, drafter = worker.target_worker.model_runner, worker.draft_worker
+    caches = []
+    for engines_pool in (runner.token_to_kv_pool, drafter.draft_runner.token_to_kv_pool):
+        for pool in pools_of(engines_pool):
+            caches += [(cache, pool) for cache in (*pool.buffers.k_buffer, *pool.buffers.v_buffer)]
+    return Parts(
+        decode_round=worker._round,
+        reader=worker._reader,
+        verifier=worker._verifier,
+        drafter=drafter,
+        shape=worker.shape,
+        vocabulary=runner.model_config.vocab_size,
+        draft_vocabulary=drafter._draft_vocabulary(),
+        req_to_token=worker.req_to_token_pool.req_to_token,
+        keys=worker._keys.table,
+        allocator=worker.token_to_kv_pool_allocator,
+        caches=caches,
+    )
+
+
 class RandomBatches:
     """Draws the same batches on every rank; rows and slots are free again afterwards."""
 
@@ -48,11 +70,11 @@ class RandomBatches:
         self.generator = torch.Generator().manual_seed(SEED)
         self._template: DraftState | None = None
 
-    def requests(self, lanes: int) -> int:
-        """As many requests as lanes, or fewer where the table or the cache is small."""
+    def requests(self, padded_b: int) -> int:
+        """At most so many requests, fewer where the table or the cache is small."""
         need = MOST_PREFIX // 4 + self._parts.shape.reach
         free = self._free() // need
-        return max(1, min(lanes, free, len(self._parts.req_to_token) - 1))
+        return max(1, min(padded_b, free, len(self._parts.req_to_token) - 1))
 
     def room(self, b: int) -> int:
         """The longest prefix for which b requests have slots."""
@@ -79,7 +101,7 @@ class RandomBatches:
         slots = parts.allocator.alloc(-(-need // page) * page)
         if slots is None:
             raise RuntimeError(f"the KV cache has no {need} free slots for the self-test: give the server more of it")
-        rows = 1 + self.permutation(len(parts.req_to_token) - 1)[:b]  # row 0 is the padding lanes'
+        rows = 1 + self.permutation(len(parts.req_to_token) - 1)[:b]  # row 0 is that of padding
         kept = parts.req_to_token[rows].clone(), parts.keys[rows].clone()
         try:
             used = slots[self.permutation(len(slots))][:need]

@@ -8,6 +8,8 @@ backends: so the two objects get back the engine's classes, and run the steps of
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -57,22 +59,24 @@ def _restore(worker: Any) -> None:
     on_gpu = worker.device == "cuda"
     if on_gpu:
         torch.cuda.empty_cache()
+    with _as_drafter(drafter):
+        drafter.init_attention_backend()
+    if on_gpu:
+        runner.init_decode_cuda_graph()
+        with _as_drafter(drafter):
+            drafter._capture_cuda_graphs()
+
+
+@contextmanager
+def _as_drafter(drafter: Any) -> Iterator[None]:
+    """What the engine's worker sets around the steps of its drafter's start."""
     with (
         draft_pp_context(),
         sharded_as_drafter(drafter),
         speculative_moe_backend_context(),
         speculative_moe_a2a_backend_context(),
     ):
-        drafter.init_attention_backend()
-    if on_gpu:
-        runner.init_decode_cuda_graph()
-        with (
-            draft_pp_context(),
-            sharded_as_drafter(drafter),
-            speculative_moe_backend_context(),
-            speculative_moe_a2a_backend_context(),
-        ):
-            drafter._capture_cuda_graphs()
+        yield
 
 
 def _wrapped(attention: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Another draft head in the place of the served one, in SGLang: its weights are copied over those of the served head.
+"""Exchanges the served draft head in SGLang: copies the weights of another head over those of the served one.
 
 Captured rounds go on: they read the same addresses. The new head is loaded beside the served one first, so that a head
 which cannot be loaded changes nothing.

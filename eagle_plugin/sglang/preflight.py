@@ -1,4 +1,4 @@
-"""What is checked in the launcher, before any process is started or weight loaded."""
+"""Checks the flags, the settings and the draft head in the launcher, before a process is started or a weight loaded."""
 
 from __future__ import annotations
 

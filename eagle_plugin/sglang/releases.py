@@ -1,4 +1,4 @@
-"""Where releases of SGLang differ in what the adapter calls: one form for all, chosen by what the engine has.
+"""Gives the adapter one form of what releases of SGLang have in different forms, chosen by what the engine has.
 
 A form goes when the last release that has it leaves `version.TESTED`.
 """

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from sglang.srt.runtime_context import get_parallel
@@ -19,21 +19,26 @@ from eagle_plugin.policy.costs import Costs, Curve, Forward
 from eagle_plugin.policy.log import without_policy
 from eagle_plugin.policy.shapes import shapes_within
 from eagle_plugin.runtime import cost_files
-from eagle_plugin.runtime.policy_start import MUCH_FASTER, start_policy
-from eagle_plugin.runtime.reference_times import ReferenceTimes
+from eagle_plugin.runtime.policy_start import start_policy
+from eagle_plugin.runtime.round_costs import (
+    LONG,
+    LONG_BATCH,
+    ReferenceTimes,
+    is_much_faster,
+    measure,
+    per_key_and_row,
+    slope,
+    timed_call,
+)
 from eagle_plugin.sglang import version
 from eagle_plugin.sglang.batch import RoundBatch
 from eagle_plugin.sglang.drafter import DraftState
-from eagle_plugin.sglang.dummy_batches import Parts, RandomBatches
+from eagle_plugin.sglang.dummy_batches import Parts, RandomBatches, parts_of
 from eagle_plugin.sglang.ranks import gather_objects, in_any_rank, rank_logger
-from eagle_plugin.sglang.selftest import parts_of
 
 BUDGET_SECONDS = 10.0  # larger batches are left out when it is spent
-SHORT_PREFIX, LONG_PREFIX = 32, 1024
-LONG_BATCH = 4  # requests with long prefixes, at most
-PASSES = 4
+SHORT_PREFIX = 32
 SHORTEST = 1e-6  # seconds, where noise hides what a level takes
-T = TypeVar("T")
 
 logger = logging.getLogger("eagle_plugin")
 
@@ -89,6 +94,7 @@ class Phases(NamedTuple):
 
 
 Cell = tuple[int, Shape, int]  # a round's requests, shape, and tokens of each prefix
+Batch = tuple[int, int, Sequence[Shape]]  # requests, tokens of each prefix, shapes of their rounds
 
 
 class CostMeasurement:
@@ -102,26 +108,25 @@ class CostMeasurement:
         self._small_round: Callable[[], float]  # what others are compared with, in seconds
 
     def run(self) -> Costs:
-        """Rounds of 1, 2, 4 .. requests, plain ones among them; and of a few with long prefixes.
-
-        Several passes over all sizes: what disturbs one hardly disturbs the same size of the next. Processors change
-        their speed by a third within seconds, so every round is compared with a small one just before and after it.
-        """
-        caps, shapes = self._caps, self._shapes()
-        self._phases(1, caps, SHORT_PREFIX)  # the first run of anything is slow
-        begin, most = time.perf_counter(), self._most
+        """Rounds of 1, 2, 4 .. requests, plain ones among them; and of a few with long prefixes."""
+        self._phases(1, self._caps, SHORT_PREFIX)  # the first run of anything is slow
         with self._requests(1, SHORT_PREFIX):
             timed: ReferenceTimes[tuple[Cell, str]] = ReferenceTimes(lambda: self._small_round())
-        for _ in range(PASSES):
-            for b in self._sizes(most):
-                if b > 1 and in_any_rank(time.perf_counter() - begin > BUDGET_SECONDS):
-                    most = b // 2
-                    break
-                self._measure(timed, b, SHORT_PREFIX, shapes)
-                if b == self._long_batch():
-                    self._measure(timed, b, self._long_prefix(b), (PLAIN, caps))
-        times = self._times(timed)
+        found = measure(
+            timed, list(self._batches()), self._run, lambda batch: batch[0] == 1, in_any_rank, BUDGET_SECONDS
+        )
+        cells = dict.fromkeys(cell for cell, _ in found)
+        times = {cell: Phases(*(found[cell, name] for name in Phases._fields)) for cell in cells}
         return self._with_context(times, self._of_short_prefixes(times))
+
+    def _batches(self) -> Iterator[Batch]:
+        shapes, long = self._shapes(), self._long_batch()
+        b = 1
+        while b <= self._most and self._random.longest(b) >= SHORT_PREFIX:
+            yield b, SHORT_PREFIX, shapes
+            if b == long:
+                yield b, self._long_prefix(b), (PLAIN, self._caps)
+            b *= 2
 
     def _shapes(self) -> Sequence[Shape]:
         """What is measured: what was captured, since a round of any other shape runs without graphs, and costs more.
@@ -135,23 +140,17 @@ class CostMeasurement:
 
     def is_faster_than(self, costs: Costs) -> bool:
         """Whether a round now takes so much less than these costs say that they were measured on a busy machine."""
-        # Of both shapes in any case: all ranks have to make the same forwards.
         shapes = (PLAIN, self._caps)
-        found = [min(sum(self._phases(1, shape, SHORT_PREFIX)) for _ in range(PASSES)) for shape in shapes]
         kept = [costs.round(shape, 1, SHORT_PREFIX) for shape in shapes]
-        return any(now * MUCH_FASTER < before for now, before in zip(found, kept, strict=True))
+        runs = [partial(lambda shape: sum(self._phases(1, shape, SHORT_PREFIX)), shape) for shape in shapes]
+        return is_much_faster(list(zip(kept, runs, strict=True)))
 
-    def _measure(self, timed: ReferenceTimes[tuple[Cell, str]], b: int, prefix: int, shapes: Sequence[Shape]) -> None:
+    def _run(self, batch: Batch) -> Iterator[dict[tuple[Cell, str], float]]:
+        b, prefix, shapes = batch
         with self._requests(b, prefix) as one_round:
             for shape in shapes:
                 phases = one_round(shape)._asdict()
-                timed.add_all({((b, shape, prefix), name): seconds for name, seconds in phases.items()})
-
-    @staticmethod
-    def _times(timed: ReferenceTimes[tuple[Cell, str]]) -> dict[Cell, Phases]:
-        times = timed.times()
-        cells = dict.fromkeys(cell for cell, _ in times)
-        return {cell: Phases(*(times[cell, name] for name in Phases._fields)) for cell in cells}
+                yield {((b, shape, prefix), name): seconds for name, seconds in phases.items()}
 
     def _of_short_prefixes(self, times: dict[Cell, Phases]) -> Costs:
         target, level, extend = [], [], []
@@ -183,15 +182,12 @@ class CostMeasurement:
         if (b, self._caps, prefix) not in times:
             return costs
         keys = b * (prefix - SHORT_PREFIX)
-        slopes = {}
-        for shape in (PLAIN, self._caps):
-            short, long = times[b, shape, SHORT_PREFIX], times[b, shape, prefix]
-            slopes[shape] = Phases(*(max(y - x, 0.0) / keys for x, y in zip(short, long, strict=True)))
-        plain, full = slopes[PLAIN], slopes[self._caps]
-        per_row = max(full.target - plain.target, 0.0) / (self._caps.width - 1)
+        long, short = ([times[b, shape, tokens] for shape in (PLAIN, self._caps)] for tokens in (prefix, SHORT_PREFIX))
+        plain, full = (Phases(*map(slope, x, y, [keys] * 3)) for x, y in zip(long, short, strict=True))
+        per_key, per_row = per_key_and_row(plain.target, full.target, self._caps.width)
         rows, forwards = (max(n, 1) for n in self._levels.forwards(self._caps))
         return costs._replace(
-            target=costs.target._replace(per_key=max(plain.target - per_row, 0.0), per_key_and_row=per_row),
+            target=costs.target._replace(per_key=per_key, per_key_and_row=per_row),
             level=costs.level._replace(per_key_and_row=full.draft / forwards / rows),
             extend=costs.extend._replace(per_key_and_row=full.extend / self._caps.max_accept_length),
         )
@@ -199,18 +195,12 @@ class CostMeasurement:
     def _long_batch(self) -> int:
         """Requests with long prefixes, a power of two; 0 where there is no room for prefixes that cost something."""
         b = LONG_BATCH
-        while b and (b > self._most or self._long_prefix(b) - SHORT_PREFIX < LONG_PREFIX // 4):
+        while b and (b > self._most or self._long_prefix(b) - SHORT_PREFIX < LONG // 4):
             b //= 2
         return b
 
     def _long_prefix(self, b: int) -> int:
-        return min(LONG_PREFIX, self._random.longest(b)) if b else 0
-
-    def _sizes(self, most: int) -> Iterator[int]:
-        b = 1
-        while b <= most and self._random.longest(b) >= SHORT_PREFIX:
-            yield b
-            b *= 2
+        return min(LONG, self._random.longest(b)) if b else 0
 
     def _phases(self, b: int, shape: Shape, prefix: int) -> Phases:
         with self._requests(b, prefix) as one_round:
@@ -235,23 +225,12 @@ class CostMeasurement:
 
     def _one_round(self, batch: RoundBatch, state: DraftState) -> Phases:
         functions = self._parts.decode_round
-        drafted, drafts = self._timed(partial(functions.draft, batch, state))
-        verified, output = self._timed(partial(functions.verify, batch, drafts))
-        walked, accepted = self._timed(partial(functions.walk, batch, drafts, output))
+        drafted, drafts = timed_call(partial(functions.draft, batch, state))
+        verified, output = timed_call(partial(functions.verify, batch, drafts))
+        walked, accepted = timed_call(partial(functions.walk, batch, drafts, output))
         # As long as the shape allows, so that the head reads all rows; in place, where the next function reads them.
         longest = accepted.index.shape[1]
         accepted.index.copy_(torch.arange(longest, device=accepted.index.device).expand_as(accepted.index))
         accepted.lengths.fill_(longest)
-        extended, _ = self._timed(partial(functions.extend, batch, accepted, output, state))
+        extended, _ = timed_call(partial(functions.extend, batch, accepted, output, state))
         return Phases(drafted, verified + walked, extended)
-
-    def _timed(self, function: Callable[[], T]) -> tuple[float, T]:
-        self._wait()
-        begin = time.perf_counter()
-        result = function()
-        self._wait()
-        return time.perf_counter() - begin, result
-
-    def _wait(self) -> None:
-        if self._random.device.type == "cuda":
-            torch.cuda.synchronize(self._random.device)

@@ -1,11 +1,12 @@
-"""The real round before the first request: what was captured against the same functions as they are, on random inputs,
-and a tree in one forward of the real target against its paths token by token."""
+"""Tests the real round before the first request: what was captured against the same functions as they are, on random
+inputs, and a tree in one forward of the real target against its paths token by token."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,19 +15,37 @@ from torch.utils._pytree import tree_map_only
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.selftest.comparison import in_parts
-from eagle_plugin.selftest.failure import failure, without_memory
-from eagle_plugin.selftest.tree_paths import logits_differ, paths_of, random_tree
+from eagle_plugin.runtime.round import Drafts
+from eagle_plugin.selftest.comparison import Comparison, in_parts
+from eagle_plugin.selftest.failure import differences_of_batches, without_memory
+from eagle_plugin.selftest.tree_paths import along, logits_differ, paths_of, random_tree
 from eagle_plugin.sglang.batch import RoundBatch
 from eagle_plugin.sglang.decode_round import DecodeRound
 from eagle_plugin.sglang.drafter import DraftState
 from eagle_plugin.sglang.dummy_batches import Parts, RandomBatches
 from eagle_plugin.sglang.logits import sanitize
-from eagle_plugin.sglang.round_comparison import Results, RoundComparison
+from eagle_plugin.sglang.verifier import TargetOutput
 
 TREE_PREFIX = 6  # few, so that what a node sees of its tree counts
 TREE_REQUESTS = 4
 SECOND_PASS = 32  # up to so many captured keys are replayed on two batches each
+
+
+class Results(NamedTuple):
+    """What one round's functions gave, each on what the captured function before it gave."""
+
+    drafts: Drafts
+    output: TargetOutput
+    accepted: Accepted
+    state: DraftState  # after the round
+    moved: list[Tensor]  # [b, E, heads, dim]: keys and values of the accepted tokens, in some layers
+
+    def of(self, b: int, shape: Shape) -> Results:
+        """The same of the first b requests alone."""
+        first, nodes = partial(_first, b), partial(_first, b * shape.width)
+        tree = self.drafts._replace(tree=first(self.drafts.tree))
+        output = self.output._replace(logits=nodes(self.output.logits), features=nodes(self.output.features))
+        return Results(tree, output, first(self.accepted), first(self.state), self.moved)
 
 
 class RoundTest:
@@ -57,27 +76,21 @@ class RoundTest:
         shapes = self._parts.decode_round.shapes or (self._parts.shape, PLAIN)
         keys = [(n, shape, greedy) for n in sizes for shape in shapes for greedy in (True, False)]
         order = [keys[i] for i in torch.randperm(len(keys), generator=self._random.generator).tolist()]
-        reasons: dict[str, None] = {}
-        for lanes, shape, greedy in order * (2 if len(keys) <= SECOND_PASS else 1):
-            for reason in self._one_batch(lanes, shape, greedy):
-                reasons[reason] = None
-        return list(reasons)
+        repeated = order * (2 if len(keys) <= SECOND_PASS else 1)
+        return differences_of_batches((_name(*key), partial(self._one_batch, *key)) for key in repeated)
 
-    def _one_batch(self, lanes: int, shape: Shape, greedy: bool) -> list[str]:
-        what = f"graphs of {lanes} requests, {'greedy' if greedy else 'sampled'}, trees {shape}"
-        b = self._random.requests(lanes)
+    def _one_batch(self, padded_b: int, shape: Shape, greedy: bool) -> list[str]:
+        b = self._random.requests(padded_b)
         prefix = self._random.room(b)
-        try:
-            with self._random.borrowed(b, prefix + self._parts.shape.reach) as rows:
-                lengths = self._random.randint(2, prefix + 1, b)
-                state = self._random.state(b)  # before the batch: its template is made in the reader's memory
-                batch = self._parts.reader.read(shape, self._random.schedule(rows, lengths, greedy), lanes)
-                found, accepted = self._replayed(batch, state)
-                wanted = self._as_it_is(batch, state, found, accepted)
-                self._remember(found)
-                return RoundComparison(what, b, shape, self._dtype).differences(found, wanted)
-        except Exception as error:  # of any kind: a round that does not run is as bad as one that differs
-            return [failure(what, error)]
+        with self._random.borrowed(b, prefix + self._parts.shape.reach) as rows:
+            lengths = self._random.randint(2, prefix + 1, b)
+            state = self._random.state(b)  # before the batch: its template is made in the reader's memory
+            batch = self._parts.reader.read(shape, self._random.schedule(rows, lengths, greedy), padded_b)
+            found, accepted = self._replayed(batch, state)
+            wanted = self._as_it_is(batch, state, found, accepted)
+            self._remember(found)
+            compare = Comparison(_name(padded_b, shape, greedy), self._dtype)
+            return differences(compare, found.of(b, shape), wanted.of(b, shape))
 
     def _replayed(self, batch: RoundBatch, state: DraftState) -> tuple[Results, Accepted]:
         """The captured functions, each on what the one before left in static memory; and what the walk gives as it is.
@@ -89,7 +102,7 @@ class RoundTest:
         own_drafts = _clone(drafts)
         output = captured.verify(batch, drafts)
         own_output = _clone(output._replace(logits=output.logits[:0]))._replace(logits=output.logits)
-        with self._planted_paths(drafts.tree, output.logits):
+        with self._likely_drafts(drafts.tree, output.logits):
             accepted = captured.walk(batch, drafts, output)
             own_accepted = _clone(accepted)
             wanted = self._eager.walk(batch, own_drafts, output)
@@ -103,28 +116,27 @@ class RoundTest:
 
         accepted: what the walk gave.
         """
-        lanes = batch.padded_b
-        drafts = self._eager.draft(batch, _padded(state, lanes))
+        drafts = self._eager.draft(batch, _padded(state, batch.padded_b))
         output = self._eager.verify(batch, found.drafts)
         sanitize(output.logits)
         after = self._eager.extend(batch, found.accepted, found.output, state)
         return Results(drafts, output, accepted, after, self._moved(batch, found.accepted))
 
     @contextlib.contextmanager
-    def _planted_paths(self, tree: DraftTree, logits: Tensor) -> Iterator[None]:
-        """Inside, the target likes drafted tokens: random inputs would never be accepted, nor rows be moved."""
-        lanes, width = tree.tokens.shape
-        nodes = logits.view(lanes, width, -1)
-        best = torch.cat([part.nan_to_num().amax(dim=1) for part in in_parts(logits)]).view(lanes, width)
-        liked = best + 1 + 4 * torch.rand(lanes, width, generator=self._random.generator).to(self._random.device)
-        lane, before = torch.arange(lanes, device=self._random.device), []
+    def _likely_drafts(self, tree: DraftTree, logits: Tensor) -> Iterator[None]:
+        """Inside, drafted tokens are the most likely ones: random inputs would never be accepted, nor rows be moved."""
+        padded_b, width = tree.tokens.shape
+        nodes = logits.view(padded_b, width, -1)
+        best = torch.cat([part.nan_to_num().amax(dim=1) for part in in_parts(logits)]).view(padded_b, width)
+        likely = best + 1 + 4 * torch.rand(padded_b, width, generator=self._random.generator).to(self._random.device)
+        lane, before = torch.arange(padded_b, device=self._random.device), []
         for node in range(1, width):
             parent = tree.parents[:, node : node + 1].long().clamp(min=0)
             is_node = tree.parents[:, node] >= 0
             place = lane, parent[:, 0], tree.tokens[:, node].clone()
             old = nodes[place]
             before.append((place, old))
-            nodes[place] = torch.where(is_node, liked.gather(1, parent)[:, 0] + node / width, old)
+            nodes[place] = torch.where(is_node, likely.gather(1, parent)[:, 0] + node / width, old)
         yield
         for place, old in reversed(before):
             nodes[place] = old
@@ -156,11 +168,11 @@ class RoundTest:
             tree = random_tree(roots, shape, parts.vocabulary, self._random.generator)
             batch = self._read(shape, rows, TREE_PREFIX)
             at_once = parts.verifier.forward(batch, tree).logits.view(b, shape.width, -1).clone()
-            pairs = []
-            for path in paths_of(tree.parents[0].tolist()):
-                for depth, node in enumerate(path):
-                    one = self._one_token(rows, TREE_PREFIX + depth, tree.tokens[:, node])
-                    pairs.append((at_once[:, node], one))
+
+            def token(tokens: Tensor, depth: int) -> Tensor:
+                return self._one_token(rows, TREE_PREFIX + depth, tokens)
+
+            pairs = [pair for path in paths_of(tree.parents[0].tolist()) for pair in along(path, tree, at_once, token)]
         return logits_differ("a tree in one forward of the target", pairs, self._dtype)
 
     def _one_token(self, rows: Tensor, length: int, tokens: Tensor) -> Tensor:
@@ -173,11 +185,33 @@ class RoundTest:
         return self._parts.reader.read(shape, self._random.schedule(rows, lengths, True), len(rows))
 
 
-def _padded(state: DraftState, lanes: int) -> DraftState:
-    """The state of b requests, and of further lanes copies of the first."""
+def differences(compare: Comparison, found: Results, wanted: Results) -> list[str]:
+    """One sentence per function whose results differ; both of the requests alone."""
+    exact = compare.rows("verify", "logits", found.output.logits, wanted.output.logits)
+    compare.rows("verify", "features", found.output.features, wanted.output.features)
+    compare.accepted(found.accepted, wanted.accepted)
+    compare.moved("extend", found.moved, wanted.moved)
+    compare.equal("extend", "roots", found.state.roots, wanted.state.roots)
+    exact = compare.head(found.state.head, wanted.state.head, exact)
+    tree, tree_ = found.drafts.tree, wanted.drafts.tree
+    compare.equal("draft", "tree.tokens of the roots", tree.tokens[:, 0], tree_.tokens[:, 0])
+    compare.trees(tree, tree_, exact)
+    return compare.found
+
+
+def _name(padded_b: int, shape: Shape, greedy: bool) -> str:
+    return f"graphs of {padded_b} requests, {'greedy' if greedy else 'sampled'}, trees {shape}"
+
+
+def _padded(state: DraftState, padded_b: int) -> DraftState:
+    """The state of b requests, and in the places of padding copies of the first."""
     return tree_map_only(  # type: ignore[no-any-return]
-        Tensor, lambda x: torch.cat([x, x[:1].expand(lanes - len(x), *x.shape[1:])]), state
+        Tensor, lambda x: torch.cat([x, x[:1].expand(padded_b - len(x), *x.shape[1:])]), state
     )
+
+
+def _first(n: int, values: Any) -> Any:
+    return tree_map_only(Tensor, lambda x: x[:n], values)
 
 
 def _clone(values: Any) -> Any:

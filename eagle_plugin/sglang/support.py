@@ -1,4 +1,4 @@
-"""What the plugin's worker supports: whether it or the engine's own worker serves, with the reasons.
+"""Decides whether the plugin's worker or the engine's own serves, with the reasons.
 
 With a target or flag that ours does not support the engine's own worker serves: the user loses speed, never the server.
 """

@@ -1,4 +1,4 @@
-"""Synthetic acceptance in SGLang: by its own variables, or by our table."""
+"""Reads which synthetic acceptance SGLang's own variables or our table ask for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The target that a server serves, as its flags name it, and where its files are."""
+"""Says which target a server serves, as its flags name it, and finds its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the parts of a round cost where our graphs serve it: the captured functions are replayed over made-up requests.
+"""Measures what the parts of a round cost where our graphs serve it: it replays them over dummy requests.
 
 Graphs are of trees of the caps, so that rounds are plain or have the caps: a shape without graphs would take longer
 than its table says.
@@ -6,7 +6,7 @@ than its table says.
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -17,14 +17,14 @@ from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Levels, Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.policy.costs import Costs, Curve, Forward
-from eagle_plugin.runtime.policy_start import MUCH_FASTER
-from eagle_plugin.runtime.reference_times import ReferenceTimes
+from eagle_plugin.runtime import round_costs
 from eagle_plugin.runtime.round import Drafts
+from eagle_plugin.runtime.round_costs import LONG, LONG_BATCH, ReferenceTimes
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.vllm.decode_step import DecodeStep
 from eagle_plugin.vllm.drafter import DraftBatch
 from eagle_plugin.vllm.ranks import in_any_rank
-from eagle_plugin.vllm.round_costs import BUDGET, LONG, LONG_BATCH, PASSES, RoundTimer, seconds_of
+from eagle_plugin.vllm.round_costs import BUDGET, RoundTimer, seconds_of
 
 PARTS = ("target", "extend", "draft")  # of a round of the caps, captured
 Cell = tuple[str, int, int]  # a part or "plain", requests, tokens of each prefix
@@ -48,15 +48,17 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
     rounds.parts(sizes[0], short)  # what is allocated or read at the first time
     timer.target(sizes[0], 1, short)
     timed: ReferenceTimes[Cell] = ReferenceTimes(lambda: timer.target(1, 1, short))
-    end = time.perf_counter() + budget
-    for _ in range(PASSES):
-        for b, keys in dict.fromkeys([*long, *((b, short) for b in sizes)]):
-            if b > sizes[0] and in_any_rank(time.perf_counter() > end):
-                continue
-            timed.add_all({(part, b, keys): seconds for part, seconds in rounds.parts(b, keys).items()})
-            timed.add(("plain", b, keys), timer.target(b, 1, keys))
-        timed.add(("prompt", 1, 0), timer.prompt_token())
-    times = timed.times()
+    prompt = 1, 0  # in the place of a batch
+
+    def run(batch: tuple[int, int]) -> Iterator[dict[Cell, float]]:
+        if batch == prompt:
+            yield {("prompt", *batch): timer.prompt_token()}
+            return
+        yield {(part, *batch): seconds for part, seconds in rounds.parts(*batch).items()}
+        yield {("plain", *batch): timer.target(batch[0], 1, batch[1])}
+
+    batches = [*dict.fromkeys([*long, *((b, short) for b in sizes)]), prompt]
+    times = round_costs.measure(timed, batches, run, lambda batch: batch[0] <= sizes[0], in_any_rank, budget)
 
     def forward(part: str, rows: int, share: float = 1.0) -> Forward:
         """Of a part that has so many rows per request, and this share of the times."""
@@ -65,8 +67,8 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
         if not cells or any(cell not in times for cell in cells):
             return Forward(Curve.of(points))
         (_, b, keys), _ = cells
-        slope = share * max(times[cells[0]] - times[cells[1]], 0.0) / (b * (keys - short))
-        return Forward(Curve.of(points), per_key=slope)
+        slope = round_costs.slope(times[cells[0]], times[cells[1]], b * (keys - short))
+        return Forward(Curve.of(points), per_key=share * slope)
 
     levels: Levels = runner.drafter.levels.kind
     rows, forwards = (max(n, 1) for n in levels.forwards(caps))
@@ -89,9 +91,7 @@ def is_faster_than(runner: Any, caps: Shape, costs: Costs) -> bool:
     """Whether a round of one request now takes so much less than these costs say that the machine was busy then."""
     rounds = CapturedRounds(runner, caps)
     b, short = min(runner._step.sizes()), rounds.timer.short
-    found = [rounds.parts(b, short) for _ in range(PASSES)]
-    now = sum(min(one[part] for one in found) for part in PARTS)
-    return now * MUCH_FASTER < costs.round(caps, b, b * short)
+    return round_costs.is_much_faster([(costs.round(caps, b, b * short), lambda: sum(rounds.parts(b, short).values()))])
 
 
 def _long(timer: RoundTimer, sizes: list[int], caps: Shape) -> list[tuple[int, int]]:

@@ -22,18 +22,18 @@ from eagle_plugin.selftest.record import sources_digest
 KEY = "eagle_plugin_compiled"  # in vLLM's additional_config, which the hash has as a whole
 
 
-def mark_compiled(vllm_config: Any, caps: Shape) -> None:
+def set_compile_key(vllm_config: Any, caps: Shape) -> None:
     """Put into a vLLM ``VllmConfig`` what the graphs of our worker depend on beside that configuration.
 
     Its `additional_config` is a dictionary. caps: of the trees; the memory of our own graphs depends on them.
     """
     kind = vllm_config.device_config.device_type
-    mark: dict[str, Any] = {
+    found: dict[str, Any] = {
         "version": eagle_plugin.__version__,
         "sources": sources_digest(kind),
         "caps": caps._asdict(),
     }
     if kind == "cpu":  # which of our operators are in the graphs
-        mark["cpu"] = device_key(torch.device("cpu"))["device"]
-        mark |= {name: os.environ.get(name, "1") for name in (draft_weights.SWITCH, target_weights.SWITCH)}
-    vllm_config.additional_config = {**vllm_config.additional_config, KEY: mark}
+        found["cpu"] = device_key(torch.device("cpu"))["device"]
+        found |= {name: os.environ.get(name, "1") for name in (draft_weights.SWITCH, target_weights.SWITCH)}
+    vllm_config.additional_config = {**vllm_config.additional_config, KEY: found}

@@ -1,4 +1,4 @@
-"""Forwards of a target over made-up requests, in the blocks of the caches before a request uses them."""
+"""Runs forwards of a target over dummy requests, in the blocks of the caches before a request uses them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from eagle_plugin.vllm.linear_attention import LinearMetadata
 
 
 class Places(NamedTuple):
-    """Where the tokens of b made-up requests are, in one group of caches."""
+    """Where the tokens of b dummy requests are, in one group of caches."""
 
     table: Tensor  # [b, S] int32: row of the cache of each position
     blocks: Tensor  # [b, blocks] int64

@@ -1,4 +1,4 @@
-"""What a configuration of vLLM says about graphs and compilation."""
+"""Reads what a configuration of vLLM says about graphs and compilation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another draft head in the place of the served one, in vLLM: loaded beside it, then exchanged between two steps."""
+"""Exchanges the served draft head in vLLM: loads another head beside it, then takes it between two steps."""
 
 from __future__ import annotations
 

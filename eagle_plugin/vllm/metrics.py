@@ -1,4 +1,4 @@
-"""Our metrics beside vLLM's: our class replaces the one that counts drafts in its Prometheus logger, and counts both.
+"""Counts our metrics beside vLLM's: our class replaces the one that counts drafts in its Prometheus logger.
 
 vLLM's entry point for loggers is not used: it switches statistics on that a user has switched off, and engines without
 a server do not have it. What the policy does comes in a file (`policy_reports`). The warning about rejected drafts does
@@ -17,8 +17,8 @@ from vllm.v1.spec_decode.metrics import SpecDecodingProm, SpecDecodingStats
 
 from eagle_plugin.common import metric_registry
 from eagle_plugin.runtime.round_metrics import Recorder, RejectionWatch, RoundMetrics
+from eagle_plugin.vllm.plugin_config import is_served, plugin_config
 from eagle_plugin.vllm.policy_reports import ReportCollector
-from eagle_plugin.vllm.served import is_served, report_path, served_shape
 
 logger = logging.getLogger("vllm.eagle_plugin")
 _WATCH = "_eagle_plugin_watch"  # of a scheduler
@@ -42,16 +42,15 @@ class TreeMetrics(SpecDecodingProm):
         super().__init__(speculative_config, labelnames, per_engine_labelvalues, is_diffusion=is_diffusion)
         metric_registry.forget()
         self._recorders: dict[int, Recorder] = {}
-        shape = served_shape(speculative_config)
-        if shape is not None:
-            ours = RoundMetrics(labelnames, shape.max_accept_length - 1)
+        config = plugin_config(speculative_config)
+        if config is not None:
+            ours = RoundMetrics(labelnames, config.caps.max_accept_length - 1)
             labels = {number: [*map(str, values)] for number, values in per_engine_labelvalues.items()}
             self._recorders = {number: ours.labelled(*values) for number, values in labels.items()}
-            path, one = report_path(speculative_config), len(labels) == 1
             # Several API servers share what they count by files of the client's own, and show nothing else.
-            if path is not None and one and "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+            if config.report is not None and len(labels) == 1 and "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
                 (values,) = labels.values()
-                collector = ReportCollector(path, dict(zip(labelnames, values, strict=True)))
+                collector = ReportCollector(config.report, dict(zip(labelnames, values, strict=True)))
                 REGISTRY.register(metric_registry.register(collector))
 
     def observe(self, spec_decoding_stats: SpecDecodingStats, engine_idx: int = 0) -> None:

@@ -113,14 +113,14 @@ def _with_scheduler(original: Any, scheduler_config: Any) -> Any:
 
 def _v1_for_trees(original: Any, vllm_config: Any) -> bool:
     """AROUND the choice of the model runner, in every process: where our worker serves, its runner is a V1 runner."""
-    from eagle_plugin.vllm.served import is_served
+    from eagle_plugin.vllm.plugin_config import is_served
 
     return not is_served(vllm_config.speculative_config) and original(vllm_config)
 
 
 def _validate(original: Any, params: Any, speculative_config: Any) -> None:
     """AROUND the check of a request's sampling parameters: ours serves min_p and logit_bias with drafts too."""
-    from eagle_plugin.vllm.served import is_served
+    from eagle_plugin.vllm.plugin_config import is_served
 
     if not is_served(speculative_config):
         original(params, speculative_config)

@@ -1,4 +1,4 @@
-"""What the policy does, from the worker's process to that of vLLM's Prometheus logger: by a file of the machine.
+"""Brings what the policy does from the worker's process to vLLM's Prometheus logger, by a file of the machine.
 
 vLLM's statistics have no field for it, and their serialisation drops what is not declared. The worker writes the file
 at most once per second, and when a step has no tokens; the metrics read it when they are scraped.
@@ -18,7 +18,7 @@ from eagle_plugin.policy.chooser import ShapeChooser
 from eagle_plugin.policy.log import PolicyLog
 from eagle_plugin.policy.metrics import families
 from eagle_plugin.policy.report import PolicyReport, ReportError
-from eagle_plugin.vllm.served import report_path
+from eagle_plugin.vllm.plugin_config import plugin_config
 
 WRITE_EVERY = 1.0  # seconds
 
@@ -42,7 +42,9 @@ class PolicyReporter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """chooser: gives the worker's present one. Raises LogSecondsError."""
-        self._path, self._chooser, self._clock = report_path(speculative_config), chooser, clock
+        config = plugin_config(speculative_config)
+        self._path = None if config is None else config.report
+        self._chooser, self._clock = chooser, clock
         self._log = PolicyLog(chooser, logger, clock)
         self._written: float | None = None
         self._rounds_written = 0

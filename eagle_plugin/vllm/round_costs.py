@@ -1,12 +1,12 @@
 """Measures what the parts of a round cost on this machine, before the first request.
 
-The target and the head run over made-up tokens in the cache's own blocks, whose content does not matter yet.
+The target and the head run over dummy tokens in the cache's own blocks, whose content does not matter yet.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +19,9 @@ from eagle_plugin.core.shape import Levels, Shape
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.kernels.sampling import SamplingParams
 from eagle_plugin.policy.costs import Costs, Curve, Forward
-from eagle_plugin.runtime.policy_start import MUCH_FASTER
-from eagle_plugin.runtime.reference_times import ReferenceTimes
+from eagle_plugin.runtime import round_costs
 from eagle_plugin.runtime.round import Drafts, HeadState, TopM, TreeRows, accept, top_m_of
+from eagle_plugin.runtime.round_costs import LONG, LONG_BATCH, ReferenceTimes
 from eagle_plugin.vllm.attention import ExtendRows, Rows
 from eagle_plugin.vllm.deferred_extend import DeferredRows
 from eagle_plugin.vllm.drafter import DraftBatch, ExtendBatch
@@ -29,11 +29,9 @@ from eagle_plugin.vllm.dummy_batches import Places, layer_metadata, places_of, t
 from eagle_plugin.vllm.ranks import in_any_rank
 
 BUDGET = 12.0  # seconds: what is left of the larger batches when they are spent is not measured
-PASSES = 4  # over all forwards: what disturbs the machine for a moment disturbs one of them
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-SHORT, LONG = 16, 1024  # tokens of the prefixes
+SHORT = 16  # tokens of short prefixes
 PROMPT = 128  # tokens of a prompt that the head reads
-LONG_BATCH = 4  # requests with long prefixes
 READ = 2  # accepted tokens of each request before the masked rows of a draft
 
 Timer = Callable[[int, int, int], float]  # seconds of a forward over b requests, R rows of each, prefixes of L tokens
@@ -44,8 +42,7 @@ Times = dict[Cell, float]  # seconds
 def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
     """The costs of rounds under these caps, on a `TreeModelRunner` that has its caches and no request yet.
 
-    Its requests must be able to have more tokens than a round writes. Processors change their speed by a third within
-    seconds, so every forward is compared with a small one just before and after it: `ReferenceTimes`.
+    Its requests must be able to have more tokens than a round writes.
     """
     timer = RoundTimer(runner, caps)
     levels: Levels = runner.drafter.levels.kind
@@ -56,7 +53,6 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
     }
     for time_forward, most in kinds.values():
         time_forward(1, most, timer.short)  # what is allocated, read or compiled at the first time
-    end = time.perf_counter() + budget
     ends = {name: _long_and_short(timer, most) for name, (_, most) in kinds.items()}
     cells: list[Cell] = [(name, *cell) for name in kinds for cell in ends[name]]
     for total in ROWS:
@@ -66,13 +62,15 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
                 cells.append((name, total // rows, rows, timer.short))
     timed: ReferenceTimes[Cell] = ReferenceTimes(lambda: timer.target(1, 1, timer.short))
     prompt: Cell = "prompt", 1, PROMPT, 0
-    for _ in range(PASSES):
-        for cell in dict.fromkeys(cells):
-            is_late = in_any_rank(time.perf_counter() > end)
-            if not is_late or not any(measured[0] == cell[0] for measured in timed.cells):
-                timed.add(cell, kinds[cell[0]][0](*cell[1:]))
-        timed.add(prompt, timer.prompt_token())
-    times = timed.times()
+
+    def run(cell: Cell) -> Iterator[Times]:
+        name, *sizes = cell
+        yield {cell: timer.prompt_token() if cell == prompt else kinds[name][0](*sizes)}
+
+    def is_needed(cell: Cell) -> bool:
+        return cell == prompt or not any(measured[0] == cell[0] for measured in timed.cells)
+
+    times = round_costs.measure(timed, [*dict.fromkeys(cells), prompt], run, is_needed, in_any_rank, budget)
     forwards = {}
     for name, (_, most) in kinds.items():
         points = [
@@ -87,9 +85,11 @@ def is_faster_than(runner: Any, caps: Shape, costs: Costs) -> bool:
     """Whether the target's forward now takes so much less than these costs say that the machine was busy then."""
     timer = RoundTimer(runner, caps)
     timer.target(1, caps.width, timer.short)  # what is allocated, read or compiled at the first time
-    # All of them, whatever they show: the ranks run the same forwards.
-    fastest = {rows: min(timer.target(1, rows, timer.short) for _ in range(PASSES)) for rows in (1, caps.width)}
-    return any(now * MUCH_FASTER < costs.target.seconds(1, rows, timer.short) for rows, now in fastest.items())
+    runs = [
+        (costs.target.seconds(1, rows, timer.short), partial(timer.target, 1, rows, timer.short))
+        for rows in (1, caps.width)
+    ]
+    return round_costs.is_much_faster(runs)
 
 
 def _long_and_short(timer: RoundTimer, most: int) -> list[tuple[int, int, int]]:
@@ -111,11 +111,10 @@ def _slopes(times: Times, name: str, cells: Sequence[tuple[int, int, int]], most
     if not cells or any((name, *cell) not in times for cell in cells):
         return 0.0, 0.0
     one, all_rows = (
-        max(times[(name, *long)] - times[(name, *short)], 0.0) / (long[0] * (long[2] - short[2]))
+        round_costs.slope(times[(name, *long)], times[(name, *short)], long[0] * (long[2] - short[2]))
         for long, short in (cells[:2], cells[2:])
     )
-    per_row = max(all_rows - one, 0.0) / max(most - 1, 1)
-    return max(one - per_row, 0.0), per_row
+    return round_costs.per_key_and_row(one, all_rows, most)
 
 
 class RoundTimer:
@@ -254,11 +253,5 @@ def seconds_of(forward: Callable[[], object]) -> float:
     """
     on_gpu = torch.cuda.is_initialized()
     is_alone = not on_gpu and torch.get_num_threads() == get_tensor_model_parallel_world_size() == 1
-    clock = time.thread_time if is_alone else time.perf_counter
-    wait = torch.cuda.synchronize if on_gpu else lambda: None
     with torch.inference_mode():
-        wait()
-        began = clock()
-        forward()
-        wait()
-        return clock() - began
+        return round_costs.timed_call(forward, of_thread=is_alone)[0]

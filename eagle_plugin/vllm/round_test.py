@@ -1,5 +1,5 @@
-"""The real round before the first request: trees and prompts in one forward of the real target against the same tokens
-one by one, and what the target says after an accepted path whose keys and values were moved."""
+"""Tests the real round before the first request: trees and prompts in one forward of the real target against the same
+tokens one by one, and what the target says after an accepted path whose keys and values were moved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.runtime.round import TreeRows
 from eagle_plugin.selftest.failure import without_memory
-from eagle_plugin.selftest.tree_paths import logits_differ, paths_of, random_tree
+from eagle_plugin.selftest.tree_paths import Pairs, along, logits_differ, paths_of, random_tree
 from eagle_plugin.vllm.attention import ExtendRows, Rows
 from eagle_plugin.vllm.dummy_batches import layer_metadata, places_of, target_states
 from eagle_plugin.vllm.graph_test import GraphTest
@@ -22,7 +22,6 @@ SEED = 2026
 REQUESTS = 4
 PREFIX = 6  # tokens before a tree: few, so that what a node sees of its tree counts
 PROMPT = 70  # tokens of a prompt: more than a part of it that is attended to as one chain
-Pairs = list[tuple[Tensor, Tensor]]  # logits [b, V]: at once, and token by token
 
 
 class RoundTest:
@@ -80,8 +79,7 @@ class RoundTest:
             moved = self._accept(path, prefix)
             next_at_once = self._one_token(after, moved)
             self._prompt(prompt)
-            for depth, node in enumerate(path):
-                nodes_of_paths.append((nodes[:, node], self._one_token(tree.tokens[:, node], prefix + depth)))
+            nodes_of_paths += along(path, tree, nodes, lambda tokens, depth: self._one_token(tokens, prefix + depth))
             after_paths.append((next_at_once, self._one_token(after, moved)))
         return [
             *logits_differ("a tree in one forward of the target", nodes_of_paths, self._dtype),

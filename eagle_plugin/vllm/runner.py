@@ -36,10 +36,10 @@ from eagle_plugin.vllm.drafter import DraftBatch, ExtendBatch, TreeProposer
 from eagle_plugin.vllm.graph_modes import wants_graphs
 from eagle_plugin.vllm.head_exchange import mailbox_of
 from eagle_plugin.vllm.linear_attention import LinearLayers
+from eagle_plugin.vllm.plugin_config import caps_of
 from eagle_plugin.vllm.policy_reports import PolicyReporter
 from eagle_plugin.vllm.ranks import rank_logger
 from eagle_plugin.vllm.sampling import KnownParams, draft_params, request_keys
-from eagle_plugin.vllm.served import caps_of
 from eagle_plugin.vllm.shapes import RoundShapes, choose_shapes, without_costs
 from eagle_plugin.vllm.step_memory import Root
 from eagle_plugin.vllm.step_state import StepState

@@ -1,4 +1,4 @@
-"""The self-test of a server before its first request: the kernels before our worker is chosen, the real round after.
+"""Tests a server before its first request: the kernels before our worker is chosen, the real round after.
 
 On a GPU it always runs, once per device, versions and model (`eagle_plugin.selftest.record`); on a CPU with
 ``EAGLE_SELFTEST=1`` or ``EAGLE_PLUGIN=force``.
@@ -13,8 +13,9 @@ from typing import Any
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import Levels, Shape
 from eagle_plugin.selftest.decision import decide, is_asked_for
-from eagle_plugin.selftest.launch import Subject, ask, round_key
+from eagle_plugin.selftest.launch import ask
 from eagle_plugin.selftest.shapes import ModelShape, as_text
+from eagle_plugin.selftest.subject import Subject, round_key
 from eagle_plugin.vllm import version
 from eagle_plugin.vllm.graph_modes import is_compiled, wants_graphs
 from eagle_plugin.vllm.synthetic import synthetic_rates

@@ -1,4 +1,4 @@
-"""What the plugin's worker supports: whether it or vLLM's own worker serves a configuration, with the reasons.
+"""Decides whether the plugin's worker or vLLM's own serves a configuration, with the reasons.
 
 With a flag that ours does not support vLLM's own worker serves: the user loses speed, never the server.
 """
@@ -19,15 +19,15 @@ from eagle_plugin.runtime.head_mailbox import check_folder
 from eagle_plugin.runtime.preflight import can_check, refuse_targets_config
 from eagle_plugin.runtime.startup import engine_serves
 from eagle_plugin.runtime.synthetic import WARNING, source_of
-from eagle_plugin.vllm.compile_cache import mark_compiled
+from eagle_plugin.vllm.compile_cache import set_compile_key
 from eagle_plugin.vllm.gpu import unsupported_on_gpu
 from eagle_plugin.vllm.head_rules import check_head
 from eagle_plugin.vllm.masked_rows import configured_levels
 from eagle_plugin.vllm.options import Options
+from eagle_plugin.vllm.plugin_config import PluginConfig, set_plugin_config
 from eagle_plugin.vllm.policy_reports import make_report_path
 from eagle_plugin.vllm.releases import keep_hits_long
 from eagle_plugin.vllm.selftest import failed_kernels, subject_of
-from eagle_plugin.vllm.served import mark_report, mark_served, mark_subject
 from eagle_plugin.vllm.synthetic import SETTING, synthetic_rates
 
 logger = logging.getLogger("vllm.eagle_plugin")
@@ -100,10 +100,7 @@ def choose_worker(vllm_config: Any) -> None:
         _keep_one_state(vllm_config)
     parallel.worker_cls = WORKERS[vllm_config.device_config.device_type]
     scheduler.async_scheduling = options.async_scheduling
-    mark_served(speculative, shape)
-    mark_compiled(vllm_config, shape)
-    if subject is not None:
-        mark_subject(speculative, subject)
+    set_compile_key(vllm_config, shape)
     # These import vLLM's server side: only where we serve.
     from eagle_plugin.vllm.executor import TreeExecutor
     from eagle_plugin.vllm.metrics import export
@@ -112,7 +109,7 @@ def choose_worker(vllm_config: Any) -> None:
         parallel.distributed_executor_backend = TreeExecutor
 
     log_seconds()
-    mark_report(speculative, make_report_path())
+    set_plugin_config(speculative, PluginConfig(shape, make_report_path(), subject))
     export()
 
 

@@ -1,4 +1,4 @@
-"""Synthetic acceptance in vLLM: by its own option, or by our table."""
+"""Reads which synthetic acceptance vLLM's own option or our table asks for."""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.gpu_worker import Worker
 
 from eagle_plugin.vllm.executor import TreeExecutor, with_drafts
+from eagle_plugin.vllm.plugin_config import plugin_config
 from eagle_plugin.vllm.ranks import rank_logger
 from eagle_plugin.vllm.runner import TreeModelRunner
 from eagle_plugin.vllm.selftest import check_rounds
-from eagle_plugin.vllm.served import test_subject
 
 logger = logging.getLogger("vllm.eagle_plugin")
 
@@ -36,7 +36,9 @@ class TreeWorker(Worker):
         """
         runner = self.model_runner
         runner.capture_steps()
-        check_rounds(runner, test_subject(self.vllm_config.speculative_config), rank_logger(logger))
+        ours = plugin_config(self.vllm_config.speculative_config)
+        assert ours is not None
+        check_rounds(runner, ours.subject, rank_logger(logger))
         runner.choose_by_costs()
         runner.open_mailbox()
         return super().compile_or_warm_up_model()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import torch
 from agreeing_ranks import LONGEST, MOST_REQUESTS, REPLAYS, ROUNDS, as_lists, random_paths
 from torch import Tensor
 
-from eagle_plugin.runtime.ranks import RankAgreement
+from eagle_plugin.runtime.ranks import HostRanks, RankAgreement
 
 
 def paths_of_rank(rank: int) -> list[dict]:
@@ -62,3 +63,22 @@ def test_every_round_is_broadcast_from_the_same_memory() -> None:
     for number, shape in enumerate(ROUNDS):
         ranks.agree(random_paths(0, number, *shape))
     assert len(addresses) == len(ROUNDS) and set(addresses) == {(addresses[0][0], 0)}
+
+
+def test_one_host_asks_nobody_and_only_the_first_one_speaks() -> None:
+    alone = HostRanks(lambda: SimpleNamespace(world_size=1, rank_in_group=0))  # no group that could be asked
+    assert alone.gather("costs") == ["costs"] and alone.any(True) and not alone.any(False)
+    logger = logging.getLogger("test_ranks")
+    assert alone.logger(logger) is logger
+    other = HostRanks(lambda: SimpleNamespace(world_size=2, rank_in_group=1)).logger(logger)
+    assert other.disabled and not logger.disabled
+
+
+def test_hosts_hear_of_each_other_over_their_own_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gather(values: list[bool], mine: bool, group: str) -> None:
+        assert group == "hosts"
+        values[:] = [mine, True]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    hosts = HostRanks(lambda: SimpleNamespace(world_size=2, cpu_group="hosts"))
+    assert hosts.gather(False) == [False, True] and hosts.any(False)

@@ -13,8 +13,9 @@ import torch
 from eagle_plugin.kernels import loader
 from eagle_plugin.runtime.gpu import Gpu
 from eagle_plugin.selftest import launch, record, suite
-from eagle_plugin.selftest.launch import Answer, Subject, answer, ask, round_key
+from eagle_plugin.selftest.launch import Answer, answer, ask
 from eagle_plugin.selftest.shapes import ModelShape, as_text
+from eagle_plugin.selftest.subject import Subject, round_key
 
 SMALL = as_text(ModelShape(heads=4, kv_heads=2, head_dim=32, dtype="float32", vocabulary=512, draft_vocabulary=256))
 SUBJECT = Subject("cpu", 2, [32, 32], SMALL, {"layers": 2}, "an engine 1.0")

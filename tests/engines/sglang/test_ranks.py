@@ -18,8 +18,15 @@ def test_a_size_without_memory_in_one_rank_is_captured_in_none(
     from sglang.srt import runtime_context
 
     gathered = []
-    group = SimpleNamespace(world_size=2, all_gather_object=lambda mine: gathered.append(mine) or flags)
-    monkeypatch.setattr(runtime_context, "get_parallel", lambda: SimpleNamespace(tp_group=group, tp_rank=0))
+
+    def gather(values: list[bool], mine: bool, group: str) -> None:
+        assert group == "hosts"
+        gathered.append(mine)
+        values[:] = flags
+
+    group = SimpleNamespace(world_size=2, rank_in_group=0, cpu_group="hosts")
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    monkeypatch.setattr(runtime_context, "get_parallel", lambda: SimpleNamespace(tp_group=group))
     sizes = Buckets([1, 2])
     with capture._around(sizes, 2):
         if flags[0]:

@@ -18,6 +18,7 @@ from toy_parts import parts
 from eagle_plugin.core.shape import PLAIN, Levels
 from eagle_plugin.policy.costs import Costs, Curve, Forward
 from eagle_plugin.policy.shapes import captured_shapes
+from eagle_plugin.runtime import round_costs as measuring
 from eagle_plugin.runtime.graph_emulator import recording_launches
 from eagle_plugin.sglang import round_costs
 from eagle_plugin.sglang.round_costs import CostMeasurement
@@ -39,7 +40,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(round_costs, "time", made)
+    monkeypatch.setattr(measuring, "time", made)
     monkeypatch.setattr(round_costs, "in_any_rank", bool)  # one rank, without the engine's groups
     return made
 
@@ -158,7 +159,7 @@ def test_the_costs_of_long_prefixes_do_not_depend_on_the_speed_of_the_moment(
 ) -> None:
     """The processor is slower by 1.6 half of the time; the slopes are what the work of a forward says."""
     monkeypatch.setattr(round_costs, "SHORT_PREFIX", 4)
-    monkeypatch.setattr(round_costs, "LONG_PREFIX", 36)
+    monkeypatch.setattr(round_costs, "LONG", 36)
     monkeypatch.setattr(round_costs, "BUDGET_SECONDS", math.inf)
     per_key, per_key_and_row = 0.2, 0.05
     speeds, forward = random.Random(3), Verifier.forward

@@ -18,9 +18,10 @@ from serving import generate_all, responses, serving, tiny_spec
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.runtime.gpu import Gpu, unsupported_gpu
 from eagle_plugin.runtime.startup import StartRefused
-from eagle_plugin.selftest import record
+from eagle_plugin.selftest import decision, record, suite
 from eagle_plugin.selftest.failure import failure
-from eagle_plugin.selftest.shapes import ModelShape
+from eagle_plugin.selftest.shapes import ModelShape, as_text
+from eagle_plugin.selftest.subject import Subject
 from eagle_plugin.sglang import fallback, selftest, support
 from eagle_plugin.sglang.caches import unsupported_cache
 
@@ -105,6 +106,11 @@ def ranks(monkeypatch: pytest.MonkeyPatch, others: Any) -> None:
     monkeypatch.setattr(selftest, "rank_logger", lambda logger: logger)
 
 
+def decide(key: dict[str, Any], test: Callable[[], list[str]]) -> list[str]:
+    """Among the ranks of `ranks`."""
+    return decision.decide(key, test, selftest.gather_objects, selftest.logger)
+
+
 def test_a_record_saves_the_test(kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     ranks(monkeypatch, lambda value: [])
     runs: list[int] = []
@@ -113,11 +119,11 @@ def test_a_record_saves_the_test(kept: dict[str, Any], monkeypatch: pytest.Monke
         runs.append(1)
         return ["verify_tree: wrong"]
 
-    first = selftest._decide(kept, test)
+    first = decide(kept, test)
     assert first == ["the self-test failed: verify_tree: wrong; after a repair run: eagle-plugin selftest --again"]
-    assert selftest._decide(kept, test) == first and len(runs) == 1
+    assert decide(kept, test) == first and len(runs) == 1
     record.forget()
-    assert selftest._decide(kept, lambda: []) == [] and selftest._decide(kept, test) == [] and len(runs) == 1
+    assert decide(kept, lambda: []) == [] and decide(kept, test) == [] and len(runs) == 1
 
 
 def raising(error: Exception) -> Callable[[], list[str]]:
@@ -129,7 +135,7 @@ def raising(error: Exception) -> Callable[[], list[str]]:
 
 def test_a_test_that_raises_has_failed(kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     ranks(monkeypatch, lambda value: [])
-    (reason,) = selftest._decide(kept, raising(RuntimeError("an illegal memory access was encountered\nmore")))
+    (reason,) = decide(kept, raising(RuntimeError("an illegal memory access was encountered\nmore")))
     assert "kernels: RuntimeError: an illegal memory access was encountered;" in reason
 
 
@@ -146,7 +152,7 @@ def test_a_test_without_memory_is_repeated_at_the_next_start(
 ) -> None:
     """It found no difference, so that our worker serves, and it found out nothing, so that nothing is kept."""
     ranks(monkeypatch, lambda value: [])
-    assert selftest._decide(kept, raising(error)) == [] and record.read(kept) is None
+    assert decide(kept, raising(error)) == [] and record.read(kept) is None
     assert "self-test of the kernels is not complete, the next start repeats it: kernels: no memory" in caplog.text
 
 
@@ -156,7 +162,7 @@ def test_a_difference_counts_beside_a_check_without_memory(
     """In whatever rank either is."""
     left_out = failure("graphs of 8 requests", torch.OutOfMemoryError())
     ranks(monkeypatch, lambda value: [[left_out] if isinstance(value, list) else value])
-    (reason,) = selftest._decide(kept, lambda: ["verify_tree: wrong"])
+    (reason,) = decide(kept, lambda: ["verify_tree: wrong"])
     assert "rank 0: verify_tree: wrong" in reason and "graphs of 8" not in reason
     assert record.read(kept).reasons == ["rank 0: verify_tree: wrong"]
     assert "rank 1: graphs of 8 requests: no memory was left for this check" in caplog.text
@@ -167,20 +173,20 @@ def test_a_result_that_cannot_be_kept_still_counts(
 ) -> None:
     ranks(monkeypatch, lambda value: [])
     (tmp_path / "selftest").write_text("a file")
-    assert selftest._decide(kept, lambda: []) == [] and "every start will repeat it" in caplog.text
-    assert selftest._decide(kept, lambda: ["wrong"])
+    assert decide(kept, lambda: []) == [] and "every start will repeat it" in caplog.text
+    assert decide(kept, lambda: ["wrong"])
 
 
 def test_ranks_decide_alike(kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """What one rank finds, all obey; a record counts if every rank has it."""
     wrong = "rank 1: tree_attention: wrong"
     ranks(monkeypatch, lambda value: [["tree_attention: wrong"] if isinstance(value, list) else value])
-    assert wrong in selftest._decide(kept, lambda: [])[0]
+    assert wrong in decide(kept, lambda: [])[0]
     assert record.read(kept).reasons == [wrong]
     record.write(kept, [], 1.0)
     runs: list[int] = []
     ranks(monkeypatch, lambda value: [value if isinstance(value, list) else None])  # the other rank has no record
-    assert selftest._decide(kept, lambda: runs.append(1) or []) == [] and runs == [1]
+    assert decide(kept, lambda: runs.append(1) or []) == [] and runs == [1]
 
 
 def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,35 +248,41 @@ def test_who_serves_is_logged_when_it_is_known(
     assert "EAGLE3 is served by the plugin's draft trees" in caplog.text
 
 
-def rounds_of(monkeypatch: pytest.MonkeyPatch, found: list[str]) -> tuple[list[Any], dict[str, Any]]:
+RUNNER = SimpleNamespace(device="cpu", dtype=torch.float32)
+SUBJECT = Subject("cpu", 1, [32, 32], as_text(ModelShape()), {"layers": 2}, "sglang")
+
+
+def rounds_of(monkeypatch: pytest.MonkeyPatch, found: list[str]) -> list[Any]:
     """What `check_rounds` does with a worker whose round's test gives these findings: handed over, announced."""
     done: list[Any] = []
-    runner = SimpleNamespace(device="cpu")
-    key = record.key_of("round", "cpu", {}, "sglang")
     monkeypatch.setenv("EAGLE_SELFTEST", "1")
     ranks(monkeypatch, lambda value: [])
-    monkeypatch.setattr(selftest, "model_shape", lambda runner: ModelShape())
-    monkeypatch.setattr(selftest, "round_key", lambda runner, shape: key)
+    monkeypatch.setattr(selftest, "subject_of", lambda runner: SUBJECT)
     monkeypatch.setattr(selftest, "parts_of", lambda worker: None)
     monkeypatch.setattr(selftest, "test_rounds", lambda parts: found)
     monkeypatch.setattr(selftest, "fall_back", lambda worker: done.append("handed over"))
     worker = SimpleNamespace(
-        device="cpu", target_worker=SimpleNamespace(model_runner=runner), announce=lambda reasons: done.append(reasons)
+        device="cpu", target_worker=SimpleNamespace(model_runner=RUNNER), announce=lambda reasons: done.append(reasons)
     )
     selftest.check_rounds(worker)
-    return done, key
+    return done
 
 
 def test_a_failed_round_is_handed_over_and_kept(kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    done, key = rounds_of(monkeypatch, ["graphs: wrong"])
+    done = rounds_of(monkeypatch, ["graphs: wrong"])
     assert done[0] == "handed over" and "the self-test failed: graphs: wrong" in done[1][0]
     # The next start leaves the server to the engine at once, although its kernels are right.
-    monkeypatch.setattr(selftest.suite, "run", lambda *arguments: selftest.suite.Report([]))
-    monkeypatch.setattr(selftest, "_device", lambda runner: torch.device("cpu"))
-    assert selftest.failed_kernels(SimpleNamespace(device="cpu")) == done[1]
+    monkeypatch.setattr(suite, "run", lambda *arguments: suite.Report([]))
+    assert selftest.failed_kernels(RUNNER) == done[1]
     record.forget()
-    assert selftest.failed_kernels(SimpleNamespace(device="cpu")) == []
-    assert rounds_of(monkeypatch, [])[0] == [[]]
+    assert selftest.failed_kernels(RUNNER) == []
+    assert rounds_of(monkeypatch, []) == [[]]
+
+
+def test_another_dtype_is_left_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EAGLE_SELFTEST", "1")
+    (reason,) = selftest.failed_kernels(SimpleNamespace(device="cpu", dtype=torch.float64))
+    assert reason == "--dtype float64: only bfloat16, float16, float32 are served"
 
 
 def test_a_fallback_that_fails_refuses_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

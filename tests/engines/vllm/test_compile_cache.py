@@ -15,7 +15,8 @@ from vllm_compiled import ask_compiled
 from vllm_configs import configure
 
 import eagle_plugin
-from eagle_plugin.vllm import compile_cache, plugin, served, support
+from eagle_plugin.vllm import compile_cache, plugin, support
+from eagle_plugin.vllm.plugin_config import caps_of, is_served
 
 pytestmark = pytest.mark.usefixtures("lines")
 
@@ -28,7 +29,7 @@ def made(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def make(switch: str = "1", **options: Any) -> VllmConfig:
         monkeypatch.setenv("EAGLE_PLUGIN", switch)
         config = configure(target, head, **options)
-        assert served.is_served(config.speculative_config) is (switch == "1")
+        assert is_served(config.speculative_config) is (switch == "1")
         return config
 
     return make
@@ -53,7 +54,7 @@ def test_a_configuration_that_is_left_to_vllm_has_its_key(
     stock = made("0", **left)
     monkeypatch.setenv("EAGLE_PLUGIN", "1")
     config = configure(target, head, **left)
-    assert not served.is_served(config.speculative_config) and keys(config) == keys(stock)
+    assert not is_served(config.speculative_config) and keys(config) == keys(stock)
 
 
 def test_the_key_knows_what_the_graphs_depend_on(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +96,7 @@ def test_the_mark_of_a_gpu_needs_no_device(made: Any) -> None:
     config = made()
     object.__setattr__(config.device_config, "device_type", "cuda")
     before = config.compute_hash()
-    compile_cache.mark_compiled(config, served.caps_of(config.speculative_config))
+    compile_cache.set_compile_key(config, caps_of(config.speculative_config))
     assert config.compute_hash() != before and "cpu" not in config.additional_config[compile_cache.KEY]
 
 

@@ -21,9 +21,10 @@ from vllm_greedy import make_prompts, write_heads, write_target
 
 from eagle_plugin.core.shape import PLAIN
 from eagle_plugin.policy.costs import Curve
+from eagle_plugin.runtime import round_costs
 from eagle_plugin.runtime.captured_rounds import FunctionKey
 from eagle_plugin.runtime.graph_emulator import recording_launches
-from eagle_plugin.vllm import captured_costs, round_costs
+from eagle_plugin.vllm import captured_costs
 from eagle_plugin.vllm.decode_step import DecodeStep
 from eagle_plugin.vllm.head_exchange import exchange_head
 

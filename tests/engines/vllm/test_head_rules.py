@@ -17,7 +17,7 @@ from vllm_models import Served, make_config
 from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine, read_config
 from eagle_plugin.runtime.startup import StartRefused
-from eagle_plugin.vllm import served
+from eagle_plugin.vllm import plugin_config
 from eagle_plugin.vllm.draft_tables import without_whole_tables
 from eagle_plugin.vllm.head_rules import captured_layers, check_head
 
@@ -36,7 +36,7 @@ def edited(models: tuple[Path, Path], folder: Path, *edits: Edit) -> Path:
 
 @pytest.mark.parametrize("name", [name for name, row in head_rows.ROWS.items() if row.vllm == "plugin"])
 def test_rows_that_the_plugin_serves(name: str, models: tuple[Path, Path]) -> None:
-    assert served.is_served(configure(models[0], head_rows.write_row(name, models[1])).speculative_config)
+    assert plugin_config.is_served(configure(models[0], head_rows.write_row(name, models[1])).speculative_config)
 
 
 AUX_IDS = {  # eagle_config, top level -> what vLLM captures on a target of 8 layers
@@ -89,7 +89,7 @@ def test_left_to_vllm(case: str, models: tuple[Path, Path], tmp_path: Path, line
     with pytest.raises(LeftToEngine):
         check_head(models[0], head, "eagle3")
     configured = configure(models[0], head)
-    assert not served.is_served(configured.speculative_config)
+    assert not plugin_config.is_served(configured.speculative_config)
     assert any("is served by vLLM's own worker: " in line and str(head) in line for line in lines)
 
 

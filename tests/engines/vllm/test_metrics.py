@@ -22,7 +22,7 @@ from vllm_engines import counters, engine, generate, runner
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.vllm.metrics import kept_tokens, watch_rounds
-from eagle_plugin.vllm.served import mark_served
+from eagle_plugin.vllm.plugin_config import PluginConfig, set_plugin_config
 
 DEPTH, NODES = 3, 8
 
@@ -173,6 +173,6 @@ def test_which_rounds_are_watched() -> None:
         return getattr(scheduler, "_eagle_plugin_watch", None)
 
     ours = SimpleNamespace(model="head")
-    mark_served(ours, Shape(3, 2, 8))
+    set_plugin_config(ours, PluginConfig(Shape(3, 2, 8)))
     assert reject(3, None, ours) is not None
     assert reject(3, 10, ours) is reject(3, None, ours, drafted=0) is reject(3, None, SimpleNamespace()) is None

@@ -18,8 +18,8 @@ from eagle_plugin.policy.chooser import ServedRound, ShapeChooser
 from eagle_plugin.policy.costs import CostModel, Costs, Curve, Forward
 from eagle_plugin.policy.policy import Policy
 from eagle_plugin.policy.report import PolicyReport
+from eagle_plugin.vllm.plugin_config import PluginConfig, set_plugin_config
 from eagle_plugin.vllm.policy_reports import PolicyReporter, ReportCollector, make_report_path
-from eagle_plugin.vllm.served import mark_report, report_path
 
 CAPS = Shape(2, 2, 4)
 FORWARD = Forward(Curve.of([(1, 0.01), (64, 0.02)]))
@@ -38,7 +38,7 @@ class Worker:
     def __init__(self, path: Path | None) -> None:
         self.config = SimpleNamespace()
         if path is not None:
-            mark_report(self.config, path)
+            set_plugin_config(self.config, PluginConfig(CAPS, path))
         self.clock = Clock()
         self.chooser = ShapeChooser(CAPS, Policy(CAPS, CostModel(Costs(FORWARD, FORWARD, FORWARD))))
         self.reporter = PolicyReporter(self.config, lambda: self.chooser, self.clock)
@@ -70,7 +70,6 @@ def test_the_path_is_private_and_its_folder_is_there() -> None:
 def test_it_is_written_once_per_second_and_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "policy.json"
     worker = Worker(path)
-    assert report_path(worker.config) == path
     worker.step(0.0, rounds=0)
     assert not path.exists() and rounds(path) is None
     worker.step(0.1, rounds=2)

@@ -19,7 +19,7 @@ from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.files import HeadError
 from eagle_plugin.heads.kinds import HEADS
 from eagle_plugin.runtime.startup import StartRefused
-from eagle_plugin.vllm import served, support
+from eagle_plugin.vllm import plugin_config, support
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_an_unknown_policy_stops_the_start(target: Path, head: Path, monkeypatch
     with pytest.raises(StartRefused, match=r"^eagle-plugin: EAGLE_POLICY is 'fast', wanted one of auto, fixed, random"):
         configure(target, head)
     monkeypatch.setenv("EAGLE_POLICY", "")
-    assert served.is_served(configure(target, head).speculative_config)
+    assert plugin_config.is_served(configure(target, head).speculative_config)
 
 
 def test_a_head_of_another_target_is_refused(target: Path, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_parallel_drafting_of_another_head_is_refused(target: Path, head: Path, 
 def test_a_mask_that_is_half_there_is_refused(architecture: str, target: Path, head: Path) -> None:
     tensors(lambda t: t.update(mask_hidden=t["fc.weight"][:1].clone()))(head)
     config(pard_token=3, architectures=[architecture])(head)
-    assert served.is_served(configure(target, head).speculative_config)
+    assert plugin_config.is_served(configure(target, head).speculative_config)
     config(pard_token=512)(head)
     with pytest.raises(StartRefused, match="mask_token_id 512, wanted 0 to 511; write the id of the token"):
         configure(target, head)
@@ -91,7 +91,7 @@ def test_a_mask_that_is_half_there_is_refused(architecture: str, target: Path, h
 def test_an_official_head_is_served_and_checked(target: Path, head: Path) -> None:
     """Its config.json names the class of a whole model, as the target's does; vLLM knows what is meant."""
     config(architectures=["LlamaForCausalLM"])(head)
-    assert served.is_served(configure(target, head).speculative_config)
+    assert plugin_config.is_served(configure(target, head).speculative_config)
     config(num_hidden_layers=7)(head)
     with pytest.raises(StartRefused, match=r"num_hidden_layers 7 in config\.json and the weights of 1 layer"):
         configure(target, head)
@@ -112,7 +112,7 @@ def test_a_norm_before_the_residual_is_served(target: Path, head: Path) -> None:
     config(norm_before_residual=True)(head)
     with pytest.raises(HeadError, match="norm_before_residual true"):
         check_head(target, head, algorithm="EAGLE3")
-    assert served.is_served(configure(target, head).speculative_config)
+    assert plugin_config.is_served(configure(target, head).speculative_config)
 
 
 def test_a_bias_that_vllm_drops(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_a_bias_that_vllm_drops(target: Path, tmp_path: Path, monkeypatch: pytes
     head = tiny_models.tiny_eagle2_head(tmp_path / "eagle2", target)
     config(architectures=list(HEADS["eagle2"].architectures))(head)
     put("fc.bias", torch.ones(64))(head)
-    assert served.is_served(configure(target, head, method="eagle").speculative_config)
+    assert plugin_config.is_served(configure(target, head, method="eagle").speculative_config)
     assert any("fc.bias with values other than zero, which SGLang adds and vLLM drops" in line for line in lines)
 
 

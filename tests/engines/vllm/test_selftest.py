@@ -20,7 +20,7 @@ from eagle_plugin.runtime.graph_emulator import recording_launches
 from eagle_plugin.runtime.round import KVCaches
 from eagle_plugin.selftest import record
 from eagle_plugin.selftest.failure import LeftOut
-from eagle_plugin.vllm import attention, served, support
+from eagle_plugin.vllm import attention, plugin_config, support
 from eagle_plugin.vllm.graph_test import GraphTest
 from eagle_plugin.vllm.round_test import RoundTest
 from eagle_plugin.vllm.selftest import SelfTestFailed
@@ -141,12 +141,12 @@ def test_after_a_failed_round_vllms_own_worker_serves(
     lines.clear()
     config = configure(target, head, **options)
     assert config.parallel_config.worker_cls == support.ENGINE_WORKERS["cpu"]
-    assert not served.is_served(config.speculative_config)
+    assert not plugin_config.is_served(config.speculative_config)
     (line,) = lines
     assert "eagle3 is served by vLLM's own worker: the self-test failed: a tree in one forward of the target: " in line
     assert line.endswith("after a repair run: eagle-plugin selftest --again")
     record.forget()
-    assert served.is_served(configure(target, head, **options).speculative_config)
+    assert plugin_config.is_served(configure(target, head, **options).speculative_config)
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from vllm_configs import DEFAULTS, configure, needs
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.heads.export import save_head
-from eagle_plugin.vllm import plugin, served, support
+from eagle_plugin.vllm import plugin, plugin_config, support
 from eagle_plugin.vllm.executor import TreeExecutor
 from eagle_plugin.vllm.masked_rows import mask_token
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("lines")
 
 
 def untouched(config: VllmConfig) -> bool:
-    parallel, ours = config.parallel_config, served.is_served(config.speculative_config)
+    parallel, ours = config.parallel_config, plugin_config.is_served(config.speculative_config)
     own = parallel.worker_cls == support.ENGINE_WORKERS["cpu"] and parallel.distributed_executor_backend != TreeExecutor
     return own and not ours
 
@@ -41,7 +41,7 @@ def untouched(config: VllmConfig) -> bool:
 def test_a_plain_configuration_is_served(target: Path, head: Path, lines: list[str]) -> None:
     config = configure(target, head, additional_config={"eagle_plugin": {"depth": 2, "topk": 3}})
     assert config.parallel_config.worker_cls == support.WORKERS["cpu"]
-    assert served.served_shape(config.speculative_config) == Shape(2, 3, 8)
+    assert plugin_config.caps_of(config.speculative_config) == Shape(2, 3, 8)
     assert not config.scheduler_config.async_scheduling
     assert lines == []
     eager = configure(target, head, additional_config={"eagle_plugin": {"async_scheduling": True}})
@@ -68,7 +68,7 @@ def test_a_p_eagle_head_is_served(speculative: dict[str, Any], target: Path, tmp
     save_head(trained_head("peagle", target, mask_token_id=2), tmp_path / "head", target_dir=target)
     made = configure(target, tmp_path / "head", speculative=speculative)
     assert made.parallel_config.worker_cls == support.WORKERS["cpu"]
-    assert served.served_shape(made.speculative_config) == Shape(7, 4, 8)
+    assert plugin_config.caps_of(made.speculative_config) == Shape(7, 4, 8)
     assert mask_token(made.speculative_config) == 2
     assert not made.speculative_config.parallel_drafting
     assert made.speculative_config.max_num_new_slots_for_drafting == 0
@@ -83,11 +83,11 @@ def test_trees_have_no_more_levels_than_a_head_was_trained_for(
     head = trained_head("peagle", target, mask_token_id=2)
     save_head(head, tmp_path / "head", target_dir=target, manifest={"training": training})
     chosen = configure(target, tmp_path / "head")
-    assert served.served_shape(chosen.speculative_config) == Shape(2, 4, 8) and lines == []
+    assert plugin_config.caps_of(chosen.speculative_config) == Shape(2, 4, 8) and lines == []
     options = {"depth": 5, "topk": 2, "async_scheduling": is_async}
     deep = configure(target, tmp_path / "head", additional_config={"eagle_plugin": options})
     # A step that is scheduled ahead has rows for all tokens that were asked for.
-    assert served.served_shape(deep.speculative_config) == Shape(2, 2, 8 if is_async else 7)
+    assert plugin_config.caps_of(deep.speculative_config) == Shape(2, 2, 8 if is_async else 7)
     (line,) = lines
     assert "was trained to draft 2 tokens in one forward, so its trees have 2 levels and not 5" in line
 

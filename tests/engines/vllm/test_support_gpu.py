@@ -10,9 +10,10 @@ from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
 from vllm.config import vllm as vllm_config_module
 from vllm_configs import configure, needs
 
-from eagle_plugin.selftest.launch import Answer, Subject
+from eagle_plugin.selftest.launch import Answer
 from eagle_plugin.selftest.shapes import ModelShape
-from eagle_plugin.vllm import plugin, selftest, served, support
+from eagle_plugin.selftest.subject import Subject
+from eagle_plugin.vllm import plugin, plugin_config, selftest, support
 
 pytestmark = pytest.mark.usefixtures("lines")
 
@@ -55,11 +56,11 @@ def test_a_gpu_is_served(
     assert not config.use_v2_model_runner and config.scheduler_config.async_scheduling is wanted
     assert [line.rpartition(": ")[2][:20] for line in lines] == ["the self-test of the", "trees are served by "]
     (subject,) = asked
-    assert served.test_subject(config.speculative_config) is subject
+    assert plugin_config.plugin_config(config.speculative_config).subject is subject
     assert subject.device == "cuda" and subject.devices == 2 and list(subject.head_dims) == [32, 32]
     shape, heads = ModelShape(**subject.shape), config.model_config.hf_config.num_attention_heads
     assert (shape.heads, shape.head_dim, shape.dtype) == (heads // 2, 32, "float32")
-    assert shape.tree == served.served_shape(config.speculative_config)
+    assert shape.tree == plugin_config.caps_of(config.speculative_config)
     support.choose_worker(config)  # vLLM completes it again
     assert len(asked) == 1 and config.scheduler_config.async_scheduling is wanted
 
@@ -74,7 +75,7 @@ def test_a_gpu_is_served_only_when_asked_for(
     assert config.parallel_config.worker_cls == support.ENGINE_WORKERS["cuda"] and config.use_v2_model_runner
     (line,) = lines
     assert line.endswith("GPUs: no GPU has run the plugin's worker for vLLM yet; EAGLE_PLUGIN=force tries it")
-    assert not asked and not served.is_served(config.speculative_config)
+    assert not asked and not plugin_config.is_served(config.speculative_config)
 
 
 def test_a_gpu_that_fails_is_left_to_vllm(gpu_config: Any, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +83,7 @@ def test_a_gpu_that_fails_is_left_to_vllm(gpu_config: Any, lines: list[str], mon
     config = gpu_config()
     support.choose_worker(config)
     assert config.parallel_config.worker_cls == support.ENGINE_WORKERS["cuda"] and config.use_v2_model_runner
-    assert not served.is_served(config.speculative_config) and config.scheduler_config.async_scheduling
+    assert not plugin_config.is_served(config.speculative_config) and config.scheduler_config.async_scheduling
     assert lines == [f"{lines[0].partition(': ')[0]}: eagle3 is served by vLLM's own worker: device Tesla T4: compute "
                      "capability 7.5, at least 8.0 is served"]  # fmt: skip
 

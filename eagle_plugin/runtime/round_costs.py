@@ -1,0 +1,108 @@
+"""Measures the parts of a round, which an adapter runs: in passes over all sizes, each time against a reference.
+
+Several passes: what disturbs one hardly disturbs the same size of the next. Processors change their speed by a third
+within seconds, so that every time counts as a multiple of what a small forward took just before and after it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from typing import Generic, TypeVar
+
+import torch
+
+PASSES = 4
+LONG = 1024  # tokens of long prefixes, at most
+LONG_BATCH = 4  # requests with long prefixes, at most
+MUCH_FASTER = 1.5  # a round now, over the one that kept costs tell: the machine was busy when they were measured
+
+Key = TypeVar("Key", bound=Hashable)
+Cell = TypeVar("Cell")
+Result = TypeVar("Result")
+
+
+class ReferenceTimes(Generic[Key]):
+    """Times of forwards by what they are, each as a multiple of what a reference took just before and after it."""
+
+    def __init__(self, reference: Callable[[], float]) -> None:
+        """reference: runs and times the same forward each time, in seconds."""
+        self._reference = reference
+        self._last = self._fastest = reference()
+        self._multiples: dict[Key, list[float]] = {}
+
+    @property
+    def cells(self) -> Collection[Key]:
+        """Those that have a time."""
+        return self._multiples.keys()
+
+    def add(self, cell: Key, seconds: float) -> None:
+        """One run of a forward, which has just ended."""
+        self.add_all({cell: seconds})
+
+    def add_all(self, parts: Mapping[Key, float]) -> None:
+        """One run of several forwards, which have just ended."""
+        before, self._last = self._last, self._reference()
+        self._fastest = min(self._fastest, self._last)
+        for cell, seconds in parts.items():
+            self._multiples.setdefault(cell, []).append(2 * seconds / (before + self._last))
+
+    def times(self) -> dict[Key, float]:
+        """Seconds of each forward while the reference is fastest: of several runs the median."""
+        return {cell: self._fastest * statistics.median(found) for cell, found in self._multiples.items()}
+
+
+def measure(
+    timed: ReferenceTimes[Key],
+    cells: Sequence[Cell],
+    run: Callable[[Cell], Iterable[Mapping[Key, float]]],
+    is_needed: Callable[[Cell], bool],
+    in_any_rank: Callable[[bool], bool],
+    budget: float,
+) -> dict[Key, float]:
+    """Seconds of the parts of all cells, in each of `PASSES` passes.
+
+    run(cell) gives the seconds of the parts that have just run, and may go on after the reference has run.
+    in_any_rank: whether a flag is set in any rank; all ranks run the same cells. budget: seconds, after which cells
+    that are not needed are left out.
+    """
+    end = time.perf_counter() + budget
+    for _ in range(PASSES):
+        for cell in cells:
+            is_late = in_any_rank(time.perf_counter() > end)
+            if is_needed(cell) or not is_late:
+                for parts in run(cell):
+                    timed.add_all(parts)
+    return timed.times()
+
+
+def timed_call(call: Callable[[], Result], of_thread: bool = False) -> tuple[float, Result]:
+    """Seconds of a call to its end on the device, and what it returns; of_thread: only those that this thread ran."""
+    clock = time.thread_time if of_thread else time.perf_counter
+    wait = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
+    wait()
+    begin = clock()
+    result = call()
+    wait()
+    return clock() - begin, result
+
+
+def is_much_faster(runs: Sequence[tuple[float, Callable[[], float]]]) -> bool:
+    """Whether one of these runs now takes so much less than its kept seconds that the machine was busy then.
+
+    All of them run, whatever they show: the ranks run the same forwards.
+    """
+    found = [min(run() for _ in range(PASSES)) for _, run in runs]
+    return any(now * MUCH_FASTER < kept for (kept, _), now in zip(runs, found, strict=True))
+
+
+def slope(long: float, short: float, keys: int) -> float:
+    """Seconds per token of the prefixes, from two times whose prefixes differ by so many tokens in all."""
+    return max(long - short, 0.0) / keys
+
+
+def per_key_and_row(one_row: float, all_rows: float, rows: int) -> tuple[float, float]:
+    """Of a `Forward`, from its slopes with one row per request and with so many: seconds per token, and per row too."""
+    per_row = max(all_rows - one_row, 0.0) / max(rows - 1, 1)
+    return max(one_row - per_row, 0.0), per_row

@@ -1,0 +1,118 @@
+"""Work is compared at one speed of the processor, whatever its speed was when the work was timed."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from eagle_plugin.runtime import round_costs
+from eagle_plugin.runtime.round_costs import PASSES, ReferenceTimes, is_much_faster, measure, per_key_and_row, slope
+
+WORK = range(2, 62, 2)  # seconds at full speed
+REFERENCE = 3.0  # the same of the reference
+
+
+class Processor:
+    """It is slower by 1.6 for some 30 runs, then as fast as before, because others share it; few runs are disturbed."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self._slowdown = 1.6
+
+    def run(self, work: float) -> float:
+        if self._rng.random() < 1 / 30:
+            self._slowdown = 2.6 - self._slowdown
+        disturbed = 3.0 if self._rng.random() < 0.01 else 1.0
+        return work * self._slowdown * disturbed
+
+
+def wrong(times: list[float]) -> int:
+    """How many of the times are off by more than a tenth against the others."""
+    speed = statistics.median(seconds / work for seconds, work in zip(times, WORK, strict=True))
+    return sum(abs(seconds / work / speed - 1) > 0.1 for seconds, work in zip(times, WORK, strict=True))
+
+
+def times_against_a_reference(seed: int) -> list[float]:
+    processor = Processor(seed)
+    timed: ReferenceTimes[int] = ReferenceTimes(lambda: processor.run(REFERENCE))
+    for _ in range(PASSES):
+        for work in WORK:
+            timed.add(work, processor.run(work))
+    assert list(timed.cells) == list(WORK)
+    return list(timed.times().values())
+
+
+def shortest_times(seed: int) -> list[float]:
+    processor = Processor(seed)
+    passes = [[processor.run(work) for work in WORK] for _ in range(PASSES)]
+    return [min(runs) for runs in zip(*passes, strict=True)]
+
+
+def test_the_speed_of_the_moment_does_not_count() -> None:
+    """The control, the shortest of as many runs, is wrong where no run was made at full speed."""
+    found = [wrong(times_against_a_reference(seed)) for seed in range(30)]
+    control = [wrong(shortest_times(seed)) for seed in range(30)]
+    assert sum(found) < 0.04 * len(WORK) * 30, found
+    assert sum(control) > 0.06 * len(WORK) * 30, control
+
+
+def test_times_are_those_of_the_fastest_moment() -> None:
+    speeds = iter([2.0, 4.0, 3.0, 1.5])
+    timed: ReferenceTimes[str] = ReferenceTimes(lambda: next(speeds))
+    for seconds in (30.0, 35.0, 22.5):
+        timed.add("work", seconds)
+    assert timed.times() == {"work": 1.5 * 10.0}
+
+
+class Rounds:
+    """Cells that take as many seconds as their number says, on a clock that nothing else moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.ran = 0.0, list[int]()
+        monkeypatch.setattr(round_costs, "time", SimpleNamespace(perf_counter=lambda: self.now))
+
+    def measured(self, cells: list[int], needed: int, budget: float, in_any_rank: Any = bool) -> dict[int, float]:
+        def run(cell: int) -> Iterator[dict[int, float]]:
+            self.now += cell
+            self.ran.append(cell)
+            yield {cell: float(cell)}
+
+        timed: ReferenceTimes[int] = ReferenceTimes(lambda: 1.0)
+        return measure(timed, cells, run, lambda cell: cell <= needed, in_any_rank, budget)
+
+
+def test_a_spent_budget_leaves_out_what_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = Rounds(monkeypatch)
+    assert rounds.measured([1, 2, 3], needed=1, budget=2.5) == {1: 1.0, 2: 2.0}
+    assert rounds.ran == [1, 2, 1, 1, 1]  # a median of four runs, whatever they cost
+    again = Rounds(monkeypatch)
+    assert set(again.measured([1, 2, 3], needed=1, budget=100)) == {1, 2, 3} and again.ran == [1, 2, 3] * 4
+
+
+def test_all_ranks_leave_out_what_one_has_no_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(Rounds(monkeypatch).measured([1, 2], needed=1, budget=100, in_any_rank=lambda late: True)) == {1}
+
+
+def test_costs_of_a_busy_machine_are_recognised_by_any_of_its_runs() -> None:
+    ran = list[str]()
+
+    def run(name: str, seconds: float) -> float:
+        ran.append(name)
+        return seconds
+
+    runs = [(kept, partial(run, str(kept), 1.0)) for kept in (1.4, 1.6)]
+    assert not is_much_faster(runs[:1]) and is_much_faster(runs) and not is_much_faster([])
+    assert ran.count("1.6") == ran.count("1.4") / 2 == PASSES  # the ranks run the same
+
+
+def test_slopes_are_split_into_those_of_a_row_and_of_none() -> None:
+    keys, rows = 50, 9
+    slopes = [slope(2.0 + keys * (0.3 + 0.01 * n), 2.0, keys) for n in (1, rows)]
+    assert per_key_and_row(*slopes, rows) == (pytest.approx(0.3), pytest.approx(0.01))
+    assert slope(1.0, 2.0, keys) == 0.0 and per_key_and_row(0.2, 0.1, rows) == (0.2, 0.0)
