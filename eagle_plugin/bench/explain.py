@@ -1,4 +1,4 @@
-"""`eagle-plugin explain`: what the policy of a server chooses, what it expects of every shape, and what it served."""
+"""`eagle-plugin explain` prints what the policy of a server chooses, what it expects, and what it served."""
 
 from __future__ import annotations
 

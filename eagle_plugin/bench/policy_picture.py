@@ -1,4 +1,4 @@
-"""What a policy expects, as a picture: the cost of a step and the gain over plain decoding, over the width of trees."""
+"""Draws what a policy expects: the cost of a step and the gain over plain decoding, over the width of trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which shape the next round gets, in both engines, and what served rounds tell the policy."""
+"""Chooses the shape of the next round in both engines, and tells the policy what served rounds took and yielded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from eagle_plugin.policy.survival import Survival
 SUM_ROUNDS = 4  # of so many rounds of one shape the first tells its path sums
 MOST_UNLEARNED = 4 * REVIEW_ROUNDS  # times and results: rounds that ask for no choice are learned as well
 MODES = ("auto", "fixed", "random")
-
 
 SumUp = Callable[[PathSums, Tensor], Tensor]
 
@@ -107,7 +106,7 @@ class ShapeChooser:
         self._learns_late = learns_late
         self._times: list[tuple[ServedRound, float]] = []  # not learned yet
         self._results: list[Result] = []  # the same
-        self._totals: dict[Shape, list[float]] = {}  # `ShapeTotals`
+        self._totals: dict[Shape, list[float]] = {}  # as `ShapeTotals`
         # Of the timed steps by shape and requests: the sums of the corrections of their predictions, and of the same
         # times the tokens of their prefixes.
         self._predicted: dict[tuple[Shape, int], list[float]] = {}
@@ -155,8 +154,7 @@ class ShapeChooser:
         now, last = self._clock(), self._last
         like = last is not None and (last[1].shape, last[1].b) == (shape, b)
         if last is not None and last[2]:
-            began, before, _ = last
-            self._times.append((before, now - began))
+            self._times.append((last[1], now - last[0]))
             self._has_seen_more()
         self._last = now, ServedRound(shape, b, keys), like
 
@@ -299,13 +297,3 @@ def reached_depths(kept: Sequence[int], steps: int) -> list[int]:
 def buffers_of(policy: Policy, requests: int, device: torch.device | str) -> HostBuffers:
     """Room for the path sums of all shapes, of so many requests at most."""
     return HostBuffers(len(policy.shapes) * requests * max(shape.steps for shape in policy.shapes), device)
-
-
-def first_choices(policy: Policy, keys: int = 256) -> str:
-    """A log line: what a policy that has seen no request yet would choose, for prefixes of `keys` tokens."""
-    chosen = []
-    for b in (1, 8, 32):
-        rates = policy.rates(b, b * keys)
-        best = max(rates, key=rates.__getitem__)
-        chosen.append(f"{best} ({rates[best] / rates[PLAIN]:.2f}x of plain decoding) for {b}")
-    return f"of a typical head the policy expects, as steps/topk/width: {', '.join(chosen)} requests"

@@ -1,4 +1,4 @@
-"""What the times of served rounds say of the speed of the machine and of the errors of the cost tables.
+"""Estimates the speed of the machine and the errors of the cost tables from the times of served rounds.
 
 Of a time nobody knows whether the machine was slow or the shape is: both are estimated together, with how sure they
 are, by a Kalman filter (R. E. Kalman, A New Approach to Linear Filtering and Prediction Problems, 1960). It works on

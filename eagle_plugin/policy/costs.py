@@ -1,4 +1,4 @@
-"""What a decode round costs: tables of measured seconds, interpolated, and corrected by the rounds that were served."""
+"""Predicts what a decode round costs from tables of measured seconds, corrected by the rounds that were served."""
 
 from __future__ import annotations
 

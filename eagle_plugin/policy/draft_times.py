@@ -1,4 +1,4 @@
-"""How long the drafting of rounds took: the log line that a server writes, and what a benchmark reads from it."""
+"""Writes and reads the log line that says how long the drafting of rounds took."""
 
 from __future__ import annotations
 

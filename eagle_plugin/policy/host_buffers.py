@@ -1,4 +1,4 @@
-"""Memory of the host for values of a device that the host reads a round later."""
+"""Copies values of a device into memory of the host, which reads them a round later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One log line per minute says what the policy does; `eagle-plugin explain` reads it (docs/metrics.md)."""
+"""Writes one log line per minute that says what the policy does; `eagle-plugin explain` reads it (docs/metrics.md)."""
 
 from __future__ import annotations
 

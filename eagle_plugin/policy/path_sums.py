@@ -1,4 +1,4 @@
-"""Sums of path scores of the trees that a round could have drafted, for `policy.survival`."""
+"""Sums the path scores of the trees that a round could have drafted, for `policy.survival`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policy: which shape the trees of a batch get, plain decoding included."""
+"""Chooses the shape of the trees of a batch, plain decoding included."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from eagle_plugin.policy.costs import CostModel, rate, size_class
 from eagle_plugin.policy.shapes import deepest_of, shapes_within
 from eagle_plugin.policy.survival import Survival
 
-HYSTERESIS = 0.03  # a change must promise so much more than the present shape: less is noise
-CATCH_UP_ROUNDS = 64  # of plain decoding: in their time, drafting must earn what the head reads before it begins
-REVIEW_ROUNDS = 8  # rounds between two choices for batches of one size
-CHANGED_BATCH = 1.25  # a batch that grew or shrank by so much is reviewed at once
-PROBE_COST = 0.01  # of the time may be lost to shapes that are tried only to learn
-PROBE_ROUNDS = 32  # rounds between two of them, if both yield what was expected: fewer tell of the same tokens
-MOST_SPARE = 4.0  # rounds' time that probes may have earned for the next ones, or owe
-PROMPT_MEMORY = 4096  # output tokens over which the prompt tokens per output token are averaged
-PRIOR_TOKENS = 512.0  # output tokens without a prompt that are assumed at the start
-COMPARE_ROUNDS = 4  # of a shape that is served only so that its time is measured
-COMPARED_FOR = 64  # rounds in which the better one of two shapes that were compared is served
-COMPARE_COST = 0.01  # of the time may be lost to these, in batches of one size class
-LEAST_LOSS = 0.01  # of the time of rounds that compare: they cost something, whatever is expected
-PLAIN_EVERY = 512  # rounds between two comparisons with plain decoding at least, for batches of one size class
-PLAIN_COST = 0.003  # of the time may be lost to these
+# Where a value is from: a test of tests/policy whose world it passes, a derivation, or an assumption.
+HYSTERESIS = 0.03  # a change must promise so much more: less is noise (test_noise_does_not_make_it_flip)
+CATCH_UP_ROUNDS = 64  # assumed; of plain decoding: in their time, drafting must earn what the head reads first
+REVIEW_ROUNDS = 8  # assumed; rounds between two choices for batches of one size
+CHANGED_BATCH = 1.25  # a batch that grew or shrank by so much is reviewed at once: less than a size class, which is 2
+PROBE_COST = 0.01  # of the time may be lost to shapes that are tried only to learn: what is wanted
+PROBE_ROUNDS = 32  # rounds between two of them at least (test_a_probe_that_pays_brings_the_next_one_forward)
+MOST_SPARE = 4.0  # assumed; rounds' time that probes may have earned for the next ones, or owe
+PROMPT_MEMORY = 4096  # output tokens of the mean of prompt tokens (test_prompts_are_averaged_over_many_answers)
+PRIOR_TOKENS = 512.0  # of them without a prompt at the start (the same test: one long prompt is no load of them)
+COMPARE_ROUNDS = 4  # of a shape that is served to be timed: three have times, the first one after a change has none
+COMPARED_FOR = 64  # rounds in which the better one of two shapes is served (test_wrong_tables_cost_little_...)
+COMPARE_COST = 0.01  # of the time may be lost to these, in batches of one size class: what is wanted
+LEAST_LOSS = COMPARE_COST  # of the time of rounds that compare: they cost something, whatever is expected
+PLAIN_EVERY = 512  # assumed; rounds between two comparisons with plain decoding at least, of one size class
+PLAIN_COST = 0.003  # of the time may be lost to these: what is wanted
 
 
 def gain_of_knowing(better: float, doubt: float) -> float:

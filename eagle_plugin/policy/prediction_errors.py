@@ -1,4 +1,4 @@
-"""How far the predicted times of steps are from the measured ones: steps counted by the size of the error.
+"""Counts steps by how far their predicted times are from the measured ones.
 
 Counts of two moments can be subtracted, so that the median of any span of time is known without the times themselves.
 """

@@ -1,4 +1,4 @@
-"""What a policy has seen and expects, as plain numbers: the engines write it, `eagle-plugin explain` reads it.
+"""Holds what a policy has seen and expects as plain numbers: engines write it, `eagle-plugin explain` reads it.
 
 No torch here: the command reads reports without an engine.
 """

@@ -1,4 +1,4 @@
-"""The shapes that rounds may get: the defaults, and those within caps that a policy chooses from.
+"""Lists the shapes that rounds may get: the defaults, and those within caps that a policy chooses from.
 
 The defaults are those that gave the most tokens per second on two CPU cores (docs/performance.md).
 """

@@ -1,4 +1,4 @@
-"""How many drafted tokens a tree of each shape yields: the head's own path scores, calibrated by what was accepted.
+"""Predicts how many tokens a tree of each shape yields: the head's path scores, calibrated by what was accepted.
 
 The score of a path is the head's estimate that the target will take it, so the sum of the scores of a tree's nodes
 estimates its accepted tokens, also of trees that were not drafted. Such sums, by depth, predict a round twice as well

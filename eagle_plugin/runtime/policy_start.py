@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from eagle_plugin.common.atomic_io import WriteError
-from eagle_plugin.core.shape import Shape
-from eagle_plugin.policy.chooser import first_choices
+from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.policy.costs import CostModel, Costs
 from eagle_plugin.policy.policy import Policy
 from eagle_plugin.runtime import cost_files
@@ -51,3 +50,13 @@ def start_policy(
     policy = Policy(caps, CostModel(costs), shapes)
     logger.info("eagle-plugin: %s; %s", source, first_choices(policy))
     return policy
+
+
+def first_choices(policy: Policy, keys: int = 256) -> str:
+    """A log line: what a policy that has seen no request yet would choose, for prefixes of `keys` tokens."""
+    chosen = []
+    for b in (1, 8, 32):
+        rates = policy.rates(b, b * keys)
+        best = max(rates, key=rates.__getitem__)
+        chosen.append(f"{best} ({rates[best] / rates[PLAIN]:.2f}x of plain decoding) for {b}")
+    return f"of a typical head the policy expects, as steps/topk/width: {', '.join(chosen)} requests"

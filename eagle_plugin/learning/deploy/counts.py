@@ -1,4 +1,4 @@
-"""Counts of rounds by their accepted drafts, of a running server or of captured answers, and their mean."""
+"""Reads counts of rounds by their accepted drafts, of a running server or of captured answers, and their mean."""
 
 from __future__ import annotations
 
