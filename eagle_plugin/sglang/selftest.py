@@ -150,7 +150,7 @@ def parts_of(worker: Any) -> Parts:
         vocabulary=runner.model_config.vocab_size,
         draft_vocabulary=drafter._draft_vocabulary(),
         req_to_token=worker.req_to_token_pool.req_to_token,
-        keys=worker._keys.table,
+        rng_keys=worker._keys.table,
         allocator=worker.token_to_kv_pool_allocator,
         caches=caches,
     )
