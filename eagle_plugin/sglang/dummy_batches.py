@@ -33,7 +33,7 @@ class Parts(NamedTuple):
     vocabulary: int
     draft_vocabulary: int
     req_to_token: Tensor  # [P, C] int32: the engine's table, of which no row is in use
-    keys: Tensor  # [P] int64: of the requests' random numbers
+    rng_keys: Tensor  # [P] int64: of the requests' random numbers
     allocator: Any  # of cache slots
     caches: list[tuple[Tensor, Pool]]  # [slots, heads, dim]: keys and values of all layers of both models
 
@@ -54,7 +54,7 @@ def parts_of(worker: Any) -> Parts:
         vocabulary=runner.model_config.vocab_size,
         draft_vocabulary=drafter._draft_vocabulary(),
         req_to_token=worker.req_to_token_pool.req_to_token,
-        keys=worker._keys.table,
+        rng_keys=worker._keys.table,
         allocator=worker.token_to_kv_pool_allocator,
         caches=caches,
     )
@@ -102,17 +102,17 @@ class RandomBatches:
         if slots is None:
             raise RuntimeError(f"the KV cache has no {need} free slots for the self-test: give the server more of it")
         rows = 1 + self.permutation(len(parts.req_to_token) - 1)[:b]  # row 0 is that of padding
-        kept = parts.req_to_token[rows].clone(), parts.keys[rows].clone()
+        kept = parts.req_to_token[rows].clone(), parts.rng_keys[rows].clone()
         try:
             used = slots[self.permutation(len(slots))][:need]
             parts.req_to_token[rows, :positions] = used.view(b, positions).int()
-            parts.keys[rows] = self.randint(-(2**62), 2**62, b)
+            parts.rng_keys[rows] = self.randint(-(2**62), 2**62, b)
             for cache, pool in parts.caches:
                 values = torch.randn(need, *cache.shape[1:], generator=self._on_device(), device=self.device)
                 cache[pool.slots(used)] = values.to(cache.dtype)
             yield rows
         finally:
-            parts.req_to_token[rows], parts.keys[rows] = kept
+            parts.req_to_token[rows], parts.rng_keys[rows] = kept
             parts.allocator.free(slots)
 
     def schedule(self, rows: Tensor, lengths: Tensor, greedy: bool) -> Any:

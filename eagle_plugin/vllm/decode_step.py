@@ -106,18 +106,18 @@ class DecodeStep(CapturedRounds[StepMemory]):
         )
 
     def walk(
-        self, batch: RoundBatch, logits: Tensor, sampling: SamplingParams, keys: Tensor | None
+        self, batch: RoundBatch, logits: Tensor, sampling: SamplingParams, rng_keys: Tensor | None
     ) -> tuple[Accepted, Tensor]:
         """Accept a path of each tree and move its keys and values; logits [b * W, V] are the target's.
 
         Returns the paths, and in memory of their own the tokens as vLLM takes them.
         """
-        if keys is not None and not self.holds(batch.drafts):
+        if rng_keys is not None and not self.holds(batch.drafts):
             self._memory.put_fields("proposals", batch.drafts.proposals)
         if not self._memory.holds("logits", logits):
             self._memory.put("logits", logits)
-        self._memory.put_draws(sampling, keys)
-        accepted, tokens = self._replay("walk", keys is None)
+        self._memory.put_draws(sampling, rng_keys)
+        accepted, tokens = self._replay("walk", rng_keys is None)
         return Accepted(*(values[: batch.b] for values in accepted)), tokens[: batch.b].clone()
 
     def can_extend(self, batch: RoundBatch, accepted: Accepted, shape: Shape, is_greedy: bool) -> bool:
@@ -139,7 +139,7 @@ class DecodeStep(CapturedRounds[StepMemory]):
 
     def can_draft(self, batch: DraftBatch, state: HeadState) -> bool:
         """Whether these trees can be drafted by what was captured."""
-        if batch.shape != self._caps or batch.chains is not None or not self._can("draft", batch.keys is None):
+        if batch.shape != self._caps or batch.chains is not None or not self._can("draft", batch.rng_keys is None):
             return False
         return state.top.logp.dim() == self._memory.top_dims  # else too many rows to list all levels at once
 
@@ -148,8 +148,8 @@ class DecodeStep(CapturedRounds[StepMemory]):
         memory, b = self._memory, len(roots)
         if not memory.holds("roots", roots):
             memory.put_root(Root(state, batch.lengths, roots), self._padded_b)
-        memory.put_draws(batch.sampling, batch.keys)
-        drafts: Drafts = self._replay("draft", batch.keys is None)
+        memory.put_draws(batch.sampling, batch.rng_keys)
+        drafts: Drafts = self._replay("draft", batch.rng_keys is None)
         return drafts.first(b)
 
     def path_sums(self, is_greedy: bool, sums: PathSums, scores: Tensor) -> Tensor:
@@ -224,9 +224,9 @@ class DecodeStep(CapturedRounds[StepMemory]):
 
     def _walk(self, padded_b: int, is_greedy: bool) -> tuple[Accepted, Tensor]:
         memory, width = self._memory, self._caps.width
-        lengths, (sampling, keys) = memory.view("prefix_lens", padded_b), memory.draws(padded_b, is_greedy)
+        lengths, (sampling, rng_keys) = memory.view("prefix_lens", padded_b), memory.draws(padded_b, is_greedy)
         drafts = memory.drafts(padded_b, is_greedy)
-        accepted = accept(drafts, memory.logits(padded_b), sampling, keys, lengths, "chained", self._synthetic)
+        accepted = accept(drafts, memory.logits(padded_b), sampling, rng_keys, lengths, "chained", self._synthetic)
         accepted = self._ranks.agree(accepted)
         requests = torch.arange(padded_b, device=lengths.device)
         for group in self._groups:
@@ -244,9 +244,9 @@ class DecodeStep(CapturedRounds[StepMemory]):
         memory.put_root(Root(state, lengths + accepted.lengths, path.roots), padded_b)
 
     def _draft(self, padded_b: int, is_greedy: bool) -> Drafts:
-        memory, (sampling, keys) = self._memory, self._memory.draws(padded_b, is_greedy)
+        memory, (sampling, rng_keys) = self._memory, self._memory.draws(padded_b, is_greedy)
         state, lengths, roots = memory.root(padded_b, is_greedy)
-        batch = DraftBatch(self._caps, lengths, memory.table(self._head_layer, padded_b), sampling, keys, None)
+        batch = DraftBatch(self._caps, lengths, memory.table(self._head_layer, padded_b), sampling, rng_keys, None)
         drafts = self._drafter.draft_tree(batch, roots, state)
         if not is_greedy:
             drafts = drafts._replace(proposals=memory.put_fields("proposals", drafts.proposals))

@@ -114,7 +114,7 @@ class DraftBatch(NamedTuple):
     lengths: Tensor  # [b] int64: L
     slot_table: Tensor  # [b, S] int32: row of the head's caches of each position
     sampling: SamplingParams  # of b requests
-    keys: Tensor | None  # [b] int64: of the requests' random numbers; None: all requests are greedy
+    rng_keys: Tensor | None  # [b] int64: of the requests' random numbers; None: all requests are greedy
     chains: Tensor | None  # [b] bool: requests whose drafts must be chains; None without any
 
 
@@ -251,13 +251,13 @@ class TreeProposer(EagleProposer):
             normed, hidden = self._forward(HeadRows(rows.tokens.int(), rows.positions, rows.hidden, metadata))
             return self._logits(normed), hidden
 
-        top_m = top_m_of(batch.shape, batch.keys is None)
+        top_m = top_m_of(batch.shape, batch.rng_keys is None)
         drafts = draft(
             batch.shape,
             roots,
             self.levels.source(batch.shape, state, batch.lengths, top_m, forward),
             batch.sampling,
-            None if batch.keys is None else draft_uniforms(batch.keys, batch.lengths, batch.shape),
+            None if batch.rng_keys is None else draft_uniforms(batch.rng_keys, batch.lengths, batch.shape),
             self._draft_to_target,
             batch.chains,
         )

@@ -257,8 +257,8 @@ class TreeModelRunner(GPUModelRunner):
         )
         if chains is not None:  # a chain is made of first children; sampled ones come after them
             params = without_sampled_children(params, chains)
-        keys = None if greedy else request_keys(sampling_metadata.generators, batch.b, self.device)
-        trees = DraftBatch(shape, root.lengths, slot_table, params, keys, chains)
+        rng_keys = None if greedy else request_keys(sampling_metadata.generators, batch.b, self.device)
+        trees = DraftBatch(shape, root.lengths, slot_table, params, rng_keys, chains)
         drafter = step if step is not None and step.can_draft(trees, root.state) else self.drafter
         drafts = self._draft_clock.time(shape, partial(drafter.draft_tree, trees, root.tokens, root.state))
         return self._keep(state, drafts)

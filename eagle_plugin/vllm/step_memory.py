@@ -35,7 +35,7 @@ class StepMemory(RoundMemory):
         super().__init__(caps, most, like)
         device, self._columns = like.logits.device, columns
         self._tables = {layer: f"table.{group}" for layer, group in tables.items()}
-        for name, fill in (("prefix_lens", 1), ("lengths", 1), ("keys", 0)):
+        for name, fill in (("prefix_lens", 1), ("lengths", 1), ("rng_keys", 0)):
             self.allocate(name, most, torch.int64, fill)
         for name in set(self._tables.values()):
             self.allocate(name, most * columns, torch.int32)
@@ -77,7 +77,7 @@ class StepMemory(RoundMemory):
         """How tokens are drawn, and the keys."""
         if is_greedy:
             return self._greedy.rows(slice(padded_b)), None
-        return self.view_fields("sampling", SamplingParams, padded_b), self.view("keys", padded_b)
+        return self.view_fields("sampling", SamplingParams, padded_b), self.view("rng_keys", padded_b)
 
     # What is put for the requests of a step.
 
@@ -103,8 +103,8 @@ class StepMemory(RoundMemory):
         self.put_padded("lengths", root.lengths, padded_b, 1)
         self.put_padded("roots", root.tokens, padded_b, 0)
 
-    def put_draws(self, sampling: SamplingParams, keys: Tensor | None) -> None:
+    def put_draws(self, sampling: SamplingParams, rng_keys: Tensor | None) -> None:
         """Put how requests draw; without keys all take the most likely token, whatever is there."""
-        if keys is not None:
+        if rng_keys is not None:
             self.put_fields("sampling", sampling)
-            self.put("keys", keys)
+            self.put("rng_keys", rng_keys)

@@ -80,8 +80,8 @@ class TreeVerifier:
             logits = logits.clone() if logits is raw else logits
             rows = node_rows(batch.b, batch.width, batch.logits_rows, len(logits), device)
             logits = transform_logits(metadata, drafts.tree, batch.roots, minimal, rows, logits)
-        params, keys = self._draws_of(metadata, batch.b, logits)
-        accepted = accept(drafts, batch.tree_logits(logits), params, keys, batch.roots, "chained", self.synthetic)
+        params, rng_keys = self._draws_of(metadata, batch.b, logits)
+        accepted = accept(drafts, batch.tree_logits(logits), params, rng_keys, batch.roots, "chained", self.synthetic)
         accepted = self.ranks.agree(accepted)
         if len(batch.trees):
             trees, lengths = batch.trees, batch.of_trees(batch.prefix_lens)

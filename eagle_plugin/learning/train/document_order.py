@@ -38,7 +38,6 @@ class DocumentOrder:
         self._lengths = np.asarray(lengths, dtype=np.int64)
         self._weights = np.asarray(weights, dtype=np.float64)
         self._seed = seed
-        self.epoch_tokens = int((self._lengths * self._weights).sum())
         self._order = lru_cache(2)(self._make_order)
 
     def next_batch(self, position: Position, batch_tokens: int) -> tuple[list[int], Position]:

@@ -62,7 +62,7 @@ def test_every_part_is_measured_up_to_the_largest_batch() -> None:
     assert costs.round(SHAPE, LANES, 0) > costs.round(PLAIN, LANES, 0) > 0
     # Nothing is left behind.
     assert sorted(made.allocator.free_slots.tolist()) == list(range(1, ROWS * COLUMNS))
-    assert not made.req_to_token.any() and not made.keys.any()
+    assert not made.req_to_token.any() and not made.rng_keys.any()
 
 
 def test_the_rows_of_a_parallel_head_are_levels() -> None:

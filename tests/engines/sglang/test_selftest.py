@@ -44,7 +44,7 @@ def test_a_healthy_round_passes(recorded: None) -> None:
     assert test.longest == SHAPE.max_accept_length
     # Nothing is left behind.
     assert sorted(made.allocator.free_slots.tolist()) == list(range(1, ROWS * COLUMNS))
-    assert not made.req_to_token.any() and not made.keys.any()
+    assert not made.req_to_token.any() and not made.rng_keys.any()
 
 
 def test_without_graphs_the_tree_is_tested_and_ranks_can_be_compared() -> None:
