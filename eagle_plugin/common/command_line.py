@@ -9,14 +9,15 @@ PORTS = range(1, 65536)
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but an error is one line, and an option has its full name only.
+    """argparse, but an error is one line, an option has its full name only, and description and epilog stay as written.
 
     With abbreviations, an option that a command does not have can be taken for another one that it has, such as --data
     for --dataset.
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**({"allow_abbrev": False} | options))
+        as_written = argparse.RawDescriptionHelpFormatter
+        super().__init__(**({"allow_abbrev": False, "formatter_class": as_written} | options))
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message}; see `{self.prog} --help`\n")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eagle_plugin.common.errors import UserError, json_fault
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 def read_object(path: Path, refusal: type[UserError], fix: str) -> dict[str, Any]:
@@ -29,6 +33,14 @@ def read_object(path: Path, refusal: type[UserError], fix: str) -> dict[str, Any
     if not isinstance(found, dict):
         raise refusal(f"{path} holds a JSON {type(found).__name__}, wanted an object; {fix}")
     return found
+
+
+def first_fault(error: ValidationError) -> str:
+    """What pydantic found first: the field, its value, and what was wanted."""
+    fault = error.errors(include_url=False)[0]
+    found = "" if fault["type"] == "missing" else f" {reprlib.repr(fault['input'])}"
+    place = ".".join(map(str, fault["loc"])) or "the whole"
+    return f"{place}{found}: {fault['msg'].removeprefix('Value error, ')}"
 
 
 def kept_object(path: Path) -> dict[str, Any]:

@@ -19,6 +19,9 @@ from eagle_plugin.common.progress import VARIABLE, report_progress
 from eagle_plugin.learning.data.store import objects
 from eagle_plugin.learning.jobs import job_watch, jobs_folder
 from eagle_plugin.learning.jobs.jobs_folder import JobsFolder, Status
+from eagle_plugin.learning.jobs.lineage import Lineage
+from eagle_plugin.learning.jobs.recipe import read_job
+from eagle_plugin.learning.jobs.stage import Stage
 
 
 @pytest.fixture
@@ -71,6 +74,24 @@ def test_the_lineage_names_all_digests(recipe, stages, tmp_path) -> None:
     assert all(one["sha256"] for one in lineage["stages"].values())
     assert len(lineage["target"]["weights_sha256"]) == 64 and len(lineage["recipe_sha256"]) == 64
     assert lineage["code"]["eagle_plugin"] and lineage["parents"] == {}
+
+
+def test_the_seconds_of_a_stage_count_its_interrupted_runs(recipe, tmp_path) -> None:
+    output = tmp_path / "made"
+    output.write_text("x")
+    stage = Stage("train head", [], output)
+
+    def seconds_after(digest: str, interrupted: float = 0.0, done: float | None = None) -> float:
+        lineage = Lineage(tmp_path / "lineage.json", read_job(recipe), tmp_path, tmp_path, tmp_path)
+        if done is None:
+            lineage.add_interrupted(stage, digest, interrupted)
+        else:
+            lineage.add(stage, digest, done)
+        return json.loads((tmp_path / "lineage.json").read_text())["stages"]["train head"]["seconds"]
+
+    assert [seconds_after("a", 5.0), seconds_after("a", 2.0), seconds_after("a", done=7.0)] == [5.0, 7.0, 14.0]
+    assert seconds_after("a", done=0.0) == 14.0  # done before
+    assert [seconds_after("b", 3.0), seconds_after("c", done=4.0)] == [3.0, 4.0]  # of other settings
 
 
 def test_stop_ends_a_job_after_its_step_and_resume_continues(recipe, stages, tmp_path, capsys, monkeypatch) -> None:

@@ -40,7 +40,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="eagle-plugin data builtin",
         description=__doc__.split("\n", 1)[1] if __doc__ else None,
         epilog="example:\n  eagle-plugin data builtin --out prompts.jsonl --limit 2000",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, required=True, help="file of prompts, for `eagle-plugin data generate`")
     parser.add_argument("--limit", type=int, help="number of prompts, after those left out (default: all)")

@@ -197,7 +197,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description="Run the target over token rows and store what a draft head learns from: for every token, the aux\n"
         "hidden states and the last hidden state of the target.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("rows", metavar="ROWS", help="token rows (JSON lines) of `data generate` or `data render`")
     parser.add_argument(

@@ -58,7 +58,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="eagle-plugin data generate",
         description="Let the target answer the prompts and write its answers, as token ids, to train a head on.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("prompts", type=Path, help="JSON lines of `eagle-plugin data prepare` or `data builtin`")
     parser.add_argument(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -38,7 +37,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="eagle-plugin data set",
         description="Write a well-known data set as chats, for `eagle-plugin data prepare`.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", metavar="NAME", help=", ".join(TRAINING_SETS))
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the JSON-lines file to write")

@@ -239,7 +239,6 @@ def _parser() -> argparse.ArgumentParser:
         prog="eagle-plugin data prepare",
         description="Turn files of prompts into one file of prompts: normalised, filtered, without duplicates, split.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help="files of prompts; - is stdin")
     parser.add_argument("--out", required=True, metavar="FILE", help="the JSON-lines file to write")

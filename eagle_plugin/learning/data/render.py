@@ -100,7 +100,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="eagle-plugin data render",
         description="Turn the recorded answers of prepared prompts into token rows, one per assistant turn.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("prompts", type=Path, help="JSON lines of `eagle-plugin data prepare --keep-responses`")
     parser.add_argument(

@@ -6,11 +6,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from eagle_plugin.common.errors import UserError, json_fault
+from eagle_plugin.common.json_files import first_fault
 
 Split = Literal["train", "val"]
+TokenIds = list[Annotated[int, Field(ge=0, strict=True)]]
 # Bytes of a line; a longer one is not read into memory. A prompt of this length would have about 16 million tokens.
 LONGEST_LINE = 64 << 20
 
@@ -26,13 +30,18 @@ class TokenRow:
     Only response tokens are trained on (mask 0 for prompt_ids, 1 for response_ids).
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     id: str  # see `turn_id`
     source: str  # where the prompt came from: "sharegpt", "capture", ...; evaluation reports its results by source
-    prompt_ids: list[int]
-    response_ids: list[int]
+    prompt_ids: TokenIds
+    response_ids: TokenIds
     finish: str  # "stop" or "length"; "recorded" if the text was not generated for this row, and was not cut
     split: Split = "train"
     temperature: float | None = None  # of the generation; None for recorded text
+
+
+_ROW = TypeAdapter(TokenRow)
 
 
 def turn_id(prompt_id: str, turn: int) -> str:
@@ -44,6 +53,11 @@ def prompt_id_of(row_id: str) -> str:
     """The id of the prompt that a row was made from."""
     prompt, mark, turn = row_id.rpartition("#")
     return prompt if mark and turn.isdigit() else row_id
+
+
+def are_ids(value: Any) -> bool:
+    """Whether a JSON value is a list of token ids that is not empty."""
+    return isinstance(value, list) and bool(value) and all(type(one) is int and one >= 0 for one in value)
 
 
 def read_rows(path: str | Path) -> Iterator[TokenRow]:
@@ -101,20 +115,18 @@ def long_line(where: str) -> DataError:
 
 def _parse(line: bytes, where: str) -> TokenRow:
     try:
-        row = TokenRow(**json.loads(line))
+        return _ROW.validate_python(json.loads(line))
     except RecursionError as error:
         raise DataError(f"{where} {json_fault(error)} to be a token row; remove that line") from error
-    except (ValueError, TypeError) as error:
+    except ValidationError as error:
+        raise DataError(
+            f"{where} is not a token row ({first_fault(error)}); wanted {', '.join(TokenRow.__annotations__)}: "
+            "correct the row, or generate it again"
+        ) from error
+    except ValueError as error:
         raise DataError(
             f"{where} is not a token row ({error}); wanted {', '.join(TokenRow.__annotations__)}"
         ) from error
-    for name in ("prompt_ids", "response_ids"):
-        ids = getattr(row, name)
-        if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
-            raise DataError(f"{where} has {name} that are no list of token ids; generate the row again")
-    if row.split not in ("train", "val"):
-        raise DataError(f"{where} has split {row.split!r}, wanted train or val; correct the row")
-    return row
 
 
 def format_row(row: TokenRow) -> str:

@@ -6,7 +6,6 @@ finds the rest before a long run. Of a training run, the checkpoints are verifie
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -58,7 +57,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="eagle-plugin data verify",
         description=__doc__.split("\n", 1)[1] if __doc__ else None,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("paths", nargs="+", metavar="PATH", help="folder or URL of a store; folder of a training run")
     failed = []

@@ -104,7 +104,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="eagle-plugin data vocabulary",
         description="Choose the draft vocabulary: the tokens that the target's answers use most, and its stop tokens.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("rows", type=Path, nargs="+", help="rows of `eagle-plugin data generate` or `render`")
     parser.add_argument(

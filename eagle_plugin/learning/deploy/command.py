@@ -105,7 +105,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="eagle-plugin deploy",
         description=__doc__,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("head", metavar="HEAD", help="folder of the new head, or its name in `models list`")
     parser.add_argument("--server", required=True, metavar="URL", help="a server that was started with EAGLE_DEPLOY")

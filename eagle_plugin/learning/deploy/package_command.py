@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,7 +27,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="eagle-plugin package",
         description=__doc__,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("target", metavar="TARGET", help="folder of the target, or a name of `models list`")
     parser.add_argument("head", metavar="HEAD", help="folder of the draft head, or its name in `models list`")

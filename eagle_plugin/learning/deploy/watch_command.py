@@ -79,7 +79,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="eagle-plugin watch",
         description=__doc__,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("url", metavar="URL", help="a server with the plugin; SGLang needs --enable-metrics")
     parser.add_argument("--head", metavar="HEAD", help="a package, or the head in the folder of its job")

@@ -64,7 +64,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="eagle-plugin eval",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("target", metavar="TARGET", help="folder of the target, or a name of `models list`")
     parser.add_argument("heads", metavar="HEAD", nargs="+", help="folders of draft heads, or names of `models list`")

@@ -57,7 +57,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         usage="%(prog)s RECIPE --out DIR [options], or %(prog)s " + "|".join(ACTIONS) + " ...",
         description=__doc__,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "recipe", metavar="RECIPE", help="a YAML file, or the name of a shipped recipe, as in the examples"

@@ -219,7 +219,6 @@ def _parser() -> argparse.ArgumentParser:
         prog="eagle-plugin optimize",
         description="Jobs in a folder: create, list, describe, stop and resume them.",
         epilog=_epilog(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     text = {
@@ -230,9 +229,7 @@ def _parser() -> argparse.ArgumentParser:
         "resume": "run a job that is not finished, or again what changed",
     }
     for name, help_text in text.items():
-        action = actions.add_parser(
-            name, help=help_text, epilog=_epilog(), formatter_class=argparse.RawDescriptionHelpFormatter
-        )
+        action = actions.add_parser(name, help=help_text, epilog=_epilog())
         if name != "list":
             action.add_argument("name", metavar="NAME", help="the job")
         action.add_argument("--jobs", default=JOBS, metavar="JOBS", help=f"folder or URL of the jobs ({JOBS})")

@@ -62,9 +62,7 @@ that the steps make; remove it to begin again. docs/loop.md describes the steps 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command's options."""
-    parser = Parser(
-        prog="loop", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="loop", description=DESCRIPTION, epilog=EPILOG)
     add = parser.add_argument
     add("--out", type=Path, default=Path("out"), metavar="DIR", help="folder of the results (out)")
     add("--no-swap", action="store_true", help="leave out the exchange of the head")

@@ -12,6 +12,7 @@ from pathlib import Path
 from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.learning.data.rows import TokenRow, format_row
+from eagle_plugin.learning.data.sources.builtin_prompts import parsed_modules
 from eagle_plugin.learning.data.sources.prompts import Prompt, assign_id_and_split, format_prompt, read_prompts
 
 DOMAIN = "functions of Python's standard library, to be explained"
@@ -91,16 +92,8 @@ def library_prompts() -> list[Prompt]:
 
 
 def _functions(root: Path) -> Iterator[str]:
-    for path in sorted(root.rglob("*.py")):
-        if LEFT_OUT & set(path.relative_to(root).parts):
-            continue
-        try:
-            source = path.read_text(encoding="utf-8")
-            body = ast.parse(source).body
-        except (UnicodeDecodeError, SyntaxError, ValueError):  # files that are invalid on purpose, to test the parser
-            continue
-        lines = source.splitlines()
-        for node in body:
+    for lines, tree in parsed_modules(root, LEFT_OUT):
+        for node in tree.body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
                 code = "\n".join(lines[node.lineno - 1 : node.end_lineno])
                 if 200 < len(code) < 1000 and code.isascii():

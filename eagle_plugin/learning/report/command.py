@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,7 +29,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="eagle-plugin report",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder with states.json")
     parser.add_argument("--curve", type=Path, metavar="FILE", help="the learning curve, logs/curve.json of `train`")

@@ -206,7 +206,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="eagle-plugin train",
         description=__doc__,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("recipe", type=Path, metavar="RECIPE.yaml", help="what to train, on what, for how long")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the run (default: out/RECIPE)")

@@ -141,13 +141,22 @@ def test_half_an_emoji_does_not_break_the_file():
     [
         ("{", "p.jsonl:2 is not JSON"),
         ("[]", "p.jsonl:2 has list, wanted id, source"),
-        ('{"id": "1", "source": "a", "prompt": "x", "colour": 1}', "has id, source, prompt, colour"),
+        ('{"id": "1", "source": "a", "prompt": "x", "colour": 1}', "has colour 1: Unexpected keyword argument"),
         ('{"id": "1", "source": "a"}', "has no content, wanted one of messages, prompt, prompt_ids"),
         ('{"id": "1", "source": "a", "prompt": "x", "prompt_ids": [1]}', "has prompt and prompt_ids"),
-        ('{"id": "1", "source": "a", "prompt_ids": [-1]}', "no list of token ids"),
-        ('{"id": "1", "source": "a", "messages": [{"content": "x"}]}', "no list of turns"),
-        ('{"id": "1", "source": "a", "prompt": "x", "split": "test"}', "split 'test', wanted train or val"),
-        ('{"id": 1, "source": "a", "prompt": "x"}', "id of type int, wanted str"),
+        (
+            '{"id": "1", "source": "a", "prompt_ids": [-1]}',
+            "prompt_ids.0 -1: Input should be greater than or equal to 0",
+        ),
+        (
+            '{"id": "1", "source": "a", "messages": [{"content": "x"}]}',
+            "messages.0 {'content': 'x'}: a turn needs a role",
+        ),
+        (
+            '{"id": "1", "source": "a", "prompt": "x", "split": "test"}',
+            "split 'test': Input should be 'train' or 'val'",
+        ),
+        ('{"id": 1, "source": "a", "prompt": "x"}', "id 1: Input should be a valid string"),
     ],
 )
 def test_a_file_of_something_else_is_refused_by_line(line: str, message: str, tmp_path: Path):

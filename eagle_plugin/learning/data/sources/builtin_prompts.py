@@ -37,17 +37,21 @@ VAL_SHARE = 0.02
 WORD_PROBLEM_COUNT = 4000
 
 
-def documented_functions(root: Path) -> Iterator[str]:
-    """Signature and docstring (61 to 899 characters) of every documented function in a folder of Python modules."""
+def parsed_modules(root: Path, left_out: set[str]) -> Iterator[tuple[list[str], ast.Module]]:
+    """Lines and syntax tree of every Python module in a folder; left_out: names of folders below it."""
     for path in sorted(root.rglob("*.py")):
-        if {"site-packages", "test", "idlelib"} & set(path.relative_to(root).parts):
+        if left_out & set(path.relative_to(root).parts):
             continue
         try:
             source = path.read_text(encoding="utf-8")
-            tree = ast.parse(source)
+            yield source.splitlines(), ast.parse(source)
         except (UnicodeDecodeError, SyntaxError, ValueError):  # files that are invalid on purpose, to test the parser
             continue
-        lines = source.splitlines()
+
+
+def documented_functions(root: Path) -> Iterator[str]:
+    """Signature and docstring (61 to 899 characters) of every documented function in a folder of Python modules."""
+    for lines, tree in parsed_modules(root, {"site-packages", "test", "idlelib"}):
         for node in ast.walk(tree):
             if not isinstance(node, ast.FunctionDef) or not ast.get_docstring(node) or len(node.body) < 2:
                 continue

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eagle_plugin.learning.data.rows import DataError
+from eagle_plugin.learning.data.rows import DataError, are_ids
 from eagle_plugin.learning.data.sources.answers import UNFINISHED, RecordedAnswer, read_answers
 from eagle_plugin.learning.data.sources.conversation import Unusable
 from eagle_plugin.learning.data.sources.record_files import LocatedObject, SkippedRecord, read_objects
@@ -171,8 +171,8 @@ def _parse_request(body: Any, where: str) -> list[Record]:
         answers = {0: RecordedAnswer(text=body["completion"])}
     if isinstance(given, list) and given and isinstance(given[0], dict) and "role" in given[0]:
         return [replace(base, messages=given, answer=answers.get(0))]
-    prompts = given if isinstance(given, list) and not _is_ids(given) else [given]
-    if not prompts or not all(isinstance(prompt, str) or _is_ids(prompt) for prompt in prompts):
+    prompts = given if isinstance(given, list) and not are_ids(given) else [given]
+    if not prompts or not all(isinstance(prompt, str) or are_ids(prompt) for prompt in prompts):
         raise Unusable("no prompt in the request")
     return _with_answers([replace(base, prompt=prompt) for prompt in prompts], answers, body)
 
@@ -235,7 +235,7 @@ def _parse_recording(value: dict[str, Any], where: str) -> list[Record]:
     text, ids = response.get("text"), response.get("token_ids")
     answer = RecordedAnswer(
         text=text if isinstance(text, str) else None,
-        token_ids=ids if _is_ids(ids) else None,
+        token_ids=ids if are_ids(ids) else None,
         finish=str(response.get("finish_reason", "recorded") or UNFINISHED),
     )
     if answer.text is not None and records[0].messages is not None:
@@ -248,15 +248,11 @@ def _parse_recording(value: dict[str, Any], where: str) -> list[Record]:
         replace(
             records[0],
             answer=answer,
-            prompt_ids=prompt_ids if _is_ids(prompt_ids) else None,
+            prompt_ids=prompt_ids if are_ids(prompt_ids) else None,
             target=target if _is_target(target) else None,
             date=read_date(value),
         )
     ]
-
-
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(i) is int and i >= 0 for i in value)
 
 
 def _is_target(value: Any) -> bool:

@@ -7,15 +7,24 @@ import json
 import math
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from eagle_plugin.common.errors import json_fault
-from eagle_plugin.learning.data.rows import DataError, Split, open_lines, read_lines
+from eagle_plugin.common.json_files import first_fault
+from eagle_plugin.learning.data.rows import DataError, Split, TokenIds, open_lines, read_lines
 from eagle_plugin.learning.data.sources.answers import FINISHED
 from eagle_plugin.learning.data.sources.conversation import Unusable, normalise_messages
 from eagle_plugin.learning.data.sources.formats import Record
+
+
+def _with_role(turn: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(turn.get("role"), str):
+        raise ValueError("a turn needs a role")
+    return turn
 
 
 @dataclass(frozen=True)
@@ -26,12 +35,14 @@ class Prompt:
     target answers: generation replaces it by the target's own answer, rendering uses the recorded one.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     id: str
     source: str  # the format, or the user's name for it; evaluation reports its results by source
     split: Split = "train"
-    messages: list[dict[str, Any]] | None = None
+    messages: Annotated[list[Annotated[dict[str, Any], AfterValidator(_with_role)]], Field(min_length=1)] | None = None
     prompt: str | None = None  # raw text, used without the chat template
-    prompt_ids: list[int] | None = None  # raw text as ids of the target's tokenizer
+    prompt_ids: TokenIds | None = None  # raw text as ids of the target's tokenizer
     tools: list[Any] | None = None
     sampling: dict[str, Any] = field(default_factory=dict)  # temperature, max_tokens, ... of the recorded request
     # The recorded answer to `prompt` ("text") or `prompt_ids` ("token_ids" or "text"), and its "finish" reason.
@@ -41,7 +52,7 @@ class Prompt:
     date: str | None = None  # of the recorded answer, as YYYY-MM-DD in UTC: chat templates can write it
 
 
-_FIELDS = {item.name for item in fields(Prompt)}
+_PROMPT = TypeAdapter(Prompt)
 _CONTENT = ("messages", "prompt", "prompt_ids")
 CUT = "length"  # the reason why an answer ended: its token limit
 LIMITED = (CUT, "max_tokens")  # the same in the words of all servers
@@ -76,37 +87,20 @@ def parse_prompt(line: bytes, where: str) -> Prompt:
             f"{where} {json_fault(error)}; write the file again with `eagle-plugin data prepare`"
         ) from error
     advice = "bring the file to the prompt form with `eagle-plugin data prepare`"
-    if not isinstance(value, dict) or not {"id", "source"} <= value.keys() <= _FIELDS:
-        found = ", ".join(value) if isinstance(value, dict) else type(value).__name__
-        raise DataError(f"{where} has {found or 'no fields'}, wanted id, source and fields of a prompt; {advice}")
+    if not isinstance(value, dict):
+        raise DataError(f"{where} has {type(value).__name__}, wanted id, source and fields of a prompt; {advice}")
     given = [name for name in _CONTENT if value.get(name) is not None]
+    try:
+        prompt = _PROMPT.validate_python({name: item for name, item in value.items() if item is not None})
+    except ValidationError as error:
+        raise DataError(f"{where} has {first_fault(error)}; {advice}") from error
     if len(given) != 1:
         raise DataError(
             f"{where} has {' and '.join(given) or 'no content'}, wanted one of {', '.join(_CONTENT)}; {advice}"
         )
-    if wrong := _wrong_field(value):
+    if wrong := _unstorable(value):
         raise DataError(f"{where} has {wrong}; {advice}")
-    return Prompt(**{name: item for name, item in value.items() if item is not None})
-
-
-def _wrong_field(value: dict[str, Any]) -> str | None:
-    messages, ids = value.get("messages"), value.get("prompt_ids")
-    if messages is not None and not (
-        isinstance(messages, list)
-        and messages
-        and all(isinstance(turn, dict) and isinstance(turn.get("role"), str) for turn in messages)
-    ):
-        return "messages that are no list of turns with a role"
-    if ids is not None and not (isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids)):
-        return "prompt_ids that are no list of token ids"
-    kinds = {"id": str, "source": str, "prompt": str, "tools": list, "sampling": dict, "response": dict}
-    kinds |= {"target": dict, "finish": str, "date": str}
-    for name, kind in kinds.items():
-        if value.get(name) is not None and not isinstance(value[name], kind):
-            return f"{name} of type {type(value[name]).__name__}, wanted {kind.__name__}"
-    if value.get("split", "train") not in ("train", "val"):
-        return f"split {value['split']!r}, wanted train or val"
-    return _unstorable(value)
+    return prompt
 
 
 def _unstorable(value: Any) -> str | None:

@@ -125,8 +125,7 @@ def _moment(time: float | None) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = Parser(prog="eagle-plugin capture", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=raw)
+    parser = Parser(prog="eagle-plugin capture", description=DESCRIPTION, epilog=EXAMPLES)
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     status = actions.add_parser("status", help="records, size, time span, and what was not recorded")
     status.add_argument("--json", action="store_true", help="print one JSON object")

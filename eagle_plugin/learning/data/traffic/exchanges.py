@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eagle_plugin.learning.data.privacy.filter import UNDECODED, PrivacyFilter, RawPrompt
+from eagle_plugin.learning.data.rows import are_ids
 from eagle_plugin.learning.data.sources.answers import RecordedAnswer, read_answers
 from eagle_plugin.learning.data.sources.conversation import Unusable
 from eagle_plugin.learning.data.sources.formats import RECORDING_VERSION, Record, parse_record
@@ -252,16 +253,16 @@ def _record(
 def _token_ids(chunks: list[dict[str, Any]]) -> _Ids:
     ids = _Ids()
     for chunk in chunks:
-        if _are_ids(chunk.get("prompt_token_ids")):
+        if are_ids(chunk.get("prompt_token_ids")):
             ids.prompt.setdefault(None, chunk["prompt_token_ids"])
         choices = chunk.get("choices")
         for position, choice in enumerate(choices if isinstance(choices, list) else []):
             if not isinstance(choice, dict):
                 continue
             index = choice.get("index", position)
-            if _are_ids(choice.get("prompt_token_ids")):
+            if are_ids(choice.get("prompt_token_ids")):
                 ids.prompt.setdefault(index, choice["prompt_token_ids"])
-            if _are_ids(choice.get("token_ids")):
+            if are_ids(choice.get("token_ids")):
                 ids.answers.setdefault(index, []).extend(choice["token_ids"])
     return ids
 
@@ -272,10 +273,6 @@ def _accepted_drafts(chunks: list[dict[str, Any]]) -> list[int]:
         metrics = chunk.get("metrics")
         details = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
         found: Any = details.get("acceptance_histogram") if isinstance(details, dict) else None
-        if _are_ids(found):
+        if are_ids(found):
             return list(found)
     return []
-
-
-def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(one) is int and one >= 0 for one in value)
