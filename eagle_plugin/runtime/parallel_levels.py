@@ -27,7 +27,7 @@ class MaskedRows(NamedTuple):
     """The masked rows of a request in a draft of one shape."""
 
     mask: MaskRow
-    count: int  # at least 1
+    rows: int  # at least 1
 
 
 class HeadLevels(NamedTuple):

@@ -208,7 +208,7 @@ class TreeProposer(EagleProposer):
         """
         deferred, rows = batch.deferred(features, slot_table), batch.last[:, None]
         read, masked = self._rows_of(deferred), self.levels.masked_rows(shape)
-        if masked is not None and len(read.tokens) + len(rows) * masked.count <= self.max_num_tokens:
+        if masked is not None and len(read.tokens) + len(rows) * masked.rows <= self.max_num_tokens:
             read, rows = masked_rows.after_tokens(masked, read, batch.last, batch.lengths)
         return self._most_likely(read, rows, top_m_of(shape, greedy))
 
@@ -225,7 +225,7 @@ class TreeProposer(EagleProposer):
     def masked_rows_per_request(self, shape: Shape) -> int:
         """Rows of a request in `extend_paths` with masked rows; 0 without."""
         masked = self.levels.masked_rows(shape)
-        return 0 if masked is None else shape.max_accept_length + masked.count
+        return 0 if masked is None else shape.max_accept_length + masked.rows
 
     def _most_likely(self, read: HeadRows, rows: Tensor, top_m: int) -> HeadState:
         """What a forward leaves; rows [b, D]: the last accepted token of each request, then its masked rows."""

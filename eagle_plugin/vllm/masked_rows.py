@@ -99,7 +99,7 @@ def after_tokens(masked: MaskedRows, read: HeadRows, last: Tensor, lengths: Tens
     """Consecutive tokens of b requests, and after them the masked rows of each: for a step of any kind.
 
     last [b]: each request's last row that counts; lengths [b]: L. Returns all rows, and those from which the levels of
-    a draft are listed, [b, 1 + masked.count]: the last token, then the masked rows.
+    a draft are listed, [b, 1 + masked.rows]: the last token, then the masked rows.
 
     A row at L or after it has no accepted token. Its keys go to row 0 of the caches, which vLLM gives to nobody:
     they would be in the slots of the masked rows.

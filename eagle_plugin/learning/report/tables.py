@@ -118,7 +118,10 @@ def repeat_tables(states: StatesReport) -> Iterator[Table]:
         [
             ("engine", f"{states.engine} {states.engine_version}"),
             ("who serves the heads", settings.worker),
-            ("trees (steps/topk/draft tokens)", _join({NAMES[s]: v for s, v in settings.shapes.items()})),
+            (
+                "trees (steps/topk/draft tokens)",
+                _join({NAMES[s]: settings.shapes[s] for s in NAMES if s in settings.shapes}),
+            ),
             ("dtype, device, threads", f"{settings.dtype}, {settings.device}, {settings.threads}"),
             ("temperature", f"{settings.temperature:g}"),
             ("mean limit of an answer", f"{settings.max_tokens} tokens"),
