@@ -51,6 +51,7 @@ def test_every_step_has_a_function_that_takes_its_arguments(tmp_path, tiny_targe
     """pydantic checks names and types of the arguments, of real functions with their bodies taken out."""
     stages = plan(tmp_path, tiny_target, tiny_eagle3).values()
     own = {stage.name: stage.args for stage in stages if stage.module}
+    assert {stage.module for stage in stages} == {None, step.__name__}
     assert own.keys() == step.STEPS.keys() == {name for name, _ in own.values()}
     ran = []
     for name, function in step.STEPS.items():

@@ -82,7 +82,7 @@ def test_the_seconds_of_a_stage_count_its_interrupted_runs(recipe, tmp_path) -> 
     stage = Stage("train head", [], output)
 
     def seconds_after(digest: str, interrupted: float = 0.0, done: float | None = None) -> float:
-        lineage = Lineage(tmp_path / "lineage.json", read_job(recipe), tmp_path, tmp_path, tmp_path)
+        lineage = Lineage(tmp_path / "lineage.json", read_job(recipe), tmp_path / "target", tmp_path, tmp_path)
         if done is None:
             lineage.add_interrupted(stage, digest, interrupted)
         else:

@@ -24,9 +24,9 @@ def engine_of(job: JobRecipe) -> str:
 
 
 def step(
-    name: str, output: Path, partial: tuple[Path, ...] = (), settings: str | None = None, **values: object
+    name: str, output: Path, values: dict[str, object], partial: tuple[Path, ...] = (), settings: str | None = None
 ) -> Stage:
-    """A step of `learning/loop` with these arguments."""
+    """A step of `learning/loop`; values: its arguments."""
     args = [name, json.dumps(values, default=str)]
     return Stage(name, args, output, partial=partial, settings=settings, module=STEP)
 
@@ -35,13 +35,17 @@ def traffic_stages(job: JobRecipe, traffic: TrafficSettings, target: Path, data:
     """Choose prompts, record the answers to them, and bring these to token ids."""
     recorded, exported = data / "traffic.json", data / "traffic.jsonl"
     prepared, rows = data / "prepared.jsonl", data / "recorded.jsonl"
-    chosen = {"own": traffic.prompts, "count": traffic.count, "held_out": traffic.held_out}
-    yield step("prompts", data / "prompts.jsonl", target=target, folder=data, **chosen)
-    asked = {"engine": engine_of(job), "tokens": traffic.max_tokens, "concurrency": traffic.concurrency}
+    chosen: dict[str, object] = {"own": traffic.prompts, "count": traffic.count, "held_out": traffic.held_out}
+    yield step("prompts", data / "prompts.jsonl", {"target": target, "folder": data, **chosen})
+    asked: dict[str, object] = {
+        "engine": engine_of(job),
+        "tokens": traffic.max_tokens,
+        "concurrency": traffic.concurrency,
+    }
     # What a run before this one has recorded stays, if the same was asked of the same.
     settings = json.dumps([chosen, asked, target, job.compare], default=str)
     made = data / "capture", recorded
-    yield step("traffic", recorded, made, settings, target=target, head=job.compare, folder=data, **asked)
+    yield step("traffic", recorded, {"target": target, "head": job.compare, "folder": data, **asked}, made, settings)
     yield Stage("export", ["capture", "export", str(data / "capture"), "--out", str(exported)], exported)
     share = min(0.5, max(0.02, VAL_DOCUMENTS / traffic.count))
     args = ["data", "prepare", str(exported), "--keep-responses", "--target", str(target), "--source", "traffic"]
@@ -63,6 +67,6 @@ def closing_stages(job: JobRecipe, target: Path, out: Path, data: Path, head: Pa
     if job.exchange is not None:
         heads = {"target": target, "base": job.compare, "trained": head, "engine": engine_of(job)}
         asked = {"prompts": data / HELD_OUT, **job.exchange.model_dump()}
-        yield step("exchange", out / "swap.json", folder=out, **heads, **asked)
+        yield step("exchange", out / "swap.json", {"folder": out, **heads, **asked})
     if job.benchmark:
-        yield step("summary", out / "loop.json", out=out, data=data, swap=job.exchange is not None)
+        yield step("summary", out / "loop.json", {"out": out, "data": data, "swap": job.exchange is not None})

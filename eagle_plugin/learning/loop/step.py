@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 
 from pydantic import validate_call
 from rich.console import Console
@@ -14,7 +15,7 @@ from eagle_plugin.learning.loop.prompts import choose_prompts
 from eagle_plugin.learning.loop.summary import summarise
 from eagle_plugin.learning.loop.traffic import record_traffic
 
-STEPS = {
+STEPS: dict[str, Callable[..., None]] = {
     "prompts": choose_prompts,
     "traffic": record_traffic,
     "exchange": exchange_head,
