@@ -146,7 +146,7 @@ format: env ## let ruff and clang-format rewrite the files
 	$(if $(CXX_CODE),$(BIN)/clang-format -i $(CXX_CODE))
 
 bench: $(ENGINE_ENV) ## the serving benchmark under load, to out/serving.json (up to an hour); see ARGS='--help'
-	.venv-$(ENGINE)/bin/python benchmarks/serving.py --engine $(ENGINE) $(ARGS)
+	.venv-$(ENGINE)/bin/eagle-plugin bench-serving --engine $(ENGINE) $(ARGS)
 
 bench-peagle: $(ENGINE_ENV) ## EAGLE-3 and P-EAGLE heads with 3, 7 and 11 levels, to out/peagle.json (an hour); see ARGS='--help'
 	.venv-$(ENGINE)/bin/python benchmarks/peagle.py --engine $(ENGINE) $(ARGS)

@@ -34,23 +34,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.capture_ratios import CaptureCost, Measurement, State, ratios, same_state_ratios
 from eagle_plugin.bench.choices import check_engine, resolve_target
+from eagle_plugin.bench.closed_loop import Phase, Window, ask_in_phases
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.load import LoadError, flush_prefix_cache
 from eagle_plugin.bench.machine import describe_machine, installed_versions
-from eagle_plugin.bench.measure import spread
 from eagle_plugin.bench.other_load import OtherLoad
 from eagle_plugin.bench.outcome import exit_status
+from eagle_plugin.bench.outputs import write_json
+from eagle_plugin.bench.preparation import add_server_options, at_least, base_spec, check_busy
 from eagle_plugin.bench.progress import Steps
-from eagle_plugin.bench.report import quartiles, write_json
+from eagle_plugin.bench.prompt_kinds import questions_of, select_asks, tokens_per_request
+from eagle_plugin.bench.quartiles import quartiles
 from eagle_plugin.bench.servers import Server
-from eagle_plugin.bench.serving.closed_loop import Phase, Window, ask_in_phases
 from eagle_plugin.bench.serving.configs import with_policy
-from eagle_plugin.bench.serving.measure import warm_up_under_load
-from eagle_plugin.bench.serving.preparation import add_server_options, at_least, base_spec, check_busy
-from eagle_plugin.bench.serving.prompts import questions_of, select_asks, tokens_per_request
 from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.bench.startup import serving
 from eagle_plugin.bench.steal import StealWatch
+from eagle_plugin.bench.turns import warm_up_under_load, watch_steal
 from eagle_plugin.learning.data.traffic.segments import counts_of
 from eagle_plugin.traffic.metrics import DROPPED
 from eagle_plugin.traffic.settings import FOLDER
@@ -129,7 +129,7 @@ def measure(
     """All repeats; LoadError if a request fails."""
     questions = questions_of("mixed", target)
     total = sum(len(order(repeat)) for repeat in range(sizes.repeats))
-    watch = StealWatch(total, lambda text: steps.log(f"[yellow]{text}[/]"))
+    watch = watch_steal(total, steps)
     found: list[Measurement] = []
     with steps.step("measuring") as step:
         for repeat in range(sizes.repeats):
@@ -137,8 +137,8 @@ def measure(
             for place, state in enumerate(order(repeat)):
                 step.update(f"repeat {repeat + 1}, capture {state}", len(found) / total)
                 ask = functools.partial(load, server, state, phase, capture)
-                loaded, steal = watch.least_stolen(ask, f"repeat {repeat + 1}, capture {state}")
-                found.append(_measurement(repeat, place, state, loaded, steal))
+                taken = watch.least_stolen(ask, f"repeat {repeat + 1}, capture {state}")
+                found.append(_measurement(repeat, place, state, taken.value, taken.steal))
     return found, watch
 
 
@@ -150,8 +150,8 @@ def _measurement(repeat: int, place: int, state: State, loaded: Loaded, steal: f
         state=state,
         tokens_per_s=round(window.tokens_per_s, 3),
         cpu_ms_per_token=round(1e3 * window.cpu_seconds_per_token, 4),
-        tpot_ms=round(window.tpot_ms, 2),
-        ttft_ms=round(window.ttft_ms, 1),
+        tpot_ms=round(window.times.tpot_ms or 0.0, 2),
+        ttft_ms=round(window.times.ttft_ms, 1),
         tokens=window.tokens,
         requests=len(window.asked),
         seconds=round(window.seconds, 3),
@@ -188,16 +188,16 @@ def run(options: argparse.Namespace, steps: Steps) -> CaptureCost:
             measurements, watch = measure(server, sizes, clients, target, capture, steps)
         counts: Counter[str] = counts_of(capture)
     check_recorded(counts, measurements)
-    speed = quartiles(spread(ratios(measurements, "tokens_per_s")))
+    speed = quartiles(ratios(measurements, "tokens_per_s"))
     assert base.head is not None
     return CaptureCost(
         ratio=speed.median,
         quartiles=speed,
         limit=LIMIT,
         passed=speed.median >= LIMIT,
-        tpot_ratio=quartiles(spread(ratios(measurements, "tpot_ms"))),
-        cpu_ratio=quartiles(spread([1 / x for x in ratios(measurements, "cpu_ms_per_token")])),
-        same_state_ratio=quartiles(spread(same_state_ratios(measurements))),
+        tpot_ratio=quartiles(ratios(measurements, "tpot_ms")),
+        cpu_ratio=quartiles([1 / x for x in ratios(measurements, "cpu_ms_per_token")]),
+        same_state_ratio=quartiles(same_state_ratios(measurements)),
         quick=options.quick,
         engine=options.engine,
         target=target.name,

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from eagle_plugin.bench.machine import Machine
-from eagle_plugin.bench.report import Quartiles, Strict
+from eagle_plugin.bench.quartiles import Quartiles, Strict
 
 State = Literal["off", "on"]
 

@@ -28,14 +28,16 @@ from eagle_plugin.bench.choices import add_model_options, parse_shape, resolve_h
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.load import Sampling
 from eagle_plugin.bench.machine import Machine, busy_percent, describe_machine, usable_cores
-from eagle_plugin.bench.measure import Repeat, RepeatSeries, measure_interleaved, ratio_spread, spread
+from eagle_plugin.bench.measure import RepeatSeries, measure_interleaved
 from eagle_plugin.bench.outcome import exit_status
+from eagle_plugin.bench.outputs import write_json
 from eagle_plugin.bench.progress import Steps
+from eagle_plugin.bench.quartiles import Quartiles, quartiles, ratio_quartiles
 from eagle_plugin.bench.questions import assign_rounds, read_questions
-from eagle_plugin.bench.report import Quartiles, quartiles, write_json
 from eagle_plugin.bench.servers import Server, ServerError
 from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.bench.startup import serving, warm_up_all
+from eagle_plugin.bench.tables import with_quartiles
 from eagle_plugin.models.shipped import question_files
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -175,11 +177,7 @@ def compare(options: argparse.Namespace, steps: Steps) -> CommitComparison:
                 check_sources(server, checkouts[side])
             busy = busy_percent()
             with steps.step("measuring") as step:
-
-                def advance(side: str, number: int, repeat: Repeat) -> None:
-                    step.update(f"{side} {repeat.tokens_per_s:.1f} tokens/s", (number + 1) / len(repeats))
-
-                series = measure_interleaved(servers, repeats, Sampling(max_tokens=options.max_tokens), advance)
+                series = measure_interleaved(servers, repeats, Sampling(max_tokens=options.max_tokens), step.update)
     return report_of(options, plugin, series, busy)
 
 
@@ -192,7 +190,7 @@ def report_of(
         length = series[side].accept_length
         if length is None:
             raise ValueError(f"{side}: the engine reported no verify round, so its accept length is unknown")
-        rates = quartiles(spread(series[side].tokens_per_s))
+        rates = quartiles(series[side].tokens_per_s)
         sides[side] = Side(commit=commit_of(checkout), tokens_per_s=rates, accept_length=round(length, 4))
     new, base = series["new"], series["base"]
     assert plugin.head is not None
@@ -203,7 +201,7 @@ def report_of(
         shape=str(plugin.shape),
         base=sides["base"],
         new=sides["new"],
-        new_over_base=quartiles(ratio_spread(new.tokens_per_s, base.tokens_per_s)),
+        new_over_base=ratio_quartiles(new.tokens_per_s, base.tokens_per_s),
         ratios=[round(a / b, 4) for a, b in zip(new.tokens_per_s, base.tokens_per_s, strict=True)],
         repeats=len(new.repeats),
         same_responses=sum(a == b for a, b in zip(new.responses, base.responses, strict=True)),
@@ -227,9 +225,8 @@ def comparison_table(report: CommitComparison) -> Table:
     )
     table = Table("", "commit", r"tokens/s \[quartiles]", "accept length", title=title, caption=caption)
     for side in (report.base, report.new):
-        rate = side.tokens_per_s
-        speed = rf"{rate.median:.1f} \[{rate.q1:.1f}-{rate.q3:.1f}]"
-        table.add_row("base" if side is report.base else "new", side.commit, speed, f"{side.accept_length:.3f}")
+        name = "base" if side is report.base else "new"
+        table.add_row(name, side.commit, with_quartiles(side.tokens_per_s, 1), f"{side.accept_length:.3f}")
     return table
 
 

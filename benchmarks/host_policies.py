@@ -24,8 +24,7 @@ from rich.table import Table
 from benchmarks.host_rounds import MAX_BATCH, Round, Run, Scenario
 from benchmarks.launches import GRAPH, OURS, Probe
 from eagle_plugin.bench.machine import Machine, describe_machine, installed_versions
-from eagle_plugin.bench.measure import spread
-from eagle_plugin.bench.report import Quartiles, Strict, quartiles
+from eagle_plugin.bench.quartiles import Quartiles, Strict, quartiles
 from eagle_plugin.bench.steal import read_ticks, steal_share
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.policy.chooser import ServedRound, ShapeChooser, buffers_of
@@ -199,7 +198,7 @@ def _of_fixed(of: dict[str, list[list[Round]]]) -> dict[str, Quartiles]:
     """Of each repeat the ratio of the medians of the blocks."""
     medians = {policy: [statistics.median(block_means(run)) for run in runs[1:-1]] for policy, runs in of.items()}
     return {
-        policy: quartiles(spread([x / y for x, y in zip(found, medians["fixed"], strict=True)]))
+        policy: quartiles([x / y for x, y in zip(found, medians["fixed"], strict=True)])
         for policy, found in medians.items()
         if policy != "fixed"
     }
@@ -207,7 +206,7 @@ def _of_fixed(of: dict[str, list[list[Round]]]) -> dict[str, Quartiles]:
 
 def _report(runs: Sequence[Sequence[Round]], counted: Sequence[Round]) -> PolicyHost:
     def of(part: str) -> Quartiles:
-        return quartiles(spread([statistics.median(one.microseconds[part] for one in run) for run in runs]))
+        return quartiles([statistics.median(one.microseconds[part] for one in run) for run in runs])
 
     shapes: dict[str, list[float]] = {}
     for one in (one for run in runs for one in run):
@@ -220,8 +219,8 @@ def _report(runs: Sequence[Sequence[Round]], counted: Sequence[Round]) -> Policy
     per_round = {name: number / len(counted) for name, number in names.most_common()}
     graphs = sum(number for name, number in per_round.items() if name.startswith(GRAPH))
     return PolicyHost(
-        host_us=quartiles(spread([statistics.median(block_means(run)) for run in runs])),
-        worker_us=quartiles(spread([statistics.median(one.worker for one in run) for run in runs])),
+        host_us=quartiles([statistics.median(block_means(run)) for run in runs]),
+        worker_us=quartiles([statistics.median(one.worker for one in run) for run in runs]),
         phases_us={part: of(part) for part in runs[0][0].microseconds},
         shapes={
             name: ShapeHost(rounds=len(times), host_us=round(statistics.median(times), 1))

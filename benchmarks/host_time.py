@@ -38,8 +38,8 @@ from benchmarks.launches import ENGINE, GRAPH, OURS, Launch, Probe
 from benchmarks.roofline import H100, H200, LLAMA_8B, Device, Phase, round_bytes, simulate
 from eagle_plugin.bench.choices import parse_shape
 from eagle_plugin.bench.machine import Machine, describe_machine, installed_versions
-from eagle_plugin.bench.measure import spread
-from eagle_plugin.bench.report import Quartiles, Strict, quartiles, write_json
+from eagle_plugin.bench.outputs import write_json
+from eagle_plugin.bench.quartiles import Quartiles, Strict, quartiles
 from eagle_plugin.common.command_end import end_of
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.policy.chooser import MODES
@@ -227,7 +227,7 @@ def cost(times: list[dict[str, float]], launches: dict[Launch, int], phases: Seq
     """The report of one kind of round: medians of each repeat, and the launches of one round."""
 
     def of(part: str) -> Quartiles:
-        return quartiles(spread([row[part] for row in times]))
+        return quartiles([row[part] for row in times])
 
     def by_phase(found: dict[Launch, int]) -> dict[str, int]:
         return {phase: sum(n for launch, n in found.items() if launch.phase == phase) for phase in phases}

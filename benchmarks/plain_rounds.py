@@ -37,9 +37,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.vllm_process import ENVIRONMENT
 from eagle_plugin.bench.choices import resolve_head, resolve_target
 from eagle_plugin.bench.machine import Machine, describe_machine
-from eagle_plugin.bench.measure import spread
+from eagle_plugin.bench.outputs import write_json
 from eagle_plugin.bench.progress import Steps
-from eagle_plugin.bench.report import Quartiles, Strict, quartiles, write_json
+from eagle_plugin.bench.quartiles import Quartiles, Strict, quartiles
 from eagle_plugin.bench.steal import read_ticks, steal_share
 from eagle_plugin.common.command_end import end_of
 from eagle_plugin.common.errors import UserError
@@ -141,7 +141,7 @@ def cost(side: list[Step], vllm: list[Step]) -> Cost:
     return Cost(
         ms=round(1e3 * ours / len(side), 2),
         ratio=round(ours / theirs, 3),
-        pairs=quartiles(spread([a.processor / b.processor for a, b in zip(side, vllm, strict=True)])),
+        pairs=quartiles([a.processor / b.processor for a, b in zip(side, vllm, strict=True)]),
         wall_ratio=round(sum(step.wall for step in side) / sum(step.wall for step in vllm), 3),
     )
 

@@ -26,7 +26,7 @@ from benchmarks.simulate_record import record
 from benchmarks.simulate_rounds import accept_length, fixed_rate, plain_rate, serve_policy
 from benchmarks.simulate_targets import OVERLAPPED, TARGETS, Machine
 from benchmarks.simulate_traces import CAPS, Outcomes, Trace, synthetic_trace
-from eagle_plugin.bench.report import write_json
+from eagle_plugin.bench.outputs import write_json
 from eagle_plugin.common.command_end import end_of
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import Shape

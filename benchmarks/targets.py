@@ -32,9 +32,10 @@ from word_prompts import make_prompts
 
 from benchmarks.marked_table import replace_table
 from eagle_plugin.bench.load import Completion, LoadError, Sampling, accept_length, ask_all
+from eagle_plugin.bench.outputs import write_json
 from eagle_plugin.bench.progress import Steps
+from eagle_plugin.bench.quartiles import Strict
 from eagle_plugin.bench.questions import Question
-from eagle_plugin.bench.report import Strict, write_json
 from eagle_plugin.bench.servers import PLUGIN_LINE, SERVING, Server, ServerError, sigterm_as_exit
 from eagle_plugin.bench.spec import EngineName, ServerSpec
 

@@ -29,8 +29,9 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.marked_table import replace_table
+from eagle_plugin.bench.outputs import write_json
 from eagle_plugin.bench.progress import Steps
-from eagle_plugin.bench.report import Strict, write_json
+from eagle_plugin.bench.quartiles import Strict
 from eagle_plugin.runtime.engine_contract import differences, wanted_names
 from eagle_plugin.runtime.engine_source import EngineSource
 

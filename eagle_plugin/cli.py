@@ -66,6 +66,10 @@ OWN_PARSERS = {
     "demo": ("bench.demo", "serve a real model three ways and print one table"),
     "serve": ("bench.serve", "start a server with the plugin, or a plain one, and keep it running"),
     "bench": ("bench.sweep", "find the best tree shape of a worker on this machine"),
+    "bench-serving": (
+        "bench.serving.command",
+        "plain decoding, the engine's own EAGLE and the plugin under load",
+    ),
     "benchmark": ("bench.states.command", "what does a trained head gain under load?"),
     "report": ("learning.report.command", "the page of a benchmark: HTML and Markdown"),
     "package": (
@@ -170,8 +174,8 @@ def _models_list(arguments: argparse.Namespace) -> None:
 
 def _models_get(arguments: argparse.Namespace) -> None:
     with importing():
+        from eagle_plugin.common.progress import progress_bar
         from eagle_plugin.models import get_model
-        from eagle_plugin.models.progress import progress_bar
 
     with progress_bar() as report:
         folder = get_model(arguments.name, report)

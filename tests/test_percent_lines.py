@@ -9,9 +9,7 @@ import pytest
 from rich.console import Console
 from rich.progress import TextColumn
 
-from eagle_plugin.common.percent_lines import PercentLines
-from eagle_plugin.common.progress_bars import ProgressBars
-from eagle_plugin.models.progress import progress_bar
+from eagle_plugin.common.progress import PercentLines, ProgressBars, progress_bar
 
 
 def test_a_line_at_the_start_and_at_every_further_tenth() -> None:

@@ -27,7 +27,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from eagle_plugin.bench.report import Strict
+from eagle_plugin.bench.quartiles import Strict
 from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.runtime.engine_contract import differences, touched_places, wanted_names

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +20,12 @@ from eagle_plugin.bench.choices import (
 )
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.equality import Comparison, compare_greedy
-from eagle_plugin.bench.machine import describe_machine, installed_versions, usable_cores
-from eagle_plugin.bench.measure import ratio_spread, spread
+from eagle_plugin.bench.machine import usable_cores
 from eagle_plugin.bench.outcome import exit_status
-from eagle_plugin.bench.picture import PictureError, draw_demo
+from eagle_plugin.bench.outputs import draw, facts_of, report_path, write_json
+from eagle_plugin.bench.picture import draw_demo
 from eagle_plugin.bench.progress import Steps
+from eagle_plugin.bench.quartiles import quartiles, ratio_quartiles
 from eagle_plugin.bench.questions import Question, assign_rounds, read_questions
 from eagle_plugin.bench.report import (
     DemoReport,
@@ -33,9 +33,7 @@ from eagle_plugin.bench.report import (
     Equality,
     SpreadDetail,
     plain_stats,
-    quartiles,
     speculative_stats,
-    write_json,
 )
 from eagle_plugin.bench.spec import Mode, ServerSpec
 from eagle_plugin.bench.speed import SpeedResult, measure_speed
@@ -132,8 +130,8 @@ def build_report(
     """The document of what was measured; texts are called equal only if there was a text to compare."""
     series = speed.series
     rates = {mode: one.tokens_per_s for mode, one in series.items()}
-    over_plain = ratio_spread(rates["plugin"], rates["plain"])
-    over_builtin = ratio_spread(rates["plugin"], rates["builtin"])
+    over_plain = ratio_quartiles(rates["plugin"], rates["plain"])
+    over_builtin = ratio_quartiles(rates["plugin"], rates["builtin"])
     same = {
         mode: sum(a == b for a, b in zip(series["plain"].responses, series[mode].responses, strict=True))
         for mode in ("builtin", "plugin")
@@ -143,7 +141,7 @@ def build_report(
     different, empty = comparison
     told = len(compared) - len(empty)
     return DemoReport(
-        engine=options.engine,
+        **facts_of(options.engine),
         engine_version=speed.engine_version,
         target=plugin.target.name,
         head=plugin.head.name,
@@ -165,12 +163,12 @@ def build_report(
             bf16_compared=len(series["plain"].responses),
         ),
         spread=SpreadDetail(
-            plain_tokens_per_s=quartiles(spread(rates["plain"])),
-            builtin_tokens_per_s=quartiles(spread(rates["builtin"])),
-            plugin_tokens_per_s=quartiles(spread(rates["plugin"])),
-            builtin_speedup_vs_plain=quartiles(ratio_spread(rates["builtin"], rates["plain"])),
-            speedup_vs_plain=quartiles(over_plain),
-            speedup_vs_builtin=quartiles(over_builtin),
+            plain_tokens_per_s=quartiles(rates["plain"]),
+            builtin_tokens_per_s=quartiles(rates["builtin"]),
+            plugin_tokens_per_s=quartiles(rates["plugin"]),
+            builtin_speedup_vs_plain=ratio_quartiles(rates["builtin"], rates["plain"]),
+            speedup_vs_plain=over_plain,
+            speedup_vs_builtin=over_builtin,
         ),
         settings=DemoSettings(
             max_tokens=options.max_tokens,
@@ -189,11 +187,6 @@ def build_report(
             busy_percent=speed.busy_percent,
             over_steal_limit=speed.over_steal_limit,
         ),
-        versions=installed_versions(
-            ("eagle-plugin", *ENGINES[options.engine].distributions, "torch", "transformers", "openai")
-        ),
-        machine=describe_machine(),
-        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     )
 
 
@@ -204,14 +197,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def command() -> int:
         report = run(options, steps)
-        path = options.out / ("demo.json" if options.engine == "sglang" else f"demo-{options.engine}.json")
+        path = report_path(options.out, "demo", options.engine)
         write_json(report, path)
         steps.console.print(demo_table(report))
-        try:
-            draw_demo(report, path.with_suffix(".png"))
-            steps.log(f"written to {path} and {path.with_suffix('.png')}")
-        except PictureError as error:
-            steps.log(f"written to {path}; {escape(str(error))}")
+        draw(report, draw_demo, path, steps)
         if report.equality.empty:
             steps.console.print(
                 "[bold]answers without any token in fp32, which prove nothing:[/] "

@@ -1,50 +1,20 @@
-"""Compare servers on the same questions in interleaved repeats; the statistics are medians with quartiles."""
+"""Compares servers on the same questions, one request at a time, in interleaved repeats."""
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from eagle_plugin.bench.load import Completion, Sampling, accept_length, ask_all, flush_prefix_cache
+from eagle_plugin.bench.quartiles import ratio_quartiles
 from eagle_plugin.bench.questions import Question
 from eagle_plugin.bench.servers import Server
 from eagle_plugin.bench.steal import StealWatch
 from eagle_plugin.bench.stream_fields import Output
-
-Name = TypeVar("Name", bound=str)
-
-
-class Spread(NamedTuple):
-    """A median with its quartiles."""
-
-    q1: float
-    median: float
-    q3: float
-
-    @property
-    def relative_width(self) -> float:
-        """The distance between the quartiles as a part of the median."""
-        return (self.q3 - self.q1) / self.median
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Median and quartiles (inclusive method) of at least one value."""
-    if not values:
-        raise ValueError("no values to summarise; run at least one repeat")
-    if len(values) == 1:
-        return Spread(values[0], values[0], values[0])
-    return Spread(*statistics.quantiles(values, n=4, method="inclusive"))
-
-
-def ratio_spread(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
-    """Spread of ours / theirs per repeat: a slow minute of the machine then changes both sides of a ratio."""
-    if len(ours) != len(theirs):
-        raise ValueError(f"ratios need the same repeats on both sides, found {len(ours)} and {len(theirs)}")
-    return spread([a / b for a, b in zip(ours, theirs, strict=True)])
+from eagle_plugin.bench.turns import Name, Turn, take_turns, warm_up
 
 
 @dataclass(frozen=True)
@@ -119,7 +89,7 @@ class EarlyStop:
     def __call__(self, series: Mapping[Any, RepeatSeries]) -> bool:
         """Whether the repeats so far are enough."""
         rates = {name: one.tokens_per_s for name, one in series.items()}
-        spreads = [ratio_spread(rates[ours], rates[theirs]) for ours, theirs in self.ratios]
+        spreads = [ratio_quartiles(rates[ours], rates[theirs]) for ours, theirs in self.ratios]
         if len(rates[self.ratios[0][0]]) < self.min_repeats:
             return False
         width = spreads[0].relative_width
@@ -131,11 +101,6 @@ class EarlyStop:
             self.reason = f"{seconds:.0f} s of measuring, and the quartiles of every ratio are on one side of 1"
             return True
         return False
-
-
-def warm_up(server: Server, questions: Sequence[Question], max_tokens: int = 32) -> None:
-    """Answer a few questions unmeasured: the engine imports and compiles parts of itself on the first requests."""
-    ask_all(server.endpoint, questions, Sampling(max_tokens=max_tokens))
 
 
 def run_repeat(server: Server, questions: Sequence[Question], sampling: Sampling) -> Repeat:
@@ -152,37 +117,26 @@ def run_repeat(server: Server, questions: Sequence[Question], sampling: Sampling
         server.pause()
 
 
-def _least_stolen(
-    server: Server, questions: Sequence[Question], sampling: Sampling, watch: StealWatch | None
-) -> Repeat:
-    if watch is None:
-        return run_repeat(server, questions, sampling)
-    return watch.least_stolen(lambda: run_repeat(server, questions, sampling), server.label).value
-
-
 def measure_interleaved(
     servers: Mapping[Name, Server],
     repeats: Sequence[Sequence[Question]],
     sampling: Sampling,
-    on_repeat: Callable[[Name, int, Repeat], None] = lambda name, number, repeat: None,
+    update: Callable[[str, float], None] = lambda detail, share: None,
     enough: Callable[[Mapping[Name, RepeatSeries]], bool] = lambda series: False,
     watch: StealWatch | None = None,
 ) -> dict[Name, RepeatSeries]:
-    """Ask every server the questions of every repeat, in another order of servers each time.
+    """Ask every server the questions of every repeat, in another order of servers each time (`take_turns`).
 
-    All servers but the one that is asked are paused. The measurement ends when `enough` returns true for the repeats
-    so far, which are complete: each server has answered the same questions. With a `watch`, a repeat of one server
-    that had too much steal is made again.
+    The measurement ends when `enough` returns true for the repeats so far, which are complete: each server has
+    answered the same questions. With a `watch`, a repeat of one server that had too much steal is made again.
     """
     done: dict[Name, list[Repeat]] = {name: [] for name in servers}
-    orders = itertools.cycle(itertools.permutations(servers))
+    turns = [Turn(i, 0, questions, f"repeat {i + 1} of {len(repeats)}") for i, questions in enumerate(repeats)]
     series: dict[Name, RepeatSeries] = {}
-    for number, (questions, order) in enumerate(zip(repeats, orders, strict=False)):
-        for name in order:
-            repeat = _least_stolen(servers[name], questions, sampling, watch)
-            done[name].append(repeat)
-            on_repeat(name, number, repeat)
-        series = {name: RepeatSeries(tuple(measured)) for name, measured in done.items()}
-        if enough(series):
-            break
+    for taken in take_turns(servers, turns, lambda server, load: run_repeat(server, load, sampling), watch, update):
+        done[taken.name].append(taken.value)
+        if taken.is_last:
+            series = {name: RepeatSeries(tuple(measured)) for name, measured in done.items()}
+            if enough(series):
+                break
     return series

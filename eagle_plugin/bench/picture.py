@@ -1,46 +1,14 @@
-"""The result of the demo as a picture: speeds and ratios with their quartiles."""
+"""Draws the result of the demo: speeds and ratios with their quartiles."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from eagle_plugin.bench.report import DemoReport, Quartiles
-from eagle_plugin.common.atomic_io import replace_file
-from eagle_plugin.common.errors import UserError
+from eagle_plugin.bench.drawing import GREY, new_figure, save_figure, whiskers
+from eagle_plugin.bench.quartiles import Quartiles
+from eagle_plugin.bench.report import DemoReport
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-COLOURS = ("#9aa5b1", "#5b7fa6", "#d9662b")
-
-
-class PictureError(UserError):
-    """The picture cannot be drawn here."""
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of that size in inches. Raises PictureError where matplotlib is missing."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise PictureError(
-            f"no picture: {error.name} is not installed; use the engine's environment (`make env`, `make env-vllm`) "
-            "or: pip install matplotlib"
-        ) from error
-    figure = Figure(figsize=(width, height), dpi=150)
-    FigureCanvasAgg(figure)
-    figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.08)
-    return figure
-
-
-def save_figure(figure: Figure, path: Path, caption: str = "") -> None:
-    """Write the figure to a PNG file, whole or not at all, with small text below it. Raises OSError."""
-    if caption:
-        figure.supxlabel(caption, fontsize=8.5, color="#444444")
-    with replace_file(path) as partial:
-        figure.savefig(partial, format="png")
+COLOURS = (GREY, "#5b7fa6", "#d9662b")
 
 
 def draw_demo(report: DemoReport, path: Path) -> None:
@@ -55,8 +23,7 @@ def draw_demo(report: DemoReport, path: Path) -> None:
     one = Quartiles(q1=1.0, median=1.0, q3=1.0)
     ratios = (one, spreads.builtin_speedup_vs_plain, spreads.speedup_vs_plain)
 
-    figure = new_figure(9, 4.6)
-    figure.suptitle(f"{report.target} in {report.engine} {report.engine_version}", fontsize=13, fontweight="bold")
+    figure = new_figure(9, 4.6, f"{report.target} in {report.engine} {report.engine_version}")
     for axes, title, values, label in zip(
         figure.subplots(1, 2),
         ("tokens per second", "speed relative to plain decoding"),
@@ -65,13 +32,12 @@ def draw_demo(report: DemoReport, path: Path) -> None:
         strict=True,
     ):
         medians = [value.median for value in values]
-        whiskers = [[v.median - v.q1 for v in values], [v.q3 - v.median for v in values]]
         axes.bar(names, medians, color=COLOURS, width=0.62)
         with_spread = [index for index, value in enumerate(values) if value.q3 > value.q1]
         axes.errorbar(
             with_spread,
             [medians[i] for i in with_spread],
-            yerr=[[side[i] for i in with_spread] for side in whiskers],
+            yerr=whiskers([values[i] for i in with_spread]),
             fmt="none",
             ecolor="#222222",
             capsize=5,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eagle_plugin.bench.picture import new_figure
+from eagle_plugin.bench.drawing import new_figure
 from eagle_plugin.common.atomic_io import replace_output
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.policy.report import PolicyReport, present_choice

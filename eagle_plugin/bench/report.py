@@ -1,21 +1,14 @@
-"""The result of a comparison as a JSON document, which is written atomically."""
+"""Describes the result of the demo as a document."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from eagle_plugin.bench.machine import Machine
-from eagle_plugin.bench.measure import RepeatSeries, Spread, spread
-from eagle_plugin.common.atomic_io import replace_file
-
-
-class Strict(BaseModel):
-    """A part of the document; unknown keys are refused."""
-
-    model_config = ConfigDict(extra="forbid")
+from eagle_plugin.bench.measure import RepeatSeries
+from eagle_plugin.bench.quartiles import Quartiles, Strict, quartiles
 
 
 class PlainStats(Strict):
@@ -30,14 +23,6 @@ class SpeculativeStats(PlainStats):
     """The same of a server with speculation, with its mean accept length, the bonus token included."""
 
     accept_length: float = Field(ge=1)
-
-
-class Quartiles(Strict):
-    """First quartile, median and third quartile over the repeats."""
-
-    q1: float
-    median: float
-    q3: float
 
 
 class SpreadDetail(Strict):
@@ -121,9 +106,9 @@ class DemoReport(Strict):
 def plain_stats(series: RepeatSeries) -> PlainStats:
     """The medians of one server's repeats."""
     return PlainStats(
-        tokens_per_s=round(spread(series.tokens_per_s).median, 2),
-        tpot_ms=round(spread(series.tpot_ms).median, 2),
-        ttft_ms=round(spread(series.ttft_ms).median, 1),
+        tokens_per_s=quartiles(series.tokens_per_s, 2).median,
+        tpot_ms=quartiles(series.tpot_ms, 2).median,
+        ttft_ms=quartiles(series.ttft_ms, 1).median,
     )
 
 
@@ -133,14 +118,3 @@ def speculative_stats(series: RepeatSeries, label: str) -> SpeculativeStats:
     if length is None:
         raise ValueError(f"{label}: the engine reported no verify round, so its accept length is unknown")
     return SpeculativeStats(**plain_stats(series).model_dump(), accept_length=round(length, 3))
-
-
-def quartiles(values: Spread) -> Quartiles:
-    """A spread as the document holds it."""
-    return Quartiles(q1=round(values.q1, 3), median=round(values.median, 3), q3=round(values.q3, 3))
-
-
-def write_json(report: BaseModel, path: Path) -> None:
-    """Write the document atomically: readers see the old file or the complete new one."""
-    with replace_file(path) as temporary:
-        temporary.write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The bf16 part of the demo: first answers side by side, then the speed of three servers in interleaved repeats."""
+"""Measures the speed of the demo's three servers in bf16, after it has shown first answers side by side."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from eagle_plugin.bench.load import Sampling, engine_version
-from eagle_plugin.bench.machine import busy_percent
-from eagle_plugin.bench.measure import EarlyStop, Repeat, RepeatSeries, measure_interleaved
+from eagle_plugin.bench.load import Sampling
+from eagle_plugin.bench.measure import EarlyStop, RepeatSeries, measure_interleaved
+from eagle_plugin.bench.preparation import check_busy, version_of
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.questions import Question
 from eagle_plugin.bench.servers import check_worker
 from eagle_plugin.bench.side_by_side import show_side_by_side
 from eagle_plugin.bench.spec import Mode, ServerSpec
 from eagle_plugin.bench.startup import serving, warm_up_all
-from eagle_plugin.bench.steal import StealWatch
+from eagle_plugin.bench.turns import watch_steal
 
-BUSY_LIMIT = 10.0  # percent of all cores
 SHOWN_QUESTIONS = 2
 SHOWN_TOKENS = 96
 MEASURE_SECONDS = 120.0  # EarlyStop.max_seconds, chosen so that the demo takes at most 6 minutes on two cores
@@ -50,24 +49,11 @@ def measure_speed(
         warm_up_all(servers, repeats[0], steps)
         titles = {"plain decoding": servers["plain"], "eagle-plugin": plugin}
         show_side_by_side(titles, repeats[0][:SHOWN_QUESTIONS], min(SHOWN_TOKENS, max_tokens), steps)
-        plugin.resume()
-        version = engine_version(plugin.endpoint)
-        plugin.pause()
-        busy = busy_percent()
-        if busy > BUSY_LIMIT:
-            steps.log(f"[bold yellow]other processes use {busy:.0f} % of this machine: the results will be off[/]")
+        version, busy = version_of(plugin), check_busy(steps)
         enough = EarlyStop(RATIOS, max_seconds=MEASURE_SECONDS)
-        done, total = 0, len(repeats) * len(servers)
-        watch = StealWatch(total, lambda text: steps.log(f"[yellow]{text}[/]"))
+        watch = watch_steal(len(repeats) * len(servers), steps)
         with steps.step("measuring") as step:
-
-            def advance(mode: Mode, number: int, repeat: Repeat) -> None:
-                nonlocal done
-                done += 1
-                detail = f"repeat {number + 1} of at most {len(repeats)}, {mode} {repeat.tokens_per_s:.1f} tokens/s"
-                step.update(detail, done / total)
-
             sampling = Sampling(max_tokens=max_tokens)
             stop = (lambda series: False) if thorough else enough
-            series = measure_interleaved(servers, repeats, sampling, advance, stop, watch)
+            series = measure_interleaved(servers, repeats, sampling, step.update, stop, watch)
     return SpeedResult(series, version, plugin_line, busy, enough.reason, watch.over_limit_share)

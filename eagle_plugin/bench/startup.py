@@ -5,17 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from rich.markup import escape
 
-from eagle_plugin.bench.measure import warm_up
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.questions import Question
 from eagle_plugin.bench.servers import Server, check_worker
 from eagle_plugin.bench.spec import ServerSpec
-
-Name = TypeVar("Name", bound=str)
+from eagle_plugin.bench.turns import Name, warm_up
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Steal: processor time that this virtual machine wanted and that its host gave to others, over a measured span.
+"""Watches steal: processor time that this virtual machine wanted and that its host gave to others.
 
 A span with much steal measures the other guests of the host, so it is measured again. Where /proc/stat is missing
 (another system than Linux) nothing is watched and nothing is repeated.
@@ -7,6 +7,7 @@ A span with much steal measures the other guests of the host, so it is measured 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -51,7 +52,8 @@ def steal_share(before: Ticks | None, after: Ticks | None) -> float | None:
     return stolen / wanted if wanted > 0 else 0.0
 
 
-class Watched(NamedTuple, Generic[T]):
+@dataclass(frozen=True)
+class Watched(Generic[T]):
     """What a span returned, and the steal while it ran."""
 
     value: T

@@ -1,4 +1,4 @@
-"""Measure one tree shape after the other, each interleaved with plain decoding, to find the best one of a worker."""
+"""Measures one tree shape after the other, each interleaved with plain decoding, to find a worker's best one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from eagle_plugin.bench.choices import (
@@ -22,12 +21,14 @@ from eagle_plugin.bench.choices import (
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.load import Sampling
 from eagle_plugin.bench.machine import usable_cores
-from eagle_plugin.bench.measure import Spread, measure_interleaved, ratio_spread, spread
+from eagle_plugin.bench.measure import measure_interleaved
 from eagle_plugin.bench.outcome import exit_status
 from eagle_plugin.bench.progress import Steps
+from eagle_plugin.bench.quartiles import Quartiles, quartiles, ratio_quartiles
 from eagle_plugin.bench.questions import Question, assign_rounds, read_questions
 from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.bench.startup import serving, warm_up_all
+from eagle_plugin.bench.tables import number, with_quartiles
 from eagle_plugin.common.command_line import Parser
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.models.shipped import question_files
@@ -37,8 +38,8 @@ class ShapeResult(NamedTuple):
     """The result of one shape."""
 
     shape: Shape
-    tokens_per_s: Spread
-    speedup: Spread  # over plain decoding, per repeat
+    tokens_per_s: Quartiles
+    speedup: Quartiles  # over plain decoding, per repeat
     accept_length: float | None
 
 
@@ -58,16 +59,11 @@ def sweep(
             with serving({"candidate": replace(candidate, shape=shape)}, logs, steps) as server:
                 warm_up_all(server, repeats[0], steps)
                 with steps.step(f"measuring {shape}") as step:
-                    series = measure_interleaved(
-                        {**base, **server},
-                        repeats,
-                        sampling,
-                        lambda name, number, repeat, step=step: step.update(name, number / len(repeats)),  # type: ignore[misc]
-                    )
+                    series = measure_interleaved({**base, **server}, repeats, sampling, step.update)
             yield ShapeResult(
                 shape,
-                spread(series["candidate"].tokens_per_s),
-                ratio_spread(series["candidate"].tokens_per_s, series["plain"].tokens_per_s),
+                quartiles(series["candidate"].tokens_per_s),
+                ratio_quartiles(series["candidate"].tokens_per_s, series["plain"].tokens_per_s),
                 series["candidate"].accept_length,
             )
 
@@ -77,12 +73,11 @@ def sweep_table(results: Sequence[ShapeResult], title: str) -> Table:
     best = max(results, key=lambda result: result.speedup.median)
     table = Table("steps/topk/tokens", "tokens/s", "speed-up over plain [quartiles]", "accept length", title=title)
     for result in results:
-        length = "-" if result.accept_length is None else f"{result.accept_length:.2f}"
         table.add_row(
             str(result.shape),
             f"{result.tokens_per_s.median:.1f}",
-            escape(f"{result.speedup.median:.2f}x [{result.speedup.q1:.2f}-{result.speedup.q3:.2f}]"),
-            length,
+            with_quartiles(result.speedup, unit="x"),
+            number(result.accept_length),
             style="bold green" if result is best else "",
         )
     return table

@@ -1,4 +1,4 @@
-"""The result of the demo for a terminal: one table, and bars of the speeds."""
+"""Prints the result of the demo: one table, and bars of the speeds."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.table import Table
 
-from eagle_plugin.bench.measure import RepeatSeries, Spread, ratio_spread, spread
+from eagle_plugin.bench.measure import RepeatSeries
+from eagle_plugin.bench.quartiles import quartiles, ratio_quartiles
 from eagle_plugin.bench.report import DemoReport
 from eagle_plugin.bench.spec import Mode
+from eagle_plugin.bench.tables import with_quartiles
 
 BAR_WIDTH = 30  # characters of the longest bar; a line fits 80 characters
 
@@ -30,14 +32,13 @@ def demo_table(report: DemoReport) -> Table:
     table.add_column(f"eagle-plugin\n{settings.plugin_shape}", justify="right", style="bold")
     three = (report.plain, report.builtin, report.plugin)
     rates = (spreads.plain_tokens_per_s, spreads.builtin_tokens_per_s, spreads.plugin_tokens_per_s)
-    table.add_row("tokens/s", *(f"{one.median:.1f} [{one.q1:.1f}-{one.q3:.1f}]" for one in rates))
+    table.add_row("tokens/s", *(with_quartiles(one, 1) for one in rates))
     table.add_row("TPOT, ms", *(f"{one.tpot_ms:.1f}" for one in three))
     table.add_row("TTFT, ms", *(f"{one.ttft_ms:.0f}" for one in three))
     table.add_row("accept length", "1", f"{report.builtin.accept_length:.2f}", f"{report.plugin.accept_length:.2f}")
     gains = (spreads.builtin_speedup_vs_plain, spreads.speedup_vs_plain)
-    table.add_row("against plain", "1.00x", *(f"{one.median:.2f}x [{one.q1:.2f}-{one.q3:.2f}]" for one in gains))
-    ours = spreads.speedup_vs_builtin
-    table.add_row("against engine", "", "1.00x", f"{ours.median:.2f}x [{ours.q1:.2f}-{ours.q3:.2f}]")
+    table.add_row("against plain", "1.00x", *(with_quartiles(one, unit="x") for one in gains))
+    table.add_row("against engine", "", "1.00x", with_quartiles(spreads.speedup_vs_builtin, unit="x"))
     table.add_row("same text, fp32", "", "not asked", f"{equality.equal}/{equality.compared}")
     of = equality.bf16_compared
     table.add_row("same text, bf16", "", f"{equality.bf16_builtin_equal}/{of}", f"{equality.bf16_plugin_equal}/{of}")
@@ -53,17 +54,13 @@ def repeats_sentence(repeats: int, max_repeats: int, reason: str) -> str:
 
 def print_bars(series: Mapping[Mode, RepeatSeries], names: Mapping[Mode, str], console: Console) -> None:
     """One bar per server: the median speed, its quartiles, and the ratio to plain decoding."""
-    rates = {mode: spread(one.tokens_per_s) for mode, one in series.items()}
+    rates = {mode: quartiles(one.tokens_per_s) for mode, one in series.items()}
     longest = max(one.median for one in rates.values())
     block = "█" if console.encoding.lower().startswith("utf") else "#"
     table = Table.grid(padding=(0, 1))
     for mode, rate in rates.items():
-        ratio = ratio_spread(series[mode].tokens_per_s, series["plain"].tokens_per_s)
+        ratio = ratio_quartiles(series[mode].tokens_per_s, series["plain"].tokens_per_s)
         bar = block * max(1, round(BAR_WIDTH * rate.median / longest))
         style = "bold green" if mode == "plugin" else "blue"
-        table.add_row(names[mode], f"[{style}]{bar}[/]", f"{_range(rate, 1)} tokens/s", f"{ratio.median:.2f}x")
+        table.add_row(names[mode], f"[{style}]{bar}[/]", f"{with_quartiles(rate, 1)} tokens/s", f"{ratio.median:.2f}x")
     console.print(table)
-
-
-def _range(values: Spread, digits: int) -> str:
-    return rf"{values.median:.{digits}f} \[{values.q1:.{digits}f}-{values.q3:.{digits}f}]"

@@ -8,7 +8,7 @@ import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from eagle_plugin.common.errors import UserError
+from eagle_plugin.common.errors import UserError, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ def check_device(name: str) -> str:
     try:
         torch.empty(1, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        reason = first_line(error).rstrip(".")
         count = torch.cuda.device_count()
         there = f"one of cuda:0 to cuda:{count - 1}, or cpu" if count else "cpu: this torch finds no GPU here"
         raise DeviceError(f"--device {name} cannot be used ({reason}); give {there}") from error

@@ -13,6 +13,11 @@ class UserError(Exception):
         return without_credentials(super().__str__())
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its type if it says nothing: a message of a library may have many."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def json_fault(error: Exception) -> str:
     """What is wrong with a text that `json.loads` refused: "is not JSON (...)", or "is nested too deeply"."""
     return "is nested too deeply" if isinstance(error, RecursionError) else f"is not JSON ({error})"

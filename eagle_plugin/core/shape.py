@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import NamedTuple
 
 MAX_WIDTH = 64  # nodes of a tree: the ancestors of a node are one 64-bit bitmask
@@ -51,3 +52,27 @@ class Shape(NamedTuple):
 
 
 PLAIN = Shape(steps=0, topk=1, width=1)
+
+
+class Levels(str, Enum):
+    """How heads of a kind draft the levels of a tree after the first, which they list as they read accepted tokens."""
+
+    RECURRENT = "recurrent"  # one forward per level, over the K nodes of the level before
+    PARALLEL = "parallel"  # one forward for all of them, over a masked row for each
+
+    @property
+    def depth_is_free(self) -> bool:
+        """Whether a deeper draft takes no further forward of the head."""
+        return self is Levels.PARALLEL
+
+    def forwards(self, shape: Shape) -> tuple[int, int]:
+        """Rows per request of each forward of the head in a draft of this shape, and how many forwards."""
+        deeper = max(shape.steps - 1, 0)
+        return (deeper, min(deeper, 1)) if self.depth_is_free else (shape.topk, deeper)
+
+    def one_forward(self, rows: int, topk: int) -> Shape:
+        """A shape whose draft takes one forward of the head over so many rows per request; topk: its K, if it may be.
+
+        `forwards` of it is (rows, 1).
+        """
+        return Shape(rows + 1, topk, topk + 1) if self.depth_is_free else Shape(2, rows, rows + 1)

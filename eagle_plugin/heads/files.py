@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from safetensors import SafetensorError, safe_open
 
 from eagle_plugin.common.errors import UserError, json_fault
+from eagle_plugin.core.shape import Levels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -212,6 +213,11 @@ def read_mask_token(config: dict[str, Any], where: Path | str = "config.json of 
                 raise HeadError(f"{where} has {key} {value!r}, wanted a whole number; correct config.json")
             return value
     return None
+
+
+def levels_of(config: dict[str, Any], where: Path | str = "config.json of the head") -> Levels:
+    """How the head with this config.json drafts the levels of a tree."""
+    return Levels.RECURRENT if read_mask_token(config, where) is None else Levels.PARALLEL
 
 
 def check_mask_token(token: int | None, vocabulary: int, found: str) -> int:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from eagle_plugin.core.shape import Levels
 from eagle_plugin.heads.files import Algorithm, HeadError
 from eagle_plugin.heads.formats import Eagle3Format, EagleFormat, PEagleFormat
 
@@ -25,8 +26,7 @@ class HeadSpec:
     architectures: tuple[str, ...]  # of config.json: SGLang takes the first name that it knows, vLLM the last
     marker: str  # canonical name of a tensor that this kind has and those further down in `HEADS` do not have
     method: str  # vLLM's name in --speculative-config
-    # How the levels of a draft tree are made: one forward of the head per level, or one for all levels.
-    levels: Literal["recurrent", "parallel"]
+    levels: Levels  # how the levels of a draft tree are made
     objective: str  # how it learns: a name of `learning.train.methods`
 
     @property
@@ -37,7 +37,7 @@ class HeadSpec:
     def vllm_config(self, model: str, tokens: int) -> dict[str, Any]:
         """vLLM's --speculative-config for the head in folder `model` with `tokens` drafted tokens per round."""
         values = {"method": self.method, "model": model, "num_speculative_tokens": tokens}
-        return values | ({"parallel_drafting": True} if self.levels == "parallel" else {})
+        return values | ({"parallel_drafting": True} if self.levels is Levels.PARALLEL else {})
 
 
 # From the most special to the most general: the first whose marker is in a checkpoint is its kind.
@@ -51,7 +51,7 @@ HEADS: dict[str, HeadSpec] = {
             architectures=("LlamaForCausalLMEagle3",),
             marker="mask_hidden",
             method="eagle3",
-            levels="parallel",
+            levels=Levels.PARALLEL,
             objective="parallel",
         ),
         HeadSpec(
@@ -61,7 +61,7 @@ HEADS: dict[str, HeadSpec] = {
             architectures=("LlamaForCausalLMEagle3",),
             marker="layers.0.hidden_norm.weight",
             method="eagle3",
-            levels="recurrent",
+            levels=Levels.RECURRENT,
             objective="training_time_test",
         ),
         HeadSpec(
@@ -71,7 +71,7 @@ HEADS: dict[str, HeadSpec] = {
             architectures=("LlamaForCausalLMEagle", "LlamaForCausalLM"),
             marker="fc.weight",
             method="eagle",
-            levels="recurrent",
+            levels=Levels.RECURRENT,
             objective="feature_regression",
         ),
     )

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from eagle_plugin.heads.files import HeadError, read_json, read_mask_token
+from eagle_plugin.heads.files import HeadError, levels_of, read_json
 from eagle_plugin.policy.shapes import PARALLEL_LEVELS
 
 MANIFEST = "eagle_plugin.json"
@@ -100,7 +100,7 @@ def parallel_levels(folder: str | Path | None) -> int | None:
     """
     if folder is None or not (Path(folder) / "config.json").is_file():
         return None
-    if read_mask_token(read_json(Path(folder) / "config.json"), folder) is None:
+    if not levels_of(read_json(Path(folder) / "config.json"), folder).depth_is_free:
         return None
     return trained_depths(folder) or PARALLEL_LEVELS
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import re
 from pathlib import Path
 
 from safetensors import safe_open
@@ -9,23 +12,6 @@ from torch import Tensor
 
 from eagle_plugin.heads.files import DTYPES, HeadError, read_config, read_size, read_tensors, text_config
 
-# Models whose norms multiply by 1 + weight (transformers' modeling files), which a head's plain norms do not.
-UNIT_OFFSET_NORMS = (
-    "gemma",
-    "gemma2",
-    "gemma3",
-    "gemma3_text",
-    "muse_glimmer",
-    "qwen3_5",
-    "qwen3_5_text",
-    "qwen3_5_moe",
-    "qwen3_5_moe_text",
-    "qwen3_next",
-    "qwen4_exp",
-    "qwen4_exp_text",
-    "recurrent_gemma",
-    "vaultgemma",
-)
 EMBEDDING = "embed_tokens.weight"
 
 
@@ -46,7 +32,6 @@ class TargetFiles:
         self.num_layers = read_size(self.config, "num_hidden_layers", self.folder / "config.json")
         self._tensors = read_tensors(self.folder)
         self._prefix = self._find_embedding().removesuffix(EMBEDDING)
-        self._offset = 1.0 if self.config.get("model_type") in UNIT_OFFSET_NORMS else 0.0
 
     def _find_embedding(self) -> str:
         shape = (self.vocab_size, self.hidden_size)
@@ -93,10 +78,31 @@ class TargetFiles:
         for name in names:
             weight = self.matrix(name)
             if weight is not None:
-                return weight.float() + self._offset
+                return weight.float() + adds_one(str(self.config.get("model_type")), name.split(".")[-2])
         return None
 
     def _read(self, name: str) -> Tensor:
         with safe_open(str(self._tensors[name].file), framework="pt") as file:
             tensor: Tensor = file.get_tensor(name)
         return tensor
+
+
+def adds_one(model_type: str, norm: str) -> bool:
+    """Whether norms of this name multiply by 1 + weight in targets of this type, which a head's plain norms do not.
+
+    Read from the source of the installed transformers; False for a type that it does not have.
+    """
+    source = _modeling_source(model_type)
+    kinds = set(re.findall(rf"self\.{norm} = (\w+)\(", source))
+    bodies = [part for part in re.split(r"^(?=class )", source, flags=re.MULTILINE) if part[6:].split("(")[0] in kinds]
+    return any(re.search(r"\(1(\.0)? \+ self\.weight", body) for body in bodies)
+
+
+@functools.cache
+def _modeling_source(model_type: str) -> str:
+    from transformers.models.auto.configuration_auto import model_type_to_module_name
+
+    name = model_type_to_module_name(model_type)
+    spec = importlib.util.find_spec(f"transformers.models.{name}") if name.isidentifier() else None
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    return "".join(path.read_text() for folder in folders for path in sorted(Path(folder).glob("modeling_*.py")))

@@ -28,13 +28,13 @@ def check(tensor: Tensor, name: str, dtype: torch.dtype, shape: Sequence[int]) -
 
 
 def check_all(*wanted: tuple[str, Tensor, str], **sizes: int) -> dict[str, int]:
-    """`check` several tensors in turn; each has its dtype and its sizes as words, as in "int64 b W".
+    """`check` several tensors in turn; the third of each is its dtype and its sizes, as in "int64 b W".
 
     A size is a number, `*` for any, or a name. A name stands for the size that `sizes` gives it, else for that of the
     first tensor with this name. Returns the sizes of all names.
     """
-    for name, tensor, words in wanted:
-        dtype, *shape = words.split()
+    for name, tensor, kind in wanted:
+        dtype, *shape = kind.split()
         check(tensor, name, getattr(torch, dtype), [int(n) if n.isdigit() else sizes.get(n, ANY) for n in shape])
         sizes |= {n: size for n, size in zip(shape, tensor.shape, strict=True) if n.isalpha()}
     return sizes

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from eagle_plugin.common.progress import progress_bar
 from eagle_plugin.models.catalog import CATALOG, ModelError
-from eagle_plugin.models.progress import progress_bar
 from eagle_plugin.models.store import Stage, get_model, installed, model_folder
 
 

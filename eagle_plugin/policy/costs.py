@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.core.shape import PLAIN, Levels, Shape
 from eagle_plugin.policy.corrections import Corrections
 
 # The phases of a round: the head's forwards that draft levels; the target's forward over the trees, with the walk; the
@@ -85,7 +85,7 @@ class Costs(NamedTuple):
     level: Forward
     extend: Forward  # E rows: the move of the accepted keys, and the head's forward over the accepted tokens
     fixed: float = 0.0  # of every round: the engine's scheduler and what no table has
-    is_parallel: bool = False  # whether the head drafts all levels in one forward
+    levels: Levels = Levels.RECURRENT  # how the head drafts levels
     prompt_token: float = 0.0  # for the head to read one token of a prompt, where it does so only in order to draft
     plain: Forward | None = None  # the target's forward of a plain round, where it does not run as one over trees does
 
@@ -101,9 +101,7 @@ class Costs(NamedTuple):
 
     def phase_lines(self, shape: Shape, b: int) -> tuple[tuple[float, float], ...]:
         """`line` of each of the `PHASES`. In a plain round the head does not run; it reads later, see `catch_up`."""
-        levels, rows = max(shape.steps - 1, 0), shape.topk
-        if self.is_parallel:
-            levels, rows = min(levels, 1), levels
+        rows, levels = self.levels.forwards(shape)
         parts = (
             (levels, self.level.line(b, rows)),
             (1.0, (self.plain if shape == PLAIN and self.plain else self.target).line(b, shape.width)),

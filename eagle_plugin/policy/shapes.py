@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from eagle_plugin.core.shape import MAX_WIDTH, PLAIN, Shape
+from eagle_plugin.core.shape import MAX_WIDTH, PLAIN, Levels, Shape
 
 CPU_SHAPE = Shape(steps=2, topk=4, width=8)  # a deeper tree costs more draft steps than it gains
 MAX_DEFAULT_TOPK = 4
@@ -56,15 +56,15 @@ def deepest_of(shapes: Collection[Shape]) -> list[Shape]:
     return [shape for shape in shapes if shape[:2] == deepest[:2]]
 
 
-def captured_shapes(caps: Shape, is_parallel: bool = False) -> list[Shape]:
+def captured_shapes(caps: Shape, levels: Levels = Levels.RECURRENT) -> list[Shape]:
     """The few of `shapes_within` that get CUDA graphs: plain decoding, the caps, some between.
 
-    is_parallel: the head drafts all levels in one forward, so that no tree need be shallow.
+    levels: how the head drafts them; where depth is free, no tree need be shallow.
     """
     shapes = [PLAIN]
     for width in GRAPH_WIDTHS:
         steps = min(caps.steps, width - 1 if caps.topk == 1 else math.ceil(math.log2(width)))
         topk = min(caps.topk, width - steps)
         if width < caps.width and (caps.topk > 1 or width <= caps.steps):
-            shapes.append(Shape(min(caps.steps, width - 1) if is_parallel else steps, topk, width))
+            shapes.append(Shape(min(caps.steps, width - 1) if levels.depth_is_free else steps, topk, width))
     return [*shapes, caps]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
@@ -17,14 +17,9 @@ Memory = TypeVar("Memory", bound=RoundMemory)
 # Of the captures of one batch size: a context, which may drop the size from the buckets.
 Around = Callable[[Buckets, int], AbstractContextManager[Any]]
 
-
-class FunctionKey(NamedTuple):
-    """What a function of a round was captured for."""
-
-    phase: str
-    padded_b: int  # requests of the padded batch
-    shape: Shape | int  # of the trees, or their width where the rest does not matter
-    is_greedy: bool | None  # whether all requests are; None: it does not matter
+# What a function of a round was captured for: its phase, the size of the padded batch, the shape of the trees (or their
+# width, where the rest does not matter), and whether all requests are greedy (None where it does not matter).
+FunctionKey = tuple[str, int, Shape | int, bool | None]
 
 
 class CapturedRounds(Generic[Memory]):
@@ -66,7 +61,7 @@ class CapturedRounds(Generic[Memory]):
         self._buckets = buckets
 
     def _is_captured(self, key: FunctionKey) -> bool:
-        return key.padded_b in self._buckets and key in self.functions
+        return key[1] in self._buckets and key in self.functions
 
     def _run(self, key: FunctionKey, function: Callable[[], Any]) -> Any:
         return self.functions.run(key, function) if self._is_captured(key) else function()

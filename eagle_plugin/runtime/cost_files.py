@@ -13,12 +13,12 @@ import eagle_plugin
 from eagle_plugin.common import keyed_json
 from eagle_plugin.common.devices import device_key
 from eagle_plugin.common.errors import UserError
-from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.shape import Levels, Shape
 from eagle_plugin.kernels import loader
 from eagle_plugin.policy.costs import Costs, Curve, Forward
 from eagle_plugin.runtime import huge_pages, target_weights
 
-VERSION = 10  # of the files' form, and of how the costs are measured
+VERSION = 11  # of the files' form, and of how the costs are measured
 
 
 class CostFileError(UserError):
@@ -69,7 +69,7 @@ def read(key: Mapping[str, Any]) -> Costs | None:
         return Costs(
             **forwards,
             fixed=seconds[0],
-            is_parallel=_flag(costs["is_parallel"]),
+            levels=Levels(costs["levels"]),
             prompt_token=seconds[1],
             plain=None if costs["plain"] is None else _forward(costs["plain"]),
         )
@@ -90,7 +90,7 @@ def write(key: Mapping[str, Any], costs: Costs) -> None:
         WriteError: they cannot be written; what was kept before is as it was.
     """
     as_json: dict[str, Any] = {name: _forward_as_json(getattr(costs, name)) for name in _FORWARDS}
-    as_json |= {name: getattr(costs, name) for name in ("fixed", "prompt_token", "is_parallel")}
+    as_json |= {name: getattr(costs, name) for name in ("fixed", "prompt_token", "levels")}
     as_json["plain"] = None if costs.plain is None else _forward_as_json(costs.plain)
     keyed_json.write(keyed_json.path_of(folder(), key), key, VERSION, {"costs": as_json})
 
@@ -118,12 +118,6 @@ def _seconds(value: Any) -> float:
     if type(value) not in (int, float) or not 0 <= value < math.inf:
         raise ValueError(f"{value!r} instead of seconds")
     return float(value)
-
-
-def _flag(value: Any) -> bool:
-    if type(value) is not bool:
-        raise ValueError(f"{value!r} instead of true or false")
-    return value
 
 
 def _fault(path: Path, what: str) -> CostFileError:

@@ -1,4 +1,4 @@
-"""How much of what the head has not read yet is kept in memory, and what is read first when that is too much."""
+"""Limits what is kept in memory of what the head has not read yet, and says what it reads first beyond the limit."""
 
 from __future__ import annotations
 

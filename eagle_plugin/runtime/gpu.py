@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from eagle_plugin.common.errors import first_line
 from eagle_plugin.kernels import attention, loader
 
 CAPABILITY = (8, 0)  # the oldest that the CUDA sources and the Triton tiles are made for
@@ -55,5 +56,5 @@ def _missing_library() -> str:
     try:
         module = loader.load("cuda")
     except (RuntimeError, OSError, ValueError) as error:
-        return (str(error).strip() or type(error).__name__).splitlines()[0]
+        return first_line(error)
     return "" if module is not None else "there is none for this GPU, and none could be built (the log says why)"

@@ -1,4 +1,4 @@
-"""Functions over static memory: captured once per key as CUDA graphs, and replayed in every later round.
+"""Captures functions over static memory as CUDA graphs, once per key, and replays them in every later round.
 
 A function that is captured reads and writes only memory that keeps its address, and its result depends on nothing else:
 no value that the host computes from a batch, no tensor that Python keeps from an earlier call. What it returns lies in
@@ -149,9 +149,9 @@ class StaticMemory:
         """Copy a tensor into the memory of this name; the view that holds it now."""
         return self.view(name, *value.shape).copy_(value)
 
-    def allocate_rows(self, name: str, rows: int, like: Tensor, fill: int = 0) -> None:
+    def allocate_rows(self, name: str, rows: int, like: Tensor) -> None:
         """Memory for up to `rows` rows as that of `like` [1, ...]."""
-        self.allocate(name, rows * like[0].numel(), like.dtype, fill)
+        self.allocate(name, rows * like[0].numel(), like.dtype)
 
     def allocate_fields(self, name: str, values: Fields) -> None:
         """Memory for the tensors of a named tuple, which it holds now; that of field F has the name NAME.F."""

@@ -1,4 +1,8 @@
-"""All levels of a draft from one forward of the head over masked rows (P-EAGLE, arXiv 2602.01469)."""
+"""How a loaded head drafts the levels of a tree: what serving asks of the kind of a head, in one place.
+
+A P-EAGLE head (arXiv 2602.01469) drafts all levels after the first in one forward over masked rows, the others draft
+one level after the other.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.shape import Levels, Shape
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.runtime.round import HeadForward, HeadState, LevelRows, LevelSource, RecurrentLevels, TopM
 
@@ -19,32 +23,54 @@ class MaskRow(NamedTuple):
     hidden: Tensor  # [1, H]: the features of a mask, through the head's norms and fc
 
 
-def levels_of(
-    mask: MaskRow | None, shape: Shape, state: HeadState, lengths: Tensor, top_m: int, forward: HeadForward
-) -> LevelSource | TopM:
-    """The levels of a head without a mask: one forward per level; else the lists of all levels, [b, D, M].
+class MaskedRows(NamedTuple):
+    """The masked rows of a request in a draft of one shape."""
 
-    lengths [b] int64 is L of each request; top_m is how many tokens to list per level.
-    """
-    if mask is None:
-        return RecurrentLevels(shape, state, lengths, top_m, forward)
-    if state.top.logp.dim() == 3:
-        return state.top
-    root = TopM(*(values[:, None, :top_m] for values in state.top))
-    if shape.steps == 1:
-        return root
-    deeper = masked_levels(shape.steps - 1, lengths, top_m, mask, forward)
-    return TopM(*(torch.cat(values, dim=1) for values in zip(root, deeper, strict=True)))
+    mask: MaskRow
+    count: int  # at least 1
 
 
-def masked_levels(rows: int, lengths: Tensor, top_m: int, mask: MaskRow, forward: HeadForward) -> TopM:
-    """The lists [b, rows, M] of the levels 2 .. rows + 1, whatever is drafted above them.
+class HeadLevels(NamedTuple):
+    """How a head drafts levels; mask: of a head that drafts them over masked rows."""
+
+    mask: MaskRow | None = None
+
+    @property
+    def kind(self) -> Levels:
+        """Which says how many forwards of how many rows there are in a draft."""
+        return Levels.RECURRENT if self.mask is None else Levels.PARALLEL
+
+    def masked_rows(self, shape: Shape) -> MaskedRows | None:
+        """The masked rows of each request in a draft of this shape; None without any."""
+        return None if self.mask is None or shape.steps < 2 else MaskedRows(self.mask, shape.steps - 1)
+
+    def source(
+        self, shape: Shape, state: HeadState, lengths: Tensor, top_m: int, forward: HeadForward
+    ) -> LevelSource | TopM:
+        """Where a draft takes its levels from: a source level by level, or the lists of all levels [b, D, M].
+
+        lengths [b] int64 is L of each request; top_m is how many tokens to list per level.
+        """
+        if self.mask is None:
+            return RecurrentLevels(shape, state, lengths, top_m, forward)
+        if state.top.logp.dim() == 3:
+            return state.top
+        root = TopM(*(values[:, None, :top_m] for values in state.top))
+        masked = self.masked_rows(shape)
+        if masked is None:
+            return root
+        deeper = masked_levels(masked, lengths, top_m, forward)
+        return TopM(*(torch.cat(values, dim=1) for values in zip(root, deeper, strict=True)))
+
+
+def masked_levels(masked: MaskedRows, lengths: Tensor, top_m: int, forward: HeadForward) -> TopM:
+    """The lists [b, rows, M] of the levels 2 .. rows + 1 of so many masked rows, whatever is drafted above them.
 
     Level 1 is what the head listed after the last accepted token. The masked rows come after it, at the positions
     L .. L + rows - 1 of the head; row j sees all tokens before and the rows 0 .. j, and lists the tokens of level
     j + 2. Their keys stay in slots after L, which the next round overwrites.
     """
-    b, device = len(lengths), lengths.device
+    (mask, rows), b, device = masked, len(lengths), lengths.device
     logits, _ = forward(
         LevelRows(
             tokens=torch.full((b * rows,), mask.token, dtype=torch.int64, device=device),

@@ -45,7 +45,7 @@ def head_warnings(target: str, head: str, algorithm: str, steps: int | None = No
 
 def fewer_levels(head: str | Path, spec: HeadSpec, steps: int | None) -> list[str]:
     """A warning where a head that drafts all levels in one forward was trained for fewer than `steps` of them."""
-    depths = trained_depths(head) if spec.levels == "parallel" else None
+    depths = trained_depths(head) if spec.levels.depth_is_free else None
     if steps is None or depths is None or depths >= steps:
         return []
     return [

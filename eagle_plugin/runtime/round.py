@@ -1,4 +1,4 @@
-"""One decode round, the same in both engines: draft a tree level by level, accept a path of it, move its cache rows.
+"""Drafts a tree level by level, accepts a path of it, moves its cache rows: a decode round, the same in both engines.
 
 An adapter reads its engine's batch, runs the engine's models and hands tensors to the functions here. Letters in
 shapes: b requests, L tokens of a request that have keys and values (the root, its last token, comes after them), W
@@ -237,8 +237,8 @@ class TreeBuilder:
         topk = self._shape.topk
         first = 0 if previous is None else 1 + (level - 2) * topk  # proposal row of the frontier's first node
         logp, tokens, draws = self._children_of(top, first)
-        keep = topk if level < self._shape.steps else 0
-        return grow_level(self.table, first * self._children, level, logp, tokens, previous, keep, draws)
+        next_topk = topk if level < self._shape.steps else 0
+        return grow_level(self.table, first * self._children, level, logp, tokens, previous, next_topk, draws)
 
     def add_levels(self, top: TopM) -> None:
         """The same for all levels at once, from their lists [b, D, M]."""

@@ -83,8 +83,11 @@ class Trial:
             return values.where(self.rand(rows) < 0.5, off)
 
         top_ks = self.randint(2, max(self.vocabulary // 2, 3), rows).where(self.rand(rows) < 0.5, self.vocabulary)
-        made = SamplingParams(
-            0.3 + self.rand(rows), top_ks.int(), some(0.5 + self.rand(rows) / 2, 1.0), some(self.rand(rows) / 8, 0.0)
+        made = SamplingParams.of(rows, device=self.device)._replace(
+            temperatures=0.3 + self.rand(rows),
+            top_ks=top_ks.int(),
+            top_ps=some(0.5 + self.rand(rows) / 2, 1.0),
+            min_ps=some(self.rand(rows) / 8, 0.0),
         )
         filtered = SamplingParams.of(1, 0.8, top_k=50, top_p=0.9, min_p=0.02, device=self.device)
         for values, first, second in zip(made, SamplingParams.greedy(1, self.device), filtered, strict=True):

@@ -1,4 +1,4 @@
-"""Tree attention around the attention backend that the user chose: ours for trees, the engine's for the rest."""
+"""Serves forwards over trees with our attention, and all others with the backend that the user chose."""
 
 from __future__ import annotations
 

@@ -131,6 +131,6 @@ class BatchReader:
         return RoundBatch(shape, b, is_greedy, start, self._table_rows[:padded_b], self._keys.seeded)
 
 
-def prefix_tokens(batch: Any) -> int:
+def committed_tokens(batch: Any) -> int:
     """The tokens that the requests of this ``ScheduleBatch`` have in the cache, as far as the host knows by now."""
     return sum(request.kv.kv_committed_len for request in batch.reqs)

@@ -1,4 +1,4 @@
-"""Which of SGLang's KV caches our worker reads."""
+"""Decides whether our worker reads the KV cache that an SGLang model will have."""
 
 from __future__ import annotations
 

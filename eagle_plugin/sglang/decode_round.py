@@ -39,7 +39,7 @@ class DecodeRound(CapturedRounds[RoundMemory]):
         return batch.padded_b in self._buckets
 
     def padded_b(self, b: int) -> int:
-        """To how many requests a batch of b is padded: the next captured size, or b where there is none."""
+        """The size of the padded batch of b requests: the next captured one, or b where there is none."""
         return self._buckets.of(b) or b
 
     def draft(self, batch: RoundBatch, state: DraftState) -> Drafts:
@@ -188,11 +188,11 @@ class DecodeRound(CapturedRounds[RoundMemory]):
     def _provide(self, key: FunctionKey, accepted: Accepted) -> None:
         """Put paths that did not come from the captured walk where the captured extend reads them."""
         if self._is_captured(key) and not self._memory.holds("accepted.tokens", accepted.tokens):
-            self._memory.put_accepted(accepted, key.padded_b)
+            self._memory.put_accepted(accepted, key[1])
 
 
 def _key(phase: str, batch: RoundBatch) -> FunctionKey:
     """The target's forward depends on the width alone, and not on how the batch samples."""
     if phase == "verify":
-        return FunctionKey(phase, batch.padded_b, batch.shape.width, None)
-    return FunctionKey(phase, batch.padded_b, batch.shape, batch.is_greedy)
+        return phase, batch.padded_b, batch.shape.width, None
+    return phase, batch.padded_b, batch.shape, batch.is_greedy

@@ -1,4 +1,4 @@
-"""Tokens of plain rounds that the head has not read: kept, and read in one forward when drafting starts again."""
+"""Keeps the tokens of plain rounds that the head has not read, until it reads them when drafting starts again."""
 
 from __future__ import annotations
 

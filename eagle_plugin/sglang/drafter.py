@@ -1,5 +1,5 @@
-"""Drafts the tree: one forward of the head per level, every draft node attending to its own ancestors; or one forward
-over masked rows for all levels."""
+"""Drafts the trees: by one forward of the head per level, in which every node attends to its own ancestors, or by one
+forward over masked rows for all levels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.accepted_path import AcceptedPath
-from eagle_plugin.runtime.parallel_levels import MaskRow, levels_of
+from eagle_plugin.runtime.parallel_levels import HeadLevels
 from eagle_plugin.runtime.rng import draft_uniforms, without_sampled_children
 from eagle_plugin.runtime.round import Drafts, HeadState, LevelRows, TopM, TreeRows, draft, top_m_of
 from eagle_plugin.sglang.attention import TreeAttention
@@ -58,7 +58,7 @@ class DraftState(NamedTuple):
 class TreeDrafter(EagleDraftWorker):
     """The engine's draft worker (weights, pools, the prefill pass) with our drafting in a decode round."""
 
-    mask: MaskRow | None = None  # what masked rows read: the head drafts all levels in one forward
+    levels = HeadLevels()
 
     def init_attention_backend(self) -> None:
         """Wrap the head's attention backend and round its weights; the engine's per-branch backends are not built."""
@@ -73,7 +73,7 @@ class TreeDrafter(EagleDraftWorker):
         self._nothing = no_tokens(self.topk, self.draft_runner.device)
         self._most_children: int = get_spec().speculative_eagle_topk
         self._forward = TreeForward(self.draft_runner, self.tree_attention)
-        self.mask = mask_of(self.draft_runner.model)
+        self.levels = HeadLevels(mask_of(self.draft_runner.model))
         use_int8_weights(self.draft_runner.model, self.target_worker.model_runner.model)
 
     def _capture_cuda_graphs(self) -> None:
@@ -115,7 +115,7 @@ class TreeDrafter(EagleDraftWorker):
             return draft(
                 batch.shape,
                 state.roots,
-                levels_of(self.mask, batch.shape, state.head, batch.prefix_lens, top_m, forward),
+                self.levels.source(batch.shape, state.head, batch.prefix_lens, top_m, forward),
                 batch.sampling if batch.is_greedy else without_sampled_children(batch.sampling, batch.seeded()),
                 None if batch.is_greedy else draft_uniforms(batch.rng_keys, batch.prefix_lens, batch.shape),
                 self.hot_token_id,

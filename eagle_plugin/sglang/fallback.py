@@ -19,7 +19,7 @@ from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorkerV2
 from sglang.srt.speculative.spec_utils import draft_pp_context
 
-from eagle_plugin.common.errors import UserError
+from eagle_plugin.common.errors import UserError, first_line
 from eagle_plugin.runtime.startup import StartRefused
 from eagle_plugin.sglang.attention import TreeAttention
 from eagle_plugin.sglang.releases import sharded_as_drafter
@@ -34,7 +34,7 @@ def fall_back(worker: Any) -> None:
     try:
         _restore(worker)
     except Exception as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        first = first_line(error)
         raise StartRefused(
             UserError(
                 f"the self-test failed and SGLang's own worker could not take over ({first}); start the server again: "
@@ -51,7 +51,7 @@ def _restore(worker: Any) -> None:
     del target.init_cuda_graphs  # ours, on the object, hides the engine's
     runner.attn_backend = _wrapped(runner.attn_backend)
     runner.sampler = Sampler()
-    for name in ("tree_attention", "_chain", "_nothing", "_most_children", "_forward", "mask"):
+    for name in ("tree_attention", "_chain", "_nothing", "_most_children", "_forward", "levels"):
         vars(drafter).pop(name, None)
     draft_runner.attn_backend = _wrapped(draft_runner.attn_backend)
     drafter.topk = get_spec().speculative_eagle_topk

@@ -1,4 +1,4 @@
-"""The pools of a target's keys and values: one, or a second one for the layers with a sliding window."""
+"""Finds the pools of a target's keys and values, and copies what a round reads of that of the sliding windows."""
 
 from __future__ import annotations
 

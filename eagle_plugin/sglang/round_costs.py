@@ -13,7 +13,7 @@ import torch
 from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
-from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.core.shape import PLAIN, Levels, Shape
 from eagle_plugin.policy.chooser import ShapeChooser, buffers_of
 from eagle_plugin.policy.costs import Costs, Curve, Forward
 from eagle_plugin.policy.log import without_policy
@@ -81,7 +81,7 @@ def _key(worker: Any) -> dict[str, Any]:
         ranks=get_parallel().tp_size,
         graphs=worker._round.sizes(),
         requests=worker.req_to_token_pool.size,
-        is_parallel=worker.draft_worker.mask is not None,
+        levels=worker.draft_worker.levels.kind,
     )
 
 
@@ -104,7 +104,7 @@ class CostMeasurement:
         self._parts, self._most = parts, most_requests
         self._random = RandomBatches(parts)
         self._caps = parts.shape
-        self._is_parallel = parts.drafter.mask is not None
+        self._levels: Levels = parts.drafter.levels.kind
         self._small_round: Callable[[], float]  # what others are compared with, in seconds
 
     def run(self) -> Costs:
@@ -165,14 +165,14 @@ class CostMeasurement:
             if shape != PLAIN:
                 extend.append((b * shape.max_accept_length, phases.extend))
             if shape.steps > 1:
-                rows, forwards = self._levels(shape)
+                rows, forwards = self._levels.forwards(shape)
                 level.append((b * rows, max(phases.draft - first[b], SHORTEST) / forwards))
         return Costs(
             Forward(Curve.of(target)),
             Forward(Curve.of(level or extend)),
             Forward(Curve.of(extend)),
             min(first.values()),
-            self._is_parallel,
+            self._levels,
         )
 
     def _with_context(self, times: dict[Cell, Phases], costs: Costs) -> Costs:
@@ -185,7 +185,7 @@ class CostMeasurement:
         long, short = ([times[b, shape, tokens] for shape in (PLAIN, self._caps)] for tokens in (prefix, SHORT_PREFIX))
         plain, full = (Phases(*map(slope, x, y, [keys] * 3)) for x, y in zip(long, short, strict=True))
         per_key, per_row = per_key_and_row(plain.target, full.target, self._caps.width)
-        rows, forwards = self._levels(self._caps)
+        rows, forwards = (max(n, 1) for n in self._levels.forwards(self._caps))
         return costs._replace(
             target=costs.target._replace(per_key=per_key, per_key_and_row=per_row),
             level=costs.level._replace(per_key_and_row=full.draft / forwards / rows),
@@ -201,11 +201,6 @@ class CostMeasurement:
 
     def _long_prefix(self, b: int) -> int:
         return min(LONG, self._random.longest(b)) if b else 0
-
-    def _levels(self, shape: Shape) -> tuple[int, int]:
-        """Rows per request of the head's forwards in a draft of this shape, and how many forwards."""
-        deeper = max(shape.steps - 1, 1)
-        return (deeper, 1) if self._is_parallel else (shape.topk, deeper)
 
     def _phases(self, b: int, shape: Shape, prefix: int) -> Phases:
         with self._requests(b, prefix) as one_round:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from eagle_plugin.heads.files import read_mask_token
+from eagle_plugin.heads.files import levels_of
 from eagle_plugin.runtime.capturing import emulated
 from eagle_plugin.selftest import decision, subject
 from eagle_plugin.selftest.decision import decide, is_asked_for
@@ -106,7 +106,7 @@ def subject_of(runner: Any) -> Subject:
         "quantization": str(config.quantization),
         "head": draft.hf_config.architectures[0],
         "head_layers": draft.num_hidden_layers,
-        "head_is_parallel": read_mask_token(dict(vars(draft.hf_config))) is not None,
+        "head_levels": levels_of(dict(vars(draft.hf_config))).value,
         "ranks": ranks,
         "page_size": get_schedule().page_size,
         "requests": get_schedule().max_running_requests,

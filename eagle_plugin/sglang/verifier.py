@@ -38,7 +38,7 @@ class TreeVerifyInput(EagleVerifyInput):
 
 
 class TargetOutput(NamedTuple):
-    """What the target says after every node of B trees."""
+    """What the target gives after every node of B trees."""
 
     logits: Tensor  # [B * W, V] float32
     features: Tensor  # [B * W, H of the features that the head reads]

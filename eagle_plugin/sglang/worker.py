@@ -1,4 +1,4 @@
-"""The worker that SGLang's scheduler drives: draft a tree, verify it, feed what was accepted to the head."""
+"""Serves SGLang's scheduler: drafts a tree per request, verifies it, and feeds what was accepted to the head."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from eagle_plugin.runtime.round import HeadState, TopM, accepted_rows
 from eagle_plugin.runtime.target_weights import use_bf16_kernel
 from eagle_plugin.sglang.adapters import Adapters
 from eagle_plugin.sglang.attention import TreeAttention
-from eagle_plugin.sglang.batch import BatchReader, RoundBatch, prefix_tokens
+from eagle_plugin.sglang.batch import BatchReader, RoundBatch, committed_tokens
 from eagle_plugin.sglang.capture import capture_rounds
 from eagle_plugin.sglang.decode_round import DecodeRound
 from eagle_plugin.sglang.deferred_extend import DeferredTokens
@@ -142,9 +142,7 @@ class TreeWorker(EAGLEWorkerV2):
         pool, mode = self.req_to_token_pool, policy_mode()
         *_, output, _, _ = self._round.padding_round(PLAIN)
         self._round.deferred = DeferredTokens(len(pool.req_to_token), output.features[0])
-        shapes = (
-            [PLAIN, self.shape] if mode == "fixed" else captured_shapes(self.shape, self._draft_worker.mask is not None)
-        )
+        shapes = [PLAIN, self.shape] if mode == "fixed" else captured_shapes(self.shape, self._draft_worker.levels.kind)
         if not self._adapters.are_served:  # on CPUs: there is nothing that a captured forward would read them from
             capture_rounds(self._round, self.shape, shapes, self.device, pool.size, mode == "auto")
         if not check_rounds(self):
@@ -178,10 +176,10 @@ class TreeWorker(EAGLEWorkerV2):
             self._mailbox.look()
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             return self._prefill(batch, on_publish, pp_proxy_tensors)
-        b, keys = len(batch.seq_lens), prefix_tokens(batch)
+        b, prefix_tokens = len(batch.seq_lens), committed_tokens(batch)
         deferred = 0 if self._round.deferred is None else self._round.deferred.longest(batch.reqs)
-        shape = PLAIN if needs_plain_round(batch) else self.shapes.choose(b, keys, pending=deferred)
-        self.shapes.begin(shape, b, keys)
+        shape = PLAIN if needs_plain_round(batch) else self.shapes.choose(b, prefix_tokens, pending=deferred)
+        self.shapes.begin(shape, b, prefix_tokens)
         state = self._caught_up(batch, shape, deferred)
         inputs = self._reader.read(shape, batch, self._round.padded_b(b))
         # From here on the round reads its own copy of the slots: the scheduler may change its table.
@@ -211,7 +209,8 @@ class TreeWorker(EAGLEWorkerV2):
         read = partial(self._round.extend, inputs, accepted, output, state)
         state = self._draft_clock.time_reading(shape, read)
         result = self._result(inputs, kept, new_lens, state, logprobs, features)
-        result.served = self.shapes.launched(shape, b, keys, real, partial(self._round.path_sums, inputs))
+        path_sums = partial(self._round.path_sums, inputs)
+        result.served = self.shapes.launched(shape, b, prefix_tokens, real, path_sums)
         if self._round.sizes():
             result.eager_reasons = transforms if result.can_run_cuda_graph else ["batch size"]
         self._draft_worker.draft_runner.shared_read_done_event = table_was_read

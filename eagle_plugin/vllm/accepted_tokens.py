@@ -1,4 +1,4 @@
-"""What follows from the accepted paths in vLLM: where their keys and values go, and the tokens of the round."""
+"""Moves the keys and values of accepted paths in vLLM's caches, and gives their tokens to the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a round reads from vLLM's batch: which requests verify a tree, and which rows of the forward are its nodes."""
+"""Reads vLLM's batch: which requests verify a tree, and which rows of the forward are its nodes."""
 
 from __future__ import annotations
 

@@ -38,8 +38,13 @@ def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
     sizes = [
         size for size in sizes if size * runner._caps.width <= MAX_ROWS and size * head_rows <= runner.max_num_tokens
     ]
-    flags = {"memory_flag": "--gpu-memory-utilization", "batch_flag": "--max-num-seqs"}
-    around = partial(left_out_without_memory, in_any_rank=in_any_rank, logger=logger, **flags)
+    around = partial(
+        left_out_without_memory,
+        in_any_rank=in_any_rank,
+        logger=logger,
+        memory_flag="--gpu-memory-utilization",
+        batch_flag="--max-num-seqs",
+    )
     # The operator finds its layer and metadata in vLLM's context of one forward.
     attention = {torch.ops.vllm.unified_attention_with_output.default: unified_attention_with_output}
     if kind != "cuda":

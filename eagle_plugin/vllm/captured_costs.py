@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from eagle_plugin.core.sampling import SamplingParams
-from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.shape import Levels, Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.policy.costs import Costs, Curve, Forward
 from eagle_plugin.runtime import round_costs
@@ -70,8 +70,8 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
         slope = round_costs.slope(times[cells[0]], times[cells[1]], b * (keys - short))
         return Forward(Curve.of(points), per_key=share * slope)
 
-    is_parallel, deeper = runner.drafter.mask is not None, max(caps.steps - 1, 1)
-    rows, forwards = (deeper, 1) if is_parallel else (caps.topk, deeper)
+    levels: Levels = runner.drafter.levels.kind
+    rows, forwards = (max(n, 1) for n in levels.forwards(caps))
     extend = forward("extend", caps.max_accept_length)
     draft = forward("draft", rows, 1 / forwards)
     return Costs(
@@ -81,7 +81,7 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
         # A draft of one level has no forward of the head, so that no level counts; a plain round has no draft at all,
         # but the least of it is too little for a term of its own.
         min(draft.curve.seconds) if caps.steps == 1 else 0.0,
-        is_parallel,
+        levels,
         times["prompt", 1, 0],
         forward("plain", 1),
     )

@@ -269,10 +269,10 @@ class DecodeStep(CapturedRounds[StepMemory]):
         return batch.uniform and batch.width == self._caps.width
 
     def _key(self, phase: str, padded_b: int, is_greedy: bool | None) -> FunctionKey:
-        return FunctionKey(phase, padded_b, self._caps, is_greedy)
+        return phase, padded_b, self._caps, is_greedy
 
     def _can(self, phase: str, is_greedy: bool | None) -> bool:
-        return self._step_size is not None and self._is_captured(self._key(phase, self._step_size, is_greedy))
+        return self._step_size is not None and self._key(phase, self._step_size, is_greedy) in self.functions
 
     def _replay(self, phase: str, is_greedy: bool | None) -> Any:
         """Run a function that was captured for this step."""

@@ -1,5 +1,5 @@
-"""Drafts the trees: one forward of the head per level, every draft node attending to its own ancestors; or, of a head
-with a mask, all levels from the forward that reads the accepted tokens, in which masked rows come after them."""
+"""Drafts the trees: by one forward of the head per level, in which every node attends to its own ancestors, or, of a
+head with a mask, by the forward that reads the accepted tokens, in which masked rows come after them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import as_chains
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.sampling import SamplingParams
-from eagle_plugin.runtime.parallel_levels import MaskRow, levels_of
+from eagle_plugin.runtime.parallel_levels import HeadLevels
 from eagle_plugin.runtime.rng import draft_uniforms
 from eagle_plugin.runtime.round import Drafts, HeadState, LevelRows, TopM, TreeRows, draft, top_m_of
 from eagle_plugin.vllm import masked_rows
@@ -125,7 +125,7 @@ class CacheGroupsError(UserError):
 class TreeProposer(EagleProposer):
     """vLLM's proposer (weights, buffers, warm-up) with our drafting."""
 
-    mask: MaskRow | None = None  # what masked rows read: the head drafts all levels in one forward
+    levels = HeadLevels()
 
     def __init__(self, vllm_config: Any, device: torch.device, runner: Any) -> None:
         super().__init__(vllm_config, device, runner)
@@ -140,7 +140,7 @@ class TreeProposer(EagleProposer):
         keeping = masked_rows.keeping_the_mask(self.speculative_config)
         with keeping, without_whole_tables(), int8_weights(self.device.type):
             model = super()._get_model()
-        self.mask = masked_rows.mask_row(model, token)
+        self.levels = HeadLevels(masked_rows.mask_row(model, token))
         return model
 
     def load_model(self, target_model: Any) -> None:
@@ -203,13 +203,13 @@ class TreeProposer(EagleProposer):
     def extend(self, batch: ExtendBatch, features: Tensor, slot_table: Tensor, shape: Shape, greedy: bool) -> HeadState:
         """Feed a step's tokens to the head and list the most likely children of the next roots.
 
-        features [N, F] are the target's states of all its query rows. A head with a mask lists all levels of `shape`,
-        where the forward has room for its masked rows.
+        features [N, F] are the target's states of all its query rows. A head with masked rows lists all levels of
+        `shape`, where the forward has room for them.
         """
         deferred, rows = batch.deferred(features, slot_table), batch.last[:, None]
-        read, masks = self._rows_of(deferred), self._masks(shape)
-        if self.mask is not None and masks and len(read.tokens) + len(rows) * masks <= self.max_num_tokens:
-            read, rows = masked_rows.after_tokens(self.mask, read, batch.last, batch.lengths, masks)
+        read, masked = self._rows_of(deferred), self.levels.masked_rows(shape)
+        if masked is not None and len(read.tokens) + len(rows) * masked.count <= self.max_num_tokens:
+            read, rows = masked_rows.after_tokens(masked, read, batch.last, batch.lengths)
         return self._most_likely(read, rows, top_m_of(shape, greedy))
 
     def extend_paths(self, batch: PathBatch, features: Tensor, shape: Shape, greedy: bool) -> HeadState:
@@ -217,18 +217,15 @@ class TreeProposer(EagleProposer):
         slots = batch.slot_table.gather(1, batch.positions).long().view(-1)
         metadata = TreeMetadata(Rows(None, batch.rows), batch.slot_table, slots)
         read = HeadRows(batch.tokens.view(-1).int(), batch.positions.view(-1), self._combined(features), metadata)
-        rows, masks = batch.last[:, None], self._masks(shape)
-        if self.mask is not None and masks:
-            read, rows = masked_rows.after_paths(self.mask, read, batch.last, masks)
+        rows, masked = batch.last[:, None], self.levels.masked_rows(shape)
+        if masked is not None:
+            read, rows = masked_rows.after_paths(masked, read, batch.last)
         return self._most_likely(read, rows, top_m_of(shape, greedy))
 
     def masked_rows_per_request(self, shape: Shape) -> int:
-        """Rows of a request in `extend_paths` of a head with a mask; 0 of others."""
-        return 0 if self.mask is None else shape.max_accept_length + self._masks(shape)
-
-    def _masks(self, shape: Shape) -> int:
-        """The number of masked rows in a draft of this shape."""
-        return 0 if self.mask is None else shape.steps - 1
+        """Rows of a request in `extend_paths` with masked rows; 0 without."""
+        masked = self.levels.masked_rows(shape)
+        return 0 if masked is None else shape.max_accept_length + masked.count
 
     def _most_likely(self, read: HeadRows, rows: Tensor, top_m: int) -> HeadState:
         """What a forward leaves; rows [b, D]: the last accepted token of each request, then its masked rows."""
@@ -258,7 +255,7 @@ class TreeProposer(EagleProposer):
         drafts = draft(
             batch.shape,
             roots,
-            levels_of(self.mask, batch.shape, state, batch.lengths, top_m, forward),
+            self.levels.source(batch.shape, state, batch.lengths, top_m, forward),
             batch.sampling,
             None if batch.keys is None else draft_uniforms(batch.keys, batch.lengths, batch.shape),
             self._draft_to_target,

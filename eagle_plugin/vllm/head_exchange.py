@@ -15,7 +15,7 @@ from eagle_plugin.runtime.head_mailbox import HeadMailbox, open_mailbox
 from eagle_plugin.vllm.backend import tree_attention
 from eagle_plugin.vllm.head_rules import check_head
 
-KEPT = ("model", "mask", "_draft_to_target", "_draft_attn_layer_names")  # attributes of a drafter that a head has
+KEPT = ("model", "levels", "_draft_to_target", "_draft_attn_layer_names")  # attributes of a drafter that a head has
 
 
 def mailbox_of(runner: Any, logger: logging.Logger) -> HeadMailbox | None:

@@ -51,7 +51,7 @@ def check_head(target_dir: str | Path, head_dir: str | Path, method: str, steps:
     tensors = head.by_parameter()
     size = _draft_vocabulary(head, tensors, vocabulary) if spec.format.reads_aux_layers else vocabulary
     check_shapes(_wanted(head, spec, tensors, size, len(layers)), tensors, head.folder)
-    if spec.levels == "parallel":
+    if spec.levels.depth_is_free:
         spec.format.check_tensors(head.config, tensors, head.folder, lambda _: None)  # vLLM adds the biases of q, k, v
     check_values(head)
     return [

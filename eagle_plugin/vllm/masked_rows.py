@@ -1,4 +1,4 @@
-"""Masked rows of a P-EAGLE head in vLLM: what they read, and where they are in the forward that reads accepted tokens.
+"""Adds the masked rows of a P-EAGLE head to the forward in which it reads accepted tokens.
 
 vLLM's own class for such heads keeps what they read under one flag only.
 """
@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from eagle_plugin.core.shape import Levels
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.heads.files import MASK_KEYS, HeadError, check_mask_token, read_mask_token
-from eagle_plugin.runtime.parallel_levels import MaskRow
+from eagle_plugin.runtime.parallel_levels import MaskedRows, MaskRow
 from eagle_plugin.runtime.round import TreeRows
 from eagle_plugin.vllm.attention import Rows, TreeMetadata
 
@@ -37,6 +38,11 @@ def mask_token(speculative_config: Any) -> int | None:
             )
         return None
     return check_mask_token(token, draft.get_vocab_size(), f"{head} has mask_token_id")
+
+
+def configured_levels(speculative_config: Any) -> Levels:
+    """How the head of a vLLM ``SpeculativeConfig`` drafts levels; errors as of `mask_token`."""
+    return Levels.RECURRENT if mask_token(speculative_config) is None else Levels.PARALLEL
 
 
 @contextmanager
@@ -89,63 +95,63 @@ def in_slices(rows: HeadRows, most: int) -> list[HeadRows]:
     return slices
 
 
-def after_tokens(mask: MaskRow, read: HeadRows, last: Tensor, lengths: Tensor, masks: int) -> tuple[HeadRows, Tensor]:
-    """Consecutive tokens of b requests, and after them so many masked rows of each: for a step of any kind.
+def after_tokens(masked: MaskedRows, read: HeadRows, last: Tensor, lengths: Tensor) -> tuple[HeadRows, Tensor]:
+    """Consecutive tokens of b requests, and after them the masked rows of each: for a step of any kind.
 
     last [b]: each request's last row that counts; lengths [b]: L. Returns all rows, and those from which the levels of
-    a draft are listed, [b, 1 + masks]: the last token, then the masked rows.
+    a draft are listed, [b, 1 + masked.count]: the last token, then the masked rows.
 
     A row at L or after it has no accepted token. Its keys go to row 0 of the caches, which vLLM gives to nobody:
     they would be in the slots of the masked rows.
     """
-    tokens, positions, hidden, metadata = read
+    (mask, count), (tokens, positions, hidden, metadata) = masked, read
     table, extend = metadata.slot_table, metadata.rows.extend
     assert extend is not None
     n, device = len(tokens), tokens.device
     owners = extend.requests.repeat_interleave(extend.lens, output_size=n)
-    masked = lengths[:, None] + torch.arange(masks, device=device)
-    query = torch.arange(n, n + masked.numel(), device=device)
+    places = lengths[:, None] + torch.arange(count, device=device)
+    query = torch.arange(n, n + places.numel(), device=device)
     requests = torch.arange(len(lengths), device=device)
-    tree = TreeRows(requests, lengths, chain_ancestors(masks, device).repeat(len(lengths), 1), masks)
+    tree = TreeRows(requests, lengths, chain_ancestors(count, device).repeat(len(lengths), 1), count)
     kept = metadata.slots.where(positions < lengths[owners], 0)
     rows = HeadRows(
         torch.cat([tokens, torch.full_like(query, mask.token, dtype=tokens.dtype)]),
-        torch.cat([positions, masked.view(-1)]),
+        torch.cat([positions, places.view(-1)]),
         torch.cat([hidden, mask.hidden.expand(len(query), -1)]),
         TreeMetadata(
             metadata.rows._replace(tree=tree, query=query),
             table,
-            torch.cat([kept, table.gather(1, masked).view(-1).long()]),
+            torch.cat([kept, table.gather(1, places).view(-1).long()]),
         ),
     )
-    return rows, torch.cat([last[:, None], query.view(masked.shape)], dim=1)
+    return rows, torch.cat([last[:, None], query.view(places.shape)], dim=1)
 
 
-def after_paths(mask: MaskRow, read: HeadRows, last: Tensor, masks: int) -> tuple[HeadRows, Tensor]:
+def after_paths(masked: MaskedRows, read: HeadRows, last: Tensor) -> tuple[HeadRows, Tensor]:
     """As `after_tokens`, of b requests with E places each (`drafter.PathBatch`), without a number of the host.
 
     Of each request the masked rows come after all places, and in the caches after its accepted tokens.
     """
-    tokens, positions, hidden, metadata = read
+    (mask, count), (tokens, positions, hidden, metadata) = masked, read
     table, rows = metadata.slot_table, metadata.rows.tree
     assert rows is not None
     device, (b, longest) = tokens.device, rows.ancestors.shape
-    requests, order = torch.arange(b, device=device)[:, None], torch.arange(masks, device=device)
+    requests, order = torch.arange(b, device=device)[:, None], torch.arange(count, device=device)
     kept = last[:, None] - requests * longest + 1  # accepted tokens
     places = kept + order
-    masked = rows.prefix_lens[:, None] + places
+    own = rows.prefix_lens[:, None] + places
     slots = metadata.slots.view(b, longest).where(torch.arange(longest, device=device) < kept, 0)
 
     def side_by_side(first: Tensor, second: Tensor) -> Tensor:
         return torch.cat([first.view(b, longest, *first.shape[1:]), second], dim=1).flatten(0, 1)
 
     seen = (torch.ones_like(places) << places + 1) - 1  # the accepted tokens, the masked rows before, and itself
-    tree = rows._replace(ancestors=torch.cat([rows.ancestors, seen], dim=1), tail=longest + masks)
+    tree = rows._replace(ancestors=torch.cat([rows.ancestors, seen], dim=1), tail=longest + count)
     made = HeadRows(
         side_by_side(tokens, torch.full_like(places, mask.token, dtype=tokens.dtype)),
-        side_by_side(positions, masked),
-        side_by_side(hidden, mask.hidden.expand(b, masks, -1)),
-        TreeMetadata(Rows(None, tree), table, side_by_side(slots.view(-1), table.gather(1, masked).long())),
+        side_by_side(positions, own),
+        side_by_side(hidden, mask.hidden.expand(b, count, -1)),
+        TreeMetadata(Rows(None, tree), table, side_by_side(slots.view(-1), table.gather(1, own).long())),
     )
-    begins = requests * (longest + masks)
+    begins = requests * (longest + count)
     return made, torch.cat([begins + kept - 1, begins + longest + order], dim=1)

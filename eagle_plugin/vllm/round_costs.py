@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from vllm.distributed.parallel_state import get_tensor_model_parallel_world_size
 
-from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.shape import Levels, Shape
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.kernels.sampling import SamplingParams
 from eagle_plugin.policy.costs import Costs, Curve, Forward
@@ -45,10 +45,10 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
     Its requests must be able to have more tokens than a round writes.
     """
     timer = RoundTimer(runner, caps)
-    is_parallel = runner.drafter.mask is not None
+    levels: Levels = runner.drafter.levels.kind
     kinds: dict[str, tuple[Timer, int]] = {
         "target": (timer.target, caps.width),
-        "level": (timer.levels, max(caps.steps - 1, 1)) if is_parallel else (timer.level, caps.topk),
+        "level": (timer.level, max(levels.forwards(caps)[0], 1)),
         "extend": (timer.extend, caps.max_accept_length),
     }
     for time_forward, most in kinds.values():
@@ -78,7 +78,7 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
         ]
         forwards[name] = Forward(Curve.of(points), *_slopes(times, name, ends[name], most))
     target, level, extend = (forwards[name] for name in kinds)
-    return Costs(target, level, extend, is_parallel=is_parallel, prompt_token=times[prompt])
+    return Costs(target, level, extend, levels=levels, prompt_token=times[prompt])
 
 
 def is_faster_than(runner: Any, caps: Shape, costs: Costs) -> bool:
@@ -201,32 +201,29 @@ class RoundTimer:
         )
         return seconds_of(lambda: self._runner.drafter.read_deferred(deferred)) / n
 
-    def level(self, b: int, topk: int, keys: int) -> float:
-        """Seconds of one level of the draft after the first: the head's forward over `topk` nodes per request."""
-        return self._after_the_first(b, Shape(2, topk, topk + 1), keys)
+    def level(self, b: int, rows: int, keys: int) -> float:
+        """Seconds of what one forward of the head over `rows` rows per request drafts: one level, or all levels.
 
-    def levels(self, b: int, rows: int, keys: int) -> float:
-        """Seconds of the `rows` levels of a draft after the first, which the head lists as it reads accepted tokens."""
-        topk = self._caps.topk
-        return self._after_the_first(b, Shape(rows + 1, topk, topk + 1), keys)
-
-    def _after_the_first(self, b: int, shape: Shape, keys: int) -> float:
+        Levels that come from masked rows are listed as the head reads accepted tokens.
+        """
+        shape = self._runner.drafter.levels.kind.one_forward(rows, self._caps.topk)
         first, all_levels = (self._draft(b, shape._replace(steps=steps), keys) for steps in (1, shape.steps))
         return max(all_levels - first, all_levels / 10)  # noise must not make a level free
 
     def _draft(self, b: int, shape: Shape, keys: int) -> float:
-        """Seconds of a draft; of a head with a mask also of its reading of `READ` accepted tokens per request."""
+        """Seconds of a draft; where reading lists levels, also of the reading of `READ` accepted tokens per request."""
         requests, lengths = self.requests(b, keys)
         drafter = self._runner.drafter
         hidden = torch.zeros(b, drafter.hidden_size, dtype=drafter.dtype, device=self._device)
         m = top_m_of(shape, True)
-        sizes = (b, m) if drafter.mask is None else (b, shape.steps, m)
+        lists_all = drafter.levels.kind.depth_is_free
+        sizes = (b, shape.steps, m) if lists_all else (b, m)
         logp = hidden.new_zeros(sizes, dtype=torch.float32)
         top = TopM(logp, torch.arange(m, device=self._device).expand(sizes).contiguous())
         params = SamplingParams.greedy(b, self._device)
         batch = DraftBatch(shape, lengths, self._head_table(b, keys), params, None, None)
         seconds = seconds_of(lambda: drafter.draft_tree(batch, requests, HeadState(top, hidden)))
-        return seconds if drafter.mask is None else seconds + self._extend(b, READ, shape, keys)
+        return seconds + self._extend(b, READ, shape, keys) if lists_all else seconds
 
     def layers(self, b: int, keys: int) -> dict[str, Any]:
         """The slots of these requests in each layer's cache."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from eagle_plugin.common.errors import UserError
-from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.shape import Levels, Shape
 from eagle_plugin.selftest.decision import decide, is_asked_for
 from eagle_plugin.selftest.launch import ask
 from eagle_plugin.selftest.shapes import ModelShape, as_text
@@ -25,10 +25,10 @@ class SelfTestFailed(UserError):
     """The real round is not what it has to be on this machine; the next start is left to vLLM's own worker."""
 
 
-def subject_of(vllm_config: Any, caps: Shape, is_parallel: bool) -> Subject | None:
+def subject_of(vllm_config: Any, caps: Shape, levels: Levels) -> Subject | None:
     """What the self-test of this ``VllmConfig`` depends on; None where the server does not test itself.
 
-    caps: of its trees. is_parallel: its head drafts all levels in one forward.
+    caps: of its trees; levels: how its head drafts them.
     """
     device = vllm_config.device_config.device_type
     if not is_asked_for(device):
@@ -54,7 +54,7 @@ def subject_of(vllm_config: Any, caps: Shape, is_parallel: bool) -> Subject | No
         "hidden": model.get_hidden_size(),
         "quantization": str(model.quantization),
         "head": draft.architectures[0],
-        "head_is_parallel": is_parallel,
+        "head_levels": levels.value,
         "ranks": ranks,
         "requests": vllm_config.scheduler_config.max_num_seqs,
         "compiled": is_compiled(vllm_config),

@@ -1,4 +1,4 @@
-"""The shape of every round in vLLM: the chooser is asked when trees are drafted, and told what their step shows.
+"""Asks the chooser for a shape when trees are drafted in vLLM, and tells it what the step that verifies them shows.
 
 A round lasts from the drafting of its trees to the drafting of the next ones: the step between them verifies it.
 """
@@ -31,28 +31,28 @@ class RoundShapes:
 
     def __init__(self, chooser: ShapeChooser) -> None:
         self.chooser = chooser
-        self._keys, self._prompt_tokens = 0, 0  # of the step: of its requests' prefixes, and of prompts among its rows
+        self._prefix_tokens, self._prompt_tokens = 0, 0  # of the step: of its requests, and of prompts among its rows
         self._drafted: ServedRound | None = None  # by the last step that drafted
         self._verified: tuple[ServedRound, list[int]] | None = None  # of this step: the round, its requests' places
 
-    def scheduled(self, batch: RoundBatch, keys: int, prompt_tokens: int) -> None:
-        """Note a step; keys: tokens that its requests have without drafts, a number of the host.
+    def scheduled(self, batch: RoundBatch, prefix_tokens: int, prompt_tokens: int) -> None:
+        """Note a step; prefix_tokens: those that its requests have without drafts, a number of the host.
 
         prompt_tokens: rows of the step after which no token is drawn.
         """
         served, self._drafted = self._drafted, None
-        self._keys, self._prompt_tokens = keys, prompt_tokens
+        self._prefix_tokens, self._prompt_tokens = prefix_tokens, prompt_tokens
         self._verified = None if served is None or not batch.newest else (served, batch.newest)
         if served is None or not len(batch.newest) == batch.b == served.b:
             self.chooser.pause()  # prompts, cut trees, requests that came or went: not the time of a round
 
     def choose(self, batch: RoundBatch, deferred: int = 0) -> Shape:
         """The shape of the trees to draft for the requests of the step; deferred: tokens that the head has not read."""
-        return self.chooser.choose(batch.b, self._keys, None, -(-deferred // batch.b))
+        return self.chooser.choose(batch.b, self._prefix_tokens, None, -(-deferred // batch.b))
 
     def begin(self, shape: Shape, batch: RoundBatch) -> None:
         """Note that the next round begins with its drafting."""
-        self.chooser.begin(shape, batch.b, self._keys)
+        self.chooser.begin(shape, batch.b, self._prefix_tokens)
 
     def launched(self, batch: RoundBatch, drafts: Drafts, whole: bool, sum_up: SumUp = PathSums.__call__) -> None:
         """Note the drafted trees; whole: every request's prompt is read to its end, so that all drafts are verified.
@@ -60,7 +60,7 @@ class RoundShapes:
         sum_up: as for `ShapeChooser.launched`.
         """
         scored = drafts if whole else drafts._replace(scores=None)
-        self._drafted = self.chooser.launched(drafts.shape, batch.b, self._keys, scored, sum_up)
+        self._drafted = self.chooser.launched(drafts.shape, batch.b, self._prefix_tokens, scored, sum_up)
 
     def observe(self, tokens: Sequence[Sequence[int]]) -> None:
         """Tell the chooser what the step accepted; tokens: of each request, the bonus token included, on the host."""
@@ -103,7 +103,7 @@ def choose_shapes(runner: Any, caps: Shape, mode: str, logger: logging.Logger) -
         compiled=is_compiled(config),
         quantization=config.model_config.quantization,
         lora=config.lora_config is not None,
-        is_parallel=runner.drafter.mask is not None,
+        levels=runner.drafter.levels.kind,
         ranks=ranks,
         graphs=runner._step.sizes() if graphs else [],
     )

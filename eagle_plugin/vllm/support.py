@@ -22,7 +22,7 @@ from eagle_plugin.runtime.synthetic import WARNING, source_of
 from eagle_plugin.vllm.compile_cache import set_compile_key
 from eagle_plugin.vllm.gpu import unsupported_on_gpu
 from eagle_plugin.vllm.head_rules import check_head
-from eagle_plugin.vllm.masked_rows import mask_token
+from eagle_plugin.vllm.masked_rows import configured_levels
 from eagle_plugin.vllm.options import Options
 from eagle_plugin.vllm.plugin_config import PluginConfig, set_plugin_config
 from eagle_plugin.vllm.policy_reports import make_report_path
@@ -72,9 +72,10 @@ def choose_worker(vllm_config: Any) -> None:
     policy_mode()
     check_folder()
     synthetic = synthetic_rates(speculative)
-    is_parallel = mask_token(speculative) is not None
-    trained = trained_depths(head) if is_parallel else None
-    shape = options.shape(speculative.num_speculative_tokens, (trained or PARALLEL_LEVELS) if is_parallel else None)
+    levels = configured_levels(speculative)
+    trained = trained_depths(head) if levels.depth_is_free else None
+    depth = trained or PARALLEL_LEVELS if levels.depth_is_free else None
+    shape = options.shape(speculative.num_speculative_tokens, depth)
     try:
         warnings = _check_head(target, head, speculative.method, shape.steps)
     except LeftToEngine as reason:
@@ -85,7 +86,7 @@ def choose_worker(vllm_config: Any) -> None:
     if can_check(target, head) and read_head(head).leftover_quantisation:
         speculative.draft_model_config.quantization = None  # its layers read the weights as they are stored
     shape = options.within_trained(shape, trained)
-    subject = subject_of(vllm_config, shape, is_parallel)
+    subject = subject_of(vllm_config, shape, levels)
     if reasons := failed_kernels(subject, _log_once):
         _log_once(logging.WARNING, engine_serves(speculative.method, "vLLM", reasons))
         return

@@ -14,9 +14,9 @@ import pytest
 from benchmarks import capture_cost
 from benchmarks.capture_cost import check_recorded, finish_writing, order, parse, sizes_of
 from benchmarks.capture_ratios import Measurement, ratios, same_state_ratios
+from eagle_plugin.bench.closed_loop import Ask, Phase
 from eagle_plugin.bench.load import LoadError
 from eagle_plugin.bench.questions import Question
-from eagle_plugin.bench.serving.closed_loop import Ask, Phase
 from eagle_plugin.bench.spec import ServerSpec
 
 

@@ -11,10 +11,10 @@ import torch
 from eagle_plugin.bench import choices, demo, serve
 from eagle_plugin.bench.choices import parse_shape
 from eagle_plugin.bench.engines import ENGINES
+from eagle_plugin.bench.preparation import base_spec
 from eagle_plugin.bench.questions import read_questions
 from eagle_plugin.bench.servers import ServerError
 from eagle_plugin.bench.serving.configs import config_specs
-from eagle_plugin.bench.serving.preparation import base_spec
 from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.common.devices import DeviceError
 from eagle_plugin.core.shape import Shape

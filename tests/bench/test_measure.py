@@ -8,30 +8,32 @@ import httpx
 import pytest
 
 from eagle_plugin.bench.load import Completion, Sampling
-from eagle_plugin.bench.measure import EarlyStop, Repeat, RepeatSeries, measure_interleaved, ratio_spread, spread
+from eagle_plugin.bench.measure import EarlyStop, Repeat, RepeatSeries, measure_interleaved, run_repeat
+from eagle_plugin.bench.quartiles import Quartiles, quartiles, ratio_quartiles
 from eagle_plugin.bench.questions import Question, assign_rounds, read_questions
 from eagle_plugin.bench.steal import StealWatch, Ticks
 from eagle_plugin.bench.stream_fields import Output
+from eagle_plugin.bench.turns import Turn, take_turns
 
 
 def answer(tokens: int, ttft_s: float, total_s: float, rounds: int | None = None) -> Completion:
     return Completion("q", Output("text"), "stop", 1, tokens, ttft_s, total_s, (), rounds)
 
 
-def test_spread_is_median_and_quartiles():
-    assert spread([5.0, 1.0, 3.0, 2.0, 4.0]) == (2.0, 3.0, 4.0)
-    assert spread([7.0]) == (7.0, 7.0, 7.0)
+def test_quartiles_are_median_and_quartiles():
+    assert quartiles([5.0, 1.0, 3.0, 2.0, 4.0]) == Quartiles(q1=2.0, median=3.0, q3=4.0)
+    assert quartiles([7.0]) == Quartiles(q1=7.0, median=7.0, q3=7.0)
     with pytest.raises(ValueError, match="at least one repeat"):
-        spread([])
+        quartiles([])
 
 
 def test_ratios_are_taken_within_a_repeat():
     # The machine slows down tenfold in the second repeat: the ratio of medians would be 4.0, the paired one stays 2.
     theirs, ours = [10.0, 1.0, 5.0, 10.0, 1.0], [20.0, 2.0, 20.0, 20.0, 2.0]
-    assert ratio_spread(ours, theirs).median == 2.0
-    assert spread(ours).median / spread(theirs).median == 4.0
+    assert ratio_quartiles(ours, theirs).median == 2.0
+    assert quartiles(ours).median / quartiles(theirs).median == 4.0
     with pytest.raises(ValueError, match="same repeats"):
-        ratio_spread([1.0], [1.0, 2.0])
+        ratio_quartiles([1.0], [1.0, 2.0])
 
 
 def test_a_repeat_weighs_answers_by_their_tokens():
@@ -55,15 +57,16 @@ def test_rounds_alternate_and_paused_servers_rest(start_peer):
     prompts = [Question(id=f"q{i}", group="chat", prompt="hello") for i in range(2)]
     seen: list[tuple[str, int]] = []
 
-    def note(name: str, number: int, repeat: Repeat) -> None:
-        seen.append((name, number))
+    turns = [Turn(number, 0, load, "repeat") for number, load in enumerate([prompts[:1], prompts[1:], prompts])]
+    found: dict[str, list[Repeat]] = {name: [] for name in servers}
+    for taken in take_turns(servers, turns, lambda server, load: run_repeat(server, load, Sampling(max_tokens=3))):
+        seen.append((taken.name, taken.turn.repeat))
+        found[taken.name].append(taken.value)
         with pytest.raises(httpx.ReadTimeout):  # the one that was asked is paused again
-            httpx.get(f"{servers[name].url}/health", timeout=0.2)
-
-    series = measure_interleaved(servers, [prompts[:1], prompts[1:], prompts], Sampling(max_tokens=3), note)
+            httpx.get(f"{servers[taken.name].url}/health", timeout=0.2)
     assert seen == [("plain", 0), ("ours", 0), ("ours", 1), ("plain", 1), ("plain", 2), ("ours", 2)]
-    assert [len(repeat.completions) for repeat in series["ours"].repeats] == [1, 1, 2]
-    assert [completion.question_id for completion in series["ours"].repeats[1].completions] == ["q1"]
+    assert [len(repeat.completions) for repeat in found["ours"]] == [1, 1, 2]
+    assert [completion.question_id for completion in found["ours"][1].completions] == ["q1"]
     for server in servers.values():
         server.resume()
         assert httpx.get(f"{server.url}/server_info").json()["flushes"] == 3
@@ -93,7 +96,8 @@ def test_a_repeat_with_steal_is_made_again(start_peer):
     watch = StealWatch(2, logged.append, read=lambda: next(readings))
     series = measure_interleaved(servers, [questions], Sampling(max_tokens=2), watch=watch)
     assert [len(one.repeats) for one in series.values()] == [1, 1]
-    assert (watch.spans, watch.over_limit, watch.repeated) == (3, 1, 1) and logged[0].startswith("ours: 40%")
+    assert (watch.spans, watch.over_limit, watch.repeated) == (3, 1, 1)
+    assert logged[0].startswith("repeat 1 of 1, ours: 40%")
     asked = {}
     for name, server in servers.items():
         server.resume()

@@ -7,7 +7,8 @@ import pytest
 from demo_reports import demo_report
 from PIL import Image, ImageColor
 
-from eagle_plugin.bench.picture import COLOURS, PictureError, draw_demo
+from eagle_plugin.bench.drawing import PictureError
+from eagle_plugin.bench.picture import COLOURS, draw_demo
 
 
 def bar_heights(path: Path, colour: str) -> list[int]:

@@ -9,7 +9,8 @@ from demo_reports import demo_report, series
 from pydantic import ValidationError
 from rich.console import Console
 
-from eagle_plugin.bench.report import DemoReport, speculative_stats, write_json
+from eagle_plugin.bench.outputs import write_json
+from eagle_plugin.bench.report import DemoReport, speculative_stats
 from eagle_plugin.bench.table import demo_table
 
 CONTRACT = [

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_plugin.bench.steal import StealWatch, Ticks, parse_ticks, read_ticks, steal_share
+from eagle_plugin.bench.steal import StealWatch, Ticks, Watched, parse_ticks, read_ticks, steal_share
 
 PROC_STAT = """\
 cpu  4477251 1435187 646689 963361 29270 3 7144 22093 11 0
@@ -61,8 +61,8 @@ class Spans:
 def test_a_quiet_span_is_measured_once():
     spans = Spans(0, 5)
     watch = StealWatch(8, read=spans.read)
-    assert watch.least_stolen(spans.measure) == (1, 0.0)
-    assert watch.least_stolen(spans.measure) == (2, 0.05)  # at the limit, not over it
+    assert watch.least_stolen(spans.measure) == Watched(1, 0.0)
+    assert watch.least_stolen(spans.measure) == Watched(2, 0.05)  # at the limit, not over it
     assert (watch.spans, watch.over_limit, watch.repeated, watch.over_limit_share) == (2, 0, 0, 0.0)
 
 
@@ -70,7 +70,7 @@ def test_a_span_with_steal_is_measured_again_until_it_has_little():
     logged: list[str] = []
     spans = Spans(40, 3)
     watch = StealWatch(8, logged.append, read=spans.read)
-    assert watch.least_stolen(spans.measure, "4 clients, plain") == (2, 0.03)
+    assert watch.least_stolen(spans.measure, "4 clients, plain") == Watched(2, 0.03)
     assert logged == ["4 clients, plain: 40% of the processor time went to other guests of the host; measured again"]
     assert (watch.spans, watch.over_limit, watch.repeated, watch.over_limit_share) == (2, 1, 1, 0.5)
 
@@ -78,7 +78,7 @@ def test_a_span_with_steal_is_measured_again_until_it_has_little():
 def test_after_three_tries_the_one_with_the_least_steal_counts():
     spans = Spans(40, 20, 30)
     watch = StealWatch(100, read=spans.read)
-    assert watch.least_stolen(spans.measure) == (2, 0.2)
+    assert watch.least_stolen(spans.measure) == Watched(2, 0.2)
     assert (watch.spans, watch.over_limit, watch.repeated) == (3, 3, 2)
 
 
@@ -96,5 +96,5 @@ def test_a_quarter_of_the_planned_spans_may_be_measured_again():
 def test_without_the_file_nothing_is_repeated():
     spans = Spans(None, None)
     watch = StealWatch(8, read=spans.read)
-    assert watch.least_stolen(spans.measure) == (1, None)
+    assert watch.least_stolen(spans.measure) == Watched(1, None)
     assert (watch.spans, watch.over_limit_share) == (0, None)

@@ -10,11 +10,10 @@ from eagle_plugin.core.sampling import SamplingParams
 
 def test_start_round() -> None:
     req_to_token = torch.arange(1, 25, dtype=torch.int32).view(3, 8)
-    sampling = SamplingParams(
-        torch.tensor([0.5, 0.7]),
-        torch.tensor([7, 8], dtype=torch.int32),
-        torch.tensor([0.9, 0.8]),
-        torch.full((2,), 0.1),
+    sampling = SamplingParams.of(2, min_p=0.1)._replace(
+        temperatures=torch.tensor([0.5, 0.7]),
+        top_ks=torch.tensor([7, 8], dtype=torch.int32),
+        top_ps=torch.tensor([0.9, 0.8]),
     )
     out = RoundStart.empty(3, 2, 6)
     out.table.fill_(-1)

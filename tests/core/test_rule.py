@@ -209,11 +209,11 @@ def test_filters_keep_what_the_engine_keeps() -> None:
 
     gen = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(64, 50, generator=gen)
-    params = SamplingParams(
-        torch.rand(64, generator=gen) + 0.3,
-        torch.randint(2, 60, (64,), generator=gen).int(),
-        torch.rand(64, generator=gen) * 0.9 + 0.1,
-        torch.rand(64, generator=gen) * 0.2,
+    params = SamplingParams.of(64)._replace(
+        temperatures=torch.rand(64, generator=gen) + 0.3,
+        top_ks=torch.randint(2, 60, (64,), generator=gen).int(),
+        top_ps=torch.rand(64, generator=gen) * 0.9 + 0.1,
+        min_ps=torch.rand(64, generator=gen) * 0.2,
     )
     probs = (logits / params.temperatures[:, None]).softmax(-1)
     _, weights, ids, _ = engine(

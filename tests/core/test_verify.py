@@ -93,14 +93,15 @@ def test_chained_filters(seed: int, vocab: int, fineness: int) -> None:
     def some(values: torch.Tensor, off: float) -> torch.Tensor:
         return torch.where(torch.rand(rows, generator=gen) < 0.6, values, off)
 
-    params = SamplingParams(
-        0.2 + 1.8 * torch.rand(rows, generator=gen),
-        some(torch.randint(2, vocab + 3, (rows,), generator=gen), 2**30).int(),
-        some(torch.rand(rows, generator=gen), 1.0),
-        some(0.5 * torch.rand(rows, generator=gen), 0.0),
+    params = SamplingParams.of(rows)._replace(
+        temperatures=0.2 + 1.8 * torch.rand(rows, generator=gen),
+        top_ks=some(torch.randint(2, vocab + 3, (rows,), generator=gen), 2**30).int(),
+        top_ps=some(torch.rand(rows, generator=gen), 1.0),
+        min_ps=some(0.5 * torch.rand(rows, generator=gen), 0.0),
     )
     p = (logits.double() / params.temperatures[:, None]).softmax(-1)
-    wanted = chain_filters(p, params.top_ks[:, None].long(), *(values[:, None].double() for values in params[2:]))
+    top_ps, min_ps = params.top_ps[:, None].double(), params.min_ps[:, None].double()
+    wanted = chain_filters(p, params.top_ks[:, None].long(), top_ps, min_ps)
     torch.testing.assert_close(target_distribution(logits, params, "chained"), wanted, rtol=1e-9, atol=1e-15)
     greedy = target_distribution(logits, params._replace(top_ks=torch.ones(rows).int()), "chained")
     assert torch.equal(greedy, torch.nn.functional.one_hot(logits.argmax(-1), vocab).double())

@@ -13,7 +13,7 @@ import torch
 
 from eagle_plugin.common import keyed_json
 from eagle_plugin.common.atomic_io import WriteError
-from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.shape import Levels, Shape
 from eagle_plugin.kernels import loader
 from eagle_plugin.policy.costs import Costs, Curve, Forward
 from eagle_plugin.runtime import cost_files
@@ -24,7 +24,7 @@ COSTS = Costs(
     level=Forward(Curve.of([(1, 0.001)])),
     extend=Forward(Curve.of([(1, 0.001), (4, 0.002)]), 1e-9),
     fixed=0.002,
-    is_parallel=True,
+    levels=Levels.PARALLEL,
     prompt_token=0.0003,
 )
 
@@ -45,7 +45,7 @@ def test_what_is_read_is_what_was_written() -> None:
     assert cost_files.read(key()) is None
     cost_files.write(key(), COSTS)
     assert cost_files.read(key()) == COSTS
-    other = COSTS._replace(fixed=0.0, is_parallel=False, plain=COSTS.extend)
+    other = COSTS._replace(fixed=0.0, levels=Levels.RECURRENT, plain=COSTS.extend)
     cost_files.write(key(), other)
     assert cost_files.read(key()) == other
 
@@ -98,8 +98,8 @@ DAMAGES: dict[str, Callable[[str], str]] = {
     "fixed is text": broken(lambda kept: kept["costs"].update(fixed="0.1")),
     "fixed is true": broken(lambda kept: kept["costs"].update(fixed=True)),
     "fixed is not a number": broken(lambda kept: kept["costs"].update(fixed=math.nan)),
-    "no kind of levels": broken(lambda kept: kept["costs"].pop("is_parallel")),
-    "the kind of levels is a number": broken(lambda kept: kept["costs"].update(is_parallel=1)),
+    "no kind of levels": broken(lambda kept: kept["costs"].pop("levels")),
+    "the kind of levels is a number": broken(lambda kept: kept["costs"].update(levels=1)),
     "negative": broken(lambda kept: kept["costs"]["target"].update(per_key=-1e-9)),
     "infinite": broken(lambda kept: kept["costs"]["target"].update(per_key_and_row=math.inf)),
     "no points": broken(lambda kept: kept["costs"]["level"].update(seconds_by_rows=[])),

@@ -13,7 +13,7 @@ from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.sampling import Proposals, SamplingParams
 from eagle_plugin.runtime import rng
-from eagle_plugin.runtime.parallel_levels import MaskRow, levels_of
+from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
 from eagle_plugin.runtime.round import (
     Drafts,
     HeadState,
@@ -71,7 +71,7 @@ def test_draft_with_all_levels_at_once(library: FakeLibrary, sampled: bool) -> N
     drafts = draft(
         SHAPE,
         torch.zeros(B, dtype=torch.int64, device=CUDA),
-        levels_of(mask, SHAPE, state, lengths(), top_m, forward),
+        HeadLevels(mask).source(SHAPE, state, lengths(), top_m, forward),
         sampling(),
         rng.draft_uniforms(lengths(), lengths(), SHAPE) if sampled else None,
         None,

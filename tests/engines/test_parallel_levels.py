@@ -12,7 +12,7 @@ from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.kernels.tree import topk_log_softmax
 from eagle_plugin.runtime import rng
-from eagle_plugin.runtime.parallel_levels import MaskRow, levels_of
+from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
 from eagle_plugin.runtime.round import Drafts, HeadState, LevelRows, TopM, draft, top_m_of
 
 VOCABULARY, MASK_TOKEN = 11, 37
@@ -54,7 +54,7 @@ class MaskedHead:
 def draft_with(head: MaskedHead, shape: Shape, temperature: float = 0.0) -> Drafts:
     greedy = temperature == 0
     top_m = top_m_of(shape, greedy)
-    levels = levels_of(head.mask, shape, head.state(top_m), LENGTHS, top_m, head)
+    levels = HeadLevels(head.mask).source(shape, head.state(top_m), LENGTHS, top_m, head)
     sampling = SamplingParams.of(3, temperature)
     uniforms = None if greedy else rng.draft_uniforms(torch.arange(3) + 5, LENGTHS, shape)
     return draft(shape, torch.arange(3), levels, sampling, uniforms, None)

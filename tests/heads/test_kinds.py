@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
+from eagle_plugin.core.shape import Levels
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.create import new_head
 from eagle_plugin.heads.draft_head import head_class
@@ -45,7 +46,7 @@ def scaled() -> Iterator[None]:
         architectures=("LlamaForCausalLMEagle3",),
         marker="scale",
         method="eagle3",
-        levels="recurrent",
+        levels=Levels.RECURRENT,
         objective="training_time_test",
     )
     before = dict(HEADS)

@@ -18,7 +18,7 @@ from eagle_plugin.kernels.round_start import RoundStart
 
 def some_sampling(b: int) -> SamplingParams:
     top_ks = torch.arange(2, 2 + b, dtype=torch.int32)
-    return SamplingParams(0.5 + torch.arange(b), top_ks, torch.full((b,), 0.9), torch.full((b,), 0.1))
+    return SamplingParams.of(b, top_p=0.9, min_p=0.1)._replace(temperatures=0.5 + torch.arange(b), top_ks=top_ks)
 
 
 def spoiled(padded: int, reach: int, context: int) -> RoundStart:

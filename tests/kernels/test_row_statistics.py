@@ -99,7 +99,7 @@ def compare(module, kind: str, filters: Filters) -> Statistics:
     gen = torch.Generator().manual_seed(len(kind))
     logits = rows(kind, gen)
     top_ks, top_ps, min_ps = (torch.tensor(x) for x in zip(*FILTERS, strict=True))
-    params = SamplingParams(torch.full((len(FILTERS),), 0.8), top_ks.int(), top_ps, min_ps)
+    params = SamplingParams.of(len(FILTERS), 0.8)._replace(top_ks=top_ks.int(), top_ps=top_ps, min_ps=min_ps)
     u = torch.rand(len(FILTERS), generator=gen, dtype=torch.float64)
     native = loader.function("verify_tree")
     assert native is not None

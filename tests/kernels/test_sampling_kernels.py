@@ -31,11 +31,11 @@ def random_params(rows: int, vocab: int, gen: torch.Generator) -> SamplingParams
         return torch.where(torch.rand(rows, generator=gen) < 0.5, values, off)
 
     top_ks = some(torch.randint(1, vocab + 2, (rows,), generator=gen), 2**30).int()
-    return SamplingParams(
-        0.2 + 1.8 * torch.rand(rows, generator=gen),
-        top_ks,
-        some(torch.rand(rows, generator=gen), 1.0),
-        some(torch.rand(rows, generator=gen) * 0.3, 0.0),
+    return SamplingParams.of(rows)._replace(
+        temperatures=0.2 + 1.8 * torch.rand(rows, generator=gen),
+        top_ks=top_ks,
+        top_ps=some(torch.rand(rows, generator=gen), 1.0),
+        min_ps=some(torch.rand(rows, generator=gen) * 0.3, 0.0),
     )
 
 

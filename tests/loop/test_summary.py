@@ -88,5 +88,5 @@ def test_the_tables_tell_states_gain_and_exchange(tmp_path: Path) -> None:
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     folder = folder_of_a_loop(tmp_path / "loop")
     (folder / "traffic.json").write_text("{")
-    with pytest.raises(LoopError, match="traffic.json cannot be read"):
+    with pytest.raises(LoopError, match="traffic.json is not JSON"):
         report_of(folder)

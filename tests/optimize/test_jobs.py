@@ -15,7 +15,7 @@ from job_worlds import STAGES, PretendedStages, write_recipe
 from object_server import s3_bucket
 
 from eagle_plugin.cli import main
-from eagle_plugin.common.progress_file import VARIABLE, report_progress
+from eagle_plugin.common.progress import VARIABLE, report_progress
 from eagle_plugin.learning.data.store import objects
 from eagle_plugin.learning.jobs import job_watch, jobs_folder
 from eagle_plugin.learning.jobs.jobs_folder import JobsFolder, Status
@@ -111,7 +111,7 @@ def test_progress_has_a_rate_and_the_time_left(recipe, stages, tmp_path, capsys,
         if name == "vocabulary":
             monkeypatch.setenv(VARIABLE, str(watch.progress_file))
             for done in (10, 30):
-                monkeypatch.setattr("eagle_plugin.common.progress_file._last", -1.0)
+                monkeypatch.setattr("eagle_plugin.common.progress._last", -1.0)
                 report_progress(done, 100, "tokens")
                 watch.measure()
                 time.sleep(0.05)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.core.shape import PLAIN, Levels, Shape
 from eagle_plugin.policy.costs import (
     PENDING_TOKENS,
     PHASES,
@@ -97,7 +97,7 @@ def test_a_round_is_the_sum_of_its_parts(shape: Shape, b: int, keys: int) -> Non
 def test_of_a_parallel_head_one_forward_drafts_all_levels(shape: Shape) -> None:
     """Of steps - 1 rows per request, whatever the children per node."""
     b, keys = 4, 1000
-    costs = COSTS._replace(is_parallel=True)
+    costs = COSTS._replace(levels=Levels.PARALLEL)
     wanted = COSTS.round(shape, b, keys)
     if shape.steps > 1:
         wanted -= (shape.steps - 1) * COSTS.level.seconds(b, shape.topk, keys)

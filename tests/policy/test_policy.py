@@ -8,7 +8,7 @@ import random
 import pytest
 from policy_world import CAPS, HIGH, LOW, MIDDLE, SURE, World, device, new_policy
 
-from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.core.shape import PLAIN, Levels, Shape
 from eagle_plugin.policy import policy as module
 from eagle_plugin.policy.policy import CATCH_UP_ROUNDS, HYSTERESIS, REVIEW_ROUNDS
 from eagle_plugin.policy.shapes import captured_shapes, shapes_within
@@ -32,7 +32,7 @@ def test_shapes_within_caps(caps: Shape) -> None:
 @pytest.mark.parametrize("caps", [CAPS, Shape(7, 4, 64), Shape(16, 4, 64), Shape.chain(3), Shape(2, 4, 8)], ids=str)
 def test_the_captured_shapes_of_a_parallel_head_are_deep(caps: Shape) -> None:
     """Its levels cost one forward together; widths and children are those of other heads."""
-    shapes, others = captured_shapes(caps, is_parallel=True), captured_shapes(caps)
+    shapes, others = captured_shapes(caps, Levels.PARALLEL), captured_shapes(caps)
     assert [shape[1:] for shape in shapes] == [shape[1:] for shape in others]
     for shape in shapes[1:]:
         assert shape.steps == min(caps.steps, shape.width - 1) or shape == caps
@@ -60,8 +60,8 @@ def test_a_head_that_drafts_all_levels_at_once_gets_deeper_trees(accepts: tuple[
     """The same forward of the head costs the same; it drafts one level, or all of them."""
     caps, costs = Shape(8, 1, 9), device(256, level=0.1)
     found = []
-    for is_parallel in (False, True):
-        drawn = costs._replace(is_parallel=is_parallel)
+    for levels in Levels:
+        drawn = costs._replace(levels=levels)
         policy, world = new_policy(drawn, caps), World(drawn, accepts)
         world.serve(policy, b, 1500)
         assert world.rate(policy.present, b) > world.rate(world.best(policy.shapes, b), b) * (1 - HYSTERESIS - 0.01)

@@ -91,6 +91,7 @@ CASES = {
     "demo": Case(f"{MODEL} --prompts {{questions}}", {**SERVES, "questions": "file"}),
     "serve": Case(MODEL, SERVES),
     "bench": Case(MODEL, SERVES),
+    "bench-serving": Case(f"{MODEL} --prompts chat", SERVES),
     "benchmark": Case(
         "{target} --head {head} --prompts {prompts} --sets --out {out}", {**SERVES, "prompts": "file"}
     ),

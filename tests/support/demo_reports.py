@@ -2,14 +2,14 @@
 
 from eagle_plugin.bench.load import Completion
 from eagle_plugin.bench.machine import describe_machine
-from eagle_plugin.bench.measure import Repeat, RepeatSeries, ratio_spread, spread
+from eagle_plugin.bench.measure import Repeat, RepeatSeries
+from eagle_plugin.bench.quartiles import quartiles, ratio_quartiles
 from eagle_plugin.bench.report import (
     DemoReport,
     DemoSettings,
     Equality,
     SpreadDetail,
     plain_stats,
-    quartiles,
     speculative_stats,
 )
 from eagle_plugin.bench.stream_fields import Output
@@ -35,12 +35,12 @@ def demo_report() -> DemoReport:
             max_tokens=64, equal=3, compared=3, different=[], bf16_builtin_equal=1, bf16_plugin_equal=2, bf16_compared=3
         ),
         spread=SpreadDetail(
-            plain_tokens_per_s=quartiles(spread(rates[0])),
-            builtin_tokens_per_s=quartiles(spread(rates[1])),
-            plugin_tokens_per_s=quartiles(spread(rates[2])),
-            builtin_speedup_vs_plain=quartiles(ratio_spread(rates[1], rates[0])),
-            speedup_vs_plain=quartiles(ratio_spread(rates[2], rates[0])),
-            speedup_vs_builtin=quartiles(ratio_spread(rates[2], rates[1])),
+            plain_tokens_per_s=quartiles(rates[0]),
+            builtin_tokens_per_s=quartiles(rates[1]),
+            plugin_tokens_per_s=quartiles(rates[2]),
+            builtin_speedup_vs_plain=ratio_quartiles(rates[1], rates[0]),
+            speedup_vs_plain=ratio_quartiles(rates[2], rates[0]),
+            speedup_vs_builtin=ratio_quartiles(rates[2], rates[1]),
         ),
         settings=DemoSettings(
             max_tokens=65, repeats=3, max_repeats=8, stop_reason="narrow", prompts_measured=3,

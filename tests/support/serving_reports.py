@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
+from eagle_plugin.bench.cells import Cell
 from eagle_plugin.bench.machine import describe_machine
+from eagle_plugin.bench.outputs import StealCount
 from eagle_plugin.bench.serving.configs import Config
-from eagle_plugin.bench.serving.plan import Cell
 from eagle_plugin.bench.serving.report import (
-    Measurement,
+    ServingMeasurement,
     ServingReport,
     ServingSettings,
-    StealCount,
     build_rows,
     summarise,
 )
@@ -35,15 +35,16 @@ RATES: dict[Cell, dict[Config, list[float]]] = {
 }
 
 
-def measurement(repeat: int, cell: Cell, config: Config, rate: float, steal: float | None = 0.01) -> Measurement:
-    return Measurement(
+def measurement(repeat: int, cell: Cell, config: Config, rate: float, steal: float | None = 0.01) -> ServingMeasurement:
+    return ServingMeasurement(
         repeat=repeat, concurrency=cell.concurrency, temperature=cell.temperature, prompts=cell.prompts, config=config,
         tokens_per_s=rate, seconds=2.0, tokens=round(2 * rate), requests=3, cpu_seconds_per_token=1.5 / rate,
-        ttft_ms=100.0, tpot_ms=1000 / rate, accept_length=None if config == "plain" else 2.0, steal=steal, others=0.25,
+        requests_per_s=rate / 50, ttft_ms=100.0, tpot_ms=1000 / rate, itl_ms=None, otps=None,
+        accept_length=None if config == "plain" else 2.0, accepted=[], steal=steal, others=0.25,
     )  # fmt: skip
 
 
-def measurements(rates: Mapping[Cell, Mapping[Config, Sequence[float]]] = RATES) -> list[Measurement]:
+def measurements(rates: Mapping[Cell, Mapping[Config, Sequence[float]]] = RATES) -> list[ServingMeasurement]:
     return [
         measurement(repeat, cell, config, rate)
         for cell, configs in rates.items()

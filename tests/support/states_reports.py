@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
+from eagle_plugin.bench.cells import Cell
 from eagle_plugin.bench.machine import Machine
-from eagle_plugin.bench.serving.report import StealCount
+from eagle_plugin.bench.outputs import StealCount
 from eagle_plugin.bench.states.configs import State
 from eagle_plugin.bench.states.document import (
-    Cell,
     HeadFacts,
-    Measurement,
     PromptFacts,
+    StateMeasurement,
     StatesReport,
     StatesSettings,
     build_rows,
@@ -20,14 +20,14 @@ from eagle_plugin.bench.states.document import (
     verdict,
 )
 
-CELLS = tuple(Cell(clients, prompts) for prompts in ("held-out", "gsm8k") for clients in (1, 2, 4, 8))
+CELLS = tuple(Cell(clients, 0.0, prompts) for prompts in ("held-out", "gsm8k") for clients in (1, 2, 4, 8))
 SPEEDS: dict[State, float] = {"none": 1.0, "base": 1.3, "trained": 1.6}
 
 
-def measurement(repeat: int, cell: Cell, state: State, rate: float) -> Measurement:
+def measurement(repeat: int, cell: Cell, state: State, rate: float) -> StateMeasurement:
     one = rate / cell.concurrency
     accepted = [] if state == "none" else [100, 60, 30] if state == "base" else [100, 75, 50]
-    return Measurement(
+    return StateMeasurement(
         repeat=repeat, concurrency=cell.concurrency, prompts=cell.prompts, state=state, seconds=2.0, requests=6,
         tokens=round(2 * rate), tokens_per_s=rate, requests_per_s=rate / 50, ttft_ms=90.0 + 10 * cell.concurrency,
         tpot_ms=1000 / one, itl_ms=1000 / one * (1 + sum(accepted[1:]) / 100), otps=one,
@@ -37,7 +37,7 @@ def measurement(repeat: int, cell: Cell, state: State, rate: float) -> Measureme
 
 def measurements(
     speeds: Mapping[State, float] = SPEEDS, repeats: int = 5, noise: float = 0.03, seed: int = 0
-) -> list[Measurement]:
+) -> list[StateMeasurement]:
     """Rates of 20 tokens per second for one client without EAGLE, times a speed, with a relative noise."""
     draw = random.Random(seed)
     return [
@@ -48,7 +48,7 @@ def measurements(
     ]
 
 
-def states_report(ones: list[Measurement] | None = None, name: str = "trained") -> StatesReport:
+def states_report(ones: list[StateMeasurement] | None = None, name: str = "trained") -> StatesReport:
     """A whole document; name: of the trained head."""
     ones = measurements() if ones is None else ones
     recipe = {"optimiser": {"name": "adamw", "lr": 0.001}, "loss": {"name": "ce"}, "batch_tokens": 2048, "seed": 0}

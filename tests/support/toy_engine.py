@@ -15,7 +15,7 @@ from eagle_plugin.core.shape import MAX_WIDTH, Shape
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.kernels.attention import tree_attention
 from eagle_plugin.kernels.kv import store_kv
-from eagle_plugin.runtime.parallel_levels import MaskRow
+from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
 from eagle_plugin.sglang.batch import RoundBatch
 from eagle_plugin.sglang.drafter import TreeDrafter, TreeExtendInput, no_tokens
 from eagle_plugin.sglang.verifier import TreeVerifier
@@ -67,7 +67,7 @@ class Drafter(TreeDrafter):
 class ParallelDrafter(Drafter):
     """The head drafts all levels in one forward over masked rows."""
 
-    mask = MaskRow(7, torch.randn(1, H, generator=torch.Generator().manual_seed(8)))
+    levels = HeadLevels(MaskRow(7, torch.randn(1, H, generator=torch.Generator().manual_seed(8))))
 
 
 class Verifier(TreeVerifier):

@@ -119,4 +119,4 @@ class Served:
 
 def load(target: Path, folder: Path, head: DraftHead) -> Served:
     spec = find_spec(head.kind)
-    return Served(make_config(target, folder, spec.method, parallel=spec.levels == "parallel"))
+    return Served(make_config(target, folder, spec.method, parallel=spec.levels.depth_is_free))

@@ -1,32 +1,37 @@
-"""The serving benchmark: tokens per second and processor time per token of several servers under load."""
+"""`eagle-plugin bench-serving`: tokens per second and processor time per token of several servers under load."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+import sys
+from collections.abc import Sequence
 
 from rich.console import Console
-from rich.markup import escape
 
+from eagle_plugin.bench.cell_run import begin_run, identify
+from eagle_plugin.bench.cells import make_plan
 from eagle_plugin.bench.choices import check_engine, resolve_target
-from eagle_plugin.bench.machine import describe_machine
+from eagle_plugin.bench.measurement import Measured
 from eagle_plugin.bench.outcome import exit_status
+from eagle_plugin.bench.outputs import StealCount, facts_of, report_path, settings_of
+from eagle_plugin.bench.preparation import add_server_options, at_least, base_spec
 from eagle_plugin.bench.progress import Steps
+from eagle_plugin.bench.prompt_kinds import PROMPT_KINDS, questions_of
 from eagle_plugin.bench.serving.configs import CONFIGS, config_specs
-from eagle_plugin.bench.serving.measure import Measured, measure_plan, resume_from, warm_up_under_load
-from eagle_plugin.bench.serving.outputs import draw, now, report_path, save, steal_count, versions
 from eagle_plugin.bench.serving.picture import draw_serving
-from eagle_plugin.bench.serving.plan import Plan, make_plan
-from eagle_plugin.bench.serving.preparation import add_server_options, at_least, base_spec, check_busy, version_of
-from eagle_plugin.bench.serving.prompts import PROMPT_KINDS, questions_of
-from eagle_plugin.bench.serving.report import ServingReport, ServingSettings, build_rows, summarise
+from eagle_plugin.bench.serving.report import (
+    ServingMeasurement,
+    ServingReport,
+    ServingSettings,
+    build_rows,
+    summarise,
+)
 from eagle_plugin.bench.serving.table import serving_table, summary_lines
-from eagle_plugin.bench.spec import ServerSpec
-from eagle_plugin.bench.startup import serving
 from eagle_plugin.common.command_line import Parser
 
+DESCRIPTION = """\
+Measure plain decoding, the engine's own EAGLE and the plugin under load. The result is OUT/serving.json.
+"""
 EXPLANATION = """\
 A cell is a number of clients, a temperature and a kind of prompts. In a cell one server at a time answers; all others
 are paused (SIGSTOP). Each client asks its next question of the common list as soon as its last answer is complete.
@@ -49,19 +54,19 @@ Without --temperatures and --prompts: mixed prompts at T 0 for every number of c
 """
 EXAMPLES = """
 examples:
-  make bench ARGS=--quick
-  make bench ENGINE=vllm ARGS='--concurrency 1 8 --configs plain fixed plugin'
-  make bench ARGS='--prompts code chat --temperatures 0 0.7 --repeats 3'
-  make bench ARGS=--resume                  continue after an interruption
-  make bench ARGS=--trace                   load that rises and falls; see --trace --help
+  eagle-plugin bench-serving --quick
+  eagle-plugin bench-serving --target TARGET --head HEAD --concurrency 1 8 --configs plain builtin_chain plugin
+  eagle-plugin bench-serving --prompts code chat --temperatures 0 0.7 --repeats 3
+  eagle-plugin bench-serving --resume       continue after an interruption
+  eagle-plugin bench-serving --trace        load that rises and falls; see --trace --help
 """
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The benchmark's options."""
     parser = Parser(
-        prog="serving.py",
-        description=f"{__doc__}\n\n{EXPLANATION}",
+        prog="eagle-plugin bench-serving",
+        description=f"{DESCRIPTION}\n{EXPLANATION}",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -83,8 +88,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def run(options: argparse.Namespace, path: Path, steps: Steps) -> ServingReport:
-    """Start the servers, measure the plan, and return the report. Raises ServerError, LoadError or ValueError."""
+def run(options: argparse.Namespace, steps: Steps) -> None:
+    """Start the servers, measure the plan, and write the report. Raises ServerError, LoadError or ValueError."""
     check_engine(options.engine, options.device)
     target = resolve_target(options.target, steps.console)
     plan = make_plan(options.concurrency, options.temperatures, options.prompts, options.repeats, options.quick)
@@ -93,75 +98,41 @@ def run(options: argparse.Namespace, path: Path, steps: Steps) -> ServingReport:
     specs = config_specs(base, options.configs)
     if not specs:
         raise ValueError(f"--configs: {options.engine} has no {' and no '.join(options.configs)}; name others")
-    identity = identify(specs, plan)
-    partial = partial_path(path)
-    measured = resume_from(partial, identity, Measured) if options.resume else Measured(identity=identity)
-    save(measured, partial)  # now, and not after the servers have started, if the folder cannot be written
-    with serving(specs, options.out / "logs", steps) as servers:
-        temperatures = sorted({cell.temperature for cell in plan.repeats})
-        warm_up_under_load(servers, questions_of("mixed", target), plan.max_concurrency, temperatures, steps)
-        version, busy = version_of(next(iter(servers.values()))), check_busy(steps)
-        watch = measure_plan(servers, plan, questions, measured, partial, steps)
-    rows = build_rows(options.engine, measured.measurements)
+    path = report_path(options.out, "serving", options.engine)
+    kind, identity = Measured[ServingMeasurement], identify(specs, plan)
+    one = begin_run(plan, questions, identity, kind, path, options.out / "logs", steps, options.resume)
+    with one.measure(specs, lambda config, fields: ServingMeasurement(config=config, **fields)) as ran:
+        pass
+    measurements = one.measured.measurements
+    rows = build_rows(options.engine, measurements)
     assert base.head is not None
-    return ServingReport(
-        engine=options.engine,
-        engine_version=version,
+    report = ServingReport(
+        **facts_of(options.engine),
+        engine_version=ran.version,
         target=target.name,
         head=base.head.name,
         rows=rows,
-        summary=summarise(rows, measured.measurements),
-        steal=steal_count(watch),
+        summary=summarise(rows, measurements),
+        steal=StealCount.of(ran.watch),
         settings=ServingSettings(
-            device=base.device,
-            threads=base.threads or 0,
-            shapes={config: str(spec.shape) for config, spec in specs.items() if spec.mode != "plain"},
-            answer_length=plan.length,
-            cache_tokens=base.max_total_tokens,
-            busy_percent=busy,
+            **settings_of(specs, ran.busy), answer_length=plan.length, cache_tokens=base.max_total_tokens
         ),
-        versions=versions(options.engine),
-        machine=describe_machine(),
-        date=now(),
-        measurements=measured.measurements,
+        measurements=measurements,
     )
-
-
-def partial_path(path: Path) -> Path:
-    """The file of the measurements until the report is complete."""
-    return path.with_suffix(".measured.json")
-
-
-def identify(specs: Mapping[Any, ServerSpec], plan: Plan) -> dict[str, str]:
-    """What measurements must have in common to be in one report."""
-    base = next(iter(specs.values()))
-    return {
-        "engine": base.engine,
-        "target": str(base.target),
-        "head": str(base.head),
-        "servers": ", ".join(f"{config} {spec.shape}" for config, spec in specs.items()),
-        "threads": str(base.threads),
-        "cache": str(base.max_total_tokens),
-        "answer length": str(plan.length),
-        "machine": describe_machine().cpu,
-        "versions": ", ".join(f"{name} {version}" for name, version in versions(base.engine).items()),
-    }
+    one.finish(report, [serving_table(report)], summary_lines(report), draw_serving)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print the table, write the report and the picture; 1 after a failure, whose message is printed."""
-    options = parse(argv)
-    steps = Steps(Console())
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if "--trace" in arguments:
+        from eagle_plugin.bench.serving import trace_command
+
+        return trace_command.main([argument for argument in arguments if argument != "--trace"])
+    options, steps = parse(arguments), Steps(Console())
 
     def command() -> int:
-        path = report_path(options.out, "serving", options.engine)
-        report = run(options, path, steps)
-        save(report, path)
-        partial_path(path).unlink(missing_ok=True)
-        steps.console.print(serving_table(report))
-        for line in summary_lines(report):
-            steps.log(escape(line))
-        draw(report, draw_serving, path, steps)
+        run(options, steps)
         return 0
 
-    return exit_status("the serving benchmark", steps.console, command)
+    return exit_status("bench-serving", steps.console, command)

@@ -1,10 +1,18 @@
-"""The result of the serving benchmark as a picture: the ratio to plain decoding over the number of clients."""
+"""Draws the result of the serving benchmark: the ratio to plain decoding over the number of clients."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from eagle_plugin.bench.picture import PictureError, new_figure, save_figure
+from eagle_plugin.bench.drawing import (
+    GREY,
+    PictureError,
+    draw_points,
+    finish_axes,
+    new_figure,
+    over_clients,
+    save_figure,
+)
 from eagle_plugin.bench.serving.configs import Config
 from eagle_plugin.bench.serving.report import Row, ServingReport
 from eagle_plugin.bench.serving.table import NAMES
@@ -30,37 +38,19 @@ def draw_serving(report: ServingReport, path: Path) -> None:
             groups.setdefault((row.temperature, row.prompts), []).append(row)
     if not groups:
         raise PictureError("no picture: it shows ratios to plain decoding; measure plain and at least one other")
-    figure = new_figure(max(6.0, 4.4 * len(groups)), 4.6)
-    figure.suptitle(f"{report.target} in {report.engine} {report.engine_version}", fontsize=13, fontweight="bold")
-    for axes, ((temperature, prompts), rows) in zip(
-        figure.subplots(1, len(groups), squeeze=False, sharey=True)[0], groups.items(), strict=True
-    ):
+    title = f"{report.target} in {report.engine} {report.engine_version}"
+    figure = new_figure(max(6.0, 4.4 * len(groups)), 4.6, title)
+    columns = figure.subplots(1, len(groups), squeeze=False, sharey=True)[0]
+    for axes, ((temperature, prompts), rows) in zip(columns, groups.items(), strict=True):
         rows = sorted(rows, key=lambda row: row.concurrency)
-        axes.axhline(1.0, color="#9aa5b1", linewidth=1.2, label="plain decoding")
+        axes.axhline(1.0, color=GREY, linewidth=1.2, label="plain decoding")
         for place, (config, colour) in enumerate(COLOURS.items()):
-            points = [
-                (r.concurrency, r.spread.ratio_vs_plain[config]) for r in rows if config in r.spread.ratio_vs_plain
-            ]
-            if points:
-                axes.errorbar(
-                    [clients * SHIFT ** (place - 1.5) for clients, _ in points],
-                    [ratio.median for _, ratio in points],
-                    yerr=[[q.median - q.q1 for _, q in points], [q.q3 - q.median for _, q in points]],
-                    color=colour,
-                    marker="o",
-                    markersize=4,
-                    capsize=3,
-                    label=NAMES[config],
-                )
-        counts = [row.concurrency for row in rows]
-        axes.set_xscale("log", base=2)
-        axes.set_xlim(min(counts) / 1.3, max(counts) * 1.3)
-        axes.set_xticks(counts, [str(count) for count in counts])
-        axes.minorticks_off()
-        axes.set_title(f"temperature {temperature:g}, {prompts} prompts", fontsize=11)
-        axes.set_xlabel("clients")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", alpha=0.3)
+            ratios = ((row.concurrency, row.spread.ratio_vs_plain.get(config)) for row in rows)
+            points = [(clients * SHIFT ** (place - 1.5), ratio) for clients, ratio in ratios]
+            draw_points(axes, points, NAMES[config], color=colour)
+        title = f"temperature {temperature:g}, {prompts} prompts"
+        over_clients(axes, [row.concurrency for row in rows], title)
+        finish_axes(axes)
     first = figure.axes[0]
     first.set_ylabel("tokens per second relative to plain decoding")
     first.legend(fontsize=8, frameon=False)

@@ -1,4 +1,4 @@
-"""The trace: load that rises and falls while the kind of prompts changes, without a pause between the phases."""
+"""Measures the trace: load that rises and falls while the kind of prompts changes, without a pause in between."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from typing import NamedTuple
 
 from pydantic import Field
 
+from eagle_plugin.bench.cells import requests_of
+from eagle_plugin.bench.closed_loop import Phase, Window
 from eagle_plugin.bench.load import accept_length
-from eagle_plugin.bench.machine import Machine
-from eagle_plugin.bench.measure import ratio_spread, spread
+from eagle_plugin.bench.measurement import rounded
+from eagle_plugin.bench.outputs import Report, StealCount
 from eagle_plugin.bench.progress import Steps
+from eagle_plugin.bench.prompt_kinds import PromptKind, select_asks
+from eagle_plugin.bench.quartiles import Quartiles, Strict, quartiles, ratio_quartiles
 from eagle_plugin.bench.questions import Question
-from eagle_plugin.bench.report import Quartiles, Strict, quartiles
 from eagle_plugin.bench.servers import Server
-from eagle_plugin.bench.serving.closed_loop import Phase, Window
 from eagle_plugin.bench.serving.configs import with_policy
-from eagle_plugin.bench.serving.measure import run_load
-from eagle_plugin.bench.serving.plan import requests_of
-from eagle_plugin.bench.serving.prompts import PromptKind, select_asks
-from eagle_plugin.bench.serving.report import StealCount
 from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.bench.steal import StealWatch
+from eagle_plugin.bench.turns import Turn, run_load, take_turns, watch_steal
 from eagle_plugin.core.shape import Shape
 
 
@@ -67,11 +66,9 @@ class TraceServer(Strict):
     phases: list[TracePhase]
 
 
-class TraceReport(Strict):
+class TraceReport(Report):
     """`out/trace.json`."""
 
-    engine: str
-    engine_version: str
     target: str
     head: str
     repeats: int
@@ -81,9 +78,6 @@ class TraceReport(Strict):
     steal: StealCount
     others: float = Field(description="the most that other processes used of the machine during one run of the trace")
     threads: int
-    versions: dict[str, str]
-    machine: Machine
-    date: str
 
 
 def trace_specs(plain: ServerSpec, plugin_shape: Shape, shapes: Sequence[Shape]) -> dict[str, ServerSpec]:
@@ -121,19 +115,14 @@ def measure_trace(
 
     In each repeat every server runs the whole trace, in another order.
     """
-    total = len(repeats) * len(servers)
-    watch = StealWatch(total, lambda text: steps.log(f"[yellow]{text}[/]"))
+    turns = [Turn(i, 0, phases, f"repeat {i + 1} of {len(repeats)}") for i, phases in enumerate(repeats)]
+    watch = watch_steal(len(turns) * len(servers), steps)
     windows: dict[str, list[list[Window]]] = {name: [] for name in servers}
-    names, done, others = list(servers), 0, 0.0
+    others = 0.0
     with steps.step("measuring") as step:
-        for repeat, phases in enumerate(repeats):
-            first = repeat % len(names)
-            for name in names[first:] + names[:first]:
-                step.update(f"repeat {repeat + 1} of {len(repeats)}, {name}", done / total)
-                measured = watch.least_stolen(lambda n=name, p=phases: run_load(servers[n], p, 0.0), name)  # type: ignore[misc]
-                windows[name].append(measured.value.windows)
-                others = max(others, measured.value.others)
-                done += 1
+        for taken in take_turns(servers, turns, lambda server, load: run_load(server, load, 0.0), watch, step.update):
+            windows[taken.name].append(taken.value.windows)
+            others = max(others, taken.value.others)
     return windows, others, watch
 
 
@@ -153,15 +142,15 @@ def describe_server(
     rates = total_rates(repeats)
     return TraceServer(
         shape=shape,
-        tokens_per_s=quartiles(spread(rates)),
-        ratio_vs_plain=None if repeats is plain else quartiles(ratio_spread(rates, total_rates(plain))),
+        tokens_per_s=quartiles(rates),
+        ratio_vs_plain=None if repeats is plain else ratio_quartiles(rates, total_rates(plain)),
         cpu_seconds_per_token=_cost(every),
         accept_length=_length(every),
         phases=[
             TracePhase(
                 clients=step.clients,
                 prompts=step.prompts,
-                tokens_per_s=quartiles(spread([windows[place].tokens_per_s for windows in repeats])),
+                tokens_per_s=quartiles([windows[place].tokens_per_s for windows in repeats]),
                 cpu_seconds_per_token=_cost([windows[place] for windows in repeats]),
                 accept_length=_length([windows[place] for windows in repeats]),
             )
@@ -176,15 +165,14 @@ def _cost(windows: Sequence[Window]) -> float:
 
 
 def _length(windows: Sequence[Window]) -> float | None:
-    length = accept_length(completion for window in windows for completion in window.asked)
-    return None if length is None else round(length, 3)
+    return rounded(accept_length(completion for window in windows for completion in window.asked))
 
 
 def best_fixed(windows: Mapping[str, Sequence[Sequence[Window]]]) -> tuple[str | None, Quartiles | None]:
     """The fixed shape with the most tokens per second over the trace, and the ratio plugin / that, per repeat."""
     rates = {name: total_rates(repeats) for name, repeats in windows.items()}
     names = [name for name in rates if name.startswith("fixed")]
-    best = max(names, key=lambda name: spread(rates[name]).median, default=None)
+    best = max(names, key=lambda name: quartiles(rates[name]).median, default=None)
     if best is None or "plugin" not in rates:
         return best, None
-    return best, quartiles(ratio_spread(rates["plugin"], rates[best]))
+    return best, ratio_quartiles(rates["plugin"], rates[best])

@@ -1,4 +1,4 @@
-"""The trace of the serving benchmark: plain decoding, fixed shapes and the plugin while the load changes."""
+"""`eagle-plugin bench-serving --trace`: plain decoding, fixed shapes and the plugin while the load changes."""
 
 from __future__ import annotations
 
@@ -9,20 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from eagle_plugin.bench.choices import check_engine, parse_shape, resolve_target
+from eagle_plugin.bench.drawing import GREY, draw_points, finish_axes, new_figure, save_figure
 from eagle_plugin.bench.engines import ENGINES
-from eagle_plugin.bench.machine import describe_machine
 from eagle_plugin.bench.outcome import exit_status
-from eagle_plugin.bench.picture import new_figure, save_figure
+from eagle_plugin.bench.outputs import StealCount, draw, facts_of, report_path, save
+from eagle_plugin.bench.preparation import add_server_options, at_least, base_spec, check_busy, version_of
 from eagle_plugin.bench.progress import Steps
-from eagle_plugin.bench.serving.measure import warm_up_under_load
-from eagle_plugin.bench.serving.outputs import draw, now, report_path, save, steal_count, versions
-from eagle_plugin.bench.serving.preparation import add_server_options, at_least, base_spec, check_busy, version_of
-from eagle_plugin.bench.serving.prompts import questions_of, tokens_per_request
-from eagle_plugin.bench.serving.table import steal_sentence
+from eagle_plugin.bench.prompt_kinds import questions_of, tokens_per_request
 from eagle_plugin.bench.serving.trace import (
     ANSWER_TOKENS,
     QUICK_STEPS,
@@ -35,12 +31,16 @@ from eagle_plugin.bench.serving.trace import (
     trace_specs,
 )
 from eagle_plugin.bench.startup import serving
+from eagle_plugin.bench.tables import with_quartiles
+from eagle_plugin.bench.turns import warm_up_under_load
 from eagle_plugin.common.command_line import Parser
 
 REPEATS = 3
-COLOURS = {"plain": "#9aa5b1", "plugin": "#d9662b"}
+COLOURS = {"plain": GREY, "plugin": "#d9662b"}
 FIXED_COLOURS = ("#5b7fa6", "#3c9d7b", "#8a63a8", "#b0a13a")
 EXPLANATION = """\
+Measure plain decoding, fixed shapes and the plugin while the load changes. The result is OUT/trace.json.
+
 Every server answers the same questions under the same trace: 1, 4, 16, 32, 16, 4 and 1 clients, with prompts that
 change from code to chat and back. A phase follows the other without a pause. Tokens count for the phase in which they
 arrive. A fixed shape is best for one part of the trace; the plugin chooses the shape of every round.
@@ -52,16 +52,16 @@ servers:
 """
 EXAMPLES = """
 examples:
-  make bench ARGS='--trace'
-  make bench ARGS='--trace --shapes 1/1/2 3/4/16 --repeats 5'
+  eagle-plugin bench-serving --trace
+  eagle-plugin bench-serving --trace --shapes 1/1/2 3/4/16 --repeats 5
 """
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The trace's options."""
     parser = Parser(
-        prog="serving.py --trace",
-        description=f"{__doc__}\n\n{EXPLANATION}",
+        prog="eagle-plugin bench-serving --trace",
+        description=EXPLANATION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -98,7 +98,7 @@ def run(options: argparse.Namespace, steps: Steps) -> TraceReport:
     best, ratio = best_fixed(windows)
     assert base.head is not None
     return TraceReport(
-        engine=options.engine,
+        **facts_of(options.engine),
         engine_version=version,
         target=target.name,
         head=base.head.name,
@@ -111,12 +111,9 @@ def run(options: argparse.Namespace, steps: Steps) -> TraceReport:
         },
         best_fixed=best,
         ratio_vs_best_fixed=ratio,
-        steal=steal_count(watch),
+        steal=StealCount.of(watch),
         others=others,
         threads=base.threads or 0,
-        versions=versions(options.engine),
-        machine=describe_machine(),
-        date=now(),
     )
 
 
@@ -145,21 +142,16 @@ def trace_table(report: TraceReport) -> Table:
 
 def draw_trace(report: TraceReport, path: Path) -> None:
     """Write a PNG: tokens per second and accept length of every server over the phases. Raises PictureError."""
-    figure = new_figure(9, 6)
-    figure.suptitle(f"{report.target} in {report.engine} {report.engine_version}", fontsize=13, fontweight="bold")
+    figure = new_figure(9, 6, f"{report.target} in {report.engine} {report.engine_version}")
     rates, lengths = figure.subplots(2, 1, sharex=True)
     fixed_colours = itertools.cycle(FIXED_COLOURS)
     for name, server in report.servers.items():
         colour = COLOURS.get(name) or next(fixed_colours)
         style: dict[str, Any] = {"color": colour, "linewidth": 2.2 if name == "plugin" else 1.2}
-        values = [phase.tokens_per_s for phase in server.phases]
-        errors = [[v.median - v.q1 for v in values], [v.q3 - v.median for v in values]]
         label = f"{name}: {server.tokens_per_s.median:.1f} in total"
-        rates.errorbar(
-            range(len(values)), [v.median for v in values], yerr=errors, capsize=3, marker="o", label=label, **style
-        )
-        known = [(i, p.accept_length) for i, p in enumerate(server.phases) if p.accept_length is not None]
-        lengths.plot([i for i, _ in known], [n for _, n in known], marker="o", **style)
+        draw_points(rates, [(x, phase.tokens_per_s) for x, phase in enumerate(server.phases)], label, **style)
+        known = [(x, phase.accept_length) for x, phase in enumerate(server.phases) if phase.accept_length is not None]
+        lengths.plot([x for x, _ in known], [length for _, length in known], marker="o", **style)
     phases = next(iter(report.servers.values())).phases
     lengths.set_xticks(range(len(phases)), [f"{phase.clients}\n{phase.prompts}" for phase in phases])
     lengths.set_xlabel("clients and prompts, one phase after the other")
@@ -168,8 +160,7 @@ def draw_trace(report: TraceReport, path: Path) -> None:
     rates.set_ylim(bottom=0)
     rates.legend(fontsize=8, frameon=False)
     for axes in (rates, lengths):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", alpha=0.3)
+        finish_axes(axes)
     save_figure(figure, path)
 
 
@@ -184,15 +175,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         save(report, path)
         steps.console.print(trace_table(report))
         if report.ratio_vs_best_fixed:
-            ratio = report.ratio_vs_best_fixed
-            steps.log(
-                escape(
-                    f"plugin / {report.best_fixed}: {ratio.median:.3f} [{ratio.q1:.3f}-{ratio.q3:.3f}] over the trace"
-                )
-            )
-        steps.log(steal_sentence(report.steal))
+            steps.log(f"plugin / {report.best_fixed}: {with_quartiles(report.ratio_vs_best_fixed, 3)} over the trace")
+        steps.log(report.steal.sentence())
         steps.log(f"other processes used at most {report.others:.0%} of the machine")
         draw(report, draw_trace, path, steps)
         return 0
 
-    return exit_status("the trace", steps.console, command)
+    return exit_status("bench-serving", steps.console, command)

@@ -15,17 +15,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from eagle_plugin.bench.cells import Cell, Plan
+from eagle_plugin.bench.closed_loop import Ask
 from eagle_plugin.bench.engine import EngineEndpoint
 from eagle_plugin.bench.load import connect, flush_prefix_cache, served_model
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.questions import Question
 from eagle_plugin.bench.servers import Server
-from eagle_plugin.bench.serving.closed_loop import Ask
-from eagle_plugin.bench.serving.plan import requests_of
-from eagle_plugin.bench.serving.prompts import select_asks
 from eagle_plugin.bench.states.configs import NAMES, State
-from eagle_plugin.bench.states.document import AiperfRow, Cell
-from eagle_plugin.bench.states.measure import StatesPlan
+from eagle_plugin.bench.states.document import AiperfRow
 from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.errors import UserError
 
@@ -61,7 +59,7 @@ def find_aiperf(named: str) -> Path:
 def measure_by_aiperf(
     program: Path,
     servers: Mapping[State, Server],
-    plan: StatesPlan,
+    plan: Plan,
     questions: Mapping[str, Sequence[Question]],
     target: Path,
     folder: Path,
@@ -76,10 +74,10 @@ def measure_by_aiperf(
         LoadError: a server does not answer.
     """
     rows: list[AiperfRow] = []
-    total = len(plan.cells) * len(servers)
+    total = len(plan.repeats) * len(servers)
     with steps.step("measuring by aiperf") as step:
-        for cell in plan.cells:
-            asks = select_asks(questions[cell.prompts], 0, requests_of(cell.concurrency), plan.max_tokens)
+        for cell in plan.repeats:
+            asks = plan.phase(cell, 0, questions).asks
             for state, server in servers.items():
                 step.update(f"{cell}, {NAMES[state]}", len(rows) / total)
                 own = folder / f"{cell.prompts}-{cell.concurrency}-{state}"
@@ -87,7 +85,7 @@ def measure_by_aiperf(
                 try:
                     flush_prefix_cache(server.endpoint)
                     model = asyncio.run(_model(server.endpoint))
-                    bodies = [body_of(ask, model, plan.temperature) for ask in asks]
+                    bodies = [body_of(ask, model, cell.temperature) for ask in asks]
                     command = command_of(program, server.url, model, target, cell.concurrency, len(asks), own)
                     _run(command, bodies, own)
                 finally:

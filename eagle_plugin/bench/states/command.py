@@ -5,38 +5,37 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
+from eagle_plugin.bench.cell_run import begin_run, identify
+from eagle_plugin.bench.cells import Cell, Plan
 from eagle_plugin.bench.choices import (
     add_device_option,
     check_engine,
-    chosen_device,
     default_engine,
     resolve_head,
     resolve_target,
 )
 from eagle_plugin.bench.engines import ENGINES
-from eagle_plugin.bench.machine import describe_machine, usable_cores
+from eagle_plugin.bench.measurement import Measured
 from eagle_plugin.bench.outcome import exit_status
+from eagle_plugin.bench.outputs import StealCount, facts_of, settings_of
 from eagle_plugin.bench.policy_sources import SourceError, read_report
+from eagle_plugin.bench.preparation import CONTEXT_LENGTH, at_least, plain_spec
 from eagle_plugin.bench.progress import Steps
+from eagle_plugin.bench.prompt_kinds import DRAFT_SLOTS, LONGEST
 from eagle_plugin.bench.servers import Server
-from eagle_plugin.bench.serving.measure import resume_from, warm_up_under_load
-from eagle_plugin.bench.serving.outputs import now, save, steal_count, versions
-from eagle_plugin.bench.serving.preparation import CONTEXT_LENGTH, SPARE_TOKENS, at_least, check_busy, version_of
-from eagle_plugin.bench.serving.prompts import DRAFT_SLOTS, LONGEST
-from eagle_plugin.bench.spec import EngineName, ServerSpec
-from eagle_plugin.bench.startup import serving
+from eagle_plugin.bench.spec import EngineName
 from eagle_plugin.bench.states.aiperf import find_aiperf, measure_by_aiperf
-from eagle_plugin.bench.states.configs import WORKERS, State, Worker, state_specs
+from eagle_plugin.bench.states.configs import WORKERS, Worker, state_specs
 from eagle_plugin.bench.states.document import (
-    Cell,
     PromptFacts,
+    StateMeasurement,
     StatesReport,
     StatesSettings,
     build_rows,
@@ -44,8 +43,7 @@ from eagle_plugin.bench.states.document import (
     verdict,
 )
 from eagle_plugin.bench.states.facts import head_facts, shown_arguments
-from eagle_plugin.bench.states.measure import StatesMeasured, StatesPlan, measure_states
-from eagle_plugin.bench.states.prompts import SET_NAMES, PromptSet, prompt_sets
+from eagle_plugin.bench.states.prompts import SET_NAMES, prompt_sets
 from eagle_plugin.bench.states.table import aiperf_table, states_table
 from eagle_plugin.common.command_line import Parser
 from eagle_plugin.heads.files import read_config, text_config
@@ -117,34 +115,33 @@ def run_states(request: StatesRequest, steps: Steps) -> StatesReport:
     if longest < 1:
         raise ValueError(f"--max-tokens {request.max_tokens} is too long for {context} tokens; give less")
     sets = prompt_sets(request.sets, request.prompts, target, request.limit, longest)
-    cells = tuple(Cell(clients, name) for name in sets for clients in sorted(set(request.concurrency)))
-    plan = StatesPlan(cells, request.repeats, request.max_tokens, request.temperature)
-    clients = max(request.concurrency)
-    tokens = clients * (max(found.longest for found in sets.values()) + TEMPLATE_TOKENS + answer)
-    specs = state_specs(_plain_spec(request, target, clients, context, tokens), head, base_head, request.worker)
+    cells = {
+        Cell(n, request.temperature, name): request.repeats for name in sets for n in sorted(set(request.concurrency))
+    }
+    plan = Plan(cells, answer_tokens=request.max_tokens)
+    tokens = plan.max_concurrency * (max(found.longest for found in sets.values()) + TEMPLATE_TOKENS + answer)
+    plain = plain_spec(request.engine, target, request.device, request.threads, plan.max_concurrency, tokens, context)
+    specs = state_specs(plain, head, base_head, request.worker)
     heads = {state: head_facts(spec.head) for state, spec in specs.items() if spec.head is not None}
-    path = request.out / STATES_FILE
-    partial = path.with_suffix(".measured.json")
-    identity = _identify(request, specs, sets)
-    measured = resume_from(partial, identity, StatesMeasured) if request.resume else StatesMeasured(identity=identity)
-    save(measured, partial)  # now, and not after the servers have started, if the folder cannot be written
-    questions = {name: found.questions for name, found in sets.items()}
-    with serving(specs, request.out / "logs", steps) as servers:
-        warm_up_under_load(servers, next(iter(questions.values())), clients, [plan.temperature], steps)
-        version, busy = version_of(next(iter(servers.values()))), check_busy(steps)
-        watch = measure_states(servers, plan, questions, measured, partial, steps)
+    path, questions = request.out / STATES_FILE, {name: found.questions for name, found in sets.items()}
+    prompts = ", ".join(f"{name} {found.sha256}" for name, found in sets.items())
+    temperature = f"{request.temperature:g}"
+    identity = identify(specs, plan, worker=request.worker, prompts=prompts, temperature=temperature)
+    kind, logs = Measured[StateMeasurement], request.out / "logs"
+    run = begin_run(plan, questions, identity, kind, path, logs, steps, request.resume)
+    with run.measure(specs, lambda state, fields: StateMeasurement(state=state, **fields)) as ran:
         by_aiperf = [] if program is None else measure_by_aiperf(
-            program, servers, plan, questions, target, request.out / "aiperf", steps
+            program, ran.servers, plan, questions, target, request.out / "aiperf", steps
         )  # fmt: skip
-        calibration = {state: factors for state, server in servers.items() if (factors := _calibration(server))}
-    ones = measured.measurements
+        calibration = {state: factors for state, server in ran.servers.items() if (factors := _calibration(server))}
+    ones = run.measured.measurements
     comparisons = compare(ones)
     report = StatesReport(
-        engine=request.engine,
-        engine_version=version,
+        **facts_of(request.engine),
+        engine_version=ran.version,
         target=describe_target(target),
         heads=heads,
-        verdict=verdict(comparisons, ones, f"{request.engine} {version}"),
+        verdict=verdict(comparisons, ones, f"{request.engine} {ran.version}"),
         comparisons=comparisons,
         rows=build_rows(ones),
         calibration=calibration,
@@ -153,39 +150,19 @@ def run_states(request: StatesRequest, steps: Steps) -> StatesReport:
             for name, found in sets.items()
         },
         settings=StatesSettings(
+            **settings_of(specs, ran.busy),
             worker=request.worker,
-            dtype=specs["none"].dtype,
-            device=specs["none"].device,
-            threads=specs["none"].threads or 0,
             temperature=request.temperature,
             max_tokens=request.max_tokens,
-            shapes={state: str(spec.shape) for state, spec in specs.items() if spec.mode != "plain"},
-            busy_percent=busy,
         ),
-        steal=steal_count(watch),
-        versions=versions(request.engine),
-        machine=describe_machine(),
-        date=now(),
+        steal=StealCount.of(ran.watch),
         command=shown_arguments(request.command),
         measurements=ones,
         aiperf=by_aiperf,
     )
-    save(report, path)
-    partial.unlink(missing_ok=True)
+    tables = [states_table(report), *([aiperf_table(report)] if report.aiperf else [])]
+    run.finish(report, tables, [])
     return report
-
-
-def _plain_spec(request: StatesRequest, target: Path, clients: int, context: int, tokens: int) -> ServerSpec:
-    return ServerSpec(
-        target=target,
-        mode="plain",
-        engine=request.engine,
-        device=chosen_device(request.device),
-        threads=request.threads or ENGINES[request.engine].default_threads(usable_cores()),
-        context_length=context,
-        max_total_tokens=max(tokens, context) + SPARE_TOKENS,
-        max_running_requests=clients,
-    )
 
 
 def _calibration(server: Server) -> list[float]:
@@ -193,25 +170,6 @@ def _calibration(server: Server) -> list[float]:
     with contextlib.suppress(SourceError):
         return [round(factor, 4) for factor in read_report(str(server.log)).factors]
     return []
-
-
-def _identify(
-    request: StatesRequest, specs: Mapping[State, ServerSpec], sets: Mapping[str, PromptSet]
-) -> dict[str, str]:
-    """What measurements must have in common to be in one report."""
-    return {
-        "engine": request.engine,
-        "device": specs["none"].device,
-        "target": str(specs["none"].target),
-        "servers": ", ".join(f"{state} {spec.head} {spec.shape} {spec.mode}" for state, spec in specs.items()),
-        "worker": request.worker,
-        "threads": str(specs["none"].threads),
-        "cache": str(specs["none"].max_total_tokens),
-        "prompts": ", ".join(f"{name} {found.sha256}" for name, found in sets.items()),
-        "answers": f"{request.max_tokens} tokens, temperature {request.temperature:g}",
-        "machine": describe_machine().cpu,
-        "versions": ", ".join(f"{name} {version}" for name, version in versions(request.engine).items()),
-    }
 
 
 def parse(argv: Sequence[str] | None) -> StatesRequest:
@@ -258,9 +216,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def command() -> int:
         report = run_states(request, steps)
-        steps.console.print(states_table(report))
-        if report.aiperf:
-            steps.console.print(aiperf_table(report))
         steps.log(f"[bold]{escape(report.verdict)}[/]")
         steps.log(f"written to {escape(str(request.out / STATES_FILE))}; for a page: eagle-plugin report {request.out}")
         return 0

@@ -1,20 +1,21 @@
-"""The result of the benchmark of a trained head, `states.json`: rows, comparisons and the measurements under them."""
+"""Describes the result of the benchmark of a trained head, `states.json`: measurements, rows and comparisons."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic import Field
 
-from eagle_plugin.bench.machine import Machine
-from eagle_plugin.bench.measure import spread
-from eagle_plugin.bench.report import Quartiles, Strict, quartiles
-from eagle_plugin.bench.serving.report import StealCount
+from eagle_plugin.bench.cells import Cell
+from eagle_plugin.bench.measurement import Measurement, Results
+from eagle_plugin.bench.outputs import Report, Settings, StealCount
+from eagle_plugin.bench.quartiles import Quartiles, Strict
 from eagle_plugin.bench.states.configs import STATES, State, Worker
 from eagle_plugin.bench.states.verdict import Finding, Ratio, describe, ratio_with_interval, sentence
 
 FORMAT = 1
+MEDIANS = ("ttft_ms", "tpot_ms", "itl_ms", "requests_per_s", "tokens_per_s", "otps", "accept_length")  # of a row
 LONG_NAMES: dict[State, str] = {
     "none": "the target without EAGLE",
     "base": "the base head",
@@ -22,42 +23,15 @@ LONG_NAMES: dict[State, str] = {
 }
 
 
-class Cell(NamedTuple):
-    """One kind of load."""
+class StateMeasurement(Measurement):
+    """One state under one cell's load, once."""
 
-    concurrency: int
-    prompts: str  # the name of the set
-
-    def __str__(self) -> str:
-        clients = "1 client" if self.concurrency == 1 else f"{self.concurrency} clients"
-        return f"{clients}, {self.prompts} prompts"
-
-
-class Measurement(Strict):
-    """One state under one cell's load, once; times are medians over the requests (`request_times`)."""
-
-    repeat: int
-    concurrency: int
-    prompts: str
     state: State
-    seconds: float = Field(gt=0, description="how long all clients were busy")
-    requests: int
-    tokens: int = Field(gt=0, description="output tokens in that time")
-    tokens_per_s: float = Field(gt=0)
-    requests_per_s: float = Field(gt=0, description="tokens_per_s / mean output tokens of an answer")
-    ttft_ms: float
-    tpot_ms: float | None
-    itl_ms: float | None
-    otps: float | None
-    accept_length: float | None = Field(description="tokens per round, with the bonus token; null without speculation")
-    accepted: list[int] = Field(description="rounds, and rounds that accepted 1, 2, ... drafts or more")
-    steal: float | None
-    others: float = Field(ge=0, le=1, description="part of the machine that other processes used meanwhile")
 
     @property
-    def cell(self) -> Cell:
-        """The kind of load."""
-        return Cell(self.concurrency, self.prompts)
+    def server(self) -> State:
+        """The state."""
+        return self.state
 
 
 class Row(Strict):
@@ -124,25 +98,18 @@ class PromptFacts(Strict):
     left_out: dict[str, int]
 
 
-class StatesSettings(Strict):
+class StatesSettings(Settings):
     """What the results depend on."""
 
     worker: Worker
-    dtype: str
-    device: str
-    threads: int
     temperature: float
     max_tokens: int = Field(description="mean limit of an answer; limits differ around it")
-    shapes: dict[State, str] = Field(description="steps/topk/draft tokens that each server was started with")
-    busy_percent: float = Field(description="use of all cores by other processes before the first measurement")
 
 
-class StatesReport(Strict):
+class StatesReport(Report):
     """`states.json`."""
 
     format: int = FORMAT
-    engine: str
-    engine_version: str
     target: dict[str, str]
     heads: dict[State, HeadFacts]
     verdict: str
@@ -155,56 +122,39 @@ class StatesReport(Strict):
     prompts: dict[str, PromptFacts]
     settings: StatesSettings
     steal: StealCount
-    versions: dict[str, str]
-    machine: Machine
-    date: str
     command: list[str] = Field(description="the arguments that measure this again; folders by their last name")
-    measurements: list[Measurement]
+    measurements: list[StateMeasurement]
     aiperf: list[AiperfRow] = Field(default=[], description="the first repeat's load by aiperf, where that was asked")
 
 
-def build_rows(measurements: Sequence[Measurement]) -> list[Row]:
+def build_rows(measurements: Sequence[StateMeasurement]) -> list[Row]:
     """One row per cell and state, in the order of the measurement and of `STATES`."""
-    cells = dict.fromkeys(one.cell for one in measurements)
-    found = {
-        (cell, state): [one for one in measurements if one.cell == cell and one.state == state]
-        for cell in cells
-        for state in STATES
-    }
-    return [_row(cell, state, ones) for (cell, state), ones in found.items() if ones]
+    results = Results(measurements)
+    return [_row(cell, state, results) for cell in results.cells for state in STATES if results.of(cell, state)]
 
 
-def _row(cell: Cell, state: State, ones: Sequence[Measurement]) -> Row:
+def _row(cell: Cell, state: State, results: Results[StateMeasurement]) -> Row:
+    ones = results.of(cell, state)
+    known: dict[str, Any] = {name: results.quartiles(cell, state, name) for name in MEDIANS}
     return Row(
         state=state,
         concurrency=cell.concurrency,
         prompts=cell.prompts,
         repeats=len(ones),
         requests=sum(one.requests for one in ones),
-        ttft_ms=quartiles(spread([one.ttft_ms for one in ones])),
-        tpot_ms=_known(ones, lambda one: one.tpot_ms),
-        itl_ms=_known(ones, lambda one: one.itl_ms),
-        requests_per_s=quartiles(spread([one.requests_per_s for one in ones])),
-        tokens_per_s=quartiles(spread([one.tokens_per_s for one in ones])),
-        otps=_known(ones, lambda one: one.otps),
-        accept_length=_known(ones, lambda one: one.accept_length),
+        **known,
         accepted_by_depth=accepted_by_depth(ones),
     )
 
 
-def _known(ones: Sequence[Measurement], value: Callable[[Measurement], float | None]) -> Quartiles | None:
-    known = [number for one in ones if (number := value(one)) is not None]
-    return quartiles(spread(known)) if known else None
-
-
-def accepted_by_depth(ones: Sequence[Measurement]) -> list[float]:
+def accepted_by_depth(ones: Sequence[StateMeasurement]) -> list[float]:
     """The part of all rounds of these measurements that accepted 1, 2, ... drafts or more; empty without rounds."""
     longest = max((len(one.accepted) for one in ones), default=0)
     sums = [sum(one.accepted[depth] for one in ones if depth < len(one.accepted)) for depth in range(longest)]
     return [round(count / sums[0], 4) for count in sums[1:]] if sums and sums[0] else []
 
 
-def compare(measurements: Sequence[Measurement]) -> list[Comparison]:
+def compare(measurements: Sequence[StateMeasurement]) -> list[Comparison]:
     """The trained head relative to each other state, over all cells first and then cell by cell.
 
     Only repeats in which both states were measured in every cell count: then all repeats are of the same mix.
@@ -248,7 +198,7 @@ def _comparison(theirs: State, cell: Cell | None, ratio: Ratio) -> Comparison:
     )
 
 
-def verdict(comparisons: Sequence[Comparison], measurements: Sequence[Measurement], engine: str) -> str:
+def verdict(comparisons: Sequence[Comparison], measurements: Sequence[StateMeasurement], engine: str) -> str:
     """The comparisons over all cells as one sentence, that with the base head first."""
     whole = {one.theirs: one for one in comparisons if one.concurrency is None}
     clauses = [

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from eagle_plugin.bench.prompt_kinds import questions_of
 from eagle_plugin.bench.questions import Question
-from eagle_plugin.bench.serving.prompts import questions_of
 from eagle_plugin.learning.data.sources.prompts import Prompt, read_prompts
 from eagle_plugin.learning.data.sources.sets import SETS, eval_prompts
 

@@ -19,7 +19,7 @@ from rich.table import Table
 from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.command_line import Parser
 from eagle_plugin.common.errors import UserError
-from eagle_plugin.common.progress_bars import ProgressBars
+from eagle_plugin.common.progress import ProgressBars
 from eagle_plugin.learning.data.sources.builtin_prompts import (
     SHAREGPT,
     builtin_prompts,

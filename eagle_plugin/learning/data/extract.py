@@ -23,8 +23,7 @@ from eagle_plugin.common.command_end import end_of
 from eagle_plugin.common.command_line import Parser
 from eagle_plugin.common.devices import check_device, fast_dtype
 from eagle_plugin.common.file_digests import hash_file
-from eagle_plugin.common.progress_bars import ProgressBars
-from eagle_plugin.common.progress_file import report_progress
+from eagle_plugin.common.progress import ProgressBars, report_progress
 from eagle_plugin.common.url_credentials import without_credentials
 from eagle_plugin.learning.data.rows import DataError, TokenRow, read_rows
 from eagle_plugin.learning.data.store.extraction import (

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from eagle_plugin.common.atomic_io import inherit_privacy, write_output
 from eagle_plugin.common.command_end import end_of
 from eagle_plugin.common.command_line import Parser
-from eagle_plugin.common.progress_bars import ProgressBars
+from eagle_plugin.common.progress import ProgressBars
 from eagle_plugin.learning.data.preparation_stats import PreparationStats, print_stats
 from eagle_plugin.learning.data.privacy.filter import (
     FilteredPrompt,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from eagle_plugin.common.errors import json_fault
+from eagle_plugin.common.errors import first_line
+from eagle_plugin.common.json_files import read_object
 from eagle_plugin.learning.data.rows import DataError
 
 
@@ -23,7 +23,7 @@ def load_tokenizer(folder: str | Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # the tokenizers library raises plain Exception
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise DataError(f"{folder} has no tokenizer that loads ({reason}); give the target's own folder") from error
 
 
@@ -62,15 +62,8 @@ def read_target_json(path: Path, needed: bool = True) -> dict[str, Any]:
         DataError: it is missing, cannot be read, or is something else.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError) as error:
+        return read_object(path, DataError, "copy the target again")
+    except FileNotFoundError as error:
         if not needed:
             return {}
         raise DataError(f"{path.parent} has no {path.name}; give the target's own folder") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); give a target that you may read") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} {json_fault(error)}; copy the target again") from error
-    if not isinstance(values, dict):
-        raise DataError(f"{path} holds a JSON {type(values).__name__}, wanted an object; copy the target again")
-    return values

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingCo
 
 from eagle_plugin.common.command_line import Parser
 from eagle_plugin.common.file_digests import DIGESTS, find_damage, recorded_bytes
-from eagle_plugin.common.progress_bars import ProgressBars
+from eagle_plugin.common.progress import ProgressBars
 from eagle_plugin.common.url_credentials import without_credentials
 from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.learning.data.store.contents import REPAIR, Contents, read_contents

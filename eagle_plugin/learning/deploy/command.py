@@ -16,6 +16,7 @@ from typing import Any
 from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.command_line import Parser
 from eagle_plugin.common.deploy_folder import COUNTS, FOLDER
+from eagle_plugin.common.progress import progress_bar
 from eagle_plugin.heads.checkpoint import check_fits, check_head, check_values
 from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.same_form import check_same_form
@@ -24,7 +25,6 @@ from eagle_plugin.learning.deploy.counts import Counts, CountsError, served_coun
 from eagle_plugin.learning.deploy.server import DeployError, ServedHead
 from eagle_plugin.learning.deploy.verdict import FEWEST_ROUNDS, Comparison, compare
 from eagle_plugin.models import head_folder
-from eagle_plugin.models.progress import progress_bar
 
 LOOK_EVERY = 2.0  # seconds between two looks at the metrics
 EPILOG = """\

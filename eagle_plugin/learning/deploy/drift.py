@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from eagle_plugin.common.errors import UserError
+from eagle_plugin.common.json_files import read_object
 from eagle_plugin.learning.deploy.counts import Z_LIMIT, Counts
 
 LEAST_ROUNDS = 2000
@@ -61,12 +61,9 @@ def expected_by_domain(head: Path) -> dict[str, float]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
+        return read_object(path, WatchError, "measure the head again")
+    except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise WatchError(f"{path} cannot be read ({error}); measure the head again") from error
-    return found if isinstance(found, dict) else None
 
 
 def _lengths(report: Mapping[str, Any], path: Path) -> dict[str, float]:

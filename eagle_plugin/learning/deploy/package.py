@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 from pathlib import Path
@@ -14,6 +13,7 @@ from eagle_plugin.bench.machine import installed_versions
 from eagle_plugin.common.atomic_io import PARTIAL, WriteError
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.common.file_digests import hash_file, write_digests
+from eagle_plugin.common.json_files import read_object
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.files import read_config
 from eagle_plugin.heads.kinds import stored_algorithm
@@ -127,11 +127,9 @@ def _measured_folder(head: Path) -> Path:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path, PackageError, "measure again, or remove it")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise PackageError(f"{path} cannot be read as JSON ({error}); measure again, or remove it") from error
 
 
 def _flush(folder: Path) -> None:

@@ -17,6 +17,7 @@ from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.deploy_folder import ANSWER, FOLDER, REQUEST, SERVER, Served
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.common.http_failures import describe_failure
+from eagle_plugin.common.json_files import kept_object, read_object
 
 LOCK = ".deploy.lock"
 KEYS = (*Served._fields, "refuses")  # of SERVER
@@ -40,14 +41,12 @@ class ServedHead:
 
     def read(self) -> dict[str, Any]:
         """What the server serves: `KEYS`; raises DeployError if it exchanges nothing."""
+        fix = f"start the server with {FOLDER}={self._folder}, and give the same folder here"
         try:
-            found = json.loads((self._folder / SERVER).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise DeployError(
-                f"{self._folder / SERVER} cannot be read ({error}); start the server with {FOLDER}={self._folder}, "
-                "and give the same folder here"
-            ) from error
-        if not isinstance(found, dict) or not all(isinstance(found.get(key), str) for key in KEYS):
+            found = read_object(self._folder / SERVER, DeployError, fix)
+        except FileNotFoundError as error:
+            raise DeployError(f"{self._folder / SERVER} cannot be read (no such file); {fix}") from error
+        if not all(isinstance(found.get(key), str) for key in KEYS):
             raise DeployError(
                 f"{self._folder / SERVER} is not of a server, wanted {', '.join(KEYS)}; give the folder that a server "
                 f"has as {FOLDER}"
@@ -102,11 +101,8 @@ class ServedHead:
         )
 
     def _answer(self, number: str) -> dict[str, Any] | None:
-        try:
-            found = json.loads((self._folder / ANSWER).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return None
-        return found if isinstance(found, dict) and found.get("id") == number else None
+        found = kept_object(self._folder / ANSWER)
+        return found if found.get("id") == number else None
 
     def _wake(self) -> None:
         """Ask for three tokens: the server looks for a request between two rounds, and without traffic it has none."""

@@ -11,11 +11,11 @@ from pathlib import Path
 from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.command_end import importing
 from eagle_plugin.common.command_line import Parser, print_table
+from eagle_plugin.common.progress import progress_bar
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.files import read_config
 from eagle_plugin.heads.kinds import stored_algorithm
 from eagle_plugin.models import head_folder, target_folder
-from eagle_plugin.models.progress import progress_bar
 
 DESCRIPTION = """\
 Compare names, shapes, aux layers, vocabulary tables and digests, then draft a few responses of the target. A head with

@@ -20,8 +20,7 @@ from eagle_plugin.common.allocator import reuse_memory
 from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.command_line import Parser
 from eagle_plugin.common.devices import check_device, fast_dtype
-from eagle_plugin.common.progress_bars import ProgressBars
-from eagle_plugin.common.progress_file import report_progress
+from eagle_plugin.common.progress import ProgressBars, report_progress
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.learning.data.rows import TokenRow

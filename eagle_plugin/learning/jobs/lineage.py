@@ -12,6 +12,7 @@ from eagle_plugin import __version__
 from eagle_plugin.bench.machine import installed_versions
 from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.file_digests import hash_file
+from eagle_plugin.common.json_files import kept_object
 from eagle_plugin.common.url_credentials import without_credentials_in
 from eagle_plugin.learning.data.target_identity import target_digests
 from eagle_plugin.learning.jobs.recipe import JobRecipe
@@ -32,7 +33,7 @@ class Lineage:
         self._path, self._job, self._out = path, job, out
         recipe = without_credentials_in(job.model_dump(mode="json"))
         # What an earlier run of this job measured of stages that are done is kept.
-        before = _read(path)
+        before = kept_object(path)
         self._stages: dict[str, Any] = before.get("stages", {}) if isinstance(before.get("stages"), dict) else {}
         self._record: dict[str, Any] = {
             "version": VERSION,
@@ -76,9 +77,9 @@ class Lineage:
     def _write(self) -> None:
         self._record["stages"] = self._stages
         self._record["metrics"] = {
-            name: _read(self._out / file) for name, file in METRICS.items() if (self._out / file).is_file()
+            name: kept_object(self._out / file) for name, file in METRICS.items() if (self._out / file).is_file()
         }
-        if states := _read(self._out / STATES):
+        if states := kept_object(self._out / STATES):
             self._record["metrics"]["benchmark"] = {name: states.get(name) for name in SUMMARY}
         write_output(self._path, [json.dumps(self._record, indent=1), "\n"], "free space, then run the job again")
 
@@ -101,11 +102,3 @@ def _output_digests(output: Path) -> str | dict[str, str]:
 def _folder_digests(folder: Path) -> dict[str, str]:
     """File name -> sha256; empty if there is no such folder."""
     return {path.name: hash_file(path) for path in sorted(folder.glob("*")) if path.is_file()}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

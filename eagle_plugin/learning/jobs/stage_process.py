@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from eagle_plugin.bench.memory import KILLED, available_bytes, enough_to_try_again, gib
-from eagle_plugin.common.progress_file import VARIABLE
+from eagle_plugin.common.progress import VARIABLE
 from eagle_plugin.learning.jobs.recipe import JobError
 from eagle_plugin.learning.jobs.watch import Watch
 

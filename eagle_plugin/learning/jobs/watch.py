@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from eagle_plugin.common.progress_file import read_progress
+from eagle_plugin.common.progress import read_progress
 
 PRINT_S = 10.0  # between two lines of progress
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,9 +11,10 @@ from rich.console import Console
 from eagle_plugin.bench.choices import check_engine, default_engine, resolve_target
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.outcome import exit_status
-from eagle_plugin.bench.serving.preparation import at_least
+from eagle_plugin.bench.preparation import at_least
 from eagle_plugin.common.atomic_io import replace_output
 from eagle_plugin.common.command_line import Parser
+from eagle_plugin.common.json_files import kept_object
 from eagle_plugin.common.recipes import override_key
 from eagle_plugin.learning.jobs.job_file import check_job, workflow_values
 from eagle_plugin.learning.jobs.lineage import LINEAGE
@@ -128,11 +128,8 @@ def run_loop(options: argparse.Namespace, console: Console) -> int:
 
 def refuse_other_options(job: JobRecipe, folder: Path) -> None:
     """Raise LoopError if the folder was begun with other options: its results depend on all of them."""
-    try:
-        begun = json.loads((folder / LINEAGE).read_text(encoding="utf-8"))["recipe"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return  # nothing is done yet
-    if changes := changed_keys(begun, job.model_dump(mode="json")):
+    begun = kept_object(folder / LINEAGE).get("recipe")  # None: nothing is done yet
+    if begun and (changes := changed_keys(begun, job.model_dump(mode="json"))):
         raise LoopError(
             f"{folder} was begun with other settings: {', '.join(changes)}; give the earlier ones again, another "
             f"--out, or remove {folder} to begin again"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,15 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_plugin.bench.machine import Machine
-from eagle_plugin.bench.report import Strict
+from eagle_plugin.bench.quartiles import Strict
 from eagle_plugin.bench.states.configs import NAMES
 from eagle_plugin.bench.states.document import StatesReport
 from eagle_plugin.common.atomic_io import write_output
+from eagle_plugin.common.json_files import read_object
 from eagle_plugin.learning.loop.prompts import DOMAIN, LoopError
 
 FORMAT = 1
+AGAIN = "remove it and run the same command again"
 WANTED_GAIN = 0.08  # of the accept length, which `make loop` is to show
 SHAPES = {"tree16_t0": "tree of 16", "chain4_t0": "chain of 4"}
 FIRST_SHAPE = "tree16_t0"
@@ -128,9 +129,9 @@ def _median(row: Any, name: str) -> float | None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise LoopError(f"{path} cannot be read ({error}); remove it and run the same command again") from error
+        return read_object(path, LoopError, AGAIN)
+    except FileNotFoundError as error:
+        raise LoopError(f"{path} is missing; {AGAIN}") from error
 
 
 def read_report(path: Path) -> LoopReport:
@@ -138,7 +139,7 @@ def read_report(path: Path) -> LoopReport:
     try:
         return LoopReport.model_validate(_read(path))
     except ValueError as error:
-        raise LoopError(f"{path} is no result of a loop; remove it and run the same command again") from error
+        raise LoopError(f"{path} is no result of a loop; {AGAIN}") from error
 
 
 def print_report(report: LoopReport, console: Console) -> None:

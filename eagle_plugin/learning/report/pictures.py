@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from eagle_plugin.bench.report import Quartiles
+from eagle_plugin.bench.quartiles import Quartiles
 from eagle_plugin.bench.states.configs import NAMES, STATES, State
 from eagle_plugin.bench.states.document import Row, StatesReport, accepted_by_depth
 from eagle_plugin.learning.report.inputs import Curve, Evaluation

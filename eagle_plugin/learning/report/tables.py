@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from eagle_plugin.bench.report import Quartiles
+from eagle_plugin.bench.quartiles import Quartiles
 from eagle_plugin.bench.states.configs import NAMES, State
 from eagle_plugin.bench.states.document import Comparison, HeadFacts, Row, StatesReport, count_repeats
 from eagle_plugin.bench.states.verdict import Finding, Ratio

@@ -9,8 +9,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from eagle_plugin.common.progress_bars import ProgressBars
-from eagle_plugin.common.progress_file import report_progress
+from eagle_plugin.common.progress import ProgressBars, report_progress
 
 
 class Bar:

@@ -6,15 +6,14 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from benchmarks import peagle
-from eagle_plugin.bench import steal
+from benchmarks.peagle_heads import HeadError, PreparedHead, prepare_head
+from eagle_plugin.bench import measurement, preparation, steal
 from eagle_plugin.bench.engines import ENGINES
-from eagle_plugin.bench.peagle import command
-from eagle_plugin.bench.peagle.configs import PreparedHead
-from eagle_plugin.bench.serving import measure, preparation
 from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.heads.manifest import trained_depths
 
@@ -45,13 +44,14 @@ def prepare(target: Path, eagle3: Path, given: Path | None, untrained: bool, cop
 
 
 def run(options: list[str]) -> int:
-    return command.main([*options, "--untrained"], prepare, Path("default"), 2)
+    with mock.patch.object(peagle, "prepare_head", prepare):
+        return peagle.main([*options, "--untrained"])
 
 
 def test_a_run_writes_table_report_and_resumes(arguments, tmp_path, monkeypatch, capsys):
     asked: list[str] = []
 
-    def counted(server, phases, temperature, real=measure.run_load):
+    def counted(server, phases, temperature, real=measurement.run_load):
         if len(asked) == 3:
             raise KeyboardInterrupt
         asked.append(server.label)
@@ -61,7 +61,7 @@ def test_a_run_writes_table_report_and_resumes(arguments, tmp_path, monkeypatch,
         return loaded._replace(drafts=loaded.drafts.plus(0.002 * levels) if levels else loaded.drafts)
 
     with monkeypatch.context() as broken:
-        broken.setattr(measure, "run_load", counted)
+        broken.setattr(measurement, "run_load", counted)
         assert run(arguments) == 130
         partial = tmp_path / "out/peagle.measured.json"
         before = json.loads(partial.read_text())["measurements"]
@@ -92,7 +92,7 @@ def test_a_folder_that_cannot_be_written_ends_the_run_before_a_server_starts(arg
 
 
 def test_a_missing_head_is_one_sentence(arguments, tmp_path, capsys):
-    assert command.main(arguments, peagle.prepare_head, tmp_path / "none", 2) == 1
+    assert peagle.main([*arguments, "--peagle-head", str(tmp_path / "none")]) == 1
     text = capsys.readouterr().out
     assert text.count("there is no P-EAGLE head in") == 1 and "--untrained" in text and "Traceback" not in text
     assert not (tmp_path / "out").exists()
@@ -106,25 +106,25 @@ def mask_token(monkeypatch):
 
 @pytest.mark.usefixtures("mask_token")
 def test_an_untrained_head_is_made_of_the_eagle3_head(markov_target, markov_eagle3, tmp_path):
-    made = peagle.prepare_head(markov_target, markov_eagle3, None, True, tmp_path / "copy", 11)
+    made = prepare_head(markov_target, markov_eagle3, None, True, tmp_path / "copy", 11)
     assert not made.is_trained and made.folder == tmp_path / "copy"
-    again = peagle.prepare_head(markov_target, markov_eagle3, made.folder, False, tmp_path / "other", 11)
+    again = prepare_head(markov_target, markov_eagle3, made.folder, False, tmp_path / "other", 11)
     assert again.folder == made.folder and not (tmp_path / "other").exists()  # nothing says how many levels it has
 
 
 @pytest.mark.usefixtures("mask_token")
 def test_a_head_of_fewer_levels_is_copied_without_its_record(markov_target, markov_eagle3, tmp_path):
-    made = peagle.prepare_head(markov_target, markov_eagle3, None, True, tmp_path / "head", 11)
+    made = prepare_head(markov_target, markov_eagle3, None, True, tmp_path / "head", 11)
     path = made.folder / "eagle_plugin.json"
     record = json.loads(path.read_text())
     path.write_text(json.dumps(record | {"training": {"recipe": {"phases": [{"steps": 5}]}}}))
     assert trained_depths(made.folder) == 5
     for levels, folder in ((5, made.folder), (11, tmp_path / "copy")):
-        found = peagle.prepare_head(markov_target, markov_eagle3, made.folder, False, tmp_path / "copy", levels)
+        found = prepare_head(markov_target, markov_eagle3, made.folder, False, tmp_path / "copy", levels)
         assert (found.folder, found.name, found.trained_levels, found.is_trained) == (folder, "head", 5, True)
     assert trained_depths(tmp_path / "copy") is None
 
 
 def test_an_eagle3_head_is_no_peagle_head(markov_target, markov_eagle3, tmp_path):
-    with pytest.raises(peagle.HeadError, match="is a head of kind eagle3, wanted peagle"):
-        peagle.prepare_head(markov_target, markov_eagle3, markov_eagle3, False, tmp_path / "copy", 3)
+    with pytest.raises(HeadError, match="is a head of kind eagle3, wanted peagle"):
+        prepare_head(markov_target, markov_eagle3, markov_eagle3, False, tmp_path / "copy", 3)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.peagle import KS, MOST_LEVELS, parse
+from benchmarks.peagle_report import FORMS, group_configs, group_specs, shape_of
 from eagle_plugin.bench.engines import ENGINES
-from eagle_plugin.bench.peagle.command import parse
-from eagle_plugin.bench.peagle.configs import FORMS, KS, MOST_LEVELS, group_configs, group_specs, shape_of
 from eagle_plugin.bench.servers import child_environment
 from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.core.shape import MAX_WIDTH, Shape
@@ -26,14 +26,15 @@ def test_the_servers_of_a_form():
     plain = ServerSpec(target=Path("target"), mode="plain", head=Path("eagle3"))
     specs = group_specs(plain, Path("peagle"), "tree", KS)
     assert list(specs) == [
-        "plain", "eagle3 3/2/8", "eagle3 7/2/16", "eagle3 11/2/24", "peagle 3/2/8", "peagle 7/2/16", "peagle 11/2/24",
+        "plain tree",
+        "eagle3 3/2/8", "eagle3 7/2/16", "eagle3 11/2/24", "peagle 3/2/8", "peagle 7/2/16", "peagle 11/2/24",
     ]  # fmt: skip
     assert [str(config) for config in group_configs("tree", KS)] == list(specs)
     assert len({spec.label for form in FORMS for spec in group_specs(plain, Path("p"), form, KS).values()}) == 14
     for name, spec in specs.items():
         environment = child_environment(spec, {})
-        assert environment.get("EAGLE_POLICY") == (None if name == "plain" else "fixed")
-        assert environment.get("EAGLE_DRAFT_TIMES") == (None if name == "plain" else "1")
+        assert environment.get("EAGLE_POLICY") == (None if name == "plain tree" else "fixed")
+        assert environment.get("EAGLE_DRAFT_TIMES") == (None if name == "plain tree" else "1")
         assert spec.head == Path("peagle" if "peagle" in name else "eagle3")
     assert specs["eagle3 3/2/8"].shape == Shape(3, 2, 8)
 
@@ -56,5 +57,5 @@ def test_vllm_gets_the_levels_of_the_tree():
 )
 def test_bad_options_are_refused(flags, message, capsys):
     with pytest.raises(SystemExit) as left:
-        parse(flags, Path("default"), 2)
+        parse(flags)
     assert left.value.code == 2 and message in capsys.readouterr().err

@@ -12,14 +12,15 @@ import pytest
 from PIL import Image, ImageColor
 from serving_reports import serving_report
 
-from eagle_plugin.bench import steal
+from eagle_plugin.bench import measurement, preparation, steal, turns
+from eagle_plugin.bench.closed_loop import Ask, Phase
+from eagle_plugin.bench.drawing import PictureError
 from eagle_plugin.bench.engines import ENGINES
-from eagle_plugin.bench.picture import PictureError
+from eagle_plugin.bench.measurement import Measured, resume_from
 from eagle_plugin.bench.questions import Question
-from eagle_plugin.bench.serving import command, measure, preparation, trace_command
-from eagle_plugin.bench.serving.closed_loop import Ask, Phase
-from eagle_plugin.bench.serving.measure import Measured, resume_from
+from eagle_plugin.bench.serving import command
 from eagle_plugin.bench.serving.picture import COLOURS, draw_serving
+from eagle_plugin.bench.serving.report import ServingMeasurement
 from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.policy.prediction_errors import CLASSES
@@ -83,14 +84,14 @@ def test_an_interrupted_run_is_continued(arguments, tmp_path, monkeypatch, capsy
     ]
     asked: list[str] = []
 
-    def counted(server, phases, temperature, real=measure.run_load):
+    def counted(server, phases, temperature, real=measurement.run_load):
         if len(asked) == 3:
             raise KeyboardInterrupt
         asked.append(server.label)
         return real(server, phases, temperature)
 
     with monkeypatch.context() as broken:
-        broken.setattr(measure, "run_load", counted)
+        broken.setattr(measurement, "run_load", counted)
         assert command.main(options) == 130
     partial = tmp_path / "out/serving.measured.json"
     before = json.loads(partial.read_text())["measurements"]
@@ -105,10 +106,11 @@ def test_an_interrupted_run_is_continued(arguments, tmp_path, monkeypatch, capsy
 
 def test_a_broken_file_is_not_continued(tmp_path):
     path = tmp_path / "serving.measured.json"
-    assert resume_from(path, {"threads": "1"}, Measured) == Measured(identity={"threads": "1"})
+    kind = Measured[ServingMeasurement]
+    assert resume_from(path, {"threads": "1"}, kind) == kind(identity={"threads": "1"})
     path.write_text("{")
     with pytest.raises(ValueError, match="--resume: .* cannot be read .*remove it"):
-        resume_from(path, {}, Measured)
+        resume_from(path, {}, kind)
 
 
 def test_a_folder_that_cannot_be_written_ends_the_run_before_a_server_starts(arguments, tmp_path, capsys):
@@ -124,7 +126,7 @@ def test_a_server_that_the_engine_lacks_is_refused(arguments, monkeypatch, capsy
 
 
 def test_a_trace_has_phases_and_totals(arguments, tmp_path, capsys):
-    assert trace_command.main([*arguments, "--quick", "--shapes", "1/1/2", "--repeats", "2"]) == 0
+    assert command.main([*arguments, "--trace", "--quick", "--shapes", "1/1/2", "--repeats", "2"]) == 0
     document = json.loads((tmp_path / "out/trace.json").read_text())
     servers = document["servers"]
     assert list(servers) == ["plain", "fixed 2/4/8", "fixed 1/1/2", "plugin"]
@@ -164,9 +166,9 @@ def test_errors_of_predictions_are_those_of_the_load(monkeypatch):
         cpu_clock=lambda: lambda: 0.0,
         log_text=lambda: logs.pop(0),
     )
-    monkeypatch.setattr(measure, "warm_up", lambda *given, **named: None)
-    monkeypatch.setattr(measure, "flush_prefix_cache", lambda endpoint: None)
-    monkeypatch.setattr(measure, "ask_in_phases", lambda *given: [])
+    monkeypatch.setattr(turns, "warm_up", lambda *given, **named: None)
+    monkeypatch.setattr(turns, "flush_prefix_cache", lambda endpoint: None)
+    monkeypatch.setattr(turns, "ask_in_phases", lambda *given: [])
     question = Question(id="q", group="chat", prompt="hello")
-    loaded = measure.run_load(server, [Phase(1, [Ask(question, 4)])], 0.0)  # type: ignore[arg-type]
+    loaded = turns.run_load(server, [Phase(1, [Ask(question, 4)])], 0.0)  # type: ignore[arg-type]
     assert loaded.prediction_errors[3] == 7 == sum(loaded.prediction_errors)

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from eagle_plugin.bench.cells import CONCURRENCIES, Cell, make_plan, requests_of
+from eagle_plugin.bench.prompt_kinds import long_questions, questions_of, select_asks
 from eagle_plugin.bench.servers import child_environment
 from eagle_plugin.bench.serving import trace_command
 from eagle_plugin.bench.serving.command import parse
 from eagle_plugin.bench.serving.configs import CONFIGS, config_specs
-from eagle_plugin.bench.serving.plan import CONCURRENCIES, Cell, make_plan, requests_of
-from eagle_plugin.bench.serving.prompts import long_questions, questions_of, select_asks
 from eagle_plugin.bench.serving.trace import trace_specs
 from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.core.shape import Shape
@@ -39,7 +39,7 @@ def test_named_temperatures_and_prompts_are_combined():
 
 def test_all_cells_are_measured_once_before_any_is_measured_again():
     turns = list(make_plan().turns())
-    assert [repeat for repeat, _ in turns] == sorted(repeat for repeat, _ in turns)
+    assert [repeat for repeat, _, _ in turns] == sorted(repeat for repeat, _, _ in turns)
     assert len(turns) == sum(make_plan().repeats.values()) == len(set(turns))
 
 
@@ -141,4 +141,4 @@ def test_the_help_tells_what_is_measured(capsys):
         with pytest.raises(SystemExit):
             read(["--help"])
         text = capsys.readouterr().out
-        assert all(part in text for part in parts) and "make bench" in text
+        assert all(part in text for part in parts) and "eagle-plugin bench-serving" in text

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 from serving_reports import MANY, ONE, RATES, measurement, measurements, serving_report
 
-from eagle_plugin.bench.serving.plan import Cell
+from eagle_plugin.bench.cells import Cell
 from eagle_plugin.bench.serving.report import build_rows, summarise
 from eagle_plugin.bench.serving.table import serving_table, summary_lines
 from eagle_plugin.policy.prediction_errors import CLASSES, class_of
@@ -47,7 +47,7 @@ def test_what_was_not_measured_is_null():
 
 
 def test_different_repeats_are_refused():
-    with pytest.raises(ValueError, match="1 client, T 0, mixed prompts: the configurations have different repeats"):
+    with pytest.raises(ValueError, match="1 client, T 0, mixed prompts: plugin and plain have different repeats"):
         build_rows("sglang", measurements({ONE: {"plain": [10.0, 11.0], "plugin": [30.0]}}))
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from eagle_plugin.bench.cells import requests_of
+from eagle_plugin.bench.closed_loop import Mark, Window
 from eagle_plugin.bench.load import Completion
-from eagle_plugin.bench.serving.closed_loop import Mark, Window
-from eagle_plugin.bench.serving.plan import requests_of
-from eagle_plugin.bench.serving.prompts import questions_of
+from eagle_plugin.bench.prompt_kinds import questions_of
 from eagle_plugin.bench.serving.trace import STEPS, TraceStep, best_fixed, describe_server, total_rates, trace_phases
 from eagle_plugin.bench.stream_fields import Output
 

@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 from states_reports import states_report
 
+from eagle_plugin.bench.cells import Cell
+from eagle_plugin.bench.closed_loop import Ask
 from eagle_plugin.bench.questions import Question
-from eagle_plugin.bench.serving.closed_loop import Ask
 from eagle_plugin.bench.states import aiperf
 from eagle_plugin.bench.states.aiperf import AiperfError, body_of, command_of, find_aiperf, read_row
-from eagle_plugin.bench.states.document import AiperfRow, Cell
+from eagle_plugin.bench.states.document import AiperfRow
 from eagle_plugin.bench.states.table import aiperf_table
 from eagle_plugin.learning.report.inputs import Inputs
 from eagle_plugin.learning.report.page import render_html, render_markdown
 
-CELL = Cell(4, "gsm8k")
+CELL = Cell(4, 0.0, "gsm8k")
 ROW = AiperfRow(state="trained", concurrency=4, prompts="gsm8k", requests=12, ttft_ms=32.6, tpot_ms=2.48, itl_ms=4.4,
                 requests_per_s=8.25, tokens_per_s=251.7, otps=403.2)  # fmt: skip
 

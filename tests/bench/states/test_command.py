@@ -10,11 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from eagle_plugin.bench import sglang_server, steal, vllm_server
+from eagle_plugin.bench import measurement, preparation, sglang_server, steal, vllm_server
 from eagle_plugin.bench.engines import ENGINES
-from eagle_plugin.bench.serving import preparation
 from eagle_plugin.bench.spec import ServerSpec
-from eagle_plugin.bench.states import command, measure
+from eagle_plugin.bench.states import command
 from eagle_plugin.bench.states.configs import state_specs
 from eagle_plugin.bench.states.facts import head_facts, shown_arguments
 from eagle_plugin.learning.report.page import write_report
@@ -50,14 +49,14 @@ def test_a_run_writes_the_states_and_can_be_resumed(
 ) -> None:
     done: list[str] = []
 
-    def counted(server, phases, temperature, real=measure.run_load):
+    def counted(server, phases, temperature, real=measurement.run_load):
         if len(done) == 5:
             raise KeyboardInterrupt
         done.append(server.label)
         return real(server, phases, temperature)
 
     with monkeypatch.context() as broken:
-        broken.setattr(measure, "run_load", counted)
+        broken.setattr(measurement, "run_load", counted)
         assert command.main([*arguments, "--repeats", "2"]) == 130
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["logs", "states.measured.json"]
     assert command.main([*arguments, "--max-tokens", "9", "--resume"]) == 1

@@ -20,7 +20,7 @@ from eagle_plugin.core.verify import Accepted
 from eagle_plugin.policy.path_sums import children_of
 from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime.graphs import Graph
-from eagle_plugin.runtime.parallel_levels import MaskRow
+from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
 from eagle_plugin.runtime.ranks import RankAgreement
 from eagle_plugin.runtime.rng import KeyTable
 from eagle_plugin.runtime.round import HeadState, TopM
@@ -108,7 +108,7 @@ class ParallelDrafter(Drafter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.mask = MaskRow(7, torch.zeros(1, HIDDEN, device=CUDA))
+        self.levels = HeadLevels(MaskRow(7, torch.zeros(1, HIDDEN, device=CUDA)))
 
 
 class Verifier(TreeVerifier):

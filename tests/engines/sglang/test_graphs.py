@@ -30,7 +30,6 @@ from eagle_plugin.policy.costs import CostModel
 from eagle_plugin.policy.policy import Policy
 from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime.graph_emulator import CaptureError, EmulatedCapturer, recording_launches
-from eagle_plugin.runtime.graphs import Buckets, StaticMemory
 from eagle_plugin.runtime.rng import KeyTable
 from eagle_plugin.runtime.round import Drafts, HeadState, TopM
 from eagle_plugin.sglang import decode_round
@@ -280,46 +279,3 @@ class Masked(Drafter):
 def test_what_cuda_refuses_is_refused(recorded: None, drafter: Any) -> None:
     with pytest.raises(CaptureError):
         capture(Case(DecodeRound, drafter), [2])
-
-
-@contextlib.contextmanager
-def leave_out(buckets: Buckets, size: int) -> Iterator[None]:
-    """As in capture.py, for one rank."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        buckets.drop(size)
-
-
-class Large(Drafter):
-    """The graphs of 8 requests do not fit."""
-
-    def draft_tree(self, batch: RoundBatch, state: DraftState) -> Drafts:
-        if batch.b == 0 and batch.padded_b == 8:
-            raise torch.OutOfMemoryError("no memory")
-        return super().draft_tree(batch, state)
-
-
-def test_a_size_whose_graphs_do_not_fit_is_left_out(recorded: None) -> None:
-    case = Case(DecodeRound, Large)
-    case.round.capture(EmulatedCapturer(), SHAPE, SHAPES, SIZES, leave_out)
-    assert case.round.sizes() == [4, 2, 1]
-    assert not case.differing(range(1, 13)) and case.round.functions.replays
-
-
-@pytest.mark.parametrize(("fits", "left"), [(4, [4, 2, 1]), (0, [])])
-def test_static_memory_is_made_for_the_largest_size_that_fits(
-    recorded: None, monkeypatch: pytest.MonkeyPatch, fits: int, left: list[int]
-) -> None:
-    allocate = StaticMemory.allocate
-
-    def limited(self: StaticMemory, name: str, numel: int, *rest: Any) -> None:
-        if name == "logits" and numel > fits * SHAPE.width * V:
-            raise torch.OutOfMemoryError("no memory")
-        allocate(self, name, numel, *rest)
-
-    case = Case()
-    monkeypatch.setattr(StaticMemory, "allocate", limited)
-    case.round.capture(EmulatedCapturer(), SHAPE, SHAPES, SIZES, leave_out)
-    assert case.round.sizes() == left
-    assert not case.differing(range(1, 13)) and bool(case.round.functions.replays) == bool(left)

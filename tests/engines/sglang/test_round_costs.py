@@ -15,7 +15,7 @@ pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang
 from toy_engine import COLUMNS, ROWS, SHAPE, Drafter, ParallelDrafter, Verifier
 from toy_parts import parts
 
-from eagle_plugin.core.shape import PLAIN
+from eagle_plugin.core.shape import PLAIN, Levels
 from eagle_plugin.policy.costs import Costs, Curve, Forward
 from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime import round_costs as measuring
@@ -67,7 +67,7 @@ def test_every_part_is_measured_up_to_the_largest_batch() -> None:
 
 def test_the_rows_of_a_parallel_head_are_levels() -> None:
     costs = CostMeasurement(parts([], ParallelDrafter), LANES).run()
-    assert costs.is_parallel and not CostMeasurement(parts([]), 1).run().is_parallel
+    assert costs.levels is Levels.PARALLEL and CostMeasurement(parts([]), 1).run().levels is Levels.RECURRENT
     assert set(costs.level.curve.rows) == {b * (SHAPE.steps - 1) for b in (1, 2, 4, LANES)}
 
 

@@ -129,7 +129,7 @@ def test_a_stale_graph_is_found_and_named(recorded: None, phase: str) -> None:
 def test_one_stale_lane_of_many_is_found(recorded: None) -> None:
     made = parts([4])
     captured = made.decode_round.functions._captured
-    key = next(key for key in captured if key[0] == "verify" and key.shape == SHAPE.width)
+    key = next(key for key in captured if key[0] == "verify" and key[2] == SHAPE.width)
     graph, output = captured[key]
 
     class OneLane:

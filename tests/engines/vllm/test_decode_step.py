@@ -23,8 +23,7 @@ from eagle_plugin.policy.chooser import ServedRound, ShapeChooser, buffers_of
 from eagle_plugin.policy.costs import CostModel
 from eagle_plugin.policy.policy import Policy
 from eagle_plugin.runtime.graph_emulator import CaptureError, EmulatedCapturer, recording_launches
-from eagle_plugin.runtime.graphs import Buckets
-from eagle_plugin.runtime.parallel_levels import MaskRow
+from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
 from eagle_plugin.runtime.round import Drafts, HeadState, TopM
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.vllm.decode_step import DecodeStep
@@ -56,14 +55,13 @@ class Case:
         head: type[Head] = Head,
         step: type[DecodeStep] = DecodeStep,
         sizes: list[int] = SIZES,
-        around: Any = None,
         eager: type[Head] = Head,
     ) -> None:
         self.captured, self.eager = ToyRunner(head(), step), ToyRunner(eager(), None)
         made = self.captured.runner._step
         assert made is not None
         self.graphs = made
-        made.capture(EmulatedCapturer(), sizes, around or (lambda *_: contextlib.nullcontext()))
+        made.capture(EmulatedCapturer(), sizes, lambda *_: contextlib.nullcontext())
         self.lengths: list[int] = []  # that were accepted
 
     def differing(self, seeds: range) -> set[str]:
@@ -138,7 +136,7 @@ def test_every_captured_function_equals_eager() -> None:
 class Parallel(Head):
     """A P-EAGLE head, which lists all levels as it reads the accepted tokens."""
 
-    mask = MaskRow(3, torch.randn(1, H, generator=torch.Generator().manual_seed(4)))
+    levels = HeadLevels(MaskRow(3, torch.randn(1, H, generator=torch.Generator().manual_seed(4))))
 
 
 class Misplaced(Parallel):
@@ -182,18 +180,6 @@ def test_a_batch_beyond_the_captured_sizes_runs_eagerly() -> None:
     case = Case(sizes=[1, 2])
     assert not case.differing(range(12))
     assert 0 < case.graphs.functions.replays < 12 * (1 + 3 * STEPS)
-
-
-def test_a_size_whose_graphs_do_not_fit_is_left_out() -> None:
-    @contextlib.contextmanager
-    def leave_out(buckets: Buckets, size: int) -> Iterator[None]:
-        yield
-        if size == 8:
-            buckets.drop(size)
-
-    case = Case(around=leave_out)
-    assert case.graphs.sizes() == [4, 2, 1]
-    assert not case.differing(range(12)) and case.graphs.functions.replays
 
 
 class Memo(Head):

@@ -33,7 +33,7 @@ from vllm_fake_cuda import (
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.gated_delta import Net
 from eagle_plugin.policy.chooser import ShapeChooser
-from eagle_plugin.runtime.parallel_levels import MaskRow
+from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
 from eagle_plugin.runtime.ranks import RankAgreement
 from eagle_plugin.runtime.round import Drafts, HeadState, TopM
 from eagle_plugin.vllm import linear_attention, logits
@@ -79,7 +79,7 @@ def test_a_round(library: FakeLibrary, name: str, greedy: bool) -> None:
     head = Head()
     state = head.extend(extend, features, table(), SHAPE, greedy)
     assert all_on_cuda(*extend, *state) and len(state.hidden) == B and state.top.logp.dim() == 2
-    head.mask = MaskRow(7, torch.zeros(1, HIDDEN, device=CUDA))
+    head.levels = HeadLevels(MaskRow(7, torch.zeros(1, HIDDEN, device=CUDA)))
     state = head.extend(extend, features, table(), SHAPE, greedy)
     assert all_on_cuda(*state) and state.top.logp.shape[:2] == (B, SHAPE.steps)
     head.max_num_tokens = len(extend.tokens)  # no room for masked rows
@@ -175,7 +175,7 @@ def test_penalties_and_bias_at_every_node(library: FakeLibrary, name: str, monke
 def test_drafting(library: FakeLibrary, greedy: bool, parallel: bool) -> None:
     head, roots = Head(), torch.zeros(B, dtype=torch.int64, device=CUDA)
     if parallel:
-        head.mask = MaskRow(7, torch.zeros(1, HIDDEN, device=CUDA))
+        head.levels = HeadLevels(MaskRow(7, torch.zeros(1, HIDDEN, device=CUDA)))
     top = TopM(torch.zeros(B, 128, device=CUDA), torch.zeros(B, 128, dtype=torch.int64, device=CUDA))
     params = sampling_params(metadata(greedy), None, B, VOCABULARY, CUDA)
     chains = torch.zeros(B, dtype=torch.bool, device=CUDA)

@@ -25,7 +25,7 @@ from vllm_fake_cuda import (
 )
 
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.runtime.parallel_levels import MaskRow
+from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
 from eagle_plugin.runtime.ranks import RankAgreement
 from eagle_plugin.runtime.round import HeadState, TopM
 from eagle_plugin.vllm.accepted_tokens import CacheGroup
@@ -55,7 +55,7 @@ def test_captured_functions(library: FakeLibrary, greedy: bool, parallel: bool) 
     head, zeros = Head(), torch.zeros(B, dtype=torch.int64, device=CUDA)
     head._draft_attn_layer_names = {"layer"}
     if parallel:
-        head.mask = MaskRow(7, torch.zeros(1, HIDDEN, device=CUDA))
+        head.levels = HeadLevels(MaskRow(7, torch.zeros(1, HIDDEN, device=CUDA)))
     target = torch.zeros(1, VOCABULARY, device=CUDA), torch.zeros(1, 3 * HIDDEN, device=CUDA)
     rows = torch.zeros(100, dtype=torch.int64, device=CUDA)
     ranks = RankAgreement(SimpleNamespace(world_size=1), 4, SHAPE.max_accept_length, CUDA)

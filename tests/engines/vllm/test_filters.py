@@ -25,11 +25,11 @@ def random_params(filters: set[str], gen: torch.Generator) -> SamplingParams:
         on = torch.rand(ROWS, generator=gen) < (0.67 if name in filters else 0)
         return values.where(on, torch.tensor(OFF[name], dtype=values.dtype))
 
-    return SamplingParams(
-        0.3 + 1.7 * torch.rand(ROWS, generator=gen),
-        some("top_k", torch.randint(2, 40, (ROWS,), generator=gen).int()),
-        some("top_p", 0.02 + 0.97 * torch.rand(ROWS, generator=gen)),
-        some("min_p", 0.01 + 0.3 * torch.rand(ROWS, generator=gen)),
+    return SamplingParams.of(ROWS)._replace(
+        temperatures=0.3 + 1.7 * torch.rand(ROWS, generator=gen),
+        top_ks=some("top_k", torch.randint(2, 40, (ROWS,), generator=gen).int()),
+        top_ps=some("top_p", 0.02 + 0.97 * torch.rand(ROWS, generator=gen)),
+        min_ps=some("min_p", 0.01 + 0.3 * torch.rand(ROWS, generator=gen)),
     )
 
 

@@ -77,7 +77,7 @@ def counted(step: DecodeStep) -> Counter[str]:
     def count(key: FunctionKey, function: Any) -> Any:
         before = step.functions.replays
         result = run(key, function)
-        replays[key.phase] += step.functions.replays - before
+        replays[key[0]] += step.functions.replays - before
         return result
 
     step.functions.run = count  # type: ignore[method-assign, assignment]

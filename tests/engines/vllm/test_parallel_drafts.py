@@ -20,14 +20,14 @@ from vllm import LLM
 from vllm_engines import chosen_by, engine, generate, runner
 
 from eagle_plugin.core.sampling import SamplingParams
-from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.core.shape import PLAIN, Levels, Shape
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.learning.reference.decode import load_head
 from eagle_plugin.learning.reference.draft import draft_tree
 from eagle_plugin.learning.reference.rules import RULES
 from eagle_plugin.policy.chooser import ShapeChooser
 from eagle_plugin.policy.costs import Costs, Curve, Forward
-from eagle_plugin.runtime.parallel_levels import MaskRow
+from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
 from eagle_plugin.runtime.round import Drafts, HeadState
 from eagle_plugin.vllm.drafter import DraftBatch
 from eagle_plugin.vllm.round_costs import is_faster_than, measure
@@ -140,9 +140,9 @@ def test_drafts_after_plain_rounds_are_those_of_the_reference(
 def test_another_mask_is_noticed(part: str, pair: Pair, tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: the levels after the first come from the mask's token and features."""
     drafter = runner(tiny).drafter
-    token, hidden = drafter.mask
+    token, hidden = drafter.levels.mask
     other = MaskRow(token + 1, hidden) if part == "token" else MaskRow(token, hidden.roll(1))
-    monkeypatch.setattr(drafter, "mask", other)
+    monkeypatch.setattr(drafter, "levels", HeadLevels(other))
     found = drafts_of(tiny, [3, 40, 41, 99], monkeypatch)
     assert differing(pair, found) == len(found) > 0
 
@@ -151,7 +151,7 @@ def test_costs_are_of_one_forward_for_all_levels(tiny: LLM) -> None:
     """Rows of a level are levels: one request has at most those of the caps."""
     served = runner(tiny)
     costs = measure(served, served._caps)
-    assert costs.is_parallel
+    assert costs.levels is Levels.PARALLEL
     rows = set(costs.level.curve.rows)
     assert {1, SHAPE.steps - 1} <= rows and all(n < SHAPE.steps or n % (SHAPE.steps - 1) == 0 for n in rows)
 

@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
-from eagle_plugin.common.progress_bars import ProgressBars
-from eagle_plugin.common.progress_file import report_progress
+from eagle_plugin.common.progress import ProgressBars, report_progress
 from eagle_plugin.learning.data.generation.endpoints import (
     FIRST_PAUSE_S,
     EndpointDead,

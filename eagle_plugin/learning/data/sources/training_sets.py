@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from eagle_plugin.common.errors import first_line
 from eagle_plugin.common.file_digests import hash_file
 from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.learning.data.sources.builtin_prompts import SHAREGPT
@@ -140,7 +141,7 @@ def _from_hub(name: str, wanted: TrainingSet, revision: str | None) -> FoundSet:
         raise
     # The hub's client raises errors of httpx, of its own and OSError, without a common base.
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise DataError(
             f"the data set {name} cannot be downloaded from {wanted.hub} ({reason}); check the network, or give a "
             "local copy with --path (prompts.sets.N.path in a recipe)"

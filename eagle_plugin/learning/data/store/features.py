@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from eagle_plugin.common.errors import first_line
 from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.learning.data.target_files import read_target_json
 
@@ -38,7 +39,7 @@ def load_target(folder: str | Path, dtype: torch.dtype = torch.bfloat16, device:
             folder, dtype=dtype, trust_remote_code=False, use_safetensors=True, local_files_only=True
         )
     except Exception as error:  # safetensors and tokenizers have errors of their own
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise DataError(
             f"{folder} cannot be loaded by transformers ({reason}); give a causal language model"
         ) from error

@@ -9,12 +9,14 @@ import contextlib
 import errno
 import os
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from eagle_plugin.common.atomic_io import PARTIAL, create_file, replace_file
+from eagle_plugin.common.errors import first_line
 from eagle_plugin.common.url_credentials import without_credentials
 from eagle_plugin.learning.data.rows import DataError
 
@@ -98,8 +100,12 @@ class LocalFolder:
             return {entry.name: entry.stat().st_size for entry in entries if _is_object(entry)}
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytearray:
-        with _reading(self.path / name):
-            return _read_file(self.path / name, start, stop)
+        with _reading(self.path / name), (self.path / name).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            data = bytearray(max(0, (size if stop is None else min(stop, size)) - start))
+            file.seek(start)
+            del data[file.readinto(data) :]  # the file became shorter while it was read
+            return data
 
     def create(self, name: str, data: bytes | bytearray | memoryview) -> None:
         final = self.path / name
@@ -151,41 +157,65 @@ def _is_object(entry: os.DirEntry[str]) -> bool:
     return entry.is_file() and PARTIAL not in entry.name
 
 
-def _read_file(path: Path, start: int, stop: int | None) -> bytearray:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        size = os.fstat(descriptor).st_size
-        data = bytearray(max(0, (size if stop is None else min(stop, size)) - start))
-        view, done = memoryview(data), 0
-        while done < len(data):
-            got = os.preadv(descriptor, [view[done:]], start + done)
-            if got == 0:  # the file became shorter while it was read
-                return data[:done]
-            done += got
-        return data
-    finally:
-        os.close(descriptor)
+class _RemoteFolder(ABC):
+    """What all folders have in common that are not on a local disk."""
 
-
-class ObjectStoreFolder:
-    """A prefix of S3, Google Cloud Storage or Azure, through obstore."""
+    missing: tuple[type[Exception], ...] = (FileNotFoundError,)
+    taken: tuple[type[Exception], ...] = (FileExistsError,)
+    place = "URL"  # what the user checks first
 
     def __init__(self, url: str) -> None:
         self.url = without_credentials(url.rstrip("/"))
-        try:
-            from obstore.exceptions import BaseError
-            from obstore.store import from_url
-        except ModuleNotFoundError as error:
-            raise DataError(f"{url} needs the Python package {error.name}; pip install 'eagle-plugin[data]'") from error
-        try:
-            self._store: Any = from_url(url.rstrip("/"))
-        except (BaseError, ValueError) as error:
-            raise DataError(
-                f"{url} cannot be opened ({_first_line(error)}); correct the URL or the environment (AWS_ENDPOINT, ...)"
-            ) from error
+
+    @abstractmethod
+    def sizes(self) -> dict[str, int | None]: ...
 
     def names(self) -> list[str]:
         return list(self.sizes())
+
+    @contextlib.contextmanager
+    def _errors(self, verb: str, name: str = "") -> Iterator[None]:
+        where = f"{self.url}/{name}".rstrip("/")
+        try:
+            yield
+        except DataError:
+            raise
+        # Each file system raises errors of its own: ftplib's and those of HTTP clients have no common base.
+        except Exception as error:
+            if isinstance(error, self.taken):
+                raise ObjectExists(f"{where} exists already; it was not changed") from error
+            if verb == "read" and isinstance(error, self.missing):
+                raise FileNotFoundError(where) from error
+            found = f"cannot {verb} {where} ({first_line(error)})"
+            raise DataError(f"{found}; check the {self.place}, the access rights and the network") from error
+
+
+@contextlib.contextmanager
+def _opening(url: str, hint: str) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise DataError(f"{url} needs the Python package {error.name}; pip install 'eagle-plugin[data]'") from error
+    except Exception as error:
+        raise DataError(f"{url} cannot be opened ({first_line(error)}); {hint}") from error
+
+
+class ObjectStoreFolder(_RemoteFolder):
+    """A prefix of S3, Google Cloud Storage or Azure, through obstore.
+
+    Not through its file system for fsspec, which cannot refuse to replace an object.
+    """
+
+    place = "bucket"
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        with _opening(url, "correct the URL or the environment (AWS_ENDPOINT, ...)"):
+            from obstore.exceptions import AlreadyExistsError, NotFoundError
+            from obstore.store import from_url
+
+            self.missing, self.taken = (NotFoundError, FileNotFoundError), (AlreadyExistsError,)
+            self._store: Any = from_url(url.rstrip("/"))
 
     def sizes(self) -> dict[str, int | None]:
         with self._errors("list"):
@@ -212,43 +242,16 @@ class ObjectStoreFolder:
         with self._errors("remove", name):
             self._store.delete(name)
 
-    @contextlib.contextmanager
-    def _errors(self, verb: str, name: str = "") -> Iterator[None]:
-        from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
 
-        where = f"{self.url}/{name}"
-        try:
-            yield
-        except AlreadyExistsError as error:
-            raise ObjectExists(f"{where} exists already; it was not changed") from error
-        except (BaseError, OSError) as error:
-            if verb == "read" and isinstance(error, (NotFoundError, FileNotFoundError)):
-                raise FileNotFoundError(where) from error
-            raise DataError(
-                f"cannot {verb} {where} ({_first_line(error)}); check the bucket, the access rights and the network"
-            ) from error
-
-
-class FsspecFolder:
+class FsspecFolder(_RemoteFolder):
     """A folder of any other file system of fsspec, such as memory://."""
 
     def __init__(self, url: str) -> None:
-        self.url = without_credentials(url.rstrip("/"))
-        try:
+        super().__init__(url)
+        with _opening(url, "use a path, s3:// or gs://, or install its library"):
             import fsspec
 
-        except ModuleNotFoundError as error:
-            raise DataError(f"{url} needs the Python package {error.name}; pip install 'eagle-plugin[data]'") from error
-        # Each file system raises errors of its own: ftplib's and those of HTTP clients have no common base.
-        try:
             self._files, self._path = fsspec.url_to_fs(url.rstrip("/"))
-        except Exception as error:
-            raise DataError(
-                f"{url} cannot be opened ({_first_line(error)}); use a path, s3:// or gs://, or install its library"
-            ) from error
-
-    def names(self) -> list[str]:
-        return list(self.sizes())
 
     def sizes(self) -> dict[str, int | None]:
         with self._errors("list"):
@@ -282,19 +285,3 @@ class FsspecFolder:
     def remove(self, name: str) -> None:
         with self._errors("remove", name):
             self._files.rm_file(f"{self._path}/{name}")
-
-    @contextlib.contextmanager
-    def _errors(self, verb: str, name: str = "") -> Iterator[None]:
-        try:
-            yield
-        except (DataError, FileNotFoundError):
-            raise
-        except Exception as error:  # see __init__
-            where = f"{self.url}/{name}".rstrip("/")
-            raise DataError(
-                f"cannot {verb} {where} ({_first_line(error)}); check the URL, the access rights and the network"
-            ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

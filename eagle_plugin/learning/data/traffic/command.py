@@ -16,7 +16,7 @@ from rich.table import Table
 from eagle_plugin.common.atomic_io import replace_output
 from eagle_plugin.common.command_end import end_of
 from eagle_plugin.common.command_line import Parser
-from eagle_plugin.common.progress_bars import ProgressBars
+from eagle_plugin.common.progress import ProgressBars
 from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.learning.data.traffic.segments import (
     PRIVATE,

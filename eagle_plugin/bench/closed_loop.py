@@ -1,11 +1,10 @@
-"""A closed loop of clients: each asks its next question as soon as its last answer is complete."""
+"""Asks a server in a closed loop: each client asks its next question as soon as its last answer is complete."""
 
 from __future__ import annotations
 
 import asyncio
 import bisect
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from openai import AsyncOpenAI
 from eagle_plugin.bench.engine import EngineEndpoint
 from eagle_plugin.bench.load import Completion, Sampling, connect, served_model, stream_chat
 from eagle_plugin.bench.questions import Question
+from eagle_plugin.bench.request_times import RequestTimes, median_times
 
 
 class Ask(NamedTuple):
@@ -80,15 +80,9 @@ class Window:
         return (self.end.cpu_seconds - self.begin.cpu_seconds) / self.tokens
 
     @property
-    def ttft_ms(self) -> float:
-        """Median time to the first token."""
-        return 1e3 * statistics.median(one.ttft_s for one in self.finished or self.asked)
-
-    @property
-    def tpot_ms(self) -> float:
-        """Median over the answers of the time per output token after the first."""
-        answers = self.finished or self.asked
-        return 1e3 * statistics.median((a.total_s - a.ttft_s) / max(a.completion_tokens - 1, 1) for a in answers)
+    def times(self) -> RequestTimes:
+        """Medians over the answers that ended within the window, or over all where none did."""
+        return median_times(self.finished or self.asked)
 
 
 def cut_windows(marks: Sequence[Mark], answers: Sequence[Answer]) -> list[Window]:

@@ -3,9 +3,9 @@
 import httpx
 import pytest
 
+from eagle_plugin.bench.closed_loop import Answer, Ask, Mark, Phase, ask_in_phases, cut_windows
 from eagle_plugin.bench.load import Completion, LoadError
 from eagle_plugin.bench.questions import Question
-from eagle_plugin.bench.serving.closed_loop import Answer, Ask, Mark, Phase, ask_in_phases, cut_windows
 from eagle_plugin.bench.stream_fields import Output
 
 
@@ -52,9 +52,9 @@ def test_medians_are_of_the_answers_that_ended_in_the_window():
     short, long = completion("a", 11, 0.1, 1.1), completion("b", 11, 9.0, 99.0)
     answers = [Answer(0, short, 1.0, ((1.0, 11),)), Answer(0, long, 9.0, ((9.0, 11),))]
     (window,) = cut_windows([Mark(0.0, 0.0), Mark(2.0, 0.0)], answers)
-    assert window.ttft_ms == pytest.approx(100.0) and window.tpot_ms == pytest.approx(100.0)
+    assert window.times.ttft_ms == pytest.approx(100.0) and window.times.tpot_ms == pytest.approx(100.0)
     (early,) = cut_windows([Mark(0.0, 0.0), Mark(0.5, 0.0)], answers)  # none ended: all that were asked
-    assert early.ttft_ms == pytest.approx(4550.0)
+    assert early.times.ttft_ms == pytest.approx(4550.0)
 
 
 def asks(count: int, tokens: int = 2, text: str = "hello") -> list[Ask]:

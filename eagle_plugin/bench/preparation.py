@@ -1,9 +1,10 @@
-"""What the serving benchmark and its trace do before they measure: options, sizes, and a look at the machine."""
+"""Prepares a measurement: options, sizes of the servers, and a look at the machine."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from eagle_plugin.bench.load import engine_version
 from eagle_plugin.bench.machine import busy_percent, usable_cores
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.servers import Server
-from eagle_plugin.bench.spec import ServerSpec
+from eagle_plugin.bench.spec import EngineName, ServerSpec
 
 CONTEXT_LENGTH = 4096  # tokens; long prompts have about 2,100
 SPARE_TOKENS = 512  # vLLM starts only with more than one request of CONTEXT_LENGTH: one of its blocks holds none
@@ -36,7 +37,7 @@ def at_least(least: float, kind: Callable[[str], Any] = int) -> Callable[[str], 
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """The options that the benchmark and the trace share."""
+    """The options of every benchmark that starts servers of several kinds."""
     add_model_options(parser)
     parser.add_argument("--threads", type=at_least(1), help="OpenMP threads of every server")
     parser.add_argument(
@@ -46,15 +47,28 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
 
 def base_spec(options: argparse.Namespace, target: Path, clients: int, cache_tokens: int) -> ServerSpec:
     """What all servers have in common, written as the plain one: sizes for so many clients, and the others' head."""
+    plain = plain_spec(options.engine, target, options.device, options.threads, clients, cache_tokens)
+    return replace(plain, head=resolve_head(options.head, target))
+
+
+def plain_spec(
+    engine: EngineName,
+    target: Path,
+    device: str | None,
+    threads: int | None,
+    clients: int,
+    cache_tokens: int,
+    context: int = CONTEXT_LENGTH,
+) -> ServerSpec:
+    """A plain server with sizes for so many clients; device and threads are chosen where they are None."""
     return ServerSpec(
         target=target,
         mode="plain",
-        head=resolve_head(options.head, target),
-        engine=options.engine,
-        device=chosen_device(options.device),
-        threads=options.threads or ENGINES[options.engine].default_threads(usable_cores()),
-        context_length=CONTEXT_LENGTH,
-        max_total_tokens=max(cache_tokens, CONTEXT_LENGTH) + SPARE_TOKENS,
+        engine=engine,
+        device=chosen_device(device),
+        threads=threads or ENGINES[engine].default_threads(usable_cores()),
+        context_length=context,
+        max_total_tokens=max(cache_tokens, context) + SPARE_TOKENS,
         max_running_requests=clients,
     )
 

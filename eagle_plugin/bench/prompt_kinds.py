@@ -1,4 +1,4 @@
-"""The kinds of prompts that the serving benchmark asks."""
+"""Chooses the questions of a measurement: kinds of prompts, and how long their answers may be."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Literal, get_args
 
+from eagle_plugin.bench.closed_loop import Ask
 from eagle_plugin.bench.questions import Question, assign_rounds, read_questions
-from eagle_plugin.bench.serving.closed_loop import Ask
 from eagle_plugin.models.shipped import question_files
 
 PromptKind = Literal["mixed", "chat", "code", "maths", "long"]
@@ -24,7 +24,7 @@ LONG_TASKS = ("Summarise the text above in three sentences.", "Show a short Pyth
 SHORTEST, LONGEST = 0.5, 1.25
 
 
-def questions_of(kind: PromptKind, target: Path) -> list[Question]:
+def questions_of(kind: str, target: Path) -> list[Question]:
     """All questions of that kind, always in the same order; `target` has the tokenizer that measures long ones.
 
     ValueError if the target has no tokenizer.json.
@@ -70,6 +70,6 @@ def _length(place: int) -> float:
     return SHORTEST + (LONGEST - SHORTEST) * (place * (math.sqrt(5) - 1) / 2 % 1)
 
 
-def tokens_per_request(kind: PromptKind, max_tokens: int) -> int:
+def tokens_per_request(kind: str, max_tokens: int) -> int:
     """An upper bound of the cache slots of one request."""
     return PROMPT_TOKENS.get(kind, USUAL_PROMPT_TOKENS) + round(max_tokens * LONGEST) + DRAFT_SLOTS

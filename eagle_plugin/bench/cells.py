@@ -1,12 +1,14 @@
-"""Which cells the serving benchmark measures: numbers of clients, temperatures, prompts and repeats."""
+"""Plans which cells are measured: numbers of clients, temperatures, prompts and repeats."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from eagle_plugin.bench.serving.prompts import PromptKind, tokens_per_request
+from eagle_plugin.bench.closed_loop import Phase
+from eagle_plugin.bench.prompt_kinds import PromptKind, select_asks, tokens_per_request
+from eagle_plugin.bench.questions import Question
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32)
 REPEATS = 4
@@ -14,11 +16,11 @@ EXTRA_REPEATS = 3  # of the cells beside the main ones
 
 
 class Cell(NamedTuple):
-    """One kind of load: what one row of the report measures."""
+    """One kind of load."""
 
     concurrency: int
     temperature: float
-    prompts: PromptKind
+    prompts: str  # a kind of prompts, or the name of a set
 
     def __str__(self) -> str:
         clients = "1 client" if self.concurrency == 1 else f"{self.concurrency} clients"
@@ -27,15 +29,24 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """The cells with their repeats, and the part of the usual answer length that is asked for."""
+    """The cells with their repeats, and how long answers are."""
 
     repeats: dict[Cell, int]
-    length: float = 1.0
+    length: float = 1.0  # part of the usual answer length
+    answer_tokens: int | None = None  # mean limit of an answer; None: by the cell
 
-    def turns(self) -> Iterator[tuple[int, Cell]]:
-        """Every (repeat, cell), in the order of the measurement: all cells once, then all again."""
+    def turns(self) -> Iterator[tuple[int, int, Cell]]:
+        """Every (repeat, number of the cell, cell): all cells once, then all again, so that each has a slow hour."""
         for repeat in range(max(self.repeats.values())):
-            yield from ((repeat, cell) for cell, repeats in self.repeats.items() if repeat < repeats)
+            for place, (cell, repeats) in enumerate(self.repeats.items()):
+                if repeat < repeats:
+                    yield repeat, place, cell
+
+    def phase(self, cell: Cell, repeat: int, questions: Mapping[str, Sequence[Question]]) -> Phase:
+        """The clients of a cell and the questions of a repeat, by kind or set of prompts."""
+        count = requests_of(cell.concurrency, cell.prompts)
+        asks = select_asks(questions[cell.prompts], repeat * count, count, self.max_tokens(cell))
+        return Phase(cell.concurrency, asks)
 
     @property
     def max_concurrency(self) -> int:
@@ -44,6 +55,8 @@ class Plan:
 
     def max_tokens(self, cell: Cell) -> int:
         """Mean limit of an answer's tokens, chosen so that most cells take about ten seconds on two cores."""
+        if self.answer_tokens is not None:
+            return self.answer_tokens
         usual = 64 if cell.concurrency <= 4 else 48 if cell.concurrency <= 16 else 32
         # The prefill of a long prompt takes as long as some 80 decode steps.
         return max(4, round(self.length * (96 if cell.prompts == "long" else usual)))
@@ -53,7 +66,7 @@ class Plan:
         return max(cell.concurrency * tokens_per_request(cell.prompts, self.max_tokens(cell)) for cell in self.repeats)
 
 
-def requests_of(clients: int, prompts: PromptKind = "mixed") -> int:
+def requests_of(clients: int, prompts: str = "mixed") -> int:
     """Questions of one measurement: three per client for few clients and for long prompts, two for many; six at least.
 
     When a client finds no further question, the others have begun answers whose prompts were computed and whose tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eagle_plugin.bench.load import Completion
-from eagle_plugin.bench.states.request_times import accepted_counts, median_times, tpot_s
+from eagle_plugin.bench.request_times import accepted_counts, median_times, tpot_s
 from eagle_plugin.bench.stream_fields import Output
 
 
