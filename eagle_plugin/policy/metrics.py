@@ -56,7 +56,7 @@ def exported(metric: Metric, labels: Sequence[str], **more: Any) -> Any:
 
     if metric.kind == "gauge":
         more = {"multiprocess_mode": "mostrecent"}
-    kind = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}[metric.kind]
+    kind: Any = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}[metric.kind]
     return register(kind(PREFIX + metric.name, metric.what, [*labels, *metric.own_labels], **more))
 
 
@@ -64,12 +64,12 @@ def families(report: PolicyReport | None, labels: Mapping[str, str]) -> Iterator
     """The same metrics with the numbers of a report that another process wrote; without one they have no numbers."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    of_totals = {
+    of_totals: dict[Metric, Mapping[str, float]] = {
         metric: {str(shape): getattr(totals, field) for shape, totals in report.totals.items()} if report else {}
         for field, metric in TOTALS.items()
     }
     for metric in POLICY:
-        kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+        kind: Any = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
         family = kind(PREFIX + metric.name, metric.what, labels=[*labels, *metric.own_labels])
         values = of_totals[metric] if metric in of_totals else OF_REPORT[metric](report) if report else {}
         for label, value in values.items():
