@@ -160,7 +160,7 @@ class StaticMemory:
 
     def view_fields(self, name: str, kind: type[Fields], *shape: int) -> Fields:
         """The named tuple of this kind under this name; every field has this shape."""
-        return kind(*(self.view(f"{name}.{field}", *shape) for field in kind._fields))
+        return kind._make(self.view(f"{name}.{field}", *shape) for field in kind._fields)
 
     def put_fields(self, name: str, values: Fields) -> Fields:
         """`put` every tensor of a named tuple; that of field F has the name NAME.F."""
