@@ -54,8 +54,8 @@ def targets_with_drafts() -> frozenset[str]:
     for node in ast.walk(source):
         if isinstance(node, ast.Compare) and ast.unparse(node.left) == "self.hf_config.architectures[0]":
             (compared,) = node.comparators
-            listed = isinstance(compared, ast.Name)  # the name of a list beside the class
-            found = getattr(model_config, ast.unparse(compared)) if listed else ast.literal_eval(compared)
+            is_name = isinstance(compared, ast.Name)  # of a list beside the class
+            found = getattr(model_config, ast.unparse(compared)) if is_name else ast.literal_eval(compared)
             names |= {found} if isinstance(found, str) else set(found)
     return frozenset(names)
 
