@@ -35,17 +35,17 @@ def read_object(path: Path, refusal: type[UserError], fix: str) -> dict[str, Any
     return found
 
 
+def kept_object(path: Path) -> dict[str, Any]:
+    """The object of a JSON file that may be missing or damaged, which counts as empty."""
+    try:
+        return read_object(path, UserError, "")
+    except (OSError, UserError):
+        return {}
+
+
 def first_fault(error: ValidationError) -> str:
     """What pydantic found first: the field, its value, and what was wanted."""
     fault = error.errors(include_url=False)[0]
     found = "" if fault["type"] == "missing" else f" {reprlib.repr(fault['input'])}"
     place = ".".join(map(str, fault["loc"])) or "the whole"
     return f"{place}{found}: {fault['msg'].removeprefix('Value error, ')}"
-
-
-def kept_object(path: Path) -> dict[str, Any]:
-    """The same for a file that may be missing or damaged, which counts as empty."""
-    try:
-        return read_object(path, UserError, "")
-    except (OSError, UserError):
-        return {}
