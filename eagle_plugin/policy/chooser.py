@@ -60,7 +60,7 @@ class ServedRound(NamedTuple):
 
     shape: Shape
     b: int
-    keys: int  # tokens of the prefixes of all requests
+    prefix_tokens: int  # tokens of the prefixes of all requests
     sums: Tensor | None = None  # [J, b, D] float32, on its way to the host
     path_sums: PathSums | None = None
 
@@ -112,13 +112,13 @@ class ShapeChooser:
         self._predicted: dict[tuple[Shape, int], list[float]] = {}
         self.errors = [0] * CLASSES  # the timed steps by the error of their prediction
 
-    def choose(self, b: int, keys: int, allowed: Collection[Shape] | None = None, pending: int = 0) -> Shape:
+    def choose(self, b: int, prefix_tokens: int, allowed: Collection[Shape] | None = None, deferred: int = 0) -> Shape:
         """The shape of the next round; as `Policy.choose`."""
-        self._load = b, keys
+        self._load = b, prefix_tokens
         if self.policy is not None:
             if self._learns_late and self.policy.is_due(b, allowed):
                 self._learn()
-            return self.policy.choose(b, keys, allowed, pending)
+            return self.policy.choose(b, prefix_tokens, allowed, deferred)
         if self._shapes:
             return self._random.choice([x for x in self._shapes if allowed is None or x in allowed])
         return self.caps if allowed is None or self.caps in allowed else PLAIN
@@ -127,27 +127,27 @@ class ShapeChooser:
         self,
         shape: Shape,
         b: int,
-        keys: int,
+        prefix_tokens: int,
         drafts: Scored,
         sum_up: SumUp = PathSums.__call__,
     ) -> ServedRound:
         """Note a round whose drafts, of b requests, were launched.
 
-        sum_up: launches path sums over scores; it may replay what was captured, of b or more lanes.
+        sum_up: launches path sums over scores; it may replay what was captured, of b or more requests.
         """
         if self.policy is None or drafts.scores is None:
             self._drafted_shape = shape
-            return ServedRound(shape, b, keys)
+            return ServedRound(shape, b, prefix_tokens)
         self._drafted = self._drafted + 1 if shape == self._drafted_shape else 0
         self._drafted_shape = shape
         if self._drafted % SUM_ROUNDS:
-            return ServedRound(shape, b, keys)
+            return ServedRound(shape, b, prefix_tokens)
         path_sums = self._sums_of(shape, drafts.scores)
         sums = sum_up(path_sums, drafts.scores)
         sums = sums if self._buffers is None else self._buffers.copy(sums)
-        return ServedRound(shape, b, keys, sums[:, :b], path_sums)
+        return ServedRound(shape, b, prefix_tokens, sums[:, :b], path_sums)
 
-    def begin(self, shape: Shape, b: int, keys: int) -> None:
+    def begin(self, shape: Shape, b: int, prefix_tokens: int) -> None:
         """Note when a decode round begins: it ends when the next one begins, unless `pause` is called in between."""
         if self._clock is None or self.policy is None:
             return
@@ -156,7 +156,7 @@ class ShapeChooser:
         if last is not None and last[2]:
             self._times.append((last[1], now - last[0]))
             self._has_seen_more()
-        self._last = now, ServedRound(shape, b, keys), like
+        self._last = now, ServedRound(shape, b, prefix_tokens), like
 
     def pause(self) -> None:
         """What comes before the next round is not a decode round's time: a prefill, or nothing to do."""
@@ -199,27 +199,29 @@ class ShapeChooser:
     def phases(self) -> dict[str, float]:
         """The phases of the predicted seconds of the timed steps."""
         found = dict.fromkeys(PHASES, 0.0)
-        for (shape, b), (times, times_keys) in self._predicted.items():
+        for (shape, b), (times, times_prefix_tokens) in self._predicted.items():
             assert self.policy is not None
-            for name, seconds in self.policy.costs.phases(shape, b, times_keys / times, times).items():
+            for name, seconds in self.policy.costs.phases(shape, b, times_prefix_tokens / times, times).items():
                 found[name] += seconds
         return found
 
     def report(self) -> PolicyReport:
         """What the policy has seen and expects now; it takes some 100 microseconds of the thread of the other calls."""
-        totals, (b, keys), policy = self.totals, self._load, self.policy
+        totals, (b, prefix_tokens), policy = self.totals, self._load, self.policy
         if policy is None:
-            return PolicyReport("random" if self._shapes else "fixed", self.caps, self.caps, b, keys, totals=totals)
+            return PolicyReport(
+                "random" if self._shapes else "fixed", self.caps, self.caps, b, prefix_tokens, totals=totals
+            )
         expected: dict[Shape, Expected] = {}
         if b:
-            seconds, accepted = policy.costs.seconds(policy.shapes, b, keys), policy.survival.expected()
+            seconds, accepted = policy.costs.seconds(policy.shapes, b, prefix_tokens), policy.survival.expected()
             expected = {shape: Expected(seconds[shape], 1 + accepted[shape]) for shape in policy.shapes}
         return PolicyReport(
             mode="auto",
             caps=self.caps,
             present=policy.present,
             requests=b,
-            prefix_tokens=keys,
+            prefix_tokens=prefix_tokens,
             slowdown=math.exp(policy.costs.speed),
             factors=tuple(policy.survival.factors()),
             totals=totals,
@@ -253,17 +255,17 @@ class ShapeChooser:
     def _observe_time(self, served: ServedRound, seconds: float) -> None:
         """Learn how long a step took, and count it with what was expected of it before."""
         assert self.policy is not None
-        shape, b, keys = served.shape, served.b, served.keys
+        shape, b, prefix_tokens = served.shape, served.b, served.prefix_tokens
         if seconds > 0:
             costs = self.policy.costs
             correction = costs.correction(shape, b)  # before the step changes it
-            predicted = correction * costs.tabled(shape, b, keys)
+            predicted = correction * costs.tabled(shape, b, prefix_tokens)
             add_to(self._totals, shape, (0, 0, 0, 1, seconds, predicted))
             self.errors[class_of(seconds, predicted)] += 1
             found = self._predicted.setdefault((shape, b), [0.0, 0.0])
             found[0] += correction
-            found[1] += correction * keys
-        self.policy.observe_time(shape, b, keys, seconds)
+            found[1] += correction * prefix_tokens
+        self.policy.observe_time(shape, b, prefix_tokens, seconds)
 
     def _sums_of(self, shape: Shape, scores: Tensor) -> PathSums:
         children = children_of(shape, scores)

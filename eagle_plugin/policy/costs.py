@@ -13,7 +13,7 @@ from eagle_plugin.policy.corrections import Corrections
 # The phases of a round: the head's forwards that draft levels; the target's forward over the trees, with the walk; the
 # head's forward over the accepted tokens, with the move of their keys; all else.
 PHASES = ("draft", "verify", "extend", "fixed")
-PENDING_TOKENS = 32  # tokens of plain rounds per request that the head reads in one forward
+DEFERRED_TOKENS = 32  # tokens of plain rounds per request that the head reads in one forward
 SPEED_ROUNDS = 8  # rounds of batches of one size class, after which the speed at this size is known
 
 
@@ -66,10 +66,10 @@ class Forward(NamedTuple):
     per_key: float = 0.0  # seconds per token of the prefixes of all requests
     per_key_and_row: float = 0.0  # the same, per row of a request
 
-    def seconds(self, b: int, rows: int, keys: int) -> float:
-        """keys: tokens of the prefixes of all b requests."""
+    def seconds(self, b: int, rows: int, prefix_tokens: int) -> float:
+        """prefix_tokens: of all b requests together."""
         fixed, per_key = self.line(b, rows)
-        return fixed + keys * per_key
+        return fixed + prefix_tokens * per_key
 
     def line(self, b: int, rows: int) -> tuple[float, float]:
         """Seconds with empty prefixes, and seconds per token of the prefixes of all b requests."""
@@ -89,10 +89,10 @@ class Costs(NamedTuple):
     prompt_token: float = 0.0  # for the head to read one token of a prompt, where it does so only in order to draft
     plain: Forward | None = None  # the target's forward of a plain round, where it does not run as one over trees does
 
-    def round(self, shape: Shape, b: int, keys: int) -> float:
-        """Seconds of a round of b requests whose prefixes have `keys` tokens together."""
+    def round(self, shape: Shape, b: int, prefix_tokens: int) -> float:
+        """Seconds of a round of b requests; prefix_tokens: of all of them together."""
         fixed, per_key = self.line(shape, b)
-        return fixed + keys * per_key
+        return fixed + prefix_tokens * per_key
 
     def line(self, shape: Shape, b: int) -> tuple[float, float]:
         """Seconds of a round with empty prefixes, and seconds per token of the prefixes."""
@@ -138,45 +138,54 @@ class CostModel:
         """Log of measured over predicted seconds, of all shapes."""
         return self.corrections.speed
 
-    def seconds(self, shapes: Iterable[Shape], b: int, keys: int) -> dict[Shape, float]:
+    def seconds(self, shapes: Iterable[Shape], b: int, prefix_tokens: int) -> dict[Shape, float]:
         """What a round of each shape will take at the present speed of the machine."""
         errors = self.corrections.errors(size_class(b))
-        return {shape: self.tabled(shape, b, keys) * math.exp(self.speed + errors.get(shape, 0.0)) for shape in shapes}
+        return {
+            shape: self.tabled(shape, b, prefix_tokens) * math.exp(self.speed + errors.get(shape, 0.0))
+            for shape in shapes
+        }
 
     def prompt_token(self) -> float:
         """Seconds that a token of a prompt costs because there are drafts."""
         return self.costs.prompt_token * math.exp(self.speed)
 
-    def catch_up(self, b: int, keys: int, tokens: int) -> float:
+    def catch_up(self, b: int, prefix_tokens: int, tokens: int) -> float:
         """Seconds in which the head reads so many tokens of plain rounds of each request."""
-        whole, rest = divmod(tokens, PENDING_TOKENS)
+        whole, rest = divmod(tokens, DEFERRED_TOKENS)
         extend = self.costs.extend
-        parts = (whole * extend.seconds(b, PENDING_TOKENS, keys), extend.seconds(b, rest, keys) if rest else 0.0)
+        parts = (
+            whole * extend.seconds(b, DEFERRED_TOKENS, prefix_tokens),
+            extend.seconds(b, rest, prefix_tokens) if rest else 0.0,
+        )
         return sum(parts) * math.exp(self.speed)
 
-    def phases(self, shape: Shape, b: int, keys: float, correction: float | None = None) -> dict[str, float]:
+    def phases(self, shape: Shape, b: int, prefix_tokens: float, correction: float | None = None) -> dict[str, float]:
         """The parts of what a round will take, by `PHASES`: corrected alike, since only whole rounds are timed.
 
-        correction: None for that of a round now; of several rounds the sum of theirs, with the mean of their keys.
+        correction: None for that of a round now; of several rounds the sum of theirs, and prefix_tokens
+        is the mean of theirs.
         """
         lines = self._phase_lines.get((b, shape))
         if lines is None:
             lines = self._phase_lines[b, shape] = self.costs.phase_lines(shape, b)
         times = self.correction(shape, b) if correction is None else correction
-        return {name: times * (fixed + keys * slope) for name, (fixed, slope) in zip(PHASES, lines, strict=True)}
+        return {
+            name: times * (fixed + prefix_tokens * slope) for name, (fixed, slope) in zip(PHASES, lines, strict=True)
+        }
 
     def correction(self, shape: Shape, b: int) -> float:
         """Expected over tabled seconds of a round."""
         return math.exp(self.speed + self.corrections.error(size_class(b), shape))
 
-    def observe(self, shape: Shape, b: int, keys: int, seconds: float) -> None:
+    def observe(self, shape: Shape, b: int, prefix_tokens: int, seconds: float) -> None:
         """Learn from one served round; a time that is not positive and finite (a clock was set) counts for nothing."""
         if not seconds > 0 or math.isinf(seconds):
             return
         size = size_class(b)
         self._of_size = self._of_size + 1 if size == self._size else 1
         self._size = size
-        self.corrections.observe(size, shape, math.log(seconds / self.tabled(shape, b, keys)))
+        self.corrections.observe(size, shape, math.log(seconds / self.tabled(shape, b, prefix_tokens)))
 
     def doubt(self, b: int, shape: Shape, other: Shape) -> float:
         """How far the ratio of two shapes' seconds may be off: the standard deviation of its logarithm."""
@@ -186,8 +195,8 @@ class CostModel:
         """Whether enough rounds of batches of about this size were timed just now to learn errors of shapes."""
         return self._size == size_class(b) and self._of_size >= SPEED_ROUNDS
 
-    def tabled(self, shape: Shape, b: int, keys: int) -> float:
+    def tabled(self, shape: Shape, b: int, prefix_tokens: int) -> float:
         """What a round takes by the tables, without any correction."""
         table = self._tables.setdefault(b, {})
         fixed, per_key = table.get(shape) or table.setdefault(shape, self.costs.line(shape, b))
-        return fixed + keys * per_key
+        return fixed + prefix_tokens * per_key

@@ -69,17 +69,17 @@ class Policy:
         self._spare = 0.0  # what may be lost to probes, in the same unit
         self._prompt_tokens, self._output_tokens = 0.0, PRIOR_TOKENS  # of the last some PROMPT_MEMORY output tokens
 
-    def choose(self, b: int, keys: int, allowed: Collection[Shape] | None = None, pending: int = 0) -> Shape:
-        """The shape of the next round of b requests whose prefixes have `keys` tokens together.
+    def choose(self, b: int, prefix_tokens: int, allowed: Collection[Shape] | None = None, deferred: int = 0) -> Shape:
+        """The shape of the next round of b requests; prefix_tokens: of all of them together.
 
-        allowed: the shapes that this batch can have, if not all; plain decoding is one of them. pending: tokens of
+        allowed: the shapes that this batch can have, if not all; plain decoding is one of them. deferred: tokens of
         plain rounds per request that the head has to read before it drafts; a probe pays for that, and a change from
         plain decoding must promise so much more.
         """
         is_due = self.is_due(b, allowed)
         self._since_review += 1
         if is_due:
-            self._review(b, keys, allowed, pending)
+            self._review(b, prefix_tokens, allowed, deferred)
             self._asked, self._since_review = (b, allowed), 1
         if self._compared is not None and self._since_review <= COMPARE_ROUNDS:
             return self._compared
@@ -89,8 +89,11 @@ class Policy:
         if self._spare < self._lost:
             return self.present
         lost = self._lost
-        if pending:
-            lost += self.costs.catch_up(b, keys, pending) / self.costs.seconds((self.present,), b, keys)[self.present]
+        if deferred:
+            lost += (
+                self.costs.catch_up(b, prefix_tokens, deferred)
+                / self.costs.seconds((self.present,), b, prefix_tokens)[self.present]
+            )
         if self._spare < lost:
             return self.present
         self._spare -= lost
@@ -100,11 +103,11 @@ class Policy:
         """Whether the next choice looks at all shapes again; else it reads nothing of what was learned."""
         return self._since_review >= REVIEW_ROUNDS or self._is_other_batch(b, allowed)
 
-    def rates(self, b: int, keys: int, allowed: Collection[Shape] | None = None) -> dict[Shape, float]:
+    def rates(self, b: int, prefix_tokens: int, allowed: Collection[Shape] | None = None) -> dict[Shape, float]:
         """Expected tokens per second of the batch, by shape; allowed: of these only."""
         shapes = self.shapes if allowed is None else [shape for shape in self.shapes if shape in allowed]
         expected = self.survival.expected()
-        seconds = self.costs.seconds(shapes, b, keys)
+        seconds = self.costs.seconds(shapes, b, prefix_tokens)
         reading = self.reading()
         return {shape: rate(shape, b * (1 + expected[shape]), time, reading) for shape, time in seconds.items()}
 
@@ -131,23 +134,23 @@ class Policy:
             self._spare = max(-MOST_SPARE, min(self._spare + more, MOST_SPARE))
         self.survival.observe_accepted(shape, b, reached)
 
-    def observe_time(self, shape: Shape, b: int, keys: int, seconds: float) -> None:
+    def observe_time(self, shape: Shape, b: int, prefix_tokens: int, seconds: float) -> None:
         """As `CostModel.observe`."""
-        self.costs.observe(shape, b, keys, seconds)
+        self.costs.observe(shape, b, prefix_tokens, seconds)
 
     def _is_other_batch(self, b: int, allowed: Collection[Shape] | None) -> bool:
         last, allowed_last = self._asked
         return not last / CHANGED_BATCH < b < last * CHANGED_BATCH or allowed != allowed_last
 
-    def _review(self, b: int, keys: int, allowed: Collection[Shape] | None, pending: int) -> None:
-        rates = self.rates(b, keys, allowed)
+    def _review(self, b: int, prefix_tokens: int, allowed: Collection[Shape] | None, deferred: int) -> None:
+        rates = self.rates(b, prefix_tokens, allowed)
         best = max(rates, key=rates.__getitem__)
         if not self._is_measured and self.caps in rates:
             self.present = best = self.caps
         promised = rates[best]
-        if self.present == PLAIN and pending:
-            span = CATCH_UP_ROUNDS * self.costs.seconds((PLAIN,), b, keys)[PLAIN]
-            promised *= span / (span + self.costs.catch_up(b, keys, pending))
+        if self.present == PLAIN and deferred:
+            span = CATCH_UP_ROUNDS * self.costs.seconds((PLAIN,), b, prefix_tokens)[PLAIN]
+            promised *= span / (span + self.costs.catch_up(b, prefix_tokens, deferred))
         if self.present not in rates or promised > rates[self.present] * (1 + HYSTERESIS):
             self.present = best
         self._compared = self._to_compare(b, rates)
@@ -155,7 +158,7 @@ class Policy:
         if self._probe != self.present:
             # A probe takes `longer` rounds of the present shape, and yields the tokens of so many times the ratio of
             # their rates.
-            seconds = self.costs.seconds((self._probe, self.present), b, keys)
+            seconds = self.costs.seconds((self._probe, self.present), b, prefix_tokens)
             longer = seconds[self._probe] / seconds[self.present]
             lost = longer * (1 - rates[self._probe] / rates[self.present])
             self._lost = max(lost, PROBE_ROUNDS * PROBE_COST)

@@ -52,11 +52,11 @@ def start_policy(
     return policy
 
 
-def first_choices(policy: Policy, keys: int = 256) -> str:
-    """A log line: what a policy that has seen no request yet would choose, for prefixes of `keys` tokens."""
+def first_choices(policy: Policy, prefix_tokens: int = 256) -> str:
+    """A log line: what a policy that has seen no request yet would choose, for prefixes of so many tokens."""
     chosen = []
     for b in (1, 8, 32):
-        rates = policy.rates(b, b * keys)
+        rates = policy.rates(b, b * prefix_tokens)
         best = max(rates, key=rates.__getitem__)
         chosen.append(f"{best} ({rates[best] / rates[PLAIN]:.2f}x of plain decoding) for {b}")
     return f"of a typical head the policy expects, as steps/topk/width: {', '.join(chosen)} requests"

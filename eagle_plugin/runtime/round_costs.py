@@ -97,9 +97,9 @@ def is_much_faster(runs: Sequence[tuple[float, Callable[[], float]]]) -> bool:
     return any(now * MUCH_FASTER < kept for (kept, _), now in zip(runs, found, strict=True))
 
 
-def slope(long: float, short: float, keys: int) -> float:
+def slope(long: float, short: float, prefix_tokens: int) -> float:
     """Seconds per token of the prefixes, from two times whose prefixes differ by so many tokens in all."""
-    return max(long - short, 0.0) / keys
+    return max(long - short, 0.0) / prefix_tokens
 
 
 def per_key_and_row(one_row: float, all_rows: float, rows: int) -> tuple[float, float]:

@@ -27,7 +27,7 @@ from eagle_plugin.runtime.round import HeadState, KVCaches, LevelRows, Recurrent
 from eagle_plugin.selftest.trial import TOLERANCE, Check, Trial, places_of
 
 VOCABULARY = 1024  # at most: what depends on its size is tested kernel by kernel
-LANES = 4
+PADDED_B = 4
 
 
 class ToyResult(NamedTuple):
@@ -46,7 +46,7 @@ class ToyModel:
     def __init__(self, trial: Trial, tables: Tensor) -> None:
         """tables [V, V'] float32: the logits after each token, which the position shifts."""
         model, columns, dtype = trial.model, trial.sizes.table, trial.dtype
-        slots, size = LANES * columns + 1, len(tables)
+        slots, size = PADDED_B * columns + 1, len(tables)
         kv_row = (model.kv_heads, model.head_dim)
         self.tables, self._model = tables, model
         self.keys, self.values = (trial.randn(slots, *kv_row, dtype=dtype) for _ in range(2))
@@ -81,28 +81,28 @@ class ToyRound:
         known = tables[:, self._to_target].roll(-1, 0) + trial.randn(vocabulary, drafted) / 2
         self.head, self.target = ToyModel(trial, known), ToyModel(trial, tables)
         columns = trial.sizes.table
-        self.start = RoundStart.empty(LANES, shape.reach, columns, trial.device)
+        self.start = RoundStart.empty(PADDED_B, shape.reach, columns, trial.device)
         self.start.table.zero_()
-        self._engine_table = (trial.permutation(LANES * columns) + 1).view(LANES, columns).int()
-        self._keys = trial.randint(-(2**62), 2**62, LANES)
+        self._engine_table = (trial.permutation(PADDED_B * columns) + 1).view(PADDED_B, columns).int()
+        self._keys = trial.randint(-(2**62), 2**62, PADDED_B)
         top_m, hidden = min(MAX_TOP_M, drafted), trial.model.heads * trial.model.head_dim
-        self._logp, self._tokens = trial.randn(LANES, top_m), trial.randint(0, drafted, LANES, top_m)
-        self._hidden = trial.randn(LANES, hidden, dtype=trial.dtype)
-        self._roots = trial.randint(0, vocabulary, LANES)
+        self._logp, self._tokens = trial.randn(PADDED_B, top_m), trial.randint(0, drafted, PADDED_B, top_m)
+        self._hidden = trial.randn(PADDED_B, hidden, dtype=trial.dtype)
+        self._roots = trial.randint(0, vocabulary, PADDED_B)
         self.caches = [self.target.keys, self.target.values, self.head.keys, self.head.values]
         self._moved = KVCaches(*places_of(self.caches[:2]), len(self.target.keys))
         self._chain = chain_ancestors(shape.max_accept_length, trial.device)
-        self.b = LANES
+        self.b = PADDED_B
 
     def begin(self) -> None:
         """Fill the memory with another random batch, padded now and then."""
         trial = self._trial
-        self.b = b = LANES - int(trial.randint(0, 2, 1))
+        self.b = b = PADDED_B - int(trial.randint(0, 2, 1))
         sampling = SamplingParams.greedy(b, trial.device) if self._greedy else trial.params(b)
         lengths = trial.randint(1, trial.sizes.prefix, b)
-        rows = trial.permutation(LANES)[:b].contiguous()
+        rows = trial.permutation(PADDED_B)[:b].contiguous()
         round_start.start_round(self.start, lengths, rows, self._engine_table, self._keys, sampling)
-        self._roots.copy_(trial.randint(0, len(self.target.tables), LANES))
+        self._roots.copy_(trial.randint(0, len(self.target.tables), PADDED_B))
         self._hidden.copy_(trial.randn(*self._hidden.shape))
         after_roots = self.head.tables[(self._roots + self.start.prefix_lens - 1) % len(self.head.tables)]
         for kept, values in zip(
@@ -182,7 +182,7 @@ def _compare(trial: Trial, batch: str, found: ToyResult, wanted: ToyResult) -> N
 
 def _first(result: ToyResult, toy: ToyRound) -> ToyResult:
     """What is of requests: padding requests write one slot in any order, and read it."""
-    rows = len(result.features) // LANES * toy.b
+    rows = len(result.features) // PADDED_B * toy.b
     kept = torch.utils._pytree.tree_map_only(Tensor, lambda x: x[: toy.b], result._replace(features=result.hidden))
     return kept._replace(features=result.features[:rows])  # type: ignore[no-any-return]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.accepted_path import read_path
-from eagle_plugin.policy.costs import PENDING_TOKENS
+from eagle_plugin.policy.costs import DEFERRED_TOKENS
 from eagle_plugin.runtime.deferred_limit import most_deferred
 from eagle_plugin.runtime.round import HeadState, TopM
 from eagle_plugin.sglang.batch import BatchReader, RoundBatch
@@ -69,12 +69,12 @@ class DeferredTokens:
         """Let the head read the tokens of all requests of a batch; the state that a drafted round begins with.
 
         state: what the requests began their last round with. A request without deferred tokens keeps it. longest: no
-        request has more tokens; there is one forward per `PENDING_TOKENS` of them.
+        request has more tokens; there is one forward per `DEFERRED_TOKENS` of them.
         """
         rows = schedule_batch.req_pool_indices.long()
         counts, self.rounds = self._counts[rows], 0
-        for first in range(0, longest, PENDING_TOKENS):
-            part = slice(first, min(first + PENDING_TOKENS, longest))
+        for first in range(0, longest, DEFERRED_TOKENS):
+            part = slice(first, min(first + DEFERRED_TOKENS, longest))
             state = self._read_some(schedule_batch, reader, drafter, state, counts - first, part)
         self.forget(rows)
         return state

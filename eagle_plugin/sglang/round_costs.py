@@ -181,9 +181,9 @@ class CostMeasurement:
         prefix = self._long_prefix(b)
         if (b, self._caps, prefix) not in times:
             return costs
-        keys = b * (prefix - SHORT_PREFIX)
+        prefix_tokens = b * (prefix - SHORT_PREFIX)
         long, short = ([times[b, shape, tokens] for shape in (PLAIN, self._caps)] for tokens in (prefix, SHORT_PREFIX))
-        plain, full = (Phases(*map(slope, x, y, [keys] * 3)) for x, y in zip(long, short, strict=True))
+        plain, full = (Phases(*map(slope, x, y, [prefix_tokens] * 3)) for x, y in zip(long, short, strict=True))
         per_key, per_row = per_key_and_row(plain.target, full.target, self._caps.width)
         rows, forwards = (max(n, 1) for n in self._levels.forwards(self._caps))
         return costs._replace(

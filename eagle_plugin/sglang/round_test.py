@@ -129,11 +129,11 @@ class RoundTest:
         nodes = logits.view(padded_b, width, -1)
         best = torch.cat([part.nan_to_num().amax(dim=1) for part in in_parts(logits)]).view(padded_b, width)
         likely = best + 1 + 4 * torch.rand(padded_b, width, generator=self._random.generator).to(self._random.device)
-        lane, before = torch.arange(padded_b, device=self._random.device), []
+        request, before = torch.arange(padded_b, device=self._random.device), []
         for node in range(1, width):
             parent = tree.parents[:, node : node + 1].long().clamp(min=0)
             is_node = tree.parents[:, node] >= 0
-            place = lane, parent[:, 0], tree.tokens[:, node].clone()
+            place = request, parent[:, 0], tree.tokens[:, node].clone()
             old = nodes[place]
             before.append((place, old))
             nodes[place] = torch.where(is_node, likely.gather(1, parent)[:, 0] + node / width, old)

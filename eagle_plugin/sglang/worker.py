@@ -26,7 +26,7 @@ from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.heads.manifest import trained_depths
 from eagle_plugin.policy.chooser import ServedRound, ShapeChooser, policy_mode
-from eagle_plugin.policy.costs import PENDING_TOKENS
+from eagle_plugin.policy.costs import DEFERRED_TOKENS
 from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime.draft_clock import DraftClock
 from eagle_plugin.runtime.head_mailbox import HeadMailbox, open_mailbox
@@ -125,7 +125,7 @@ class TreeWorker(EAGLEWorkerV2):
         self._adapters = Adapters(runner)
         self._verifier = TreeVerifier(target, attention, len(table), self.token_to_kv_pool_allocator, self.synthetic)
         self._ranks = RankAgreement(get_parallel().tp_group, pool.size, self.shape.max_accept_length, self.device)
-        reach, sliding = max(self.shape.reach, PENDING_TOKENS), None
+        reach, sliding = max(self.shape.reach, DEFERRED_TOKENS), None
         if layers:
             window = max(windows_of(runner.model), default=0)
             sliding = SlidingReader(pools[1], window, reach, pool.size, table.shape[1], chunk)
@@ -178,7 +178,7 @@ class TreeWorker(EAGLEWorkerV2):
             return self._prefill(batch, on_publish, pp_proxy_tensors)
         b, prefix_tokens = len(batch.seq_lens), committed_tokens(batch)
         deferred = 0 if self._round.deferred is None else self._round.deferred.longest(batch.reqs)
-        shape = PLAIN if needs_plain_round(batch) else self.shapes.choose(b, prefix_tokens, pending=deferred)
+        shape = PLAIN if needs_plain_round(batch) else self.shapes.choose(b, prefix_tokens, deferred=deferred)
         self.shapes.begin(shape, b, prefix_tokens)
         state = self._caught_up(batch, shape, deferred)
         inputs = self._reader.read(shape, batch, self._round.padded_b(b))

@@ -62,12 +62,12 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
 
     def forward(part: str, rows: int, share: float = 1.0) -> Forward:
         """Of a part that has so many rows per request, and this share of the times."""
-        points = [(b * rows, share * t) for (of, b, keys), t in times.items() if (of, keys) == (part, short)]
+        points = [(b * rows, share * t) for (of, b, prefix), t in times.items() if (of, prefix) == (part, short)]
         cells = [(part, *cell) for cell in long]
         if not cells or any(cell not in times for cell in cells):
             return Forward(Curve.of(points))
-        (_, b, keys), _ = cells
-        slope = round_costs.slope(times[cells[0]], times[cells[1]], b * (keys - short))
+        (_, b, prefix), _ = cells
+        slope = round_costs.slope(times[cells[0]], times[cells[1]], b * (prefix - short))
         return Forward(Curve.of(points), per_key=share * slope)
 
     levels: Levels = runner.drafter.levels.kind
@@ -96,9 +96,9 @@ def is_faster_than(runner: Any, caps: Shape, costs: Costs) -> bool:
 
 def _long(timer: RoundTimer, sizes: list[int], caps: Shape) -> list[tuple[int, int]]:
     """Requests and tokens of their prefixes, long and short; empty where contexts are short and cost nothing."""
-    keys = min(LONG, timer.longest)
-    fitting = [b for b in sizes if b <= LONG_BATCH and timer.fits(b, caps.width, keys)]
-    return [(fitting[-1], keys), (fitting[-1], timer.short)] if fitting and keys >= 4 * timer.short else []
+    prefix = min(LONG, timer.longest)
+    fitting = [b for b in sizes if b <= LONG_BATCH and timer.fits(b, caps.width, prefix)]
+    return [(fitting[-1], prefix), (fitting[-1], timer.short)] if fitting and prefix >= 4 * timer.short else []
 
 
 class CapturedRounds:
@@ -111,11 +111,11 @@ class CapturedRounds:
         self._step: DecodeStep = runner._step
 
     @torch.inference_mode()
-    def parts(self, b: int, keys: int) -> dict[str, float]:
-        """Seconds of the parts of a round of b requests whose prefixes have `keys` tokens each, by `PARTS`."""
+    def parts(self, b: int, prefix: int) -> dict[str, float]:
+        """Seconds of the parts of a round of b requests whose prefixes have so many tokens each, by `PARTS`."""
         caps, step, device = self._caps, self._step, self._runner.device
-        requests, lengths = self.timer.requests(b, keys)
-        layers = self.timer.layers(b, keys)
+        requests, lengths = self.timer.requests(b, prefix)
+        layers = self.timer.layers(b, prefix)
         batch, params = self._batch(b, lengths), SamplingParams.greedy(b, lengths.device)
         n = b * caps.width
         self._runner.input_ids.gpu[:n] = 0
@@ -129,7 +129,7 @@ class CapturedRounds:
             hidden = states[0] if isinstance(states, tuple) else states
             step.walk(batch, self._runner.model.compute_logits(hidden[:n]).float(), params, None)
 
-        target = seconds_of(verify) if captured else self.timer.target(b, caps.width, keys)
+        target = seconds_of(verify) if captured else self.timer.target(b, caps.width, prefix)
         # As long as the shape allows: what is read does not depend on it.
         places = torch.arange(caps.max_accept_length, device=device).expand(b, -1)
         lens = torch.full((b,), caps.max_accept_length, dtype=torch.int32, device=device)

@@ -144,9 +144,9 @@ class GraphTest:
         nor keys be moved."""
         b, width = tree.tokens.shape
         nodes = logits.normal_(generator=self._on_device).view(b, width, -1)
-        lane, added = torch.arange(b, device=self._device), 6 + 4 * self._uniform(b, width)
+        request, added = torch.arange(b, device=self._device), 6 + 4 * self._uniform(b, width)
         for node in range(1, width):
-            nodes[lane, tree.parents[:, node].long().clamp(min=0), tree.tokens[:, node]] += added[:, node]
+            nodes[request, tree.parents[:, node].long().clamp(min=0), tree.tokens[:, node]] += added[:, node]
         return logits
 
     def _draws(self, b: int, is_greedy: bool) -> tuple[SamplingParams, Tensor | None]:

@@ -74,7 +74,9 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
     forwards = {}
     for name, (_, most) in kinds.items():
         points = [
-            (b * rows, seconds) for (of, b, rows, keys), seconds in times.items() if (of, keys) == (name, timer.short)
+            (b * rows, seconds)
+            for (of, b, rows, prefix), seconds in times.items()
+            if (of, prefix) == (name, timer.short)
         ]
         forwards[name] = Forward(Curve.of(points), *_slopes(times, name, ends[name], most))
     target, level, extend = (forwards[name] for name in kinds)
@@ -98,12 +100,12 @@ def _long_and_short(timer: RoundTimer, most: int) -> list[tuple[int, int, int]]:
     Empty where contexts are so short that they cost nothing.
     """
     b = min(LONG_BATCH, timer.most_requests)
-    keys = min(LONG, timer.longest)
-    while b > 1 and not timer.fits(b, most, keys):
+    prefix = min(LONG, timer.longest)
+    while b > 1 and not timer.fits(b, most, prefix):
         b //= 2
-    if keys < 4 * SHORT or not timer.fits(b, most, keys):
+    if prefix < 4 * SHORT or not timer.fits(b, most, prefix):
         return []
-    return [(b, rows, length) for rows in (1, most) for length in (keys, timer.short)]
+    return [(b, rows, length) for rows in (1, most) for length in (prefix, timer.short)]
 
 
 def _slopes(times: Times, name: str, cells: Sequence[tuple[int, int, int]], most: int) -> tuple[float, float]:
@@ -118,7 +120,7 @@ def _slopes(times: Times, name: str, cells: Sequence[tuple[int, int, int]], most
 
 
 class RoundTimer:
-    """Times the parts of rounds of b requests whose prefixes have `keys` tokens each, on a worker's runner."""
+    """Times the parts of rounds of b requests whose prefixes have so many tokens each, on a worker's runner."""
 
     def __init__(self, runner: Any, caps: Shape) -> None:
         """runner: a `TreeModelRunner` whose caches are allocated and that has no request."""
@@ -135,20 +137,25 @@ class RoundTimer:
         self._groups = [(group.kv_cache_spec.block_size, group.layer_names) for group in groups]
         self._features: Tensor
 
-    def fits(self, b: int, rows: int, keys: int) -> bool:
+    def fits(self, b: int, rows: int, prefix: int) -> bool:
         """Whether the worker has room for such a round."""
-        tokens = b * (keys + self._caps.reach)
-        return b <= self.most_requests and b * rows <= self.most_rows and tokens <= self._slots and keys <= self.longest
+        tokens = b * (prefix + self._caps.reach)
+        return (
+            b <= self.most_requests and b * rows <= self.most_rows and tokens <= self._slots and prefix <= self.longest
+        )
 
-    def target(self, b: int, rows: int, keys: int) -> float:
+    def target(self, b: int, rows: int, prefix: int) -> float:
         """Seconds of the target's forward over trees of `rows` nodes, the logits of every node, and the walk."""
         runner = self._runner
-        requests, lengths = self.requests(b, keys)
+        requests, lengths = self.requests(b, prefix)
         ancestors = chain_ancestors(rows, self._device).repeat(b, 1)
         tree = TreeRows(requests, lengths, ancestors, rows)
         positions = (lengths[:, None] + torch.arange(rows, device=self._device)).view(-1)
-        owners, slots = requests.repeat_interleave(rows), torch.arange(keys, keys + rows, device=self._device).repeat(b)
-        layers = layer_metadata(runner, self._places(b, keys), Rows(None, tree), owners, slots)
+        owners, slots = (
+            requests.repeat_interleave(rows),
+            torch.arange(prefix, prefix + rows, device=self._device).repeat(b),
+        )
+        layers = layer_metadata(runner, self._places(b, prefix), Rows(None, tree), owners, slots)
         drafts = Drafts.plain(torch.zeros_like(requests), rows)
         params = SamplingParams.greedy(b, self._device)
         tokens = torch.zeros(b * rows, dtype=torch.int32, device=self._device)
@@ -163,12 +170,12 @@ class RoundTimer:
         with runner.maybe_select_dummy_loras(runner.lora_config, per_request, num_sampled_tokens=per_request):
             return seconds_of(forward)
 
-    def extend(self, b: int, rows: int, keys: int) -> float:
+    def extend(self, b: int, rows: int, prefix: int) -> float:
         """Seconds of the head's forward over `rows` accepted tokens per request, the last of which proposes."""
-        return self._extend(b, rows, self._caps._replace(steps=1), keys)
+        return self._extend(b, rows, self._caps._replace(steps=1), prefix)
 
-    def _extend(self, b: int, rows: int, shape: Shape, keys: int) -> float:
-        requests, lengths = self.requests(b, keys)
+    def _extend(self, b: int, rows: int, shape: Shape, prefix: int) -> float:
+        requests, lengths = self.requests(b, prefix)
         positions = (lengths[:, None] + torch.arange(rows, device=self._device)).view(-1)
         lens = torch.full_like(lengths, rows)
         extend = ExtendRows(requests, lengths + rows, lens, requests * rows)
@@ -182,7 +189,7 @@ class RoundTimer:
             lens=[rows] * b,
         )
         features = self._features.new_zeros(b * rows, self._features.shape[1])  # those of the target's last forward
-        table = self._head_table(b, keys)
+        table = self._head_table(b, prefix)
         drafter = self._runner.drafter
         return seconds_of(lambda: drafter.extend(batch, features, table, shape, True))
 
@@ -201,18 +208,18 @@ class RoundTimer:
         )
         return seconds_of(lambda: self._runner.drafter.read_deferred(deferred)) / n
 
-    def level(self, b: int, rows: int, keys: int) -> float:
+    def level(self, b: int, rows: int, prefix: int) -> float:
         """Seconds of what one forward of the head over `rows` rows per request drafts: one level, or all levels.
 
         Levels that come from masked rows are listed as the head reads accepted tokens.
         """
         shape = self._runner.drafter.levels.kind.one_forward(rows, self._caps.topk)
-        first, all_levels = (self._draft(b, shape._replace(steps=steps), keys) for steps in (1, shape.steps))
+        first, all_levels = (self._draft(b, shape._replace(steps=steps), prefix) for steps in (1, shape.steps))
         return max(all_levels - first, all_levels / 10)  # noise must not make a level free
 
-    def _draft(self, b: int, shape: Shape, keys: int) -> float:
+    def _draft(self, b: int, shape: Shape, prefix: int) -> float:
         """Seconds of a draft; where reading lists levels, also of the reading of `READ` accepted tokens per request."""
-        requests, lengths = self.requests(b, keys)
+        requests, lengths = self.requests(b, prefix)
         drafter = self._runner.drafter
         hidden = torch.zeros(b, drafter.hidden_size, dtype=drafter.dtype, device=self._device)
         m = top_m_of(shape, True)
@@ -221,29 +228,29 @@ class RoundTimer:
         logp = hidden.new_zeros(sizes, dtype=torch.float32)
         top = TopM(logp, torch.arange(m, device=self._device).expand(sizes).contiguous())
         params = SamplingParams.greedy(b, self._device)
-        batch = DraftBatch(shape, lengths, self._head_table(b, keys), params, None, None)
+        batch = DraftBatch(shape, lengths, self._head_table(b, prefix), params, None, None)
         seconds = seconds_of(lambda: drafter.draft_tree(batch, requests, HeadState(top, hidden)))
-        return seconds + self._extend(b, READ, shape, keys) if lists_all else seconds
+        return seconds + self._extend(b, READ, shape, prefix) if lists_all else seconds
 
-    def layers(self, b: int, keys: int) -> dict[str, Any]:
+    def layers(self, b: int, prefix: int) -> dict[str, Any]:
         """The slots of these requests in each layer's cache."""
-        return {name: SimpleNamespace(slot_table=p.table) for p in self._places(b, keys) for name in p.layers}
+        return {name: SimpleNamespace(slot_table=p.table) for p in self._places(b, prefix) for name in p.layers}
 
-    def requests(self, b: int, keys: int) -> tuple[Tensor, Tensor]:
+    def requests(self, b: int, prefix: int) -> tuple[Tensor, Tensor]:
         """Rows 0 .. b - 1, and the lengths of the prefixes."""
         requests = torch.arange(b, device=self._device)
-        return requests, torch.full_like(requests, keys)
+        return requests, torch.full_like(requests, prefix)
 
-    def _places(self, b: int, keys: int) -> list[Places]:
+    def _places(self, b: int, prefix: int) -> list[Places]:
         """Places for b requests in each group of caches; what they hold does not matter, so that groups may overlap."""
-        positions, owned = keys + self._caps.reach, []
+        positions, owned = prefix + self._caps.reach, []
         for size, _ in self._groups:
             blocks = -(-positions // size)
             owned.append((torch.arange(b * blocks, device=self._device) % self._blocks).view(b, blocks))
         return places_of(self._runner, owned, positions)
 
-    def _head_table(self, b: int, keys: int) -> Tensor:
-        return next(p.table for p in self._places(b, keys) if not self._head_layers.isdisjoint(p.layers))
+    def _head_table(self, b: int, prefix: int) -> Tensor:
+        return next(p.table for p in self._places(b, prefix) if not self._head_layers.isdisjoint(p.layers))
 
 
 def seconds_of(forward: Callable[[], object]) -> float:

@@ -92,12 +92,12 @@ def test_the_policy_chooses() -> None:
     asked = []
 
     class Asked(Recorder):
-        def choose(self, b, keys, allowed=None, pending=0):  # type: ignore[no-untyped-def]
-            asked.append((b, keys, allowed, pending))
+        def choose(self, b, prefix_tokens, allowed=None, deferred=0):  # type: ignore[no-untyped-def]
+            asked.append((b, prefix_tokens, allowed, deferred))
             return CHAIN
 
     allowed = frozenset({PLAIN, CHAIN})
-    assert ShapeChooser(CAPS, Asked()).choose(3, 70, allowed, pending=5) == CHAIN
+    assert ShapeChooser(CAPS, Asked()).choose(3, 70, allowed, deferred=5) == CHAIN
     assert asked == [(3, 70, allowed, 5)]
 
 
@@ -114,7 +114,7 @@ def time_rounds(rounds: list[tuple[Shape, int] | None], times: list[float]) -> l
         if one is None:
             chooser.pause()
         else:
-            chooser.begin(*one, keys=100 + number)
+            chooser.begin(*one, prefix_tokens=100 + number)
     return policy.told
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from eagle_plugin.core.shape import PLAIN, Levels, Shape
 from eagle_plugin.policy.costs import (
-    PENDING_TOKENS,
+    DEFERRED_TOKENS,
     PHASES,
     SPEED_ROUNDS,
     CostModel,
@@ -62,9 +62,9 @@ def test_the_phases_are_the_parts_of_a_round(shape: Shape) -> None:
 
 def test_the_head_reads_what_it_missed_in_forwards_of_32_tokens() -> None:
     model = CostModel(COSTS)
-    whole, rest = COSTS.extend.seconds(4, PENDING_TOKENS, 100), COSTS.extend.seconds(4, 5, 100)
-    assert model.catch_up(4, 100, 2 * PENDING_TOKENS + 5) == pytest.approx(2 * whole + rest)
-    assert model.catch_up(4, 100, PENDING_TOKENS) == pytest.approx(whole) and model.catch_up(4, 100, 0) == 0
+    whole, rest = COSTS.extend.seconds(4, DEFERRED_TOKENS, 100), COSTS.extend.seconds(4, 5, 100)
+    assert model.catch_up(4, 100, 2 * DEFERRED_TOKENS + 5) == pytest.approx(2 * whole + rest)
+    assert model.catch_up(4, 100, DEFERRED_TOKENS) == pytest.approx(whole) and model.catch_up(4, 100, 0) == 0
     for _ in range(100):
         model.observe(A, 4, 100, 2 * COSTS.round(A, 4, 100))
     assert model.catch_up(4, 100, 5) == pytest.approx(2 * rest, rel=0.01)

@@ -126,18 +126,18 @@ def test_prompts_that_the_head_reads_count_against_drafts(prompt: int, drafts: b
         assert rates[shape] == pytest.approx(yielded / (seconds + share))
 
 
-@pytest.mark.parametrize(("pending", "drafts"), [(0, True), (4, True), (100_000, False)])
-def test_what_the_head_has_to_read_first_counts_against_leaving_plain_decoding(pending: int, drafts: bool) -> None:
+@pytest.mark.parametrize(("deferred", "drafts"), [(0, True), (4, True), (100_000, False)])
+def test_what_the_head_has_to_read_first_counts_against_leaving_plain_decoding(deferred: int, drafts: bool) -> None:
     policy, world = new_policy(device(64)), World(device(64), HIGH)
     world.serve(policy, 16, 200)
     assert policy.present != PLAIN
     policy.present = PLAIN  # as after a time of low acceptance
     for _ in range(2 * REVIEW_ROUNDS):
-        policy.choose(16, 0, None, pending)
+        policy.choose(16, 0, None, deferred)
     assert (policy.present != PLAIN) == drafts
     # By enumeration: the tokens of so many plain rounds' time, part of which goes to reading.
     rates, seconds = policy.rates(16, 0), policy.costs.seconds((PLAIN,), 16, 0)[PLAIN]
-    time, reading = CATCH_UP_ROUNDS * seconds, policy.costs.catch_up(16, 0, pending)
+    time, reading = CATCH_UP_ROUNDS * seconds, policy.costs.catch_up(16, 0, deferred)
     drafted = max(rates.values()) * time
     assert (drafted > rates[PLAIN] * (1 + HYSTERESIS) * (time + reading)) == drafts
 

@@ -123,17 +123,17 @@ def test_probes_pay_for_what_the_head_reads_before_them(charged: bool) -> None:
     world.serve(policy, b, 1000)
     assert policy.present == PLAIN
     lost = total = 0.0
-    pending = probes = 0
+    deferred = probes = 0
     for _ in range(6000):
-        shape = policy.choose(b, 0, pending=pending if charged else 0)
+        shape = policy.choose(b, 0, deferred=deferred if charged else 0)
         seconds = costs.round(shape, b, 0)
         total += seconds
         if shape == PLAIN:
-            pending = min(pending + 1, 24)
+            deferred = min(deferred + 1, 24)
             continue
-        probes, total = probes + 1, total + policy.costs.catch_up(b, 0, pending)
-        lost += seconds * (1 - world.rate(shape, b) / world.rate(PLAIN, b)) + policy.costs.catch_up(b, 0, pending)
-        pending = 0
+        probes, total = probes + 1, total + policy.costs.catch_up(b, 0, deferred)
+        lost += seconds * (1 - world.rate(shape, b) / world.rate(PLAIN, b)) + policy.costs.catch_up(b, 0, deferred)
+        deferred = 0
         chances = tree_sums(shape, LOW)
         policy.observe_accepted(shape, b, [round(b * chance) for chance in chances])
     assert probes >= 10

@@ -14,7 +14,7 @@ pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang
 from toy_engine import DRAFT_V, ROWS, SHAPE, TABLE, Drafter, H, V, Verifier
 
 from eagle_plugin.core.shape import PLAIN
-from eagle_plugin.policy.costs import PENDING_TOKENS
+from eagle_plugin.policy.costs import DEFERRED_TOKENS
 from eagle_plugin.runtime.rng import KeyTable
 from eagle_plugin.runtime.round import HeadState, TopM
 from eagle_plugin.sglang.batch import BatchReader
@@ -24,7 +24,7 @@ from eagle_plugin.sglang.drafter import DraftState
 from eagle_plugin.sglang.worker import TreeWorker
 
 FEATURES = 3 * H
-MORE = 36, PENDING_TOKENS + 10  # two forwards, of the second of which one request has no tokens
+MORE = 36, DEFERRED_TOKENS + 10  # two forwards, of the second of which one request has no tokens
 
 
 class Server:
@@ -32,7 +32,7 @@ class Server:
 
     def __init__(self, lazily: bool) -> None:
         self.drafter, verifier = Drafter(), Verifier()
-        self.reader = BatchReader(PENDING_TOKENS, ROWS, TABLE, KeyTable(ROWS, "cpu", seed=1))
+        self.reader = BatchReader(DEFERRED_TOKENS, ROWS, TABLE, KeyTable(ROWS, "cpu", seed=1))
         self.round = DecodeRound(self.drafter, verifier, self.reader)
         self.deferred = DeferredTokens(ROWS, torch.zeros(FEATURES))
         if lazily:
@@ -108,7 +108,7 @@ def run(lazily: bool, joins_after: int, rounds: int, missing: int = 0) -> tuple[
 
 
 @pytest.mark.parametrize(
-    ("joins_after", "rounds"), [(0, 1), (0, 5), (2, 6), (4, 4), (1, PENDING_TOKENS), (1, PENDING_TOKENS + 1), MORE]
+    ("joins_after", "rounds"), [(0, 1), (0, 5), (2, 6), (4, 4), (1, DEFERRED_TOKENS), (1, DEFERRED_TOKENS + 1), MORE]
 )
 def test_the_head_is_where_it_would_have_been(joins_after: int, rounds: int) -> None:
     each, wanted, lengths = run(False, joins_after, rounds)
