@@ -147,7 +147,7 @@ def test_a_second_job_uses_the_data_of_the_first_and_a_killed_one_goes_on(recipe
     """Stages that write their file and do nothing else; one is killed the first time."""
     ran, killed = [], ["train longer"]
 
-    def call(args, name, log, watch):
+    def call(args, name, log, watch, module):
         ran.append(name)
         if name in killed:
             killed.remove(name)
