@@ -49,13 +49,12 @@ inline SamplingTable check_sampling(const Array<Tensor>& given, const std::strin
 inline SamplingTable check_params(const Array<Tensor>& given, int64_t rows) {
   const SamplingTable table = check_sampling(given, "params", rows);
   for (int64_t i = 0; kChecksValues && i < rows; ++i) {
-    const SamplingRow row = table.row(i);
-    if (!(row.temperature > 0)) {
-      TVM_FFI_THROW(ValueError) << "params.temperatures[" << i << "] is " << row.temperature
+    if (!(table.temperatures[i] > 0)) {
+      TVM_FFI_THROW(ValueError) << "params.temperatures[" << i << "] is " << table.temperatures[i]
                                 << ", wanted above 0: greedy is top_k 1 with temperature 1";
     }
-    if (row.top_k < 1) {
-      TVM_FFI_THROW(ValueError) << "params.top_ks[" << i << "] is " << row.top_k
+    if (table.top_ks[i] < 1) {
+      TVM_FFI_THROW(ValueError) << "params.top_ks[" << i << "] is " << table.top_ks[i]
                                 << ", wanted at least 1: the vocabulary size is off";
     }
   }

@@ -186,7 +186,7 @@ def test_wrong_rows_and_tokens_change_nothing(emulated: Path, monkeypatch: pytes
     round_start.start_round(out, torch.tensor([1, 1, -3]), torch.tensor([2, 1, 0]), req_to_token, keys, three)
     assert out.requests.tolist() == [0, 1, 0]
     assert out.prefix_lens.tolist() == [1, 1, 1]
-    assert out.keys.tolist() == [0, 6, 0]
+    assert out.rng_keys.tolist() == [0, 6, 0]
     assert out.slots.tolist() == [[0, 0], [6, 7], [0, 0]]
     assert out.table.tolist() == [[0, 0, 0, -1], [5, 6, 7, -1], [0, 0, 0, -1]]
     assert out.sampling.top_ks.tolist() == [1, 9, 1]
