@@ -45,7 +45,8 @@ __global__ void __launch_bounds__(kPartThreads, 2) collect_kernel(VerifyTreeCall
   call.collect(team, scratch, blockIdx.x, this_part());
 }
 
-__global__ void __launch_bounds__(kFinishThreads) finish_kernel(VerifyTreeCall call, int32_t parts) {
+// Four blocks per multiprocessor: 64 registers a thread, also on sm_80, where it would take 78.
+__global__ void __launch_bounds__(kFinishThreads, 4) finish_kernel(VerifyTreeCall call, int32_t parts) {
   __shared__ BlockTeam::Exchange exchange;
   __shared__ FinishScratch scratch;
   const BlockTeam team(exchange);
