@@ -7,7 +7,6 @@ import os
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import accumulate
 from operator import add
 from typing import NamedTuple, Protocol
 
@@ -22,7 +21,8 @@ from eagle_plugin.policy.path_sums import PathSums, children_of
 from eagle_plugin.policy.policy import REVIEW_ROUNDS, Policy
 from eagle_plugin.policy.prediction_errors import CLASSES, class_of
 from eagle_plugin.policy.report import Expected, PolicyReport, ShapeTotals
-from eagle_plugin.policy.survival import Survival
+from eagle_plugin.policy.round_times import RoundTimes
+from eagle_plugin.policy.survival import Survival, reached_depths
 
 SUM_ROUNDS = 4  # of so many rounds of one shape the first tells its path sums
 MOST_UNLEARNED = 4 * REVIEW_ROUNDS  # times and results: rounds that ask for no choice are learned as well
@@ -88,20 +88,22 @@ class ShapeChooser:
         clock: Callable[[], float] | None = time.perf_counter,
         buffers: HostBuffers | None = None,
         learns_late: bool = False,
+        lag: int = 0,
     ) -> None:
         """policy: None for fixed shapes, or for random ones where `shapes` has those to choose from.
 
         clock: None where several ranks must choose alike: each would measure other times. buffers: where path sums are
         copied to (`buffers_of`); None on a CPU where nothing is captured. learns_late: what rounds tell is kept until
-        the policy looks at all shapes again, and is learned together then, which takes less of the host.
+        the policy looks at all shapes again, and is learned together then, which takes less of the host. lag: as of
+        `RoundTimes`.
         """
         self.caps, self.policy = caps, policy
         self._random = random.Random(2026)  # the same in every rank
         self._shapes = shapes
-        self._clock, self._buffers = clock, buffers
+        self._buffers = buffers
+        self._round_times = None if clock is None or policy is None else RoundTimes[ServedRound](clock, lag)
         self._path_sums: dict[tuple[Shape, int], PathSums] = {}
         self._drafted_shape, self._drafted = PLAIN, 0  # of the round before, and rounds since the shape changed
-        self._last: tuple[float, ServedRound, bool] | None = None  # begin, round, whether the round before was its like
         self._load = 0, 0  # requests and tokens of their prefixes, of the latest choice
         self._learns_late = learns_late
         self._times: list[tuple[ServedRound, float]] = []  # not learned yet
@@ -149,18 +151,18 @@ class ShapeChooser:
 
     def begin(self, shape: Shape, b: int, prefix_tokens: int) -> None:
         """Note when a decode round begins: it ends when the next one begins, unless `pause` is called in between."""
-        if self._clock is None or self.policy is None:
+        if self._round_times is None:
             return
-        now, last = self._clock(), self._last
-        like = last is not None and (last[1].shape, last[1].b) == (shape, b)
-        if last is not None and last[2]:
-            self._times.append((last[1], now - last[0]))
+        before = self._round_times.newest
+        is_alike = before is not None and (before.shape, before.b) == (shape, b)
+        if timed := self._round_times.begin(ServedRound(shape, b, prefix_tokens), is_alike):
+            self._times.append(timed)
             self._has_seen_more()
-        self._last = now, ServedRound(shape, b, prefix_tokens), like
 
     def pause(self) -> None:
         """What comes before the next round is not a decode round's time: a prefill, or nothing to do."""
-        self._last = None
+        if self._round_times is not None:
+            self._round_times.pause()
 
     def observe(self, served: ServedRound, kept: Sequence[int]) -> None:
         """Learn from a round's results; kept has the accepted draft tokens of each request, on the host."""
@@ -286,14 +288,6 @@ def yields_of(result: Result) -> Sequence[float]:
     """What a round adds to the totals of its shape, in the order of `ShapeTotals`."""
     kept = result.kept
     return len(kept), len(kept) + sum(kept), 1, 0, 0.0, 0.0
-
-
-def reached_depths(kept: Sequence[int], steps: int) -> list[int]:
-    """How many requests accepted a node of each depth, 1 .. steps; kept: the accepted tokens of each."""
-    ended = [0] * (steps + 1)
-    for n in kept:
-        ended[n] += 1
-    return [*accumulate(reversed(ended))][-2::-1]
 
 
 def buffers_of(policy: Policy, requests: int, device: torch.device | str) -> HostBuffers:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from operator import mul
 
 from eagle_plugin.core.shape import Shape
@@ -105,3 +106,11 @@ def typical_sums(shape: Shape) -> list[float]:
 def _kept(b: int, memory: int) -> float:
     """Of what was known, after a round of b requests."""
     return (1 - 1 / memory) ** min(b, memory // FEWEST_ROUNDS)
+
+
+def reached_depths(kept: Sequence[int], steps: int) -> list[int]:
+    """How many requests accepted a node of each depth, 1 .. steps; kept: the accepted tokens of each."""
+    ended = [0] * (steps + 1)
+    for n in kept:
+        ended[n] += 1
+    return [*accumulate(reversed(ended))][-2::-1]

@@ -51,11 +51,6 @@ class DraftStore:
             own = borrowed.clone()
             self._found |= {name: (own, i) for name, i in left.items()}
 
-    @property
-    def newest(self) -> frozenset[str]:
-        """The requests that the last step drafted for."""
-        return self._newest[0]
-
     def take_newest(self) -> tuple[frozenset[str], int]:
         """The requests that the last step drafted for, and the width of their trees; none if it did not draft."""
         newest, self._newest = self._newest, (frozenset(), 0)
@@ -65,6 +60,13 @@ class DraftStore:
         """Drop the drafts of these requests."""
         for name in request_ids:
             self._found.pop(name, None)
+
+    def forget_unmasked(self, constrained: Sequence[str], masked: bool) -> None:
+        """Drop the trees for which a scheduler that is ahead made no masks; constrained: requests with a grammar.
+
+        masked: it made some, which are for trees that the last step drafted, not for those of a request that missed it.
+        """
+        self.forget([name for name in constrained if not masked or name not in self._newest[0]])
 
     def take(self, request_ids: Sequence[str]) -> Drafts | None:
         """The drafts of these requests in this order; one without gets a root. None if no request has any."""

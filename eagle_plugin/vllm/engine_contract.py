@@ -27,8 +27,10 @@ CONTRACT: Contract = {
         "make_spec_decoding_stats": "",
         "update_draft_token_ids": "self draft_token_ids",
         "update_draft_token_ids_in_output": "self draft_token_ids scheduler_output",
+        "update_from_output": "self scheduler_output model_runner_output",
         **attributes("vllm_config requests"),
     },
+    "vllm.v1.core.sched.async_scheduler.AsyncScheduler": {"_update_after_schedule": "self scheduler_output"},
     "vllm.v1.structured_output.StructuredOutputManager": {
         "validate_tokens": "self request spec_tokens",
         "grammar_bitmask": "self requests structured_output_request_ids scheduled_spec_decode_tokens",
@@ -86,6 +88,8 @@ CONTRACT: Contract = {
         "sample_hidden_states aux_hidden_states spec_decode_metadata common_attn_metadata slot_mappings",
         "take_draft_token_ids": "self",
         "_copy_valid_sampled_token_count": "self next_token_ids valid_sampled_tokens_count",
+        "_get_valid_sampled_token_count": "self",
+        "sample_tokens": "self grammar_output",
         "get_model": "self",
         **attributes(
             "attn_groups cache_config compilation_config device discard_request_mask input_batch input_ids"
@@ -110,7 +114,7 @@ CONTRACT: Contract = {
     "vllm.v1.worker.utils.AttentionGroup": {"get_metadata_builder": "self ubatch_id"},
     "vllm.v1.core.sched.output.SchedulerOutput": attributes(
         "finished_req_ids preempted_req_ids total_num_scheduled_tokens scheduled_new_reqs scheduled_cached_reqs"
-        " pending_structured_output_tokens"
+        " pending_structured_output_tokens num_spec_tokens_to_schedule"
     ),
     "vllm.v1.core.sched.output.NewRequestData": attributes("block_ids num_computed_tokens"),
     "vllm.v1.core.sched.output.CachedRequestData": attributes(

@@ -75,6 +75,4 @@ class Options:
 
     def within_trained(self, shape: Shape, trained: int | None) -> Shape:
         """The same caps with at most as many levels as the head was trained to draft in one forward; None: any."""
-        shallow = shape.within_steps(trained)
-        # Scheduled ahead, every step has as many rows as tokens were asked for; a tree fills the rest with padding.
-        return shallow._replace(width=shape.width) if self.async_scheduling else shallow
+        return shape.within_steps(trained)

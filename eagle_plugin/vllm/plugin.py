@@ -94,18 +94,22 @@ def _explain(original: Any, arguments: Any, *given: Any, **named: Any) -> Any:
 
 
 def _with_scheduler(original: Any, scheduler_config: Any) -> Any:
-    """AROUND the choice of the scheduler's class, in the process that runs it: rounds are counted there, and grammars
-    followed along trees."""
+    """AROUND the choice of the scheduler's class, in the process that runs it: rounds are counted there, grammars
+    followed along trees, and steps scheduled ahead for the shapes that the worker chooses."""
     chosen = original(scheduler_config)
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.structured_output import StructuredOutputManager
 
     from eagle_plugin.vllm.grammar import keep_nodes, mask_nodes, note_parents
     from eagle_plugin.vllm.metrics import watch_rounds
+    from eagle_plugin.vllm.scheduled_shapes import note_shape, schedule_shape
 
     _wrap(Scheduler, "make_spec_decoding_stats", watch_rounds)
     _wrap(Scheduler, "update_draft_token_ids", note_parents)
     _wrap(Scheduler, "update_draft_token_ids_in_output", note_parents)
+    _wrap(Scheduler, "update_from_output", note_shape)
+    _wrap(AsyncScheduler, "_update_after_schedule", schedule_shape)
     _wrap(StructuredOutputManager, "validate_tokens", keep_nodes)
     _wrap(StructuredOutputManager, "grammar_bitmask", mask_nodes)
     return chosen

@@ -16,7 +16,7 @@ from vllm.utils.torch_utils import PIN_MEMORY
 from vllm.v1.outputs import DraftTokenIds, SamplerOutput
 from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsProcessors
 from vllm.v1.sample.thinking_budget_state import maybe_create_thinking_budget_state_holder
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput, GPUModelRunner
 
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.kernels import loader
@@ -24,7 +24,6 @@ from eagle_plugin.policy.chooser import policy_mode
 from eagle_plugin.policy.path_sums import PathSums
 from eagle_plugin.runtime.draft_clock import DraftClock
 from eagle_plugin.runtime.head_mailbox import HeadMailbox
-from eagle_plugin.runtime.rng import without_sampled_children
 from eagle_plugin.runtime.round import Drafts, without_spare_places
 from eagle_plugin.runtime.startup import plugin_serves
 from eagle_plugin.vllm.backend import tree_attention
@@ -39,7 +38,8 @@ from eagle_plugin.vllm.linear_attention import LinearLayers
 from eagle_plugin.vllm.plugin_config import caps_of
 from eagle_plugin.vllm.policy_reports import PolicyReporter
 from eagle_plugin.vllm.ranks import rank_logger
-from eagle_plugin.vllm.sampling import KnownParams, draft_params, request_keys
+from eagle_plugin.vllm.sampling import KnownParams, draft_draws
+from eagle_plugin.vllm.scheduled_shapes import padded, scheduled_drafts, tell_shape
 from eagle_plugin.vllm.shapes import RoundShapes, choose_shapes, without_costs
 from eagle_plugin.vllm.step_memory import Root
 from eagle_plugin.vllm.step_state import StepState
@@ -58,8 +58,8 @@ class TreeModelRunner(GPUModelRunner):
         self.wants_graphs = wants_graphs(vllm_config)
         self._caps: Shape = caps_of(self.speculative_config)
         self._logger = rank_logger(logging.getLogger("vllm.eagle_plugin"))
-        # Scheduled ahead, a step has as many rows as the caps, whatever is drafted: nothing to choose.
-        self._policy_mode = "fixed" if self.use_async_scheduling else policy_mode()
+        self._policy_mode = policy_mode()
+        self._wanted: Shape | None = None  # what would be drafted now
         self._shapes = RoundShapes(without_costs(self._caps, self._policy_mode))
         self._reporter: PolicyReporter | None = None
         if get_tp_group().rank_in_group == 0:
@@ -132,17 +132,21 @@ class TreeModelRunner(GPUModelRunner):
         prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
         counts = np.array(prepared[1].num_draft_tokens, dtype=np.int64)
         prefix_lens = self.num_computed_tokens[: len(counts)]
-        states = (self.requests[name] for name in self.input_batch.req_ids)
+        names = self.input_batch.req_ids
+        states = (self.requests[name] for name in names)
         constrained = [i for i, one in enumerate(states) if one.sampling_params.structured_outputs is not None]
+        placeholders, shape = 0, None
         if self.use_async_scheduling:
-            self._drop_unmasked(scheduler_output, constrained)
-        batch = RoundBatch.read(counts, num_scheduled_tokens, self.input_batch.req_ids, prefix_lens, self._store)
+            masked = scheduler_output.pending_structured_output_tokens
+            self._store.forget_unmasked([names[i] for i in constrained], masked)
+            placeholders, shape = scheduled_drafts(scheduler_output, self._caps)
+        batch = RoundBatch.read(counts, num_scheduled_tokens, names, prefix_lens, self._store)
         self._store.keep_own()
         committed = (num_scheduled_tokens - counts).sum()
         prefix_tokens = self.input_batch.num_computed_tokens_cpu[: batch.b].sum() + committed
         self._shapes.scheduled(batch, int(prefix_tokens), int(committed) - batch.b)
         batch.put_trees(self.input_ids.gpu, self.positions)
-        self._state = StepState(batch, constrained)
+        self._state = StepState(batch, constrained, placeholders, shape)
         return prepared
 
     def _build_attention_metadata(self, *args: Any, **kwargs: Any) -> Any:
@@ -163,26 +167,21 @@ class TreeModelRunner(GPUModelRunner):
                 self._step.begin(state.batch, state.layers)
         return built
 
-    def _model_forward(
-        self,
-        input_ids: Tensor | None = None,
-        positions: Tensor | None = None,
-        intermediate_tensors: Any = None,
-        inputs_embeds: Tensor | None = None,
-        **model_kwargs: Any,
-    ) -> Any:
+    def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the target by what was captured, if the rows of this step are trees of the caps."""
         step, state = self._step, self._state
-        if step is not None and state is not None and inputs_embeds is None:
+        if step is not None and state is not None and kwargs.get("inputs_embeds") is None:
             is_served = get_forward_context().attn_metadata is state.layers  # else the engine warms up, or we measure
             if is_served and step.can_verify(state.batch):
                 return step.verify()
-        return super()._model_forward(input_ids, positions, intermediate_tensors, inputs_embeds, **model_kwargs)
+        return super()._model_forward(*args, **kwargs)
 
     def _sample(self, logits: Tensor, spec_decode_metadata: Any) -> SamplerOutput:
         """Verify every request's tree; a request without drafts has a tree of one node."""
         state = self._sampled = self._state
         assert state is not None
+        if self._shapes.waits and (counts := self._get_valid_sampled_token_count()):  # vLLM has waited for them as well
+            self._shapes.observe_step_before(counts)
         self.input_batch.update_async_output_token_ids()
         metadata = self.input_batch.sampling_metadata
         requests = [self.requests[name] for name in self.input_batch.req_ids]
@@ -198,8 +197,10 @@ class TreeModelRunner(GPUModelRunner):
             kept = super()._bookkeeping_sync(*args, **kwargs)
         finally:
             self.input_batch.generators = generators
-        if not self.use_async_scheduling:  # else the tokens are not on the host yet
-            self._shapes.observe(kept[3])
+        if not self.use_async_scheduling:
+            self._shapes.observe([len(tokens) for tokens in kept[3]])
+        elif self._state is not None and not len(self._state.batch.trees):  # else the host does not know them yet
+            self._shapes.observe((~self.discard_request_mask.np[: self._state.batch.b]).astype(int).tolist())
         return kept
 
     def propose_draft_token_ids(
@@ -223,8 +224,7 @@ class TreeModelRunner(GPUModelRunner):
         )
         self._copy_valid_sampled_token_count(next_tokens, counts)
         greedy = sampling_metadata.all_greedy
-        in_prompts = self.discard_request_mask.np[: batch.b]  # requests that sample nothing yet
-        shape = PLAIN if in_prompts.all() else self._shapes.choose(batch, self._deferred.rows_of_requests)
+        shape = self._choose(state)
         n = scheduler_output.total_num_scheduled_tokens
         ids, positions = self.input_ids.gpu[:n], self.positions[:n]
         parts = [part[:n] for part in aux_hidden_states or [hidden_states]]
@@ -251,17 +251,26 @@ class TreeModelRunner(GPUModelRunner):
         self._shapes.begin(shape, batch)
         # A grammar begins where the reasoning ends, which the scheduler looks for along one path.
         chains = state.chains() if self._has_reasoner else None
-        params = self._draft_params.of(
-            sampling_metadata,
-            lambda: draft_params(sampling_metadata, batch.b, self.input_batch.vocab_size, self.device),
-        )
-        if chains is not None:  # a chain is made of first children; sampled ones come after them
-            params = without_sampled_children(params, chains)
-        rng_keys = None if greedy else request_keys(sampling_metadata.generators, batch.b, self.device)
-        trees = DraftBatch(shape, root.lengths, slot_table, params, rng_keys, chains)
+        vocabulary = self.input_batch.vocab_size
+        draws = draft_draws(self._draft_params, sampling_metadata, batch.b, vocabulary, self.device, chains)
+        trees = DraftBatch(shape, root.lengths, slot_table, *draws, chains)
         drafter = step if step is not None and step.can_draft(trees, root.state) else self.drafter
         drafts = self._draft_clock.time(shape, partial(drafter.draft_tree, trees, root.tokens, root.state))
         return self._keep(state, drafts)
+
+    def _choose(self, state: StepState) -> Shape:
+        """The shape of the drafts of this step; where the scheduler is ahead it chose among earlier wishes of ours."""
+        if self.discard_request_mask.np[: state.batch.b].all():  # requests that sample nothing yet
+            return PLAIN
+        self._wanted = self._shapes.choose(state.batch, self._deferred.rows_of_requests)
+        return state.shape or self._wanted
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """End a step as the engine does; a scheduler that is ahead hears of the shape that we would draft now."""
+        output = super().sample_tokens(grammar_output)
+        if self._wanted is not None and isinstance(output, AsyncGPUModelRunnerOutput):
+            tell_shape(output, self._wanted)
+        return output
 
     def _keep(self, state: StepState, drafts: Drafts) -> Tensor:
         """Keep drafts until the step that verifies them; returns their tokens [b, W - 1]."""
@@ -273,7 +282,7 @@ class TreeModelRunner(GPUModelRunner):
         self._store.put(self.input_batch.req_ids, drafts, is_borrowed)
         if not self._has_reasoner:
             state.keep_parents(self.input_batch.req_ids, drafts)
-        tokens = drafts.tree.tokens[:, 1:]
+        tokens = padded(drafts.tree.tokens[:, 1:], state.placeholders)
         return tokens.clone() if is_borrowed else tokens  # the engine may copy them to the host later
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
@@ -290,10 +299,3 @@ class TreeModelRunner(GPUModelRunner):
         """Let the head read what it has not read of these requests or blocks."""
         for rows in self._deferred.take(owners, self.max_num_tokens):
             self.drafter.read_deferred(rows)
-
-    def _drop_unmasked(self, scheduler_output: Any, constrained: list[int]) -> None:
-        """Drop the trees for which the scheduler, ahead of us, made no masks: those of requests with a grammar, whose
-        places these are, that missed a step."""
-        masked = self._store.newest if scheduler_output.pending_structured_output_tokens else frozenset()
-        names = [self.input_batch.req_ids[i] for i in constrained]
-        self._store.forget([name for name in names if name not in masked])

@@ -65,3 +65,16 @@ def draft_params(metadata: Any, b: int, vocabulary: int, device: torch.device) -
     if metadata.generators:
         params = rng.without_sampled_children(params, seeded(metadata, b, device))
     return params
+
+
+def draft_draws(
+    known: KnownParams, metadata: Any, b: int, vocabulary: int, device: torch.device, chains: Tensor | None
+) -> tuple[SamplingParams, Tensor | None]:
+    """How b requests draft: their parameters, and their keys [b] int64, None where all are greedy.
+
+    chains [b] bool: requests whose drafts must be chains; None without any.
+    """
+    params = known.of(metadata, lambda: draft_params(metadata, b, vocabulary, device))
+    if chains is not None:  # a chain is made of first children; sampled ones come after them
+        params = rng.without_sampled_children(params, chains)
+    return params, None if metadata.all_greedy else request_keys(metadata.generators, b, device)

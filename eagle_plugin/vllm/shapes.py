@@ -1,6 +1,7 @@
 """Asks the chooser for a shape when trees are drafted in vLLM, and tells it what the step that verifies them shows.
 
-A round lasts from the drafting of its trees to the drafting of the next ones: the step between them verifies it.
+A round lasts from the drafting of its trees to the drafting of the next ones: the step between them verifies it. What
+a step accepted is told when the host knows it, which is in the next step where steps are scheduled ahead.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.distributed.parallel_state import get_tensor_model_parallel_world_size
 
@@ -26,14 +27,23 @@ from eagle_plugin.vllm.graph_modes import is_compiled
 from eagle_plugin.vllm.ranks import gather_objects
 
 
+class _Step(NamedTuple):
+    """A step whose results are not known yet."""
+
+    prompt_tokens: int  # rows of the step after which no token is drawn
+    verified: ServedRound | None = None  # the round that it verifies; None where it does not verify a whole one
+    places: Sequence[int] = ()  # of that round's requests in the step
+
+
 class RoundShapes:
     """Leads a `ShapeChooser` through the steps of a worker."""
 
     def __init__(self, chooser: ShapeChooser) -> None:
         self.chooser = chooser
-        self._prefix_tokens, self._prompt_tokens = 0, 0  # of the step: of its requests, and of prompts among its rows
+        self._prefix_tokens = 0  # of the requests of the step
         self._drafted: ServedRound | None = None  # by the last step that drafted
-        self._verified: tuple[ServedRound, list[int]] | None = None  # of this step: the round, its requests' places
+        self._step: _Step | None = None  # until its results are told
+        self._step_before: _Step | None = None  # the same
 
     def scheduled(self, batch: RoundBatch, prefix_tokens: int, prompt_tokens: int) -> None:
         """Note a step; prefix_tokens: those that its requests have without drafts, a number of the host.
@@ -41,8 +51,8 @@ class RoundShapes:
         prompt_tokens: rows of the step after which no token is drawn.
         """
         served, self._drafted = self._drafted, None
-        self._prefix_tokens, self._prompt_tokens = prefix_tokens, prompt_tokens
-        self._verified = None if served is None or not batch.newest else (served, batch.newest)
+        self._prefix_tokens = prefix_tokens
+        self._step_before, self._step = self._step, _Step(prompt_tokens, served if batch.newest else None, batch.newest)
         if served is None or not len(batch.newest) == batch.b == served.b:
             self.chooser.pause()  # prompts, cut trees, requests that came or went: not the time of a round
 
@@ -62,13 +72,27 @@ class RoundShapes:
         scored = drafts if whole else drafts._replace(scores=None)
         self._drafted = self.chooser.launched(drafts.shape, batch.b, self._prefix_tokens, scored, sum_up)
 
-    def observe(self, tokens: Sequence[Sequence[int]]) -> None:
-        """Tell the chooser what the step accepted; tokens: of each request, the bonus token included, on the host."""
-        self.chooser.observe_tokens(self._prompt_tokens, sum(map(len, tokens)))
-        verified, self._verified = self._verified, None
-        if verified is not None:
-            served, places = verified
-            self.chooser.observe(served, [len(tokens[i]) - 1 for i in places if tokens[i]])
+    def observe(self, counts: Sequence[int]) -> None:
+        """Tell the chooser what the step accepted; counts: tokens of each request, the bonus token included."""
+        step, self._step = self._step, None
+        self._tell(step, counts)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the chooser has not heard yet what the step before this one accepted."""
+        return self._step_before is not None
+
+    def observe_step_before(self, counts: Sequence[int]) -> None:
+        """As `observe`, of the step before; counts are in the order of that step."""
+        step, self._step_before = self._step_before, None
+        self._tell(step, counts)
+
+    def _tell(self, step: _Step | None, counts: Sequence[int]) -> None:
+        if step is None:
+            return
+        self.chooser.observe_tokens(step.prompt_tokens, sum(counts))
+        if step.verified is not None:
+            self.chooser.observe(step.verified, [counts[i] - 1 for i in step.places if counts[i]])
 
 
 def without_costs(caps: Shape, mode: str) -> ShapeChooser:
@@ -83,7 +107,7 @@ def choose_shapes(runner: Any, caps: Shape, mode: str, logger: logging.Logger) -
     ever drafted: nothing to choose.
     """
     if mode != "auto" or runner.max_model_len <= caps.reach:
-        reason = "steps are scheduled ahead (async_scheduling)" if runner.use_async_scheduling else ""
+        reason = ""
         if mode == "auto":
             reason = f"--max-model-len is {runner.max_model_len} tokens, of which a round writes {caps.reach}"
         logger.info(without_policy(caps, mode, reason))
@@ -118,4 +142,6 @@ def choose_shapes(runner: Any, caps: Shape, mode: str, logger: logging.Logger) -
     )
     buffers = buffers_of(policy, runner.max_num_reqs, runner.device)
     clock = time.perf_counter if ranks == 1 else None
-    return ShapeChooser(caps, policy, clock=clock, buffers=buffers, learns_late=True)
+    # Scheduled ahead, the host prepares a step while a GPU runs the one before it; a CPU runs it in the host's call.
+    lag = int(runner.use_async_scheduling and runner.device.type == "cuda")
+    return ShapeChooser(caps, policy, clock=clock, buffers=buffers, learns_late=True, lag=lag)

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 from vllm.v1.outputs import DraftTokenIds
 
+from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.runtime.host_to_device import to_device
 from eagle_plugin.runtime.round import Drafts
@@ -26,6 +27,8 @@ class StepState:
 
     batch: RoundBatch
     with_grammar: list[int]  # places of the requests that have a grammar
+    placeholders: int = 0  # for the drafts of each request, where the next step is scheduled ahead
+    shape: Shape | None = None  # of these drafts; None where the next step is scheduled after they are drafted
     layers: dict[str, Any] = field(default_factory=dict)  # metadata of the target's forward, by layer
     accepted: Accepted | None = None
     has_drafted: bool = False

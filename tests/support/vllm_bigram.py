@@ -15,7 +15,7 @@ from vllm_engines import counters
 
 OPTIONS: dict[str, Any] = {"max_num_seqs": 128, "max_num_batched_tokens": 2048}
 TREES: dict[str, Any] = {"depth": 3, "topk": 2, "nodes": 8}
-ASYNC: dict[str, Any] = {"plugin": {"async_scheduling": True}}
+ASYNC: dict[str, Any] = {"plugin": {"async_scheduling": True}, "policy": "random"}
 PROMPT = "tree"
 PROMPTS = ["tree root leaf", "the quick brown fox", PROMPT, "one two three four", "x = y", "hello", "write", "10 20 30"]
 

@@ -18,6 +18,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.policy.chooser import ShapeChooser
 from eagle_plugin.policy.shapes import shapes_within
+from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.vllm.executor import TreeExecutor
 from eagle_plugin.vllm.runner import TreeModelRunner
 from eagle_plugin.vllm.shapes import RoundShapes
@@ -109,6 +110,23 @@ def random_shapes(llm: LLM) -> Iterator[Counter[Shape]]:
     chooser.choose = counted  # type: ignore[method-assign]
     with chosen_by(llm, chooser):
         yield counts
+
+
+@contextmanager
+def drafted_shapes(llm: LLM) -> Iterator[Counter[Shape]]:
+    """Count the steps of an engine with trees by the shape that they draft."""
+    counts, store = Counter[Shape](), runner(llm)._store
+    put = store.put
+
+    def counted(names: Sequence[str], drafts: Drafts, borrowed: bool = False) -> None:
+        counts[drafts.shape] += 1
+        put(names, drafts, borrowed)
+
+    store.put = counted
+    try:
+        yield counts
+    finally:
+        del store.put
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from vllm_bigram import ASYNC, OPTIONS, PROMPTS, TREES, Acceptance, ask, endings
 from vllm_engines import core, engine, runner
 
 from eagle_plugin.policy.chooser import ShapeChooser
-from eagle_plugin.vllm.batch import RoundBatch
+from eagle_plugin.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.vllm.runner import TreeModelRunner
 from eagle_plugin.vllm.verifier import TreeVerifier
 
@@ -147,14 +147,14 @@ def test_requests_that_miss_a_step_of_a_scheduler_ahead(
 ) -> None:
     """For the trees that they have from the step before, the scheduler makes no masks: verified, such a tree would
     write on after the end that its grammar sets."""
-    dropped, drop = Counter[str](), TreeModelRunner._drop_unmasked
+    dropped, drop = Counter[str](), DraftStore.forget_unmasked
 
-    def counted(served: TreeModelRunner, *given: Any) -> None:
-        before = set(served._store._found)
-        drop(served, *given)
-        dropped.update(before - set(served._store._found))
+    def counted(store: DraftStore, *given: Any) -> None:
+        before = set(store._found)
+        drop(store, *given)
+        dropped.update(before - set(store._found))
 
-    monkeypatch.setattr(TreeModelRunner, "_drop_unmasked", counted)
+    monkeypatch.setattr(DraftStore, "forget_unmasked", counted)
     short = sorted(range(len(PROMPTS)), key=lambda i: len(PROMPTS[i]))[:4]  # a step reads more prompts than trees
     asked = [(name, i) for name in ("schema 0", "schema 1", *SHORT) for i in short]  # the last ones miss steps
     few = options() | {"max_num_batched_tokens": 64, "max_num_seqs": 32}

@@ -10,7 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 from vllm import LLM
-from vllm_engines import Rounds, accept_length, chosen_by, core, engine, generate, random_shapes, rounds, runner
+from vllm_engines import (
+    Rounds,
+    accept_length,
+    chosen_by,
+    core,
+    counters,
+    drafted_shapes,
+    engine,
+    generate,
+    random_shapes,
+    rounds,
+    runner,
+)
 from vllm_greedy import Reference, make_prompts, write_heads, write_target
 
 from eagle_plugin.core.shape import PLAIN, Shape
@@ -202,12 +214,22 @@ def test_what_plain_steps_yielded_is_read_before_the_next_tree(
         assert wrong.shape != wanted.shape or (wrong - wanted).abs().max() > 5e-3
 
 
-def test_asynchronous_scheduling(models: Models) -> None:
+@pytest.mark.parametrize("policy", ["fixed", "random"])
+def test_asynchronous_scheduling(policy: str, models: Models) -> None:
+    """A step has rows for the trees of the shape that the worker wished for earlier, and no others."""
+    caps = Shape(3, 4, 16)
     options: dict[str, Any] = {"depth": 3, "topk": 4, "nodes": 16, "plugin": {"async_scheduling": True}}
-    with engine(models.target, models.heads["reduced"], **options) as llm:
+    with engine(models.target, models.heads["reduced"], policy=policy, **options) as llm:
         assert type(core(llm).scheduler).__name__ == "AsyncScheduler" and core(llm).batch_queue is not None
-        assert generate(llm, PROMPTS, max_tokens=LENGTH) == models.expected
-        assert accept_length(llm) > 1.5
+        with drafted_shapes(llm) as drafted:
+            assert generate(llm, PROMPTS, max_tokens=LENGTH) == models.expected
+        per_round = counters(llm)["vllm:spec_decode_num_draft_tokens"] / rounds(llm).count
+        if policy == "fixed":
+            assert drafted.keys() <= {caps, PLAIN} and per_round > caps.width - 1.5
+            assert accept_length(llm) > 1.5
+        else:
+            assert len(drafted) > 10 and per_round < caps.width - 4
+            assert accept_length(llm) > 1.2
 
 
 @pytest.mark.matrix

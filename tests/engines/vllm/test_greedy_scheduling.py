@@ -31,11 +31,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     yield Models(target, write_heads(folder, target)["reduced"], expected)
 
 
-@pytest.mark.parametrize("asynchronous", [pytest.param(False, id="sync", marks=MATRIX), pytest.param(True, id="async")])
-def test_chunks_and_cut_trees(models: Models, asynchronous: bool) -> None:
+@pytest.mark.parametrize(
+    ("asynchronous", "policy"),
+    [
+        pytest.param(False, "fixed", marks=MATRIX),
+        pytest.param(True, "fixed", marks=MATRIX),
+        (True, "random"),
+    ],
+)
+def test_chunks_and_cut_trees(models: Models, asynchronous: bool, policy: str) -> None:
     """Eight trees want 128 rows per step; what is left of 40 goes to the last tree, or to a part of a prompt."""
     plugin = {"async_scheduling": asynchronous}
-    with engine(models.target, models.head, **TREES, plugin=plugin, max_num_batched_tokens=40) as llm:
+    with engine(models.target, models.head, policy=policy, **TREES, plugin=plugin, max_num_batched_tokens=40) as llm:
         assert generate(llm, PROMPTS) == models.expected
         drafted = counters(llm)["vllm:spec_decode_num_draft_tokens"] / rounds(llm).count
         assert drafted < TREES["nodes"] - 2  # trees were cut short

@@ -95,7 +95,7 @@ def test_text_and_distribution(served: Served, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"plugin": {"async_scheduling": True}}, marks=pytest.mark.matrix, id="async"),
+        pytest.param({"plugin": {"async_scheduling": True}, "policy": "random"}, marks=pytest.mark.matrix, id="async"),
         pytest.param({"num_gpu_blocks_override": 12}, id="preempted"),
     ],
 )

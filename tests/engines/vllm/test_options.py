@@ -83,7 +83,6 @@ def test_given_levels_of_one_forward() -> None:
     assert Options().within_trained(Options().shape(15, 9), 2) == (2, 4, 16)
     assert Options().within_trained(Options().shape(15, 9), None) == (9, 4, 16)
     assert Options().within_trained(Options().shape(15, 9), 1) == (1, 4, 5)
-    assert Options(async_scheduling=True).within_trained(Options().shape(15, 9), 1) == (1, 4, 16)
 
 
 def test_too_many_nodes() -> None:

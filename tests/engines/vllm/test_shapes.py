@@ -94,7 +94,7 @@ def test_a_round_is_observed_in_the_step_that_verifies_it(worker: Worker) -> Non
     batch = worker.schedule("ab", [3, 3], [4, 4], keys=54)
     worker.heard.next = SMALL
     worker.draft(batch, "ab")
-    worker.shapes.observe([[5, 6, 7], [8]])
+    worker.shapes.observe([3, 1])
     assert worker.calls() == [
         ("choose", 2, 54),
         ("begin", SMALL, 2, 54),
@@ -102,7 +102,7 @@ def test_a_round_is_observed_in_the_step_that_verifies_it(worker: Worker) -> Non
         ("observe", ServedRound(CAPS, 2, 50), [2, 0]),
     ]
     worker.schedule("ab", [1, 1], [2, 2], keys=58)
-    worker.shapes.observe([[1], [2, 3]])
+    worker.shapes.observe([1, 2])
     assert worker.calls() == [("observe", ServedRound(SMALL, 2, 54), [0, 1])]
 
 
@@ -119,9 +119,9 @@ def test_plain_rounds_go_on_without_a_pause(worker: Worker) -> None:
 def test_prompt_tokens_and_output_tokens_of_a_step_are_told(worker: Worker) -> None:
     """A chunk of 9 rows draws one token at most; drafts are no prompt."""
     worker.schedule("abc", [3, 3, 0], [4, 4, 9])
-    worker.shapes.observe([[1, 2], [3], []])
+    worker.shapes.observe([2, 1, 0])
     worker.schedule("ab", [0, 0], [1, 1])
-    worker.shapes.observe([[1], [3]])
+    worker.shapes.observe([1, 1])
     assert worker.heard.tokens == [(8, 3), (0, 2)]
 
 
@@ -132,7 +132,7 @@ def test_what_the_head_has_to_read_is_told_per_request(worker: Worker) -> None:
 
 def test_a_request_that_ended_stops_the_clock_and_the_others_are_observed(worker: Worker) -> None:
     worker.schedule("b", [3], [4])
-    worker.shapes.observe([[5, 6]])
+    worker.shapes.observe([2])
     assert worker.calls() == [("pause",), ("observe", ServedRound(CAPS, 2, 50), [1])]
 
 
@@ -147,27 +147,47 @@ def test_what_is_not_a_whole_round(
     names: str, counts: list[int], lens: list[int], kept: list[int], worker: Worker
 ) -> None:
     worker.schedule(names, counts, lens)
-    worker.shapes.observe([[5, 6], [7, 8, 9], []])
+    worker.shapes.observe([2, 3, 0])
     assert worker.calls() == [("pause",), ("observe", ServedRound(CAPS, 2, 50), kept)]
 
 
 def test_a_step_without_drafting_ends_the_round(worker: Worker) -> None:
     """Past the drafter's reach vLLM schedules zeros, as many as the caps have: they are no drafts."""
     worker.schedule("ab", [3, 3], [4, 4])
-    worker.shapes.observe([[1], [1]])
+    worker.shapes.observe([1, 1])
     assert len(worker.calls()) == 1
     worker.schedule("ab", [3, 3], [4, 4])
-    worker.shapes.observe([[1], [1]])
+    worker.shapes.observe([1, 1])
     assert worker.calls() == [("pause",)]
 
 
 def test_nothing_is_observed_twice(worker: Worker) -> None:
     worker.schedule("ab", [3, 3], [4, 4])
-    worker.shapes.observe([[1], [1]])
-    worker.shapes.observe([[1], [1]])
+    worker.shapes.observe([1, 1])
+    worker.shapes.observe([1, 1])
     assert len(worker.calls()) == 1
 
 
 def test_unread_prompts_tell_no_scores(worker: Worker) -> None:
     worker.draft(worker.schedule("ab", [3, 3], [4, 4]), "ab", whole=False)
     assert worker.calls()[-1] == ("launched", CAPS, 2, 50, False)
+
+
+def test_a_step_scheduled_ahead_is_observed_in_the_next_one(worker: Worker) -> None:
+    """What trees yielded is known then, of a plain step at once."""
+    worker.draft(worker.schedule("ab", [3, 3], [4, 4]), "ab")
+    assert not worker.shapes.waits
+    worker.heard.next = PLAIN
+    second = worker.schedule("ab", [3, 3], [4, 4], 60)
+    assert worker.shapes.waits
+    worker.shapes.observe_step_before([3, 1])
+    assert not worker.shapes.waits and worker.calls()[-1] == ("observe", ServedRound(CAPS, 2, 50), [2, 0])
+    worker.draft(second, "ab")
+    third = worker.schedule("ab", [0, 0], [1, 1], 64)
+    worker.shapes.observe_step_before([2, 4])
+    assert worker.calls()[-1] == ("observe", ServedRound(CAPS, 2, 50), [1, 3])
+    worker.draft(third, "ab")
+    worker.shapes.observe([1, 1])
+    worker.schedule("ab", [0, 0], [1, 1], 66)
+    assert not worker.shapes.waits
+    assert worker.heard.tokens == [(0, 4), (0, 6), (0, 2)]

@@ -1,0 +1,53 @@
+"""Brings the shapes that the worker chooses to vLLM's scheduler, which makes a step while the step before it runs.
+
+Scheduled ahead, the rows of a step are made before anybody has its drafts. So the worker tells with the output of each
+step which shape it would draft now, the scheduler hands the newest that it heard to the step that it makes next, and
+the worker drafts in a step what the step says. It travels as an attribute of objects that vLLM sends between its
+processes, so that all ranks draft alike. Before the scheduler has heard of a shape, or where it is a class of the
+user's own that does not call vLLM's methods, a step has as many placeholders for drafts as the caps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from eagle_plugin.core.shape import Shape
+
+_SHAPE = "eagle_plugin_shape"  # of a step's output, of a scheduler, and of a vLLM ``SchedulerOutput``
+
+
+def tell_shape(output: Any, shape: Shape) -> None:
+    """Let the output of a step [vLLM's ``AsyncGPUModelRunnerOutput``] tell the scheduler what would be drafted now."""
+    setattr(output._model_runner_output, _SHAPE, shape)
+
+
+def note_shape(original: Any, scheduler: Any, scheduler_output: Any, output: Any, *more: Any) -> Any:
+    """AROUND the arrival of a step's output at the scheduler, which keeps the shape that it tells."""
+    if (shape := getattr(output, _SHAPE, None)) is not None:
+        setattr(scheduler, _SHAPE, shape)
+    return original(scheduler, scheduler_output, output, *more)
+
+
+def schedule_shape(original: Any, scheduler: Any, scheduler_output: Any) -> Any:
+    """AROUND the end of scheduling a step ahead, which makes placeholders for the drafts of the step."""
+    if (shape := getattr(scheduler, _SHAPE, None)) is not None:
+        setattr(scheduler_output, _SHAPE, shape)
+        scheduler_output.num_spec_tokens_to_schedule = shape.width - 1
+    return original(scheduler, scheduler_output)
+
+
+def scheduled_drafts(scheduler_output: Any, caps: Shape) -> tuple[int, Shape]:
+    """The placeholders for the drafts of a step, per request, and the shape that it drafts."""
+    return scheduler_output.num_spec_tokens_to_schedule, getattr(scheduler_output, _SHAPE, caps)
+
+
+def padded(tokens: Tensor, placeholders: int) -> Tensor:
+    """Drafted tokens [b, W - 1] with zeros up to the step's placeholders, which vLLM reads whatever was drafted."""
+    b, drafted = tokens.shape
+    if drafted >= placeholders:
+        return tokens
+    filled = tokens.new_zeros(b, placeholders)
+    filled[:, :drafted] = tokens
+    return filled

@@ -1,0 +1,66 @@
+"""The way of a shape from the output of one step to the drafts of a later one."""
+
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import ModelRunnerOutput
+
+from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.vllm.scheduled_shapes import note_shape, padded, schedule_shape, scheduled_drafts, tell_shape
+
+CAPS, SMALL = Shape(3, 4, 16), Shape(2, 2, 4)
+
+
+def step() -> SchedulerOutput:
+    made = SchedulerOutput.make_empty()
+    made.num_spec_tokens_to_schedule = CAPS.width - 1
+    return made
+
+
+def end_of_step(scheduler: Any, shape: Shape | None) -> None:
+    output = ModelRunnerOutput(req_ids=["a"], req_id_to_index={"a": 0})
+    if shape is not None:
+        tell_shape(SimpleNamespace(_model_runner_output=output), shape)
+    sent = pickle.loads(pickle.dumps(output))  # between the processes of vLLM
+    assert note_shape(lambda *given: given, scheduler, "step", sent) == (scheduler, "step", sent)
+
+
+def scheduled(scheduler: Any) -> tuple[int, Shape]:
+    """What the worker reads of the next step, and what vLLM's own method saw."""
+    made, seen = step(), []
+    schedule_shape(lambda _, output: seen.append(output.num_spec_tokens_to_schedule), scheduler, made)
+    sent = pickle.loads(pickle.dumps(made))
+    assert seen == [sent.num_spec_tokens_to_schedule]
+    return scheduled_drafts(sent, CAPS)
+
+
+def test_the_newest_shape_is_scheduled() -> None:
+    scheduler = SimpleNamespace()
+    assert scheduled(scheduler) == (15, CAPS)
+    end_of_step(scheduler, None)  # a worker that has nothing to tell, or vLLM's own
+    assert scheduled(scheduler) == (15, CAPS)
+    for shape in (SMALL, PLAIN, CAPS):
+        end_of_step(scheduler, shape)
+        assert scheduled(scheduler) == scheduled(scheduler) == (shape.width - 1, shape)
+        end_of_step(scheduler, None)
+        assert scheduled(scheduler) == (shape.width - 1, shape)
+
+
+def test_a_scheduler_that_does_not_call_vllms_method() -> None:
+    """The worker drafts the caps, for which such a step has room."""
+    scheduler = SimpleNamespace()
+    end_of_step(scheduler, SMALL)
+    assert scheduled_drafts(step(), CAPS) == (15, CAPS)
+
+
+def test_padding() -> None:
+    """vLLM reads as many drafted tokens of each request as it made placeholders."""
+    tokens = torch.arange(6).view(2, 3)
+    assert padded(tokens, 0) is tokens and padded(tokens, 3) is tokens
+    assert padded(tokens, 5).tolist() == [[0, 1, 2, 0, 0], [3, 4, 5, 0, 0]]
+    assert padded(tokens[:, :0], 2).tolist() == [[0, 0], [0, 0]]
