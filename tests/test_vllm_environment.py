@@ -25,8 +25,8 @@ UNITS = {
         "attention", "attention_backend", "batch", "capture", "compile_cache", "contract", "contract_runner",
         "decode_step", "deferred_extend", "executor", "fake_cuda", "fake_cuda_captured", "filters", "gpu_contract",
         "gpu_weights", "head_rules", "options", "platform_attention", "policy_reports", "prompt_attention",
-        "prompts_interpreted", "sampling_contract", "sampling_nodes", "shapes", "stops", "support", "support_gpu",
-        "thinking",
+        "prompts_interpreted", "sampling_contract", "sampling_nodes", "scheduled_shapes", "shapes", "stops", "support",
+        "support_gpu", "thinking",
     ),
     "heads": ("vllm_round_trip", "vllm_targets"),
 }  # fmt: skip

@@ -44,15 +44,15 @@ CASES = {
         "plugin-chain": Case("the plugin, chains of 3 in every round", True, CHAIN, environment=FIXED),
         **FLOATS,
     },
-    # With asynchronous scheduling, vLLM's default, every round has the shape of the caps.
     "vllm": {
         "plain": Case("plain decoding"),
         "plain-v1": Case(
             "plain decoding by the V1 model runner, the plugin's", environment=(("VLLM_USE_V2_MODEL_RUNNER", "0"),)
         ),
         "engine-chain": Case("vLLM's own EAGLE-3, chains of 3", shape=CHAIN),
-        "plugin": Case("the plugin, trees 3/4/16", True, TREE),
-        "plugin-chain": Case("the plugin, chains of 3", True, CHAIN),
+        "plugin": Case("the plugin, trees up to 3/4/16", True, TREE),
+        "plugin-tree": Case("the plugin, trees 3/4/16 in every round", True, TREE, environment=FIXED),
+        "plugin-chain": Case("the plugin, chains of 3 in every round", True, CHAIN, environment=FIXED),
         **FLOATS,
     },
 }

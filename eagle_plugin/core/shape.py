@@ -42,6 +42,12 @@ class Shape(NamedTuple):
         shallow = self._replace(steps=most)
         return shallow._replace(width=min(self.width, shallow.candidates + 1))
 
+    def within_drafts(self, most: int) -> Shape:
+        """The same caps with at most so many drafted nodes; plain decoding for 0."""
+        if most >= self.width - 1:
+            return self
+        return Shape(min(self.steps, most), min(self.topk, max(most, 1)), most + 1)
+
     @classmethod
     def chain(cls, length: int) -> Shape:
         """`length` draft tokens, one after the other."""

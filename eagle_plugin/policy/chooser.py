@@ -114,6 +114,11 @@ class ShapeChooser:
         self._predicted: dict[tuple[Shape, int], list[float]] = {}
         self.errors = [0] * CLASSES  # the timed steps by the error of their prediction
 
+    @property
+    def shapes(self) -> Sequence[Shape]:
+        """The shapes that it chooses from."""
+        return self.policy.shapes if self.policy is not None else self._shapes or (self.caps,)
+
     def choose(self, b: int, prefix_tokens: int, allowed: Collection[Shape] | None = None, deferred: int = 0) -> Shape:
         """The shape of the next round; as `Policy.choose`."""
         self._load = b, prefix_tokens

@@ -114,6 +114,12 @@ class DeferredTokens:
         self._features = torch.empty(0, 0)
         self._free: list[int] = []  # its places
 
+    @classmethod
+    def of_layers(cls, groups: Sequence[Any], layers: set[str]) -> DeferredTokens:
+        """For a head with these layers; groups: vLLM's ``KVCacheGroupSpec``, one of which has them all."""
+        i, own = next((i, group) for i, group in enumerate(groups) if not layers.isdisjoint(group.layer_names))
+        return cls(own.kv_cache_spec.block_size, i)
+
     def __len__(self) -> int:
         return len(self._kept)
 

@@ -11,12 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.forward_context import get_forward_context
 from vllm.utils.torch_utils import PIN_MEMORY
 from vllm.v1.outputs import DraftTokenIds, SamplerOutput
 from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsProcessors
 from vllm.v1.sample.thinking_budget_state import maybe_create_thinking_budget_state_holder
-from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput, GPUModelRunner
+from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.kernels import loader
@@ -28,9 +27,9 @@ from eagle_plugin.runtime.round import Drafts, without_spare_places
 from eagle_plugin.runtime.startup import plugin_serves
 from eagle_plugin.vllm.backend import tree_attention
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch, root_drafts
-from eagle_plugin.vllm.capture import captured_steps
-from eagle_plugin.vllm.decode_step import DecodeStep, side_by_side
+from eagle_plugin.vllm.decode_step import side_by_side
 from eagle_plugin.vllm.deferred_extend import DeferredTokens, Owner, PlainRows
+from eagle_plugin.vllm.draft_limits import draft_limits
 from eagle_plugin.vllm.drafter import DraftBatch, ExtendBatch, TreeProposer
 from eagle_plugin.vllm.graph_modes import wants_graphs
 from eagle_plugin.vllm.head_exchange import mailbox_of
@@ -42,12 +41,13 @@ from eagle_plugin.vllm.sampling import KnownParams, draft_draws
 from eagle_plugin.vllm.scheduled_shapes import padded, scheduled_drafts, tell_shape
 from eagle_plugin.vllm.shapes import RoundShapes, choose_shapes, without_costs
 from eagle_plugin.vllm.step_memory import Root
-from eagle_plugin.vllm.step_state import StepState
+from eagle_plugin.vllm.step_state import StepState, has_grammar
+from eagle_plugin.vllm.target_runner import TargetRunner
 from eagle_plugin.vllm.target_weights import use_bf16_kernel
 from eagle_plugin.vllm.verifier import TreeVerifier, verifier_of
 
 
-class TreeModelRunner(GPUModelRunner):
+class TreeModelRunner(TargetRunner):
     """One step: put the trees into the batch, run the target, verify, draft the next trees.
 
     The runner of a GPU; `cpu_worker.TreeCPUModelRunner` is that of a CPU.
@@ -60,7 +60,8 @@ class TreeModelRunner(GPUModelRunner):
         self._logger = rank_logger(logging.getLogger("vllm.eagle_plugin"))
         self._policy_mode = policy_mode()
         self._wanted: Shape | None = None  # what would be drafted now
-        self._shapes = RoundShapes(without_costs(self._caps, self._policy_mode))
+        self._limits = draft_limits(vllm_config)
+        self._shapes = RoundShapes(without_costs(self._caps, self._policy_mode), self._limits)
         self._reporter: PolicyReporter | None = None
         if get_tp_group().rank_in_group == 0:
             self._reporter = PolicyReporter(self.speculative_config, lambda: self._shapes.chooser)
@@ -71,10 +72,8 @@ class TreeModelRunner(GPUModelRunner):
         self._has_reasoner = bool(vllm_config.structured_outputs_config.reasoning_parser)
         self._deferred: DeferredTokens  # with the caches
         self._mailbox: HeadMailbox | None = None
-        self._state: StepState | None = None  # of the step that was prepared last
         self._sampled: StepState | None = None  # of the step that was sampled last
         self._verifier: TreeVerifier
-        self._step: DecodeStep | None = None  # what was captured
         # With drafts vLLM itself leaves min_p and logit_bias out.
         self.input_batch.logitsprocs = LogitsProcessors(
             processor(vllm_config, device, PIN_MEMORY) for processor in BUILTIN_LOGITS_PROCESSORS
@@ -96,23 +95,17 @@ class TreeModelRunner(GPUModelRunner):
             self.vllm_config.reasoning_config, self.max_num_reqs, 0, self.device, PIN_MEMORY
         )
         self._verifier = verifier_of(self)
-        groups, names = self.kv_cache_config.kv_cache_groups, self.drafter._draft_attn_layer_names
-        i, own = next((i, group) for i, group in enumerate(groups) if not names.isdisjoint(group.layer_names))
-        self._deferred = DeferredTokens(own.kv_cache_spec.block_size, i)
+        groups = self.kv_cache_config.kv_cache_groups
+        self._deferred = DeferredTokens.of_layers(groups, self.drafter._draft_attn_layer_names)
 
     def open_mailbox(self) -> None:
         """Look for requests to exchange the head from now on, if ``EAGLE_DEPLOY`` names a folder for them."""
         self._mailbox = mailbox_of(self, self._logger)
 
-    @torch.inference_mode()
-    def capture_steps(self) -> None:
-        """Capture the functions of decode steps, where the device has graphs; the caches must be there."""
-        self._step = None  # frees the graphs that were there
-        self._step = captured_steps(self, self._logger)
-
     def choose_by_costs(self) -> None:
         """Let the policy choose the shapes from now on, if it is asked for; the caches must be there, unused."""
-        self._shapes = RoundShapes(choose_shapes(self, self._caps, self._policy_mode, self._logger))
+        chooser = choose_shapes(self, self._caps, self._policy_mode, self._logger)
+        self._shapes = RoundShapes(chooser, self._limits)
 
     def _update_states(self, scheduler_output: Any) -> Any:
         """Forget the trees of requests that leave the batch as well; this is called in steps without tokens too."""
@@ -133,8 +126,7 @@ class TreeModelRunner(GPUModelRunner):
         counts = np.array(prepared[1].num_draft_tokens, dtype=np.int64)
         prefix_lens = self.num_computed_tokens[: len(counts)]
         names = self.input_batch.req_ids
-        states = (self.requests[name] for name in names)
-        constrained = [i for i, one in enumerate(states) if one.sampling_params.structured_outputs is not None]
+        constrained = [i for i, name in enumerate(names) if has_grammar(self.requests[name])]
         placeholders, shape = 0, None
         if self.use_async_scheduling:
             masked = scheduler_output.pending_structured_output_tokens
@@ -148,33 +140,6 @@ class TreeModelRunner(GPUModelRunner):
         batch.put_trees(self.input_ids.gpu, self.positions)
         self._state = StepState(batch, constrained, placeholders, shape)
         return prepared
-
-    def _build_attention_metadata(self, *args: Any, **kwargs: Any) -> Any:
-        """Give the builders the rows of this step."""
-        state = self._state
-        rows = None if state is None else state.batch.rows()
-        builders = [group.get_metadata_builder() for groups in self.attn_groups for group in groups]
-        for builder in builders:
-            builder.rows = rows
-        try:
-            built = super()._build_attention_metadata(*args, **kwargs)
-        finally:
-            for builder in builders:
-                builder.rows = None
-        if state is not None:
-            state.layers = built[0]
-            if self._step is not None:
-                self._step.begin(state.batch, state.layers)
-        return built
-
-    def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the target by what was captured, if the rows of this step are trees of the caps."""
-        step, state = self._step, self._state
-        if step is not None and state is not None and kwargs.get("inputs_embeds") is None:
-            is_served = get_forward_context().attn_metadata is state.layers  # else the engine warms up, or we measure
-            if is_served and step.can_verify(state.batch):
-                return step.verify()
-        return super()._model_forward(*args, **kwargs)
 
     def _sample(self, logits: Tensor, spec_decode_metadata: Any) -> SamplerOutput:
         """Verify every request's tree; a request without drafts has a tree of one node."""
@@ -199,8 +164,8 @@ class TreeModelRunner(GPUModelRunner):
             self.input_batch.generators = generators
         if not self.use_async_scheduling:
             self._shapes.observe([len(tokens) for tokens in kept[3]])
-        elif self._state is not None and not len(self._state.batch.trees):  # else the host does not know them yet
-            self._shapes.observe((~self.discard_request_mask.np[: self._state.batch.b]).astype(int).tolist())
+        elif self._state is not None and not len(self._state.batch.trees):  # else the host does not know yet
+            self._shapes.observe([int(not one) for one in self._in_prompts(self._state)])
         return kept
 
     def propose_draft_token_ids(
@@ -260,10 +225,14 @@ class TreeModelRunner(GPUModelRunner):
 
     def _choose(self, state: StepState) -> Shape:
         """The shape of the drafts of this step; where the scheduler is ahead it chose among earlier wishes of ours."""
-        if self.discard_request_mask.np[: state.batch.b].all():  # requests that sample nothing yet
+        if self._in_prompts(state).all():
             return PLAIN
         self._wanted = self._shapes.choose(state.batch, self._deferred.rows_of_requests)
         return state.shape or self._wanted
+
+    def _in_prompts(self, state: StepState) -> np.ndarray:
+        """The requests [b] bool that sample nothing yet: a part of their prompt is left."""
+        return self.discard_request_mask.np[: state.batch.b]
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """End a step as the engine does; a scheduler that is ahead hears of the shape that we would draft now."""
@@ -274,7 +243,7 @@ class TreeModelRunner(GPUModelRunner):
 
     def _keep(self, state: StepState, drafts: Drafts) -> Tensor:
         """Keep drafts until the step that verifies them; returns their tokens [b, W - 1]."""
-        whole = not self.discard_request_mask.np[: state.batch.b].any()
+        whole = not self._in_prompts(state).any()
         step = self._step if self._step is not None and self._step.holds(drafts) else None
         is_borrowed, is_greedy = step is not None, drafts.proposals.tokens.shape[1] == 0
         sum_up = PathSums.__call__ if step is None else partial(step.path_sums, is_greedy)

@@ -34,7 +34,9 @@ def schedule_shape(original: Any, scheduler: Any, scheduler_output: Any) -> Any:
     """AROUND the end of scheduling a step ahead, which makes placeholders for the drafts of the step."""
     if (shape := getattr(scheduler, _SHAPE, None)) is not None:
         setattr(scheduler_output, _SHAPE, shape)
-        scheduler_output.num_spec_tokens_to_schedule = shape.width - 1
+        # vLLM's number is of the present batch, where a user limits drafts by its size: what is over is cut.
+        most = scheduler_output.num_spec_tokens_to_schedule
+        scheduler_output.num_spec_tokens_to_schedule = min(shape.width - 1, most)
     return original(scheduler, scheduler_output)
 
 

@@ -38,8 +38,10 @@ class _Step(NamedTuple):
 class RoundShapes:
     """Leads a `ShapeChooser` through the steps of a worker."""
 
-    def __init__(self, chooser: ShapeChooser) -> None:
-        self.chooser = chooser
+    def __init__(self, chooser: ShapeChooser, limits: Sequence[int] | None = None) -> None:
+        """limits: of `draft_limits`."""
+        self.chooser, self._limits = chooser, limits
+        self._within: dict[int, list[Shape]] = {}  # of the chooser's shapes those with at most so many drafts
         self._prefix_tokens = 0  # of the requests of the step
         self._drafted: ServedRound | None = None  # by the last step that drafted
         self._step: _Step | None = None  # until its results are told
@@ -58,7 +60,14 @@ class RoundShapes:
 
     def choose(self, batch: RoundBatch, deferred: int = 0) -> Shape:
         """The shape of the trees to draft for the requests of the step; deferred: tokens that the head has not read."""
-        return self.chooser.choose(batch.b, self._prefix_tokens, None, -(-deferred // batch.b))
+        caps, shapes, allowed = self.chooser.caps, self.chooser.shapes, None
+        if self._limits is not None and (most := self._limits[batch.b]) < caps.width - 1:
+            if shapes == (caps,):
+                return caps.within_drafts(most)
+            if most not in self._within:
+                self._within[most] = [shape for shape in shapes if shape.width - 1 <= most]
+            allowed = self._within[most]
+        return self.chooser.choose(batch.b, self._prefix_tokens, allowed, -(-deferred // batch.b))
 
     def begin(self, shape: Shape, batch: RoundBatch) -> None:
         """Note that the next round begins with its drafting."""

@@ -18,6 +18,11 @@ from eagle_plugin.vllm.batch import RoundBatch
 from eagle_plugin.vllm.grammar import with_parents
 
 
+def has_grammar(request: Any) -> bool:
+    """Whether a vLLM ``CachedRequestState`` is of a request with a grammar."""
+    return request.sampling_params.structured_outputs is not None
+
+
 @dataclass
 class StepState:
     """One step: the runner's `_prepare_inputs` makes it, and the engine's later calls of the runner fill it.

@@ -20,6 +20,7 @@ from eagle_plugin.runtime.preflight import can_check, refuse_targets_config
 from eagle_plugin.runtime.startup import engine_serves
 from eagle_plugin.runtime.synthetic import WARNING, source_of
 from eagle_plugin.vllm.compile_cache import set_compile_key
+from eagle_plugin.vllm.draft_limits import draft_limits, limits_above
 from eagle_plugin.vllm.gpu import unsupported_on_gpu
 from eagle_plugin.vllm.head_rules import check_head
 from eagle_plugin.vllm.masked_rows import configured_levels
@@ -72,6 +73,7 @@ def choose_worker(vllm_config: Any) -> None:
     policy_mode()
     check_folder()
     synthetic = synthetic_rates(speculative)
+    draft_limits(vllm_config)
     levels = configured_levels(speculative)
     trained = trained_depths(head) if levels.depth_is_free else None
     depth = trained or PARALLEL_LEVELS if levels.depth_is_free else None
@@ -81,7 +83,7 @@ def choose_worker(vllm_config: Any) -> None:
     except LeftToEngine as reason:
         _log_once(logging.WARNING, engine_serves(speculative.method, "vLLM", [str(reason)]))
         return
-    for warning in warnings:
+    for warning in [*warnings, *filter(None, [limits_above(vllm_config)])]:
         _log_once(logging.WARNING, f"eagle-plugin: {warning}")
     if can_check(target, head) and read_head(head).leftover_quantisation:
         speculative.draft_model_config.quantization = None  # its layers read the weights as they are stored
@@ -178,10 +180,6 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
         (parallel.data_parallel_size > 1, "--data-parallel-size: data parallelism inside one engine is not served yet"),
         (parallel.decode_context_parallel_size > 1, "--decode-context-parallel-size: it is not served yet"),
         (speculative.disable_padded_drafter_batch, "disable_padded_drafter_batch: trees are drafted in padded batches"),
-        (
-            bool(speculative.num_speculative_tokens_per_batch_size),
-            "num_speculative_tokens_per_batch_size: it belongs to vLLM's chains",
-        ),
         (
             speculative.rejection_sample_method not in ("standard", "synthetic"),
             f"rejection_sample_method {speculative.rejection_sample_method}: it belongs to vLLM's chains",

@@ -20,6 +20,13 @@ def test_what_a_shape_needs(shape: Shape, longest: int, slots: int, reach: int) 
     assert (shape.max_accept_length, shape.draft_slots, shape.reach) == (longest, slots, reach)
 
 
+def test_at_most_so_many_drafted_nodes() -> None:
+    caps = Shape(3, 4, 16)
+    found = [caps.within_drafts(most) for most in (20, 15, 14, 3, 2, 1, 0)]
+    assert found == [caps, caps, (3, 4, 15), (3, 3, 4), (2, 2, 3), (1, 1, 2), PLAIN]
+    assert all(shape.steps < shape.width <= shape.candidates + 1 for shape in found[:-1])
+
+
 def test_a_shape_reads_as_its_flags() -> None:
     assert str(CPU_SHAPE) == "2/4/8" and str(Shape.chain(2)) == "2/1/3"
 

@@ -191,3 +191,33 @@ def test_a_step_scheduled_ahead_is_observed_in_the_next_one(worker: Worker) -> N
     worker.schedule("ab", [0, 0], [1, 1], 66)
     assert not worker.shapes.waits
     assert worker.heard.tokens == [(0, 4), (0, 6), (0, 2)]
+
+
+class Counted(ShapeChooser):
+    """Notes what it may choose from."""
+
+    def __init__(self, shapes: list[Shape]) -> None:
+        super().__init__(CAPS, None, shapes)
+        self.allowed: list[Any] = []
+
+    def choose(self, b: int, prefix_tokens: int, allowed: Any = None, deferred: int = 0) -> Shape:
+        self.allowed.append(allowed)
+        return super().choose(b, prefix_tokens, allowed, deferred)
+
+
+def test_limits_by_the_size_of_the_batch() -> None:
+    """Any request may have 3 drafts alone, 1 beside another one, and none in a batch of three."""
+    limits, store = [0, 3, 1, 0], DraftStore()
+    batches = [
+        RoundBatch.read(np.zeros(b, int), np.ones(b, int), list("abc"[:b]), torch.zeros(b, dtype=torch.int64), store)
+        for b in (1, 2, 3, 2)
+    ]
+    chooser = Counted([PLAIN, SMALL, CAPS])
+    shapes = RoundShapes(chooser, limits)
+    for batch in batches:
+        shapes.choose(batch)
+    assert chooser.allowed == [None, [PLAIN, SMALL], [PLAIN], [PLAIN, SMALL]]
+    assert chooser.allowed[1] is chooser.allowed[3]  # the policy sees that they are the same
+    fixed = RoundShapes(ShapeChooser(CAPS, None), limits)
+    assert [fixed.choose(batch) for batch in batches] == [CAPS, SMALL, PLAIN, SMALL]
+    assert [RoundShapes(ShapeChooser(CAPS, None)).choose(batch) for batch in batches] == [CAPS] * 4

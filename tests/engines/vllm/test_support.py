@@ -19,9 +19,11 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.executor.abstract import Executor
 from vllm_configs import DEFAULTS, configure, needs
 
+from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.vllm import plugin, plugin_config, support
+from eagle_plugin.vllm.draft_limits import draft_limits
 from eagle_plugin.vllm.executor import TreeExecutor
 from eagle_plugin.vllm.masked_rows import mask_token
 
@@ -46,6 +48,23 @@ def test_a_plain_configuration_is_served(target: Path, head: Path, lines: list[s
     assert lines == []
     eager = configure(target, head, additional_config={"eagle_plugin": {"async_scheduling": True}})
     assert eager.scheduler_config.async_scheduling
+
+
+def test_limits_by_batch_size(target: Path, head: Path, lines: list[str]) -> None:
+    """vLLM's own number of drafted tokens by batch size limits the trees; what it names above them changes nothing."""
+    name = "num_speculative_tokens_per_batch_size"
+    made = configure(target, head, speculative={name: [[1, 2, 7], [4, 8, 2]]}, max_num_seqs=9)
+    assert plugin_config.is_served(made.speculative_config) and lines == []
+    limits = draft_limits(made)
+    assert limits is not None and limits[1:10] == [7, 7, 7, 2, 2, 2, 2, 2, 2]
+    assert draft_limits(configure(target, head)) is None
+    configure(target, head, speculative={name: [[1, 2, 9]]})
+    assert [line.partition(": ")[2] for line in lines] == [
+        f"{name} has 9 drafted tokens for 1 to 2 requests, num_speculative_tokens is 7: trees have at most 7 there too"
+    ]
+    for wrong in ([[4, 2, 1]], [], [[2, 3, 1]]):
+        with pytest.raises(UserError, match=rf"{name} is .*; wanted a list of \[first batch size, last batch size, "):
+            configure(target, head, speculative={name: wrong})
 
 
 def test_the_executor_of_a_worker_process_is_ours(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +179,6 @@ def test_a_p_eagle_head_of_another_class_is_unsupported(target: Path, tmp_path: 
         ("parallel_config", "prefill_context_parallel_size", 2, "--prefill-context-parallel-size"),
         ("parallel_config", "enable_expert_parallel", True, "--enable-expert-parallel"),
         ("parallel_config", "nnodes", 2, "--nnodes"),
-        ("speculative_config", "num_speculative_tokens_per_batch_size", [[1, 2, 3]], "_per_batch_size"),
         ("speculative_config", "use_heterogeneous_vocab", True, "use_heterogeneous_vocab"),
         ("speculative_config", "use_local_argmax_reduction", True, "use_local_argmax_reduction"),
     ],

@@ -1,0 +1,55 @@
+"""Runs the target over the rows of a step in vLLM, trees and prompts, by what was captured where it can."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from vllm.forward_context import get_forward_context
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from eagle_plugin.vllm.capture import captured_steps
+from eagle_plugin.vllm.decode_step import DecodeStep
+from eagle_plugin.vllm.step_state import StepState
+
+
+class TargetRunner(GPUModelRunner):
+    """vLLM's runner, whose attention sees the ancestors of each node; `_prepare_inputs` of a subclass sets the step."""
+
+    _logger: logging.Logger
+    _state: StepState | None = None  # of the step that was prepared last
+    _step: DecodeStep | None = None  # what was captured
+
+    @torch.inference_mode()
+    def capture_steps(self) -> None:
+        """Capture the functions of decode steps, where the device has graphs; the caches must be there."""
+        self._step = None  # frees the graphs that were there
+        self._step = captured_steps(self, self._logger)
+
+    def _build_attention_metadata(self, *args: Any, **kwargs: Any) -> Any:
+        """Give the builders the rows of this step."""
+        state = self._state
+        rows = None if state is None else state.batch.rows()
+        builders = [group.get_metadata_builder() for groups in self.attn_groups for group in groups]
+        for builder in builders:
+            builder.rows = rows
+        try:
+            built = super()._build_attention_metadata(*args, **kwargs)
+        finally:
+            for builder in builders:
+                builder.rows = None
+        if state is not None:
+            state.layers = built[0]
+            if self._step is not None:
+                self._step.begin(state.batch, state.layers)
+        return built
+
+    def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the target by what was captured, if the rows of this step are trees of the caps."""
+        step, state = self._step, self._state
+        if step is not None and state is not None and kwargs.get("inputs_embeds") is None:
+            is_served = get_forward_context().attn_metadata is state.layers  # else the engine warms up, or we measure
+            if is_served and step.can_verify(state.batch):
+                return step.verify()
+        return super()._model_forward(*args, **kwargs)
