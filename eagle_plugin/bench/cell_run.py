@@ -39,7 +39,7 @@ def identify(specs: Mapping[Any, ServerSpec], plan: Plan, **more: str) -> dict[s
         "engine": base.engine,
         "device": base.device,
         "target": str(base.target),
-        "servers": ", ".join(f"{name} {spec.head} {spec.shape} {spec.mode}" for name, spec in specs.items()),
+        "servers": ", ".join(f"{name} {spec.head} {spec.drafts} {spec.mode}" for name, spec in specs.items()),
         "threads": str(base.threads),
         "cache": str(base.max_total_tokens),
         "answers": answers,

@@ -70,7 +70,7 @@ def settings_of(specs: Mapping[Any, ServerSpec], busy: float) -> dict[str, Any]:
         "dtype": one.dtype,
         "device": one.device,
         "threads": one.threads or 0,
-        "shapes": {name: str(spec.shape) for name, spec in specs.items() if spec.mode != "plain"},
+        "shapes": {name: spec.drafts for name, spec in specs.items() if spec.mode != "plain"},
         "busy_percent": busy,
     }
 

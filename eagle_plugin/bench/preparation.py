@@ -43,12 +43,22 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("out"), help="folder of the report, the picture and logs/ (default: out)"
     )
+    parser.add_argument(
+        "--async",
+        action="store_true",
+        dest="is_async",
+        help="the plugin in vLLM with asynchronous scheduling, vLLM's default on a GPU; on a CPU stock vLLM has none",
+    )
 
 
 def base_spec(options: argparse.Namespace, target: Path, clients: int, cache_tokens: int) -> ServerSpec:
     """What all servers have in common, written as the plain one: sizes for so many clients, and the others' head."""
+    if options.is_async and options.engine != "vllm":
+        raise ValueError(
+            f"--async is an option of vLLM, found --engine {options.engine}: add --engine vllm, or drop it"
+        )
     plain = plain_spec(options.engine, target, options.device, options.threads, clients, cache_tokens)
-    return replace(plain, head=resolve_head(options.head, target))
+    return replace(plain, head=resolve_head(options.head, target), is_async=options.is_async)
 
 
 def plain_spec(

@@ -33,6 +33,7 @@ class ServerSpec:
     max_total_tokens: int = 16384  # of the cache; 0: as many as there is memory for
     max_running_requests: int = 8
     memory_fraction: float | None = 0.3  # of a GPU, for weights and cache; None: the engine's choice
+    is_async: bool = False  # of vLLM's plugin: asynchronous scheduling on a CPU too
     extra_flags: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     python: Path = Path(sys.executable)  # the interpreter of the environment in which the engine is installed
@@ -51,6 +52,11 @@ class ServerSpec:
     def alone(self) -> ServerSpec:
         """The same server where no other shares its GPU: the engine decides about memory. On a CPU nothing changes."""
         return self if self.device == "cpu" else replace(self, memory_fraction=None, max_total_tokens=0)
+
+    @property
+    def drafts(self) -> str:
+        """What it drafts, in reports: the shape, and whether its steps are scheduled ahead."""
+        return f"{self.shape}{' async' if self.is_async and self.mode == 'plugin' else ''}"
 
     @property
     def label(self) -> str:

@@ -46,7 +46,8 @@ def command(spec: ServerSpec, port: int) -> list[str]:
             f"wanted K/1/K+1, for example {Shape.chain(spec.shape.steps)}"
         )
     if spec.mode == "plugin":
-        options = {"depth": spec.shape.steps, "topk": spec.shape.topk}
+        options: dict[str, object] = {"depth": spec.shape.steps, "topk": spec.shape.topk}
+        options |= {"async_scheduling": True} if spec.is_async else {}
         flags["--additional-config"] = json.dumps({"eagle_plugin": options})
     args = [arg for flag, value in flags.items() for arg in (flag, str(value))]
     launch = [str(spec.python), "-m", "vllm.entrypoints.cli.main", "serve", str(spec.target)]

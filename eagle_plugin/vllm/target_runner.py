@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import torch
+from torch import Tensor
 from vllm.forward_context import get_forward_context
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -45,11 +46,18 @@ class TargetRunner(GPUModelRunner):
                 self._step.begin(state.batch, state.layers)
         return built
 
-    def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
+    def _model_forward(
+        self,
+        input_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        intermediate_tensors: Any = None,
+        inputs_embeds: Tensor | None = None,
+        **model_kwargs: Any,
+    ) -> Any:
         """Run the target by what was captured, if the rows of this step are trees of the caps."""
         step, state = self._step, self._state
-        if step is not None and state is not None and kwargs.get("inputs_embeds") is None:
+        if step is not None and state is not None and inputs_embeds is None:
             is_served = get_forward_context().attn_metadata is state.layers  # else the engine warms up, or we measure
             if is_served and step.can_verify(state.batch):
                 return step.verify()
-        return super()._model_forward(*args, **kwargs)
+        return super()._model_forward(input_ids, positions, intermediate_tensors, inputs_embeds, **model_kwargs)

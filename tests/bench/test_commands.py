@@ -100,8 +100,13 @@ def test_commands_serve_on_a_gpu_if_there_is_one(has_gpu, tmp_path, monkeypatch)
     found = serve.server_spec(serve.parse(["--plain"]), tmp_path)
     asked = serve.server_spec(serve.parse(["--plain", "--device", "cpu"]), tmp_path)
     assert (found.device, asked.device) == ("cuda" if has_gpu else "cpu", "cpu")
-    options = argparse.Namespace(engine="vllm", device=None, head=HEAD, threads=1)
-    assert base_spec(options, tmp_path, 4, 100).device == found.device
+    options = argparse.Namespace(engine="vllm", device=None, head=HEAD, threads=1, is_async=True)
+    base = base_spec(options, tmp_path, 4, 100)
+    assert base.device == found.device and base.drafts == str(base.shape)
+    assert replace(base, mode="plugin").drafts == f"{base.shape} async"
+    options.engine = "sglang"
+    with pytest.raises(ValueError, match="--async is an option of vLLM, found --engine sglang"):
+        base_spec(options, tmp_path, 4, 100)
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])

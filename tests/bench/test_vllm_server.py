@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -57,6 +58,9 @@ def test_the_plugin_adds_its_tree_to_the_builtin_command():
     tree = command(spec("plugin", Shape(2, 4, 8)), 1)
     assert json.loads(value_of(tree, "--speculative-config"))["num_speculative_tokens"] == 7
     assert json.loads(value_of(tree, "--additional-config")) == {"eagle_plugin": {"depth": 2, "topk": 4}}
+    ahead = command(replace(spec("plugin"), is_async=True), 1)
+    assert json.loads(value_of(ahead, "--additional-config"))["eagle_plugin"]["async_scheduling"] is True
+    assert command(replace(spec("builtin"), is_async=True), 1) == builtin
     assert child_environment(spec("plugin"), {"EAGLE_PLUGIN": "0"})["EAGLE_PLUGIN"] == "1"
     assert child_environment(spec("builtin"), {})["EAGLE_PLUGIN"] == "0"
 

@@ -154,7 +154,7 @@ class ToyRunner:
         tables = {name: slot_table(blocks[requests], BLOCK, longest) for name, blocks in BLOCKS.items()}
         slots = torch.zeros(0, dtype=torch.int64)
         layers = {name: TreeMetadata(batch.rows(), table, slots) for name, table in tables.items()}
-        runner._state = StepState(batch, [], layers)
+        runner._state = StepState(batch, [], layers=layers)
         if runner._step is not None:
             runner._step.begin(batch, layers)
 

@@ -104,9 +104,7 @@ def run(options: argparse.Namespace, steps: Steps) -> TraceReport:
         head=base.head.name,
         repeats=count,
         servers={
-            name: describe_server(
-                trace, windows[name], windows["plain"], None if spec.mode == "plain" else str(spec.shape)
-            )
+            name: describe_server(trace, windows[name], windows["plain"], None if spec.mode == "plain" else spec.drafts)
             for name, spec in specs.items()
         },
         best_fixed=best,

@@ -28,13 +28,14 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.worker import cpu_worker, gpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_input_batch import InputBatch
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput, GPUModelRunner
 
 from eagle_plugin.vllm.attention import TreeAttentionImpl, TreeMetadataBuilder
 from eagle_plugin.vllm.backend import TreeAttentionBackend
 from eagle_plugin.vllm.cpu_worker import TreeCPUModelRunner, TreeCPUWorker
 from eagle_plugin.vllm.drafter import TreeProposer
 from eagle_plugin.vllm.runner import TreeModelRunner
+from eagle_plugin.vllm.target_runner import TargetRunner
 from eagle_plugin.vllm.worker import TreeWorker
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -52,9 +53,9 @@ def test_overridden_methods_agree(name: str) -> None:
 
 def test_ours_come_before_those_of_a_cpu() -> None:
     """A method of ours calls the engine's for the device at hand: of a CPU, or of a GPU."""
-    assert TreeCPUModelRunner.__mro__[1:4] == (TreeModelRunner, CPUModelRunner, GPUModelRunner)
+    assert TreeCPUModelRunner.__mro__[1:5] == (TreeModelRunner, TargetRunner, CPUModelRunner, GPUModelRunner)
     assert TreeCPUWorker.__mro__[1:4] == (TreeWorker, cpu_worker.CPUWorker, gpu_worker.Worker)
-    assert TreeModelRunner.__mro__[1] is GPUModelRunner and TreeWorker.__mro__[1] is gpu_worker.Worker
+    assert TreeModelRunner.__mro__[1:3] == (TargetRunner, GPUModelRunner) and TreeWorker.__mro__[1] is gpu_worker.Worker
 
 
 def test_the_runner_calls_what_we_override() -> None:
@@ -92,6 +93,21 @@ def test_what_a_round_yielded_is_on_the_host_after_the_books() -> None:
     *_, books = returned(GPUModelRunner._bookkeeping_sync)
     assert books.strip("()").split(", ")[3] == "valid_sampled_token_ids"
     assert holds(Scheduler._preempt_request, "self.reset_preempted_req_ids.add(request.request_id)")
+
+
+def test_what_a_step_scheduled_ahead_yielded_is_read_in_the_next_one() -> None:
+    """vLLM reads the numbers of accepted tokens itself, before it samples, and forgets where they were after it."""
+    assert holds(GPUModelRunner._update_states, "valid_sampled_token_count = self._get_valid_sampled_token_count()")
+    step = ["self.execute_model_state = ExecuteModelState(", "deferred_state_corrections_fn()"]
+    assert in_order(GPUModelRunner.execute_model, step)
+    sample = ["self._sample(", "self.input_batch.prev_sampled_token_ids = None", "self._bookkeeping_sync("]
+    assert in_order(GPUModelRunner.sample_tokens, sample)
+    # It reads drafts at a stride of those that the last step gave, so that these are no fewer than placeholders.
+    assert holds(GPUModelRunner._prepare_input_ids, "start = prev_index * self.prev_num_spec_tokens")
+    assert holds(
+        GPUModelRunner._copy_draft_token_ids_to_cpu, "self.prev_num_spec_tokens = self._draft_token_ids.shape[1]"
+    )
+    assert holds(AsyncGPUModelRunnerOutput.get_output, "output = self._model_runner_output")
 
 
 def test_costs_are_measured_before_the_random_seed_is_set() -> None:

@@ -96,7 +96,7 @@ def test_a_step_of_the_gpus_runner(
     runner, n = step_runner(), sum(lens)
     prepared = None, SimpleNamespace(num_draft_tokens=counts)
     monkeypatch.setattr(GPUModelRunner, "_prepare_inputs", lambda *_: prepared)
-    scheduled = SimpleNamespace(pending_structured_output_tokens=False)
+    scheduled = SimpleNamespace(pending_structured_output_tokens=False, num_spec_tokens_to_schedule=SHAPE.width - 1)
     assert runner._prepare_inputs(scheduled, np.array(lens)) is prepared
     rows = runner._state.batch.rows()
     built = {"layer": TreeMetadata(rows, table(), torch.zeros(n, dtype=torch.int64, device=CUDA))}
@@ -134,6 +134,7 @@ def step_runner() -> Any:
         discard_request_mask=SimpleNamespace(gpu=nothing[:B] > 0, np=np.zeros(B, dtype=bool)),
         max_num_tokens=64,
         use_async_scheduling=True,
+        _caps=SHAPE,
         _copy_valid_sampled_token_count=lambda *_: None,
         _draft_params=KnownParams(),
         _draft_clock=SimpleNamespace(time=lambda _, call: call(), time_reading=lambda _, call: call()),

@@ -175,6 +175,7 @@ def test_unread_prompts_tell_no_scores(worker: Worker) -> None:
 
 def test_a_step_scheduled_ahead_is_observed_in_the_next_one(worker: Worker) -> None:
     """What trees yielded is known then, of a plain step at once."""
+    worker.shapes.observe([1, 1])
     worker.draft(worker.schedule("ab", [3, 3], [4, 4]), "ab")
     assert not worker.shapes.waits
     worker.heard.next = PLAIN
@@ -190,7 +191,7 @@ def test_a_step_scheduled_ahead_is_observed_in_the_next_one(worker: Worker) -> N
     worker.shapes.observe([1, 1])
     worker.schedule("ab", [0, 0], [1, 1], 66)
     assert not worker.shapes.waits
-    assert worker.heard.tokens == [(0, 4), (0, 6), (0, 2)]
+    assert worker.heard.tokens == [(48, 2), (0, 4), (0, 6), (0, 2)]
 
 
 class Counted(ShapeChooser):
