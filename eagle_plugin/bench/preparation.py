@@ -54,9 +54,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
 def base_spec(options: argparse.Namespace, target: Path, clients: int, cache_tokens: int) -> ServerSpec:
     """What all servers have in common, written as the plain one: sizes for so many clients, and the others' head."""
     if options.is_async and options.engine != "vllm":
-        raise ValueError(
-            f"--async is an option of vLLM, found --engine {options.engine}: add --engine vllm, or drop it"
-        )
+        raise ValueError(f"--async is of vLLM, found --engine {options.engine}: add --engine vllm, or leave it out")
     plain = plain_spec(options.engine, target, options.device, options.threads, clients, cache_tokens)
     return replace(plain, head=resolve_head(options.head, target), is_async=options.is_async)
 

@@ -105,7 +105,7 @@ def test_commands_serve_on_a_gpu_if_there_is_one(has_gpu, tmp_path, monkeypatch)
     assert base.device == found.device and base.drafts == str(base.shape)
     assert replace(base, mode="plugin").drafts == f"{base.shape} async"
     options.engine = "sglang"
-    with pytest.raises(ValueError, match="--async is an option of vLLM, found --engine sglang"):
+    with pytest.raises(ValueError, match="--async is of vLLM, found --engine sglang"):
         base_spec(options, tmp_path, 4, 100)
 
 
