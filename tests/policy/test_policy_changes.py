@@ -22,14 +22,15 @@ from eagle_plugin.policy.policy import Policy
 FOLLOWED = {1: (125, 1500), 32: (25, 100)}
 
 
+@pytest.mark.parametrize("late", [0, 2], ids=["at once", "scheduled ahead"])
 @pytest.mark.parametrize("follows", [False, True], ids=["sums stay", "sums follow"])
 @pytest.mark.parametrize("b", [1, 32])
 @pytest.mark.parametrize("free_rows", [1.5, 8], ids=["off when low", "shallow when low"])
-def test_acceptance_that_falls_and_rises_is_followed(free_rows: float, b: int, follows: bool) -> None:
+def test_acceptance_that_falls_and_rises_is_followed(free_rows: float, b: int, follows: bool, late: int) -> None:
     """free_rows are per request, so that the best shapes are the same at both batch sizes."""
     for seed in range(8):
         costs = device(free_rows * b, level=0.1)
-        policy, world = new_policy(costs), World(costs, HIGH, seed=seed, noise=0.03)
+        policy, world = new_policy(costs), World(costs, HIGH, seed=seed, noise=0.03, late=late)
         world.serve(policy, b, 600)
         high = policy.present
         for accepts, most in zip((LOW, HIGH), FOLLOWED[b], strict=True):
@@ -56,6 +57,18 @@ def test_without_probes_it_never_comes_back(monkeypatch: pytest.MonkeyPatch) -> 
     assert policy.present == PLAIN
     world.accepts = HIGH
     assert set(world.serve(policy, 32, 5000)) == {PLAIN}
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_load_that_rises_and_falls_is_followed(late: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 -> 64 -> 1 requests: as soon as a choice takes effect, the shape is one for the new load."""
+    compare_nothing(monkeypatch)
+    policy, world = new_policy(device(64)), World(device(64), HIGH, late=late)
+    for b in (1, 64, 1, 256, 1):
+        served = world.serve(policy, b, 30)
+        wanted = 0.95 * world.rate(world.best(policy.shapes, b), b)
+        assert world.rate(served[late], b) >= wanted
+        assert late == 0 or b == 1 or world.rate(served[0], b) < wanted  # the shape of the load before
 
 
 def test_when_the_batch_shrinks_it_drafts_at_once() -> None:

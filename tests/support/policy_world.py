@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
+from operator import methodcaller
 
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.policy.costs import CostModel, Costs, Curve, Forward
@@ -56,11 +58,16 @@ class World:
         seed: int = 0,
         noise: float = 0.0,
         slower: Callable[[Shape, int], float] = lambda shape, round_number: 1.0,
+        late: int = 0,
     ) -> None:
         """accepts: the chance that the target takes a node's first, second .. child; predicts: the head's estimate.
 
-        noise: standard deviation of the logarithm of a round's time; slower: what the tables do not know of times.
+        noise: standard deviation of the logarithm of a round's time; slower: what the tables do not know of times;
+        late: rounds after which a choice takes effect and a result is told, as where an engine schedules ahead.
         """
+        self.late = late
+        self._choices: deque[Shape] = deque()
+        self._told: deque[list[Callable[[Policy], None]]] = deque()
         self.costs = costs
         self.accepts, self.predicts = tuple(accepts), tuple(predicts or accepts)
         self.noise, self.slower = noise, slower
@@ -82,28 +89,37 @@ class World:
         """n rounds of b requests; returns the chosen shapes."""
         chosen = []
         for _ in range(n):
-            shape = policy.choose(b, keys)
+            self._choices.append(policy.choose(b, keys))
+            shape = self._choices[0]
+            if len(self._choices) > self.late:
+                self._choices.popleft()
             chosen.append(shape)
+            told: list[Callable[[Policy], None]] = []
             self.rounds += 1
             seconds = self.costs.round(shape, b, keys) * self.slower(shape, self.rounds)
             seconds *= math.exp(self.random.gauss(0, self.noise))
             # As the engines' adapters do: a time counts if the round before was of the same shape and batch.
             if self._last == (shape, b):
-                policy.observe_time(shape, b, keys, seconds)
+                told.append(methodcaller("observe_time", shape, b, keys, seconds))
             tokens = b
             # The first of every four rounds of one shape tells its path sums.
             self._same = self._same + 1 if self._last is not None and self._last[0] == shape else 0
             self._last = shape, b
             if shape != PLAIN and self._same % 4 == 0:
                 covered = [x for x in policy.shapes if x.steps <= shape.steps and x.topk <= shape.topk]
-                policy.observe_sums(shape, b, {x: tree_sums(x, self.predicts) for x in covered})
+                sums = {x: tree_sums(x, self.predicts) for x in covered}
+                told.append(methodcaller("observe_sums", shape, b, sums))
             if shape != PLAIN:
                 # Of the nodes of one depth at most one is accepted, and its parent with it: one draw per request.
                 draws = [self.random.random() for _ in range(b)]
                 reached = [sum(u < chance for u in draws) for chance in tree_sums(shape, self.accepts)]
-                policy.observe_accepted(shape, b, reached)
+                told.append(methodcaller("observe_accepted", shape, b, reached))
                 tokens += sum(reached)
             self.tokens, self.seconds = self.tokens + tokens, self.seconds + seconds
+            self._told.append(told)
+            if len(self._told) > self.late:
+                for tell in self._told.popleft():
+                    tell(policy)
         return chosen
 
     def rounds_until_good(self, policy: Policy, b: int, most: int) -> int:

@@ -189,9 +189,12 @@ class ReplayClock:
 
 
 @MATRIX  # it starts an engine of its own; test_decode_step.py proves that captured path sums are those of eager ones
-def test_the_policy_knows_what_replays_cost(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_policy_knows_what_replays_cost(
+    asynchronous: bool, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only what was captured is offered to it, and its path sums are replayed."""
-    with captured(models, asynchronous=False, policy="auto") as llm:
+    with captured(models, asynchronous=asynchronous, policy="auto") as llm:
         served = runner(llm)
         step, policy = served._step, served._shapes.chooser.policy
         assert policy.shapes == step.shapes == (PLAIN, served._caps)

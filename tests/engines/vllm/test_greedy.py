@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from vllm import LLM
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm_engines import (
     Rounds,
     accept_length,
@@ -33,6 +34,7 @@ from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.vllm import drafter
 from eagle_plugin.vllm.accepted_tokens import CacheGroup
 from eagle_plugin.vllm.deferred_extend import DeferredTokens
+from eagle_plugin.vllm.plugin import _MARK
 
 PROMPTS = make_prompts(56)
 LENGTH = 40  # tokens of an answer
@@ -230,6 +232,43 @@ def test_asynchronous_scheduling(policy: str, models: Models) -> None:
         else:
             assert len(drafted) > 10 and per_round < caps.width - 4
             assert accept_length(llm) > 1.2
+
+
+plan = AsyncScheduler._update_after_schedule
+
+
+class OwnScheduler(AsyncScheduler):
+    """A user's, which plans steps without a method that the plugin has wrapped."""
+
+    _update_after_schedule = getattr(plan, _MARK, plan)
+
+
+@pytest.mark.matrix
+def test_a_scheduler_of_the_users_own(models: Models) -> None:
+    """Theirs serves, and every round has the shape of the caps, for which it makes room."""
+    options: dict[str, Any] = {"depth": 3, "topk": 4, "nodes": 16, "plugin": {"async_scheduling": True}}
+    options |= {"policy": "random", "scheduler_cls": OwnScheduler}
+    with engine(models.target, models.heads["reduced"], **options) as llm:
+        assert type(core(llm).scheduler) is OwnScheduler
+        with drafted_shapes(llm) as drafted:
+            assert generate(llm, PROMPTS, max_tokens=LENGTH) == models.expected
+        assert drafted.keys() <= {Shape(3, 4, 16), PLAIN} and accept_length(llm) > 1.5
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_limits_by_the_size_of_the_batch(asynchronous: bool, models: Models) -> None:
+    limits = {"num_speculative_tokens_per_batch_size": [[1, 1, 15], [2, 4, 3], [5, 64, 0]]}
+    options: dict[str, Any] = {"depth": 3, "topk": 4, "nodes": 16, "plugin": {"async_scheduling": asynchronous}}
+    head = models.heads["reduced"]
+    speculative = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 15} | limits
+    with engine(models.target, head, **options, speculative_config=speculative) as llm:
+        found = []
+        for asked in (PROMPTS[:1], PROMPTS[:3], PROMPTS):
+            with drafted_shapes(llm) as drafted:
+                assert generate(llm, asked, max_tokens=LENGTH) == models.expected[: len(asked)]
+            found.append(drafted.most_common(1)[0][0])
+        assert found == [(3, 4, 16), (3, 3, 4), PLAIN]
 
 
 @pytest.mark.matrix

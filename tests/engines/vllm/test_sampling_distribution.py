@@ -38,6 +38,7 @@ SAMPLING: list[dict[str, Any]] = [
 ]
 GREEDY = {"temperature": 0.0}
 REQUESTS = 800  # a setting
+MANY = 4000
 VIEWS = 6
 LEAST_P = 1e-4 / (VIEWS * 2 * len(SAMPLING))  # right samplers fail one of these tests once in 10,000 runs
 
@@ -124,6 +125,32 @@ def test_vllms_own_chain_is_found_out(models: tuple[Path, Path], expected: list[
     assert (greedy == expected[-1]).all()
     found = p_values(drawn, expected[0])
     assert min(found.values()) < LEAST_P**2, found
+
+
+@pytest.fixture(scope="module")
+def many(models: tuple[Path, Path]) -> list[NDArray[np.int64]]:
+    """The same of some settings, of many requests."""
+    with engine(models[0], **OPTIONS) as plain:
+        return draw(plain, SAMPLING[::6], 2 * MANY)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("write", [write_models, write_peagle])
+@pytest.mark.parametrize("policy", ["fixed", "random"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_tree_rounds_keep_the_distribution(
+    asynchronous: bool, policy: str, write: Any, checkpoints: Path, many: list[NDArray[np.int64]]
+) -> None:
+    """Under load the policy hardly drafts: here trees are drafted whatever they cost."""
+    target, head = write(checkpoints)
+    plugin = {"async_scheduling": asynchronous}
+    with engine(target, head, **TREES, **OPTIONS, plugin=plugin, policy=policy) as llm:
+        acceptance = Acceptance(llm)
+        drawn = draw(llm, SAMPLING[::6], MANY)
+        assert acceptance.length > 1.3
+    for ours, theirs in zip(drawn, many, strict=True):
+        found = p_values(ours, theirs)
+        assert min(found.values()) > LEAST_P, found
 
 
 def test_async_scheduling_keeps_the_distribution(models: tuple[Path, Path], expected: list[NDArray[np.int64]]) -> None:
