@@ -150,7 +150,9 @@ def choose_shapes(runner: Any, caps: Shape, mode: str, logger: logging.Logger) -
         gather=gather_objects,
     )
     buffers = buffers_of(policy, runner.max_num_reqs, runner.device)
-    clock = time.perf_counter if ranks == 1 else None
-    # Scheduled ahead, the host prepares a step while a GPU runs the one before it; a CPU runs it in the host's call.
-    lag = int(runner.use_async_scheduling and runner.device.type == "cuda")
+    # Scheduled ahead, all ranks draft what the step says, and need not choose alike. The host prepares a step while a
+    # GPU runs the one before it; a CPU runs it in the host's call.
+    is_ahead = runner.use_async_scheduling
+    clock = time.perf_counter if ranks == 1 or is_ahead else None
+    lag = int(is_ahead and runner.device.type == "cuda")
     return ShapeChooser(caps, policy, clock=clock, buffers=buffers, learns_late=True, lag=lag)

@@ -198,10 +198,19 @@ def test_captured_steps_take_the_paths_of_the_first_rank(
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("options", [ASYNC, {"enforce_eager": False}], ids=["asynchronous", "compiled"])
-def test_other_ways_to_run(options: dict[str, Any], models: Models, expected: Spoken, two_ranks: None) -> None:
-    with engine(models.target, models.head, **TREES, **TWO_RANKS, **options) as served:
+def test_compiled_models(models: Models, expected: Spoken, two_ranks: None) -> None:
+    with engine(models.target, models.head, **TREES, **TWO_RANKS, enforce_eager=False) as served:
         assert speak(served) == expected
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("policy", ["random", "auto"])
+def test_asynchronous_scheduling(policy: str, models: Models, expected: Spoken, two_ranks: None) -> None:
+    """Each rank wishes for shapes of its own, by times of its own; all draft those of the steps."""
+    with engine(models.target, models.head, **TREES, **TWO_RANKS, **ASYNC | {"policy": policy}) as served:
+        assert speak(served) == expected
+        zero, one = in_ranks(served, rounds_by_shape)
+        assert zero == one and (policy == "auto" or len(zero) > 3)
 
 
 @pytest.mark.matrix
