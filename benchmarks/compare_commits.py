@@ -1,7 +1,9 @@
 """Compare the speed of the plugin of two checkouts, interleaved in one run.
 
 Both serve the same target and head with the same tree, each with the Python environment of its own checkout. The new
-checkout is the one of this file unless --new names another. For example:
+checkout is the one of this file unless --new names another. Half of the repeats are made after both servers were
+started anew in the other order: of two servers of the same code, one has been 4 % slower than the other for as long as
+they ran. For example:
 
     git worktree add ../base main~20 && make -C ../base env
     .venv-sglang/bin/python benchmarks/compare_commits.py --engine sglang --base ../base
@@ -12,8 +14,10 @@ from __future__ import annotations
 import argparse
 import datetime
 import itertools
+import math
 import os
 import re
+import statistics
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -32,7 +36,7 @@ from eagle_plugin.bench.measure import RepeatSeries, measure_interleaved
 from eagle_plugin.bench.outcome import exit_status
 from eagle_plugin.bench.outputs import write_json
 from eagle_plugin.bench.progress import Steps
-from eagle_plugin.bench.quartiles import Quartiles, quartiles, ratio_quartiles
+from eagle_plugin.bench.quartiles import Quartiles, quartiles
 from eagle_plugin.bench.questions import assign_rounds, read_questions
 from eagle_plugin.bench.servers import Server, ServerError
 from eagle_plugin.bench.spec import ServerSpec
@@ -81,8 +85,11 @@ class CommitComparison(BaseModel):
     shape: str
     base: Side
     new: Side
-    new_over_base: Quartiles = Field(description="ratio of tokens per second, per repeat")
-    ratios: list[float]
+    new_over_base: Quartiles = Field(
+        description="ratio of tokens per second: the geometric mean of a repeat after each order of starts"
+    )
+    ratios: list[float] = Field(description="of each repeat, those of the first order of starts first")
+    by_first_start: dict[str, float] = Field(description="median of the ratios, by the side that was started first")
     repeats: int
     same_responses: int = Field(description="measured answers with the same text on both sides")
     compared_responses: int
@@ -105,7 +112,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         text = "default: CHECKOUT/.venv-ENGINE/bin/python"
         parser.add_argument(f"--{side}-python", type=Path, metavar="PYTHON", help=text)
     parser.add_argument("--shape", type=parse_shape, metavar="S/K/N", help="tree (default: the engine's in the demo)")
-    parser.add_argument("--repeats", type=int, default=16, help="each asks 3 questions of both (default: 16)")
+    parser.add_argument(
+        "--repeats", type=int, default=16, help="each asks 3 questions of both; an even number (default: 16)"
+    )
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens per answer (default: 128)")
     parser.add_argument("--threads", type=int, help="OpenMP threads of every server")
     parser.add_argument("--quick", action="store_true", help="2 repeats of 32 tokens: a trial, not a result")
@@ -115,8 +124,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.quick:
         options.repeats, options.max_tokens = 2, 32
-    if options.repeats < 1:
-        parser.error(f"--repeats is {options.repeats}, wanted at least 1")
+    if options.repeats < 2 or options.repeats % 2:
+        parser.error(f"--repeats is {options.repeats}, wanted an even number of at least 2")
     options.threads = options.threads or ENGINES[options.engine].default_threads(usable_cores())
     return options
 
@@ -170,14 +179,20 @@ def compare(options: argparse.Namespace, steps: Steps) -> CommitComparison:
     repeats = list(itertools.islice(itertools.cycle(rounds), options.repeats))
     with tempfile.TemporaryDirectory() as hook:
         Path(hook, "sitecustomize.py").write_text(SITECUSTOMIZE)
-        specs = {side: side_spec(plugin, side, checkouts[side], pythons[side], Path(hook)) for side in SIDES}
-        with serving(specs, (options.out / "logs").resolve(), steps) as servers:
-            warm_up_all(servers, repeats[0], steps)
-            for side, server in servers.items():
-                check_sources(server, checkouts[side])
-            busy = busy_percent()
-            with steps.step("measuring") as step:
-                series = measure_interleaved(servers, repeats, Sampling(max_tokens=options.max_tokens), step.update)
+        half = options.repeats // 2
+        parts: list[Mapping[str, RepeatSeries]] = []
+        for order, part in ((SIDES, repeats[:half]), (SIDES[::-1], repeats[half:])):
+            specs = {side: side_spec(plugin, side, checkouts[side], pythons[side], Path(hook)) for side in order}
+            with serving(specs, (options.out / f"logs/{order[0]}-first").resolve(), steps) as servers:
+                warm_up_all(servers, part[0], steps)
+                for side, server in servers.items():
+                    check_sources(server, checkouts[side])
+                busy = busy_percent()
+                with steps.step(f"measuring, {order[0]} started first") as step:
+                    parts.append(
+                        measure_interleaved(servers, part, Sampling(max_tokens=options.max_tokens), step.update)
+                    )
+    series = {side: RepeatSeries(tuple(one for part in parts for one in part[side].repeats)) for side in SIDES}
     return report_of(options, plugin, series, busy)
 
 
@@ -193,6 +208,8 @@ def report_of(
         rates = quartiles(series[side].tokens_per_s)
         sides[side] = Side(commit=commit_of(checkout), tokens_per_s=rates, accept_length=round(length, 4))
     new, base = series["new"], series["base"]
+    ratios = [a / b for a, b in zip(new.tokens_per_s, base.tokens_per_s, strict=True)]
+    halves = ratios[: len(ratios) // 2], ratios[len(ratios) // 2 :]
     assert plugin.head is not None
     return CommitComparison(
         engine=plugin.engine,
@@ -201,8 +218,9 @@ def report_of(
         shape=str(plugin.shape),
         base=sides["base"],
         new=sides["new"],
-        new_over_base=ratio_quartiles(new.tokens_per_s, base.tokens_per_s),
-        ratios=[round(a / b, 4) for a, b in zip(new.tokens_per_s, base.tokens_per_s, strict=True)],
+        new_over_base=quartiles([math.sqrt(a * b) for a, b in zip(*halves, strict=True)]),
+        ratios=[round(ratio, 4) for ratio in ratios],
+        by_first_start={side: round(statistics.median(half), 4) for side, half in zip(SIDES, halves, strict=True)},
         repeats=len(new.repeats),
         same_responses=sum(a == b for a, b in zip(new.responses, base.responses, strict=True)),
         compared_responses=len(new.responses),
@@ -220,7 +238,8 @@ def comparison_table(report: CommitComparison) -> Table:
     ratio = report.new_over_base
     title = f"{report.target}, {report.engine}, eagle-plugin {report.shape}, bf16, {report.repeats} interleaved repeats"
     caption = (
-        f"new / base: {ratio.median:.3f} \\[{ratio.q1:.3f}-{ratio.q3:.3f}]; "
+        f"new / base: {ratio.median:.3f} \\[{ratio.q1:.3f}-{ratio.q3:.3f}] "
+        f"({', '.join(f'{side} started first: {found:.3f}' for side, found in report.by_first_start.items())}); "
         f"{report.same_responses} of {report.compared_responses} texts are the same"
     )
     table = Table("", "commit", r"tokens/s \[quartiles]", "accept length", title=title, caption=caption)

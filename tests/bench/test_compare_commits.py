@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -57,7 +58,7 @@ def arguments(checkouts, tmp_path, monkeypatch) -> list[str]:
     options = [arg for flag in ("target", "head") for arg in (f"--{flag}", str(tmp_path / flag))]
     options += [arg for side in checkouts for arg in (f"--{side}", str(checkouts[side]))]
     options += ["--base-python", sys.executable, "--new-python", sys.executable, "--out", str(tmp_path / "out")]
-    return [*options, "--max-tokens", "4", "--repeats", "3"]
+    return [*options, "--max-tokens", "4", "--repeats", "4"]
 
 
 def test_the_ratio_is_measured_and_written(compare_commits, arguments, checkouts, tmp_path, capsys):
@@ -69,9 +70,15 @@ def test_the_ratio_is_measured_and_written(compare_commits, arguments, checkouts
     document = json.loads((tmp_path / "out/compare-sglang.json").read_text())
     # Which side is the faster one, not by how much: a busy machine stretches the pauses.
     assert document["new_over_base"]["median"] > 1
-    assert document["new_over_base"]["median"] == pytest.approx(statistics.median(document["ratios"]), abs=1e-3)
-    assert document["repeats"] == len(document["ratios"]) == 3
-    assert document["same_responses"] == document["compared_responses"] == 9
+    ratios = document["ratios"]
+    means = [math.sqrt(a * b) for a, b in zip(ratios[:2], ratios[2:], strict=True)]
+    assert document["new_over_base"]["median"] == pytest.approx(statistics.median(means), abs=1e-3)
+    by_first = {"base": statistics.median(ratios[:2]), "new": statistics.median(ratios[2:])}
+    assert document["by_first_start"] == pytest.approx(by_first, abs=1e-3)
+    assert document["repeats"] == len(ratios) == 4
+    assert document["same_responses"] == document["compared_responses"] == 12
+    started = {folder.name: [log.name for log in folder.iterdir()] for folder in (tmp_path / "out/logs").iterdir()}
+    assert started.keys() == {"base-first", "new-first"} and {len(logs) for logs in started.values()} == {2}
     assert document["base"]["commit"] == "unknown" and document["new"]["commit"].endswith("-dirty")
     assert f"new / base: {document['new_over_base']['median']:.3f} [" in capsys.readouterr().out
 
