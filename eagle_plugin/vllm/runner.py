@@ -141,12 +141,17 @@ class TreeModelRunner(TargetRunner):
         self._state = StepState(batch, constrained, placeholders, shape)
         return prepared
 
+    def _get_valid_sampled_token_count(self) -> list[int]:
+        """As the engine reads them where it is a step ahead: the tokens that each request of the step before got."""
+        counts: list[int] = super()._get_valid_sampled_token_count()
+        if counts:
+            self._shapes.observe_step_before(counts)
+        return counts
+
     def _sample(self, logits: Tensor, spec_decode_metadata: Any) -> SamplerOutput:
         """Verify every request's tree; a request without drafts has a tree of one node."""
         state = self._sampled = self._state
         assert state is not None
-        if self._shapes.waits and (counts := self._get_valid_sampled_token_count()):  # vLLM has waited for them as well
-            self._shapes.observe_step_before(counts)
         self.input_batch.update_async_output_token_ids()
         metadata = self.input_batch.sampling_metadata
         requests = [self.requests[name] for name in self.input_batch.req_ids]

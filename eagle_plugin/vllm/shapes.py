@@ -86,13 +86,8 @@ class RoundShapes:
         step, self._step = self._step, None
         self._tell(step, counts)
 
-    @property
-    def waits(self) -> bool:
-        """Whether the chooser has not heard yet what the step before this one accepted."""
-        return self._step_before is not None
-
     def observe_step_before(self, counts: Sequence[int]) -> None:
-        """As `observe`, of the step before; counts are in the order of that step."""
+        """As `observe`, of the step before, if that was not observed yet; counts are in the order of that step."""
         step, self._step_before = self._step_before, None
         self._tell(step, counts)
 

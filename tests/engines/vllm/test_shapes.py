@@ -174,15 +174,16 @@ def test_unread_prompts_tell_no_scores(worker: Worker) -> None:
 
 
 def test_a_step_scheduled_ahead_is_observed_in_the_next_one(worker: Worker) -> None:
-    """What trees yielded is known then, of a plain step at once."""
+    """What trees yielded is known then, of a plain step at once; nothing is observed twice."""
     worker.shapes.observe([1, 1])
-    worker.draft(worker.schedule("ab", [3, 3], [4, 4]), "ab")
-    assert not worker.shapes.waits
+    first = worker.schedule("ab", [3, 3], [4, 4])
+    worker.shapes.observe_step_before([1, 1])
+    assert worker.heard.tokens == [(48, 2)]
+    worker.draft(first, "ab")
     worker.heard.next = PLAIN
     second = worker.schedule("ab", [3, 3], [4, 4], 60)
-    assert worker.shapes.waits
     worker.shapes.observe_step_before([3, 1])
-    assert not worker.shapes.waits and worker.calls()[-1] == ("observe", ServedRound(CAPS, 2, 50), [2, 0])
+    assert worker.calls()[-1] == ("observe", ServedRound(CAPS, 2, 50), [2, 0])
     worker.draft(second, "ab")
     third = worker.schedule("ab", [0, 0], [1, 1], 64)
     worker.shapes.observe_step_before([2, 4])
@@ -190,7 +191,7 @@ def test_a_step_scheduled_ahead_is_observed_in_the_next_one(worker: Worker) -> N
     worker.draft(third, "ab")
     worker.shapes.observe([1, 1])
     worker.schedule("ab", [0, 0], [1, 1], 66)
-    assert not worker.shapes.waits
+    worker.shapes.observe_step_before([1, 1])
     assert worker.heard.tokens == [(48, 2), (0, 4), (0, 6), (0, 2)]
 
 
