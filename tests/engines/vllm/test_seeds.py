@@ -15,7 +15,7 @@ from vllm_engines import chosen_by, engine, fixed_shapes
 
 from eagle_plugin.core.shape import PLAIN
 from eagle_plugin.policy.chooser import ShapeChooser
-from eagle_plugin.vllm import runner, verifier
+from eagle_plugin.vllm import sampling, verifier
 
 SETTINGS: list[dict[str, Any]] = [
     {"temperature": 1.0},
@@ -109,8 +109,8 @@ def responses_to_seeds(llm: LLM, seeds: range) -> list[list[int]]:
 
 def test_keys_without_seeds_are_noticed(plugin: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: the same requests with keys drawn anew in every round."""
-    unseeded = runner.request_keys
-    for module in (runner, verifier):
+    unseeded = sampling.request_keys
+    for module in (sampling, verifier):
         monkeypatch.setattr(module, "request_keys", lambda generators, b, device: unseeded({}, b, device))
     assert alone(plugin, SETTINGS[0]) != alone(plugin, SETTINGS[0])
 
