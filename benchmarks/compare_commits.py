@@ -2,8 +2,7 @@
 
 Both serve the same target and head with the same tree, each with the Python environment of its own checkout. The new
 checkout is the one of this file unless --new names another. Half of the repeats are made after both servers were
-started anew in the other order: of two servers of the same code, one has been 4 % slower than the other for as long as
-they ran. For example:
+started anew in the other order: of two servers of the same code one may be slower for as long as both run. For example:
 
     git worktree add ../base main~20 && make -C ../base env
     .venv-sglang/bin/python benchmarks/compare_commits.py --engine sglang --base ../base
@@ -179,7 +178,7 @@ def compare(options: argparse.Namespace, steps: Steps) -> CommitComparison:
     repeats = list(itertools.islice(itertools.cycle(rounds), options.repeats))
     with tempfile.TemporaryDirectory() as hook:
         Path(hook, "sitecustomize.py").write_text(SITECUSTOMIZE)
-        half = options.repeats // 2
+        half, busy = options.repeats // 2, 0.0
         parts: list[Mapping[str, RepeatSeries]] = []
         for order, part in ((SIDES, repeats[:half]), (SIDES[::-1], repeats[half:])):
             specs = {side: side_spec(plugin, side, checkouts[side], pythons[side], Path(hook)) for side in order}
@@ -187,7 +186,7 @@ def compare(options: argparse.Namespace, steps: Steps) -> CommitComparison:
                 warm_up_all(servers, part[0], steps)
                 for side, server in servers.items():
                     check_sources(server, checkouts[side])
-                busy = busy_percent()
+                busy = max(busy, busy_percent())
                 with steps.step(f"measuring, {order[0]} started first") as step:
                     parts.append(
                         measure_interleaved(servers, part, Sampling(max_tokens=options.max_tokens), step.update)

@@ -72,7 +72,3 @@ class Options:
                 "depth or topk"
             )
         return shape
-
-    def within_trained(self, shape: Shape, trained: int | None) -> Shape:
-        """The same caps with at most as many levels as the head was trained to draft in one forward; None: any."""
-        return shape.within_steps(trained)

@@ -87,7 +87,7 @@ def choose_worker(vllm_config: Any) -> None:
         _log_once(logging.WARNING, f"eagle-plugin: {warning}")
     if can_check(target, head) and read_head(head).leftover_quantisation:
         speculative.draft_model_config.quantization = None  # its layers read the weights as they are stored
-    shape = options.within_trained(shape, trained)
+    shape = shape.within_steps(trained)
     subject = subject_of(vllm_config, shape, levels)
     if reasons := failed_kernels(subject, _log_once):
         _log_once(logging.WARNING, engine_serves(speculative.method, "vLLM", reasons))

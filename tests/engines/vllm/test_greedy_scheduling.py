@@ -35,7 +35,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     ("asynchronous", "policy"),
     [
         pytest.param(False, "fixed", marks=MATRIX),
-        pytest.param(True, "fixed", marks=MATRIX),
+        (True, "fixed"),
         (True, "random"),
     ],
 )
@@ -45,7 +45,7 @@ def test_chunks_and_cut_trees(models: Models, asynchronous: bool, policy: str) -
     with engine(models.target, models.head, policy=policy, **TREES, plugin=plugin, max_num_batched_tokens=40) as llm:
         assert generate(llm, PROMPTS) == models.expected
         drafted = counters(llm)["vllm:spec_decode_num_draft_tokens"] / rounds(llm).count
-        assert drafted < TREES["nodes"] - 2  # trees were cut short
+        assert drafted < TREES["nodes"] - 2  # trees were cut short; at random shapes many are small
 
 
 def test_a_request_longer_than_the_head_serves(models: Models, tmp_path: Path) -> None:

@@ -80,9 +80,9 @@ def test_given_levels_of_one_forward() -> None:
         Options(depth=9, topk=2).shape(7, 9)
     with pytest.raises(OptionError, match=r"depth 10 and topk 8 make \(depth - 1\) \* topk 72, wanted at most 64"):
         Options(depth=10, topk=8).shape(31, 9)
-    assert Options().within_trained(Options().shape(15, 9), 2) == (2, 4, 16)
-    assert Options().within_trained(Options().shape(15, 9), None) == (9, 4, 16)
-    assert Options().within_trained(Options().shape(15, 9), 1) == (1, 4, 5)
+    assert Options().shape(15, 9).within_steps(2) == (2, 4, 16)
+    assert Options().shape(15, 9).within_steps(None) == (9, 4, 16)
+    assert Options().shape(15, 9).within_steps(1) == (1, 4, 5)
 
 
 def test_too_many_nodes() -> None:

@@ -105,7 +105,7 @@ def expected(models: tuple[Path, Path]) -> Expected:
 )
 def plugin(request: pytest.FixtureRequest, checkpoints: Path, expected: Expected) -> Iterator[LLM]:
     target, head = (write_peagle if request.param == "levels at once" else write_models)(checkpoints)
-    more = ASYNC if request.param == "asynchronous" else {"policy": "random"}
+    more = ASYNC | {"policy": "fixed"} if request.param == "asynchronous" else {"policy": "random"}
     with engine(target, head, **TREES, **OPTIONS, **more) as llm:
         yield llm
 
@@ -115,7 +115,7 @@ def test_greedy_text_is_that_of_plain_decoding(name: str, plugin: LLM, expected:
     acceptance = Acceptance(plugin)
     answers = ask(plugin, PROMPTS, [expected.settings[name]] * len(PROMPTS))
     assert endings(answers) == expected.generated[name]
-    assert acceptance.length > 1.15, "hardly a draft was accepted"
+    assert acceptance.length > 1.2, "hardly a draft was accepted"
 
 
 def test_all_settings_in_one_batch(plugin: LLM, expected: Expected) -> None:
