@@ -49,12 +49,13 @@ class HeadLevels(NamedTuple):
     ) -> LevelSource | TopM:
         """Where a draft takes its levels from: a source level by level, or the lists of all levels [b, D, M].
 
-        lengths [b] int64 is L of each request; top_m is how many tokens to list per level.
+        lengths [b] int64 is L of each request; top_m is how many tokens to list per level. The lists of `state` may
+        have more levels or tokens.
         """
         if self.mask is None:
             return RecurrentLevels(shape, state, lengths, top_m, forward)
-        if state.top.logp.dim() == 3:
-            return state.top
+        if state.top.logp.dim() == 3:  # perhaps more levels than this draft has
+            return TopM(*(values[:, : shape.steps].contiguous() for values in state.top))
         root = TopM(*(values[:, None, :top_m] for values in state.top))
         masked = self.masked_rows(shape)
         if masked is None:

@@ -9,18 +9,33 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
+
+from eagle_plugin.core.shape import PLAIN, Levels, Shape
+from eagle_plugin.policy.costs import Costs, Curve, Forward
 
 PASSES = 4
 LONG = 1024  # tokens of long prefixes, at most
 LONG_BATCH = 4  # requests with long prefixes, at most
+SHORTEST = 1e-6  # seconds, where noise hides what a level takes
 MUCH_FASTER = 1.5  # a round now, over the one that kept costs tell: the machine was busy when they were measured
 
 Key = TypeVar("Key", bound=Hashable)
 Cell = TypeVar("Cell")
 Result = TypeVar("Result")
+
+
+Round = tuple[int, Shape, int]  # requests, shape, tokens of each prefix
+
+
+class Phases(NamedTuple):
+    """Seconds of the phases of one round."""
+
+    draft: float
+    target: float  # the target's forward and the walk
+    extend: float
 
 
 class ReferenceTimes(Generic[Key]):
@@ -95,6 +110,32 @@ def is_much_faster(runs: Sequence[tuple[float, Callable[[], float]]]) -> bool:
     """
     found = [min(run() for _ in range(PASSES)) for _, run in runs]
     return any(now * MUCH_FASTER < kept for (kept, _), now in zip(runs, found, strict=True))
+
+
+def costs_of(rounds: Mapping[Round, Phases], levels: Levels) -> Costs:
+    """The costs of rounds from those of some shapes and batch sizes, over prefixes of one length.
+
+    What a draft of one level takes, without a forward of the head, counts as fixed; so some round must have one level.
+    """
+    target, level, extend = [], [], []
+    first: dict[int, float] = {}  # by requests: of a draft of one level
+    for (b, shape, _), phases in rounds.items():
+        if shape.steps == 1:
+            first[b] = min(phases.draft, first.get(b, phases.draft))
+    for (b, shape, _), phases in rounds.items():
+        target.append((b * shape.width, phases.target))
+        if shape != PLAIN:
+            extend.append((b * shape.max_accept_length, phases.extend))
+        if shape.steps > 1:
+            rows, forwards = levels.forwards(shape)
+            level.append((b * rows, max(phases.draft - first[b], SHORTEST) / forwards))
+    return Costs(
+        Forward(Curve.of(target)),
+        Forward(Curve.of(level or extend)),
+        Forward(Curve.of(extend)),
+        min(first.values()),
+        levels,
+    )
 
 
 def slope(long: float, short: float, prefix_tokens: int) -> float:

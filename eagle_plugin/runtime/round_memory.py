@@ -56,11 +56,9 @@ class RoundMemory(StaticMemory):
         nodes = width or self._caps.width
         return self.view_fields("tree", DraftTree, padded_b, nodes)
 
-    def accepted(self, padded_b: int) -> Accepted:
-        """The accepted paths of trees of the caps."""
-        index, tokens = (
-            self.view(f"accepted.{name}", padded_b, self._caps.max_accept_length) for name in ("index", "tokens")
-        )
+    def accepted(self, padded_b: int, longest: int) -> Accepted:
+        """The accepted paths of trees with at most so many nodes on a path, the root included."""
+        index, tokens = (self.view(f"accepted.{name}", padded_b, longest) for name in ("index", "tokens"))
         return Accepted(index, self.view("accepted.lengths", padded_b), tokens)
 
     def state(self, padded_b: int, top_m: int | None = None) -> HeadState:

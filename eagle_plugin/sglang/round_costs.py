@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from sglang.srt.runtime_context import get_parallel
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from eagle_plugin.core.shape import PLAIN, Levels, Shape
 from eagle_plugin.policy.chooser import ShapeChooser, buffers_of
-from eagle_plugin.policy.costs import Costs, Curve, Forward
+from eagle_plugin.policy.costs import Costs
 from eagle_plugin.policy.log import without_policy
 from eagle_plugin.policy.shapes import shapes_within
 from eagle_plugin.runtime import cost_files
@@ -23,7 +23,10 @@ from eagle_plugin.runtime.policy_start import start_policy
 from eagle_plugin.runtime.round_costs import (
     LONG,
     LONG_BATCH,
+    Phases,
     ReferenceTimes,
+    Round,
+    costs_of,
     is_much_faster,
     measure,
     per_key_and_row,
@@ -38,7 +41,6 @@ from eagle_plugin.sglang.ranks import gather_objects, in_any_rank, rank_logger
 
 BUDGET_SECONDS = 10.0  # larger batches are left out when it is spent
 SHORT_PREFIX = 32
-SHORTEST = 1e-6  # seconds, where noise hides what a level takes
 
 logger = logging.getLogger("eagle_plugin")
 
@@ -85,15 +87,6 @@ def _key(worker: Any) -> dict[str, Any]:
     )
 
 
-class Phases(NamedTuple):
-    """Seconds of the phases of one round."""
-
-    draft: float
-    target: float  # the target's forward and the walk
-    extend: float
-
-
-Cell = tuple[int, Shape, int]  # a round's requests, shape, and tokens of each prefix
 Batch = tuple[int, int, Sequence[Shape]]  # requests, tokens of each prefix, shapes of their rounds
 
 
@@ -111,13 +104,14 @@ class CostMeasurement:
         """Rounds of 1, 2, 4 .. requests, plain ones among them; and of a few with long prefixes."""
         self._phases(1, self._caps, SHORT_PREFIX)  # the first run of anything is slow
         with self._requests(1, SHORT_PREFIX):
-            timed: ReferenceTimes[tuple[Cell, str]] = ReferenceTimes(lambda: self._small_round())
+            timed: ReferenceTimes[tuple[Round, str]] = ReferenceTimes(lambda: self._small_round())
         found = measure(
             timed, list(self._batches()), self._run, lambda batch: batch[0] == 1, in_any_rank, BUDGET_SECONDS
         )
         cells = dict.fromkeys(cell for cell, _ in found)
         times = {cell: Phases(*(found[cell, name] for name in Phases._fields)) for cell in cells}
-        return self._with_context(times, self._of_short_prefixes(times))
+        short = {cell: phases for cell, phases in times.items() if cell[2] == SHORT_PREFIX}
+        return self._with_context(times, costs_of(short, self._levels))
 
     def _batches(self) -> Iterator[Batch]:
         shapes, long = self._shapes(), self._long_batch()
@@ -145,37 +139,14 @@ class CostMeasurement:
         runs = [partial(lambda shape: sum(self._phases(1, shape, SHORT_PREFIX)), shape) for shape in shapes]
         return is_much_faster(list(zip(kept, runs, strict=True)))
 
-    def _run(self, batch: Batch) -> Iterator[dict[tuple[Cell, str], float]]:
+    def _run(self, batch: Batch) -> Iterator[dict[tuple[Round, str], float]]:
         b, prefix, shapes = batch
         with self._requests(b, prefix) as one_round:
             for shape in shapes:
                 phases = one_round(shape)._asdict()
                 yield {((b, shape, prefix), name): seconds for name, seconds in phases.items()}
 
-    def _of_short_prefixes(self, times: dict[Cell, Phases]) -> Costs:
-        target, level, extend = [], [], []
-        first: dict[int, float] = {}  # by requests: of a draft of one level, without a forward of the head
-        for (b, shape, prefix), phases in times.items():
-            if prefix == SHORT_PREFIX and shape.steps == 1:
-                first[b] = min(phases.draft, first.get(b, phases.draft))
-        for (b, shape, prefix), phases in times.items():
-            if prefix != SHORT_PREFIX:
-                continue
-            target.append((b * shape.width, phases.target))
-            if shape != PLAIN:
-                extend.append((b * shape.max_accept_length, phases.extend))
-            if shape.steps > 1:
-                rows, forwards = self._levels.forwards(shape)
-                level.append((b * rows, max(phases.draft - first[b], SHORTEST) / forwards))
-        return Costs(
-            Forward(Curve.of(target)),
-            Forward(Curve.of(level or extend)),
-            Forward(Curve.of(extend)),
-            min(first.values()),
-            self._levels,
-        )
-
-    def _with_context(self, times: dict[Cell, Phases], costs: Costs) -> Costs:
+    def _with_context(self, times: dict[Round, Phases], costs: Costs) -> Costs:
         """The slopes over the tokens of the prefixes, where those of long ones were measured."""
         b = self._long_batch()
         prefix = self._long_prefix(b)

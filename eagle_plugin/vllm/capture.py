@@ -12,13 +12,16 @@ from torch import Tensor
 from vllm.distributed.parallel_state import graph_capture
 from vllm.model_executor.layers.attention.attention import unified_attention_with_output
 
+from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime import graph_emulator
 from eagle_plugin.runtime.capturing import MAX_ROWS, capturer_for, emulated, left_out_without_memory, powers_of_two
 from eagle_plugin.vllm.attention import ExtendRows, Rows
-from eagle_plugin.vllm.decode_step import DecodeStep, TargetForward, side_by_side
+from eagle_plugin.vllm.decode_step import DecodeStep, side_by_side
 from eagle_plugin.vllm.dummy_batches import forward, layer_metadata, places_of, target_states
 from eagle_plugin.vllm.graph_modes import is_compiled
 from eagle_plugin.vllm.ranks import in_any_rank
+from eagle_plugin.vllm.step_functions import TargetForward
 
 
 def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
@@ -51,8 +54,17 @@ def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
         graph_emulator.install()
     step = new_step(runner)
     with capturer_for(step, kind, logger, graph_capture(runner.device), transparent=attention) as capturer:
-        step.capture(capturer, sizes, around, with_sums=runner._policy_mode == "auto")
+        step.capture(capturer, _shapes(runner), sizes, around, with_sums=runner._policy_mode == "auto")
     return step
+
+
+def _shapes(runner: Any) -> list[Shape]:
+    """The shapes of rounds that get graphs: those that a policy chooses from, or those that there are without one."""
+    caps: Shape = runner._caps
+    if runner._policy_mode != "fixed":
+        return captured_shapes(caps, runner.drafter.levels.kind)
+    limited = sorted(caps.within_drafts(most) for most in set(runner._limits or []))
+    return list(dict.fromkeys([PLAIN, *limited, caps]))
 
 
 def _unserved(runner: Any, kind: str) -> str:

@@ -4,6 +4,7 @@ request."""
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.sampling import SamplingParams
@@ -40,16 +42,17 @@ class GraphTest:
         self.longest = 0  # of the accepted paths
 
     def run(self) -> list[str]:
-        """One sentence per thing that differs, of every captured batch size, greedy and sampled.
+        """One sentence per thing that differs, of every captured shape and batch size, greedy and sampled.
 
         Captures took what memory was left, so that the test makes nothing of the size of the logits. A batch for which
         it runs out of memory all the same is `LeftOut`.
         """
-        keys = [(padded_b, is_greedy) for padded_b in self._step.sizes() for is_greedy in (True, False)]
+        shapes = [shape for shape in self._step.shapes if shape != PLAIN]
+        keys = list(product(self._step.sizes(), shapes, (True, False)))
         return differences_of_batches((_name(*key), partial(self._differences, *key)) for key in keys)
 
-    def _differences(self, padded_b: int, is_greedy: bool) -> list[str]:
-        compare = Comparison(_name(padded_b, is_greedy), self._runner.dtype)
+    def _differences(self, padded_b: int, shape: Shape, is_greedy: bool) -> list[str]:
+        compare = Comparison(_name(padded_b, shape, is_greedy), self._runner.dtype)
         caps, step = self._caps, self._step
         longest = min(LONGEST, self._runner.max_model_len - 2 * caps.reach)
         # One place stays empty, where a smaller graph would not take the batch.
@@ -71,36 +74,36 @@ class GraphTest:
         state = HeadState(TopM(first, tokens), hidden)
         params, keys = self._draws(b, is_greedy)
         step.begin(self._batch(b, lengths, None), layers)
-        trees = DraftBatch(caps, lengths, head_table, params, keys, None)
+        trees = DraftBatch(shape, lengths, head_table, params, keys, None)
         drafts = step.draft_tree(trees, roots, state).clone()
-        again: Drafts = step._function("draft", padded_b, is_greedy)().first(b)
+        again: Drafts = step._function(("draft", padded_b, shape, is_greedy))().first(b)
         exact = self._same_floats(drafts.scores, again.scores)
         compare.trees(drafts.tree, again.tree, exact)
 
         # verify
         batch = self._batch(b, lengths, drafts)
         step.begin(batch, layers)
-        if step.can_verify(batch):
+        if step.can_verify():
             self._verify(compare, batch, padded_b)
 
         # walk
-        logits = self._with_likely_drafts(drafts.tree, memory.logits(b))
-        windows = self._windows(layers, lengths)
+        logits = self._with_likely_drafts(drafts.tree, memory.logits(b, shape.width))
+        windows = self._windows(layers, lengths, shape.width)
         accepted, _ = step.walk(batch, logits, params, keys)
         accepted = Accepted(*(values.clone() for values in accepted))
         moved = [rows[slots].clone() for rows, slots, _ in windows]
         for rows, slots, before in windows:
             rows[slots] = before
-        repeated, _ = step._function("walk", padded_b, is_greedy)()
+        repeated, _ = step._function(("walk", padded_b, shape, is_greedy))()
         compare.accepted(accepted, Accepted(*(values[:b] for values in repeated)))
         compare.moved("walk", moved, [rows[slots] for rows, slots, _ in windows])
         self.longest = max(self.longest, int(accepted.lengths.max()))
 
         # extend
-        found = step.extend(accepted, [self._floats(memory.features(b))], is_greedy)
+        found = step.extend(accepted, [self._floats(memory.features(b, shape.width))], is_greedy)
         state, new_lengths, new_roots = found
         kept, *places = tree_map(torch.clone, (state, new_lengths, new_roots))
-        step._function("extend", padded_b, is_greedy)()
+        step._function(("extend", padded_b, shape, is_greedy))()
         compare.head(kept, state)
         for name, x, y in zip(("lengths", "roots"), places, (new_lengths, new_roots), strict=True):
             compare.equal("extend", name, x, y)
@@ -108,11 +111,12 @@ class GraphTest:
 
     def _verify(self, compare: Comparison, batch: RoundBatch, padded_b: int) -> None:
         """The target over the trees of a step, whose tokens and positions are where the engine puts them."""
-        runner, n = self._runner, batch.b * self._caps.width
+        runner, n = self._runner, batch.b * batch.width
         runner.input_ids.gpu[:n] = batch.drafts.tree.tokens.view(-1).int()
         batch.put_trees(runner.input_ids.gpu, runner.positions)
         found = [x[:n].clone() for x in tree_leaves(self._step.verify())]
-        for x, y in zip(found, tree_leaves(self._step._function("verify", padded_b, None)()), strict=True):
+        again = self._step._function(("verify", padded_b, batch.width, None))()
+        for x, y in zip(found, tree_leaves(again), strict=True):
             compare.rows("verify", "states of the target", x, y[:n])
 
     def _same_floats(self, found: Tensor | None, wanted: Tensor | None) -> bool:
@@ -124,15 +128,15 @@ class GraphTest:
         counts = np.zeros(b, dtype=np.int64)
         if drafts is not None:
             store.put(names, drafts)
-            counts += self._caps.width - 1
+            counts += drafts.shape.width - 1
         return RoundBatch.read(counts, counts + 1, names, lengths, store)
 
-    def _windows(self, layers: Any, lengths: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+    def _windows(self, layers: Any, lengths: Tensor, width: int) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Keys of one layer per group, the slots [b, W] of the nodes, and the random keys that are in them now."""
         found, context = [], self._runner.compilation_config.static_forward_context
         for group in self._runner._verifier.groups:
             rows = cache_rows(context[group.layer].kv_cache).keys
-            positions = lengths[:, None] + torch.arange(self._caps.width, device=self._device)
+            positions = lengths[:, None] + torch.arange(width, device=self._device)
             slots = layers[group.layer].slot_table.gather(1, positions).long()
             before = self._floats(rows[slots])
             rows[slots] = before
@@ -168,5 +172,5 @@ class GraphTest:
         return torch.randint(0, 2**31, (), generator=self._generator)
 
 
-def _name(padded_b: int, is_greedy: bool) -> str:
-    return f"graphs of {padded_b} requests, {'greedy' if is_greedy else 'sampled'}"
+def _name(padded_b: int, shape: Shape, is_greedy: bool) -> str:
+    return f"graphs of {padded_b} requests, {shape}, {'greedy' if is_greedy else 'sampled'}"

@@ -208,7 +208,7 @@ class TreeModelRunner(TargetRunner):
             return self._keep(state, root_drafts(batch.b, self.device))
         self._read_deferred(self.input_batch.req_ids)
         step = self._step
-        if step is not None and step.can_extend(batch, accepted, shape, greedy):
+        if step is not None and step.can_extend(accepted, shape, greedy):
             root = self._draft_clock.time_reading(shape, partial(step.extend, accepted, parts, greedy))
         else:
             extend = ExtendBatch.after(batch, without_spare_places(accepted), next_tokens, ids, positions)
@@ -216,7 +216,8 @@ class TreeModelRunner(TargetRunner):
                 self.drafter.read_deferred(extend.deferred(side_by_side(parts), slot_table))
                 self._shapes.begin(shape, batch)
                 return self._keep(state, root_drafts(batch.b, self.device))
-            read = partial(self.drafter.extend, extend, side_by_side(parts), slot_table, shape, greedy)
+            widest = shape if step is None else self._caps  # as captured drafts of any shape read them
+            read = partial(self.drafter.extend, extend, side_by_side(parts), slot_table, widest, greedy)
             root = Root(self._draft_clock.time_reading(shape, read), extend.lengths, next_tokens.long())
         self._shapes.begin(shape, batch)
         # A grammar begins where the reasoning ends, which the scheduler looks for along one path.
@@ -251,7 +252,7 @@ class TreeModelRunner(TargetRunner):
         whole = not self._in_prompts(state).any()
         step = self._step if self._step is not None and self._step.holds(drafts) else None
         is_borrowed, is_greedy = step is not None, drafts.proposals.tokens.shape[1] == 0
-        sum_up = PathSums.__call__ if step is None else partial(step.path_sums, is_greedy)
+        sum_up = PathSums.__call__ if step is None else partial(step.path_sums, drafts.shape, is_greedy)
         self._shapes.launched(state.batch, drafts, whole, sum_up)
         self._store.put(self.input_batch.req_ids, drafts, is_borrowed)
         if not self._has_reasoner:

@@ -43,12 +43,11 @@ class StepMemory(RoundMemory):
         self.allocate_fields("sampling", self._greedy)
         for name, values in like.drafts.proposals._asdict().items():
             self.allocate_rows(f"proposals.{name}", most, values)
-        self.put_fields("tree", DraftTree.padding(self.view("roots", most), caps.width))
+        self._most = most
 
-    @property
-    def top_dims(self) -> int:
-        """Dimensions of the lists that the head leaves: 3 where it lists all levels as it reads."""
-        return self._like.state.top.logp.dim()
+    def put_no_trees(self, width: int) -> None:
+        """Put trees of a root alone."""
+        self.put_fields("tree", DraftTree.padding(self.view("roots", self._most), width))
 
     # What the functions read of the padded batch.
 
@@ -56,22 +55,28 @@ class StepMemory(RoundMemory):
         """The slots of this layer's cache, [padded_b, columns] int32."""
         return self.view(self._tables[layer], padded_b, self._columns)
 
-    def drafts(self, padded_b: int, is_greedy: bool) -> Drafts:
-        """The trees; greedy ones have no proposals."""
-        tree = self.tree(padded_b)
+    def drafts(self, padded_b: int, shape: Shape, is_greedy: bool) -> Drafts:
+        """The trees, all of this shape; greedy ones have no proposals."""
+        tree = self.tree(padded_b, shape.width)
         if is_greedy:
-            return Drafts(tree, Proposals.none(padded_b, tree.tokens.device), self._caps)
-        shape = self.proposal_shape(is_greedy)
-        return Drafts(tree, self.view_fields("proposals", Proposals, padded_b, *shape), self._caps)
+            return Drafts(tree, Proposals.none(padded_b, tree.tokens.device), shape)
+        sizes = self.proposal_shape(shape, is_greedy)
+        return Drafts(tree, self.view_fields("proposals", Proposals, padded_b, *sizes), shape)
 
-    def proposal_shape(self, is_greedy: bool) -> torch.Size:
-        """Rows and tokens of the proposals of a request."""
-        return torch.Size([0, 0]) if is_greedy else self._like.drafts.proposals.tokens.shape[1:]
+    def proposal_shape(self, shape: Shape, is_greedy: bool) -> torch.Size:
+        """Rows and tokens of the proposals of a request, in a tree of this shape."""
+        tokens = self._like.drafts.proposals.tokens.shape[2]
+        return torch.Size([0, 0] if is_greedy else [1 + shape.draft_slots, tokens])
 
     def root(self, padded_b: int, is_greedy: bool) -> Root:
-        """What the head left."""
-        top_m = min(top_m_of(self._caps, is_greedy), self._like.state.top.logp.shape[-1])
-        return Root(self.state(padded_b, top_m), self.view("lengths", padded_b), self.view("roots", padded_b))
+        """What the head left, for a draft of any shape."""
+        state = self.state(padded_b, self.list_shape(is_greedy)[-1])
+        return Root(state, self.view("lengths", padded_b), self.view("roots", padded_b))
+
+    def list_shape(self, is_greedy: bool) -> torch.Size:
+        """Of the lists that the head leaves for a request: tokens, after levels where it lists all as it reads."""
+        *levels, most = self._like.state.top.logp.shape[1:]
+        return torch.Size([*levels, min(top_m_of(self._caps, is_greedy), most)])
 
     def draws(self, padded_b: int, is_greedy: bool) -> tuple[SamplingParams, Tensor | None]:
         """How tokens are drawn, and the keys."""
@@ -91,11 +96,14 @@ class StepMemory(RoundMemory):
     def put_trees(self, tree: DraftTree, padded_b: int) -> None:
         """Put trees that were not drafted in this memory.
 
-        What is left in the padding may name proposals of an earlier step, which those of this one need not have.
+        The padding gets roots alone: what trees of another width left there are no trees of this one.
         """
         self.put_fields("tree", tree)
-        if padded_b > len(tree.draws):
-            self.view("tree.draws", padded_b, self._caps.width)[len(tree.draws) :] = -1
+        b, width = tree.tokens.shape
+        if padded_b > b:
+            padding = DraftTree.padding(self.view("roots", padded_b)[b:], width)
+            for name, values in padding._asdict().items():
+                self.view(f"tree.{name}", padded_b, width)[b:] = values
 
     def put_root(self, root: Root, padded_b: int) -> None:
         """Put what the head left."""

@@ -54,10 +54,10 @@ class TargetRunner(GPUModelRunner):
         inputs_embeds: Tensor | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Run the target by what was captured, if the rows of this step are trees of the caps."""
+        """Run the target by what was captured, if the rows of this step are trees of one captured shape."""
         step, state = self._step, self._state
         if step is not None and state is not None and inputs_embeds is None:
             is_served = get_forward_context().attn_metadata is state.layers  # else the engine warms up, or we measure
-            if is_served and step.can_verify(state.batch):
+            if is_served and step.can_verify():
                 return step.verify()
         return super()._model_forward(input_ids, positions, intermediate_tensors, inputs_embeds, **model_kwargs)

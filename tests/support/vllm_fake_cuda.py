@@ -30,9 +30,10 @@ BATCHES = {
 }
 
 
-def read(counts: list[int], lens: list[int]) -> RoundBatch:
+def read(counts: list[int], lens: list[int], shape: Shape = SHAPE) -> RoundBatch:
     store = DraftStore()
-    store.put(NAMES, Drafts.plain(torch.zeros(B, dtype=torch.int64, device=CUDA), SHAPE.width))
+    drafts = Drafts.plain(torch.zeros(B, dtype=torch.int64, device=CUDA), shape.width)
+    store.put(NAMES, drafts._replace(shape=shape))
     prefixes = torch.full((B,), 9, device=CUDA)
     return RoundBatch.read(np.array(counts), np.array(lens), NAMES, prefixes, store)
 

@@ -81,6 +81,7 @@ class ToyRunner:
         ranks = RankAgreement(SimpleNamespace(world_size=1), REQUESTS, SHAPE.max_accept_length, CPU)
         linear: Any = SimpleNamespace(commit=lambda *_: None)
         vars(runner).update(
+            _caps=SHAPE,
             device=CPU,
             drafter=head,
             discard_request_mask=SimpleNamespace(gpu=None, np=np.zeros(REQUESTS, dtype=bool)),
@@ -118,10 +119,17 @@ class ToyRunner:
         found: list[tuple[Drafts, int]] = [self.runner._store._found[str(i)] for i in requests]
         return Drafts.concatenate([drafts.take(torch.tensor([i])) for drafts, i in found])
 
+    def widths(self, requests: list[int]) -> list[int]:
+        """Nodes of the trees that these requests verify next."""
+        return [self.runner._store._found[str(i)][0].shape.width for i in requests]
+
     def step(self, requests: list[int], logits: Tensor, features: Tensor, metadata: Any) -> dict[str, Tensor]:
-        """One step of some requests; features [b * W, 3 * H] and logits [b * W, V]. What it leaves, in own memory."""
-        runner, b = self.runner, len(requests)
-        self._plan(requests, [SHAPE.width - 1] * b, [SHAPE.width] * b)
+        """One step of some requests; features [n, 3 * H] and logits [n, V] of the nodes of all trees.
+
+        What it leaves, in own memory.
+        """
+        runner, widths = self.runner, self.widths(requests)
+        self._plan(requests, [width - 1 for width in widths], widths)
         runner.input_batch.sampling_metadata = metadata
         output = runner._sample(logits, None)
         assert runner._state is not None and runner._state.accepted is not None
@@ -132,9 +140,17 @@ class ToyRunner:
             "sampled": output.sampled_token_ids,
             "drafted": drafted,
             **{f"tree.{name}": x.clone() for name, x in self.drafts(requests).tree._asdict().items()},
-            "head's cache": self.head.cache[1:].clone(),
-            "target's cache": self.cache[1:].clone(),
+            "head's cache": self._committed("head", self.head.cache),
+            "target's cache": self._committed("target", self.cache),
         }
+
+    def _committed(self, name: str, cache: Tensor) -> Tensor:
+        """The rows of a cache that the requests' tokens have."""
+        rows = [
+            cache[blocks.long()].transpose(1, 2).flatten(0, 1)[:length]
+            for blocks, length in zip(BLOCKS[name], self.lengths.tolist(), strict=False)
+        ]
+        return torch.cat(rows)
 
     def _plan(self, requests: list[int], counts: list[int], lens: list[int]) -> None:
         runner, names, prefixes = self.runner, [str(i) for i in requests], self.lengths[requests]

@@ -7,7 +7,7 @@ that batches are padded to a captured size and trees wait for a later step. Faul
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,10 +18,12 @@ from torch import Tensor
 from vllm_sampling_metadata import sampling_metadata
 from vllm_toy import BLOCK, BLOCKS_EACH, DRAFT_V, REQUESTS, SHAPE, H, Head, ToyRunner, V
 
+from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.policy.chooser import ServedRound, ShapeChooser, buffers_of
 from eagle_plugin.policy.costs import CostModel
 from eagle_plugin.policy.policy import Policy
+from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime.graph_emulator import CaptureError, EmulatedCapturer, recording_launches
 from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
 from eagle_plugin.runtime.round import Drafts, HeadState, TopM
@@ -34,6 +36,7 @@ from eagle_plugin.vllm.step_memory import StepMemory
 
 SIZES = [1, 2, 4, 8]
 STEPS = 6
+SHAPES = captured_shapes(SHAPE)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,12 +59,16 @@ class Case:
         step: type[DecodeStep] = DecodeStep,
         sizes: list[int] = SIZES,
         eager: type[Head] = Head,
+        shapes: Sequence[Shape] = (SHAPE,),
+        others: Sequence[Shape] = (),
     ) -> None:
+        """shapes: captured ones, of which steps draft any; others: the same, without graphs."""
         self.captured, self.eager = ToyRunner(head(), step), ToyRunner(eager(), None)
         made = self.captured.runner._step
         assert made is not None
         self.graphs = made
-        made.capture(EmulatedCapturer(), sizes, lambda *_: contextlib.nullcontext())
+        made.capture(EmulatedCapturer(), [PLAIN, *shapes], sizes, lambda *_: contextlib.nullcontext())
+        self.drawn = [*shapes, *others]
         self.lengths: list[int] = []  # that were accepted
 
     def differing(self, seeds: range) -> set[str]:
@@ -77,20 +84,24 @@ class Case:
         m = SHAPE.topk if greedy else DRAFT_V
         top = TopM(logp[:, :m].contiguous(), tokens[:, :m].contiguous())
         state, roots = HeadState(top, torch.randn(b, H, generator=g)), torch.randint(0, V, (b,), generator=g)
+        self.captured.head.cache.copy_(self.eager.head.cache)  # what was written after a request's tokens may differ
+        self.captured.cache.copy_(self.eager.cache)
         for runner in (self.captured, self.eager):
             runner.start(lengths, state, roots, metadata(b, greedy))
         for _ in range(STEPS):
             some = torch.randperm(b, generator=g)[: int(torch.randint(1, b + 1, (), generator=g))].tolist()
-            tree = self.eager.drafts(some).tree
-            logits, n = torch.randn(len(some), SHAPE.width, V, generator=g), SHAPE.width
-            for i in range(len(some)):  # the target likes what was drafted
-                for node in range(1, n):
-                    logits[i, max(int(tree.parents[i, node]), 0), tree.tokens[i, node]] += 4
-            features = torch.randn(len(some) * n, 3 * H, generator=g)
+            tree, widths = self.eager.drafts(some).tree, self.eager.widths(some)
+            logits = [torch.randn(width, V, generator=g) for width in widths]
+            for i, width in enumerate(widths):  # the target likes what was drafted
+                for node in range(1, width):
+                    logits[i][max(int(tree.parents[i, node]), 0), tree.tokens[i, node]] += 4
+            features = torch.randn(sum(widths), 3 * H, generator=g)
+            shape = self.drawn[int(torch.randint(0, len(self.drawn), (), generator=g))]
             found = []
             for runner in (self.captured, self.eager):
                 torch.manual_seed(seed)
-                found.append(runner.step(some, logits.view(-1, V), features, metadata(len(some), greedy)))
+                runner.runner._shapes.choose = lambda *_, shape=shape: shape  # type: ignore[method-assign]
+                found.append(runner.step(some, torch.cat(logits), features, metadata(len(some), greedy)))
             ours, wanted = found
             self.lengths += wanted["accepted.lengths"].tolist()
             different = {name for name, x in wanted.items() if not same(ours[name], x)}
@@ -133,6 +144,16 @@ def test_every_captured_function_equals_eager() -> None:
     assert max(case.lengths) > 2 and min(case.lengths) == 1
 
 
+def test_steps_of_several_shapes() -> None:
+    """Each step drafts another one, captured or not; requests that missed a step verify an older one than others."""
+    shapes = SHAPES[1:]
+    case = Case(shapes=shapes, others=[Shape(2, 3, 6)])
+    assert len(case.graphs.functions) == len(SIZES) * 2 * 3 * len(shapes)
+    assert not case.differing(range(40))
+    assert 40 < case.graphs.functions.replays < 40 * (1 + 3 * STEPS)
+    assert max(case.lengths) > 2 and min(case.lengths) == 1
+
+
 class Parallel(Head):
     """A P-EAGLE head, which lists all levels as it reads the accepted tokens."""
 
@@ -148,7 +169,7 @@ class Misplaced(Parallel):
 
 def test_captured_path_sums_are_those_of_eager_ones() -> None:
     case, found = Case(), []
-    case.graphs.capture(EmulatedCapturer(), SIZES, lambda *_: contextlib.nullcontext(), with_sums=True)
+    case.graphs.capture(EmulatedCapturer(), SHAPES, SIZES, lambda *_: contextlib.nullcontext(), with_sums=True)
     for one in (case.captured, case.eager):
         policy = Policy(SHAPE, CostModel(device(64)), case.graphs.shapes)
         chooser, sums = ShapeChooser(SHAPE, policy, buffers=buffers_of(policy, REQUESTS, "cpu")), list[Tensor]()
@@ -174,6 +195,11 @@ def test_levels_that_the_head_lists_as_it_reads() -> None:
     assert case.graphs.functions.replays == 60 * 3 * STEPS  # the first trees have a forward of their own
     assert max(case.lengths) > 2 and min(case.lengths) == 1
     assert Case(Misplaced, eager=Parallel).differing(range(12))
+
+
+def test_levels_of_several_shapes() -> None:
+    """A narrower tree takes a part of what the head listed for the caps."""
+    assert not Case(Parallel, eager=Parallel, shapes=SHAPES[1:], others=[Shape(2, 3, 6)]).differing(range(40))
 
 
 def test_a_batch_beyond_the_captured_sizes_runs_eagerly() -> None:
@@ -211,20 +237,20 @@ class Stale(DecodeStep):
         self.longest = max(batch.host_lens)
         super().begin(batch, layers)
 
-    def _walk(self, padded_b: int, is_greedy: bool) -> tuple[Accepted, Tensor]:
-        accepted, tokens = super()._walk(padded_b, is_greedy)
+    def _walk(self, padded_b: int, shape: Shape, is_greedy: bool) -> tuple[Accepted, Tensor]:
+        accepted, tokens = super()._walk(padded_b, shape, is_greedy)
         return accepted, tokens + (1 - min(self.longest, 1))
 
 
 class Escaped(DecodeStep):
     """A function reads another one's inner memory, which the graph gives to others after its replay."""
 
-    def _walk(self, padded_b: int, is_greedy: bool) -> tuple[Accepted, Tensor]:
+    def _walk(self, padded_b: int, shape: Shape, is_greedy: bool) -> tuple[Accepted, Tensor]:
         self.inner = self._memory.view("prefix_lens", padded_b) * 1
-        return super()._walk(padded_b, is_greedy)
+        return super()._walk(padded_b, shape, is_greedy)
 
-    def _extend(self, padded_b: int, is_greedy: bool) -> None:
-        super()._extend(padded_b, is_greedy)
+    def _extend(self, padded_b: int, shape: Shape, is_greedy: bool) -> None:
+        super()._extend(padded_b, shape, is_greedy)
         self._memory.root(padded_b, is_greedy).state.hidden.add_((self.inner > 2**40)[:, None].float())
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from fake_cuda import CUDA, FakeLibrary, all_on_cuda, require_cuda
 from vllm_fake_cuda import (
-    BATCHES,
     BLOCK,
     HIDDEN,
     SHAPE,
@@ -25,14 +24,16 @@ from vllm_fake_cuda import (
 )
 
 from eagle_plugin.core.verify import Accepted
+from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
 from eagle_plugin.runtime.ranks import RankAgreement
 from eagle_plugin.runtime.round import HeadState, TopM
 from eagle_plugin.vllm.accepted_tokens import CacheGroup
 from eagle_plugin.vllm.attention import TreeMetadata
-from eagle_plugin.vllm.decode_step import DecodeStep, TargetForward
+from eagle_plugin.vllm.decode_step import DecodeStep
 from eagle_plugin.vllm.drafter import DraftBatch
 from eagle_plugin.vllm.sampling import sampling_params
+from eagle_plugin.vllm.step_functions import TargetForward
 
 
 def target_attention(layers: dict[str, TreeMetadata], tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -51,7 +52,10 @@ def target_attention(layers: dict[str, TreeMetadata], tokens: torch.Tensor, posi
 @pytest.mark.parametrize("parallel", [False, True], ids=["levels one by one", "all levels at once"])
 @pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])
 def test_captured_functions(library: FakeLibrary, greedy: bool, parallel: bool) -> None:
-    """What is captured, and what is copied into its memory and out of it; three requests are padded to four."""
+    """What is captured, and what is copied into its memory and out of it; three requests are padded to four.
+
+    Each shape is verified once, and another one drafted then.
+    """
     head, zeros = Head(), torch.zeros(B, dtype=torch.int64, device=CUDA)
     head._draft_attn_layer_names = {"layer"}
     if parallel:
@@ -63,20 +67,26 @@ def test_captured_functions(library: FakeLibrary, greedy: bool, parallel: bool) 
     step = DecodeStep(head, [CacheGroup("layer", caches())], SHAPE, target, 100, {"layer": 0}, ranks, forward)
     # As a graph that runs nothing: what the function of the capture returned.
     capturer: Any = SimpleNamespace(capture=lambda function: (SimpleNamespace(replay=lambda: None), function()))
-    step.capture(capturer, [4], lambda *_: contextlib.nullcontext())
-    batch, slots = read(*BATCHES["trees alone"]), torch.zeros(B * SHAPE.width, dtype=torch.int64, device=CUDA)
-    step.begin(batch, {"layer": TreeMetadata(batch.rows(), table(), slots)})
-    assert step.can_verify(batch) and all_on_cuda(step.verify())
+    step.capture(capturer, captured_shapes(SHAPE), [4], lambda *_: contextlib.nullcontext())
     params, keys = sampling_params(metadata(greedy), None, B, VOCABULARY, CUDA), None if greedy else zeros
-    accepted, tokens = step.walk(batch, torch.zeros(len(slots), VOCABULARY, device=CUDA), params, keys)
-    root = step.extend(
-        Accepted(*(x.clone() for x in accepted)), [torch.zeros(len(slots), HIDDEN, device=CUDA)] * 3, greedy
-    )
-    trees = DraftBatch(SHAPE, root.lengths, table(), params, keys, None)
-    assert step.can_draft(trees, root.state)
-    assert root.state.top.logp.dim() == (3 if parallel else 2)
-    drafts = step.draft_tree(trees, root.tokens, root.state)
-    assert all_on_cuda(tokens, *accepted, *drafts.tree, *drafts.proposals) and len(tokens) == B
-    own = drafts.clone()
-    assert step.holds(drafts) and not step.holds(own)
-    step.draft_tree(trees, zeros, HeadState(TopM(*(x.clone() for x in root.state.top)), root.state.hidden.clone()))
+    shapes = captured_shapes(SHAPE)[1:]
+    for verified, drafted in zip(shapes, reversed(shapes), strict=True):
+        counts = [verified.width - 1] * B
+        batch = read(counts, [verified.width] * B, verified)
+        slots = torch.zeros(B * verified.width, dtype=torch.int64, device=CUDA)
+        step.begin(batch, {"layer": TreeMetadata(batch.rows(), table(), slots)})
+        assert step.can_verify() and all_on_cuda(step.verify())
+        accepted, tokens = step.walk(batch, torch.zeros(len(slots), VOCABULARY, device=CUDA), params, keys)
+        paths = Accepted(*(x.clone() for x in accepted))
+        assert step.can_extend(paths, drafted, greedy)
+        root = step.extend(paths, [torch.zeros(len(slots), HIDDEN, device=CUDA)] * 3, greedy)
+        trees = DraftBatch(drafted, root.lengths, table(), params, keys, None)
+        assert step.can_draft(trees, root.state)
+        assert root.state.top.logp.dim() == (3 if parallel else 2)
+        drafts = step.draft_tree(trees, root.tokens, root.state)
+        assert drafts.tree.tokens.shape == (B, drafted.width)
+        assert all_on_cuda(tokens, *accepted, *drafts.tree, *drafts.proposals) and len(tokens) == B
+        own = drafts.clone()
+        assert step.holds(drafts) and not step.holds(own)
+        own_state = HeadState(TopM(*(x.clone() for x in root.state.top)), root.state.hidden.clone())
+        step.draft_tree(trees, zeros, own_state)

@@ -19,8 +19,9 @@ from vllm import LLM
 from vllm_engines import counters, engine, generate, rounds, runner
 from vllm_greedy import make_prompts, write_heads, write_target
 
-from eagle_plugin.core.shape import PLAIN
+from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.policy.costs import Curve
+from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime import round_costs
 from eagle_plugin.runtime.captured_rounds import FunctionKey
 from eagle_plugin.runtime.graph_emulator import recording_launches
@@ -109,6 +110,30 @@ def test_greedy_text_by_replays(models: Models, head: str, asynchronous: bool) -
         assert served.tokens > 1.3 * served.count
 
 
+@pytest.mark.parametrize(
+    ("head", "asynchronous"),
+    [("reduced", True), pytest.param("peagle", True, marks=MATRIX), pytest.param("reduced", False, marks=MATRIX)],
+)
+def test_text_by_replays_of_several_shapes(models: Models, head: str, asynchronous: bool) -> None:
+    """Each step drafts trees of another shape: of the captured ones, and of one that has no graphs."""
+    with captured(models, head, asynchronous, policy="random") as llm:
+        step, run, replayed = runner(llm)._step, runner(llm)._step.functions.run, Counter[tuple[str, Any]]()
+        several = captured_shapes(runner(llm)._caps, runner(llm).drafter.levels.kind)
+        assert list(step.shapes) == several and len(several) == 6
+        runner(llm)._shapes.chooser._shapes = [*several, Shape(2, 3, 6)]
+
+        def count(key: FunctionKey, function: Any) -> Any:
+            replayed[key[0], key[2]] += key in step.functions
+            return run(key, function)
+
+        step.functions.run = count
+        for _ in range(3):
+            assert generate(llm, PROMPTS) == models.expected
+        for shape in several[1:]:
+            assert replayed["verify", shape.width] and replayed["walk", shape] and replayed["extend", shape]
+            assert replayed["draft", shape]
+
+
 def test_whatever_the_scheduler_does(models: Models) -> None:
     """Chunks of prompts, cut trees, and a cache too small for all requests, between steps that are replayed."""
     prompts = [*PROMPTS, *make_prompts(8, longest=150, seed=9)]
@@ -164,9 +189,10 @@ def test_requests_of_every_kind(models: Models) -> None:
 
 
 class ReplayClock:
-    """Time passes only in the target's forwards that are not replayed, and in replays."""
+    """Time passes only in the target's forwards that are not replayed, and in replays, by their rows."""
 
-    SECONDS: ClassVar = {"verify": 2.0, "walk": 1.0, "extend": 0.5, "draft": 0.25}
+    FIRST = 1 / 64  # of a draft of one level
+    PER_ROW: ClassVar = {"verify": 1 / 8, "walk": 1 / 16, "extend": 1 / 4, "draft": 1 / 2}
 
     def __init__(self, served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -177,12 +203,18 @@ class ReplayClock:
             return forward(*given, **named)
 
         def timed(key: Any, function: Any) -> Any:
-            self.now += self.SECONDS[key[0]] * key[1] if key in served._step.functions else 64.0
+            self.now += self.seconds(*key[:3]) if key in served._step.functions else 64.0
             return replay(key, function)
 
         monkeypatch.setattr(served, "_model_forward", slow_forward)
         monkeypatch.setattr(served._step.functions, "run", timed)
         monkeypatch.setattr(round_costs, "time", SimpleNamespace(thread_time=self.read, perf_counter=self.read))
+
+    def seconds(self, phase: str, padded_b: int, of: Any) -> float:
+        if phase == "draft":
+            return self.FIRST + self.PER_ROW[phase] * padded_b * of.draft_slots
+        rows = {"verify": lambda: of, "walk": lambda: of.width, "extend": lambda: of.max_accept_length}[phase]()
+        return self.PER_ROW[phase] * padded_b * rows
 
     def read(self) -> float:
         return self.now
@@ -197,8 +229,10 @@ def test_the_policy_knows_what_replays_cost(
     with captured(models, asynchronous=asynchronous, policy="auto") as llm:
         served = runner(llm)
         step, policy = served._step, served._shapes.chooser.policy
-        assert policy.shapes == step.shapes == (PLAIN, served._caps)
-        assert len(step.functions) == 4 * (1 + 2 * 4)
+        several = captured_shapes(served._caps)
+        assert list(policy.shapes) == list(step.shapes) == several and served._caps in several
+        trees, widths = several[1:], {shape.width for shape in several[1:]}
+        assert len(step.functions) == 4 * (len(widths) + 2 * 4 * len(trees))
         replays = step.functions.replays
         sums = Counter[str]()
         run = step.functions.run
@@ -210,9 +244,9 @@ def test_the_policy_knows_what_replays_cost(
         ReplayClock(served, monkeypatch)
         with torch.inference_mode():
             costs = captured_costs.measure(served, served._caps, budget=math.inf)
-        width, topk, longest = served._caps.width, served._caps.topk, served._caps.max_accept_length
         assert costs.plain is not None and costs.plain.curve == Curve((1, 2, 4, 8), (16.0,) * 4)
-        assert costs.target.curve == Curve(tuple(b * width for b in (1, 2, 4, 8)), (3.0, 6.0, 12.0, 24.0))
-        assert costs.extend.curve == Curve(tuple(b * longest for b in (1, 2, 4, 8)), (0.5, 1.0, 2.0, 4.0))
-        assert costs.level.curve == Curve(tuple(b * topk for b in (1, 2, 4, 8)), (0.125, 0.25, 0.5, 1.0))
-        assert costs.round(served._caps, 4, 0) == 12 + 2 + 1 and costs.round(PLAIN, 4, 0) == 16
+        assert costs.fixed == ReplayClock.FIRST and costs.round(PLAIN, 4, 0) == 16 + costs.fixed
+        for b in (1, 2, 4, 8):
+            for shape in trees:
+                rows = 3 / 16 * shape.width + shape.max_accept_length / 4 + shape.draft_slots / 2
+                assert costs.round(shape, b, 0) == costs.fixed + b * rows
