@@ -97,7 +97,6 @@ class PolicyTimes(Strict):
     """One engine."""
 
     shape: str
-    scheduled_ahead: bool = Field(description="whether the host works while the device does")
     scenarios: dict[str, PolicyScenario]
     repeats: int
     rounds: int
@@ -173,7 +172,6 @@ def measure_policies(
         )
     return PolicyTimes(
         shape=str(shape),
-        scheduled_ahead=engine == "sglang",
         scenarios=reports,
         repeats=repeats,
         rounds=rounds,
@@ -206,7 +204,7 @@ def _of_fixed(of: dict[str, list[list[Round]]]) -> dict[str, Quartiles]:
 
 def _report(runs: Sequence[Sequence[Round]], counted: Sequence[Round]) -> PolicyHost:
     def of(part: str) -> Quartiles:
-        return quartiles([statistics.median(one.microseconds[part] for one in run) for run in runs])
+        return quartiles([statistics.median(one.microseconds.get(part, 0.0) for one in run) for run in runs])
 
     shapes: dict[str, list[float]] = {}
     for one in (one for run in runs for one in run):
@@ -221,7 +219,7 @@ def _report(runs: Sequence[Sequence[Round]], counted: Sequence[Round]) -> Policy
     return PolicyHost(
         host_us=quartiles([statistics.median(block_means(run)) for run in runs]),
         worker_us=quartiles([statistics.median(one.worker for one in run) for run in runs]),
-        phases_us={part: of(part) for part in runs[0][0].microseconds},
+        phases_us={part: of(part) for part in dict.fromkeys(part for one in runs[0] for part in one.microseconds)},
         shapes={
             name: ShapeHost(rounds=len(times), host_us=round(statistics.median(times), 1))
             for name, times in sorted(shapes.items())

@@ -60,7 +60,7 @@ PARTS = (((PREPARE,), "verify"), ((WALK,), "tail"), ((EXTEND,), "extend"), ((DRA
 def boot(folder: Path, shape: Shape, most: int = MAX_BATCH, policy: MakePolicy | None = None) -> LLM:
     """An engine of this process with our runner, on tiny random models that are written into `folder`.
 
-    most: requests at a time. policy: of the shapes, for steps that are not scheduled ahead; None for fixed ones.
+    Steps are scheduled ahead. most: requests at a time. policy: of the shapes; None for fixed ones.
     """
     torch.set_num_threads(1)
     os.environ["EAGLE_POLICY"] = "auto" if policy else "fixed"
@@ -68,7 +68,7 @@ def boot(folder: Path, shape: Shape, most: int = MAX_BATCH, policy: MakePolicy |
         vars(shapes_module)["start_policy"] = lambda caps, key, measure, logger, shapes=None, **_: policy(caps, shapes)
     target = tiny_models.tiny_llama(folder / "target", vocab=VOCABULARY, head_dim=32)
     head = tiny_models.tiny_eagle3_head(folder / "head", target)
-    trees = {"depth": shape.steps, "topk": shape.topk, "async_scheduling": policy is None}
+    trees = {"depth": shape.steps, "topk": shape.topk, "async_scheduling": True}
     llm = LLM(
         str(target),
         dtype="float32",
