@@ -1,6 +1,7 @@
 """Tokens per round under each rule of sampled verification: the head of examples/heads on real text.
 
     python benchmarks/acceptance.py [--json out/acceptance.json]
+    python benchmarks/acceptance.py --tables chains --head smollm2-135m-instruct-peagle --dtype float32
 
 The target (SmolLM2-135M-Instruct, bf16) generates responses at each temperature. At every other token of them each rule
 drafts trees, and the probability that the walk reaches a node is computed from the target's own distribution; only the
@@ -10,12 +11,17 @@ starts its rounds where the last one ended, which is another average of the same
 per_node: probability that one of four children of the root is accepted. accept_length: with the bonus token; 8 nodes
 are drafted in 2 steps, 16 in 4, topk 4. gain: accept length above the deterministic rule's. The standard errors are
 those of another choice of prompts: 1,000 bootstrap samples over the prompts, contexts kept together.
+
+The second table (acceptance_chains.py) has trees of 2 to 32 nodes beside chains of as many, as engines draft. gumbel:
+the draft shares the noise of the target's draws (core/gumbel.py). of_chain: a tree's accept length above the better
+chain's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -28,8 +34,11 @@ from rich.table import Table
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.acceptance_chains import NODES, Contexts, Lengths, chains, chains_table, coupled_trees, drawn_trees
 from eagle_plugin.bench.choices import TARGET, resolve_target
 from eagle_plugin.bench.questions import Question, assign_rounds, read_questions
+from eagle_plugin.core.gumbel import SHARPNESS
 from eagle_plugin.core.propose import SLOT_WEIGHTS
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
@@ -67,6 +76,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--draws", type=int, default=3, help="trees per context of a rule that draws")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])
     parser.add_argument("--slot-weights", type=float, nargs=2, default=SLOT_WEIGHTS, help="of core/propose.py")
+    parser.add_argument("--sharpness", type=float, default=SHARPNESS, help="of core/gumbel.py")
+    parser.add_argument("--tables", nargs="+", choices=("rules", "chains"), default=["rules", "chains"])
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the target")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     options = parser.parse_args()
@@ -197,6 +209,49 @@ def measure(
     return rows
 
 
+def measure_chains(
+    model: Any, head: DraftHead, tokenizer: Any, prompts: list[Question], options: argparse.Namespace, bar: Progress
+) -> list[dict[str, Any]]:
+    """All rows of the second table."""
+    rows = []
+    for temperature in options.temperatures:
+        task = bar.add_task(f"chains, temperature {temperature:g}", total=len(prompts))
+        trees = {"tree": drawn_trees(RULES["target_only"])}
+        if temperature:
+            trees = {
+                "tree, sampled_child": drawn_trees(sampled_child(options.slot_weights)),
+                "tree, gumbel": coupled_trees(options.sharpness),
+            }
+        found: dict[str, dict[int, list[Tensor]]] = {}
+        names: list[str] = []
+        gen = torch.Generator().manual_seed(options.seed)
+        for response in generate_responses(model, head, tokenizer, prompts, options, temperature):
+            names += [response.prompt] * len(response.roots)
+            contexts = Contexts(model, head, response.tokens, response.prefill, response.roots, temperature)
+            drawn: dict[str, list[Lengths]] = {}
+            for _ in range(options.draws if temperature else 1):
+                for name, lengths in chains(contexts, gen).items():
+                    drawn.setdefault(name, []).append(lengths)
+                for name, measured in trees.items():
+                    drawn.setdefault(name, []).append(measured(contexts, gen))
+            for name, several in drawn.items():
+                for nodes in NODES:
+                    mean = torch.stack([lengths[nodes].double() for lengths in several]).mean(0)
+                    found.setdefault(name, {}).setdefault(nodes, []).append(mean)
+            bar.advance(task)
+        bar.update(task, completed=len(prompts))
+        lengths_of = {name: {nodes: torch.cat(x) for nodes, x in of.items()} for name, of in found.items()}
+        for name, of in lengths_of.items():
+            for nodes, length in of.items():
+                row = {"temperature": temperature, "rule": name, "nodes": nodes, "contexts": len(length)}
+                row |= mean_and_error("accept_length", length, names)
+                if name in trees:
+                    best = max((of[nodes] for key, of in lengths_of.items() if key not in trees), key=Tensor.mean)
+                    row |= mean_and_error("of_chain", length - best, names)
+                rows.append(row)
+    return rows
+
+
 def table(rows: list[dict[str, Any]]) -> Table:
     out = Table(title="accept length by rule (±: standard error over prompts)")
     for column in ("T", "nodes", "rule", "per node", "accept length", "gain"):
@@ -218,16 +273,20 @@ def table(rows: list[dict[str, Any]]) -> Table:
 def main() -> None:
     options, console = parse(), Console()
     folder = resolve_target(options.target, console)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
+    dtype = getattr(torch, options.dtype)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
     head = load_head(model, folder, head_folder(options.head), algorithm="EAGLE3")
     questions = read_questions(question_files())
     prompts = list(chain.from_iterable(assign_rounds(questions)))[: options.prompts]
+    tables = {"rules": (measure, table), "chains": (measure_chains, chains_table)}
     with Progress(console=console) as bar:
-        rows = measure(model, head, AutoTokenizer.from_pretrained(folder), prompts, options, bar)
-    console.print(table(rows))
+        given = model, head, AutoTokenizer.from_pretrained(folder), prompts, options, bar
+        found = {name: tables[name][0](*given) for name in options.tables}
+    for name, rows in found.items():
+        console.print(tables[name][1](rows))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
         console.print(f"written to {options.json}")
 
 

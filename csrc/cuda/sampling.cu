@@ -23,6 +23,12 @@ __global__ void __launch_bounds__(kMaxTopM) propose_kernel(ProposeCall call) {
   call.row(BlockTeam(exchange), scratch, blockIdx.x);
 }
 
+__global__ void __launch_bounds__(kMaxTopM) propose_coupled_kernel(ProposeCoupledCall call) {
+  __shared__ BlockTeam::Exchange exchange;
+  __shared__ ProposeScratch scratch;
+  call.row(BlockTeam(exchange), scratch, blockIdx.x);
+}
+
 __device__ RowPart this_part() { return {static_cast<int32_t>(blockIdx.y), static_cast<int32_t>(gridDim.y)}; }
 
 __global__ void __launch_bounds__(kPartThreads, 2) best_kernel(VerifyTreeCall call) {
@@ -81,6 +87,11 @@ void run(const UniformsCall& call) {
 
 void run(const ProposeCall& call) {
   launch("propose", propose_kernel, dim3(static_cast<unsigned>(call.rows)), kMaxTopM, call.device, call);
+}
+
+void run(const ProposeCoupledCall& call) {
+  launch("propose_coupled", propose_coupled_kernel, dim3(static_cast<unsigned>(call.rows)), kMaxTopM, call.device,
+         call);
 }
 
 // Bytes that a row of V logits makes the device read, by launch: 4 V in best, weigh and collect each, 12 V in all;

@@ -106,16 +106,24 @@ def verify_tree(
     if native is None:
         _check_tree(tree, logits, params, proposals, uniforms, max_accept_length)
         return verifying.verify_tree(tree, logits, params, proposals, uniforms, max_accept_length, filters=filters)
-    b = tree.tokens.shape[0]
-    workspace = logits.new_empty(logits.shape[0], 0 if logits.is_cpu else WORKSPACE_SIZE, dtype=torch.int64)
-    accepted = Accepted(
+    accepted = accepted_memory(logits, len(tree.tokens), max_accept_length)
+    given = (tree.tokens, tree.parents, tree.draws, logits, params, *proposals, uniforms, filters == "chained")
+    native(*given, workspace_of(logits), *accepted)
+    return accepted
+
+
+def workspace_of(logits: Tensor) -> Tensor:
+    """Memory for what the launches of a walk over logits [N, V] leave to each other."""
+    return logits.new_empty(logits.shape[0], 0 if logits.is_cpu else WORKSPACE_SIZE, dtype=torch.int64)
+
+
+def accepted_memory(logits: Tensor, b: int, max_accept_length: int) -> Accepted:
+    """Memory for the paths of b requests, unwritten."""
+    return Accepted(
         logits.new_empty(b, max_accept_length, dtype=torch.int32),
         logits.new_empty(b, dtype=torch.int32),
         logits.new_empty(b, max_accept_length, dtype=torch.int64),
     )
-    given = (tree.tokens, tree.parents, tree.draws, logits, params, *proposals, uniforms, filters == "chained")
-    native(*given, workspace, *accepted)
-    return accepted
 
 
 # The torch path's checks; those of csrc/bindings/sampling.h. tests/kernels/test_argument_checks.py runs every case on

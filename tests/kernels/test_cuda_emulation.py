@@ -242,6 +242,8 @@ def sampling_calls(seed: int) -> Iterator[tuple[str, tuple[object, ...], list[to
     ]
     drawn = flat_uniforms[:, -num_sampled:].contiguous()
     yield "propose", (logp, index, params, drawn, 0, 1, None, slot_weights), children
+    coupled: list[torch.Tensor] = [torch.empty(b, k), torch.empty(b, k, dtype=torch.int64)]
+    yield "propose_coupled", (logp, index, params, keys, counters, None, 1.2), coupled
 
     parents = random_parents(b, width, gen)
     tokens = children[1].repeat(1, width)[:, :width].contiguous()
@@ -250,15 +252,19 @@ def sampling_calls(seed: int) -> Iterator[tuple[str, tuple[object, ...], list[to
     target = torch.cat([rows, rows[:, : seed % 5]], dim=1)[:, :vocabulary]  # rows of any alignment
     spoil(target, seed // 4 % 6, gen)
     proposals = [q.view(b, 1, top_m) for q in children[3:]]
-    accepted = [
-        torch.empty(b, max_accept_length, dtype=torch.int32),
-        torch.empty(b, dtype=torch.int32),
-        torch.empty(b, max_accept_length, dtype=torch.int64),
-    ]
+    accepted, others = (
+        [
+            torch.empty(b, max_accept_length, dtype=torch.int32),
+            torch.empty(b, dtype=torch.int32),
+            torch.empty(b, max_accept_length, dtype=torch.int64),
+        ]
+        for _ in range(2)
+    )
     pairs = flat_uniforms[:, : 2 * max_accept_length].reshape(b, max_accept_length, 2).contiguous()
     chained = seed % 2 == 1
     workspace = torch.empty(b * width, sampling.WORKSPACE_SIZE, dtype=torch.int64)
     yield "verify_tree", (tokens, parents, draws, target, params, *proposals, pairs, chained, workspace), accepted
+    yield "verify_coupled", (tokens, parents, target, params, keys, counters, chained, workspace), others
 
 
 def spoil(logits: torch.Tensor, kind: int, gen: torch.Generator) -> None:

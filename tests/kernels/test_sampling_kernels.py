@@ -7,7 +7,7 @@ import scipy.stats
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_cases import ancestor_bitmasks, prop, random_parents
+from kernel_cases import ancestor_bitmasks, prop, random_params, random_parents
 from torch import Tensor
 
 from eagle_plugin.core import propose as proposing
@@ -22,21 +22,6 @@ from eagle_plugin.kernels.sampling import Proposals
 weights = st.floats(0.01, 1)
 seeds = st.integers(0, 2**31)
 meanings = pytest.mark.parametrize("filters", ["joint", "chained"])
-
-
-def random_params(rows: int, vocab: int, gen: torch.Generator) -> SamplingParams:
-    """Settings of which some are off and some rows greedy."""
-
-    def some(values: Tensor, off: float) -> Tensor:
-        return torch.where(torch.rand(rows, generator=gen) < 0.5, values, off)
-
-    top_ks = some(torch.randint(1, vocab + 2, (rows,), generator=gen), 2**30).int()
-    return SamplingParams.of(rows)._replace(
-        temperatures=0.2 + 1.8 * torch.rand(rows, generator=gen),
-        top_ks=top_ks,
-        top_ps=some(torch.rand(rows, generator=gen), 1.0),
-        min_ps=some(torch.rand(rows, generator=gen) * 0.3, 0.0),
-    )
 
 
 def roots(b: int) -> tuple[DraftTree, Proposals]:

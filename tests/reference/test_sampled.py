@@ -26,13 +26,21 @@ from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.learning.evaluate.acceptance import expected_accept_length
 from eagle_plugin.learning.reference.decode import load_head, plain_greedy, speculative_sample
 from eagle_plugin.learning.reference.draft import draft_tree, draft_trees, prefill_head
-from eagle_plugin.learning.reference.rules import RULES
+from eagle_plugin.learning.reference.rules import RULES, Rule, gumbel
 from eagle_plugin.learning.reference.target import path_logits, target_features, tree_logits
 
 PROMPT = [0, 40, 41, 99, 120, 77, 5]
 TEMPERATURE, TREES = 4.0, 2500
 STEPS, TOPK, WIDTH = 2, 3, 8
 ALARM, CAUGHT = 1e-4, 1e-9
+NAMES = [*RULES, "gumbel"]
+
+
+def rule_of(name: str, b: int, seed: int) -> Rule:
+    """The rule for b requests."""
+    if name in RULES:
+        return RULES[name]
+    return gumbel(torch.randint(2**62, (b,), generator=torch.Generator().manual_seed(seed)))
 
 
 class Markov(NamedTuple):
@@ -67,23 +75,21 @@ def markov(request: pytest.FixtureRequest, markov_target: Path, tmp_path_factory
 
 @pytest.fixture(scope="module")
 def drafted_by(markov: Markov) -> dict[str, Drafted]:
-    return {rule: draft_and_verify(markov, rule, seed=1) for rule in RULES}
+    return {name: draft_and_verify(markov, rule_of(name, TREES, 1), seed=1) for name in NAMES}
 
 
 @torch.no_grad()
-def draft_and_verify(markov: Markov, rule: str, seed: int) -> Drafted:
+def draft_and_verify(markov: Markov, rule: Rule, seed: int) -> Drafted:
     """TREES independent trees after one text. The head is wrong after its last token."""
     gen = torch.Generator().manual_seed(seed)
     tokens = [*PROMPT, *plain_greedy(markov.model, PROMPT, 4)]
     prefill = prefill_head(markov.head, tokens, target_features(markov.model, markov.head, tokens))
     roots = torch.full((TREES,), len(tokens) - 1)
     params = SamplingParams.of(TREES, TEMPERATURE)
-    trees, proposals = draft_trees(
-        markov.head, tokens, prefill, roots, RULES[rule], params, gen, Shape(STEPS, TOPK, WIDTH)
-    )
+    trees, proposals = draft_trees(markov.head, tokens, prefill, roots, rule, params, gen, Shape(STEPS, TOPK, WIDTH))
     logits = markov.logits[trees.tokens]  # [TREES, WIDTH, V]
     u = torch.rand(TREES, STEPS + 1, TOPK + 1, dtype=torch.float64, generator=gen)
-    accepted = RULES[rule].verify(trees, logits.flatten(0, 1), params, proposals, u, STEPS + 1)
+    accepted = rule.verify(trees, logits.flatten(0, 1), params, proposals, u, STEPS + 1, roots)
     expected = expected_accept_length(trees, (logits / TEMPERATURE).softmax(-1), proposals)
     return Drafted(accepted, expected, tokens[-1])
 
@@ -107,22 +113,38 @@ def expectation_p_value(drafted: Drafted) -> float:
     return float(2 * scipy.stats.norm.sf(abs(error.mean() / error.std()) * TREES**0.5))
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", NAMES)
 def test_rules_are_lossless_and_their_accept_length_is_expected(
     rule: str, markov: Markov, drafted_by: dict[str, Drafted]
 ) -> None:
     drafted = drafted_by[rule]
     assert first_token_p_value(drafted, markov) > ALARM
-    assert expectation_p_value(drafted) > ALARM
+    if rule in RULES:
+        assert expectation_p_value(drafted) > ALARM
+    else:  # the draft knows what the target draws: more than of children that are independent of it
+        assert drafted.accepted.lengths.double().mean() > drafted.expected.mean() + 0.1
     assert set(drafted.accepted.lengths.tolist()) == {1, 2, 3}  # refusals, and walks to the last level
 
 
-def test_refusal_without_residual_is_caught(markov: Markov, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_without_residual_is_caught(markov: Markov) -> None:
     """Negative control: drawing from p itself after a refusal makes the refused tokens too likely."""
     broken = RULES["recursive_rejection"]._replace(verify=whole_p_after_rejection)
-    monkeypatch.setitem(RULES, "broken", broken)
-    drafted = draft_and_verify(markov, "broken", seed=1)
+    drafted = draft_and_verify(markov, broken, seed=1)
     assert first_token_p_value(drafted, markov) < CAUGHT
+
+
+def test_children_with_the_targets_noise_under_a_draw_of_its_own_are_caught(markov: Markov) -> None:
+    """Negative control: a sampled child is tested as if it had been drawn from q alone, by noise that it shares."""
+
+    def verify(tree: Any, logits: Tensor, params: SamplingParams, *rest: Any) -> Accepted:
+        accepted = rule.verify(tree, logits, params, *rest)
+        first = tree.tokens[:, 1]  # the child with the most noise is taken whatever the target draws
+        tokens = accepted.tokens.clone()
+        tokens[:, 0] = first.where(tree.parents[:, 1] == 0, tokens[:, 0])
+        return accepted._replace(tokens=tokens)
+
+    rule = rule_of("gumbel", TREES, 1)
+    assert first_token_p_value(draft_and_verify(markov, rule._replace(verify=verify), seed=1), markov) < CAUGHT
 
 
 def test_expectation_of_another_rule_is_caught(drafted_by: dict[str, Drafted]) -> None:
@@ -131,7 +153,7 @@ def test_expectation_of_another_rule_is_caught(drafted_by: dict[str, Drafted]) -
     assert expectation_p_value(mixed) < CAUGHT
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", NAMES)
 def test_decoder_emits_the_targets_next_token_as_often_as_the_target(rule: str, markov: Markov) -> None:
     """Whether a token is the most likely one after the token before it: independent, with a known probability."""
     params, gen = SamplingParams.of(1, 2.5), torch.Generator().manual_seed(2)
@@ -139,9 +161,9 @@ def test_decoder_emits_the_targets_next_token_as_often_as_the_target(rule: str, 
     p = (markov.logits / 2.5).softmax(-1).amax(-1)
     assert p.max() - p.min() < 1e-4
     right = n = rounds = 0
-    for _ in range(5):
+    for seed in range(5):
         out = speculative_sample(
-            markov.model, markov.head, PROMPT, 30, RULES[rule], params, gen, Shape(STEPS, TOPK, WIDTH)
+            markov.model, markov.head, PROMPT, 30, rule_of(rule, 1, seed), params, gen, Shape(STEPS, TOPK, WIDTH)
         )
         text = [PROMPT[-1], *out.tokens]
         right += sum(following[a] == b for a, b in zip(text, text[1:], strict=False))
@@ -151,15 +173,15 @@ def test_decoder_emits_the_targets_next_token_as_often_as_the_target(rule: str, 
     assert scipy.stats.binomtest(right, n, float(p[0]) - 0.3).pvalue < CAUGHT  # this many tokens would show an error
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", NAMES)
 def test_greedy_requests_equal_plain_greedy(rule: str, markov: Markov) -> None:
     params, gen = SamplingParams.of(1, 0.0), torch.Generator().manual_seed(3)
-    out = speculative_sample(markov.model, markov.head, PROMPT, 30, RULES[rule], params, gen, Shape(3, 2, 8))
+    out = speculative_sample(markov.model, markov.head, PROMPT, 30, rule_of(rule, 1, 0), params, gen, Shape(3, 2, 8))
     assert out.tokens == plain_greedy(markov.model, PROMPT, 30)
     assert max(out.accept_lengths) == 4
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", NAMES)
 @torch.no_grad()
 def test_trees_of_one_text_are_the_trees_of_its_beginnings(
     rule: str, tiny_target: Path, tiny_eagle3_reduced: Path
@@ -172,10 +194,9 @@ def test_trees_of_one_text_are_the_trees_of_its_beginnings(
     for root in (4, 9, 12):
         alone: SamplingParams = SamplingParams.of(1, 1.5)
         seeds = (torch.Generator().manual_seed(root) for _ in range(2))
-        trees, proposals = draft_trees(
-            head, tokens, prefill, torch.tensor([root]), RULES[rule], alone, next(seeds), shape
-        )
-        tree, proposed = draft_tree(model, head, tokens[: root + 1], RULES[rule], alone, next(seeds), shape)
+        of = rule_of(rule, 1, root)
+        trees, proposals = draft_trees(head, tokens, prefill, torch.tensor([root]), of, alone, next(seeds), shape)
+        tree, proposed = draft_tree(model, head, tokens[: root + 1], of, alone, next(seeds), shape)
         assert all(torch.equal(a, b) for a, b in zip(trees, tree, strict=True))
         torch.testing.assert_close(proposals.weights, proposed.weights, rtol=1e-4, atol=1e-7)
         wanted = path_logits(model, tokens[: root + 1], tree)

@@ -46,7 +46,7 @@ def one_number_for_both(tree, logits, params, proposals, uniforms, max_accept_le
     return healthy(tree, logits, params, proposals, broken, max_accept_length)
 
 
-def whole_p_after_rejection(tree, logits, params, proposals, uniforms, max_accept_length):
+def whole_p_after_rejection(tree, logits, params, proposals, uniforms, max_accept_length, roots=None):
     """After a rejection x is drawn from p and not from what q' left of it. Trees of temperature > 0 only."""
     b, width = tree.tokens.shape
     out = Accepted(

@@ -8,6 +8,8 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
+from eagle_plugin.core.sampling import SamplingParams
+
 # the sanitizer run repeats these tests on a slow library, with fewer examples
 EXAMPLES = int(os.environ.get("EAGLE_TEST_EXAMPLES", "60"))
 prop = settings(derandomize=True, deadline=None, max_examples=EXAMPLES, database=None)
@@ -33,3 +35,18 @@ def ancestor_bitmasks(parents: Tensor) -> Tensor:
             parent = int(parents[i, node])
             ancestors[i, node] = (one << node) | (ancestors[i, parent] if parent >= 0 else 1)
     return ancestors
+
+
+def random_params(rows: int, vocab: int, gen: torch.Generator) -> SamplingParams:
+    """Settings of which some are off and some rows greedy."""
+
+    def some(values: Tensor, off: float) -> Tensor:
+        return torch.where(torch.rand(rows, generator=gen) < 0.5, values, off)
+
+    top_ks = some(torch.randint(1, vocab + 2, (rows,), generator=gen), 2**30).int()
+    return SamplingParams.of(rows)._replace(
+        temperatures=0.2 + 1.8 * torch.rand(rows, generator=gen),
+        top_ks=top_ks,
+        top_ps=some(torch.rand(rows, generator=gen), 1.0),
+        min_ps=some(torch.rand(rows, generator=gen) * 0.3, 0.0),
+    )

@@ -26,6 +26,35 @@ struct ProposeScratch {  // shared by the team
   float weights[kMaxTopM];
 };
 
+// Writes q [M], the head's probabilities at the request's temperature, of the M most likely tokens, and returns how
+// many of them the filters keep. p [M]: scratch. The tokens outside of the list are taken to be as flat as the last one
+// in it. Sums are computed by every member, in the same order.
+template <class Team>
+EAGLE_HD int32_t temper(const Team& team, const float* logp, int32_t M, const SamplingRow& params, double* p,
+                        double* q) {
+  const int32_t rank = team.rank(), size = team.size();
+  const double flat = 1.0 / params.temperature, highest = logp[0] > -700 ? logp[0] : -700, last = logp[M - 1];
+  for (int32_t i = rank; i < M; i += size) {
+    p[i] = exp(static_cast<double>(logp[i]));
+    q[i] = exp((logp[i] - highest) * flat);
+  }
+  team.sync();
+  double missing = 1, sum = 0;
+  for (int32_t i = 0; i < M; ++i) missing -= p[i], sum += q[i];
+  const double least = exp(last);
+  if (missing > 0) sum += missing * exp((last - highest) * flat) / (least > 2.3e-308 ? least : 2.3e-308);
+  team.sync();  // all have read q
+  for (int32_t i = rank; i < M; i += size) q[i] /= sum > 2.3e-308 ? sum : 2.3e-308;
+  team.sync();
+  int32_t kept = 0;
+  double before = 0;
+  for (; kept < M; ++kept) {
+    if (kept > 0 && (kept >= params.top_k || before > params.top_p || q[kept] < q[0] * params.min_p)) break;
+    before += q[kept];
+  }
+  return kept;
+}
+
 // logp [M] (descending, at temperature 1) and index [M], M <= 128; u [S]; k <= M. draft_to_target null: the draft's ids
 // are the target's. What sums floating point numbers is done by every member, in the same order, so that the team's
 // size changes no bit.
@@ -46,26 +75,11 @@ EAGLE_HD void propose(const Team& team, ProposeScratch& scratch, const float* lo
     out.draws[i] = -1;
   }
   if (params.top_k != 1) {
-    // q at the request's temperature. The tokens outside the top M are taken to be as flat as the last of the M.
-    const double flat = 1.0 / params.temperature, highest = logp[0] > -700 ? logp[0] : -700, last = logp[M - 1];
-    for (int32_t i = rank; i < M; i += size) {
-      p[i] = exp(static_cast<double>(logp[i]));
-      q[i] = exp((logp[i] - highest) * flat);
-    }
-    team.sync();
-    double missing = 1, sum = 0;
-    for (int32_t i = 0; i < M; ++i) missing -= p[i], sum += q[i];
-    const double least = exp(last);
-    if (missing > 0) sum += missing * exp((last - highest) * flat) / (least > 2.3e-308 ? least : 2.3e-308);
-    team.sync();  // all have read q
-    for (int32_t i = rank; i < M; i += size) q[i] /= sum > 2.3e-308 ? sum : 2.3e-308;
-    team.sync();
-    int32_t kept = 0;
+    const int32_t kept = temper(team, logp, M, params, p, q);
     double before = 0, rest = 0;
-    for (; kept < M; ++kept) {
-      if (kept > 0 && (kept >= params.top_k || before > params.top_p || q[kept] < q[0] * params.min_p)) break;
-      before += q[kept];
-      rest += kept >= k ? q[kept] : 0;
+    for (int32_t i = 0; i < kept; ++i) {
+      before += q[i];
+      rest += i >= k ? q[i] : 0;
     }
     const double total = kept < M ? before : 1;
     for (int32_t i = rank; i < k; i += size) {

@@ -29,8 +29,12 @@ EAGLE_HD int32_t find_child(Team& team, const DraftRow& tree, int32_t parent, in
   int32_t first = tree.width;
   for (int32_t c = after + 1 + team.rank(); c < tree.width && c < first; c += team.size()) {
     if (tree.parents[c] != parent) continue;
+    if (any_kind) {
+      if (tree.tokens[c] == token) first = c;
+      continue;
+    }
     const bool drawn = tree.draws[c] >= 0;
-    if (sampled ? drawn : (any_kind || !drawn) && tree.tokens[c] == token) first = c;
+    if (sampled ? drawn : !drawn && tree.tokens[c] == token) first = c;
   }
   return team.min(first);
 }

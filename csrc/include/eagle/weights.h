@@ -86,6 +86,15 @@ struct TargetDistribution {
     const bool kept = (x > cut_value || (x == cut_value && i <= cut_index)) && w >= min_weight;
     return kept ? w : 0;
   }
+  // Whether the filters keep token i with logit x; one with logit -inf only where all have it.
+  EAGLE_HD bool keeps(float x, int32_t i) const {
+    if (!(x > cut_value || (x == cut_value && i <= cut_index))) return false;
+    return min_weight == 0 || raw_weight(x) >= min_weight;
+  }
+  // The logarithm of its probability beside that of the most likely token.
+  EAGLE_HD double score(float x) const {
+    return x == highest ? 0.0 : (static_cast<double>(x) - highest) * static_cast<double>(inverse_temperature);
+  }
   EAGLE_HD int64_t weight(int32_t i) const { return kept_weight(without_nan(logits[i]), i); }
   EAGLE_HD int64_t sum(int32_t begin, int32_t end, int32_t step) const {
     int64_t s = 0;

@@ -89,7 +89,7 @@ def speculative_sample(
     gen: torch.Generator,
     shape: Shape,
 ) -> Decoded:
-    """Return n tokens after ids with the distribution of plain sampling; params of one request, one of `RULES`.
+    """Return n tokens after ids with the distribution of plain sampling; params of one request, one of the rules.
 
     Greedy params give the tokens of `speculative_greedy`. The rest as there.
     """
@@ -99,7 +99,8 @@ def speculative_sample(
     while len(tokens) < len(ids) + n:
         tree, proposals = draft_tree(model, head, tokens, rule, params, gen, shape)
         u = torch.rand(1, shape.steps + 1, shape.topk + 1, dtype=torch.float64, generator=gen)
-        accepted = rule.verify(tree, path_logits(model, tokens, tree).float(), params, proposals, u, shape.steps + 1)
+        logits, root = path_logits(model, tokens, tree).float(), torch.tensor([len(tokens) - 1])
+        accepted = rule.verify(tree, logits, params, proposals, u, shape.steps + 1, root)
         length = int(accepted.lengths[0])
         tokens += accepted.tokens[0, :length].tolist()
         accept_lengths.append(length)

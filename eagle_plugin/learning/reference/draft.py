@@ -100,6 +100,7 @@ def draft_candidates(
             params.for_rows(rows),
             gen,
             topk,
+            positions=(roots + level - 1).repeat_interleave(rows),
             first_row=first_row,
             rows_per_request=rows,
             draft_to_target=draft_to_target,
