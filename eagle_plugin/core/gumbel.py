@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.core.propose import tempered
-from eagle_plugin.core.rng import words_of
+from eagle_plugin.core.rng import random_bits
 from eagle_plugin.core.sampling import Filters, SamplingParams, kept_prefix, target_distribution
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted, verify_greedy
@@ -33,9 +33,9 @@ def gumbel_noise(rng_keys: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
 
     rng_keys [n] and positions [n] int64. Numbers of 32 bits: a token of a probability below 2^-32 is never drawn.
     """
-    words = words_of(rng_keys, positions, NOISE, tokens >> 2)  # four tokens share a block
-    word = torch.stack(words, dim=-1).gather(-1, (tokens & 3)[..., None])[..., 0]
-    return -(-((word.double() + 0.5) * 2.0**-32).log()).log()
+    bits = torch.stack(random_bits(rng_keys, positions, NOISE, tokens >> 2), dim=-1)  # four tokens share a block
+    own = bits.gather(-1, (tokens & 3)[..., None])[..., 0]
+    return -(-((own.double() + 0.5) * 2.0**-32).log()).log()
 
 
 def propose_coupled(

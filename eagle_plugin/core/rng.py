@@ -22,12 +22,12 @@ def uniforms(rng_keys: Tensor, counters: Tensor, stream: int, n: int) -> Tensor:
     key and counter are equal; another stream (0 .. 2^32 - 1) is another, independent sequence.
     """
     blocks = torch.arange((n + 1) // 2, device=rng_keys.device).expand(len(rng_keys), -1)  # a block makes two numbers
-    words = words_of(rng_keys, counters, stream, blocks)
+    words = random_bits(rng_keys, counters, stream, blocks)
     pairs = [((words[i] >> 5) * 2**26 + (words[i + 1] >> 6)).double() * 2.0**-53 for i in (0, 2)]
     return torch.stack(pairs, dim=-1).reshape(len(rng_keys), -1)[:, :n].contiguous()
 
 
-def words_of(rng_keys: Tensor, counters: Tensor, stream: int, blocks: Tensor) -> list[Tensor]:
+def random_bits(rng_keys: Tensor, counters: Tensor, stream: int, blocks: Tensor) -> list[Tensor]:
     """The four words of each block [b, n] int64 of a row, each [b, n] int64 with 32 random bits; the rest as above."""
     return _philox(
         [blocks, torch.full_like(blocks, stream), (counters & _LOW)[:, None], (counters >> 32 & _LOW)[:, None]],
