@@ -16,6 +16,8 @@ from eagle_plugin.kernels.checks import check_all, check_sampling
 from eagle_plugin.kernels.loader import function
 from eagle_plugin.kernels.sampling import accepted_memory, workspace_of
 
+__all__ = ["propose_coupled", "verify_coupled"]
+
 
 def propose_coupled(
     logp: Tensor,

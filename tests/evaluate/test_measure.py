@@ -158,7 +158,8 @@ def simulate_trees(case: Case, prefill: Any, roots: Tensor, logits: Tensor, gen:
     rule = RULES["sampled_child"]
     trees, proposals = draft_trees(case.head, case.text, prefill, roots, rule, params, gen, TREE)
     u = torch.rand(len(roots), TREE.steps + 1, 8, dtype=torch.float64, generator=gen)
-    return rule.verify(trees, logits[trees.tokens].flatten(0, 1), params, proposals, u, TREE.steps + 1).lengths - 1
+    after = logits[trees.tokens].flatten(0, 1)
+    return rule.verify(trees, after, params, proposals, u, TREE.steps + 1, roots).lengths - 1
 
 
 def simulate_chains(case: Case, prefill: Any, roots: Tensor, logits: Tensor, gen: torch.Generator) -> Tensor:
