@@ -35,7 +35,16 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.acceptance_chains import NODES, Contexts, Lengths, chains, chains_table, coupled_trees, drawn_trees
+from benchmarks.acceptance_chains import (
+    NODES,
+    Contexts,
+    Lengths,
+    chains,
+    chains_table,
+    coupled_trees,
+    distribution,
+    drawn_trees,
+)
 from eagle_plugin.bench.choices import TARGET, resolve_target
 from eagle_plugin.bench.questions import Question, assign_rounds, read_questions
 from eagle_plugin.core.gumbel import SHARPNESS
@@ -124,13 +133,6 @@ def generate_responses(
             p = distribution(model(torch.tensor([tokens])).logits[0, roots, None], temperature)
             prefill = prefill_head(head, tokens, target_features(model, head, tokens))
             yield Response(prompt.id, tokens, roots, p, prefill)
-
-
-def distribution(logits: Tensor, temperature: float) -> Tensor:
-    """softmax(logits / temperature) [..., V] float32; at temperature 0 all of it on the argmax."""
-    if temperature:
-        return (logits.float() / temperature).softmax(-1)
-    return torch.zeros_like(logits, dtype=torch.float32).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
 
 
 def score(

@@ -6,7 +6,7 @@ token (Leviathan et al., arXiv 2211.17192) or in one block (Sun et al., arXiv 24
 
 The trees of one context are cut from one table of candidates: a smaller one is the best part of a larger one. Where
 children are drawn, the values are averages over the verification; with shared noise (`core.gumbel`) a tree and its
-noise give one path, and more of them are drawn.
+noise give one path, so that a value varies more.
 """
 
 from __future__ import annotations
@@ -61,11 +61,12 @@ class Contexts(NamedTuple):
         """Of each context."""
         return SamplingParams.of(len(self.roots), self.temperature)
 
-    def distribution(self, logits: Tensor) -> Tensor:
-        """What the target draws from."""
-        if self.temperature:
-            return (logits / self.temperature).softmax(-1)
-        return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+
+def distribution(logits: Tensor, temperature: float) -> Tensor:
+    """softmax(logits / temperature) [..., V] float32; at temperature 0 all of it on the argmax."""
+    if temperature:
+        return (logits.float() / temperature).softmax(-1)
+    return torch.zeros_like(logits, dtype=torch.float32).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
 
 
 Lengths = dict[int, Tensor]  # accept lengths [contexts] float64, by nodes
@@ -84,7 +85,7 @@ def drawn_trees(rule: Rule) -> Measure:
 
     def measure(contexts: Contexts, gen: torch.Generator) -> Lengths:
         table, proposals = contexts.table(rule, TREE, gen)
-        p = contexts.distribution(contexts.logits(contexts.tree(table, TREE.width)))
+        p = distribution(contexts.logits(contexts.tree(table, TREE.width)), contexts.temperature)
         found = {}
         for nodes in NODES:
             at = places_of(table, nodes, TREE.width)[:, :, None].expand(-1, -1, p.shape[2])
@@ -121,7 +122,7 @@ def chains(contexts: Contexts, gen: torch.Generator) -> dict[str, Lengths]:
     rule = RULES["recursive_rejection" if contexts.temperature else "target_only"]
     table, proposals = contexts.table(rule, CHAIN, gen)
     trees = contexts.tree(table, CHAIN.width)
-    p = contexts.distribution(contexts.logits(trees))
+    p = distribution(contexts.logits(trees), contexts.temperature)
     reached = reach_probabilities(trees, p, proposals).cumsum(dim=1)
     found = {"chain": {nodes: reached[:, nodes - 1] for nodes in NODES}}
     if contexts.temperature:

@@ -86,10 +86,7 @@ EAGLE_HD int32_t verify_coupled(Team& team, const DraftRow& tree, const Nodes& n
     if (child == tree.width) break;
     current = child;
   }
-  for (int32_t j = length + team.rank(); j < max_accept_length; j += team.size()) {
-    index[j] = -1;
-    out[j] = 0;
-  }
+  fill_rest(team, length, max_accept_length, index, out);
   return length;
 }
 

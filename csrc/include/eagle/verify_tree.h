@@ -58,6 +58,15 @@ EAGLE_HD int32_t test_sampled(Team& team, const TargetDistribution& target, cons
   return tree.width;
 }
 
+// The places after a path.
+template <class Team>
+EAGLE_HD void fill_rest(const Team& team, int32_t length, int32_t max_accept_length, int32_t* index, int64_t* out) {
+  for (int32_t j = length + team.rank(); j < max_accept_length; j += team.size()) {
+    index[j] = -1;
+    out[j] = 0;
+  }
+}
+
 struct LogitsOfNodes {  // a source of target distributions, computed for the nodes that the walk visits
   const float* logits;  // [width, vocabulary], rows `step` elements apart
   int64_t step;
@@ -102,10 +111,7 @@ EAGLE_HD int32_t verify_tree(Team& team, const DraftRow& tree, const Nodes& node
     if (child == tree.width) break;
     current = child;
   }
-  for (int32_t j = length + team.rank(); j < max_accept_length; j += team.size()) {
-    index[j] = -1;
-    out[j] = 0;
-  }
+  fill_rest(team, length, max_accept_length, index, out);
   return length;
 }
 
