@@ -22,10 +22,12 @@ def check_aborted_requests(server: Server, prompts: list[str], expected: list[st
     dice = random.Random(3)
     for number in range(times):
         with ThreadPoolExecutor(1) as hanging_up:  # beside the requests that are checked
-            aborted = hanging_up.submit(abort_some, server, dice, 8)
+            aborted = hanging_up.submit(lambda: [abort_one(server, dice, i) for i in range(8)])
             assert responses(generate_all(server, prompts, tokens, at_once=8)) == expected, number
         aborted.result()
-    assert abort_some(server, dice, 1) > 0, "a request that runs uses no slots: the count says nothing"
+    # A request may end before the count is asked for: one of some must be seen.
+    seen = any(abort_one(server, dice, i) > 0 for i in range(20))
+    assert seen, "requests that run use no slots: the count says nothing"
     flushed = httpx.post(f"{server.url}/flush_cache", params={"timeout": 30}, timeout=60, trust_env=False)
     assert flushed.status_code == 200
     assert any(used_tokens(server) == 0 for _ in _tries(10))  # the engine counts anew when it is idle
@@ -45,14 +47,12 @@ def used_tokens(server: Server) -> int:
     return int(load["num_used_tokens"])
 
 
-def abort_some(server: Server, dice: random.Random, count: int) -> int:
-    """Open streams and hang up after a few chunks; returns the slots used while the last one ran."""
-    used = 0
-    for i in range(count):
-        body = {"text": WORDS[i:] * 3, "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}, "stream": True}
-        with httpx.stream("POST", f"{server.url}/generate", json=body, timeout=60, trust_env=False) as response:
-            for number, _ in enumerate(response.iter_lines()):
-                if number >= dice.randint(0, 6):
-                    used = used_tokens(server) if i == count - 1 else 0
-                    break
-    return used
+def abort_one(server: Server, dice: random.Random, number: int) -> int:
+    """Open a stream and hang up after a few chunks; returns the slots used before that."""
+    body = {"text": WORDS[number:] * 3, "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}, "stream": True}
+    with httpx.stream("POST", f"{server.url}/generate", json=body, timeout=60, trust_env=False) as response:
+        last = dice.randint(0, 6)
+        for chunk, _ in enumerate(response.iter_lines()):
+            if chunk >= last:
+                return used_tokens(server)
+    return 0
