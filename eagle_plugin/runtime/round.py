@@ -13,22 +13,22 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.propose import MAX_TOP_M, NUM_SAMPLED
+from eagle_plugin.core.propose import MAX_TOP_M
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.synthetic import SyntheticRates, accept_synthetic, keys_of_trees
 from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.kv import compact_kv
-from eagle_plugin.kernels.sampling import Filters, Proposals, SamplingParams, propose, verify_tree
+from eagle_plugin.kernels.gumbel import propose_coupled, verify_coupled
+from eagle_plugin.kernels.sampling import Filters, SamplingParams
 from eagle_plugin.kernels.tree import grow_level, grow_levels, select_tree, topk_log_softmax, unwritten_table
-from eagle_plugin.runtime.rng import synthetic_uniforms, verify_uniforms
+from eagle_plugin.runtime.rng import synthetic_uniforms
 
 
 class Drafts(NamedTuple):
-    """What the target verifies: a tree per request, the distributions of its sampled nodes, and its caps."""
+    """What the target verifies: a tree per request, and its caps."""
 
     tree: DraftTree  # [b, W]
-    proposals: Proposals
     shape: Shape
     scores: Tensor | None = None  # [b, C] float32: of all candidates, for `policy.path_sums`; None where not kept
 
@@ -36,24 +36,23 @@ class Drafts(NamedTuple):
     def plain(cls, root_tokens: Tensor, width: int = 1) -> Drafts:
         """Roots without drafts: plain decoding through the same code; root_tokens [b]."""
         tree = DraftTree.padding(root_tokens.long(), width)
-        return cls(tree, Proposals.none(len(root_tokens), root_tokens.device), PLAIN._replace(width=width))
+        return cls(tree, PLAIN._replace(width=width))
 
     def take(self, index: Tensor) -> Drafts:
         """The drafts of these requests, in this order; index [n] int64."""
         scores = None if self.scores is None else self.scores[index]
-        return Drafts(self.tree.take(index), self.proposals.take(index), self.shape, scores)
+        return Drafts(self.tree.take(index), self.shape, scores)
 
     def first(self, b: int) -> Drafts:
         """The drafts of the first b requests: views."""
         tree = DraftTree(*(values[:b] for values in self.tree))
         scores = None if self.scores is None else self.scores[:b]
-        return Drafts(tree, Proposals(*(values[:b] for values in self.proposals)), self.shape, scores)
+        return Drafts(tree, self.shape, scores)
 
     def clone(self) -> Drafts:
         """The same in memory of their own."""
         return self._replace(
             tree=DraftTree(*(x.clone() for x in self.tree)),
-            proposals=Proposals(*(x.clone() for x in self.proposals)),
             scores=None if self.scores is None else self.scores.clone(),
         )
 
@@ -70,7 +69,6 @@ class Drafts(NamedTuple):
         """The requests of several drafts one after the other, under the largest caps of any part."""
         return cls(
             DraftTree.concatenate([part.tree for part in parts]),
-            Proposals.concatenate([part.proposals for part in parts]),
             Shape(*(max(caps) for caps in zip(*(part.shape for part in parts), strict=True))),
         )
 
@@ -177,7 +175,7 @@ class RecurrentLevels:
 
 
 def top_m_of(shape: Shape, greedy: bool) -> int:
-    """How many tokens to list per node: greedy requests take their children only, others draw from the list too."""
+    """How many tokens to list per node: greedy requests take their children only, others those with the most noise."""
     return shape.topk if greedy else MAX_TOP_M
 
 
@@ -186,48 +184,47 @@ def draft(
     root_tokens: Tensor,
     levels: LevelSource | TopM,
     sampling: SamplingParams,
-    uniforms: Tensor | None,
+    rng_keys: Tensor | None,
+    lengths: Tensor,
     draft_to_target: Tensor | None,
     chains: Tensor | None = None,
 ) -> Drafts:
     """Draft one tree per request: levels from the source, then the best nodes of all levels.
 
     levels: a source, or the lists of all levels [b, D, M], which are the same for all nodes of a level. root_tokens [b]
-    int64; sampling has one row per request; uniforms [b, P, S] float64 (`rng.draft_uniforms`), None
-    when all requests are greedy: then no node has sampled children. draft_to_target [draft vocabulary] int64 maps to
-    target ids (None: the same ids). chains [b] bool marks requests whose nodes get one child only, the most likely;
-    they must be greedy in `sampling`.
+    int64; sampling, rng_keys [b] int64 (None when all requests are greedy) and lengths [b] int64 (L) have one row per
+    request: they are what the target will draw by. draft_to_target [draft vocabulary] int64 maps to target ids (None:
+    the same ids). chains [b] bool marks requests whose nodes get one child only, the best.
     """
-    builder = TreeBuilder(shape, sampling, uniforms, draft_to_target, chains)
+    builder = TreeBuilder(shape, sampling, rng_keys, lengths, draft_to_target, chains)
     if isinstance(levels, TopM):
         builder.add_levels(levels)
     else:
         frontier = builder.add_level(1, levels.root(), None)
         for level in range(2, shape.steps + 1):
             frontier = builder.add_level(level, levels.children(level, frontier), frontier)
-    return Drafts(builder.select(root_tokens), builder.proposals(), shape, builder.table.scores)
+    return Drafts(builder.select(root_tokens), shape, builder.table.scores)
 
 
 class TreeBuilder:
-    """The candidates of one round of b requests, and the distributions that the sampled ones were drawn from."""
+    """The candidates of one round of b requests."""
 
     def __init__(
         self,
         shape: Shape,
         sampling: SamplingParams,
-        uniforms: Tensor | None,
+        rng_keys: Tensor | None,
+        lengths: Tensor,
         draft_to_target: Tensor | None,
         chains: Tensor | None = None,
     ) -> None:
         """The arguments are those of `draft`."""
-        self._shape, self._sampling, self._uniforms = shape, sampling, uniforms
+        self._shape, self._sampling, self._rng_keys, self._lengths = shape, sampling, rng_keys, lengths
         self._draft_to_target, self._chains = draft_to_target, chains
-        self._children = shape.topk if uniforms is None else shape.topk + NUM_SAMPLED
         self._b = len(sampling.temperatures)
         rows = 1 + shape.draft_slots  # that propose children
         # The levels write every candidate: one row of children each for the root and for every draft slot.
-        self.table: CandidateTable = unwritten_table(self._b, rows * self._children, sampling.temperatures.device)
-        self._drawn: list[Proposals] = []
+        self.table: CandidateTable = unwritten_table(self._b, rows * shape.topk, sampling.temperatures.device)
 
     def add_level(self, level: int, top: TopM, previous: Frontier | None) -> Frontier:
         """Propose the children of a frontier (None: of the root) from the head's most likely tokens [b * F, M] there.
@@ -235,58 +232,43 @@ class TreeBuilder:
         Returns the frontier of the next level, which has no nodes after the last level.
         """
         topk = self._shape.topk
-        first = 0 if previous is None else 1 + (level - 2) * topk  # proposal row of the frontier's first node
-        logp, tokens, draws = self._children_of(top, first)
+        first = 0 if previous is None else 1 + (level - 2) * topk  # of the frontier among the nodes with children
+        positions = (self._lengths + (level - 1)).repeat_interleave(len(top.logp) // self._b)
+        logp, tokens = self._children_of(top, positions)
         next_topk = topk if level < self._shape.steps else 0
-        return grow_level(self.table, first * self._children, level, logp, tokens, previous, next_topk, draws)
+        return grow_level(self.table, first * topk, level, logp, tokens, previous, next_topk)
 
     def add_levels(self, top: TopM) -> None:
         """The same for all levels at once, from their lists [b, D, M]."""
         steps, topk, _ = self._shape
-        if topk > 1 and steps > 1:  # a list for each proposal row
+        level = torch.arange(steps, device=top.logp.device)
+        if topk > 1 and steps > 1:  # a list for each node that has children
             level = (torch.arange(1 + self._shape.draft_slots, device=top.logp.device) + topk - 1) // topk
             top = TopM(*(values[:, level] for values in top))
-        grow_levels(self.table, steps, topk, *self._children_of(TopM(*(values.flatten(0, 1) for values in top)), 0))
+        positions = (self._lengths[:, None] + level).flatten()
+        lists = TopM(*(values.flatten(0, 1) for values in top))
+        grow_levels(self.table, steps, topk, *self._children_of(lists, positions))
 
-    def _children_of(self, top: TopM, first: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """log p, tokens and draws [b, F, k] of the children of F proposal rows from `first` on; top has [b * F, M]."""
-        logp, index = top.logp, top.tokens
-        topk = self._shape.topk
-        rows = len(logp) // self._b
-        shape = (self._b, rows, self._children)
-        draws = None
-        if self._uniforms is None:
-            logp, tokens = logp[:, :topk].contiguous(), index[:, :topk].contiguous()
+    def _children_of(self, top: TopM, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores and tokens [b, F, K] of the children of F nodes at positions [b * F] int64; top has [b * F, M]."""
+        topk, rows = self._shape.topk, len(top.logp) // self._b
+        shape = (self._b, rows, topk)
+        if self._rng_keys is None:
+            logp, tokens = (values[:, :topk].contiguous() for values in top)
             tokens = tokens if self._draft_to_target is None else self._draft_to_target[tokens]
         else:
-            logp, tokens, draws, *q = propose(
-                logp,
-                index,
-                self._sampling.for_rows(rows),
-                self._uniforms[:, first : first + rows].reshape(-1, NUM_SAMPLED).contiguous(),
-                topk,
-                first_row=first,
-                rows_per_request=rows,
-                draft_to_target=self._draft_to_target,
+            keys = self._rng_keys.repeat_interleave(rows)
+            logp, tokens = propose_coupled(
+                *top, self._sampling.for_rows(rows), keys, positions, topk, self._draft_to_target
             )
-            self._drawn.append(Proposals(*(values.view(self._b, rows, -1) for values in q)))
-            draws = draws.view(shape)
         logp = logp.view(shape)
         if self._chains is not None:
             logp[:, :, 1:] = logp[:, :, 1:].masked_fill(self._chains[:, None, None], -torch.inf)
-        return logp, tokens.view(shape), draws
+        return logp, tokens.view(shape)
 
     def select(self, root_tokens: Tensor) -> DraftTree:
         """The best nodes as one tree per request; root_tokens [b] int64."""
         return select_tree(self.table, root_tokens, self._shape.width)
-
-    def proposals(self) -> Proposals:
-        """The distributions of all levels, by proposal row."""
-        if self._uniforms is None:
-            return Proposals.none(self._b, self.table.scores.device)
-        if len(self._drawn) == 1:
-            return self._drawn[0]
-        return Proposals(*(torch.cat(parts, dim=1) for parts in zip(*self._drawn, strict=True)))
 
 
 def accept(
@@ -298,18 +280,15 @@ def accept(
     filters: Filters,
     synthetic: SyntheticRates | None = None,
 ) -> Accepted:
-    """Walk each tree so that the accepted tokens have the target's distribution; see `core.verify.verify_tree`.
+    """Walk each tree so that the accepted tokens have the target's distribution; see `core.gumbel.verify_coupled`.
 
     logits [b * W, V] float32, row i * W + j after node j of request i, with every transform but temperature and
     filters applied; sampling, rng_keys [b] int64 (None where all requests are greedy) and lengths [b] int64 (L) have
     one row per request. synthetic: for benchmarks; the same work is done, but a path of a drawn length is accepted.
     """
     longest = drafts.shape.max_accept_length
-    if rng_keys is None:
-        uniforms = torch.zeros(len(lengths), longest, NUM_SAMPLED + 1, dtype=torch.float64, device=lengths.device)
-    else:
-        uniforms = verify_uniforms(rng_keys, lengths, longest)
-    accepted = verify_tree(drafts.tree, logits, sampling, drafts.proposals, uniforms, longest, filters=filters)
+    keys = torch.zeros_like(lengths) if rng_keys is None else rng_keys
+    accepted = verify_coupled(drafts.tree, logits, sampling, keys, lengths, longest, filters=filters)
     if synthetic is None or longest == 1:
         return accepted
     drawn = synthetic_uniforms(keys_of_trees(drafts.tree) if rng_keys is None else rng_keys, lengths)

@@ -22,7 +22,6 @@ from eagle_plugin.kernels import attention, kv, round_start
 from eagle_plugin.kernels.accepted_path import AcceptedPath, read_path
 from eagle_plugin.runtime.graph_emulator import EmulatedCapturer, recording_launches
 from eagle_plugin.runtime.graphs import Capturer, CudaCapturer
-from eagle_plugin.runtime.rng import draft_uniforms
 from eagle_plugin.runtime.round import HeadState, KVCaches, LevelRows, RecurrentLevels, TopM, accept, draft, top_m_of
 from eagle_plugin.selftest.trial import TOLERANCE, Check, Trial, places_of
 
@@ -114,11 +113,11 @@ class ToyRound:
         """Draft, verify, walk, move, extend: a function of the memory alone."""
         shape, start = self.shape, self.start
         top_m = top_m_of(shape, self._greedy)
-        uniforms = None if self._greedy else draft_uniforms(start.rng_keys, start.prefix_lens, shape)
         levels = RecurrentLevels(
             shape, HeadState(TopM(self._logp, self._tokens), self._hidden), start.prefix_lens, top_m, self._forward
         )
-        drafts = draft(shape, self._roots, levels, start.sampling, uniforms, self._to_target)
+        keys = None if self._greedy else start.rng_keys
+        drafts = draft(shape, self._roots, levels, start.sampling, keys, start.prefix_lens, self._to_target)
         tree, window = drafts.tree, start.window(0, shape.width)
         positions = (start.prefix_lens[:, None] + tree.depths).view(-1)
         logits, features = self.target(

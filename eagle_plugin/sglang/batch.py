@@ -28,7 +28,6 @@ class RoundBatch(NamedTuple):
     is_greedy: bool  # all requests take the argmax
     start: RoundStart  # of the padded batch
     table_rows: Tensor  # [B] int64: 0 .. B - 1, the rows of start.table
-    seeded_rows: Tensor  # [P] bool: which rows of the engine's table have requests with seeds
     sliding: SlidingRows | None = None  # of layers with a sliding window, where these have a pool of their own
 
     @property
@@ -55,10 +54,6 @@ class RoundBatch(NamedTuple):
     def sampling(self) -> SamplingParams:
         """Of the padded batch."""
         return self.start.sampling
-
-    def seeded(self) -> Tensor:
-        """Which requests have seeds, [B] bool."""
-        return self.seeded_rows[self.requests]
 
     def window(self, first: int, count: int) -> Tensor:
         """The cache slots of `count` positions from L + first on, contiguous [B, count] int64."""
@@ -128,7 +123,7 @@ class BatchReader:
             view("table", padded_b, self._columns),
             self._memory.view_fields("sampling", SamplingParams, padded_b),
         )
-        return RoundBatch(shape, b, is_greedy, start, self._table_rows[:padded_b], self._keys.seeded)
+        return RoundBatch(shape, b, is_greedy, start, self._table_rows[:padded_b])
 
 
 def committed_tokens(batch: Any) -> int:

@@ -22,7 +22,6 @@ from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.accepted_path import AcceptedPath
 from eagle_plugin.runtime.parallel_levels import HeadLevels
-from eagle_plugin.runtime.rng import draft_uniforms, without_sampled_children
 from eagle_plugin.runtime.round import Drafts, HeadState, LevelRows, TopM, TreeRows, draft, top_m_of
 from eagle_plugin.sglang.attention import TreeAttention
 from eagle_plugin.sglang.batch import RoundBatch
@@ -67,7 +66,7 @@ class TreeDrafter(EagleDraftWorker):
         self.draft_attn_backend = self.tree_attention
         self.draft_extend_attn_backend = self.tree_attention
         self.draft_runner.draft_attn_backend = self.tree_attention
-        # The engine's prefill pass lists so many tokens after the prompt: sampled children are drawn from the list.
+        # The engine's prefill pass lists so many tokens after the prompt: children are those with the most noise.
         self.topk = min(MAX_TOP_M, self._draft_vocabulary())
         self._chain = chain_ancestors(MAX_WIDTH, self.draft_runner.device)
         self._nothing = no_tokens(self.topk, self.draft_runner.device)
@@ -116,8 +115,9 @@ class TreeDrafter(EagleDraftWorker):
                 batch.shape,
                 state.roots,
                 self.levels.source(batch.shape, state.head, batch.prefix_lens, top_m, forward),
-                batch.sampling if batch.is_greedy else without_sampled_children(batch.sampling, batch.seeded()),
-                None if batch.is_greedy else draft_uniforms(batch.rng_keys, batch.prefix_lens, batch.shape),
+                batch.sampling,
+                None if batch.is_greedy else batch.rng_keys,
+                batch.prefix_lens,
                 self.hot_token_id,
             )
 

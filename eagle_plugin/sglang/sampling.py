@@ -8,8 +8,8 @@ import torch
 from sglang.srt.layers.sampler import Sampler
 
 from eagle_plugin.core.tree import DraftTree
-from eagle_plugin.kernels.sampling import Proposals, SamplingParams, verify_tree
-from eagle_plugin.runtime.rng import draw_uniforms
+from eagle_plugin.kernels.gumbel import verify_coupled
+from eagle_plugin.kernels.sampling import SamplingParams
 
 
 def sampling_params(info: Any) -> SamplingParams:
@@ -44,12 +44,15 @@ class SeededSampler(Sampler):
         tokens = draw_tokens(
             probs.float().log(),  # the temperature is in it already
             params._replace(temperatures=torch.ones_like(params.temperatures)),
-            draw_uniforms(self._keys, positions.long()),
+            self._keys,
+            positions.long(),
         )
         return tokens.int(), None
 
 
-def draw_tokens(logits: torch.Tensor, params: SamplingParams, u: torch.Tensor) -> torch.Tensor:
-    """One token per row [b] int64 from logits [b, V] float32; u [b, 1] float64."""
-    roots = DraftTree.padding(torch.zeros(len(u), dtype=torch.int64, device=u.device), 1)
-    return verify_tree(roots, logits, params, Proposals.none(len(u), u.device), u[:, None], 1).tokens[:, 0]
+def draw_tokens(
+    logits: torch.Tensor, params: SamplingParams, keys: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """One token per row [b] int64 from logits [b, V] float32, after these positions [b] int64."""
+    roots = DraftTree.padding(torch.zeros_like(keys), 1)
+    return verify_coupled(roots, logits, params, keys, positions, 1).tokens[:, 0]

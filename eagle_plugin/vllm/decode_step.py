@@ -62,12 +62,9 @@ class DecodeStep(StepFunctions):
         """Run the target over the trees of this step; what it returns, of the rows of the padded batch."""
         return self._replay("verify", self._shape.width, None)
 
-    def can_walk(self, batch: RoundBatch, is_greedy: bool) -> bool:
+    def can_walk(self, is_greedy: bool) -> bool:
         """Whether the trees of this step can be walked by what was captured."""
-        shape = self._verified
-        if shape is None or not self._can("walk", shape, is_greedy):
-            return False
-        return batch.drafts.proposals.tokens.shape[1:] == self._memory.proposal_shape(shape, is_greedy)
+        return self._verified is not None and self._can("walk", self._verified, is_greedy)
 
     def walk(
         self, batch: RoundBatch, logits: Tensor, sampling: SamplingParams, rng_keys: Tensor | None
@@ -76,8 +73,6 @@ class DecodeStep(StepFunctions):
 
         Returns the paths, and in memory of their own the tokens as vLLM takes them.
         """
-        if rng_keys is not None and not self.holds(batch.drafts):
-            self._memory.put_fields("proposals", batch.drafts.proposals)
         if not self._memory.holds("logits", logits):
             self._memory.put("logits", logits)
         self._memory.put_draws(sampling, rng_keys)

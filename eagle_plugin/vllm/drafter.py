@@ -19,7 +19,6 @@ from eagle_plugin.core.tree import as_chains
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.sampling import SamplingParams
 from eagle_plugin.runtime.parallel_levels import HeadLevels
-from eagle_plugin.runtime.rng import draft_uniforms
 from eagle_plugin.runtime.round import Drafts, HeadState, LevelRows, TopM, TreeRows, draft, top_m_of
 from eagle_plugin.vllm import masked_rows
 from eagle_plugin.vllm.attention import ExtendRows, Rows, TreeMetadata
@@ -257,7 +256,8 @@ class TreeProposer(EagleProposer):
             roots,
             self.levels.source(batch.shape, state, batch.lengths, top_m, forward),
             batch.sampling,
-            None if batch.rng_keys is None else draft_uniforms(batch.rng_keys, batch.lengths, batch.shape),
+            batch.rng_keys,
+            batch.lengths,
             self._draft_to_target,
             batch.chains,
         )

@@ -37,7 +37,7 @@ from eagle_plugin.vllm.linear_attention import LinearLayers
 from eagle_plugin.vllm.plugin_config import caps_of
 from eagle_plugin.vllm.policy_reports import PolicyReporter
 from eagle_plugin.vllm.ranks import rank_logger
-from eagle_plugin.vllm.sampling import KnownParams, draft_draws
+from eagle_plugin.vllm.sampling import RequestDraws
 from eagle_plugin.vllm.scheduled_shapes import padded, scheduled_drafts, tell_shape
 from eagle_plugin.vllm.shapes import RoundShapes, choose_shapes, without_costs
 from eagle_plugin.vllm.step_memory import Root
@@ -66,7 +66,7 @@ class TreeModelRunner(TargetRunner):
         if get_tp_group().rank_in_group == 0:
             self._reporter = PolicyReporter(self.speculative_config, lambda: self._shapes.chooser)
         self.drafter: TreeProposer = TreeProposer(vllm_config, device, self)
-        self._draft_params = KnownParams()
+        self._draws = RequestDraws(self.input_batch.vocab_size, device, self.model_config.seed)
         self._draft_clock = DraftClock(self.device.type, self._logger)
         self._store = DraftStore()
         self._has_reasoner = bool(vllm_config.structured_outputs_config.reasoning_parser)
@@ -115,6 +115,7 @@ class TreeModelRunner(TargetRunner):
             self._mailbox.look()
         gone = scheduler_output.finished_req_ids | (scheduler_output.preempted_req_ids or set())
         self._store.forget(gone)
+        self._draws.forget(scheduler_output.finished_req_ids)
         if self.cache_config.enable_prefix_caching and len(self._deferred):
             self._read_deferred(self._deferred.wanted_by_blocks(scheduler_output, gone, self.requests))
         self._deferred.forget(gone)
@@ -156,7 +157,13 @@ class TreeModelRunner(TargetRunner):
         metadata = self.input_batch.sampling_metadata
         requests = [self.requests[name] for name in self.input_batch.req_ids]
         output, state.accepted = self._verifier.verify(
-            state.batch, logits, metadata, requests, state.layers, self._step
+            state.batch,
+            logits,
+            metadata,
+            self._draws.of(metadata, self.input_batch.req_ids),
+            requests,
+            state.layers,
+            self._step,
         )
         return output
 
@@ -222,8 +229,7 @@ class TreeModelRunner(TargetRunner):
         self._shapes.begin(shape, batch)
         # A grammar begins where the reasoning ends, which the scheduler looks for along one path.
         chains = state.chains() if self._has_reasoner else None
-        vocabulary = self.input_batch.vocab_size
-        draws = draft_draws(self._draft_params, sampling_metadata, batch.b, vocabulary, self.device, chains)
+        draws = self._draws.of(sampling_metadata, self.input_batch.req_ids)
         trees = DraftBatch(shape, root.lengths, slot_table, *draws, chains)
         drafter = step if step is not None and step.can_draft(trees, root.state) else self.drafter
         drafts = self._draft_clock.time(shape, partial(drafter.draft_tree, trees, root.tokens, root.state))
@@ -251,7 +257,7 @@ class TreeModelRunner(TargetRunner):
         """Keep drafts until the step that verifies them; returns their tokens [b, W - 1]."""
         whole = not self._in_prompts(state).any()
         step = self._step if self._step is not None and self._step.holds(drafts) else None
-        is_borrowed, is_greedy = step is not None, drafts.proposals.tokens.shape[1] == 0
+        is_borrowed, is_greedy = step is not None, self.input_batch.sampling_metadata.all_greedy
         sum_up = PathSums.__call__ if step is None else partial(step.path_sums, drafts.shape, is_greedy)
         self._shapes.launched(state.batch, drafts, whole, sum_up)
         self._store.put(self.input_batch.req_ids, drafts, is_borrowed)

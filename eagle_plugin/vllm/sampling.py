@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from eagle_plugin.kernels.sampling import SamplingParams
-from eagle_plugin.runtime import rng
+from eagle_plugin.runtime.host_to_device import to_device
+from eagle_plugin.runtime.rng import request_keys
+from eagle_plugin.vllm.logits import min_ps
 
 GREEDY_BELOW = 1e-5  # vLLM's `_SAMPLING_EPS`: requests of a lower temperature are greedy
 
@@ -32,49 +35,41 @@ def sampling_params(
     )
 
 
-class KnownParams:
-    """The parameters of the batch at hand: vLLM makes new metadata whenever a batch changes, never else."""
+class RequestDraws:
+    """How the requests of a worker draw tokens. vLLM makes new metadata whenever a batch changes, never else.
 
-    def __init__(self) -> None:
+    A request keeps its key from the first step that asks for it to its end: what was drafted by it is drawn by it. All
+    ranks ask for the same requests in the same order, so that they have the same keys.
+    """
+
+    def __init__(self, vocabulary: int, device: torch.device, seed: int) -> None:
+        """seed: of the keys of requests without a seed of their own."""
+        self._vocabulary, self._device = vocabulary, device
+        self._random = torch.Generator().manual_seed(seed)
+        self._keys: dict[str, int] = {}
         self._metadata: Any = None
         self._params: SamplingParams
+        self._of_batch: Tensor | None = None
 
-    def of(self, metadata: Any, make: Callable[[], SamplingParams]) -> SamplingParams:
-        """What `make` gave for this ``SamplingMetadata``."""
+    def of(self, metadata: Any, request_ids: Sequence[str]) -> tuple[SamplingParams, Tensor | None]:
+        """The parameters of a vLLM ``SamplingMetadata`` and keys [b] int64; None where all take the most likely."""
         if metadata is not self._metadata:
-            self._params, self._metadata = make(), metadata
-        return self._params
+            b = len(request_ids)
+            self._params = sampling_params(metadata, min_ps(metadata, b), b, self._vocabulary, self._device)
+            self._of_batch = None if metadata.all_greedy else self._read(metadata.generators, request_ids)
+            self._metadata = metadata
+        return self._params, self._of_batch
 
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """These requests have ended."""
+        for name in request_ids:
+            self._keys.pop(name, None)
 
-def request_keys(generators: Mapping[int, torch.Generator], b: int, device: torch.device) -> Tensor:
-    """One key per request [b] int64; vLLM keeps a seed as the generator that it made from it."""
-    return rng.request_keys(b, {i: generator.initial_seed() for i, generator in generators.items()}, device)
-
-
-def seeded(metadata: Any, b: int, device: torch.device) -> Tensor:
-    """Which of the b requests of a vLLM ``SamplingMetadata`` have a seed and a temperature above 0, [b] bool."""
-    marks = torch.zeros(b, dtype=torch.bool, device=device)
-    for i in metadata.generators:
-        marks[i] = True
-    return marks
-
-
-def draft_params(metadata: Any, b: int, vocabulary: int, device: torch.device) -> SamplingParams:
-    """The parameters to draft by, of b requests."""
-    params = sampling_params(metadata, None, b, vocabulary, device)
-    if metadata.generators:
-        params = rng.without_sampled_children(params, seeded(metadata, b, device))
-    return params
-
-
-def draft_draws(
-    known: KnownParams, metadata: Any, b: int, vocabulary: int, device: torch.device, chains: Tensor | None
-) -> tuple[SamplingParams, Tensor | None]:
-    """How b requests draft: their parameters, and their keys [b] int64, None where all are greedy.
-
-    chains [b] bool: requests whose drafts must be chains; None without any.
-    """
-    params = known.of(metadata, lambda: draft_params(metadata, b, vocabulary, device))
-    if chains is not None:  # a chain is made of first children; sampled ones come after them
-        params = rng.without_sampled_children(params, chains)
-    return params, None if metadata.all_greedy else request_keys(metadata.generators, b, device)
+    def _read(self, generators: Mapping[int, torch.Generator], request_ids: Sequence[str]) -> Tensor:
+        new = [i for i, name in enumerate(request_ids) if name not in self._keys]
+        # vLLM keeps a seed as the generator that it made from it.
+        seeds = {j: generators[i].initial_seed() for j, i in enumerate(new) if i in generators}
+        drawn = request_keys(len(new), seeds, generator=self._random).tolist()
+        self._keys |= {request_ids[i]: key for i, key in zip(new, drawn, strict=True)}
+        (keys,) = to_device([np.array([self._keys[name] for name in request_ids])], self._device)
+        return keys

@@ -87,7 +87,7 @@ class StepFunctions(CapturedRounds[StepMemory]):
         """Accept a path of each tree of this shape, and move its keys; the paths, and the tokens as vLLM takes them."""
         memory, width = self._memory, shape.width
         lengths, (sampling, rng_keys) = memory.view("prefix_lens", padded_b), memory.draws(padded_b, is_greedy)
-        drafts, logits = memory.drafts(padded_b, shape, is_greedy), memory.logits(padded_b, width)
+        drafts, logits = Drafts(memory.tree(padded_b, width), shape), memory.logits(padded_b, width)
         accepted = accept(drafts, logits, sampling, rng_keys, lengths, "chained", self._synthetic)
         accepted = self._ranks.agree(accepted)
         requests = torch.arange(padded_b, device=lengths.device)
@@ -113,8 +113,6 @@ class StepFunctions(CapturedRounds[StepMemory]):
         state, lengths, roots = memory.root(padded_b, is_greedy)
         batch = DraftBatch(shape, lengths, memory.table(self._head_layer, padded_b), sampling, rng_keys, None)
         drafts = self._drafter.draft_tree(batch, roots, state)
-        if not is_greedy:
-            drafts = drafts._replace(proposals=memory.put_fields("proposals", drafts.proposals))
         return drafts._replace(tree=memory.put_fields("tree", drafts.tree))
 
     def _one_request(self) -> OneRequest:

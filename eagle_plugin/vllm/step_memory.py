@@ -10,8 +10,8 @@ from torch import Tensor
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import DraftTree
-from eagle_plugin.kernels.sampling import Proposals, SamplingParams
-from eagle_plugin.runtime.round import Drafts, HeadState, top_m_of
+from eagle_plugin.kernels.sampling import SamplingParams
+from eagle_plugin.runtime.round import HeadState, top_m_of
 from eagle_plugin.runtime.round_memory import OneRequest, RoundMemory
 
 
@@ -41,8 +41,6 @@ class StepMemory(RoundMemory):
             self.allocate(name, most * columns, torch.int32)
         self._greedy = SamplingParams.greedy(most, device)
         self.allocate_fields("sampling", self._greedy)
-        for name, values in like.drafts.proposals._asdict().items():
-            self.allocate_rows(f"proposals.{name}", most, values)
         self._most = most
 
     def put_no_trees(self, width: int) -> None:
@@ -54,19 +52,6 @@ class StepMemory(RoundMemory):
     def table(self, layer: str, padded_b: int) -> Tensor:
         """The slots of this layer's cache, [padded_b, columns] int32."""
         return self.view(self._tables[layer], padded_b, self._columns)
-
-    def drafts(self, padded_b: int, shape: Shape, is_greedy: bool) -> Drafts:
-        """The trees, all of this shape; greedy ones have no proposals."""
-        tree = self.tree(padded_b, shape.width)
-        if is_greedy:
-            return Drafts(tree, Proposals.none(padded_b, tree.tokens.device), shape)
-        sizes = self.proposal_shape(shape, is_greedy)
-        return Drafts(tree, self.view_fields("proposals", Proposals, padded_b, *sizes), shape)
-
-    def proposal_shape(self, shape: Shape, is_greedy: bool) -> torch.Size:
-        """Rows and tokens of the proposals of a request, in a tree of this shape."""
-        tokens = self._like.drafts.proposals.tokens.shape[2]
-        return torch.Size([0, 0] if is_greedy else [1 + shape.draft_slots, tokens])
 
     def root(self, padded_b: int, is_greedy: bool) -> Root:
         """What the head left, for a draft of any shape."""

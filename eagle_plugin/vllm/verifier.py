@@ -19,9 +19,8 @@ from eagle_plugin.vllm.accepted_tokens import CacheGroup, cache_groups, output_t
 from eagle_plugin.vllm.batch import RoundBatch
 from eagle_plugin.vllm.decode_step import DecodeStep
 from eagle_plugin.vllm.linear_attention import LinearLayers
-from eagle_plugin.vllm.logits import keeps_logits, min_ps, minimal_lengths, node_rows, transform_logits
+from eagle_plugin.vllm.logits import keeps_logits, minimal_lengths, node_rows, transform_logits
 from eagle_plugin.vllm.logprobs import output_logprobs, wants_logprobs
-from eagle_plugin.vllm.sampling import KnownParams, request_keys, sampling_params
 from eagle_plugin.vllm.synthetic import synthetic_rates
 from eagle_plugin.vllm.thinking import follow_budgets, plain_requests
 
@@ -42,22 +41,22 @@ class TreeVerifier:
         as of `round.accept`."""
         self.groups, self._linear, self._sampler, self._logprobs_mode = groups, linear, sampler, logprobs_mode
         self.ranks, self.synthetic = ranks, synthetic
-        self._params = KnownParams()
 
     def verify(
         self,
         batch: RoundBatch,
         logits: Tensor,
         metadata: Any,
+        draws: tuple[SamplingParams, Tensor | None],
         states: list[Any],
         layers: Mapping[str, Any],
         step: DecodeStep | None = None,
     ) -> tuple[SamplerOutput, Accepted]:
         """Verify one tree per request; a request without drafts has a tree of one node.
 
-        logits [n, V] are the target's in vLLM's order of rows; metadata is its ``SamplingMetadata``, states its
-        ``CachedRequestState`` of each request, layers the attention metadata of the forward by layer. step: what was
-        captured, with the step begun.
+        logits [n, V] are the target's in vLLM's order of rows; metadata is its ``SamplingMetadata``, draws what
+        `RequestDraws` made of it, states its ``CachedRequestState`` of each request, layers the attention metadata of
+        the forward by layer. step: what was captured, with the step begun.
         """
         device = logits.device
         follow_budgets(metadata, states)
@@ -68,8 +67,8 @@ class TreeVerifier:
             return SamplerOutput(sampled_token_ids=output_tokens(accepted), logprobs_tensors=None), accepted
         drafts = batch.all_drafts()
         plain = plain_requests(metadata, drafts.shape.max_accept_length)
-        if step is not None and not (plain or transforms or wanted) and step.can_walk(batch, metadata.all_greedy):
-            accepted, tokens = step.walk(batch, logits, *self._draws_of(metadata, batch.b, logits))
+        if step is not None and not (plain or transforms or wanted) and step.can_walk(metadata.all_greedy):
+            accepted, tokens = step.walk(batch, logits, *draws)
             return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=None), accepted
         if plain:
             sizes = torch.full((batch.b,), batch.width, device=device)
@@ -80,7 +79,7 @@ class TreeVerifier:
             logits = logits.clone() if logits is raw else logits
             rows = node_rows(batch.b, batch.width, batch.logits_rows, len(logits), device)
             logits = transform_logits(metadata, drafts.tree, batch.roots, minimal, rows, logits)
-        params, rng_keys = self._draws_of(metadata, batch.b, logits)
+        params, rng_keys = draws
         accepted = accept(drafts, batch.tree_logits(logits), params, rng_keys, batch.roots, "chained", self.synthetic)
         accepted = self.ranks.agree(accepted)
         if len(batch.trees):
@@ -96,14 +95,6 @@ class TreeVerifier:
                 self._sampler, self._logprobs_mode, metadata, params, raw[path], logits[path], accepted
             )
         return SamplerOutput(sampled_token_ids=output_tokens(accepted), logprobs_tensors=logprobs), accepted
-
-    def _draws_of(self, metadata: Any, b: int, logits: Tensor) -> tuple[SamplingParams, Tensor | None]:
-        """How b requests draw tokens after logits [n, V], and their keys [b] int64; None: all take the most likely."""
-        device = logits.device
-        params = self._params.of(
-            metadata, lambda: sampling_params(metadata, min_ps(metadata, b), b, logits.shape[1], device)
-        )
-        return params, None if metadata.all_greedy else request_keys(metadata.generators, b, device)
 
 
 def verifier_of(runner: Any) -> TreeVerifier:
