@@ -18,8 +18,8 @@ from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.synthetic import SyntheticRates, accept_synthetic, keys_of_trees
 from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.kernels.kv import compact_kv
 from eagle_plugin.kernels.gumbel import propose_coupled, verify_coupled
+from eagle_plugin.kernels.kv import compact_kv
 from eagle_plugin.kernels.sampling import Filters, SamplingParams
 from eagle_plugin.kernels.tree import grow_level, grow_levels, select_tree, topk_log_softmax, unwritten_table
 from eagle_plugin.runtime.rng import synthetic_uniforms

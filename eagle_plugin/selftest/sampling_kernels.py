@@ -1,4 +1,4 @@
-"""Tests the kernels of `kernels/sampling.py`, `kernels/gumbel.py` and `kernels/penalties.py` against the oracles of `core`."""
+"""Tests the kernels of sampling, of shared noise and of penalties against the oracles of `core`."""
 
 from __future__ import annotations
 
