@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.kernels.sampling import Proposals, SamplingParams
+from eagle_plugin.kernels.sampling import SamplingParams
 from eagle_plugin.runtime import rng
 from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
 from eagle_plugin.runtime.round import (
@@ -56,7 +56,8 @@ def drafted(sampled: bool = True, mapped: bool = True) -> Drafts:
         torch.zeros(B, dtype=torch.int64, device=CUDA),
         levels,
         sampling(),
-        rng.draft_uniforms(lengths(), lengths(), SHAPE) if sampled else None,
+        lengths() if sampled else None,
+        lengths(),
         torch.zeros(DRAFT_VOCABULARY, dtype=torch.int64, device=CUDA) if mapped else None,
     )
 
@@ -73,16 +74,16 @@ def test_draft_with_all_levels_at_once(library: FakeLibrary, sampled: bool) -> N
         torch.zeros(B, dtype=torch.int64, device=CUDA),
         HeadLevels(mask).source(SHAPE, state, lengths(), top_m, forward),
         sampling(),
-        rng.draft_uniforms(lengths(), lengths(), SHAPE) if sampled else None,
+        lengths() if sampled else None,
+        lengths(),
         None,
     )
-    assert on_cuda(drafts.tree) and on_cuda(drafts.proposals)
-    children = ["propose", "grow_levels"] if sampled else ["grow_levels"]
-    begin = ["uniforms"] if sampled else []
-    assert library.launched == ["topk_log_softmax", *begin, *children, "select_tree"]
+    assert on_cuda(drafts.tree)
+    children = ["propose_coupled", "grow_levels"] if sampled else ["grow_levels"]
+    assert library.launched == ["topk_log_softmax", *children, "select_tree"]
 
 
-def on_cuda(values: DraftTree | Proposals | Accepted) -> bool:
+def on_cuda(values: DraftTree | Accepted) -> bool:
     return all(tensor.device.type == "cuda" for tensor in values)
 
 
@@ -90,13 +91,12 @@ def on_cuda(values: DraftTree | Proposals | Accepted) -> bool:
 @pytest.mark.parametrize("sampled", [False, True])
 def test_draft(library: FakeLibrary, sampled: bool, mapped: bool) -> None:
     drafts = drafted(sampled, mapped)
-    assert on_cuda(drafts.tree) and on_cuda(drafts.proposals)
+    assert on_cuda(drafts.tree)
     assert drafts.tree.tokens.shape == (B, SHAPE.width)
     # One look at the head per level after the first; every level is proposed, grown, and at last selected from.
-    per_level = ["propose", "grow_level"] if sampled else ["grow_level"]
+    per_level = ["propose_coupled", "grow_level"] if sampled else ["grow_level"]
     level = ["topk_log_softmax", *per_level]
-    begin = ["uniforms"] if sampled else []
-    assert library.launched == [*begin, *per_level, *level, *level, "select_tree"]
+    assert library.launched == [*per_level, *level, *level, "select_tree"]
 
 
 def test_accept(library: FakeLibrary) -> None:
@@ -109,14 +109,14 @@ def test_accept(library: FakeLibrary) -> None:
     pointers = torch.zeros(4, dtype=torch.int64, device=CUDA)
     window = torch.zeros(B, SHAPE.width, dtype=torch.int64, device=CUDA)
     KVCaches(pointers, pointers, 100).move_accepted(window, accepted)
-    assert library.launched[-3:] == ["uniforms", "verify_tree", "compact_kv"]
+    assert library.launched[-2:] == ["verify_coupled", "compact_kv"]
 
 
 def test_methods_of_drafts(library: FakeLibrary) -> None:
     drafts, index = drafted(), torch.zeros(2, dtype=torch.int64, device=CUDA)
     parts = [drafts.take(index), Drafts.plain(index), drafts.truncate(lengths()), drafts.resize(4), drafts.resize(20)]
     whole = Drafts.concatenate(parts)
-    assert all(on_cuda(part.tree) and on_cuda(part.proposals) for part in [*parts, whole])
+    assert all(on_cuda(part.tree) for part in [*parts, whole])
 
 
 def test_keys(library: FakeLibrary) -> None:
@@ -129,9 +129,9 @@ def test_keys(library: FakeLibrary) -> None:
 def test_the_controls_fail(library: FakeLibrary) -> None:
     """What these tests must notice: a tensor on the CPU, a value on the host, a shape that depends on values."""
     with pytest.raises(TypeError, match="uniforms, argument 1 .* is on cpu"):
-        rng.draft_uniforms(lengths(), lengths().cpu(), SHAPE)
+        rng.synthetic_uniforms(lengths(), lengths().cpu())
     with pytest.raises(ValueError, match="uniforms, argument 0: strides"):
-        rng.draft_uniforms(lengths().repeat(2)[::2], lengths(), SHAPE)
+        rng.synthetic_uniforms(lengths().repeat(2)[::2], lengths())
     with pytest.raises(Exception, match="unhandled|two different devices|device"):
         lengths() + torch.zeros(B, dtype=torch.int64)
     with pytest.raises(DataDependentOutputException):

@@ -7,11 +7,10 @@ import torch
 from draft_paths import best_paths, paths_of
 from torch import Tensor
 
-from eagle_plugin.core.propose import MAX_TOP_M
+from eagle_plugin.core.gumbel import SHARPNESS, gumbel_noise
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.kernels.tree import topk_log_softmax
-from eagle_plugin.runtime import rng
 from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
 from eagle_plugin.runtime.round import Drafts, HeadState, LevelRows, TopM, draft, top_m_of
 
@@ -56,8 +55,8 @@ def draft_with(head: MaskedHead, shape: Shape, temperature: float = 0.0) -> Draf
     top_m = top_m_of(shape, greedy)
     levels = HeadLevels(head.mask).source(shape, head.state(top_m), LENGTHS, top_m, head)
     sampling = SamplingParams.of(3, temperature)
-    uniforms = None if greedy else rng.draft_uniforms(torch.arange(3) + 5, LENGTHS, shape)
-    return draft(shape, torch.arange(3), levels, sampling, uniforms, None)
+    keys = None if greedy else torch.arange(3) + 5
+    return draft(shape, torch.arange(3), levels, sampling, keys, LENGTHS, None)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -79,22 +78,16 @@ def test_a_level_in_the_place_of_another_is_seen() -> None:
 
 
 @pytest.mark.parametrize("shape", [Shape(2, 3, 16), Shape(4, 2, 16)], ids=str)
-def test_sampled_children_are_drawn_from_their_levels_distribution(shape: Shape) -> None:
-    """Every node has its own draws, of the same distribution as all nodes of its level."""
+def test_the_children_of_a_level_have_the_noise_of_its_position(shape: Shape) -> None:
     drafts = draft_with(MaskedHead(shape), shape, temperature=1.0)
-    rows = 1 + shape.draft_slots
-    tokens, weights = drafts.proposals.tokens, drafts.proposals.weights
-    assert tokens.shape == (3, rows, min(MAX_TOP_M, VOCABULARY))
     for i in range(3):
-        for row in range(rows):
-            level = 1 if row == 0 else 2 + (row - 1) // shape.topk
-            p = logits_of(i, level).softmax(0)
-            p[p.topk(shape.topk).indices] = 0  # the deterministic children are not drawn
-            found = torch.zeros(VOCABULARY, dtype=torch.float64).index_add(0, tokens[i, row], weights[i, row].double())
-            torch.testing.assert_close((found / found.sum()).float(), p / p.sum(), rtol=1e-4, atol=1e-6)
-    tree = drafts.tree
-    drawn = [(int(r), int(t)) for r, t in zip(tree.draws.view(-1), tree.tokens.view(-1), strict=True) if r >= 0]
-    assert len({row for row, _ in drawn}) > 2 and len({token for _, token in drawn}) > 2
+
+        def noised(path: tuple[int, ...], i: int = i) -> Tensor:
+            logits = logits_of(i, len(path) + 1).double()
+            noise = gumbel_noise(torch.tensor([i + 5]), LENGTHS[i : i + 1] + len(path), torch.arange(len(logits))[None])
+            return (SHARPNESS * logits.log_softmax(0) + noise[0]).float()
+
+        assert set(paths_of(drafts, i)) == best_paths(shape, noised)
 
 
 def test_a_request_drafts_the_same_in_any_round() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from functools import partial
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from draft_paths import Path, best_paths, paths_of
 from torch import Tensor
 
-from eagle_plugin.core.propose import MAX_TOP_M
+from eagle_plugin.core.gumbel import SHARPNESS, gumbel_noise
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted, verify_greedy
@@ -75,9 +74,8 @@ def draft_with(head: ToyHead, shape: Shape, temperature: float = 0.0, chains: Te
     b = len(head.lengths)
     top_m = top_m_of(shape, temperature == 0)
     levels = RecurrentLevels(shape, head.state(top_m), head.lengths, top_m, head)
-    keys = torch.arange(b) + 5
-    uniforms = rng.draft_uniforms(keys, head.lengths, shape) if temperature else None
-    return draft(shape, torch.arange(b), levels, SamplingParams.of(b, temperature), uniforms, None, chains)
+    keys = torch.arange(b) + 5 if temperature else None
+    return draft(shape, torch.arange(b), levels, SamplingParams.of(b, temperature), keys, head.lengths, None, chains)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -85,25 +83,26 @@ def test_greedy_trees_are_the_best_paths(shape: Shape) -> None:
     head = ToyHead(torch.tensor([7, 30, 2]), shape.topk)
     drafts = draft_with(head, shape)
     assert drafts.shape == shape and drafts.tree.tokens.shape == (3, shape.width)
-    assert drafts.proposals.tokens.shape == (3, 0, 0)
     for i in range(3):
         paths = paths_of(drafts, i)
         assert int(drafts.tree.tokens[i, 0]) == i  # the root
         assert len(paths) == len(set(paths)) and set(paths) == best_paths(shape, partial(logits_after, i))
 
 
-def test_sampled_children_come_beside_the_most_likely_ones() -> None:
-    shape = Shape(2, 3, 16)
-    drafts = draft_with(ToyHead(torch.tensor([4, 9]), shape.topk), shape, temperature=1.0)
-    rows = 1 + shape.draft_slots
-    assert drafts.proposals.tokens.shape == (2, rows, min(MAX_TOP_M, VOCABULARY))
+def test_sampled_trees_are_the_best_paths_with_the_noise_of_their_positions() -> None:
+    """A child of a node at depth d has the noise of position L + d, whatever path leads there."""
+    shape = Shape(2, 3, 8)
+    head = ToyHead(torch.tensor([4, 9]), shape.topk)
+    drafts = draft_with(head, shape, temperature=1.0)
     for i in range(2):
-        tree = [drafts.tree.tokens[i].tolist(), drafts.tree.parents[i].tolist(), drafts.tree.draws[i].tolist()]
-        drawn = [(token, parent, row) for token, parent, row in zip(*tree, strict=True) if row >= 0]
-        assert drawn and all(parent == 0 for _, parent, row in drawn if row == 0)
-        for token, _, row in drawn:  # each was drawn from its own row's distribution
-            place = drafts.proposals.tokens[i, row].tolist().index(token)
-            assert drafts.proposals.weights[i, row, place] > 0
+
+        def noised(path: tuple[int, ...], i: int = i) -> Tensor:
+            logits = logits_after(i, path)
+            key, place = torch.tensor([i + 5]), head.lengths[i : i + 1] + len(path)
+            noise = gumbel_noise(key, place, torch.arange(len(logits))[None])[0]
+            return (SHARPNESS * logits.double().log_softmax(0) + noise).float()
+
+        assert set(paths_of(drafts, i)) == best_paths(shape, noised)
 
 
 def test_requests_marked_as_chains_get_one_child_per_node() -> None:
@@ -225,20 +224,3 @@ def test_the_key_table_keeps_a_key_per_request() -> None:
     assert torch.equal(one.of(rows), kept)  # other requests keep theirs
     one.draw(torch.tensor([4]), {})
     assert one.of(rows)[1] not in (kept[1], one.of(torch.tensor([2]))[0])  # the row's next request gets a new one
-
-
-def test_streams_never_share_a_number() -> None:
-    keys, lengths, shape = torch.tensor([3]), torch.tensor([17]), Shape(4, 4, 16)
-    streams = (rng.draft_uniforms(keys, lengths, shape), rng.verify_uniforms(keys, lengths, 5))
-    drawn = torch.cat([values.flatten() for values in streams])
-    assert len(set(drawn.tolist())) == len(drawn) and math.isclose(float(drawn.mean()), 0.5, abs_tol=0.15)
-
-
-def test_the_uniforms_of_a_walk_belong_to_positions() -> None:
-    """Whatever round passes a position: a long path's numbers are those of shorter ones that begin later."""
-    keys = torch.tensor([3, -8])
-    path = rng.verify_uniforms(keys, torch.tensor([17, 2]), 5)
-    for place in range(5):
-        later = torch.tensor([17 + place, 2 + place])
-        assert torch.equal(rng.verify_uniforms(keys, later, 5 - place), path[:, place:])
-        assert torch.equal(rng.draw_uniforms(keys, later)[:, 0], path[:, place, -1])

@@ -12,7 +12,6 @@ from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.synthetic import SyntheticRates
 from eagle_plugin.core.tree import DraftTree
-from eagle_plugin.kernels.sampling import Proposals
 from eagle_plugin.runtime.round import Drafts, accept
 from eagle_plugin.runtime.synthetic import (
     VARIABLE,
@@ -86,7 +85,7 @@ def test_a_round(is_greedy: bool) -> None:
     """The same key and position give the same path whatever else is in the batch; without rates the round is real."""
     b, gen = 64, torch.Generator().manual_seed(0)
     tree = random_tree(torch.randint(0, VOCABULARY, (b,), generator=gen), SHAPE, VOCABULARY, gen)
-    drafts = Drafts(tree, Proposals.none(b, torch.device("cpu")), SHAPE)
+    drafts = Drafts(tree, SHAPE)
     logits = torch.randn(b * SHAPE.width, VOCABULARY, generator=gen)
     keys = None if is_greedy else torch.arange(b)
     lengths = torch.arange(b) * 3
@@ -105,13 +104,13 @@ def test_a_round(is_greedy: bool) -> None:
 @pytest.mark.parametrize("is_greedy", [False, True])
 def test_a_round_on_a_gpu_reads_nothing_on_the_host(library: FakeLibrary, is_greedy: bool) -> None:
     tree = DraftTree.padding(torch.zeros(3, dtype=torch.int64, device=CUDA), SHAPE.width)
-    drafts = Drafts(tree, Proposals.none(3, CUDA), SHAPE)
+    drafts = Drafts(tree, SHAPE)
     lengths = torch.zeros(3, dtype=torch.int64, device=CUDA)
     logits = torch.zeros(3 * SHAPE.width, VOCABULARY, device=CUDA)
     found = accept(
         drafts, logits, SamplingParams.greedy(3, CUDA), None if is_greedy else lengths, lengths, "joint", RATES
     )
-    assert all_on_cuda(found) and library.launched[-2:] == ["verify_tree", "uniforms"]
+    assert all_on_cuda(found) and library.launched[-2:] == ["verify_coupled", "uniforms"]
 
 
 def test_a_round_can_be_captured() -> None:
@@ -126,7 +125,7 @@ def test_a_round_can_be_captured() -> None:
         tree = random_tree(torch.randint(0, VOCABULARY, (b,), generator=gen), SHAPE, VOCABULARY, gen)
         logits = torch.randn(b * SHAPE.width, VOCABULARY, generator=gen)
         drawn = torch.randint(0, 1000, (2, b), generator=gen)
-        return Drafts(tree, Proposals.none(b, torch.device("cpu")), SHAPE), logits, drawn[0], drawn[1]
+        return Drafts(tree, SHAPE), logits, drawn[0], drawn[1]
 
     drafts, logits, keys, lengths = inputs(1)
     graph, found = graph_emulator.EmulatedCapturer().capture(

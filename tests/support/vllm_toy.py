@@ -22,7 +22,7 @@ from eagle_plugin.vllm.deferred_extend import DeferredTokens
 from eagle_plugin.vllm.drafter import DraftBatch, TreeProposer
 from eagle_plugin.vllm.masked_rows import HeadRows
 from eagle_plugin.vllm.runner import TreeModelRunner
-from eagle_plugin.vllm.sampling import KnownParams, draft_params
+from eagle_plugin.vllm.sampling import RequestDraws
 from eagle_plugin.vllm.shapes import RoundShapes
 from eagle_plugin.vllm.step_state import StepState
 from eagle_plugin.vllm.verifier import TreeVerifier
@@ -87,7 +87,7 @@ class ToyRunner:
             discard_request_mask=SimpleNamespace(gpu=None, np=np.zeros(REQUESTS, dtype=bool)),
             max_num_tokens=REQUESTS * SHAPE.width,
             _copy_valid_sampled_token_count=lambda *_: None,
-            _draft_params=KnownParams(),
+            _draws=RequestDraws(V, CPU, 0),
             _draft_clock=SimpleNamespace(time=lambda _, call: call(), time_reading=lambda _, call: call()),
             _has_reasoner=False,
             _deferred=DeferredTokens(BLOCK),
@@ -108,9 +108,9 @@ class ToyRunner:
         self._plan(list(range(b)), [0] * b, [1] * b)
         state, step = runner._state, runner._step
         assert state is not None
-        keys = None if metadata.all_greedy else torch.arange(b)
-        params = draft_params(metadata, b, V, CPU)
-        trees = DraftBatch(SHAPE, lengths, state.layers["head"].slot_table, params, keys, None)
+        runner.input_batch.sampling_metadata = metadata
+        draws = runner._draws.of(metadata, [str(i) for i in range(b)])
+        trees = DraftBatch(SHAPE, lengths, state.layers["head"].slot_table, *draws, None)
         drafter = step if step is not None and step.can_draft(trees, root) else self.head
         runner._keep(state, drafter.draft_tree(trees, roots, root))
 

@@ -187,10 +187,9 @@ def test_a_round(library: FakeLibrary, any_round: DecodeRound, shape: Shape, gre
     if captured:
         assert library.launched == ["start_round"], "a captured function was called instead of replayed"
     else:
-        drawn = [] if greedy else ["uniforms"]
-        wanted = [*drawn, "verify_tree", "compact_kv", "read_path", "topk_log_softmax"]
+        wanted = ["verify_coupled", "compact_kv", "read_path", "topk_log_softmax"]
         assert library.launched[-len(wanted) :] == wanted
-        assert greedy == ("uniforms" not in library.launched)
+        assert greedy == ("propose_coupled" not in library.launched)
 
 
 @pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])
@@ -246,7 +245,7 @@ def test_penalties(library: FakeLibrary, decode_round: DecodeRound, parameters: 
     accepted = verifier.walk_with_transforms(batch, schedule, drafts, logits, None, None)
     verifier.penalties.count(batch, accepted)
     assert all_on_cuda(*accepted)
-    assert library.launched == ["penalize_nodes", "uniforms", "verify_tree", "count_tokens"]
+    assert library.launched == ["penalize_nodes", "verify_coupled", "count_tokens"]
 
 
 def test_log_probabilities_and_bias(library: FakeLibrary, decode_round: DecodeRound) -> None:

@@ -45,7 +45,7 @@ from eagle_plugin.vllm.drafter import DraftBatch, ExtendBatch
 from eagle_plugin.vllm.linear_attention import LinearLayers, LinearMetadata
 from eagle_plugin.vllm.logits import MinimalLength, node_rows
 from eagle_plugin.vllm.runner import TreeModelRunner
-from eagle_plugin.vllm.sampling import KnownParams, sampling_params
+from eagle_plugin.vllm.sampling import RequestDraws, sampling_params
 from eagle_plugin.vllm.shapes import RoundShapes
 from eagle_plugin.vllm.verifier import TreeVerifier
 
@@ -70,7 +70,7 @@ def test_a_round(library: FakeLibrary, name: str, greedy: bool) -> None:
     output, accepted = verifier.verify(batch, found, metadata(greedy), states, layers)  # type: ignore[arg-type]
     assert all_on_cuda(output.sampled_token_ids, *accepted)
     if any(counts):
-        assert library.launched == [*([] if greedy else ["uniforms"]), "verify_tree", "broadcast", "compact_kv"]
+        assert library.launched == ["verify_coupled", "broadcast", "compact_kv"]
     next_tokens = torch.zeros(B, dtype=torch.int32, device=CUDA)
     ids, positions = torch.zeros(n, dtype=torch.int32, device=CUDA), torch.zeros(n, dtype=torch.int64, device=CUDA)
     features = torch.zeros(n, 3 * HIDDEN, device=CUDA)
@@ -136,7 +136,7 @@ def step_runner() -> Any:
         use_async_scheduling=True,
         _caps=SHAPE,
         _copy_valid_sampled_token_count=lambda *_: None,
-        _draft_params=KnownParams(),
+        _draws=RequestDraws(VOCABULARY, CUDA, 0),
         _draft_clock=SimpleNamespace(time=lambda _, call: call(), time_reading=lambda _, call: call()),
         _has_reasoner=False,
         _deferred=DeferredTokens(BLOCK),
@@ -183,7 +183,7 @@ def test_drafting(library: FakeLibrary, greedy: bool, parallel: bool) -> None:
     for held in (None, chains):
         batch = DraftBatch(SHAPE, roots + 9, table(), params, None if greedy else roots, held)
         drafts = head.draft_tree(batch, roots, HeadState(top, torch.zeros(B, HIDDEN, device=CUDA)))
-        assert all_on_cuda(*drafts.tree, *drafts.proposals)
+        assert all_on_cuda(*drafts.tree)
 
 
 @pytest.mark.parametrize("name", BATCHES)

@@ -85,7 +85,7 @@ def test_captured_functions(library: FakeLibrary, greedy: bool, parallel: bool) 
         assert root.state.top.logp.dim() == (3 if parallel else 2)
         drafts = step.draft_tree(trees, root.tokens, root.state)
         assert drafts.tree.tokens.shape == (B, drafted.width)
-        assert all_on_cuda(tokens, *accepted, *drafts.tree, *drafts.proposals) and len(tokens) == B
+        assert all_on_cuda(tokens, *accepted, *drafts.tree) and len(tokens) == B
         own = drafts.clone()
         assert step.holds(drafts) and not step.holds(own)
         own_state = HeadState(TopM(*(x.clone() for x in root.state.top)), root.state.hidden.clone())
