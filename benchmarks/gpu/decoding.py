@@ -19,7 +19,6 @@ from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.accepted_path import AcceptedPath, read_path
 from eagle_plugin.kernels.sampling import SamplingParams
-from eagle_plugin.runtime.rng import draft_uniforms
 from eagle_plugin.runtime.round import (
     Drafts,
     HeadState,
@@ -157,7 +156,8 @@ class TreeDecoder(PlainDecoder):
             self.roots,
             RecurrentLevels(self.shape, self.state, self.lengths, self._top_m, forward),
             self.sampling,
-            None if self.greedy else draft_uniforms(self.rng_keys, self.lengths, self.shape),
+            None if self.greedy else self.rng_keys,
+            self.lengths,
             self.head.draft_to_target,
         )
 

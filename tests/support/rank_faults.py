@@ -1,7 +1,7 @@
 """A plugin for the test server: faults of rank 1 of tensor parallelism.
 
 The faults are words in the file that EAGLE_TEST_FAULT points to, read at every round: "slow" (rank 1 sleeps in each
-round), "skewed" (rank 1 walks with other random numbers from the next round on), "alone" (no rank listens to rank 0);
+round), "skewed" (rank 1 walks with other noise from the next round on), "alone" (no rank listens to rank 0);
 none of them when the file says "none". Rounds in which rank 1 walked another path than rank 0 are counted, see
 `splits`.
 """
@@ -21,22 +21,22 @@ choose = broken_verifier.choose
 
 def register() -> None:
     """Entry point ``sglang.srt.plugins``: to be called before the worker's modules are imported."""
-    from eagle_plugin.kernels import sampling
+    from eagle_plugin.kernels import gumbel
     from eagle_plugin.runtime.ranks import RankAgreement
 
     switch = Path(os.environ["EAGLE_TEST_FAULT"])
-    healthy_walk, healthy_agree = sampling.verify_tree, RankAgreement.agree
+    healthy_walk, healthy_agree = gumbel.verify_coupled, RankAgreement.agree
     # A tensor, because Python does not run again in a walk that was captured.
-    skew = torch.zeros((), dtype=torch.float64)
+    skew = torch.zeros((), dtype=torch.int64)
 
-    def walk(tree, logits, params, proposals, uniforms, max_accept_length, **options):
+    def walk(tree, logits, params, rng_keys, *others, **options):
         # A tree of the root alone may be a prefill's: its token is not agreed upon.
-        skewed = (uniforms + skew) % 1 if tree.tokens.shape[1] > 1 else uniforms
-        return healthy_walk(tree, logits, params, proposals, skewed, max_accept_length, **options)
+        skewed = rng_keys + skew if tree.tokens.shape[1] > 1 else rng_keys
+        return healthy_walk(tree, logits, params, skewed, *others, **options)
 
     def agree(self, accepted):
         faults = switch.read_text().split()
-        skew.fill_(0.37 if "skewed" in faults and _rank() == 1 else 0.0)
+        skew.fill_(37 if "skewed" in faults and _rank() == 1 else 0)
         if "slow" in faults and _rank() == 1:
             time.sleep(SLOW_S)
         if "alone" in faults:
@@ -48,7 +48,7 @@ def register() -> None:
                 file.write(".")
         return agreed
 
-    sampling.verify_tree, RankAgreement.agree = walk, agree
+    gumbel.verify_coupled, RankAgreement.agree = walk, agree
 
 
 def _rank() -> int:

@@ -29,10 +29,6 @@ def make_prompts(count: int) -> list[list[int]]:
     return [[*shared, *prompt] if i % 5 == 0 else prompt for i, prompt in enumerate(prompts)]
 
 
-def wrong_temperature(*arguments: Any, filters: str) -> Any:
-    return broken_verifier.FAULTS["temperature one"](*arguments)
-
-
 def check_aborts(llm: LLM, prompts: list[list[int]], expected: list[list[int]]) -> None:
     """200 requests, of which every third is aborted within its first rounds; then every block is free again."""
     served, before = llm.llm_engine, free_blocks(llm)
@@ -59,6 +55,6 @@ def check_distribution(
     for ours, theirs in zip(draw(llm, settings, 300), expected, strict=True):
         found = p_values(ours, theirs)
         assert min(found.values()) > LEAST_P, found
-    monkeypatch.setattr(decode_round, "verify_tree", wrong_temperature)
+    monkeypatch.setattr(decode_round, "verify_coupled", broken_verifier.FAULTS["temperature one"])
     control = p_values(draw(llm, settings[1:], 300)[0], expected[1])
     assert min(control.values()) < LEAST_P**2, control

@@ -37,10 +37,9 @@ def faulty(tmp_path_factory, bigram_target, bigram_eagle3):
         ("temperature one", 1, REQUESTS),
         ("no filters", 2, REQUESTS),
         pytest.param("no filters", 3, 1500, marks=pytest.mark.matrix),
-        ("every draw accepted", 0, REQUESTS),
-        pytest.param("every draw accepted", 1, 1500, marks=pytest.mark.matrix),
-        pytest.param("one number for both", 0, 4000, marks=pytest.mark.matrix),
-        pytest.param("whole p after rejection", 0, 2500, marks=pytest.mark.matrix),
+        ("every draft accepted", 0, REQUESTS),
+        ("one noise for a round", 0, REQUESTS),
+        ("one key for all", 0, REQUESTS),
     ],
 )
 def test_a_broken_verifier_is_found_out(fault, number, count, faulty, bigram_target):

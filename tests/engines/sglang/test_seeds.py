@@ -12,9 +12,9 @@ from serving import accept_length
 
 pytest.importorskip("sglang")
 
-from eagle_plugin.kernels.sampling import SamplingParams
-from eagle_plugin.runtime.rng import draw_uniforms, request_keys
-from eagle_plugin.sglang.sampling import draw_tokens
+from eagle_plugin.core.gumbel import draw_coupled
+from eagle_plugin.core.sampling import SamplingParams
+from eagle_plugin.runtime.rng import request_keys
 
 # In make test with captured rounds of random shapes, which know a request's seed in the most ways. That synchronous
 # rounds of one shape draw the same by a seed is shown by test_tensor_parallel.py, whose one rank runs them.
@@ -48,14 +48,14 @@ def test_a_seed_fixes_the_text_alone_and_in_a_batch(setting, plugin):
 
 
 def drawn_by_seed(target, setting: dict, seed: int) -> list[int]:
-    """The tokens of a seeded request, without drafts: each is drawn with the number of the position before it."""
+    """The tokens of a seeded request, without drafts: each is drawn with the noise of the position before it."""
     ids, times = torch.tensor([prompt_ids(target, PROMPT)]), None
     for _ in range(LENGTH):
         logits = next_logits(target, ids)
         times = torch.zeros_like(logits) if times is None else times
         p = distribution(logits, times, setting).float()
-        u = draw_uniforms(request_keys(1, {0: seed}), torch.tensor([ids.shape[1] - 1]))
-        token = draw_tokens(p.log(), SamplingParams.of(1), u)[:, None]
+        key, position = request_keys(1, {0: seed}), torch.tensor([ids.shape[1] - 1])
+        token = draw_coupled(p.log(), SamplingParams.of(1), key, position)[:, None]
         times = times.scatter_add(1, token, torch.ones(1, 1))
         ids = torch.cat([ids, token], dim=1)
     return ids[0, -LENGTH:].tolist()

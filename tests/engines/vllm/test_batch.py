@@ -8,7 +8,6 @@ from torch import Tensor
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import DraftTree
-from eagle_plugin.kernels.sampling import Proposals
 from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
 
@@ -17,8 +16,8 @@ WIDTH = len(PARENTS)
 SHAPE = Shape(2, 2, WIDTH)
 
 
-def drafts(names: list[str], rows: int = 0, top_m: int = 0, parents: list[int] = PARENTS) -> Drafts:
-    """Trees whose tokens tell the request and the node, with proposals that tell the request, the row and the place."""
+def drafts(names: list[str], parents: list[int] = PARENTS) -> Drafts:
+    """Trees whose tokens tell the request and the node."""
     b, width = len(names), len(parents)
     tokens = torch.tensor([[ord(name) * 100 + node for node in range(width)] for name in names])
     depths, ancestors = [0] * width, [1] * width
@@ -33,11 +32,7 @@ def drafts(names: list[str], rows: int = 0, top_m: int = 0, parents: list[int] =
         torch.tensor(ancestors).repeat(b, 1),
         torch.arange(width, dtype=torch.int32).repeat(b, 1),
     )
-    if not rows:
-        return Drafts(tree, Proposals.none(b), SHAPE._replace(width=width))
-    places = torch.arange(rows)[:, None] * 10 + torch.arange(top_m)
-    named = torch.tensor([ord(name) * 1000 for name in names])[:, None, None] + places
-    return Drafts(tree, Proposals(named, named.float() + 0.5), SHAPE._replace(width=width))
+    return Drafts(tree, SHAPE._replace(width=width))
 
 
 def plan(names: str, scheduled: list[int], lens: list[int], prefix: list[int], store: DraftStore) -> RoundBatch:
@@ -137,38 +132,20 @@ def test_requests_that_left_the_batch() -> None:
 
 
 def test_trees_of_two_draftings() -> None:
-    """A request that was left out for a step comes back; the proposals get the shape of the larger ones."""
-    old, new = drafts(["a"], rows=2, top_m=3), drafts(["b"], rows=1, top_m=4)
-    batch = plan("ba", [4, 4], [5, 5], [1, 2], store_of(old, new))
+    """A request that was left out for a step comes back."""
+    batch = plan("ba", [4, 4], [5, 5], [1, 2], store_of(["a"], ["b"]))
     assert tokens_of(batch) == named("ba")
-    a, b = ord("a") * 1000, ord("b") * 1000
-    assert batch.drafts.proposals.tokens.tolist() == [
-        [[b, b + 1, b + 2, b + 3], [0, 0, 0, 0]],
-        [[a, a + 1, a + 2, 0], [a + 10, a + 11, a + 12, 0]],
-    ]
-    assert batch.drafts.proposals.weights[0, 1].tolist() == [0.0] * 4  # padding is never drawn
-    assert batch.drafts.proposals.weights[1, 0].tolist() == [a + 0.5, a + 1.5, a + 2.5, 0.0]
-
-
-def test_a_greedy_drafting_joins_a_sampled_one() -> None:
-    batch = plan("ab", [4, 4], [5, 5], [1, 2], store_of(["a"], drafts(["b"], rows=2, top_m=3)))
-    assert tokens_of(batch) == named("ab") and batch.drafts.proposals.tokens.shape == (2, 2, 3)
-    assert not batch.drafts.proposals.weights[0].any()
 
 
 def test_scheduled_drafts_without_a_tree() -> None:
     """Past the drafter's reach vLLM schedules zeros: only the root may be taken from them; others keep theirs."""
-    batch = plan("ab", [4, 4], [5, 5], [10, 20], store_of(drafts(["a"], rows=2, top_m=3)))
+    batch = plan("ab", [4, 4], [5, 5], [10, 20], store_of(["a"]))
     assert tokens_of(batch)[0] == named("a")[0] and batch.drafts.tree.parents[0].tolist() == [-1, 0, 0, 1, 2]
     assert batch.drafts.tree.parents[1].tolist() == [-1] * WIDTH
     assert batch.drafts.tree.depths[1].tolist() == [0] * WIDTH
     assert batch.drafts.tree.ancestors[1].tolist() == [1 << node | 1 for node in range(WIDTH)]
     assert batch.drafts.tree.draws[1].tolist() == [-1] * WIDTH
-    assert (
-        batch.drafts.proposals.weights.shape == (2, 2, 3)
-        and not batch.drafts.proposals.weights[1].any()
-        and batch.uniform
-    )
+    assert batch.uniform
 
 
 def test_more_scheduled_than_drafted() -> None:
@@ -178,8 +155,8 @@ def test_more_scheduled_than_drafted() -> None:
 
 def test_trees_of_different_widths() -> None:
     """Two requests of the last step, and one that was left out of it and has a wider tree."""
-    narrow = drafts(["b", "c"], rows=1, top_m=4, parents=[-1, 0, 1])._replace(shape=Shape(3, 1, 3))
-    batch = plan("bac", [2, 4, 2], [3, 5, 3], [1, 2, 3], store_of(drafts(["a"], rows=2, top_m=3), narrow))
+    narrow = drafts(["b", "c"], parents=[-1, 0, 1])._replace(shape=Shape(3, 1, 3))
+    batch = plan("bac", [2, 4, 2], [3, 5, 3], [1, 2, 3], store_of(["a"], narrow))
     assert batch.drafts.shape == Shape(3, 2, WIDTH) and not batch.uniform
     tree = batch.drafts.tree
     b, c = ([ord(name) * 100 + node for node in (0, 1, 2, 0, 0)] for name in "bc")
@@ -190,7 +167,6 @@ def test_trees_of_different_widths() -> None:
     assert same(batch.logits_rows, batch.query.tolist())
     attending = batch.rows().tree  # equal rows of queries must attend to equal keys
     assert attending is not None and attending.ancestors[0].tolist() == [0b1, 0b11, 0b111, 0b111, 0b111]
-    assert batch.drafts.proposals.tokens.shape == (3, 2, 4)
     assert batch.newest == [0, 2]
 
 

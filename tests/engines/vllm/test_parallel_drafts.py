@@ -49,10 +49,10 @@ class Pair(NamedTuple):
         """The nodes of the reference's tree after a text."""
         greedy = SamplingParams.greedy(1)
         with torch.no_grad():
-            drafted, proposals = draft_tree(
+            drafted, _ = draft_tree(
                 self.model, self.module, text, RULES["target_only"], greedy, torch.Generator(), shape
             )
-        return set(paths_of(Drafts(drafted, proposals, shape, None), 0))
+        return set(paths_of(Drafts(drafted, shape), 0))
 
 
 @pytest.fixture(scope="module")

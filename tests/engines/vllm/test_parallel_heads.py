@@ -160,9 +160,7 @@ def test_sampled_text_has_the_distribution_of_plain_decoding(plugin: LLM, plain:
 
 
 def test_a_broken_verifier_is_found_out(plugin: LLM, plain: Plain, monkeypatch: pytest.MonkeyPatch) -> None:
-    healthy, fault = decode_round.verify_tree, broken_verifier.FAULTS["every draw accepted"]
-    monkeypatch.setattr(broken_verifier, "healthy", lambda *given: healthy(*given, filters="chained"))
-    monkeypatch.setattr(decode_round, "verify_tree", lambda *given, filters: fault(*given))
+    monkeypatch.setattr(decode_round, "verify_coupled", broken_verifier.FAULTS["every draft accepted"])
     found = p_values(draw(plugin, SETTINGS[:1], REQUESTS)[0], plain.drawn[0])
     assert min(found.values()) < LEAST_P**2, found
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from engine_signatures import assignments, calls, fields, holds, in_order, parameters, returned
+from family_models import VOCAB
 from vllm.model_executor.layers import linear, vocab_parallel_embedding
 from vllm.model_executor.layers import utils as layers
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -47,14 +51,50 @@ def test_the_least_temperature_that_samples() -> None:
 
 
 def test_a_batch_that_changes_gets_new_metadata() -> None:
-    """`KnownParams` keeps the parameters of a batch as long as vLLM keeps its metadata."""
+    """`RequestDraws` keeps the parameters and keys of a batch as long as vLLM keeps its metadata."""
     made = "if batch_update:\n    self.sampling_metadata = self._make_sampling_metadata()"
     assert holds(InputBatch.refresh_metadata, made)
     assert [x.split("(")[0] for x in returned(InputBatch._make_sampling_metadata)] == ["SamplingMetadata"]
-    known, made_for = sampling.KnownParams(), []
-    for metadata in ("a", "a", "b", "a"):
-        known.of(metadata, lambda metadata=metadata: made_for.append(metadata))  # type: ignore[misc, func-returns-value]
-    assert made_for == ["a", "b", "a"]
+    draws, first = request_draws(), metadata_of({})
+    found = draws.of(first, ["a", "b"])
+    assert all(x is y for x, y in zip(found, draws.of(first, ["a", "b"]), strict=True))
+    assert draws.of(metadata_of({}), ["a", "b"])[0] is not found[0]
+
+
+def request_draws(seed: int = 3) -> sampling.RequestDraws:
+    return sampling.RequestDraws(VOCAB, torch.device("cpu"), seed)
+
+
+def metadata_of(seeds: dict[int, int], **changes: Any) -> Any:
+    """What `RequestDraws` reads of vLLM's metadata, for requests at temperature 1."""
+    generators = {i: torch.Generator().manual_seed(seed) for i, seed in seeds.items()}
+    processors = SimpleNamespace(argmax_invariant=[])
+    names = {"temperature", "top_k", "top_p"}
+    given = dict.fromkeys(names) | {"temperature": torch.ones(8)} | changes
+    return SimpleNamespace(generators=generators, logitsprocs=processors, **{"all_greedy": False} | given)
+
+
+def test_a_request_keeps_its_key() -> None:
+    """In every batch, in any place of it, and while it waits; to its end."""
+    draws = request_draws()
+    a, b = draws.of(metadata_of({}), ["a", "b"])[1].tolist()
+    assert a != b
+    seeded, again = draws.of(metadata_of({0: 42}), ["s", "a"])[1].tolist()
+    assert again == a and seeded == 42
+    assert draws.of(metadata_of({1: 42}), ["b", "s"])[1].tolist() == [b, 42]
+    draws.forget(["a", "unknown"])
+    assert draws.of(metadata_of({}), ["a", "b"])[1].tolist()[1] == b
+    assert draws.of(metadata_of({}), ["a"])[1].tolist() != [a]
+
+
+def test_ranks_draw_the_same_keys_and_servers_of_other_seeds_do_not() -> None:
+    one, other, third = (request_draws(seed).of(metadata_of({}), ["a", "b"])[1].tolist() for seed in (3, 3, 4))
+    assert one == other and not set(one) & set(third)
+
+
+def test_greedy_requests_have_no_keys() -> None:
+    params, keys = request_draws().of(metadata_of({}, temperature=None, all_greedy=True), ["a"])
+    assert keys is None and params.is_greedy().all()
 
 
 def test_the_functions_of_the_sampler() -> None:

@@ -15,7 +15,7 @@ from vllm_engines import chosen_by, engine, fixed_shapes
 
 from eagle_plugin.core.shape import PLAIN
 from eagle_plugin.policy.chooser import ShapeChooser
-from eagle_plugin.vllm import sampling, verifier
+from eagle_plugin.vllm import sampling
 
 SETTINGS: list[dict[str, Any]] = [
     {"temperature": 1.0},
@@ -108,10 +108,9 @@ def responses_to_seeds(llm: LLM, seeds: range) -> list[list[int]]:
 
 
 def test_keys_without_seeds_are_noticed(plugin: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: the same requests with keys drawn anew in every round."""
+    """The control: the same requests with keys that know no seed."""
     unseeded = sampling.request_keys
-    for module in (sampling, verifier):
-        monkeypatch.setattr(module, "request_keys", lambda generators, b, device: unseeded({}, b, device))
+    monkeypatch.setattr(sampling, "request_keys", lambda b, seeds, **options: unseeded(b, {}, **options))
     assert alone(plugin, SETTINGS[0]) != alone(plugin, SETTINGS[0])
 
 

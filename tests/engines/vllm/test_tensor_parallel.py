@@ -89,12 +89,12 @@ def watch_rank(worker: Any) -> None:
 
     runner = worker.worker.model_runner
     ranks, rank = runner._verifier.ranks, get_tp_group().rank_in_group
-    healthy_walk, healthy_agree = decode_round.verify_tree, ranks.agree
+    healthy_walk, healthy_agree = decode_round.verify_coupled, ranks.agree
     ranks.splits, ranks.faults = 0, []
 
-    def walk(tree: Any, logits: Any, params: Any, proposals: Any, uniforms: Any, *more: Any, **options: Any) -> Any:
-        skewed = (uniforms + 0.37) % 1 if rank == 1 and "skewed" in ranks.faults else uniforms
-        return healthy_walk(tree, logits, params, proposals, skewed, *more, **options)
+    def walk(tree: Any, logits: Any, params: Any, rng_keys: Any, *more: Any, **options: Any) -> Any:
+        skewed = rng_keys + 37 if rank == 1 and "skewed" in ranks.faults else rng_keys
+        return healthy_walk(tree, logits, params, skewed, *more, **options)
 
     def agree(accepted: Any) -> Any:
         if "alone" in ranks.faults:
@@ -104,7 +104,7 @@ def watch_rank(worker: Any) -> None:
         ranks.splits += not all(torch.equal(*values) for values in zip(walked, agreed, strict=True))
         return agreed
 
-    decode_round.verify_tree, ranks.agree = walk, agree
+    decode_round.verify_coupled, ranks.agree = walk, agree
 
 
 def choose_faults(worker: Any, *faults: str) -> None:
