@@ -18,7 +18,7 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from eagle_plugin.core.gumbel import draw_coupled
+from eagle_plugin.core.gumbel import draw_tokens
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import CandidateTable, DraftTree, select_tree
@@ -103,7 +103,7 @@ def coupled_trees(sharpness: float) -> Measure:
         table, _ = contexts.table(gumbel(keys, sharpness), TREE, gen)
         trees = contexts.tree(table, TREE.width)
         width = TREE.width
-        drawn = draw_coupled(
+        drawn = draw_tokens(
             contexts.logits(trees).flatten(0, 1), contexts.params.for_rows(width), keys.repeat_interleave(width),
             (contexts.roots[:, None] + trees.depths).flatten(),
         ).view(-1, width)  # fmt: skip

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from eagle_plugin.core import tree as tree_oracle
 from eagle_plugin.core import verify as verify_oracle
-from eagle_plugin.core.propose import NUM_SAMPLED
 from eagle_plugin.kernels import bf16_linear, int8_linear, kv, sampling, tree
 from eagle_plugin.kernels.attention import tree_attention
 
@@ -212,18 +211,17 @@ def sampling_rows(s: Setting) -> Iterator[Row]:
         tree_of = tree.new_table(b, width)
         tree.grow_level(tree_of, 0, 1, torch.rand(b, 1, width).log(), torch.randint(0, 99, (b, 1, width)), None, 0)
         drafted = tree.select_tree(tree_of, torch.zeros(b, dtype=torch.int64), width)
-        u = torch.rand(b, steps + 1, 1, dtype=torch.float64)
-        none = sampling.Proposals.none(b)
+        keys = torch.arange(b)
         for name, (top_k, top_p) in settings.items():
             params = sampling.SamplingParams.of(b, 0.8, top_k=top_k, top_p=top_p)
-            ours: Call = functools.partial(sampling.verify_tree, drafted, logits, params, none, u, steps + 1)
+            ours: Call = functools.partial(sampling.verify_tree, drafted, logits, params, keys, keys, steps + 1)
             theirs: Call = functools.partial(sampled_by_torch, logits, top_k, top_p)
             visited = int(ours().lengths.sum()) * s.vocab * 4
             yield Row("verify_tree", f"{b} x {width} nodes, {name}", ours, "torch sampler", theirs, visited)
         logp, index = tree.topk_log_softmax(logits[: 4 * b], min(top_m, s.vocab))
         rows = params.for_rows(4)
-        u = torch.rand(4 * b, NUM_SAMPLED, dtype=torch.float64)
-        ours = functools.partial(sampling.propose, logp, index, rows, u, 4, first_row=0, rows_per_request=4)
+        keys = torch.arange(4 * b)
+        ours = functools.partial(sampling.propose, logp, index, rows, keys, keys, 4)
         theirs = functools.partial(torch.multinomial, logp.exp(), 1)
         yield Row("propose", f"{4 * b} rows of {logp.shape[1]}", ours, "multinomial", theirs, logp.nbytes * 4)
 

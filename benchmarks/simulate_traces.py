@@ -75,7 +75,7 @@ class Outcomes(NamedTuple):
 
     @classmethod
     def of(cls, trace: Trace, shapes: Sequence[Shape]) -> Outcomes:
-        path_sums = PathSums(CAPS, CAPS.topk, shapes, "cpu")
+        path_sums = PathSums(CAPS, shapes, "cpu")
         assert len(path_sums.shapes) == len(shapes)
         sums, accepted = [], []
         for first in range(0, len(trace.scores), CHUNK):

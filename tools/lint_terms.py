@@ -62,7 +62,7 @@ def _prose(pattern: str, instead: str, where: str = "") -> Rule:
 NAMES = [
     _name("doors?", "argument checks, bindings"),
     _name("(?<!import_)laws?", "target distribution"),
-    _name("worth", "slot weight"),
+    _name("worth", "value, gain"),
     _name("seams?", "contract, names of the engine"),
     _name("paced", "times against a reference"),
     _name("made_up", "dummy", r"eagle_plugin/"),
@@ -113,7 +113,7 @@ PROSE = [
     _prose(r"\bdoors?\b", "argument checks, bindings"),
     _prose(r"(?<!import )(?<!import-)(?<!Zipf's )\blaws?\b", "target distribution"),
     _prose(r"\bseams?\b", "contract, hook"),
-    _prose(r"\bworth\b(?! \w+ing\b)", "slot weight, value"),
+    _prose(r"\bworth\b(?! \w+ing\b)", "value"),
     _prose(r"\blisted (?:tokens?|candidates?|children)\b", "top-M candidates"),
     _prose(r"\bsaid\b", "generated, output tokens, logged"),
     _prose(r"\bplay(?:s|ed|ing)?\b(?! a (?:part|role))", "generate, rollout"),

@@ -32,7 +32,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.gpu.attention_backends import choices, flash_attention, flash_attention_3, flashinfer_attention
 from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.command_end import end_of
-from eagle_plugin.core.propose import NUM_SAMPLED
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.kernels import sampling, tree
 from eagle_plugin.kernels.attention import tree_attention
@@ -213,12 +212,9 @@ def sampling_row(drafted: tree.DraftTree, walked: tuple[Tensor, ...], vocab: int
     b = drafted.tokens.shape[0]
     logits = deviation * torch.randn(b * WIDTH, vocab, device="cuda")
     params = SamplingParams.of(b, 0.8, top_p=0.9, device="cuda")
-    none = torch.zeros(b, 1, 1, dtype=torch.int64, device="cuda")
-    proposals = sampling.Proposals(none, none.float())
-    uniforms = torch.rand(b, MAX_ACCEPT_LENGTH, NUM_SAMPLED + 1, dtype=torch.float64, device="cuda")
-    calls: dict[str, Call] = {
-        "ours": functools.partial(sampling.verify_tree, drafted, logits, params, proposals, uniforms, MAX_ACCEPT_LENGTH)
-    }
+    keys = torch.arange(b, device="cuda")
+    ours = functools.partial(sampling.verify_tree, drafted, logits, params, keys, keys, MAX_ACCEPT_LENGTH)
+    calls: dict[str, Call] = {"ours": ours}
     sample = sglang_kernel("sampling", "tree_speculative_sampling_target_only")
     try:
         from flashinfer.sampling import top_p_renorm_probs

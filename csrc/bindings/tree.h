@@ -26,12 +26,12 @@ struct TopkCall {
 struct TableCall {  // the candidate tables of a batch
   float* scores;
   int64_t* tokens;
-  int32_t *parents, *draws;
+  int32_t* parents;
   int32_t capacity;
 
   EAGLE_HD TableRow row(int64_t i) const {
     const int64_t at = i * capacity;
-    return {scores + at, tokens + at, parents + at, draws + at};
+    return {scores + at, tokens + at, parents + at};
   }
 };
 
@@ -52,7 +52,6 @@ struct GrowCall {
   TableCall table;
   const float* logp;
   const int64_t* tokens;
-  const int32_t* draws;   // or null
   FrontierCall previous;  // all null at depth 1
   FrontierCall out;
   int32_t rows, k, offset, first_slot;
@@ -61,9 +60,7 @@ struct GrowCall {
 
   EAGLE_HD LevelRow level(int64_t i) const {
     const int64_t at = i * rows * k;
-    return {logp + at, tokens + at, draws ? draws + at : nullptr,
-            rows,      k,           previous.scores ? previous.row(i) : FrontierRow{},
-            offset,    first_slot};
+    return {logp + at, tokens + at, rows, k, previous.scores ? previous.row(i) : FrontierRow{}, offset, first_slot};
   }
 };
 
@@ -71,14 +68,13 @@ struct LevelsCall {
   TableCall table;
   const float* logp;
   const int64_t* tokens;
-  const int32_t* draws;  // or null
   int32_t rows, k, depth, topk;
   int64_t b;
   DLDevice device;
 
   EAGLE_HD LevelsRow levels(int64_t i) const {
     const int64_t at = i * rows * k;
-    return {logp + at, tokens + at, draws ? draws + at : nullptr, depth, topk, k};
+    return {logp + at, tokens + at, depth, topk, k};
   }
 };
 
@@ -88,13 +84,13 @@ struct SelectCall {
   int64_t* tokens;
   int32_t *parents, *depths;
   uint64_t* ancestors;
-  int32_t *draws, width;
+  int32_t width;
   int64_t b;
   DLDevice device;
 
   EAGLE_HD TreeRow row(int64_t i) const {
     const int64_t at = i * width;
-    return {tokens + at, parents + at, depths + at, ancestors + at, draws + at};
+    return {tokens + at, parents + at, depths + at, ancestors + at};
   }
 };
 
@@ -144,30 +140,25 @@ inline void topk_log_softmax(TensorView logits, TensorView logp, TensorView inde
                static_cast<int32_t>(vocabulary), static_cast<int32_t>(k), logits.device()});
 }
 
-inline TableCall check_table(const TensorView& scores, const TensorView& tokens, const TensorView& parents,
-                             const TensorView& draws, int64_t b) {
+inline TableCall check_table(const TensorView& scores, const TensorView& tokens, const TensorView& parents, int64_t b) {
   check(scores, "table.scores", kF32, {b, kAny});
   const int64_t capacity = scores.size(1);
   check(tokens, "table.tokens", kI64, {b, capacity});
   check(parents, "table.parents", kI32, {b, capacity});
-  check(draws, "table.draws", kI32, {b, capacity});
-  return {ptr<float>(scores), ptr<int64_t>(tokens), ptr<int32_t>(parents), ptr<int32_t>(draws),
-          static_cast<int32_t>(capacity)};
+  return {ptr<float>(scores), ptr<int64_t>(tokens), ptr<int32_t>(parents), static_cast<int32_t>(capacity)};
 }
 
 // previous_* are all given or all absent (depth 1).
-inline void grow_level(TensorView table_scores, TensorView table_tokens, TensorView table_parents,
-                       TensorView table_draws, int64_t offset, int64_t depth, TensorView logp, TensorView tokens,
-                       Optional<TensorView> draws, Optional<TensorView> previous_candidates,
+inline void grow_level(TensorView table_scores, TensorView table_tokens, TensorView table_parents, int64_t offset,
+                       int64_t depth, TensorView logp, TensorView tokens, Optional<TensorView> previous_candidates,
                        Optional<TensorView> previous_scores, Optional<TensorView> previous_ancestors, int64_t topk,
                        TensorView candidates, TensorView scores, TensorView out_tokens, TensorView parent_rows,
                        TensorView ancestors) {
   check(logp, "logp", kF32, {kAny, kAny, kAny});
   const int64_t b = logp.size(0), rows = logp.size(1), k = logp.size(2);
   check(tokens, "tokens", kI64, {b, rows, k});
-  if (draws.has_value()) check(draws.value(), "draws", kI32, {b, rows, k});
   GrowCall call{};
-  call.table = check_table(table_scores, table_tokens, table_parents, table_draws, b);
+  call.table = check_table(table_scores, table_tokens, table_parents, b);
   const int64_t capacity = call.table.capacity, keep = topk < rows * k ? topk : rows * k;
   if (previous_scores.has_value()) {
     check(previous_candidates.value(), "previous.candidates", kI32, {b, rows});
@@ -197,7 +188,6 @@ inline void grow_level(TensorView table_scores, TensorView table_tokens, TensorV
   check(ancestors, "ancestors", kI64, {b, keep});
   call.logp = ptr<float>(logp);
   call.tokens = ptr<int64_t>(tokens);
-  call.draws = draws.has_value() ? ptr<int32_t>(draws.value()) : nullptr;
   call.out = {ptr<int32_t>(candidates),  ptr<float>(scores),       ptr<int64_t>(out_tokens),
               ptr<int64_t>(parent_rows), ptr<uint64_t>(ancestors), static_cast<int32_t>(keep)};
   call.rows = static_cast<int32_t>(rows);
@@ -209,14 +199,12 @@ inline void grow_level(TensorView table_scores, TensorView table_tokens, TensorV
   if (b > 0) run(call);
 }
 
-inline void grow_levels(TensorView table_scores, TensorView table_tokens, TensorView table_parents,
-                        TensorView table_draws, int64_t depth, int64_t topk, TensorView logp, TensorView tokens,
-                        Optional<TensorView> draws) {
+inline void grow_levels(TensorView table_scores, TensorView table_tokens, TensorView table_parents, int64_t depth,
+                        int64_t topk, TensorView logp, TensorView tokens) {
   check(logp, "logp", kF32, {kAny, kAny, kAny});
   const int64_t b = logp.size(0), rows = logp.size(1), k = logp.size(2);
   check(tokens, "tokens", kI64, {b, rows, k});
-  if (draws.has_value()) check(draws.value(), "draws", kI32, {b, rows, k});
-  const TableCall table = check_table(table_scores, table_tokens, table_parents, table_draws, b);
+  const TableCall table = check_table(table_scores, table_tokens, table_parents, b);
   if (depth < 1 || topk < 1 || (depth - 1) * topk > kMaxWidth) {
     TVM_FFI_THROW(ValueError) << "depth " << depth << " with topk " << topk << " needs " << (depth - 1) * topk
                               << " draft slots, wanted at most 64, and a depth and a topk of at least 1: lower the "
@@ -232,17 +220,16 @@ inline void grow_levels(TensorView table_scores, TensorView table_tokens, Tensor
                               << ": make it larger with new_table";
   }
   if (b == 0) return;
-  run(LevelsCall{table, ptr<float>(logp), ptr<int64_t>(tokens),
-                 draws.has_value() ? ptr<int32_t>(draws.value()) : nullptr, static_cast<int32_t>(rows),
-                 static_cast<int32_t>(k), static_cast<int32_t>(depth), static_cast<int32_t>(topk), b, logp.device()});
+  run(LevelsCall{table, ptr<float>(logp), ptr<int64_t>(tokens), static_cast<int32_t>(rows), static_cast<int32_t>(k),
+                 static_cast<int32_t>(depth), static_cast<int32_t>(topk), b, logp.device()});
 }
 
 inline void select_tree(TensorView table_scores, TensorView table_tokens, TensorView table_parents,
-                        TensorView table_draws, TensorView root_tokens, TensorView tokens, TensorView parents,
-                        TensorView depths, TensorView ancestors, TensorView draws) {
+                        TensorView root_tokens, TensorView tokens, TensorView parents, TensorView depths,
+                        TensorView ancestors) {
   check(root_tokens, "root_tokens", kI64, {kAny});
   const int64_t b = root_tokens.size(0);
-  const TableCall table = check_table(table_scores, table_tokens, table_parents, table_draws, b);
+  const TableCall table = check_table(table_scores, table_tokens, table_parents, b);
   check(tokens, "tokens", kI64, {b, kAny});
   const int64_t width = tokens.size(1);
   if (width < 1 || width > kMaxWidth) {
@@ -251,10 +238,9 @@ inline void select_tree(TensorView table_scores, TensorView table_tokens, Tensor
   check(parents, "parents", kI32, {b, width});
   check(depths, "depths", kI32, {b, width});
   check(ancestors, "ancestors", kI64, {b, width});
-  check(draws, "draws", kI32, {b, width});
   if (b == 0) return;
   run(SelectCall{table, ptr<int64_t>(root_tokens), ptr<int64_t>(tokens), ptr<int32_t>(parents), ptr<int32_t>(depths),
-                 ptr<uint64_t>(ancestors), ptr<int32_t>(draws), static_cast<int32_t>(width), b, tokens.device()});
+                 ptr<uint64_t>(ancestors), static_cast<int32_t>(width), b, tokens.device()});
 }
 
 inline void sibling_links(TensorView parents, TensorView first_child, TensorView next_sibling) {

@@ -18,12 +18,7 @@ void run(const ProposeCall& call) {
   for (int64_t i = 0; i < call.rows; ++i) call.row(SerialTeam{}, scratch, i);
 }
 
-void run(const ProposeCoupledCall& call) {
-  ProposeScratch scratch;
-  for (int64_t i = 0; i < call.rows; ++i) call.row(SerialTeam{}, scratch, i);
-}
-
-void run(const VerifyTreeCall& call) {
+void run(const VerifyCall& call) {
   parallel_for(call.b, call.b * call.max_accept_length * call.vocabulary > kMinParallelLogits, [&](int64_t i) {
     SerialTeam team;
     Histogram histogram;

@@ -9,7 +9,7 @@ namespace eagle {
 
 class BlockTeam {
  public:
-  static constexpr int kTake = 1, kGroup = 32;
+  static constexpr int kTake = 1;
   struct Exchange {  // shared memory: one word for each warp
     uint64_t words[32];
   };
@@ -49,11 +49,6 @@ class BlockTeam {
     const uint32_t low = static_cast<uint32_t>(x), before = atomicAdd(halves, low);
     const uint32_t high = static_cast<uint32_t>(x >> 32) + (before + low < low);
     if (high) atomicAdd(halves + 1, high);
-  }
-  template <class T>
-  __device__ T group_sum(T x) const {
-    for (unsigned d = kWarp / 2; d > 0; d /= 2) x += __shfl_xor_sync(kAll, x, d);
-    return x;
   }
 
  private:

@@ -9,7 +9,7 @@ namespace {
 constexpr unsigned kPartThreads = 512;    // a row of logits is long: many loads must be in flight
 constexpr unsigned kFinishThreads = 256;  // a few thousand tokens, and bins
 constexpr int64_t kLeastPart = 1024;      // tokens of a row's part, or its blocks would have too little to do
-constexpr unsigned kWalkThreads = 256;    // a walk reads one segment of a row per drawn token
+constexpr unsigned kWalkThreads = 64;     // nodes of a tree
 constexpr unsigned kNumberThreads = 32;   // one thread per number; small blocks spread over the GPU
 
 __global__ void __launch_bounds__(kNumberThreads) uniforms_kernel(UniformsCall call) {
@@ -23,28 +23,22 @@ __global__ void __launch_bounds__(kMaxTopM) propose_kernel(ProposeCall call) {
   call.row(BlockTeam(exchange), scratch, blockIdx.x);
 }
 
-__global__ void __launch_bounds__(kMaxTopM) propose_coupled_kernel(ProposeCoupledCall call) {
-  __shared__ BlockTeam::Exchange exchange;
-  __shared__ ProposeScratch scratch;
-  call.row(BlockTeam(exchange), scratch, blockIdx.x);
-}
-
 __device__ RowPart this_part() { return {static_cast<int32_t>(blockIdx.y), static_cast<int32_t>(gridDim.y)}; }
 
-__global__ void __launch_bounds__(kPartThreads, 2) best_kernel(VerifyTreeCall call) {
+__global__ void __launch_bounds__(kPartThreads, 2) best_kernel(VerifyCall call) {
   __shared__ BlockTeam::Exchange exchange;
   const BlockTeam team(exchange);
   call.find_best(team, blockIdx.x, this_part());
 }
 
-__global__ void __launch_bounds__(kPartThreads, 2) weigh_kernel(VerifyTreeCall call) {
+__global__ void __launch_bounds__(kPartThreads, 2) weigh_kernel(VerifyCall call) {
   __shared__ BlockTeam::Exchange exchange;
   __shared__ WeighScratch scratch;
   const BlockTeam team(exchange);
   call.weigh(team, scratch, blockIdx.x, this_part());
 }
 
-__global__ void __launch_bounds__(kPartThreads, 2) collect_kernel(VerifyTreeCall call) {
+__global__ void __launch_bounds__(kPartThreads, 2) collect_kernel(VerifyCall call) {
   __shared__ BlockTeam::Exchange exchange;
   __shared__ CollectScratch scratch;
   const BlockTeam team(exchange);
@@ -52,26 +46,32 @@ __global__ void __launch_bounds__(kPartThreads, 2) collect_kernel(VerifyTreeCall
 }
 
 // Four blocks per multiprocessor: 64 registers a thread, also on sm_80, where it would take 78.
-__global__ void __launch_bounds__(kFinishThreads, 4) finish_kernel(VerifyTreeCall call, int32_t parts) {
+__global__ void __launch_bounds__(kFinishThreads, 4) finish_kernel(VerifyCall call, int32_t parts) {
   __shared__ BlockTeam::Exchange exchange;
   __shared__ FinishScratch scratch;
   const BlockTeam team(exchange);
   call.finish(team, scratch, blockIdx.x, parts);
 }
 
-__global__ void __launch_bounds__(kWalkThreads) walk_kernel(VerifyTreeCall call) {
+__global__ void __launch_bounds__(kPartThreads, 2) draw_kernel(VerifyCall call) {
   __shared__ BlockTeam::Exchange exchange;
   const BlockTeam team(exchange);
-  call.walk_described(team, blockIdx.x);
+  call.draw(team, blockIdx.x, this_part());
+}
+
+__global__ void __launch_bounds__(kWalkThreads) walk_kernel(VerifyCall call, int32_t parts) {
+  __shared__ BlockTeam::Exchange exchange;
+  const BlockTeam team(exchange);
+  call.walk_drawn(team, blockIdx.x, parts);
 }
 
 // Into how many parts to divide each row, so that the blocks fill the device, two per multiprocessor.
-unsigned parts_of(const VerifyTreeCall& call) {
+unsigned parts_of(const VerifyCall& call) {
   int processors = 1;
   const cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, call.device.device_id);
   if (error != cudaSuccess) TVM_FFI_THROW(RuntimeError) << "verify_tree: no device: " << cudaGetErrorString(error);
   unsigned parts = 1;
-  while (2 * parts <= kSegments && call.b * call.width * parts <= processors &&
+  while (2 * parts <= kMaxParts && call.b * call.width * parts <= processors &&
          call.vocabulary >= 2 * kLeastPart * parts) {
     parts *= 2;
   }
@@ -89,18 +89,10 @@ void run(const ProposeCall& call) {
   launch("propose", propose_kernel, dim3(static_cast<unsigned>(call.rows)), kMaxTopM, call.device, call);
 }
 
-void run(const ProposeCoupledCall& call) {
-  launch("propose_coupled", propose_coupled_kernel, dim3(static_cast<unsigned>(call.rows)), kMaxTopM, call.device,
-         call);
-}
-
-// Bytes that a row of V logits makes the device read, by launch: 4 V in best, weigh and collect each, 12 V in all;
-// 4 V if the request is greedy, 8 V if top-k and top-p cut nothing. Bins and list are 0.1 MB beside them, and stay in
-// the L2 cache. Before there were bins it was 8 V where top-p keeps few tokens and 28 V where it keeps most, with every
-// token added to a sum of 64 bits in shared memory by a loop. Model of an H200 (4.1 TB/s) at V = 128256 and 16 nodes,
-// twice the bytes over the bandwidth: 12 us at batch 1, 382 us at batch 32. At batch 1 the launches take longer than
-// that. A model, not a measurement.
-void run(const VerifyTreeCall& call) {
+// Bytes that a row of V logits makes the device read, by launch: 4 V in best, weigh, collect and draw each, 16 V in
+// all; 4 V if the request is greedy, 8 V if top-k and top-p cut nothing. Bins and list are 0.1 MB beside them, and stay
+// in the L2 cache.
+void run(const VerifyCall& call) {
   if (!call.work) {
     TVM_FFI_THROW(ValueError) << "workspace does not have " << kWorkspaceWords
                               << " words per row, wanted the size of a row's work: allocate WORKSPACE_SIZE words";
@@ -110,9 +102,11 @@ void run(const VerifyTreeCall& call) {
   launch("verify_tree (best)", best_kernel, divided, kPartThreads, call.device, call);
   launch("verify_tree (weigh)", weigh_kernel, divided, kPartThreads, call.device, call);
   launch("verify_tree (collect)", collect_kernel, divided, kPartThreads, call.device, call);
-  launch("verify_tree (finish)", finish_kernel, dim3(nodes), kFinishThreads, call.device, call,
-         static_cast<int32_t>(parts));
-  launch("verify_tree (walk)", walk_kernel, dim3(static_cast<unsigned>(call.b)), kWalkThreads, call.device, call);
+  const int32_t count = static_cast<int32_t>(parts);
+  launch("verify_tree (finish)", finish_kernel, dim3(nodes), kFinishThreads, call.device, call, count);
+  launch("verify_tree (draw)", draw_kernel, divided, kPartThreads, call.device, call);
+  const dim3 requests(static_cast<unsigned>(call.b));
+  launch("verify_tree (walk)", walk_kernel, requests, kWalkThreads, call.device, call, count);
 }
 
 }  // namespace eagle

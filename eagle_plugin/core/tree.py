@@ -19,7 +19,6 @@ class DraftTree(NamedTuple):
     parents: Tensor  # [b, W] int32, -1 for the root and for padding nodes
     depths: Tensor  # [b, W] int32
     ancestors: Tensor  # [b, W] int64 holding uint64 bits: bit j of entry i = node j is an ancestor of i, or i itself
-    draws: Tensor  # [b, W] int32, proposal row that drew the node; -1 for a deterministic child, the root, padding
 
     @classmethod
     def padding(cls, root_tokens: Tensor, width: int) -> DraftTree:
@@ -29,7 +28,7 @@ class DraftTree(NamedTuple):
         nodes = torch.arange(width, device=device)
         own = torch.ones_like(nodes) << nodes | 1  # padding sees the root and itself
         tokens = root_tokens[:, None].repeat(1, width)
-        return cls(tokens, none, torch.zeros_like(none), own.repeat(b, 1), none.clone())
+        return cls(tokens, none, torch.zeros_like(none), own.repeat(b, 1))
 
     def take(self, index: Tensor) -> DraftTree:
         """The trees of these requests, in this order; index [n] int64."""
@@ -79,7 +78,6 @@ class CandidateTable(NamedTuple):
     scores: Tensor  # [b, C] float32
     tokens: Tensor  # [b, C] int64
     parents: Tensor  # [b, C] int32, index of the parent candidate, -1 for the root
-    draws: Tensor  # [b, C] int32, proposal row that drew the candidate, -1 for a deterministic one
 
 
 def chain_ancestors(length: int, device: torch.device | str) -> Tensor:
@@ -109,7 +107,6 @@ def new_table(b: int, C: int, device: torch.device | str = "cpu") -> CandidateTa
         torch.full((b, C), -torch.inf, device=device),
         torch.zeros(b, C, dtype=torch.int64, device=device),
         torch.full((b, C), -1, dtype=torch.int32, device=device),
-        torch.full((b, C), -1, dtype=torch.int32, device=device),
     )
 
 
@@ -118,7 +115,6 @@ def unwritten_table(b: int, C: int, device: torch.device | str = "cpu") -> Candi
     return CandidateTable(
         torch.empty(b, C, device=device),
         torch.empty(b, C, dtype=torch.int64, device=device),
-        torch.empty(b, C, dtype=torch.int32, device=device),
         torch.empty(b, C, dtype=torch.int32, device=device),
     )
 
@@ -135,13 +131,11 @@ def grow_level(
     tokens: Tensor,
     previous: Frontier | None,
     topk: int,
-    draws: Tensor | None = None,
 ) -> Frontier:
     """Write the children of the previous frontier into the table and return the best of them (EAGLE-2, section 4.1).
 
     logp [b, Fp, k] float32 and tokens [b, Fp, k] int64 are the children of each row of `previous` (Fp = 1, previous =
-    None at depth 1, the children of the root). draws [b, Fp, k] int32 names the proposal row that each child was drawn
-    from, -1 or None where it was not drawn. They fill table[:, offset : offset + Fp*k]. The frontier holds F =
+    None at depth 1, the children of the root). They fill table[:, offset : offset + Fp*k]. The frontier holds F =
     min(topk, Fp*k) rows; topk = 0 at the last depth only records the candidates. Needs (depth-1)*topk + F <= 64.
     """
     b, rows, k = logp.shape
@@ -154,7 +148,6 @@ def grow_level(
     table.scores[:, span] = scores
     table.tokens[:, span] = new_tokens
     table.parents[:, span] = parents.repeat_interleave(k, dim=1)
-    table.draws[:, span] = -1 if draws is None else draws.reshape(b, rows * k)
 
     best = _best(scores, F)
     parent_rows = best // k
@@ -171,9 +164,7 @@ def grow_level(
     )
 
 
-def grow_levels(
-    table: CandidateTable, depth: int, topk: int, logp: Tensor, tokens: Tensor, draws: Tensor | None = None
-) -> None:
+def grow_levels(table: CandidateTable, depth: int, topk: int, logp: Tensor, tokens: Tensor) -> None:
     """Write all levels of trees whose children do not depend on the path above them (P-EAGLE), as `grow_level` would.
 
     logp [b, R, k] float32, tokens [b, R, k] int64 and draws as in `grow_level`; R = 1 + (depth - 1) * topk rows: the
@@ -185,8 +176,7 @@ def grow_levels(
     for level in range(1, depth + 1):
         here = slice(first, first + rows)
         keep = topk if level < depth else 0
-        drawn = None if draws is None else draws[:, here]
-        previous = grow_level(table, first * k, level, logp[:, here], tokens[:, here], previous, keep, drawn)
+        previous = grow_level(table, first * k, level, logp[:, here], tokens[:, here], previous, keep)
         first, rows = first + rows, topk
 
 
@@ -196,7 +186,7 @@ def select_tree(table: CandidateTable, root_tokens: Tensor, width: int) -> Draft
     root_tokens [b] int64. A child never scores above its parent and comes after it in the table, so the best
     candidates by (score descending, index ascending) include all their parents. Nodes are in table order. When the
     table has fewer than W - 1 candidates the rest is padding: the root's token, parent -1, depth 0, ancestors =
-    root and itself, no draw.
+    root and itself.
     """
     b, C = table.scores.shape
     n = min(width - 1, C)
@@ -210,7 +200,6 @@ def select_tree(table: CandidateTable, root_tokens: Tensor, width: int) -> Draft
 
     tree = DraftTree.padding(root_tokens, width)._replace(parents=parents)
     tree.tokens[:, 1 : n + 1] = table.tokens.gather(1, picked)
-    tree.draws[:, 1 : n + 1] = table.draws.gather(1, picked)
     for i in range(1, n + 1):
         parent = parents[:, i : i + 1].long()
         tree.ancestors[:, i : i + 1] |= tree.ancestors.gather(1, parent)
@@ -241,6 +230,5 @@ def as_chains(tree: DraftTree, chosen: Tensor) -> DraftTree:
         torch.where(on_chain, nodes - 1, -1).int(),
         torch.where(on_chain, nodes, 0).int(),
         torch.where(on_chain, torch.ones_like(nodes) << (nodes + 1), 2) - 1 | torch.ones_like(nodes) << nodes,
-        torch.where(on_chain, tree.draws.gather(1, order), -1),
     )
     return DraftTree(*(torch.where(chosen[:, None], new, old) for new, old in zip(chain, tree, strict=True)))

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.propose import Proposals
-from eagle_plugin.core.sampling import Filters, SamplingParams, draw, target_distribution
+from eagle_plugin.core.gumbel import draw_tokens
+from eagle_plugin.core.sampling import Filters, SamplingParams
 from eagle_plugin.core.tree import DraftTree
 
 
@@ -56,70 +56,20 @@ def verify_tree(
     tree: DraftTree,
     logits: Tensor,
     params: SamplingParams,
-    proposals: Proposals,
-    uniforms: Tensor,
+    rng_keys: Tensor,
+    lengths: Tensor,
     max_accept_length: int,
     *,
     filters: Filters = "joint",
 ) -> Accepted:
-    """Walk each tree so that the tokens have exactly the target's distribution, at every temperature.
+    """Walk each tree to the child that the target draws, as long as there is one; the rest as of `verify_tree`.
 
-    tree of [b, W] nodes; logits [b * W, V] float32, row i * W + j after node j of request i, after penalties, grammar
-    mask and bias; params and proposals of b requests; uniforms [b, max_accept_length, N] float64; filters as in
-    `target_distribution`. At a node with distribution p:
-
-    1. Its sampled children, drawn without replacement from q', are tested in node order, N - 1 of them at most: s is
-       accepted if u * q'(s) < p(s); else p becomes max(p - q', 0), normalised, and q' is normalised without s. One
-       such test is speculative sampling (Leviathan et al., arXiv 2211.17192, algorithm 1), several in turn are
-       recursive rejection (SpecInfer, arXiv 2305.09781).
-    2. Draw x from what is left of p. If x is a deterministic child, go there; else x is the bonus token and the walk
-       ends.
-
-    Step 2 alone is plain sampling, whatever the children are. The rule is lossless because no decision about a sampled
-    child, including its slot in the tree, depends on the token that was drawn. (Greedy and sampled candidates together:
-    Hu et al., arXiv 2502.18779.) At temperature 0 all of p is on one token, and the walk is `verify_greedy` of the
-    argmax.
+    params, rng_keys [b] int64 and lengths [b] int64 (the position of the root) are of b requests.
     """
-    b, W = tree.tokens.shape
-    out = Accepted(
-        torch.full((b, max_accept_length), -1, dtype=torch.int32, device=logits.device),
-        torch.zeros(b, dtype=torch.int32, device=logits.device),
-        torch.zeros(b, max_accept_length, dtype=torch.int64, device=logits.device),
-    )
-    for i in range(b):
-        row = params.rows(slice(i, i + 1))
-        greedy = bool(row.is_greedy()[0])
-        parents, draws, tokens = tree.parents[i].tolist(), tree.draws[i].tolist(), tree.tokens[i].tolist()
-        node, step = 0, 0
-        out.index[i, 0] = 0
-        while True:
-            p = target_distribution(logits[i * W + node][None], row, filters)[0]
-            u = uniforms[i, step].tolist()
-            children = [c for c in range(W) if parents[c] == node] if step + 1 < max_accept_length else []
-            sampled = [c for c in children if draws[c] >= 0 and not greedy]
-            q = torch.zeros_like(p)
-            if sampled:
-                q[proposals.tokens[i, draws[sampled[0]]]] += proposals.weights[i, draws[sampled[0]]]
-            child = None
-            for c, number in zip(sampled, u[:-1], strict=False):
-                x = tokens[c]
-                if number * q[x] < p[x]:
-                    child = c
-                    break
-                left = (p - q).clamp(min=0)
-                p = left / left.sum() if left.sum() > 0 else p
-                q[x] = 0
-                q /= q.sum().clamp(min=torch.finfo(q.dtype).tiny)
-            if child is None:
-                x = draw(p, u[-1])
-                child = next((c for c in children if c not in sampled and tokens[c] == x), None)
-            out.tokens[i, step] = x
-            step += 1
-            if child is None:
-                break
-            out.index[i, step] = node = child
-        out.lengths[i] = step
-    return out
+    b, width = tree.tokens.shape
+    positions = (lengths[:, None] + tree.depths).view(-1)
+    drawn = draw_tokens(logits, params.for_rows(width), rng_keys.repeat_interleave(width), positions, filters)
+    return verify_greedy(tree.tokens, tree.parents, drawn.view(b, width), max_accept_length)
 
 
 def compact_rows(cache: Tensor, window: Tensor, index: Tensor, lengths: Tensor) -> None:

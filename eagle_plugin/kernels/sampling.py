@@ -1,12 +1,10 @@
 """Sampling under speculation: C++ on the CPU, CUDA on a GPU, the torch oracles elsewhere.
 
-The functions have the names, shapes and rules of `core.rng`, `core.propose` and `core.verify`. The same uniforms lead
-to the same tokens, except where rounding decides. TypeError and ValueError name a wrong input.
+The functions have the names, shapes and rules of `core.rng`, `core.propose` and `core.verify`. The same keys lead to
+the same tokens, except where rounding decides. TypeError and ValueError name a wrong input.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,19 +12,17 @@ from torch import Tensor
 from eagle_plugin.core import propose as proposing
 from eagle_plugin.core import rng
 from eagle_plugin.core import verify as verifying
-from eagle_plugin.core.propose import MAX_TOP_M, SLOT_WEIGHTS, Children, Proposals
+from eagle_plugin.core.propose import MAX_TOP_M, SHARPNESS
 from eagle_plugin.core.sampling import Filters, SamplingParams, check_filters
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.checks import check_all, check_sampling, check_values
 from eagle_plugin.kernels.loader import function
 
-__all__ = ["Accepted", "Children", "Filters", "Proposals", "SamplingParams"]
+__all__ = ["Accepted", "Filters", "SamplingParams"]
 __all__ += ["propose", "uniforms", "verify_tree"]
 
-
-MAX_SAMPLED = 4  # sampled children of a node that the native kernels draw and test; csrc: kMaxSampled
-WORKSPACE_SIZE = 7336  # of 8 bytes, per node, that verify_tree's launches leave to each other on CUDA
+WORKSPACE_SIZE = 7383  # of 8 bytes, per node, that the launches of a walk leave to each other on CUDA
 
 
 def uniforms(rng_keys: Tensor, counters: Tensor, stream: int, n: int) -> Tensor:
@@ -44,70 +40,49 @@ def propose(
     logp: Tensor,
     index: Tensor,
     params: SamplingParams,
-    uniforms: Tensor,
+    rng_keys: Tensor,
+    positions: Tensor,
     k: int,
-    *,
-    first_row: int,
-    rows_per_request: int,
     draft_to_target: Tensor | None = None,
-    slot_weights: Sequence[float] = SLOT_WEIGHTS,
-) -> Children:
-    """Return k deterministic children and S sampled ones of each row; see `core.propose.propose`.
+    sharpness: float = SHARPNESS,
+) -> tuple[Tensor, Tensor]:
+    """Return the scores [R, k] float32 and tokens [R, k] int64 of the children of each row; see `core.propose`.
 
-    S, the number of slot_weights, is at most 4.
+    The lists have at most 128 tokens.
     """
     native = function("propose", logp.device.type)
     if native is None:
-        _check_propose(logp, index, params, uniforms, k, rows_per_request, draft_to_target, len(slot_weights))
-        return proposing.propose(
-            logp,
-            index,
-            params,
-            uniforms,
-            k,
-            first_row=first_row,
-            rows_per_request=rows_per_request,
-            draft_to_target=draft_to_target,
-            slot_weights=slot_weights,
-        )
-    rows, top_m = logp.shape
-    width = max(k, 0) + len(slot_weights)
-    children = Children(
-        logp.new_empty(rows, width),
-        logp.new_empty(rows, width, dtype=torch.int64),
-        logp.new_empty(rows, width, dtype=torch.int32),
-        logp.new_empty(rows, top_m, dtype=torch.int64),
-        logp.new_empty(rows, top_m),
-    )
-    native(logp, index, params, uniforms, first_row, rows_per_request, draft_to_target, tuple(slot_weights), *children)
-    return children
+        _check_propose(logp, index, params, rng_keys, positions, k, draft_to_target)
+        return proposing.propose(logp, index, params, rng_keys, positions, k, draft_to_target, sharpness)
+    scores, tokens = logp.new_empty(len(logp), max(k, 0)), index.new_empty(len(logp), max(k, 0))
+    native(logp, index, params, rng_keys, positions, draft_to_target, sharpness, scores, tokens)
+    return scores, tokens
 
 
 def verify_tree(
     tree: DraftTree,
     logits: Tensor,
     params: SamplingParams,
-    proposals: Proposals,
-    uniforms: Tensor,
+    rng_keys: Tensor,
+    lengths: Tensor,
     max_accept_length: int,
     *,
     filters: Filters = "joint",
 ) -> Accepted:
     """Return the accepted path of each request, with exactly the target's distribution; see `core.verify.verify_tree`.
 
-    The C++ kernel reads the logits of the nodes that the walk visits and no others. On CUDA four launches read the
-    logits of all nodes at the same time, and a fifth one walks. None stores anything of the size of the vocabulary.
-    They test at most 4 sampled children per node: the last axis of uniforms is 1 to 5.
+    The C++ kernel reads the logits of the nodes that the walk visits and no others. On CUDA five launches read the
+    logits of all nodes at the same time, and a sixth one walks. None stores anything of the size of the vocabulary.
     """
     if max_accept_length < 1:
         raise ValueError(f"max_accept_length is {max_accept_length}, wanted at least 1: the bonus token needs a place")
     check_filters(filters)
     native = function("verify_tree", logits.device.type)
     if native is None:
-        _check_tree(tree, logits, params, proposals, uniforms, max_accept_length)
-        return verifying.verify_tree(tree, logits, params, proposals, uniforms, max_accept_length, filters=filters)
+        _check_tree(tree, logits, params, rng_keys, lengths)
+        return verifying.verify_tree(tree, logits, params, rng_keys, lengths, max_accept_length, filters=filters)
     accepted = accepted_memory(logits, len(tree.tokens), max_accept_length)
-    given = (tree.tokens, tree.parents, tree.draws, logits, params, *proposals, uniforms, filters == "chained")
+    given = (tree.tokens, tree.parents, logits, params, rng_keys, lengths, filters == "chained")
     native(*given, workspace_of(logits), *accepted)
     return accepted
 
@@ -148,59 +123,30 @@ def _check_propose(
     logp: Tensor,
     index: Tensor,
     params: SamplingParams,
-    uniforms: Tensor,
+    rng_keys: Tensor,
+    positions: Tensor,
     k: int,
-    rows_per_request: int,
     draft_to_target: Tensor | None,
-    num_sampled: int,
 ) -> None:
     rows, top_m = check_all(("logp", logp, "float32 R M"), ("index", index, "int64 R M")).values()
-    _check_params(params, rows)
-    if num_sampled > MAX_SAMPLED:
-        raise ValueError(
-            f"slot_weights has {num_sampled} weights, wanted at most {MAX_SAMPLED}: one per sampled child of a node"
-        )
-    check_all(("uniforms", uniforms, "float64 R S"), R=rows, S=num_sampled)
     if not 1 <= k <= top_m <= MAX_TOP_M:
         raise ValueError(
             f"k is {k} of a list of {top_m}, wanted 1 <= k <= M <= {MAX_TOP_M}: change k or the number of candidates"
         )
-    if rows_per_request < 1:
-        raise ValueError(f"rows_per_request is {rows_per_request}, wanted at least 1: it is the batch's rows over b")
     if draft_to_target is not None:
         (last,) = check_all(("draft_to_target", draft_to_target, "int64 D")).values()
         fix = "draft_to_target must hold the whole draft vocabulary"
         check_values("index names draft token {value}", index, 0, last - 1, fix)
+    _check_params(params, rows)
+    check_all(("rng_keys", rng_keys, "int64 R"), ("positions", positions, "int64 R"), R=rows)
 
 
-def _check_tree(
-    tree: DraftTree,
-    logits: Tensor,
-    params: SamplingParams,
-    proposals: Proposals,
-    uniforms: Tensor,
-    max_accept_length: int,
-) -> None:
-    b, width = check_all(
-        ("tokens", tree.tokens, "int64 b W"), ("parents", tree.parents, "int32 b W"), ("draws", tree.draws, "int32 b W")
-    ).values()
+def _check_tree(tree: DraftTree, logits: Tensor, params: SamplingParams, rng_keys: Tensor, lengths: Tensor) -> None:
+    b, width = check_all(("tokens", tree.tokens, "int64 b W"), ("parents", tree.parents, "int32 b W")).values()
     (_, vocabulary) = check_all(("logits", logits, "float32 rows V"), rows=b * width).values()
     _check_params(params, b)
-    sizes = check_all(
-        ("proposals.tokens", proposals.tokens, "int64 b P M"),
-        ("proposals.weights", proposals.weights, "float32 b P M"),
-        ("uniforms", uniforms, "float64 b E numbers"),
-        b=b,
-        E=max_accept_length,
-    )
+    check_all(("rng_keys", rng_keys, "int64 b"), ("lengths", lengths, "int64 b"), b=b)
     if width < 1:
         raise ValueError("tokens has 0 nodes per request, wanted at least the root: add node 0")
-    if not 1 <= sizes["numbers"] <= MAX_SAMPLED + 1:
-        raise ValueError(
-            f"uniforms has {sizes['numbers']} numbers per node, wanted 1 to {MAX_SAMPLED + 1}: one for each sampled "
-            "child to test and one to draw with"
-        )
     if vocabulary < 1:
         raise ValueError(f"logits has a vocabulary of {vocabulary}, wanted 1 to 2^31 - 1: pass the target's logits")
-    fix = "pass the proposals that drew this tree"
-    check_values("draws names proposal row {value}", tree.draws, -1, sizes["P"] - 1, fix)

@@ -57,13 +57,12 @@ def grow_level(
     tokens: Tensor,
     previous: Frontier | None,
     topk: int,
-    draws: Tensor | None = None,
 ) -> Frontier:
     """Write the candidates of one depth into the table and return the best `topk`; see `core.tree.grow_level`."""
     native = function("grow_level", logp.device.type)
     if native is None:
-        _check_level(table, offset, depth, logp, tokens, previous, topk, draws)
-        return oracle.grow_level(table, offset, depth, logp, tokens, previous, topk, draws)
+        _check_level(table, offset, depth, logp, tokens, previous, topk)
+        return oracle.grow_level(table, offset, depth, logp, tokens, previous, topk)
     if logp.dim() != 3:
         raise ValueError(f"logp has shape {list(logp.shape)}, wanted [b, Fp, k]: pass a tensor of that shape")
     b, rows, k = logp.shape
@@ -76,20 +75,18 @@ def grow_level(
         logp.new_empty(b, keep, dtype=torch.int64),
     )
     before = (None, None, None) if previous is None else (previous.candidates, previous.scores, previous.ancestors)
-    native(*table, offset, depth, logp, tokens, draws, *before, topk, *frontier)
+    native(*table, offset, depth, logp, tokens, *before, topk, *frontier)
     return frontier
 
 
-def grow_levels(
-    table: CandidateTable, depth: int, topk: int, logp: Tensor, tokens: Tensor, draws: Tensor | None = None
-) -> None:
+def grow_levels(table: CandidateTable, depth: int, topk: int, logp: Tensor, tokens: Tensor) -> None:
     """Write all levels of trees whose children do not depend on the path above; see `core.tree.grow_levels`."""
     native = function("grow_levels", logp.device.type)
     if native is None:
-        _check_levels(table, depth, topk, logp, tokens, draws)
-        oracle.grow_levels(table, depth, topk, logp, tokens, draws)
+        _check_levels(table, depth, topk, logp, tokens)
+        oracle.grow_levels(table, depth, topk, logp, tokens)
         return
-    native(*table, depth, topk, logp, tokens, draws)
+    native(*table, depth, topk, logp, tokens)
 
 
 def select_tree(table: CandidateTable, root_tokens: Tensor, width: int) -> DraftTree:
@@ -111,7 +108,6 @@ def select_tree(table: CandidateTable, root_tokens: Tensor, width: int) -> Draft
         root_tokens.new_empty(b, width, dtype=torch.int32),
         root_tokens.new_empty(b, width, dtype=torch.int32),
         root_tokens.new_empty(b, width),
-        root_tokens.new_empty(b, width, dtype=torch.int32),
     )
     native(*table, root_tokens, *tree)
     return tree
@@ -137,17 +133,13 @@ def _check_table(table: CandidateTable, b: int) -> int:
         ("table.scores", table.scores, "float32 b C"),
         ("table.tokens", table.tokens, "int64 b C"),
         ("table.parents", table.parents, "int32 b C"),
-        ("table.draws", table.draws, "int32 b C"),
         b=b,
     )["C"]
 
 
-def _check_children(
-    table: CandidateTable, logp: Tensor, tokens: Tensor, draws: Tensor | None
-) -> tuple[int, int, int, int]:
+def _check_children(table: CandidateTable, logp: Tensor, tokens: Tensor) -> tuple[int, int, int, int]:
     """Returns the shape b, rows, k of the children, and how many candidates the table holds."""
-    drawn = [] if draws is None else [("draws", draws, "int32 b R k")]
-    b, rows, k = check_all(("logp", logp, "float32 b R k"), ("tokens", tokens, "int64 b R k"), *drawn).values()
+    b, rows, k = check_all(("logp", logp, "float32 b R k"), ("tokens", tokens, "int64 b R k")).values()
     return b, rows, k, _check_table(table, b)
 
 
@@ -159,9 +151,8 @@ def _check_level(
     tokens: Tensor,
     previous: Frontier | None,
     topk: int,
-    draws: Tensor | None,
 ) -> None:
-    b, rows, k, capacity = _check_children(table, logp, tokens, draws)
+    b, rows, k, capacity = _check_children(table, logp, tokens)
     if previous is not None:
         check_all(
             ("previous.candidates", previous.candidates, "int32 b R"),
@@ -188,10 +179,8 @@ def _check_level(
         )
 
 
-def _check_levels(
-    table: CandidateTable, depth: int, topk: int, logp: Tensor, tokens: Tensor, draws: Tensor | None
-) -> None:
-    _, rows, k, capacity = _check_children(table, logp, tokens, draws)
+def _check_levels(table: CandidateTable, depth: int, topk: int, logp: Tensor, tokens: Tensor) -> None:
+    _, rows, k, capacity = _check_children(table, logp, tokens)
     slots = (depth - 1) * topk
     if depth < 1 or topk < 1 or slots > MAX_WIDTH:
         raise ValueError(

@@ -17,7 +17,7 @@ from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.policy.costs import PHASES
 from eagle_plugin.policy.host_buffers import HostBuffers
-from eagle_plugin.policy.path_sums import PathSums, children_of
+from eagle_plugin.policy.path_sums import PathSums
 from eagle_plugin.policy.policy import REVIEW_ROUNDS, Policy
 from eagle_plugin.policy.prediction_errors import CLASSES, class_of
 from eagle_plugin.policy.report import Expected, PolicyReport, ShapeTotals
@@ -102,7 +102,7 @@ class ShapeChooser:
         self._shapes = shapes
         self._buffers = buffers
         self._round_times = None if clock is None or policy is None else RoundTimes[ServedRound](clock, lag)
-        self._path_sums: dict[tuple[Shape, int], PathSums] = {}
+        self._path_sums: dict[Shape, PathSums] = {}
         self._drafted_shape, self._drafted = PLAIN, 0  # of the round before, and rounds since the shape changed
         self._load = 0, 0  # requests and tokens of their prefixes, of the latest choice
         self._learns_late = learns_late
@@ -275,12 +275,10 @@ class ShapeChooser:
         self.policy.observe_time(shape, b, prefix_tokens, seconds)
 
     def _sums_of(self, shape: Shape, scores: Tensor) -> PathSums:
-        children = children_of(shape, scores)
-        key = shape, children
-        if key not in self._path_sums:
+        if shape not in self._path_sums:
             assert self.policy is not None
-            self._path_sums[key] = PathSums(shape, children, self.policy.shapes, scores.device)
-        return self._path_sums[key]
+            self._path_sums[shape] = PathSums(shape, self.policy.shapes, scores.device)
+        return self._path_sums[shape]
 
 
 def add_to(totals: dict[Shape, list[float]], shape: Shape, more: Sequence[float]) -> None:

@@ -15,19 +15,17 @@ class PathSums:
     """The sums of every shape that the candidates of one drafted shape cover: no deeper, no more children per node.
 
     Such a tree is taken to have its best nodes among those candidates that are one of the first K children of one of
-    the first K nodes of a level. Sampled children count with the score of their slot.
+    the first K nodes of a level.
     """
 
-    def __init__(self, drafted: Shape, children: int, shapes: Sequence[Shape], device: torch.device | str) -> None:
-        """children: candidates per proposing node, the sampled ones included."""
+    def __init__(self, drafted: Shape, shapes: Sequence[Shape], device: torch.device | str) -> None:
         self.shapes = [shape for shape in shapes if shape.steps <= drafted.steps and shape.topk <= drafted.topk]
-        rows = torch.arange(1 + drafted.draft_slots).repeat_interleave(children)  # proposing node of each candidate
+        rows = torch.arange(1 + drafted.draft_slots).repeat_interleave(drafted.topk)  # proposing node of each candidate
         level_row = torch.where(rows == 0, 0, (rows - 1) % drafted.topk)  # its place in its level
         depths = torch.where(rows == 0, 1, (rows - 1) // drafted.topk + 2)
-        child = torch.arange(children).repeat(1 + drafted.draft_slots)
+        child = torch.arange(drafted.topk).repeat(1 + drafted.draft_slots)
         steps, topk, width = (torch.tensor(caps)[:, None] for caps in zip(*self.shapes, strict=True))
-        is_child = (child < topk) | (child >= drafted.topk)
-        self._possible = (is_child & (level_row < topk) & (depths <= steps)).to(device)  # [J, C]
+        self._possible = ((child < topk) & (level_row < topk) & (depths <= steps)).to(device)  # [J, C]
         self._nodes = (width - 1)[:, :, None].to(device)  # [J, 1, 1]
         self._at_depth = (depths[:, None] == torch.arange(1, drafted.steps + 1)).float().to(device)  # [C, D]
 
@@ -47,8 +45,3 @@ class PathSums:
         # The host's part of a round: torch, and numpy's mean, take longer for so few values.
         means = (np.add.reduce(sums.numpy(), axis=1) / sums.shape[1]).tolist()
         return {shape: values[: shape.steps] for shape, values in zip(self.shapes, means, strict=True)}
-
-
-def children_of(drafted: Shape, scores: Tensor) -> int:
-    """Candidates per proposing node, in the candidate table [b, C] of a drafted shape."""
-    return scores.shape[1] // (1 + drafted.draft_slots)

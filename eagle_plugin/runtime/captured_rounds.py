@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.policy.path_sums import PathSums, children_of
+from eagle_plugin.policy.path_sums import PathSums
 from eagle_plugin.runtime.graphs import Buckets, CapturedFunctions
 from eagle_plugin.runtime.round_memory import RoundMemory
 
@@ -34,7 +34,7 @@ class CapturedRounds(Generic[Memory]):
     def __init__(self) -> None:
         self.functions = CapturedFunctions()
         self._buckets = Buckets([])
-        self._path_sums: dict[tuple[Shape, int], PathSums] = {}  # by drafted shape and children: the graphs read them
+        self._path_sums: dict[Shape, PathSums] = {}  # by drafted shape: the graphs read them
 
     def sizes(self) -> list[int]:
         """The batch sizes that were captured, the largest first."""
@@ -68,7 +68,6 @@ class CapturedRounds(Generic[Memory]):
 
     def _sums_of(self, drafted: Shape, scores: Tensor, shapes: Sequence[Shape]) -> PathSums:
         """The path sums of drafts with these scores, for a policy over these shapes."""
-        key = drafted, children_of(drafted, scores)
-        if key not in self._path_sums:
-            self._path_sums[key] = PathSums(*key, shapes, scores.device)
-        return self._path_sums[key]
+        if drafted not in self._path_sums:
+            self._path_sums[drafted] = PathSums(drafted, shapes, scores.device)
+        return self._path_sums[drafted]

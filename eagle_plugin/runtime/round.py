@@ -18,9 +18,8 @@ from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.synthetic import SyntheticRates, accept_synthetic, keys_of_trees
 from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.kernels.gumbel import propose_coupled, verify_coupled
 from eagle_plugin.kernels.kv import compact_kv
-from eagle_plugin.kernels.sampling import Filters, SamplingParams
+from eagle_plugin.kernels.sampling import Filters, SamplingParams, propose, verify_tree
 from eagle_plugin.kernels.tree import grow_level, grow_levels, select_tree, topk_log_softmax, unwritten_table
 from eagle_plugin.runtime.rng import synthetic_uniforms
 
@@ -233,24 +232,22 @@ class TreeBuilder:
         """
         topk = self._shape.topk
         first = 0 if previous is None else 1 + (level - 2) * topk  # of the frontier among the nodes with children
-        positions = (self._lengths + (level - 1)).repeat_interleave(len(top.logp) // self._b)
-        logp, tokens = self._children_of(top, positions)
+        logp, tokens = self._children_of(top, level - 1)
         next_topk = topk if level < self._shape.steps else 0
         return grow_level(self.table, first * topk, level, logp, tokens, previous, next_topk)
 
     def add_levels(self, top: TopM) -> None:
         """The same for all levels at once, from their lists [b, D, M]."""
         steps, topk, _ = self._shape
-        level = torch.arange(steps, device=top.logp.device)
+        depths = torch.arange(steps, device=top.logp.device)
         if topk > 1 and steps > 1:  # a list for each node that has children
-            level = (torch.arange(1 + self._shape.draft_slots, device=top.logp.device) + topk - 1) // topk
-            top = TopM(*(values[:, level] for values in top))
-        positions = (self._lengths[:, None] + level).flatten()
+            depths = (torch.arange(1 + self._shape.draft_slots, device=top.logp.device) + topk - 1) // topk
+            top = TopM(*(values[:, depths] for values in top))
         lists = TopM(*(values.flatten(0, 1) for values in top))
-        grow_levels(self.table, steps, topk, *self._children_of(lists, positions))
+        grow_levels(self.table, steps, topk, *self._children_of(lists, depths))
 
-    def _children_of(self, top: TopM, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores and tokens [b, F, K] of the children of F nodes at positions [b * F] int64; top has [b * F, M]."""
+    def _children_of(self, top: TopM, depths: int | Tensor) -> tuple[Tensor, Tensor]:
+        """Scores and tokens [b, F, K] of the children of F nodes of these depths ([F] int64); top has [b * F, M]."""
         topk, rows = self._shape.topk, len(top.logp) // self._b
         shape = (self._b, rows, topk)
         if self._rng_keys is None:
@@ -258,9 +255,8 @@ class TreeBuilder:
             tokens = tokens if self._draft_to_target is None else self._draft_to_target[tokens]
         else:
             keys = self._rng_keys.repeat_interleave(rows)
-            logp, tokens = propose_coupled(
-                *top, self._sampling.for_rows(rows), keys, positions, topk, self._draft_to_target
-            )
+            positions = (self._lengths[:, None] + depths).expand(self._b, rows).flatten()
+            logp, tokens = propose(*top, self._sampling.for_rows(rows), keys, positions, topk, self._draft_to_target)
         logp = logp.view(shape)
         if self._chains is not None:
             logp[:, :, 1:] = logp[:, :, 1:].masked_fill(self._chains[:, None, None], -torch.inf)
@@ -280,7 +276,7 @@ def accept(
     filters: Filters,
     synthetic: SyntheticRates | None = None,
 ) -> Accepted:
-    """Walk each tree so that the accepted tokens have the target's distribution; see `core.gumbel.verify_coupled`.
+    """Walk each tree so that the accepted tokens have the target's distribution; see `core.verify.verify_tree`.
 
     logits [b * W, V] float32, row i * W + j after node j of request i, with every transform but temperature and
     filters applied; sampling, rng_keys [b] int64 (None where all requests are greedy) and lengths [b] int64 (L) have
@@ -288,7 +284,7 @@ def accept(
     """
     longest = drafts.shape.max_accept_length
     keys = torch.zeros_like(lengths) if rng_keys is None else rng_keys
-    accepted = verify_coupled(drafts.tree, logits, sampling, keys, lengths, longest, filters=filters)
+    accepted = verify_tree(drafts.tree, logits, sampling, keys, lengths, longest, filters=filters)
     if synthetic is None or longest == 1:
         return accepted
     drawn = synthetic_uniforms(keys_of_trees(drafts.tree) if rng_keys is None else rng_keys, lengths)

@@ -1,15 +1,17 @@
-"""Tests the kernels of sampling, of shared noise and of penalties against the oracles of `core`."""
+"""Tests the kernels of sampling and of penalties against the oracles of `core`."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from eagle_plugin.core import gumbel as coupling
 from eagle_plugin.core import penalties as penalizing
+from eagle_plugin.core import propose as proposing
 from eagle_plugin.core import rng
+from eagle_plugin.core import verify as verifying
+from eagle_plugin.core.gumbel import draw_tokens
 from eagle_plugin.core.sampling import Filters
-from eagle_plugin.kernels import gumbel, penalties, sampling
+from eagle_plugin.kernels import penalties, sampling
 from eagle_plugin.kernels.penalties import Penalties
 from eagle_plugin.selftest.trial import Check, Trial
 
@@ -26,7 +28,7 @@ def _uniforms(trial: Trial) -> None:
         )
 
 
-def _propose_coupled(trial: Trial) -> None:
+def _propose(trial: Trial) -> None:
     b, k = trial.sizes.batch, trial.model.topk
     top_m = min(128, trial.draft_vocabulary)
     logits = trial.randn(b * k, trial.draft_vocabulary) * 2
@@ -34,32 +36,32 @@ def _propose_coupled(trial: Trial) -> None:
     to_target = trial.permutation(trial.vocabulary)[: trial.draft_vocabulary].contiguous()
     keys, positions = trial.randint(-(2**62), 2**62, b * k), trial.randint(0, 2**40, b * k)
     given = logp, index, trial.params(b).for_rows(k), keys, positions, k, to_target
-    (scores, tokens), (wanted, wanted_tokens) = (module.propose_coupled(*given) for module in (gumbel, coupling))
+    (scores, tokens), (wanted, wanted_tokens) = (module.propose(*given) for module in (sampling, proposing))
     trial.equal("tokens", tokens, wanted_tokens)
     trial.close("scores", scores, wanted, 1e-5, 1e-5)
 
 
-def _verify_coupled(trial: Trial) -> None:
+def _verify_tree(trial: Trial) -> None:
     """Trees that were drafted from the target's own distribution: paths are accepted."""
     for filters in ("joint", "chained"):
-        _verify_coupled_with(trial, filters)
+        _verify_tree_with(trial, filters)
 
 
-def _verify_coupled_with(trial: Trial, filters: Filters) -> None:
+def _verify_tree_with(trial: Trial, filters: Filters) -> None:
     b, shape = trial.sizes.batch, trial.model.tree
     tree = trial.tree(b, shape)
     logits, params = trial.randn(b * shape.width, trial.vocabulary) * 2, trial.params(b)
     keys, lengths = trial.randint(-(2**62), 2**62, b), trial.randint(1, 2**20, b)
     # Half of the children are what the target draws after their parents.
     positions = (lengths[:, None] + tree.depths).view(-1)
-    drawn = coupling.draw_coupled(
+    drawn = draw_tokens(
         logits, params.for_rows(shape.width), keys.repeat_interleave(shape.width), positions, filters
     ).view(b, -1)
     after = drawn.gather(1, tree.parents.clamp(min=0).long())
     chosen = (trial.rand(b, shape.width) < 0.5) & (tree.parents >= 0)
     tree = tree._replace(tokens=torch.where(chosen, after, tree.tokens))
     given = tree, logits, params, keys, lengths, shape.max_accept_length
-    found, wanted = (module.verify_coupled(*given, filters=filters) for module in (gumbel, coupling))
+    found, wanted = (module.verify_tree(*given, filters=filters) for module in (sampling, verifying))
     for name, x, y in zip(found._fields, found, wanted, strict=True):
         trial.equal(f"{name} ({filters})", x, y)
 
@@ -106,8 +108,8 @@ def _count_tokens(trial: Trial) -> None:
 
 CHECKS = (
     Check("uniforms", _uniforms),
-    Check("propose_coupled", _propose_coupled, rounding_decides=True),
-    Check("verify_coupled", _verify_coupled, rounding_decides=True),
+    Check("propose", _propose, rounding_decides=True),
+    Check("verify_tree", _verify_tree, rounding_decides=True),
     Check("penalize_nodes", _penalize_nodes),
     Check("count_tokens", _count_tokens),
 )

@@ -25,18 +25,17 @@ def _topk_log_softmax(trial: Trial) -> None:
 
 
 def _grow_level(trial: Trial) -> None:
-    """All levels of a tree, with places for two sampled children per node."""
+    """All levels of a tree."""
     b, shape = trial.sizes.batch, trial.model.tree
-    k = shape.topk + 2
+    k = shape.topk
     tables = [oracle.new_table(b, k * (1 + shape.draft_slots), trial.device) for _ in range(2)]
     frontiers: list[Frontier | None] = [None, None]
     offset, rows = 0, 1
     for level in range(1, shape.steps + 1):
         logp, tokens = trial.randn(b, rows, k).abs().neg(), trial.randint(0, trial.vocabulary, b, rows, k)
-        draws = trial.randint(-1, 40, b, rows, k).int()
         topk = shape.topk if level < shape.steps else 0
         for i, module in enumerate((kernels, oracle)):
-            frontiers[i] = module.grow_level(tables[i], offset, level, logp, tokens, frontiers[i], topk, draws)
+            frontiers[i] = module.grow_level(tables[i], offset, level, logp, tokens, frontiers[i], topk)
         found, wanted = frontiers
         assert found is not None and wanted is not None
         for name, a, b_ in zip(Frontier._fields, found, wanted, strict=True):
@@ -48,28 +47,26 @@ def _grow_level(trial: Trial) -> None:
 
 
 def _grow_levels(trial: Trial) -> None:
-    """All levels at once, with places for two sampled children per node."""
+    """All levels at once."""
     b, shape = trial.sizes.batch, trial.model.tree
-    k, rows = shape.topk + 2, 1 + shape.draft_slots
+    k, rows = shape.topk, 1 + shape.draft_slots
     tables = [oracle.new_table(b, k * rows, trial.device) for _ in range(2)]
     logp, tokens = trial.randn(b, rows, k).abs().neg(), trial.randint(0, trial.vocabulary, b, rows, k)
-    draws = trial.randint(-1, 40, b, rows, k).int()
     for module, table in zip((kernels, oracle), tables, strict=True):
-        module.grow_levels(table, shape.steps, shape.topk, logp, tokens, draws)
+        module.grow_levels(table, shape.steps, shape.topk, logp, tokens)
     for name, x, y in zip(CandidateTable._fields, *tables, strict=True):
         _compare(trial, f"table.{name}", x, y)
 
 
 def _select_tree(trial: Trial) -> None:
     b, shape = trial.sizes.batch, trial.model.tree
-    k = shape.topk + 2
+    k = shape.topk
     table = oracle.new_table(b, k * (1 + shape.draft_slots), trial.device)
     frontier: Frontier | None = None
     offset, rows = 0, 1
     for level in range(1, shape.steps + 1):
         logp, tokens = trial.randn(b, rows, k).abs().neg(), trial.randint(0, trial.vocabulary, b, rows, k)
-        draws = trial.randint(-1, 40, b, rows, k).int()
-        frontier = oracle.grow_level(table, offset, level, logp, tokens, frontier, shape.topk, draws)
+        frontier = oracle.grow_level(table, offset, level, logp, tokens, frontier, shape.topk)
         offset, rows = offset + rows * k, frontier.tokens.shape[1]
     roots = trial.randint(0, trial.vocabulary, b)
     found, wanted = (module.select_tree(table, roots, shape.width) for module in (kernels, oracle))

@@ -8,8 +8,7 @@ import torch
 from sglang.srt.layers.sampler import Sampler
 
 from eagle_plugin.core.tree import DraftTree
-from eagle_plugin.kernels.gumbel import verify_coupled
-from eagle_plugin.kernels.sampling import SamplingParams
+from eagle_plugin.kernels.sampling import SamplingParams, verify_tree
 
 
 def sampling_params(info: Any) -> SamplingParams:
@@ -55,4 +54,4 @@ def draw_tokens(
 ) -> torch.Tensor:
     """One token per row [b] int64 from logits [b, V] float32, after these positions [b] int64."""
     roots = DraftTree.padding(torch.zeros_like(keys), 1)
-    return verify_coupled(roots, logits, params, keys, positions, 1).tokens[:, 0]
+    return verify_tree(roots, logits, params, keys, positions, 1).tokens[:, 0]

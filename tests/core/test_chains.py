@@ -12,7 +12,7 @@ prop = settings(derandomize=True, deadline=None, max_examples=80, database=None)
 
 
 def tree_of(parents: list[list[int]]) -> DraftTree:
-    """Trees [b, W] with these parents (-1: root, padding), distinct tokens, and draws that differ from node to node."""
+    """Trees [b, W] with these parents (-1: root, padding) and distinct tokens."""
     b, W = len(parents), len(parents[0])
     tokens = torch.arange(100, 100 + b * W).view(b, W)
     depths, ancestors = torch.zeros(b, W, dtype=torch.int32), torch.zeros(b, W, dtype=torch.int64)
@@ -21,8 +21,7 @@ def tree_of(parents: list[list[int]]) -> DraftTree:
             above = {0} if parent < 0 else {j for j in range(W) if int(ancestors[i, parent]) >> j & 1}
             ancestors[i, node] = word(above | {node})
             depths[i, node] = 0 if parent < 0 else depths[i, parent] + 1
-    draws = (torch.arange(b * W).view(b, W) % 5 - 1).int()
-    return DraftTree(tokens, torch.tensor(parents, dtype=torch.int32), depths, ancestors, draws)
+    return DraftTree(tokens, torch.tensor(parents, dtype=torch.int32), depths, ancestors)
 
 
 def word(nodes: set[int]) -> int:
@@ -67,7 +66,6 @@ def test_the_chain_follows_first_children(parents: list[list[int]], data: st.Dat
         assert found.depths[i].tolist() == [*range(len(chain)), *[0] * rest]
         on_chain = [word(set(range(place + 1))) for place in range(len(chain))]
         assert found.ancestors[i].tolist() == on_chain + [word({0, place}) for place in range(len(chain), W)]
-        assert found.draws[i].tolist() == [int(tree.draws[i, node]) for node in chain] + [-1] * rest
 
 
 def test_the_longest_chain_fills_the_word() -> None:

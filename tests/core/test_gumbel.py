@@ -7,7 +7,8 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.gumbel import draw_coupled, gumbel_noise, propose_coupled
+from eagle_plugin.core.gumbel import draw_tokens, gumbel_noise
+from eagle_plugin.core.propose import propose
 from eagle_plugin.core.sampling import Filters, SamplingParams, target_distribution
 
 ALARM, CAUGHT = 1e-4, 1e-12
@@ -51,7 +52,7 @@ def test_a_draw_has_the_targets_distribution(given: dict[str, float], filters: F
     logits = torch.randn(1, V, generator=torch.Generator().manual_seed(7)) * 2
     params = SamplingParams.of(1, **given)  # type: ignore[arg-type]
     rows = DRAWS, -1
-    drawn = draw_coupled(logits.expand(*rows), params.for_rows(DRAWS), keys(DRAWS), torch.arange(DRAWS), filters)
+    drawn = draw_tokens(logits.expand(*rows), params.for_rows(DRAWS), keys(DRAWS), torch.arange(DRAWS), filters)
     counts, p = torch.bincount(drawn, minlength=V), target_distribution(logits, params, filters)[0]
     assert g_test(counts, p) > ALARM
     warmer = params._replace(temperatures=params.temperatures * 1.3)
@@ -64,7 +65,7 @@ def test_draws_at_two_positions_are_independent() -> None:
     params, p = SamplingParams.of(DRAWS), logits[0].double().softmax(0)
     pairs = (p[:, None] * p).flatten()
     for step, passes in ((1, True), (0, False)):
-        first, second = (draw_coupled(logits, params, keys(DRAWS), torch.full((DRAWS,), 5 + x)) for x in (0, step))
+        first, second = (draw_tokens(logits, params, keys(DRAWS), torch.full((DRAWS,), 5 + x)) for x in (0, step))
         found = g_test(torch.bincount(first * 6 + second, minlength=36), pairs)
         assert found > ALARM if passes else found < CAUGHT
 
@@ -75,12 +76,12 @@ def test_a_draft_with_the_same_noise_finds_what_is_drawn() -> None:
     logits = torch.randn(1, V, generator=g).expand(DRAWS, -1)
     near = logits + 0.7 * torch.randn(1, V, generator=g)
     params, places = SamplingParams.of(DRAWS), torch.arange(DRAWS)
-    drawn = draw_coupled(logits, params, keys(DRAWS), places)
+    drawn = draw_tokens(logits, params, keys(DRAWS), places)
     overlap = float(torch.minimum(logits[0].softmax(0), near[0].softmax(0)).sum())
 
     def found(head: Tensor, rng_keys: Tensor, k: int = 1) -> float:
         logp, index = head.log_softmax(1).sort(dim=1, descending=True)
-        scores, tokens = propose_coupled(logp, index, params, rng_keys, places, k, sharpness=1.0)
+        scores, tokens = propose(logp, index, params, rng_keys, places, k, sharpness=1.0)
         assert (scores <= 0).all() and (scores.diff(dim=1) <= 0).all()
         return float((tokens == drawn[:, None]).any(dim=1).double().mean())
 
@@ -95,7 +96,7 @@ def test_children_of_greedy_rows_and_of_filtered_ones() -> None:
         *(torch.cat(x) for x in zip(SamplingParams.greedy(1), SamplingParams.of(1, top_k=2), strict=True))
     )
     to_target = torch.randperm(V, generator=torch.Generator().manual_seed(4))
-    scores, tokens = propose_coupled(logp, index, params, keys(2), torch.zeros(2).long(), 3, to_target)
+    scores, tokens = propose(logp, index, params, keys(2), torch.zeros(2).long(), 3, to_target)
     assert torch.equal(tokens[0], to_target[index[0, :3]]) and torch.equal(scores[0], logp[0, :3])
     assert set(tokens[1, :2].tolist()) == set(to_target[index[1, :2]].tolist())
     assert scores[1, 2] == -torch.inf and scores[1, :2].exp().sum() == pytest.approx(1)

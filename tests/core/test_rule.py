@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import broken_verifier
 import pytest
 import torch
 from torch import Tensor
@@ -15,7 +16,6 @@ from toy_model import decode, exact_joint, make_toy, p_value
 
 from eagle_plugin.core import propose as proposing
 from eagle_plugin.core import verify as verifying
-from eagle_plugin.core.propose import NUM_SAMPLED, Children, Proposals
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
@@ -57,7 +57,7 @@ def test_kernels_say_what_the_oracle_says(setting: str) -> None:
     toy, params = make_toy(3), SamplingParams.of(500, **SETTINGS[setting])
     ours, _ = decode(toy, 500, params)
     wanted, _ = decode(toy, 500, params, propose=proposing.propose, verify=verifying.verify_tree)
-    # the same random numbers; only a draw within a rounding error of a boundary may differ
+    # The same noise: only where two tokens are equal up to rounding may another one be drawn.
     assert (ours != wanted).any(dim=1).sum() <= 1
 
 
@@ -69,122 +69,58 @@ def test_greedy_requests_say_the_argmax() -> None:
     assert length > 1.0
 
 
-# Each of the broken rules below is one that has been believed or written; section 1 of the design names them.
+# Each of the broken rules below is one that could be believed.
 
 
-def keep_by_the_drawn_token(
-    logp: Tensor, index: Tensor, params: SamplingParams, *rest: Any, **options: Any
-) -> Children:
-    """Prune the sampled children that the head itself finds unlikely: a choice by the drawn token."""
-    children = sampling.propose(logp, index, params, *rest, **options)
-    k = children.logp.shape[1] - NUM_SAMPLED
-    for slot in range(k, k + NUM_SAMPLED):
-        drawn = children.draws[:, slot] >= 0
-        weight = torch.where(children.q_tokens == children.tokens[:, slot, None], children.q_weights, 0.0).sum(dim=1)
-        unlikely = drawn & (weight < children.q_weights.amax(dim=1))
-        children.logp[unlikely, slot] = -torch.inf
-        children.draws[unlikely, slot] = -1
-        children.tokens[unlikely, slot] = children.tokens[unlikely, 0]  # never a second child with this token
-    return children
+def every_draft_accepted(tree: DraftTree, logits: Tensor, params: SamplingParams, *rest: Any) -> Accepted:
+    """Go to the child that the draft thinks most likely, whatever is drawn."""
+    return broken_verifier.every_draft_accepted(tree, logits, params, *rest)
 
 
-def with_replacement(logp: Tensor, index: Tensor, params: SamplingParams, *rest: Any, **options: Any) -> Children:
-    """Draw the second sampled child as the first was, from all of q'."""
-    children = sampling.propose(logp, index, params, *rest, **options)
-    again = sampling.propose(logp, index, params, rest[0].flip(1).contiguous(), *rest[1:], **options)
-    both = children.draws[:, -1] >= 0
-    children.tokens[both, -1] = again.tokens[both, -NUM_SAMPLED]
-    return children
+def one_noise_for_a_round(tree: DraftTree, logits: Tensor, params: SamplingParams, *rest: Any) -> Accepted:
+    """Every node of a tree draws with the noise of the root."""
+    return broken_verifier.one_noise_for_a_round(tree, logits, params, *rest)
 
 
-def swapped_draws(logp: Tensor, index: Tensor, params: SamplingParams, *rest: Any, **options: Any) -> Children:
-    """Test the two sampled children in the order of their tokens and not in the order of the draws."""
-    children = sampling.propose(logp, index, params, *rest, **options)
-    swap = (children.draws[:, -1] >= 0) & (children.tokens[:, -1] > children.tokens[:, -2])
-    children.tokens[swap, -NUM_SAMPLED:] = children.tokens[swap, -NUM_SAMPLED:].flip(1)
-    return children
-
-
-def whole_head(logp: Tensor, index: Tensor, params: SamplingParams, *rest: Any, **options: Any) -> Children:
-    """Verify against the head's whole distribution, where q' is what is left without the deterministic children."""
-    children = sampling.propose(logp, index, params, *rest, **options)
-    q = (logp / params.temperatures[:, None]).softmax(dim=1)
-    tokens = options["draft_to_target"][index]
-    order = tokens.argsort(dim=1)
-    drawn = (children.q_weights.sum(dim=1) > 0)[:, None]
-    return children._replace(q_weights=torch.where(drawn, q.gather(1, order), 0.0))
-
-
-def other_temperature(logp: Tensor, index: Tensor, params: SamplingParams, *rest: Any, **options: Any) -> Children:
-    """Draw at the request's temperature and keep the weights of temperature 1."""
-    children = sampling.propose(logp, index, params, *rest, **options)
-    plain = sampling.propose(logp, index, params._replace(temperatures=torch.ones(len(logp))), *rest, **options)
-    return children._replace(q_weights=plain.q_weights)
-
-
-def draft_ids(logp: Tensor, index: Tensor, params: SamplingParams, *rest: Any, **options: Any) -> Children:
-    """Forget to map q' from the draft vocabulary."""
-    children = sampling.propose(logp, index, params, *rest, **options)
-    unmapped = sampling.propose(logp, index, params, *rest, **{**options, "draft_to_target": None})
-    return children._replace(q_tokens=unmapped.q_tokens, q_weights=unmapped.q_weights)
-
-
-def no_residual(
-    tree: DraftTree, logits: Tensor, params: SamplingParams, proposals: Proposals, u: Tensor, max_accept_length: int
+def one_noise_for_all(
+    tree: DraftTree, logits: Tensor, params: SamplingParams, keys: Tensor, lengths: Tensor, longest: int
 ) -> Accepted:
-    """Refuse a sampled child and then draw from p itself: without anything taken away the child is likelier."""
-    accepted = sampling.verify_tree(tree, logits, params, proposals, u, max_accept_length)
-    none = tree._replace(draws=torch.full_like(tree.draws, -1))
-    plain = sampling.verify_tree(none, logits, params, proposals, u, max_accept_length)
-    refused = accepted.lengths == 1
+    """Every round draws with the noise of the first."""
+    return sampling.verify_tree(tree, logits, params, keys, torch.zeros_like(lengths), longest)
+
+
+def no_draw_of_what_was_refused(
+    tree: DraftTree, logits: Tensor, params: SamplingParams, keys: Tensor, lengths: Tensor, longest: int
+) -> Accepted:
+    """Where no child of the root is drawn, draw again by other noise: unlikely tokens come more often."""
+    first, again = (sampling.verify_tree(tree, logits, params, x, lengths, longest) for x in (keys, keys + 1))
+    refused = first.lengths == 1
     return Accepted(
-        *(torch.where(refused.view(-1, *[1] * (a.dim() - 1)), b, a) for a, b in zip(accepted, plain, strict=True))
+        *(torch.where(refused.view(-1, *[1] * (a.dim() - 1)), b, a) for a, b in zip(first, again, strict=True))
     )
 
 
-def always_accept(
-    tree: DraftTree, logits: Tensor, params: SamplingParams, proposals: Proposals, u: Tensor, max_accept_length: int
+def half_of_the_noise(
+    tree: DraftTree, logits: Tensor, params: SamplingParams, keys: Tensor, lengths: Tensor, longest: int
 ) -> Accepted:
-    """Accept every sampled child."""
-    return sampling.verify_tree(tree, logits, params, proposals, u * torch.tensor([0.0, 0.0, 1.0]), max_accept_length)
-
-
-def one_number_twice(
-    tree: DraftTree, logits: Tensor, params: SamplingParams, proposals: Proposals, u: Tensor, max_accept_length: int
-) -> Accepted:
-    """Test and draw with the same random number."""
-    return sampling.verify_tree(
-        tree, logits, params, proposals, u[:, :, :1].expand_as(u).contiguous(), max_accept_length
-    )
-
-
-def other_row(
-    tree: DraftTree, logits: Tensor, params: SamplingParams, proposals: Proposals, u: Tensor, max_accept_length: int
-) -> Accepted:
-    """Verify every sampled child against the root's q'."""
-    return sampling.verify_tree(
-        tree._replace(draws=tree.draws.clamp(max=0)), logits, params, proposals, u, max_accept_length
-    )
+    """As if the target were sharper."""
+    sharper = params._replace(temperatures=params.temperatures / 2)
+    return sampling.verify_tree(tree, logits, sharper, keys, lengths, longest)
 
 
 BROKEN = {
-    "the second child drawn with replacement": {"propose": with_replacement},
-    "sampled children in another order": {"propose": swapped_draws},
-    "the drawn token decides whether it stays": {"propose": keep_by_the_drawn_token},
-    "q with the deterministic children": {"propose": whole_head},
-    "q' of another temperature": {"propose": other_temperature},
-    "q' in draft ids": {"propose": draft_ids},
-    "q' of another node": {"verify": other_row},
-    "no residual": {"verify": no_residual},
-    "always accepted": {"verify": always_accept},
-    "one random number for test and draw": {"verify": one_number_twice},
+    "every draft accepted": every_draft_accepted,
+    "one noise for all nodes of a round": one_noise_for_a_round,
+    "one noise for all rounds": one_noise_for_all,
+    "a second draw after a refusal": no_draw_of_what_was_refused,
+    "half of the noise": half_of_the_noise,
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_rules_are_caught(name: str) -> None:
     toy, params = make_toy(1), SamplingParams.of(REQUESTS, 0.8)
-    tokens, _ = decode(toy, REQUESTS, params, **BROKEN[name])
+    tokens, _ = decode(toy, REQUESTS, params, verify=BROKEN[name])
     assert p_value(tokens, exact_joint(toy, params)) < CAUGHT
 
 

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from eagle_plugin.core.propose import NUM_SAMPLED, SLOT_WEIGHTS
 from eagle_plugin.core.shape import MAX_WIDTH, PLAIN, Shape
 from eagle_plugin.policy.shapes import CPU_SHAPE, shape_for
 
@@ -54,11 +53,6 @@ def test_default_shapes_fit_the_slots_of_their_draft_tokens() -> None:
 
 def test_given_caps_are_kept() -> None:
     assert shape_for(8, depth=3, topk=2) == (3, 2, 9) and shape_for(8, topk=9) == (3, 9, 9)
-
-
-def test_slot_weights_are_parts_of_a_mass() -> None:
-    assert len(SLOT_WEIGHTS) == NUM_SAMPLED and all(0 < weight <= 1 for weight in SLOT_WEIGHTS)
-    assert list(SLOT_WEIGHTS) == sorted(SLOT_WEIGHTS, reverse=True)
 
 
 def test_shapes_need_no_torch() -> None:

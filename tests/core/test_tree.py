@@ -57,9 +57,7 @@ def grow_random_tree(topk: int, k: int, depth: int, seed: int, grid: bool):
         tokens = torch.randint(0, 1000, (1, len(rows), k), generator=gen)
         # siblings must differ for a path of tokens to name a candidate
         tokens = tokens * 64 + torch.arange(k)
-        draws = torch.randint(-1, 3, (1, len(rows), k), generator=gen).int()
-        frontier = grow_level(table, offset, level, logp, tokens, previous, topk, draws)
-        assert table.draws[0, offset : offset + len(rows) * k].tolist() == draws.flatten().tolist()
+        frontier = grow_level(table, offset, level, logp, tokens, previous, topk)
         for r, path in enumerate(rows):
             for j in range(k):
                 score = torch.tensor(row_scores[r]) + logp[0, r, j] if previous else logp[0, r, j]
@@ -101,7 +99,6 @@ def test_select_keeps_the_best_paths_as_a_tree(case: tuple[int, int, int, int, i
 
     used = [c for c in kept if c < len(candidates)]
     assert [path_of(i + 1) for i in range(len(used))] == [candidates[c][0] for c in used]
-    assert tree.draws[0].tolist() == [-1, *(int(table.draws[0, c]) for c in used), *[-1] * (width - 1 - len(used))]
     for node in range(1, n + 1):
         assert parents[node] < node
         assert depths[node] == len(path_of(node))
@@ -128,7 +125,6 @@ def test_the_last_level_may_record_candidates_without_a_frontier() -> None:
     frontier = grow_level(table, 0, 1, torch.tensor([[[-1.0, -2.0, -3.0]]]), torch.tensor([[[5, 6, 7]]]), None, 0)
     assert frontier.tokens.shape == (1, 0)
     assert table.tokens.tolist() == [[5, 6, 7]]
-    assert table.draws.tolist() == [[-1, -1, -1]]
 
 
 def test_node_63_has_the_sign_bit() -> None:

@@ -6,7 +6,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_plugin.core.propose import Proposals
 from eagle_plugin.core.tree import DraftTree, new_table, select_tree
 
 prop = settings(derandomize=True, deadline=None, max_examples=60, database=None)
@@ -24,8 +23,7 @@ def random_trees(b: int, width: int, seed: int) -> DraftTree:
             parents[i, node], depths[i, node] = parent, depths[i, parent] + 1
             ancestors[i, node] = ancestors[i, parent] | 1 << node
     tokens = torch.randint(0, 1000, (b, width), generator=gen)
-    draws = torch.randint(-1, 4, (b, width), generator=gen).int()
-    return DraftTree(tokens, parents, depths, ancestors, draws)
+    return DraftTree(tokens, parents, depths, ancestors)
 
 
 def nodes(tree: DraftTree, i: int) -> list[Node]:
@@ -33,7 +31,7 @@ def nodes(tree: DraftTree, i: int) -> list[Node]:
 
 
 def padding(root: int, node: int) -> Node:
-    return (root, -1, 0, 1 << node | 1, -1)
+    return (root, -1, 0, 1 << node | 1)
 
 
 sizes = st.tuples(st.integers(1, 3), st.integers(1, 12), st.integers(0, 2**31))
@@ -84,15 +82,3 @@ def test_trees_of_several_batches(cases: list[tuple[int, int, int]], data: st.Da
     order = data.draw(st.permutations(range(len(wanted))))
     taken = whole.take(torch.tensor(order))
     assert [nodes(taken, i) for i in range(len(order))] == [wanted[i] for i in order]
-
-
-def test_proposals_of_several_batches() -> None:
-    """Padding is never drawn: its weight is 0."""
-    wide = Proposals(torch.arange(6).view(1, 2, 3), torch.rand(1, 2, 3))
-    flat = Proposals(torch.arange(8).view(2, 1, 4) + 50, torch.rand(2, 1, 4))
-    whole = Proposals.concatenate([wide, Proposals.none(1), flat])
-    assert whole.tokens.shape == whole.weights.shape == (4, 2, 4)
-    assert torch.equal(whole.weights[0, :, :3], wide.weights[0]) and not whole.weights[0, :, 3].any()
-    assert not whole.weights[1].any() and not whole.weights[2:, 1].any()
-    assert torch.equal(whole.tokens[2:, :1], flat.tokens)
-    assert torch.equal(whole.take(torch.tensor([3, 0])).weights, whole.weights[[3, 0]])

@@ -79,7 +79,7 @@ def test_draft_with_all_levels_at_once(library: FakeLibrary, sampled: bool) -> N
         None,
     )
     assert on_cuda(drafts.tree)
-    children = ["propose_coupled", "grow_levels"] if sampled else ["grow_levels"]
+    children = ["propose", "grow_levels"] if sampled else ["grow_levels"]
     assert library.launched == ["topk_log_softmax", *children, "select_tree"]
 
 
@@ -94,7 +94,7 @@ def test_draft(library: FakeLibrary, sampled: bool, mapped: bool) -> None:
     assert on_cuda(drafts.tree)
     assert drafts.tree.tokens.shape == (B, SHAPE.width)
     # One look at the head per level after the first; every level is proposed, grown, and at last selected from.
-    per_level = ["propose_coupled", "grow_level"] if sampled else ["grow_level"]
+    per_level = ["propose", "grow_level"] if sampled else ["grow_level"]
     level = ["topk_log_softmax", *per_level]
     assert library.launched == [*per_level, *level, *level, "select_tree"]
 
@@ -109,7 +109,7 @@ def test_accept(library: FakeLibrary) -> None:
     pointers = torch.zeros(4, dtype=torch.int64, device=CUDA)
     window = torch.zeros(B, SHAPE.width, dtype=torch.int64, device=CUDA)
     KVCaches(pointers, pointers, 100).move_accepted(window, accepted)
-    assert library.launched[-2:] == ["verify_coupled", "compact_kv"]
+    assert library.launched[-2:] == ["verify_tree", "compact_kv"]
 
 
 def test_methods_of_drafts(library: FakeLibrary) -> None:

@@ -56,7 +56,7 @@ def test_a_round(decoder: Callable[[float], TreeDecoder], library: FakeLibrary, 
     one.extend(path)
     for tensor in tensors_of((drafts, verified, path, one.state, one.lengths, one.roots)):
         require_cuda("a result", tensor)
-    assert library.launched.count("select_tree") == library.launched.count("verify_coupled") == 1
+    assert library.launched.count("select_tree") == library.launched.count("verify_tree") == 1
     # The target's layers, and the head's in two levels and in extend.
     assert library.launched.count("tree_attention (Triton)") == SMALL.model.layers + 3
 

@@ -7,7 +7,8 @@ import torch
 from draft_paths import best_paths, paths_of
 from torch import Tensor
 
-from eagle_plugin.core.gumbel import SHARPNESS, gumbel_noise
+from eagle_plugin.core.gumbel import gumbel_noise
+from eagle_plugin.core.propose import SHARPNESS
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.kernels.tree import topk_log_softmax

@@ -48,8 +48,8 @@ def test_the_toy_round_reads_nothing_on_the_host(greedy: bool, trial: Trial, lib
     result = toy_round.ToyRound(trial, greedy).run()
     assert result.features.device.type == result.accepted.tokens.device.type == "cuda"
     launched = set(library.launched)
-    assert {"topk_log_softmax", "grow_level", "select_tree", "verify_coupled", "compact_kv", "store_kv"} <= launched
-    assert "tree_attention (Triton)" in launched and ("propose_coupled" in launched) is not greedy
+    assert {"topk_log_softmax", "grow_level", "select_tree", "verify_tree", "compact_kv", "store_kv"} <= launched
+    assert "tree_attention (Triton)" in launched and ("propose" in launched) is not greedy
 
 
 def test_the_controls_fail(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:

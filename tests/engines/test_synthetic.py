@@ -110,7 +110,7 @@ def test_a_round_on_a_gpu_reads_nothing_on_the_host(library: FakeLibrary, is_gre
     found = accept(
         drafts, logits, SamplingParams.greedy(3, CUDA), None if is_greedy else lengths, lengths, "joint", RATES
     )
-    assert all_on_cuda(found) and library.launched[-2:] == ["verify_coupled", "uniforms"]
+    assert all_on_cuda(found) and library.launched[-2:] == ["verify_tree", "uniforms"]
 
 
 def test_a_round_can_be_captured() -> None:

@@ -9,10 +9,11 @@ import torch
 
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.kernels import sampling
-from eagle_plugin.kernels.sampling import Proposals, SamplingParams
+from eagle_plugin.kernels.sampling import SamplingParams
 
 PARAMS = SamplingParams.of(2, top_k=9)
 INDEX = torch.arange(5).repeat(2, 1)
+KEYS = torch.arange(2)
 
 
 def propose(**changes: Any) -> object:
@@ -20,10 +21,9 @@ def propose(**changes: Any) -> object:
         "logp": torch.full((2, 5), 0.2).log(),
         "index": INDEX,
         "params": PARAMS,
-        "uniforms": torch.rand(2, 2, dtype=torch.float64),
+        "rng_keys": KEYS,
+        "positions": KEYS,
         "k": 2,
-        "first_row": 0,
-        "rows_per_request": 1,
         "draft_to_target": torch.arange(5),
     }
     return sampling.propose(**(given | changes))  # type: ignore[arg-type]
@@ -34,8 +34,8 @@ def verify(**changes: Any) -> object:
         "tree": DraftTree.padding(torch.ones(2, dtype=torch.int64), 1),
         "logits": torch.zeros(2, 9),
         "params": PARAMS,
-        "proposals": Proposals.none(2),
-        "uniforms": torch.rand(2, 1, 2, dtype=torch.float64),
+        "rng_keys": KEYS,
+        "lengths": KEYS,
         "max_accept_length": 1,
     }
     return sampling.verify_tree(**(given | changes))  # type: ignore[arg-type]
@@ -43,10 +43,6 @@ def verify(**changes: Any) -> object:
 
 def params(**changes: torch.Tensor) -> dict[str, Any]:
     return {"params": PARAMS._replace(**changes)}
-
-
-def uniforms(*shape: int, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
-    return {"uniforms": torch.rand(*shape, dtype=dtype)}
 
 
 def tree(**changes: torch.Tensor) -> dict[str, Any]:
@@ -67,13 +63,8 @@ WRONG_PARAMS = [
 WRONG_PROPOSE = WRONG_PARAMS + [
     ({"logp": torch.zeros(2, 5).double()}, TypeError, "logp is float64, wanted float32"),
     ({"index": INDEX[:, :4].contiguous()}, ValueError, "index has shape [2, 4], wanted [2, 5]"),
-    (uniforms(2, 3), ValueError, "uniforms has shape [2, 3], wanted [2, 2]"),
-    (uniforms(2, 2) | {"slot_weights": (0.5,)}, ValueError, "uniforms has shape [2, 2], wanted [2, 1]"),
-    (
-        uniforms(2, 5) | {"slot_weights": (0.1,) * 5},
-        ValueError,
-        "slot_weights has 5 weights, wanted at most 4: one per sampled child of a node",
-    ),
+    ({"rng_keys": torch.arange(3)}, ValueError, "rng_keys has shape [3], wanted [2]"),
+    ({"positions": torch.arange(2).int()}, TypeError, "positions is int32, wanted int64"),
     ({"k": 0}, ValueError, "k is 0 of a list of 5, wanted 1 <= k <= M <= 128: change k or the number of candidates"),
     ({"k": 6}, ValueError, "k is 6 of a list of 5, wanted 1 <= k <= M <= 128"),
     (
@@ -81,7 +72,6 @@ WRONG_PROPOSE = WRONG_PARAMS + [
         ValueError,
         "k is 2 of a list of 129, wanted 1 <= k <= M <= 128",
     ),
-    ({"rows_per_request": 0}, ValueError, "rows_per_request is 0, wanted at least 1: it is the batch's rows over b"),
     ({"draft_to_target": torch.arange(5).int()}, TypeError, "draft_to_target is int32, wanted int64"),
     (
         {"draft_to_target": torch.arange(4)},
@@ -91,12 +81,6 @@ WRONG_PROPOSE = WRONG_PARAMS + [
 ]
 WRONG_VERIFY = WRONG_PARAMS + [
     (tree(parents=torch.zeros(2, 1)), TypeError, "parents is float32, wanted int32"),
-    (
-        tree(draws=torch.tensor([[-1], [0]], dtype=torch.int32)),
-        ValueError,
-        "draws names proposal row 0, wanted -1 to -1: pass the proposals that drew this tree",
-    ),
-    (tree(draws=torch.tensor([[-2], [-1]], dtype=torch.int32)), ValueError, "draws names proposal row -2, wanted -1"),
     ({"logits": torch.zeros(2, 9).double()}, TypeError, "logits is float64, wanted float32"),
     ({"logits": torch.zeros(3, 9)}, ValueError, "logits has shape [3, 9], wanted [2, *]"),
     (
@@ -104,15 +88,8 @@ WRONG_VERIFY = WRONG_PARAMS + [
         ValueError,
         "logits has a vocabulary of 0, wanted 1 to 2^31 - 1: pass",
     ),
-    ({"proposals": Proposals.none(3)}, ValueError, "proposals.tokens has shape [3, 0, 0], wanted [2, *, *]"),
-    (uniforms(1, 1, 2), ValueError, "uniforms has shape [1, 1, 2], wanted [2, 1, *]"),
-    (uniforms(2, 1, 2, dtype=torch.float32), TypeError, "uniforms is float32, wanted float64"),
-    (
-        uniforms(2, 1, 6),
-        ValueError,
-        "uniforms has 6 numbers per node, wanted 1 to 5: one for each sampled child to test and one to draw with",
-    ),
-    (uniforms(2, 1, 0), ValueError, "uniforms has 0 numbers per node, wanted 1 to 5"),
+    ({"rng_keys": torch.arange(3)}, ValueError, "rng_keys has shape [3], wanted [2]"),
+    ({"lengths": torch.arange(2).int()}, TypeError, "lengths is int32, wanted int64"),
     ({"max_accept_length": 0}, ValueError, "max_accept_length is 0, wanted at least 1: the bonus token needs a place"),
     ({"filters": "both"}, ValueError, "filters is 'both', wanted 'joint' (SGLang's meaning) or 'chained' (vLLM's)"),
 ]

@@ -131,7 +131,6 @@ def test_a_corrupt_table_yields_the_root_alone(emulated: Path, monkeypatch: pyte
         assert found.tokens.tolist() == [[90] * 4, [91, 4, 5, 6]]
         assert found.depths.tolist() == [[0] * 4, [0, 1, 1, 1]]
         assert found.ancestors.tolist() == [[1, 3, 5, 9]] * 2
-        assert found.draws.tolist() == [[-1] * 4] * 2
 
 
 def test_wrong_moves_stop(emulated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,48 +222,28 @@ def sampling_calls(seed: int) -> Iterator[tuple[str, tuple[object, ...], list[to
         return torch.tensor(choices, dtype=dtype)[torch.randint(0, len(choices), (b,), generator=gen)]
 
     b, width, k, top_m, max_accept_length, vocabulary = 3, 8, 3, 16, 4, (50, 700, 5000)[seed % 3]
-    slot_weights = (0.4, 0.12, 0.05)[: 1 + seed % 3]
-    num_sampled = len(slot_weights)
     top_ks = pick(1, 5, 300, 2**30, 2**30, dtype=torch.int32)
     params = [pick(0.3, 1, 2, 50), top_ks, pick(0.5, 0.9, 0.9999, 1), pick(0, 0, 0.1)]
     keys, counters = torch.randint(-(2**62), 2**62, (2, b), generator=gen)
-    flat_uniforms = torch.empty(b, 2 * max_accept_length + num_sampled, dtype=torch.float64)
-    yield "uniforms", (keys, counters, 5), [flat_uniforms]
+    yield "uniforms", (keys, counters, 5), [torch.empty(b, 11, dtype=torch.float64)]
 
     logits = torch.randn(b, vocabulary, generator=gen).mul(3).round()  # full of ties
     logp, index = tree.topk_log_softmax(logits, top_m)
-    children = [
-        torch.empty(b, k + num_sampled),
-        torch.empty(b, k + num_sampled, dtype=torch.int64),
-        torch.empty(b, k + num_sampled, dtype=torch.int32),
-        torch.empty(b, top_m, dtype=torch.int64),
-        torch.empty(b, top_m),
-    ]
-    drawn = flat_uniforms[:, -num_sampled:].contiguous()
-    yield "propose", (logp, index, params, drawn, 0, 1, None, slot_weights), children
-    coupled: list[torch.Tensor] = [torch.empty(b, k), torch.empty(b, k, dtype=torch.int64)]
-    yield "propose_coupled", (logp, index, params, keys, counters, None, 1.2), coupled
+    children: list[torch.Tensor] = [torch.empty(b, k), torch.empty(b, k, dtype=torch.int64)]
+    yield "propose", (logp, index, params, keys, counters, None, 1.2), children
 
     parents = random_parents(b, width, gen)
     tokens = children[1].repeat(1, width)[:, :width].contiguous()
-    draws = children[2].repeat(1, width)[:, :width].contiguous()
     rows = logits.repeat_interleave(width, 0) + torch.randn(b * width, vocabulary, generator=gen) / 4
     target = torch.cat([rows, rows[:, : seed % 5]], dim=1)[:, :vocabulary]  # rows of any alignment
     spoil(target, seed // 4 % 6, gen)
-    proposals = [q.view(b, 1, top_m) for q in children[3:]]
-    accepted, others = (
-        [
-            torch.empty(b, max_accept_length, dtype=torch.int32),
-            torch.empty(b, dtype=torch.int32),
-            torch.empty(b, max_accept_length, dtype=torch.int64),
-        ]
-        for _ in range(2)
-    )
-    pairs = flat_uniforms[:, : 2 * max_accept_length].reshape(b, max_accept_length, 2).contiguous()
-    chained = seed % 2 == 1
+    accepted = [
+        torch.empty(b, max_accept_length, dtype=torch.int32),
+        torch.empty(b, dtype=torch.int32),
+        torch.empty(b, max_accept_length, dtype=torch.int64),
+    ]
     workspace = torch.empty(b * width, sampling.WORKSPACE_SIZE, dtype=torch.int64)
-    yield "verify_tree", (tokens, parents, draws, target, params, *proposals, pairs, chained, workspace), accepted
-    yield "verify_coupled", (tokens, parents, target, params, keys, counters, chained, workspace), others
+    yield "verify_tree", (tokens, parents, target, params, keys, counters, seed % 2 == 1, workspace), accepted
 
 
 def spoil(logits: torch.Tensor, kind: int, gen: torch.Generator) -> None:

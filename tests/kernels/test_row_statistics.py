@@ -57,31 +57,26 @@ KINDS += ["broken"]
 
 
 class Statistics(NamedTuple):
-    """RowWork of csrc/include/eagle/row_statistics.h: what the walk reads, and how the row was done."""
+    """RowWork of csrc/include/eagle/row_statistics.h: what a draw reads, and how the row was done."""
 
     cut_value: Tensor
     cut_index: Tensor
     min_weight: Tensor
-    total: Tensor
-    masses: Tensor
     length: Tensor  # of the list
 
     @classmethod
     def of(cls, workspace: Tensor) -> Statistics:
         floats, ints = workspace.view(torch.float32), workspace.view(torch.int32)
-        statistics = (floats[:, 1], ints[:, 2], workspace[:, 2], workspace[:, 3], workspace[:, 4:36])
-        return cls(*statistics, workspace[:, 36 + 4 * 32 + 2048 + 1024 + 3])
+        return cls(floats[:, 1], ints[:, 2], workspace[:, 2], workspace[:, -1 - LIST_SIZE])
 
 
-def call(native, logits: Tensor, params: SamplingParams, u: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
-    """Draw one token per row at the fractions u; the tokens and the workspace."""
+def call(native, logits: Tensor, params: SamplingParams, keys: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
+    """Draw one token per row by these keys; the tokens and the workspace."""
     b = len(logits)
     one, none = torch.ones(b, 1, dtype=torch.int64), torch.full((b, 1), -1, dtype=torch.int32)
-    proposals = torch.zeros(b, 0, 0, dtype=torch.int64), torch.zeros(b, 0, 0)
     workspace = torch.full((b, sampling.WORKSPACE_SIZE), -1, dtype=torch.int64)
     out = torch.empty(b, 1, dtype=torch.int32), torch.empty(b, dtype=torch.int32), torch.empty_like(one)
-    given = (one, none, none, logits, params, *proposals, u[:, None, None], filters == "chained")
-    native(*given, workspace, *out)
+    native(one, none, logits, params, keys, torch.arange(b), filters == "chained", workspace, *out)
     return out[2][:, 0], workspace
 
 
@@ -100,15 +95,14 @@ def compare(module, kind: str, filters: Filters) -> Statistics:
     logits = rows(kind, gen)
     top_ks, top_ps, min_ps = (torch.tensor(x) for x in zip(*FILTERS, strict=True))
     params = SamplingParams.of(len(FILTERS), 0.8)._replace(top_ks=top_ks.int(), top_ps=top_ps, min_ps=min_ps)
-    u = torch.rand(len(FILTERS), generator=gen, dtype=torch.float64)
+    keys = torch.randint(2**62, (len(FILTERS),), generator=gen)
     native = loader.function("verify_tree")
     assert native is not None
-    wanted, _ = call(native, logits, params, u, filters)
-    tokens, workspace = call(module.get_function("verify_tree"), logits, params, u, filters)
+    wanted, _ = call(native, logits, params, keys, filters)
+    tokens, workspace = call(module.get_function("verify_tree"), logits, params, keys, filters)
     assert torch.equal(tokens, wanted)
     found = Statistics.of(workspace)
     sampled = top_ks > 1
-    assert torch.equal(found.masses.sum(1)[sampled], found.total[sampled])
     p = target_distribution(logits, params, filters)
     least = p.where(p > 0, 2.0).amin(1, keepdim=True)  # rounding may move a cut by one token, or by its equals
     differ = (kept(logits, params, found) & (p > 1e-11)) != (p > 1e-11)

@@ -75,11 +75,8 @@ def test_topk_of_a_broken_head(value: float) -> None:
     st.integers(1, 6),
     st.integers(1, 64),
     st.booleans(),
-    st.booleans(),
 )
-def test_levels_and_selection(
-    seed: int, b: int, topk: int, k: int, depth: int, width: int, ties: bool, drawn: bool
-) -> None:
+def test_levels_and_selection(seed: int, b: int, topk: int, k: int, depth: int, width: int, ties: bool) -> None:
     gen = torch.Generator().manual_seed(seed)
     C = k + (depth - 1) * topk * k
     table, wanted_table = kernels.new_table(b, C), oracle.new_table(b, C)
@@ -89,13 +86,12 @@ def test_levels_and_selection(
         logp = -torch.rand(b, rows, k, generator=gen)
         logp = (logp * 4).round() if ties else logp
         tokens = torch.randint(0, 50000, (b, rows, k), generator=gen)
-        draws = torch.randint(-1, 9, (b, rows, k), generator=gen).int() if drawn else None
         here = topk if level < depth else 0
         if (level - 1) * topk + here > 64:
             break
         args = (offset, level, logp, tokens)
-        found = kernels.grow_level(table, *args, frontier, here, draws)
-        wanted = oracle.grow_level(wanted_table, *args, frontier, here, draws)
+        found = kernels.grow_level(table, *args, frontier, here)
+        wanted = oracle.grow_level(wanted_table, *args, frontier, here)
         for name, x, y in zip(found._fields, found, wanted, strict=True):
             assert x.dtype == y.dtype and torch.equal(x, y), name
         frontier, offset, rows = found, offset + rows * k, found.tokens.shape[1]
@@ -117,9 +113,8 @@ def test_levels_and_selection(
     st.integers(0, 3),
     st.integers(1, 16),
     st.booleans(),
-    st.booleans(),
 )
-def test_all_levels_at_once(seed: int, b: int, topk: int, more: int, steps: int, ties: bool, drawn: bool) -> None:
+def test_all_levels_at_once(seed: int, b: int, topk: int, more: int, steps: int, ties: bool) -> None:
     """They are what the same kernel writes level by level."""
     gen, k = torch.Generator().manual_seed(seed), topk + more
     steps = min(steps, 1 + 64 // topk)
@@ -127,16 +122,15 @@ def test_all_levels_at_once(seed: int, b: int, topk: int, more: int, steps: int,
     logp = -torch.rand(b, rows, k, generator=gen)
     logp = (logp * 4).round() if ties else logp
     tokens = torch.randint(0, 50000, (b, rows, k), generator=gen)
-    draws = torch.randint(-1, 9, (b, rows, k), generator=gen).int() if drawn else None
     found, wanted, by_level = (oracle.new_table(b, rows * k + 2) for _ in range(3))
-    kernels.grow_levels(found, steps, topk, logp, tokens, draws)
-    oracle.grow_levels(wanted, steps, topk, logp, tokens, draws)
+    kernels.grow_levels(found, steps, topk, logp, tokens)
+    oracle.grow_levels(wanted, steps, topk, logp, tokens)
     frontier: oracle.Frontier | None = None
     first, count = 0, 1
     for level in range(1, steps + 1):
         here, keep = slice(first, first + count), topk if level < steps else 0
-        of_level = [None if x is None else x[:, here].contiguous() for x in (logp, tokens, draws)]
-        frontier = kernels.grow_level(by_level, first * k, level, *of_level[:2], frontier, keep, of_level[2])
+        of_level = [x[:, here].contiguous() for x in (logp, tokens)]
+        frontier = kernels.grow_level(by_level, first * k, level, *of_level, frontier, keep)
         first, count = first + count, topk
     for name, x, y, z in zip(found._fields, found, wanted, by_level, strict=True):
         assert torch.equal(x, y) and torch.equal(x, z), name
@@ -157,8 +151,6 @@ def test_argument_checks_of_all_levels(path: str) -> None:
     levels()
     with pytest.raises(ValueError, match=r"tokens has shape \[2, 5, 3\], wanted \[2, 5, 4\]"):
         levels(tokens=torch.zeros(2, 5, 3, dtype=torch.int64))
-    with pytest.raises(ValueError, match=r"draws has shape \[2, 4\], wanted \[2, 5, 4\]"):
-        levels(draws=torch.zeros(2, 4, dtype=torch.int32))
     with pytest.raises(ValueError, match=r"table.scores has shape \[1, 20\], wanted \[2, \*\]"):
         levels(table=kernels.new_table(1, 20))
     with pytest.raises(ValueError, match="table holds 19 candidates, wanted at least 20: make it larger"):
@@ -222,8 +214,6 @@ def test_argument_checks(path: str) -> None:
         level(tokens=torch.zeros(2, 1, 4, dtype=torch.int32))
     with pytest.raises(ValueError, match=r"tokens has shape \[2, 1, 5\], wanted \[2, 1, 4\]"):
         level(tokens=torch.zeros(2, 1, 5, dtype=torch.int64))
-    with pytest.raises(ValueError, match=r"draws has shape \[2, 4\], wanted \[2, 1, 4\]"):
-        level(draws=torch.zeros(2, 4, dtype=torch.int32))
     with pytest.raises(ValueError, match=r"table holds 20 candidates, wanted at least 22 \(offset 18\)"):
         level(offset=18)
     with pytest.raises(ValueError, match="depth 17 with topk 4 needs draft slots up to 68, wanted at most 64"):

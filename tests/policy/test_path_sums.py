@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.propose import NUM_SAMPLED
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.tree import CandidateTable, Frontier, grow_level, new_table, select_tree
 from eagle_plugin.policy.path_sums import PathSums
@@ -17,9 +16,9 @@ from eagle_plugin.policy.shapes import shapes_within
 DRAFTED = [Shape(1, 1, 2), Shape.chain(4), Shape(2, 4, 8), Shape(3, 4, 16), Shape(3, 3, 6), Shape(4, 2, 64)]
 
 
-def draft_table(shape: Shape, children: int, b: int, seed: int) -> tuple[CandidateTable, list[list[list[int]]]]:
+def draft_table(shape: Shape, b: int, seed: int) -> tuple[CandidateTable, list[list[list[int]]]]:
     """A random table of b requests, and the candidates of each level's frontier by request, best first."""
-    gen = torch.Generator().manual_seed(seed)
+    gen, children = torch.Generator().manual_seed(seed), shape.topk
     table = new_table(b, (1 + shape.draft_slots) * children)
     previous: Frontier | None = None
     frontiers = []
@@ -35,7 +34,7 @@ def draft_table(shape: Shape, children: int, b: int, seed: int) -> tuple[Candida
     return table, frontiers
 
 
-def slow_sums(drafted: Shape, wanted: Shape, children: int, table: CandidateTable, frontiers, request: int):
+def slow_sums(drafted: Shape, wanted: Shape, table: CandidateTable, frontiers, request: int):
     """The sums [D] of one request by the rule of `PathSums`, candidate by candidate."""
     scores = table.scores[request].tolist()
     place = {}  # candidate -> its place in the frontier of its level
@@ -46,8 +45,7 @@ def slow_sums(drafted: Shape, wanted: Shape, children: int, table: CandidateTabl
     for candidate in range(len(scores)):
         parent = int(table.parents[request, candidate])
         depth_of[candidate] = 1 if parent < 0 else depth_of[parent] + 1
-        child = candidate % children
-        is_first_child = child < wanted.topk or child >= drafted.topk  # a sampled one counts in every shape
+        is_first_child = candidate % drafted.topk < wanted.topk
         is_first_node = parent < 0 or place[parent] < wanted.topk
         if depth_of[candidate] <= wanted.steps and is_first_child and is_first_node:
             possible.append(candidate)
@@ -58,20 +56,19 @@ def slow_sums(drafted: Shape, wanted: Shape, children: int, table: CandidateTabl
     ]
 
 
-@pytest.mark.parametrize("sampled", [0, NUM_SAMPLED])
 @pytest.mark.parametrize("drafted", DRAFTED, ids=str)
-def test_sums_of_every_covered_shape(drafted: Shape, sampled: int) -> None:
-    b, children = 3, drafted.topk + sampled
+def test_sums_of_every_covered_shape(drafted: Shape) -> None:
+    b = 3
     shapes = [*shapes_within(Shape(4, 4, 16)), drafted]
-    table, frontiers = draft_table(drafted, children, b, seed=drafted.width)
-    sums = PathSums(drafted, children, shapes, "cpu")
+    table, frontiers = draft_table(drafted, b, seed=drafted.width)
+    sums = PathSums(drafted, shapes, "cpu")
     assert set(sums.shapes) == {x for x in shapes if x.steps <= drafted.steps and x.topk <= drafted.topk}
     assert PLAIN in sums.shapes
     found = sums(table.scores)
     assert found.shape == (len(sums.shapes), b, drafted.steps)
     found = found.mean(dim=1)
     for shape, values in zip(sums.shapes, found.tolist(), strict=True):
-        slow = [slow_sums(drafted, shape, children, table, frontiers, i) for i in range(b)]
+        slow = [slow_sums(drafted, shape, table, frontiers, i) for i in range(b)]
         assert values == pytest.approx([sum(column) / b for column in zip(*slow, strict=True)], rel=1e-5, abs=1e-7)
 
 
@@ -85,12 +82,10 @@ def sums_of_selection(table: CandidateTable, width: int, steps: int) -> Tensor:
     return (scores[:, :, None] * is_at).sum(1).mean(0)
 
 
-@pytest.mark.parametrize("sampled", [0, NUM_SAMPLED])
 @pytest.mark.parametrize("drafted", DRAFTED, ids=str)
-def test_the_drafted_shape_has_the_sums_of_the_selected_tree(drafted: Shape, sampled: int) -> None:
-    children = drafted.topk + sampled
-    table, _ = draft_table(drafted, children, 3, seed=7)
-    sums = PathSums(drafted, children, [drafted], "cpu")
+def test_the_drafted_shape_has_the_sums_of_the_selected_tree(drafted: Shape) -> None:
+    table, _ = draft_table(drafted, 3, seed=7)
+    sums = PathSums(drafted, [drafted], "cpu")
     found = sums(table.scores)[0].mean(dim=0)
     torch.testing.assert_close(found, sums_of_selection(table, drafted.width, drafted.steps))
     if 2 < drafted.width <= table.scores.shape[1]:  # the control: a tree with one node less has other sums
@@ -101,8 +96,8 @@ def test_the_drafted_shape_has_the_sums_of_the_selected_tree(drafted: Shape, sam
 def test_values_of_a_shape_end_with_its_last_level() -> None:
     drafted = Shape(3, 2, 8)
     shapes = shapes_within(drafted)
-    table, _ = draft_table(drafted, 2, 2, seed=1)
-    sums = PathSums(drafted, 2, shapes, "cpu")
+    table, _ = draft_table(drafted, 2, seed=1)
+    sums = PathSums(drafted, shapes, "cpu")
     by_shape = sums.by_shape(sums(table.scores))
     assert {shape: len(values) for shape, values in by_shape.items()} == {shape: shape.steps for shape in shapes}
     assert all(values == sorted(values, reverse=True) for values in by_shape.values())
@@ -111,4 +106,4 @@ def test_values_of_a_shape_end_with_its_last_level() -> None:
 def test_a_head_without_candidates_promises_nothing() -> None:
     drafted = Shape(3, 2, 8)
     scores = torch.full((2, (1 + drafted.draft_slots) * 2), -math.inf)
-    assert PathSums(drafted, 2, shapes_within(drafted), "cpu")(scores).count_nonzero() == 0
+    assert PathSums(drafted, shapes_within(drafted), "cpu")(scores).count_nonzero() == 0

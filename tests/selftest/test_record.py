@@ -36,8 +36,8 @@ def key(**changes: Any) -> dict[str, Any]:
 
 def test_a_result_is_kept() -> None:
     assert record.read(key()) is None
-    written = record.write(key(), ["verify_coupled: wrong"], 3.5)
-    assert record.read(key()) == written and not written.passed and written.reasons == ["verify_coupled: wrong"]
+    written = record.write(key(), ["verify_tree: wrong"], 3.5)
+    assert record.read(key()) == written and not written.passed and written.reasons == ["verify_tree: wrong"]
     assert record.write(key(), [], 1.0).passed and record.read(key()).reasons == []
 
 
@@ -111,17 +111,17 @@ def test_the_command(found: list[str], monkeypatch: pytest.MonkeyPatch, capsys: 
 
     def run(*arguments: Any) -> Report:
         runs.append(arguments)
-        return Report([Finding("propose_coupled", found, 8, 0.5, 0.1), Finding("uniforms", [], 3, 0.0, 0.2)])
+        return Report([Finding("propose", found, 8, 0.5, 0.1), Finding("uniforms", [], 3, 0.0, 0.2)])
 
     monkeypatch.setattr(suite, "run", run)
     code = 1 if found else 0
     call = ["selftest", "--device", "cpu", "--model-shape", "heads=8"]
     assert cli.main(call) == code
     shown = capsys.readouterr()
-    assert "propose_coupled" in shown.out and "50% of what is allowed" in shown.out and "uniforms" in shown.out
+    assert "propose" in shown.out and "50% of what is allowed" in shown.out and "uniforms" in shown.out
     if found:
         assert shown.err.strip().startswith("the self-test failed on cpu")
-        assert shown.err.strip().endswith("propose_coupled: log p: 3 of 8 values differ")
+        assert shown.err.strip().endswith("propose: log p: 3 of 8 values differ")
     else:
         assert not shown.err
     # The second time the record answers, until --again removes it.
@@ -133,7 +133,7 @@ def test_the_command(found: list[str], monkeypatch: pytest.MonkeyPatch, capsys: 
     record.write(key(), ["of a server"], 1.0)
     assert cli.main([*call, "--again", "--json"]) == code and len(runs) == 2
     told = json.loads(capsys.readouterr().out)
-    assert not told["from_record"] and [check["check"] for check in told["checks"]] == ["propose_coupled", "uniforms"]
+    assert not told["from_record"] and [check["check"] for check in told["checks"]] == ["propose", "uniforms"]
     assert record.read(key()) is None
     assert cli.main(["selftest", "--device", "cpu"]) == code and len(runs) == 3  # another shape
 
@@ -144,7 +144,7 @@ def test_the_command_without_memory(
 ) -> None:
     """A difference counts; else nothing is known, and nothing is kept."""
     findings = [
-        Finding("propose_coupled", [], 0, 0.0, 0.1, ran_out=True),
+        Finding("propose", [], 0, 0.0, 0.1, ran_out=True),
         Finding("uniforms", differences, 8, 0.0, 0.2),
     ]
     monkeypatch.setattr(suite, "run", lambda *_: Report(findings))
@@ -154,7 +154,7 @@ def test_the_command_without_memory(
     if differences:
         assert "no memory was left" in shown.out and len(kept) == 1
     else:
-        assert "is not complete on cpu" in shown.err and "propose_coupled: no memory was left" in shown.err and not kept
+        assert "is not complete on cpu" in shown.err and "propose: no memory was left" in shown.err and not kept
 
 
 @pytest.mark.parametrize(

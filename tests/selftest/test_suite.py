@@ -14,7 +14,6 @@ from eagle_plugin.kernels import (
     accepted_path,
     attention,
     bf16_linear,
-    gumbel,
     int8_linear,
     kv,
     loader,
@@ -61,7 +60,7 @@ def test_healthy_kernels_pass(model: ModelShape) -> None:
 
 def test_every_kernel_has_a_check() -> None:
     """Every function that a module of kernels lists."""
-    modules = (accepted_path, attention, gumbel, kv, penalties, round_start, sampling, tree)
+    modules = (accepted_path, attention, kv, penalties, round_start, sampling, tree)
     listed = {name for module in modules for name in module.__all__ if name.islower()}
     assert listed - {"new_table", "unwritten_table"} | {"int8_linear", "bf16_linear"} == {
         check.name for check in KERNEL_CHECKS
@@ -73,7 +72,7 @@ def test_every_kernel_has_a_check() -> None:
 # Which output of each native kernel is spoilt, by its place among the arguments.
 OUTPUT = {
     "topk_log_softmax": 1, "grow_level": -1, "grow_levels": 0, "select_tree": -2, "sibling_links": -1, "uniforms": -1,
-    "propose_coupled": -1, "verify_coupled": -1, "penalize_nodes": 0, "count_tokens": 0, "tree_attention": -1,
+    "propose": -1, "verify_tree": -1, "penalize_nodes": 0, "count_tokens": 0, "tree_attention": -1,
     "extend_attention": -1, "store_kv": 1, "start_round": 5, "read_path": 5, "compact_kv": None,
 }  # fmt: skip
 
@@ -162,10 +161,10 @@ def test_a_kernel_without_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) ->
     def tight(*arguments: Any, **options: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(gumbel, "verify_coupled", tight)
+    monkeypatch.setattr(sampling, "verify_tree", tight)
     report = suite.run("cpu", SMALL)
     assert report.reasons == [] and report.left_out
-    assert all(isinstance(x, LeftOut) and x.startswith("verify_coupled") for x in report.left_out)
+    assert all(isinstance(x, LeftOut) and x.startswith("verify_tree") for x in report.left_out)
     assert suite.differences("cpu", SMALL) == report.left_out
 
 

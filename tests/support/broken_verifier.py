@@ -1,4 +1,4 @@
-"""A plugin for the test server: puts a verifier with a fault in the place of `kernels.gumbel.verify_coupled`.
+"""A plugin for the test server: puts a verifier with a fault in the place of `kernels.sampling.verify_tree`.
 
 The fault is named by the file that EAGLE_TEST_FAULT points to, read at every round, so that one server shows them all.
 The tests of the sampled distribution must find every one of them; "none" is the healthy verifier.
@@ -13,14 +13,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.gumbel import draw_coupled
+from eagle_plugin.core.gumbel import draw_tokens
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted, verify_greedy
-from eagle_plugin.kernels import gumbel
+from eagle_plugin.kernels import sampling
 
-Verify = Callable[..., Accepted]  # as `kernels.gumbel.verify_coupled`
-healthy: Verify = gumbel.verify_coupled
+Verify = Callable[..., Accepted]  # as `kernels.sampling.verify_tree`
+healthy: Verify = sampling.verify_tree
 
 
 def temperature_one(tree, logits, params, *others, **options):
@@ -57,7 +57,7 @@ def _drawn(tree: DraftTree, logits: Tensor, params: SamplingParams, rng_keys: Te
     """What the target draws after every node with the noise of these positions [b, W]."""
     b, width = tree.tokens.shape
     keys = rng_keys.repeat_interleave(width)
-    return draw_coupled(logits, params.for_rows(width), keys, positions.reshape(-1), **options).view(b, width)
+    return draw_tokens(logits, params.for_rows(width), keys, positions.reshape(-1), **options).view(b, width)
 
 
 FAULTS: dict[str, Verify] = {
@@ -73,7 +73,7 @@ FAULTS: dict[str, Verify] = {
 def register() -> None:
     """Entry point ``sglang.srt.plugins``: to be called before the worker's modules are imported."""
     switch = Path(os.environ["EAGLE_TEST_FAULT"])
-    gumbel.verify_coupled = lambda *arguments, **options: FAULTS[switch.read_text()](*arguments, **options)
+    sampling.verify_tree = lambda *arguments, **options: FAULTS[switch.read_text()](*arguments, **options)
 
 
 def install(folder: Path, module: str = "broken_verifier") -> dict[str, str]:

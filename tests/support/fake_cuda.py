@@ -25,7 +25,7 @@ CUDA = torch.device("cuda")
 # Tensors whose rows may have gaps, by kernel and place among its arguments (`check_rows` in csrc/bindings).
 MAY_HAVE_GAPS = {
     "topk_log_softmax": {0},
-    "verify_coupled": {2},
+    "verify_tree": {2},
     "store_kv": {3, 4},
     "penalize_nodes": {0},
     "start_round": {2},

@@ -21,11 +21,11 @@ choose = broken_verifier.choose
 
 def register() -> None:
     """Entry point ``sglang.srt.plugins``: to be called before the worker's modules are imported."""
-    from eagle_plugin.kernels import gumbel
+    from eagle_plugin.kernels import sampling
     from eagle_plugin.runtime.ranks import RankAgreement
 
     switch = Path(os.environ["EAGLE_TEST_FAULT"])
-    healthy_walk, healthy_agree = gumbel.verify_coupled, RankAgreement.agree
+    healthy_walk, healthy_agree = sampling.verify_tree, RankAgreement.agree
     # A tensor, because Python does not run again in a walk that was captured.
     skew = torch.zeros((), dtype=torch.int64)
 
@@ -48,7 +48,7 @@ def register() -> None:
                 file.write(".")
         return agreed
 
-    gumbel.verify_coupled, RankAgreement.agree = walk, agree
+    sampling.verify_tree, RankAgreement.agree = walk, agree
 
 
 def _rank() -> int:

@@ -14,7 +14,6 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.propose import NUM_SAMPLED, Children, Proposals
 from eagle_plugin.core.sampling import SamplingParams, target_distribution
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
@@ -23,12 +22,10 @@ from eagle_plugin.kernels.tree import grow_level, new_table, select_tree
 
 VOCABULARY, LENGTH = 6, 3  # target tokens; tokens that a request generates
 DRAFTABLE = torch.tensor([4, 0, 5, 2, 1])  # draft vocabulary to target ids: token 3 cannot be drafted
-STEPS, TOPK, WIDTH = 3, 1, 9  # of the draft trees; a node has a deterministic child and the sampled ones
-CHILDREN = TOPK + NUM_SAMPLED
-NUMBERS = NUM_SAMPLED + 1  # of a node on a walk
+STEPS, TOPK, WIDTH = 3, 3, 9  # of the draft trees
 
-Propose = Callable[..., Children]
-Verify = Callable[[DraftTree, Tensor, SamplingParams, Proposals, Tensor, int], Accepted]
+Propose = Callable[..., tuple[Tensor, Tensor]]
+Verify = Callable[[DraftTree, Tensor, SamplingParams, Tensor, Tensor, int], Accepted]
 
 
 class Toy(NamedTuple):
@@ -46,37 +43,20 @@ def make_toy(seed: int) -> Toy:
     return Toy(target, head)
 
 
-def draft(toy: Toy, contexts: Tensor, params: SamplingParams, keys: Tensor, round_number: int, propose: Propose):
-    """Draft one tree per context, WIDTH - 1 of all the candidates; drawn ones compete and grow like others."""
+def draft(toy: Toy, contexts: Tensor, params: SamplingParams, keys: Tensor, lengths: Tensor, propose: Propose):
+    """Draft one tree per context, WIDTH - 1 of all the candidates, after so many tokens [n]."""
     n = len(contexts)
-    table = new_table(n, CHILDREN + (STEPS - 1) * CHILDREN * CHILDREN)
-    places = 1 + (STEPS - 1) * CHILDREN
-    u = sampling.uniforms(keys, torch.full_like(keys, round_number), 0, places * NUM_SAMPLED).view(
-        n, places, NUM_SAMPLED
-    )
+    table = new_table(n, TOPK + (STEPS - 1) * TOPK * TOPK)
     frontier, rows, first, at = None, 1, 0, contexts[:, None]
-    q_tokens, q_weights = [], []
     for level in range(1, STEPS + 1):
         logp, index = toy.head[at.reshape(-1)].log_softmax(-1).sort(dim=1, descending=True)
-        children = propose(
-            logp,
-            index,
-            params.for_rows(rows),
-            u[:, first : first + rows].reshape(-1, NUM_SAMPLED).contiguous(),
-            TOPK,
-            first_row=first,
-            rows_per_request=rows,
-            draft_to_target=DRAFTABLE,
-        )
-        q_tokens.append(children.q_tokens.view(n, rows, -1))
-        q_weights.append(children.q_weights.view(n, rows, -1))
-        logp, tokens, draws = (values.view(n, rows, CHILDREN) for values in children[:3])
-        keep = CHILDREN if level < STEPS else 0
-        frontier = grow_level(table, first * CHILDREN, level, logp, tokens, frontier, keep, draws)
+        places = (lengths + level - 1).repeat_interleave(rows)
+        children = propose(logp, index, params.for_rows(rows), keys.repeat_interleave(rows), places, TOPK, DRAFTABLE)
+        logp, tokens = (values.view(n, rows, TOPK) for values in children)
+        frontier = grow_level(table, first * TOPK, level, logp, tokens, frontier, TOPK if level < STEPS else 0)
         at = at.gather(1, frontier.parent_rows) * VOCABULARY + frontier.tokens
-        first, rows = first + rows, CHILDREN
-    tree = select_tree(table, torch.zeros(n, dtype=torch.int64), WIDTH)
-    return tree, Proposals(torch.cat(q_tokens, 1), torch.cat(q_weights, 1))
+        first, rows = first + rows, TOPK
+    return select_tree(table, torch.zeros(n, dtype=torch.int64), WIDTH)
 
 
 def node_contexts(tree: DraftTree, contexts: Tensor) -> Tensor:
@@ -98,21 +78,17 @@ def decode(
     seed: int = 0,
 ) -> tuple[Tensor, float]:
     """Decode n requests of LENGTH tokens; returns the tokens [n, LENGTH] and the mean accept length of first rounds."""
-    gen = torch.Generator().manual_seed(seed)
+    keys = torch.randint(2**62, (n,), generator=torch.Generator().manual_seed(seed))
     contexts, produced = torch.ones(n, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
     first_lengths = 0.0
     for round_number in range(LENGTH):  # every round yields a token
-        keys = torch.randint(2**62, (n,), generator=gen)
         live = (produced < LENGTH).nonzero()[:, 0]
         if not len(live):
             break
-        rows = params.rows(live)
-        tree, proposals = draft(toy, contexts[live], rows, keys[live], round_number, propose)
+        given = params.rows(live), keys[live], produced[live]
+        tree = draft(toy, contexts[live], *given, propose)
         logits = toy.target[node_contexts(tree, contexts[live]).view(-1)]
-        u = sampling.uniforms(keys[live], torch.full_like(live, round_number), 1, NUMBERS * (STEPS + 1)).view(
-            -1, STEPS + 1, NUMBERS
-        )
-        accepted = verify(tree, logits, rows, proposals, u, STEPS + 1)
+        accepted = verify(tree, logits, *given, STEPS + 1)
         if round_number == 0:
             first_lengths = accepted.lengths.float().mean().item()
         for j in range(STEPS + 1):

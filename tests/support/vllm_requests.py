@@ -55,6 +55,6 @@ def check_distribution(
     for ours, theirs in zip(draw(llm, settings, 300), expected, strict=True):
         found = p_values(ours, theirs)
         assert min(found.values()) > LEAST_P, found
-    monkeypatch.setattr(decode_round, "verify_coupled", broken_verifier.FAULTS["temperature one"])
+    monkeypatch.setattr(decode_round, "verify_tree", broken_verifier.FAULTS["temperature one"])
     control = p_values(draw(llm, settings[1:], 300)[0], expected[1])
     assert min(control.values()) < LEAST_P**2, control

@@ -11,9 +11,8 @@
 #endif
 
 namespace eagle {
-constexpr int kMaxWidth = 64;   // ancestors are one 64-bit bitmask per node
-constexpr int kMaxTopM = 128;   // M: most likely tokens of a row that are kept as candidates
-constexpr int kMaxSampled = 4;  // sampled children of a node that are drawn and tested
+constexpr int kMaxWidth = 64;  // ancestors are one 64-bit bitmask per node
+constexpr int kMaxTopM = 128;  // M: most likely tokens of a row that are kept as candidates
 
 // The place of the lowest bit that is set; bits is not 0.
 EAGLE_HD int32_t lowest_bit(uint64_t bits) {

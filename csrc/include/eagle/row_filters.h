@@ -8,7 +8,6 @@ namespace eagle {
 struct FinishScratch {  // shared by the team
   Histogram histogram;
   uint32_t ties[kListSize];
-  uint64_t masses[kSegments];
   int64_t total, heavy;          // weight of all tokens of the row, and of those that min-p keeps
   int64_t sure, sure_heavy;      // the same of the tokens that come before the list; see RowWork
   uint32_t first_key, last_key;  // of the list, see descending_key
@@ -75,20 +74,6 @@ struct TokensInList {  // the tokens of the list, for the filters; all of the ro
   }
 };
 
-// The weight of the kept tokens of each segment, for a row whose list overflows.
-template <class Team>
-EAGLE_HD void weigh_segments(const Team& team, const TargetDistribution& target, uint64_t* masses) {
-  const int32_t length = segment_length(target.vocabulary), member = team.rank() % Team::kGroup;
-  for (int32_t s = team.rank() / Team::kGroup; s < kSegments; s += team.size() / Team::kGroup) {
-    const int64_t begin = int64_t{length} * s, end = begin + length;
-    const int32_t to = static_cast<int32_t>(end < target.vocabulary ? end : target.vocabulary);
-    int64_t mine = 0;
-    if (begin < to) mine = target.sum(static_cast<int32_t>(begin) + member, to, Team::kGroup);
-    mine = team.group_sum(mine);
-    if (member == 0) masses[s] = static_cast<uint64_t>(mine);
-  }
-}
-
 template <class Team>
 EAGLE_HD void finish_row(Team& team, FinishScratch& scratch, const LogitsRow<float>& row, SamplingRow params,
                          bool chained, int32_t parts, RowWork& work) {
@@ -96,15 +81,8 @@ EAGLE_HD void finish_row(Team& team, FinishScratch& scratch, const LogitsRow<flo
   if (team.rank() == 0) out.most_likely = index_of(best_of_parts(work, parts));
   if (params.top_k == 1) return;
   TargetDistribution target = whole_row(work, row, params, parts);
-  if (team.rank() == 0) {
-    scratch.total = sum_of(work.totals, parts);
-    scratch.heavy = sum_of(out.masses, kSegments);
-  }
-  team.sync();
-  target.keep_all(scratch.total);
-  bool in_list = true;
   if (params.cuts(target.vocabulary) && work.range.cuts()) {
-    in_list = work.length <= kListSize;
+    bool in_list = work.length <= kListSize;
     uint32_t first = ~0u, last = 0;
     for (int32_t j = team.rank(); in_list && j < static_cast<int32_t>(work.length); j += team.size()) {
       const uint32_t key = descending_key(score_of(work.list[j]));
@@ -113,59 +91,26 @@ EAGLE_HD void finish_row(Team& team, FinishScratch& scratch, const LogitsRow<flo
     }
     first = team.min(first), last = team.max(last);
     if (team.rank() == 0) {
+      scratch.total = sum_of(work.totals, parts);
+      scratch.heavy = sum_of(work.heavy, parts);
       scratch.sure = sum_of(work.sure, parts);
-      scratch.sure_heavy = sum_of(work.sure_masses, kSegments);
+      scratch.sure_heavy = sum_of(work.sure_heavy, parts);
       scratch.first_key = first, scratch.last_key = last;
     }
     team.sync();
+    target.keep_all(scratch.total);
     while (!apply_filters(team, scratch.histogram, TokensInList{work, scratch, in_list}, params, chained, target)) {
       in_list = false;
       target.keep_all(scratch.total);
     }
   } else {
     target.min_weight = params.min_weight();
-    target.total = scratch.heavy;
-  }
-  if (!target.keeps_all()) {  // else the masses are those of the kept tokens already
-    for (int32_t s = team.rank(); s < kSegments; s += team.size()) {
-      scratch.masses[s] = in_list ? static_cast<uint64_t>(work.sure_masses[s]) : 0;
-    }
-    team.sync();
-    if (!in_list) weigh_segments(team, target, scratch.masses);
-    for (int32_t j = team.rank(); in_list && j < static_cast<int32_t>(work.length); j += team.size()) {
-      const int32_t token = index_of(work.list[j]);
-      const int64_t weight = target.kept_weight(score_of(work.list[j]), token);
-      team.accumulate(&scratch.masses[token / segment_length(target.vocabulary)], static_cast<uint64_t>(weight));
-    }
-    team.sync();  // all have read the masses of the row, too
-    for (int32_t s = team.rank(); s < kSegments; s += team.size()) {
-      out.masses[s] = static_cast<int64_t>(scratch.masses[s]);
-    }
   }
   if (team.rank() > 0) return;
   out.highest = target.highest;
   out.cut_value = target.cut_value;
   out.cut_index = target.cut_index;
   out.min_weight = target.min_weight;
-  out.total = target.total;
 }
-
-struct DescribedNodes {  // a source of target distributions for verify_tree: the nodes of one request
-  const RowWork* rows;
-  const float* logits;  // [width, vocabulary], rows `step` elements apart
-  int64_t step;
-  int32_t vocabulary;
-  SamplingRow params;
-
-  template <class Team>
-  EAGLE_HD int32_t find(Team&, int32_t node, TargetDistribution& target) const {
-    const RowStatistics& row = rows[node].statistics;
-    if (params.top_k != 1) {
-      target = {logits + node * step, vocabulary, row.highest, 1 / params.temperature, row.cut_value, row.cut_index,
-                row.min_weight,       row.total,  row.masses};
-    }
-    return row.most_likely;
-  }
-};
 
 }  // namespace eagle

@@ -1,40 +1,42 @@
-// What a walk needs of a row of logits, so that it reads little of the row itself: the most likely token, which tokens
-// the filters keep, and the weight of the kept tokens by segment. The results are those of find_target_distribution, to
+// What a walk needs of a row of logits before it draws: the most likely token, and which tokens the filters keep. The
+// results are those of find_target_distribution, to
 // the bit.
 //
-// A row is read at most three times, by four launches. Its parts may go to different blocks, of which each writes its
+// A row is read at most four times, by five launches. Its parts may go to different blocks, of which each writes its
 // own results, adds integers to what the row's blocks share, or appends to a list whose order does not matter:
 //
-//     find_part_best  reads the row for the most likely token; all that a greedy row needs
-//     weigh_part      reads it for the weights: their sum, what min-p keeps by segment, and the mass of each bin
+//     find_part_best  reads the row for the most likely token
+//     weigh_part      reads it for the weights: their sum, that of what min-p keeps, and the mass of each bin
 //     collect_part    reads it for the tokens in the bins between which the filters cut; others need no comparison
 //     finish_row      applies the filters to the list of these tokens (row_filters.h)
+//     draw_part       reads the row once more for the draw (row_draw.h)
 //
-// A row that top-k and top-p leave whole is done after the second. If the list overflows, because the tokens of a row
-// are all but equal, finish_row reads the row five times more.
+// Where top-k and top-p leave a row whole, it is read for the first and the last of them. If the list overflows,
+// because the tokens of a row are all but equal, finish_row reads the row five times more.
 #pragma once
 #include "row_bins.h"
 #include "topk.h"
 
 namespace eagle {
 
-constexpr int kListSize = 4096;  // tokens of a row that are compared with each other
+constexpr int kListSize = 4096;    // tokens of a row that are compared with each other
+constexpr int32_t kMaxParts = 32;  // of a row
 
 struct RowStatistics {
   float highest, cut_value;  // of TargetDistribution, as the following
   int32_t cut_index;
   int32_t most_likely;  // for a greedy row all else is undefined
-  int64_t min_weight, total;
-  int64_t masses[kSegments];
+  int64_t min_weight;
 };
 
 struct RowWork {  // what the launches leave to each other
   RowStatistics statistics;
-  uint64_t best[kSegments];   // by part: the most likely token, see best_key
-  int64_t totals[kSegments];  // by part: the weight of all tokens
-  int64_t sure[kSegments];    // by part: the weight of the tokens that are before any cut; of all but if the filters
-                              // are chained: then of those that min-p keeps
-  int64_t sure_masses[kSegments];  // by segment: the weight of those that min-p keeps
+  // By part: the most likely token (see best_key); the weight of all tokens, and of those that min-p keeps; the same of
+  // the tokens that are before any cut, but if the filters are chained `sure` has those that min-p keeps, too.
+  uint64_t best[kMaxParts];
+  int64_t totals[kMaxParts], heavy[kMaxParts], sure[kMaxParts], sure_heavy[kMaxParts];
+  int64_t keys[kMaxParts];  // by part: what was drawn, see row_draw.h
+  int32_t tokens[kMaxParts];
   RowBins bins;
   CutRange range;
   uint64_t length;  // of the list, or what it would be
@@ -43,55 +45,44 @@ struct RowWork {  // what the launches leave to each other
 
 constexpr int64_t kWorkspaceWords = sizeof(RowWork) / sizeof(int64_t);  // eagle_plugin/kernels/sampling.py
 
-struct RowPart {  // segments that a block reads; the row has `count` parts, a power of two up to kSegments
+struct RowPart {  // what a block reads of a row, which has `count` parts, at most kMaxParts
   int32_t index, count;
 
-  EAGLE_HD int32_t segments() const { return kSegments / count; }
-  EAGLE_HD int32_t first_segment() const { return index * segments(); }
+  // Calls f(logit, token) for all of its tokens.
+  template <class Team, class F>
+  EAGLE_HD void visit(const Team& team, const LogitsRow<float>& row, F&& f) const {
+    constexpr int64_t kRun = LogitsRow<float>::kRun;
+    row.visit_runs(begin(row) + kRun * team.rank(), end(row), kRun * team.size(), f);
+  }
+  EAGLE_HD int64_t begin(const LogitsRow<float>& row) const { return length(row) * index; }
+  EAGLE_HD int64_t end(const LogitsRow<float>& row) const {
+    const int64_t next = length(row) * (index + 1);
+    return next < row.vocabulary ? next : row.vocabulary;
+  }
+
+ private:
+  // A multiple of 4, so that aligned reads of 16 bytes do not cross its borders.
+  EAGLE_HD int64_t length(const LogitsRow<float>& row) const { return (row.vocabulary / count / 4 + 1) * 4; }
 };
 
 struct WeighScratch {  // shared by the team, as the following
   Histogram histogram;
-  uint64_t masses[kSegments];
 };
 
 struct CollectScratch {
-  uint64_t list[kListSize], masses[kSegments];
+  uint64_t list[kListSize];
   uint64_t place;  // of the block's list in the row's
   uint32_t length;
 };
 
-// Calls f(logit, token) for all tokens of a part, and adds what it returns to the sum of the token's segment. A group
-// of members reads a segment, or a slice of one.
-template <class Team, class F>
-EAGLE_HD void sum_segments(const Team& team, const LogitsRow<float>& row, const RowPart& part, uint64_t* masses,
-                           F&& f) {
-  constexpr int64_t kRun = LogitsRow<float>::kRun;
-  const int64_t length = segment_length(static_cast<int32_t>(row.vocabulary));
-  const int32_t member = team.rank() % Team::kGroup, groups = team.size() / Team::kGroup;
-  const int32_t slices = groups > part.segments() ? groups / part.segments() : 1;
-  for (int32_t i = team.rank() / Team::kGroup; i < part.segments() * slices; i += groups) {
-    const int32_t segment = part.first_segment() + i / slices;
-    const int64_t begin = length * segment, end = begin + length < row.vocabulary ? begin + length : row.vocabulary;
-    int64_t mine = 0;
-    row.visit_runs(begin + kRun * (i % slices * Team::kGroup + member), end, kRun * Team::kGroup * slices,
-                   [&](float logit, int32_t token) { mine += f(without_nan(logit), token); });
-    mine = team.group_sum(mine);
-    if (member == 0) team.accumulate(&masses[segment], static_cast<uint64_t>(mine));
-  }
-}
-
 template <class Team>
 EAGLE_HD void find_part_best(Team& team, const LogitsRow<float>& row, const RowPart& part, RowWork& work) {
-  constexpr int64_t kRun = LogitsRow<float>::kRun;
-  const int64_t length = segment_length(static_cast<int32_t>(row.vocabulary)) * int64_t{part.segments()};
-  const int64_t begin = length * part.index, end = begin + length < row.vocabulary ? begin + length : row.vocabulary;
   float best = -INFINITY;
-  int32_t token = static_cast<int32_t>(begin);
-  row.visit_runs(begin + kRun * team.rank(), end, kRun * team.size(), [&](float logit, int32_t i) {
+  int32_t token = static_cast<int32_t>(part.begin(row));
+  part.visit(team, row, [&](float logit, int32_t i) {
     if (logit > best) best = logit, token = i;  // never for NaN
   });
-  const uint64_t top = team.max(begin < end ? best_key(best, token) : uint64_t{0});
+  const uint64_t top = team.max(part.begin(row) < part.end(row) ? best_key(best, token) : uint64_t{0});
   if (team.rank() == 0) work.best[part.index] = top;
   for (int j = team.rank() + part.index * team.size(); j < kBins; j += part.count * team.size()) {
     work.bins.units[j] = work.bins.counts[j] = 0;
@@ -114,8 +105,7 @@ EAGLE_HD TargetDistribution whole_row(const RowWork& work, const LogitsRow<float
                             0,
                             0,
                             0,
-                            0,
-                            nullptr};
+                            0};
   target.keep_all(0);
   return target;
 }
@@ -135,7 +125,6 @@ EAGLE_HD void weigh_part(Team& team, WeighScratch& scratch, const LogitsRow<floa
   const int64_t least = least_counted(params, chained, target.vocabulary);
   Histogram& histogram = scratch.histogram;
   for (int j = team.rank(); j < kBins; j += team.size()) histogram.masses[j] = histogram.counts[j] = 0;
-  for (int s = team.rank(); s < kSegments; s += team.size()) scratch.masses[s] = 0;
   team.sync();
   // Of equal logits one after another a member counts the last at the end, so that in a row of equals none meet.
   int32_t bin = -1;
@@ -145,10 +134,12 @@ EAGLE_HD void weigh_part(Team& team, WeighScratch& scratch, const LogitsRow<floa
     if (cut_k && count > 0) team.add(&histogram.counts[bin], count);
     if (cut_p && count > 0) team.accumulate(&histogram.masses[bin], units);
   };
-  int64_t total = 0;
-  sum_segments(team, row, part, scratch.masses, [&](float x, int32_t) {
+  int64_t total = 0, heavy = 0;
+  part.visit(team, row, [&](float logit, int32_t) {
+    const float x = without_nan(logit);
     const int64_t weight = target.raw_weight(x);
     total += weight;
+    heavy += weight >= min_weight ? weight : 0;
     if ((cut_k || cut_p) && weight >= least) {
       const int32_t here = bin_of(target, x);
       if (here != bin) {
@@ -158,14 +149,10 @@ EAGLE_HD void weigh_part(Team& team, WeighScratch& scratch, const LogitsRow<floa
       ++count;
       units += static_cast<uint64_t>(weight) >> kUnitBits;
     }
-    return weight >= min_weight ? weight : 0;
   });
   flush();
-  total = team.sum(total);  // the barrier, too
-  if (team.rank() == 0) work.totals[part.index] = total;
-  for (int s = part.first_segment() + team.rank(); s < part.first_segment() + part.segments(); s += team.size()) {
-    work.statistics.masses[s] = static_cast<int64_t>(scratch.masses[s]);
-  }
+  total = team.sum(total), heavy = team.sum(heavy);  // the barrier, too
+  if (team.rank() == 0) work.totals[part.index] = total, work.heavy[part.index] = heavy;
   for (int j = team.rank(); j < kBins; j += team.size()) {
     if (histogram.counts[j]) team.add(&work.bins.counts[j], histogram.counts[j]);
     if (histogram.masses[j]) team.add(&work.bins.units[j], histogram.masses[j]);
@@ -177,37 +164,34 @@ EAGLE_HD void collect_part(Team& team, CollectScratch& scratch, const LogitsRow<
                            bool chained, const RowPart& part, RowWork& work) {
   const TargetDistribution target = whole_row(work, row, params, part.count);
   if (!params.cuts(target.vocabulary)) return;
-  const int64_t counted = chained ? sum_of(work.statistics.masses, kSegments) : sum_of(work.totals, part.count);
+  const int64_t counted = sum_of(chained ? work.heavy : work.totals, part.count);
   const CutRange range = find_range(team, work.bins, params, chained, target.vocabulary, counted);
   if (team.rank() == 0 && part.index == 0) work.range = range;
   if (!range.cuts()) return;
   const int64_t min_weight = params.min_weight();
   const int64_t least = least_counted(params, chained, target.vocabulary);
-  for (int s = team.rank(); s < kSegments; s += team.size()) scratch.masses[s] = 0;
   if (team.rank() == 0) scratch.length = 0;
   team.sync();
-  int64_t sure = 0;
-  sum_segments(team, row, part, scratch.masses, [&](float x, int32_t token) {
+  int64_t sure = 0, sure_heavy = 0;
+  part.visit(team, row, [&](float logit, int32_t token) {
+    const float x = without_nan(logit);
     const int32_t bin = bin_of(target, x);
-    if (bin > range.last) return int64_t{0};
+    if (bin > range.last) return;
     const int64_t weight = target.raw_weight(x);
     if (bin >= range.first) {
-      if (weight < least) return int64_t{0};
+      if (weight < least) return;
       const uint32_t place = team.add(&scratch.length, 1u);
       if (place < kListSize) scratch.list[place] = best_key(x, token);
-      return int64_t{0};
+      return;
     }
     const int64_t heavy = weight >= min_weight ? weight : 0;
     sure += chained ? heavy : weight;
-    return heavy;
+    sure_heavy += heavy;
   });
-  sure = team.sum(sure);  // the barrier, too
+  sure = team.sum(sure), sure_heavy = team.sum(sure_heavy);  // the barrier, too
   if (team.rank() == 0) {
-    work.sure[part.index] = sure;
+    work.sure[part.index] = sure, work.sure_heavy[part.index] = sure_heavy;
     scratch.place = team.add(&work.length, uint64_t{scratch.length});
-  }
-  for (int s = part.first_segment() + team.rank(); s < part.first_segment() + part.segments(); s += team.size()) {
-    work.sure_masses[s] = static_cast<int64_t>(scratch.masses[s]);
   }
   team.sync();
   for (uint64_t j = team.rank(); j < scratch.length && j < kListSize && scratch.place + j < kListSize;

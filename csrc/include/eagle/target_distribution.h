@@ -183,13 +183,18 @@ EAGLE_HD bool apply_filters(Team& team, Histogram& histogram, const Tokens& toke
   return true;
 }
 
-// The target distribution of one row. Returns the most likely token. For a greedy row only that token is computed.
+// The target distribution of one row. Returns the most likely token. For a greedy row only that token is computed, and
+// `total` only where top-k or top-p cut.
 template <class Team>
 EAGLE_HD int32_t find_target_distribution(Team& team, Histogram& histogram, const float* logits, int32_t vocabulary,
                                           const SamplingRow& params, bool chained, TargetDistribution& target) {
-  target = {logits, vocabulary, 0, 1 / params.temperature, -INFINITY, vocabulary, 0, 0, nullptr};
+  target = {logits, vocabulary, 0, 1 / params.temperature, -INFINITY, vocabulary, 0, 0};
   const int32_t most_likely = find_highest(team, target);
   if (params.top_k == 1) return most_likely;
+  if (!params.cuts(vocabulary)) {
+    target.min_weight = params.min_weight();
+    return most_likely;
+  }
   const AllTokens tokens;
   target.total = tokens.kept(team, target);
   apply_filters(team, histogram, tokens, params, chained, target);

@@ -13,7 +13,6 @@
 //     max(x), min(x)    of float and of those types
 //     add(p, x)         atomic *p += x, returns the old value; uint32_t and uint64_t
 //     accumulate(p, x)  the same for a sum of uint64_t where many members meet; to be read after a barrier
-//     group_sum(x)      over the kGroup members of a group, which are neighbours; no barrier, and blocks only
 //
 // kTake is how many neighbouring items a member should take at once: many for a single thread, so that the compiler
 // uses vectors; one in a block, where neighbouring threads read neighbouring items.

@@ -9,7 +9,6 @@ struct TableRow {  // one request's row of the candidate table
   float* scores;
   int64_t* tokens;
   int32_t* parents;
-  int32_t* draws;
 };
 
 struct FrontierRow {  // one request's row of the frontier
@@ -23,7 +22,6 @@ struct FrontierRow {  // one request's row of the frontier
 struct LevelRow {  // the children of one request's frontier
   const float* logp;
   const int64_t* tokens;
-  const int32_t* draws;  // null where no child was drawn
   int32_t rows, k;       // frontier nodes, children of each
   FrontierRow previous;  // all null at depth 1
   int32_t offset;        // of the children in the table
@@ -43,7 +41,6 @@ EAGLE_HD void grow_level(const Team& team, BestScratch& scratch, TableRow table,
     scores[child] = grows ? level.previous.scores[row] + level.logp[child] : level.logp[child];
     table.tokens[level.offset + child] = level.tokens[child];
     table.parents[level.offset + child] = grows ? level.previous.candidates[row] : -1;
-    table.draws[level.offset + child] = level.draws ? level.draws[child] : -1;
   }
   team.sync();
   find_best(team, scratch, ScoreList{scores}, children, keep);
@@ -60,7 +57,6 @@ EAGLE_HD void grow_level(const Team& team, BestScratch& scratch, TableRow table,
 struct LevelsRow {  // the children of all levels of one request, whose tokens do not depend on the path to them
   const float* logp;
   const int64_t* tokens;
-  const int32_t* draws;    // null where no child was drawn
   int32_t depth, topk, k;  // of the tree, nodes per depth that have children, children of each; topk <= k
 };
 
@@ -88,9 +84,7 @@ EAGLE_HD void grow_levels(const Team& team, LevelsScratch& scratch, TableRow tab
     const int32_t at = first * levels.k, keep = level + 1 < levels.depth ? levels.topk : 0;
     const FrontierRow next = scratch.frontiers[level % 2].row();
     grow_level(team, scratch.best, table,
-               {levels.logp + at, levels.tokens + at, levels.draws ? levels.draws + at : nullptr, rows, levels.k,
-                previous, at, level * levels.topk},
-               keep, next);
+               {levels.logp + at, levels.tokens + at, rows, levels.k, previous, at, level * levels.topk}, keep, next);
     team.sync();
     previous = next;
     first += rows;
@@ -103,7 +97,6 @@ struct TreeRow {  // one request's row of the draft tree
   int32_t* parents;
   int32_t* depths;
   uint64_t* ancestors;
-  int32_t* draws;
 };
 
 struct SelectScratch {  // shared by the team
@@ -158,7 +151,6 @@ EAGLE_HD bool select_tree(const Team& team, SelectScratch& scratch, TableRow tab
     out.parents[node] = drafted ? scratch.parents[node - 1] : -1;
     out.depths[node] = depth;
     out.ancestors[node] = ancestors;
-    out.draws[node] = drafted ? table.draws[candidate] : -1;
   }
   return sound;
 }

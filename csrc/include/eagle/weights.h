@@ -13,10 +13,6 @@
 namespace eagle {
 
 constexpr float kWeightOfOne = 1099511627776.0f;  // 2^40
-constexpr int32_t kSegments = 32;                 // parts of a row whose weights are summed once; see row_statistics.h
-
-// Tokens of a segment; a multiple of 4, so that aligned reads of 16 bytes do not cross its borders.
-EAGLE_HD int32_t segment_length(int32_t vocabulary) { return (vocabulary / kSegments / 4 + 1) * 4; }
 
 struct SamplingRow {  // the sampling parameters of one request
   float temperature;
@@ -65,11 +61,10 @@ struct TargetDistribution {
   const float* logits;
   int32_t vocabulary;
   float highest, inverse_temperature;
-  float cut_value;        // a token is kept if its logit is above this,
-  int32_t cut_index;      // or equal to it and its id at most this,
-  int64_t min_weight;     // and its weight is at least this
-  int64_t total;          // weight of the kept tokens
-  const int64_t* masses;  // [kSegments] weight of the kept tokens of each segment; null if it was not computed
+  float cut_value;     // a token is kept if its logit is above this,
+  int32_t cut_index;   // or equal to it and its id at most this,
+  int64_t min_weight;  // and its weight is at least this
+  int64_t total;       // weight of the kept tokens
 
   // What the temperature leaves of a logit's distance from the highest; NaN for infinite logits.
   EAGLE_HD float exponent(float x) const { return (x - highest) * inverse_temperature; }

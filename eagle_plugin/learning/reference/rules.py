@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.gumbel import SHARPNESS, propose_coupled, verify_coupled
+from eagle_plugin.core.gumbel import SHARPNESS, propose, verify_tree
 from eagle_plugin.core.propose import MAX_TOP_M, NUM_SAMPLED, SLOT_WEIGHTS, Children, Proposals, propose, tempered
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.tree import DraftTree
@@ -128,13 +128,13 @@ def gumbel(rng_keys: Tensor, sharpness: float = SHARPNESS) -> Rule:
         draft_to_target: Tensor | None = None,
     ) -> Children:
         keys = rng_keys.repeat_interleave(rows_per_request)
-        scores, tokens = propose_coupled(logp, index, params, keys, positions, topk, draft_to_target, sharpness)
+        scores, tokens = propose(logp, index, params, keys, positions, topk, draft_to_target, sharpness)
         return Children(scores, tokens, torch.full_like(tokens, -1).int(), tokens[:, :0], scores[:, :0])
 
     def verify_gumbel(
         tree: DraftTree, logits: Tensor, params: SamplingParams, _: Proposals, __: Tensor, longest: int, roots: Tensor
     ) -> Accepted:
-        return verify_coupled(tree, logits, params, rng_keys, roots, longest)
+        return verify_tree(tree, logits, params, rng_keys, roots, longest)
 
     return Rule(propose_gumbel, verify_gumbel, lambda topk: topk, MAX_TOP_M)
 

@@ -38,7 +38,6 @@ def faulty(tmp_path_factory, bigram_target, bigram_eagle3):
         ("no filters", 2, REQUESTS),
         pytest.param("no filters", 3, 1500, marks=pytest.mark.matrix),
         ("every draft accepted", 0, REQUESTS),
-        ("one noise for a round", 0, REQUESTS),
         ("one key for all", 0, REQUESTS),
     ],
 )

@@ -17,7 +17,6 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from eagle_plugin.core.shape import MAX_WIDTH, PLAIN, Shape
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.policy.path_sums import children_of
 from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime.graphs import Graph
 from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
@@ -187,9 +186,9 @@ def test_a_round(library: FakeLibrary, any_round: DecodeRound, shape: Shape, gre
     if captured:
         assert library.launched == ["start_round"], "a captured function was called instead of replayed"
     else:
-        wanted = ["verify_coupled", "compact_kv", "read_path", "topk_log_softmax"]
+        wanted = ["verify_tree", "compact_kv", "read_path", "topk_log_softmax"]
         assert library.launched[-len(wanted) :] == wanted
-        assert greedy == ("propose_coupled" not in library.launched)
+        assert greedy == ("propose" not in library.launched)
 
 
 @pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])
@@ -202,7 +201,7 @@ def test_path_sums(library: FakeLibrary, any_round: DecodeRound, greedy: bool) -
     batch = any_round._reader.read(SHAPE, schedule, any_round.padded_b(B))
     drafts = any_round.draft(batch, state()).first(B)
     assert drafts.scores is not None
-    sums = any_round._path_sums[SHAPE, children_of(SHAPE, drafts.scores)]
+    sums = any_round._path_sums[SHAPE]
     replays = any_round.functions.replays
     found = any_round.path_sums(batch, sums, drafts.scores)
     assert all_on_cuda(found, sums(drafts.scores)) and found.shape == (len(sums.shapes), 4, SHAPE.steps)
@@ -245,7 +244,7 @@ def test_penalties(library: FakeLibrary, decode_round: DecodeRound, parameters: 
     accepted = verifier.walk_with_transforms(batch, schedule, drafts, logits, None, None)
     verifier.penalties.count(batch, accepted)
     assert all_on_cuda(*accepted)
-    assert library.launched == ["penalize_nodes", "verify_coupled", "count_tokens"]
+    assert library.launched == ["penalize_nodes", "verify_tree", "count_tokens"]
 
 
 def test_log_probabilities_and_bias(library: FakeLibrary, decode_round: DecodeRound) -> None:
@@ -259,10 +258,8 @@ def test_log_probabilities_and_bias(library: FakeLibrary, decode_round: DecodeRo
 
 
 def test_the_token_after_a_seeded_prefill(library: FakeLibrary) -> None:
-    u = torch.zeros(B, 1, dtype=torch.float64, device=CUDA)
-    assert all_on_cuda(
-        draw_tokens(torch.zeros(B, VOCABULARY, device=CUDA), sampling_params(schedule_batch().sampling_info), u)
-    )
+    params, keys = sampling_params(schedule_batch().sampling_info), torch.zeros(B, dtype=torch.int64, device=CUDA)
+    assert all_on_cuda(draw_tokens(torch.zeros(B, VOCABULARY, device=CUDA), params, keys, keys))
 
 
 def test_attention(library: FakeLibrary) -> None:

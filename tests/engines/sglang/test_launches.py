@@ -35,9 +35,9 @@ def test_launches(report: dict[str, Any], name: str, limit: int) -> None:
 def test_the_kernels_of_a_round_are_counted(report: dict[str, Any]) -> None:
     """A control: counts that miss the native kernels would be small for the wrong reason."""
     names = report["scenarios"]["sampled 8"]["eager"]["launches_by_name"]
-    assert {"native grow_level", "native select_tree", "native verify_coupled", "native compact_kv"} <= names.keys()
+    assert {"native grow_level", "native select_tree", "native verify_tree", "native compact_kv"} <= names.keys()
     names = report["scenarios"]["sampled 8"]["captured"]["launches_by_name"]
-    assert "native start_round" in names and "native verify_coupled" not in names
+    assert "native start_round" in names and "native verify_tree" not in names
 
 
 def test_the_number_of_launches_does_not_grow_with_the_batch(report: dict[str, Any]) -> None:

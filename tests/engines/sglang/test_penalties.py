@@ -107,7 +107,7 @@ def make_tree(parents: torch.Tensor, tokens: torch.Tensor) -> DraftTree:
     bitmasks = ancestor_bitmasks(parents)
     bits = torch.arange(parents.shape[1])
     depths = ((bitmasks[:, :, None] >> bits) & 1).sum(2) - 1
-    return DraftTree(tokens, parents, depths.int(), bitmasks, torch.full_like(parents, -1))
+    return DraftTree(tokens, parents, depths.int(), bitmasks)
 
 
 def path_tokens(tree: DraftTree, i: int, node: int) -> list[int] | None:

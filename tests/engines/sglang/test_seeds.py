@@ -12,7 +12,7 @@ from serving import accept_length
 
 pytest.importorskip("sglang")
 
-from eagle_plugin.core.gumbel import draw_coupled
+from eagle_plugin.core.gumbel import draw_tokens
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.runtime.rng import request_keys
 
@@ -55,7 +55,7 @@ def drawn_by_seed(target, setting: dict, seed: int) -> list[int]:
         times = torch.zeros_like(logits) if times is None else times
         p = distribution(logits, times, setting).float()
         key, position = request_keys(1, {0: seed}), torch.tensor([ids.shape[1] - 1])
-        token = draw_coupled(p.log(), SamplingParams.of(1), key, position)[:, None]
+        token = draw_tokens(p.log(), SamplingParams.of(1), key, position)[:, None]
         times = times.scatter_add(1, token, torch.ones(1, 1))
         ids = torch.cat([ids, token], dim=1)
     return ids[0, -LENGTH:].tolist()

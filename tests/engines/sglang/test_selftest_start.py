@@ -117,10 +117,10 @@ def test_a_record_saves_the_test(kept: dict[str, Any], monkeypatch: pytest.Monke
 
     def test() -> list[str]:
         runs.append(1)
-        return ["verify_coupled: wrong"]
+        return ["verify_tree: wrong"]
 
     first = decide(kept, test)
-    assert first == ["the self-test failed: verify_coupled: wrong; after a repair run: eagle-plugin selftest --again"]
+    assert first == ["the self-test failed: verify_tree: wrong; after a repair run: eagle-plugin selftest --again"]
     assert decide(kept, test) == first and len(runs) == 1
     record.forget()
     assert decide(kept, lambda: []) == [] and decide(kept, test) == [] and len(runs) == 1
@@ -162,9 +162,9 @@ def test_a_difference_counts_beside_a_check_without_memory(
     """In whatever rank either is."""
     left_out = failure("graphs of 8 requests", torch.OutOfMemoryError())
     ranks(monkeypatch, lambda value: [[left_out] if isinstance(value, list) else value])
-    (reason,) = decide(kept, lambda: ["verify_coupled: wrong"])
-    assert "rank 0: verify_coupled: wrong" in reason and "graphs of 8" not in reason
-    assert record.read(kept).reasons == ["rank 0: verify_coupled: wrong"]
+    (reason,) = decide(kept, lambda: ["verify_tree: wrong"])
+    assert "rank 0: verify_tree: wrong" in reason and "graphs of 8" not in reason
+    assert record.read(kept).reasons == ["rank 0: verify_tree: wrong"]
     assert "rank 1: graphs of 8 requests: no memory was left for this check" in caplog.text
 
 
@@ -227,9 +227,7 @@ def created(monkeypatch: pytest.MonkeyPatch, reasons: list[str], failed: list[st
     return support.worker_factory("EAGLE3", Engine)(arguments, 0, 1, SimpleNamespace(model_runner=runner))
 
 
-@pytest.mark.parametrize(
-    ("reasons", "failed"), [(["--tp-size 99"], []), ([], ["the self-test failed: propose_coupled"])]
-)
+@pytest.mark.parametrize(("reasons", "failed"), [(["--tp-size 99"], []), ([], ["the self-test failed: propose"])])
 def test_the_factory_leaves_a_failed_device_to_the_engine(
     reasons: list[str], failed: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

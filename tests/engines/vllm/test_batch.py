@@ -30,7 +30,6 @@ def drafts(names: list[str], parents: list[int] = PARENTS) -> Drafts:
         torch.tensor(parents, dtype=torch.int32).repeat(b, 1),
         torch.tensor(depths, dtype=torch.int32).repeat(b, 1),
         torch.tensor(ancestors).repeat(b, 1),
-        torch.arange(width, dtype=torch.int32).repeat(b, 1),
     )
     return Drafts(tree, SHAPE._replace(width=width))
 
@@ -107,7 +106,6 @@ def test_a_tree_cut_by_the_scheduler() -> None:
     assert batch.drafts.tree.parents.tolist() == [PARENTS, [-1, 0, 0, -1, -1]]
     assert batch.drafts.tree.depths.tolist() == [[0, 1, 1, 2, 2], [0, 1, 1, 0, 0]]
     assert batch.drafts.tree.ancestors[1].tolist() == [0b1, 0b11, 0b101, 0b1001, 0b10001]
-    assert batch.drafts.tree.draws[1].tolist() == [0, 1, 2, -1, -1]
     attending = batch.rows().tree  # equal rows of queries must attend to equal keys
     assert attending is not None and attending.ancestors[1].tolist() == [0b1, 0b11, 0b101, 0b101, 0b101]
 
@@ -144,7 +142,6 @@ def test_scheduled_drafts_without_a_tree() -> None:
     assert batch.drafts.tree.parents[1].tolist() == [-1] * WIDTH
     assert batch.drafts.tree.depths[1].tolist() == [0] * WIDTH
     assert batch.drafts.tree.ancestors[1].tolist() == [1 << node | 1 for node in range(WIDTH)]
-    assert batch.drafts.tree.draws[1].tolist() == [-1] * WIDTH
     assert batch.uniform
 
 

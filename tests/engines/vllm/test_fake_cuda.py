@@ -70,7 +70,7 @@ def test_a_round(library: FakeLibrary, name: str, greedy: bool) -> None:
     output, accepted = verifier.verify(batch, found, metadata(greedy), states, layers)  # type: ignore[arg-type]
     assert all_on_cuda(output.sampled_token_ids, *accepted)
     if any(counts):
-        assert library.launched == ["verify_coupled", "broadcast", "compact_kv"]
+        assert library.launched == ["verify_tree", "broadcast", "compact_kv"]
     next_tokens = torch.zeros(B, dtype=torch.int32, device=CUDA)
     ids, positions = torch.zeros(n, dtype=torch.int32, device=CUDA), torch.zeros(n, dtype=torch.int64, device=CUDA)
     features = torch.zeros(n, 3 * HIDDEN, device=CUDA)

@@ -160,7 +160,7 @@ def test_sampled_text_has_the_distribution_of_plain_decoding(plugin: LLM, plain:
 
 
 def test_a_broken_verifier_is_found_out(plugin: LLM, plain: Plain, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_round, "verify_coupled", broken_verifier.FAULTS["every draft accepted"])
+    monkeypatch.setattr(decode_round, "verify_tree", broken_verifier.FAULTS["every draft accepted"])
     found = p_values(draw(plugin, SETTINGS[:1], REQUESTS)[0], plain.drawn[0])
     assert min(found.values()) < LEAST_P**2, found
 

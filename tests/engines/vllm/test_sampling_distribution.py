@@ -91,7 +91,6 @@ def sglangs_filters(*arguments: Any, filters: str) -> Any:
         ("no filters", 4),
         ("SGLang's filters", 5),
         ("every draft accepted", 0),
-        ("one noise for a round", 0),
         ("one key for all", 0),
     ],
 )
@@ -104,7 +103,7 @@ def test_a_broken_verifier_is_found_out(
 ) -> None:
     """Under shapes that change at random."""
     faults = broken_verifier.FAULTS | {"SGLang's filters": sglangs_filters}
-    monkeypatch.setattr(decode_round, "verify_coupled", faults[fault])
+    monkeypatch.setattr(decode_round, "verify_tree", faults[fault])
     found = p_values(draw(plugin, [SAMPLING[number]], REQUESTS)[0], expected[number])
     assert min(found.values()) < LEAST_P**2, found
 

@@ -112,7 +112,7 @@ def random_tree(b: int, width: int, gen: torch.Generator) -> DraftTree:
                 parents[i, node], depths[i, node] = parent, depths[i, parent] + 1
     tokens = torch.tensor(TOKENS)[torch.randint(0, len(TOKENS), (b, width), generator=gen)]
     ancestors = torch.tensor([[sum(1 << j for j in path(row, i)) for i in range(width)] for row in parents.tolist()])
-    return DraftTree(tokens, parents, depths, ancestors, torch.full_like(parents, -1))
+    return DraftTree(tokens, parents, depths, ancestors)
 
 
 def path(parents: list[int], node: int) -> list[int]:

@@ -89,7 +89,7 @@ def watch_rank(worker: Any) -> None:
 
     runner = worker.worker.model_runner
     ranks, rank = runner._verifier.ranks, get_tp_group().rank_in_group
-    healthy_walk, healthy_agree = decode_round.verify_coupled, ranks.agree
+    healthy_walk, healthy_agree = decode_round.verify_tree, ranks.agree
     ranks.splits, ranks.faults = 0, []
 
     def walk(tree: Any, logits: Any, params: Any, rng_keys: Any, *more: Any, **options: Any) -> Any:
@@ -104,7 +104,7 @@ def watch_rank(worker: Any) -> None:
         ranks.splits += not all(torch.equal(*values) for values in zip(walked, agreed, strict=True))
         return agreed
 
-    decode_round.verify_coupled, ranks.agree = walk, agree
+    decode_round.verify_tree, ranks.agree = walk, agree
 
 
 def choose_faults(worker: Any, *faults: str) -> None:

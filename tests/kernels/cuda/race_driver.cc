@@ -87,25 +87,24 @@ void grow_and_walk() {
   const int64_t candidates = k + topk * k;
   Tensor<float> table_scores({b, candidates}), scores({b, topk});
   Tensor<int64_t> table_ids({b, candidates}), frontier_ids({b, topk}), rows({b, topk}), ancestors({b, topk});
-  Tensor<int32_t> table_parents({b, candidates}), table_draws({b, candidates}), frontier({b, topk});
-  grow_level(table_scores, table_ids, table_parents, table_draws, 0, 1, logp, ids, nullptr, nullptr, nullptr, nullptr,
-             topk, frontier, scores, frontier_ids, rows, ancestors);
+  Tensor<int32_t> table_parents({b, candidates}), frontier({b, topk});
+  grow_level(table_scores, table_ids, table_parents, 0, 1, logp, ids, nullptr, nullptr, nullptr, topk,
+              frontier, scores, frontier_ids, rows, ancestors);
   Tensor<float> next_scores({b, topk});
   Tensor<int64_t> next_ids({b, topk}), next_rows({b, topk}), next_ancestors({b, topk});
   Tensor<int32_t> next({b, topk});
-  grow_level(table_scores, table_ids, table_parents, table_draws, k, 2, level_logp, level_ids, nullptr, frontier,
-             scores, ancestors, topk, next, next_scores, next_ids, next_rows, next_ancestors);
+  grow_level(table_scores, table_ids, table_parents, k, 2, level_logp, level_ids, frontier, scores,
+              ancestors, topk, next, next_scores, next_ids, next_rows, next_ancestors);
 
   Tensor<float> all_logp({b, 1 + 2 * topk, k}, 5), all_scores({b, (1 + 2 * topk) * k});
   Tensor<int64_t> all_ids({b, 1 + 2 * topk, k}, 100), all_tokens({b, (1 + 2 * topk) * k});
-  Tensor<int32_t> all_parents({b, (1 + 2 * topk) * k}), all_draws({b, (1 + 2 * topk) * k});
+  Tensor<int32_t> all_parents({b, (1 + 2 * topk) * k});
   for (float& x : all_logp.values) x = -x;
-  grow_levels(all_scores, all_tokens, all_parents, all_draws, 3, topk, all_logp, all_ids, nullptr);
+  grow_levels(all_scores, all_tokens, all_parents, 3, topk, all_logp, all_ids);
 
   Tensor<int64_t> roots({b}), tree_ids({b, width}), tree_ancestors({b, width});
-  Tensor<int32_t> parents({b, width}), depths({b, width}), draws({b, width});
-  select_tree(table_scores, table_ids, table_parents, table_draws, roots, tree_ids, parents, depths, tree_ancestors,
-              draws);
+  Tensor<int32_t> parents({b, width}), depths({b, width});
+  select_tree(table_scores, table_ids, table_parents, roots, tree_ids, parents, depths, tree_ancestors);
 
   Tensor<int32_t> accepted({b, 4}), lengths({b});
   Tensor<float> cache({b * width, 3, 5}, 1000), more({4, 3, 5}, 10);
@@ -123,7 +122,7 @@ void grow_and_walk() {
   sibling_links(parents, first_child, next_sibling);
 }
 
-// Two requests whose nodes have 3 deterministic and 2 sampled children. The filters of one request cut its distribution
+// Two requests whose nodes have 5 children. The filters of one request cut its distribution
 // between tokens with the same logit.
 void sample() {
   const int64_t b = 2, k = 5, top_m = 8, width = 6, max_accept_length = 3, vocabulary = 3000;
@@ -135,33 +134,24 @@ void sample() {
   top_ks.values = {100, 1000};
   const Parameters params{temperatures.shared(), top_ks.shared(), top_ps.shared(), min_ps.shared()};
   Tensor<int64_t> rng_keys({b}, 3), counters({b}, 3);
-  Tensor<double> flat_uniforms({b, 2 * max_accept_length}), node_uniforms({b, max_accept_length, 2}), drawn({b, 2});
-  uniforms(rng_keys, counters, 1, flat_uniforms);
-  node_uniforms.values = flat_uniforms.values;
-  drawn.values = {0.3, 0.9, 0.1, 0.5};
+  Tensor<double> drawn({b, 5});
+  uniforms(rng_keys, counters, 1, drawn);
 
-  Tensor<float> draft({b, vocabulary}, 20), logp({b, top_m}), q_weights({b, top_m}), child_logp({b, k});
-  Tensor<int64_t> index({b, top_m}), q_tokens({b, top_m}), child_tokens({b, k});
-  Tensor<int32_t> child_draws({b, k});
+  Tensor<float> draft({b, vocabulary}, 20), logp({b, top_m}), child_logp({b, k});
+  Tensor<int64_t> index({b, top_m}), child_tokens({b, k});
   topk_log_softmax(draft, logp, index);
-  propose(logp, index, params, drawn, 0, 1, nullptr, tvm::ffi::Array<double>{0.4, 0.12}, child_logp, child_tokens,
-          child_draws, q_tokens, q_weights);
+  propose(logp, index, params, rng_keys, counters, nullptr, 1.2, child_logp, child_tokens);
 
-  Tensor<float> target({b * width, vocabulary}, 20), weights({b, 1, top_m});
-  Tensor<int64_t> tokens({b, width}), top_m_tokens({b, 1, top_m}), out({b, max_accept_length}),
-      workspace({b * width, 7336});
-  Tensor<int32_t> parents({b, width}), draws({b, width}), accepted({b, max_accept_length}), lengths({b});
-  top_m_tokens.values = q_tokens.values;
-  weights.values = q_weights.values;
+  Tensor<float> target({b * width, vocabulary}, 20);
+  Tensor<int64_t> tokens({b, width}), out({b, max_accept_length}), workspace({b * width, 7383});
+  Tensor<int32_t> parents({b, width}), accepted({b, max_accept_length}), lengths({b});
   for (int64_t i = 0; i < b * width; ++i) {
-    const int64_t node = i % width, child = i / width * (k) + node % (k);
-    tokens.values[i] = child_tokens.values[child];
-    draws.values[i] = child_draws.values[child];
+    const int64_t node = i % width;
+    tokens.values[i] = child_tokens.values[i / width * k + node % k];
     parents.values[i] = node < 5 ? static_cast<int32_t>(node > 0) - 1 : 1;
   }
   for (const bool chained : {false, true}) {
-    verify_tree(tokens, parents, draws, target, params, top_m_tokens, weights, node_uniforms, chained, workspace,
-                accepted, lengths, out);
+    verify_tree(tokens, parents, target, params, rng_keys, counters, chained, workspace, accepted, lengths, out);
   }
 }
 
