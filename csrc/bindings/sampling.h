@@ -42,8 +42,8 @@ struct ProposeCall {
 
   template <class Team>
   EAGLE_HD void row(const Team& team, ProposeScratch& scratch, int64_t i) const {
-    propose(team, scratch, logp + i * top_m, index + i * top_m, top_m, params.row(i),
-                    Noise{rng_keys[i], positions[i]}, sharpness, k, draft_to_target, scores + i * k, tokens + i * k);
+    propose(team, scratch, logp + i * top_m, index + i * top_m, top_m, params.row(i), Noise{rng_keys[i], positions[i]},
+            sharpness, k, draft_to_target, scores + i * k, tokens + i * k);
   }
 };
 
@@ -115,8 +115,8 @@ struct VerifyCall {
     return depth;
   }
   template <class Team>
-  EAGLE_HD void walk_drawn(Team& team, int64_t i, int32_t parts) const {
-    walk(team, DrawnNodes{work + i * width, parts, params.row(i).top_k == 1}, i);
+  EAGLE_HD void walk_described(Team& team, int64_t i, int32_t parts) const {
+    walk(team, DescribedNodes{work + i * width, logits_of(i), step, vocabulary, parts, params.row(i)}, i);
   }
 };
 
@@ -158,9 +158,8 @@ inline const int64_t* check_list(TensorView logp, TensorView index, int64_t k, O
   return ptr<int64_t>(draft_to_target.value());
 }
 
-inline void propose(TensorView logp, TensorView index, Array<Tensor> params, TensorView rng_keys,
-                            TensorView positions, Optional<TensorView> draft_to_target, double sharpness,
-                            TensorView scores, TensorView tokens) {
+inline void propose(TensorView logp, TensorView index, Array<Tensor> params, TensorView rng_keys, TensorView positions,
+                    Optional<TensorView> draft_to_target, double sharpness, TensorView scores, TensorView tokens) {
   check(logp, "logp", kF32, {kAny, kAny});  // before what has its dtype
   check(scores, "scores", kF32, {kAny, kAny});
   const int64_t k = scores.size(1);
@@ -178,8 +177,8 @@ inline void propose(TensorView logp, TensorView index, Array<Tensor> params, Ten
 }
 
 inline void verify_tree(TensorView tokens, TensorView parents, TensorView logits, Array<Tensor> params,
-                           TensorView rng_keys, TensorView roots, bool chained, TensorView workspace, TensorView index,
-                           TensorView lengths, TensorView out) {
+                        TensorView rng_keys, TensorView roots, bool chained, TensorView workspace, TensorView index,
+                        TensorView lengths, TensorView out) {
   check(tokens, "tokens", kI64, {kAny, kAny});
   const int64_t b = tokens.size(0), width = tokens.size(1);
   check(parents, "parents", kI32, {b, width});

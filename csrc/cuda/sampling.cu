@@ -9,7 +9,7 @@ namespace {
 constexpr unsigned kPartThreads = 512;    // a row of logits is long: many loads must be in flight
 constexpr unsigned kFinishThreads = 256;  // a few thousand tokens, and bins
 constexpr int64_t kLeastPart = 1024;      // tokens of a row's part, or its blocks would have too little to do
-constexpr unsigned kWalkThreads = 64;     // nodes of a tree
+constexpr unsigned kWalkThreads = 256;    // a walk may read a row per drawn token
 constexpr unsigned kNumberThreads = 32;   // one thread per number; small blocks spread over the GPU
 
 __global__ void __launch_bounds__(kNumberThreads) uniforms_kernel(UniformsCall call) {
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kPartThreads, 2) draw_kernel(VerifyCall call) 
 __global__ void __launch_bounds__(kWalkThreads) walk_kernel(VerifyCall call, int32_t parts) {
   __shared__ BlockTeam::Exchange exchange;
   const BlockTeam team(exchange);
-  call.walk_drawn(team, blockIdx.x, parts);
+  call.walk_described(team, blockIdx.x, parts);
 }
 
 // Into how many parts to divide each row, so that the blocks fill the device, two per multiprocessor.
@@ -89,9 +89,9 @@ void run(const ProposeCall& call) {
   launch("propose", propose_kernel, dim3(static_cast<unsigned>(call.rows)), kMaxTopM, call.device, call);
 }
 
-// Bytes that a row of V logits makes the device read, by launch: 4 V in best, weigh, collect and draw each, 16 V in
-// all; 4 V if the request is greedy, 8 V if top-k and top-p cut nothing. Bins and list are 0.1 MB beside them, and stay
-// in the L2 cache.
+// Bytes that a row of V logits makes the device read, by launch: 4 V in best, weigh and collect each, and 4 V for the
+// draw, of all nodes or, where these fill the device, of the nodes of the path; 4 V in all if the request is greedy, 8
+// V if top-k and top-p cut nothing. Bins and list are 0.1 MB beside them, and stay in the L2 cache.
 void run(const VerifyCall& call) {
   if (!call.work) {
     TVM_FFI_THROW(ValueError) << "workspace does not have " << kWorkspaceWords
@@ -104,7 +104,7 @@ void run(const VerifyCall& call) {
   launch("verify_tree (collect)", collect_kernel, divided, kPartThreads, call.device, call);
   const int32_t count = static_cast<int32_t>(parts);
   launch("verify_tree (finish)", finish_kernel, dim3(nodes), kFinishThreads, call.device, call, count);
-  launch("verify_tree (draw)", draw_kernel, divided, kPartThreads, call.device, call);
+  if (parts > 1) launch("verify_tree (draw)", draw_kernel, divided, kPartThreads, call.device, call);
   const dim3 requests(static_cast<unsigned>(call.b));
   launch("verify_tree (walk)", walk_kernel, requests, kWalkThreads, call.device, call, count);
 }

@@ -71,8 +71,9 @@ def verify_tree(
 ) -> Accepted:
     """Return the accepted path of each request, with exactly the target's distribution; see `core.verify.verify_tree`.
 
-    The C++ kernel reads the logits of the nodes that the walk visits and no others. On CUDA five launches read the
-    logits of all nodes at the same time, and a sixth one walks. None stores anything of the size of the vocabulary.
+    The C++ kernel reads the logits of the nodes that the walk visits and no others. On CUDA four or five launches read
+    the logits of all nodes at the same time, and the last one walks. None stores anything of the size of the
+    vocabulary.
     """
     if max_accept_length < 1:
         raise ValueError(f"max_accept_length is {max_accept_length}, wanted at least 1: the bonus token needs a place")

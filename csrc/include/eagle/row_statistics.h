@@ -9,7 +9,7 @@
 //     weigh_part      reads it for the weights: their sum, that of what min-p keeps, and the mass of each bin
 //     collect_part    reads it for the tokens in the bins between which the filters cut; others need no comparison
 //     finish_row      applies the filters to the list of these tokens (row_filters.h)
-//     draw_part       reads the row once more for the draw (row_draw.h)
+//     draw_part       reads it once more for the draw (row_draw.h)
 //
 // Where top-k and top-p leave a row whole, it is read for the first and the last of them. If the list overflows,
 // because the tokens of a row are all but equal, finish_row reads the row five times more.
