@@ -17,16 +17,21 @@ from eagle_plugin.kernels.sampling import uniforms
 SYNTHETIC = 2  # stream of one (key, position), beside `core.gumbel.NOISE`
 
 
+def key_of_seed(seed: int) -> int:
+    """The key of a request with this seed: the seed modulo 2^64, as an int64."""
+    return (seed + 2**63) % 2**64 - 2**63
+
+
 def request_keys(
     b: int,
     seeds: Mapping[int, int],
     device: torch.device | str = "cpu",
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """One key per request, [b] int64: its seed (modulo 2^64) where `seeds` has one, else 64 new random bits."""
+    """One key per request, [b] int64: that of its seed where `seeds` has one, else 64 new random bits."""
     rng_keys = torch.randint(-(2**63), 2**63 - 1, (b,), device=device, generator=generator)
     for i, seed in seeds.items():
-        rng_keys[i] = (seed + 2**63) % 2**64 - 2**63
+        rng_keys[i] = key_of_seed(seed)
     return rng_keys
 
 

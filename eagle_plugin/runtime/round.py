@@ -255,7 +255,7 @@ class TreeBuilder:
             tokens = tokens if self._draft_to_target is None else self._draft_to_target[tokens]
         else:
             keys = self._rng_keys.repeat_interleave(rows)
-            positions = (self._lengths[:, None] + depths).expand(self._b, rows).flatten()
+            positions = (self._lengths[:, None] + depths).expand(self._b, rows).contiguous().view(-1)
             logp, tokens = propose(*top, self._sampling.for_rows(rows), keys, positions, topk, self._draft_to_target)
         logp = logp.view(shape)
         if self._chains is not None:

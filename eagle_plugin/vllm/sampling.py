@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from eagle_plugin.kernels.sampling import SamplingParams
 from eagle_plugin.runtime.host_to_device import to_device
-from eagle_plugin.runtime.rng import request_keys
+from eagle_plugin.runtime.rng import key_of_seed
 from eagle_plugin.vllm.logits import min_ps
 
 GREEDY_BELOW = 1e-5  # vLLM's `_SAMPLING_EPS`: requests of a lower temperature are greedy
@@ -45,7 +46,7 @@ class RequestDraws:
     def __init__(self, vocabulary: int, device: torch.device, seed: int) -> None:
         """seed: of the keys of requests without a seed of their own."""
         self._vocabulary, self._device = vocabulary, device
-        self._random = torch.Generator().manual_seed(seed)
+        self._random = random.Random(seed)
         self._keys: dict[str, int] = {}
         self._metadata: Any = None
         self._params: SamplingParams
@@ -66,10 +67,10 @@ class RequestDraws:
             self._keys.pop(name, None)
 
     def _read(self, generators: Mapping[int, torch.Generator], request_ids: Sequence[str]) -> Tensor:
-        new = [i for i, name in enumerate(request_ids) if name not in self._keys]
-        # vLLM keeps a seed as the generator that it made from it.
-        seeds = {j: generators[i].initial_seed() for j, i in enumerate(new) if i in generators}
-        drawn = request_keys(len(new), seeds, generator=self._random).tolist()
-        self._keys |= {request_ids[i]: key for i, key in zip(new, drawn, strict=True)}
+        for i, name in enumerate(request_ids):
+            if name not in self._keys:
+                # vLLM keeps a seed as the generator that it made from it.
+                seed = generators[i].initial_seed() if i in generators else self._random.getrandbits(64)
+                self._keys[name] = key_of_seed(seed)
         (keys,) = to_device([np.array([self._keys[name] for name in request_ids])], self._device)
         return keys

@@ -67,7 +67,9 @@ def test_a_round(library: FakeLibrary, name: str, greedy: bool) -> None:
     found, layers = torch.zeros(logits_rows, VOCABULARY, device=CUDA), {"layer": SimpleNamespace(slot_table=table())}
     states = [SimpleNamespace(sampling_params=SimpleNamespace(min_tokens=0), num_prompt_tokens=4)] * B
     library.launched.clear()
-    output, accepted = verifier.verify(batch, found, metadata(greedy), states, layers)  # type: ignore[arg-type]
+    asked = metadata(greedy)
+    draws = RequestDraws(VOCABULARY, CUDA, 0).of(asked, NAMES)
+    output, accepted = verifier.verify(batch, found, asked, draws, states, layers)  # type: ignore[arg-type]
     assert all_on_cuda(output.sampled_token_ids, *accepted)
     if any(counts):
         assert library.launched == ["verify_tree", "broadcast", "compact_kv"]
@@ -108,8 +110,9 @@ def test_a_step_of_the_gpus_runner(
     runner._state.accepted = Accepted(accepted.int(), accepted[:, 0].int() + 1, accepted)
     features = [torch.zeros(n, HIDDEN, device=CUDA)] * 3
     step = SimpleNamespace(total_num_scheduled_tokens=n)
+    runner.input_batch.sampling_metadata = asked = metadata(greedy)
     drafted = runner.propose_draft_token_ids(
-        step, accepted.int(), metadata(greedy), features[0], features[0], features, None, None, None
+        step, accepted.int(), asked, features[0], features[0], features, None, None, None
     )
     assert all_on_cuda(drafted, runner.positions, runner.input_ids.gpu) and drafted.shape == (B, SHAPE.width - 1)
     assert all_on_cuda(*runner._store.take(NAMES).tree)

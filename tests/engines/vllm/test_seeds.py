@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,8 +110,7 @@ def responses_to_seeds(llm: LLM, seeds: range) -> list[list[int]]:
 
 def test_keys_without_seeds_are_noticed(plugin: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: the same requests with keys that know no seed."""
-    unseeded = sampling.request_keys
-    monkeypatch.setattr(sampling, "request_keys", lambda b, seeds, **options: unseeded(b, {}, **options))
+    monkeypatch.setattr(sampling, "key_of_seed", lambda seed: random.getrandbits(63))
     assert alone(plugin, SETTINGS[0]) != alone(plugin, SETTINGS[0])
 
 
