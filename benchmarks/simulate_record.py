@@ -20,7 +20,6 @@ from eagle_plugin.bench.questions import assign_rounds, read_questions
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.learning.reference.decode import load_head
 from eagle_plugin.learning.reference.draft import draft_candidates, prefill_head
-from eagle_plugin.learning.reference.rules import RULES
 from eagle_plugin.learning.reference.target import target_features
 from eagle_plugin.models.shipped import HEAD, head_folder, question_files
 
@@ -51,9 +50,8 @@ def record_text(model: Any, head: Any, tokens: Sequence[int], prompt: int) -> tu
     text = list(tokens)
     roots = torch.arange(prompt, len(text) - CAPS.steps)
     prefill = prefill_head(head, text, target_features(model, head, text))
-    params = SamplingParams.of(len(roots), 0.0)
-    gen = torch.Generator().manual_seed(0)
-    table, _ = draft_candidates(head, text, prefill, roots, RULES["target_only"], params, gen, CAPS)
+    params = SamplingParams.greedy(len(roots))
+    table = draft_candidates(head, text, prefill, roots, params, torch.zeros_like(roots), CAPS)
     path = torch.full((len(roots), CAPS.steps), MISSED)
     parent = torch.full((len(roots), 1), -1)
     following = torch.tensor(text)

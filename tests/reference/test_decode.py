@@ -17,7 +17,6 @@ from eagle_plugin.core.verify import Accepted, verify_greedy
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.learning.reference.decode import load_head, plain_greedy, speculative_greedy
 from eagle_plugin.learning.reference.draft import draft_tree
-from eagle_plugin.learning.reference.rules import RULES
 from eagle_plugin.learning.reference.target import target_features
 
 PROMPT = [0, 40, 41, 99, 120, 77, 5]
@@ -98,15 +97,8 @@ def test_tree_is_made_of_chains(
             frontier = sorted(level, reverse=True)[:topk]
         expected = {node for _, node in sorted(candidates, reverse=True)[: width - 1]}
 
-        tree, _ = draft_tree(
-            model,
-            head,
-            tokens,
-            RULES["target_only"],
-            SamplingParams.of(1, 0.0),
-            torch.Generator(),
-            Shape(steps, topk, width),
-        )
+        shape, key = Shape(steps, topk, width), torch.zeros(1, dtype=torch.int64)
+        tree = draft_tree(model, head, tokens, SamplingParams.greedy(1), key, shape)
         paths: list[tuple[int, ...]] = [()]
         for token, parent in zip(tree.tokens[0, 1:].tolist(), tree.parents[0, 1:].tolist(), strict=True):
             paths.append((*paths[parent], token))

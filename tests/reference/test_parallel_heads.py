@@ -19,7 +19,6 @@ from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.learning.reference.decode import load_head, plain_greedy, speculative_greedy
 from eagle_plugin.learning.reference.draft import draft_tree
-from eagle_plugin.learning.reference.rules import RULES
 from eagle_plugin.learning.reference.target import target_features
 
 PROMPT = [0, 40, 41, 99, 120, 77, 5]
@@ -79,8 +78,7 @@ def test_the_tree_is_the_best_paths_of_the_levels(cases: dict[str, tuple[Any, Dr
     shape = Shape(4, 3, 20)
     model, head = cases["tiny"]  # the Markov head gives equal logits to all tokens but one
     tokens = [*PROMPT, *plain_greedy(model, PROMPT, 3)]
-    greedy = SamplingParams.of(1, 0.0)
-    tree, _ = draft_tree(model, head, tokens, RULES["target_only"], greedy, torch.Generator(), shape)
+    tree = draft_tree(model, head, tokens, SamplingParams.greedy(1), torch.zeros(1, dtype=torch.int64), shape)
     paths: list[tuple[int, ...]] = [()]
     for token, parent in zip(tree.tokens[0, 1:].tolist(), tree.parents[0, 1:].tolist(), strict=True):
         paths.append((*paths[parent], token))

@@ -36,9 +36,9 @@ DESCRIPTION = """\
 Measure the accept length of draft heads (tokens per round, the bonus token
 included) on responses of the target: with a chain of 4 drafts, and with a tree
 of 16 nodes (the root included, 4 levels, 4 children per node). At temperature 0
-rounds follow each other as in a server. Above 0 the accept length is an
-expectation, for trees of the plugin's own rule, for chains of speculative
-sampling.
+rounds follow each other as in a server. Above 0 drafts are made at every
+fourth token: trees with the noise of the target's draws, as they are served
+(one draw per token), chains of speculative sampling (an expectation).
 """
 EPILOG = """\
 examples:

@@ -5,9 +5,10 @@ token of the response. This is what a server does, because the response is the t
 round starts at the first generated token (prefill makes it); a round counts if the response is long enough for all of
 its drafts.
 
-Above 0 the accept length is an expectation: drafts are made at every `CONTEXT_STRIDE`-th token of a sampled response,
-and the probability that verification accepts them is computed from the target's distribution after each of them. Trees
-follow the product's rule (`core.propose`); chains draw one token per step.
+Above 0 drafts are made at every `CONTEXT_STRIDE`-th token of a sampled response, and the accept length is an average
+over these contexts. Trees follow the rule that is served (`core.gumbel`): the target draws its tokens with the noise
+that the draft has used, once per context. Chains draw one token per step, and the probability that verification accepts
+them is computed from the target's distributions.
 """
 
 from __future__ import annotations
@@ -25,11 +26,10 @@ from eagle_plugin.core.verify import verify_greedy
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.learning.data.rows import DataError, TokenRow
 from eagle_plugin.learning.data.store.features import Taps
-from eagle_plugin.learning.evaluate.acceptance import reach_probabilities
+from eagle_plugin.learning.evaluate.acceptance import walk_coupled
 from eagle_plugin.learning.evaluate.chains import chain_acceptance, graft_chains, sample_chains
 from eagle_plugin.learning.evaluate.stats import AcceptCounts
 from eagle_plugin.learning.reference.draft import HeadPrefill, draft_trees, prefill_head
-from eagle_plugin.learning.reference.rules import RULES
 from eagle_plugin.learning.reference.target import path_logits, tree_logits
 
 CONTEXT_STRIDE = 4  # tokens from one context to the next at temperature > 0
@@ -124,7 +124,7 @@ def greedy_accepted(head: DraftHead, tokens: list[int], prefill: HeadPrefill, ro
     text = torch.tensor(tokens, device=roots.device)
     for part in roots.split(max(1, MAX_KEYS // len(tokens))):
         params = SamplingParams.greedy(len(part), part.device)
-        trees, _ = draft_trees(head, tokens, prefill, part, RULES["target_only"], params, torch.Generator(), shape)
+        trees = draft_trees(head, tokens, prefill, part, params, torch.zeros_like(part), shape)
         follows = (part[:, None] + trees.depths + 1).clamp(max=len(tokens) - 1)
         accepted.append(verify_greedy(trees.tokens, trees.parents, text[follows], shape.steps + 1).lengths.long() - 1)
     return torch.cat(accepted)
@@ -168,21 +168,24 @@ def expected_acceptance(
 ) -> dict[str, Tensor]:
     """By shape name: the probabilities [b, steps] float64 that k drafts or more are accepted after each root.
 
-    The drafts are drawn once; the mean over roots is that of an engine which starts a round at each of them.
+    `tree16` is one draw of the noise per root, which decides both the tree and what the target draws on it: 0 or 1.
+    `chain4` is an expectation over the draw of the last draft and over the verification; the other drafts are drawn
+    once. The mean over roots is that of an engine which starts a round at each of them.
     """
     params = SamplingParams.of(len(roots), temperature, device=roots.device)
-    trees, proposals = draft_trees(head, tokens, prefill, roots, RULES["sampled_child"], params, gen, TREE)
+    keys = torch.randint(2**62, (len(roots),), generator=gen, device=gen.device).to(roots.device)
+    trees = draft_trees(head, tokens, prefill, roots, params, keys, TREE)
     drafts, q = sample_chains(head, prefill, roots, temperature, gen, CHAIN.steps)
     # the distribution after the last draft is not needed, so the target does not read it
     grafted = graft_chains(trees, head.to_target(drafts[:, :-1]))
-    p = (tree_logits(model, tokens, roots, grafted).float() / temperature).softmax(-1)
+    logits = tree_logits(model, tokens, roots, grafted).float()
     W = trees.tokens.shape[1]
-    reached = reach_probabilities(trees, p[:, :W], proposals)
+    reached = walk_coupled(trees, logits[:, :W], params, keys, roots)
     levels = torch.arange(1, TREE.steps + 1, device=roots.device)
     to_target = head.to_target(torch.arange(len(head.d2t), device=roots.device))
-    chain = torch.cat([p[:, :1], p[:, W:]], 1)
+    chain = (torch.cat([logits[:, :1], logits[:, W:]], 1) / temperature).softmax(-1)
     return {
-        "tree16": (reached[:, None] * (trees.depths[:, None] == levels[:, None])).sum(-1),
+        "tree16": (reached[:, None] & (trees.depths[:, None] == levels[:, None])).any(-1).double(),
         "chain4": chain_acceptance(chain, drafts, q, to_target),
     }
 

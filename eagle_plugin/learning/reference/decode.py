@@ -13,14 +13,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.sampling import SamplingParams, draw, target_distribution
+from eagle_plugin.core.gumbel import draw_coupled, verify_coupled
+from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted, verify_greedy
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.draft_head import DraftHead, head_class
 from eagle_plugin.heads.kinds import find_spec
 from eagle_plugin.learning.reference.draft import draft_tree
-from eagle_plugin.learning.reference.rules import RULES, Rule
 from eagle_plugin.learning.reference.target import path_logits
 
 
@@ -65,11 +66,11 @@ def speculative_greedy(
 
     shape.width: 2..64.
     """
-    params, gen = SamplingParams.of(1, 0.0), torch.Generator()
+    params, unread = SamplingParams.greedy(1), torch.zeros(1, dtype=torch.int64)
     tokens = [*ids, *plain_greedy(model, ids, 1)]
     accept_lengths = []
     while len(tokens) < len(ids) + n:
-        tree, _ = draft_tree(model, head, tokens, RULES["target_only"], params, gen, shape)
+        tree = draft_tree(model, head, tokens, params, unread, shape)
         choices = path_logits(model, tokens, tree).argmax(-1)[None]
         accepted = verify(tree.tokens, tree.parents, choices, shape.steps + 1)
         length = int(accepted.lengths[0])
@@ -84,23 +85,24 @@ def speculative_sample(
     head: DraftHead,
     ids: list[int],
     n: int,
-    rule: Rule,
     params: SamplingParams,
-    gen: torch.Generator,
+    rng_keys: Tensor,
     shape: Shape,
+    *,
+    verify: Callable[[DraftTree, Tensor, SamplingParams, Tensor, Tensor, int], Accepted] = verify_coupled,
 ) -> Decoded:
-    """Return n tokens after ids with the distribution of plain sampling; params of one request, one of the rules.
+    """Return n tokens after ids with the distribution of plain sampling; params and rng_keys [1] int64 of one request.
 
-    Greedy params give the tokens of `speculative_greedy`. The rest as there.
+    The tokens are a function of ids, params and the key: those that `core.gumbel.draw_coupled` draws after each
+    position, whatever is drafted. Greedy params give the tokens of `speculative_greedy`. The rest as there.
     """
     logits = model(torch.tensor([ids])).logits[0, -1:].float()
-    first = draw(target_distribution(logits, params)[0], float(torch.rand((), dtype=torch.float64, generator=gen)))
-    tokens, accept_lengths = [*ids, first], []
+    tokens = [*ids, int(draw_coupled(logits, params, rng_keys, torch.tensor([len(ids) - 1])))]
+    accept_lengths = []
     while len(tokens) < len(ids) + n:
-        tree, proposals = draft_tree(model, head, tokens, rule, params, gen, shape)
-        u = torch.rand(1, shape.steps + 1, shape.topk + 1, dtype=torch.float64, generator=gen)
+        tree = draft_tree(model, head, tokens, params, rng_keys, shape)
         logits, root = path_logits(model, tokens, tree).float(), torch.tensor([len(tokens) - 1])
-        accepted = rule.verify(tree, logits, params, proposals, u, shape.steps + 1, root)
+        accepted = verify(tree, logits, params, rng_keys, root, shape.steps + 1)
         length = int(accepted.lengths[0])
         tokens += accepted.tokens[0, :length].tolist()
         accept_lengths.append(length)

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.propose import Proposals
+from eagle_plugin.core.gumbel import SHARPNESS, propose_coupled
+from eagle_plugin.core.propose import MAX_TOP_M
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier, grow_level, new_table, select_tree
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.layers import KeyValues
-from eagle_plugin.learning.reference.rules import Rule
 from eagle_plugin.learning.reference.target import target_features
 
 SPARE = 16  # candidates beyond k, which show whether equal logits are on both sides of the cut
@@ -39,18 +39,12 @@ def prefill_head(head: DraftHead, tokens: list[int], features: Tensor) -> HeadPr
 
 
 def draft_tree(
-    model: Any,
-    head: DraftHead,
-    tokens: list[int],
-    rule: Rule,
-    params: SamplingParams,
-    gen: torch.Generator,
-    shape: Shape,
-) -> tuple[DraftTree, Proposals]:
-    """Draft one tree after tokens[-1], the root, which the target has not read yet; see `draft_trees`."""
+    model: Any, head: DraftHead, tokens: list[int], params: SamplingParams, rng_keys: Tensor, shape: Shape
+) -> DraftTree:
+    """Draft one tree after tokens[-1], the root, which the target has not read yet; see `draft_trees` with b = 1."""
     prefill = prefill_head(head, tokens, target_features(model, head, tokens[:-1]))
     roots = torch.tensor([len(tokens) - 1], device=head.embedding.device)
-    return draft_trees(head, tokens, prefill, roots, rule, params, gen, shape)
+    return draft_trees(head, tokens, prefill, roots, params, rng_keys, shape)
 
 
 def draft_trees(
@@ -58,18 +52,19 @@ def draft_trees(
     tokens: list[int],
     prefill: HeadPrefill,
     roots: Tensor,
-    rule: Rule,
     params: SamplingParams,
-    gen: torch.Generator,
+    rng_keys: Tensor,
     shape: Shape,
-) -> tuple[DraftTree, Proposals]:
+    sharpness: float = SHARPNESS,
+) -> DraftTree:
     """Draft b trees at different places of one text: each level has the children of the best topk nodes before it.
 
-    roots [b] int64, 1 or more: positions in tokens; nothing of the text after its root is used for a tree. params: of b
-    requests. shape.width: 2..64.
+    roots [b] int64, 1 or more: positions in tokens; nothing of the text after its root is used for a tree. params and
+    rng_keys [b] int64: of b requests, as for `core.gumbel.propose_coupled`; greedy ones do not read their key.
+    shape.width: 2..64.
     """
-    table, proposals = draft_candidates(head, tokens, prefill, roots, rule, params, gen, shape)
-    return select_tree(table, torch.tensor(tokens, device=roots.device)[roots], shape.width), proposals
+    table = draft_candidates(head, tokens, prefill, roots, params, rng_keys, shape, sharpness)
+    return select_tree(table, torch.tensor(tokens, device=roots.device)[roots], shape.width)
 
 
 def draft_candidates(
@@ -77,39 +72,36 @@ def draft_candidates(
     tokens: list[int],
     prefill: HeadPrefill,
     roots: Tensor,
-    rule: Rule,
     params: SamplingParams,
-    gen: torch.Generator,
+    rng_keys: Tensor,
     shape: Shape,
-) -> tuple[CandidateTable, Proposals]:
+    sharpness: float = SHARPNESS,
+) -> CandidateTable:
     """All candidates of the trees of `draft_trees`, before the selection."""
     steps, topk, _ = shape
-    b, k = len(roots), rule.children(topk)
+    b = len(roots)
     draft_to_target = head.to_target(torch.arange(len(head.d2t), device=roots.device))
     tail = DraftTail(head, prefill, roots, steps)
-    table = new_table(b, k + (steps - 1) * topk * k, roots.device)
-    proposals: list[Proposals] = []
+    table = new_table(b, topk + (steps - 1) * topk * topk, roots.device)
     frontier: Frontier | None = None
-    offset = first_row = 0
+    offset = 0
     for level in range(1, steps + 1):
         states = tail.states(frontier, level)
         rows = states.shape[1]
         logits = head.logits(states).view(b * rows, -1)
-        children = rule.propose(
-            *topk_log_probs(logits, min(rule.top_m, logits.shape[1])),
+        scores, children = propose_coupled(
+            *topk_log_probs(logits, min(MAX_TOP_M, logits.shape[1])),
             params.for_rows(rows),
-            gen,
+            rng_keys.repeat_interleave(rows),
+            (roots + level - 1).repeat_interleave(rows),  # of the nodes whose children these are
             topk,
-            positions=(roots + level - 1).repeat_interleave(rows),
-            first_row=first_row,
-            rows_per_request=rows,
-            draft_to_target=draft_to_target,
+            draft_to_target,
+            sharpness,
         )
-        proposals.append(Proposals(children.q_tokens.view(b, rows, -1), children.q_weights.view(b, rows, -1)))
-        logp, chosen, draws = (values.view(b, rows, k) for values in children[:3])
-        frontier = grow_level(table, offset, level, logp, chosen, frontier, topk if level < steps else 0, draws)
-        offset, first_row = offset + rows * k, first_row + rows
-    return table, Proposals(*(torch.cat(parts, dim=1) for parts in zip(*proposals, strict=True)))
+        scores, children = (values.view(b, rows, topk) for values in (scores, children))
+        frontier = grow_level(table, offset, level, scores, children, frontier, topk if level < steps else 0)
+        offset += rows * topk
+    return table
 
 
 class DraftTail:

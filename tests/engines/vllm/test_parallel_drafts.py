@@ -24,7 +24,6 @@ from eagle_plugin.core.shape import PLAIN, Levels, Shape
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.learning.reference.decode import load_head
 from eagle_plugin.learning.reference.draft import draft_tree
-from eagle_plugin.learning.reference.rules import RULES
 from eagle_plugin.policy.chooser import ShapeChooser
 from eagle_plugin.policy.costs import Costs, Curve, Forward
 from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
@@ -47,11 +46,9 @@ class Pair(NamedTuple):
 
     def wanted(self, text: list[int], shape: Shape) -> set[Nodes]:
         """The nodes of the reference's tree after a text."""
-        greedy = SamplingParams.greedy(1)
+        greedy, key = SamplingParams.greedy(1), torch.zeros(1, dtype=torch.int64)
         with torch.no_grad():
-            drafted, _ = draft_tree(
-                self.model, self.module, text, RULES["target_only"], greedy, torch.Generator(), shape
-            )
+            drafted = draft_tree(self.model, self.module, text, greedy, key, shape)
         return set(paths_of(Drafts(drafted, shape), 0))
 
 
