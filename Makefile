@@ -154,7 +154,7 @@ bench-peagle: $(ENGINE_ENV) ## EAGLE-3 and P-EAGLE heads with 3, 7 and 11 levels
 loop: $(ENGINE_ENV) ## serve, record traffic, train the head on it, measure, exchange it: out/loop.json, out/report.html (40 minutes)
 	OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 .venv-$(ENGINE)/bin/python benchmarks/loop.py --engine $(ENGINE) $(ARGS)
 
-acceptance: env ## accept length of the sampling rules with the shipped head, to out/acceptance.json
+acceptance: env ## accept length of trees and chains with the shipped head, to out/acceptance.json
 	$(CALM) $(BIN)/python benchmarks/acceptance.py --json out/acceptance.json $(ARGS)
 
 # The interpreter of an environment with a CUDA build of torch; .venv-sglang has one for CPUs.
