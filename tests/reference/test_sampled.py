@@ -86,7 +86,7 @@ def one_round(markov: Markov, *, verify: Verify = verify_coupled, draft_seed: in
     """Responses [TREES, LENGTH] int64, drafted and verified once and then drawn plainly, and the accept lengths."""
     tokens, rng_keys = text(markov), keys(TREES)
     prefill = prefill_head(markov.head, tokens, target_features(markov.model, markov.head, tokens))
-    roots, params = torch.full((TREES,), len(tokens) - 1), SamplingParams.of(TREES, **SETTING)
+    roots, params = torch.full((TREES,), len(tokens) - 1), SamplingParams.of(TREES, **SETTING)  # type: ignore[arg-type]
     trees = draft_trees(markov.head, tokens, prefill, roots, params, keys(TREES, draft_seed), SHAPE)
     accepted = verify(trees, markov.varied[trees.tokens].flatten(0, 1), params, rng_keys, roots, LENGTH)
     responses = accepted.tokens.clone()
