@@ -11,7 +11,7 @@ accepted one. A tree of N nodes should accept no less than a chain of N nodes.
 chain: at temperature 0 the most likely tokens; above it tokens drawn from the head's distribution, verified token by
 token (Leviathan et al., arXiv 2211.17192). chain, block: the same drafts, verified in one block (Sun et al., arXiv
 2403.10444). tree (at temperature 0) and tree, deterministic: the head's most likely tokens (EAGLE-2), of which a walk
-follows those that the target draws. tree, shared noise: the rule that is served (core/gumbel.py).
+follows those that the target draws. tree, shared noise: the rule that is served (docs/sampling.md).
 
 The trees of one context are cut from one table of candidates: a smaller one is the best part of a larger one. Accept
 lengths of chains and of deterministic trees are expectations over the verification; with shared noise a tree and its
@@ -40,12 +40,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from eagle_plugin.bench.choices import TARGET, resolve_target
 from eagle_plugin.bench.questions import Question, assign_rounds, read_questions
-from eagle_plugin.core.gumbel import SHARPNESS
+from eagle_plugin.core.propose import SHARPNESS
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import CandidateTable, DraftTree, select_tree
 from eagle_plugin.heads.draft_head import DraftHead
-from eagle_plugin.learning.evaluate.acceptance import reach_probabilities, walk_coupled
+from eagle_plugin.learning.evaluate.acceptance import reach_probabilities, walked_nodes
 from eagle_plugin.learning.evaluate.chains import chain_acceptance, graft_chains, sample_chains
 from eagle_plugin.learning.reference.decode import load_head
 from eagle_plugin.learning.reference.draft import HeadPrefill, draft_candidates, prefill_head
@@ -90,7 +90,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=48, help="tokens of each response")
     parser.add_argument("--draws", type=int, default=3, help="chains and trees with noise per context")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])
-    parser.add_argument("--sharpness", type=float, default=SHARPNESS, help="of core/gumbel.py")
+    parser.add_argument("--sharpness", type=float, default=SHARPNESS, help="of core/propose.py")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the target")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the rows to this file")
@@ -170,7 +170,7 @@ def shared_noise(contexts: Contexts, sharpness: float, gen: torch.Generator) -> 
     keys = torch.randint(2**62, (len(contexts.roots),), generator=gen)
     table = contexts.candidates(params, keys, TREE, sharpness)
     trees = select_tree(table, contexts.root_tokens(), TREE.width)
-    return by_nodes(walk_coupled(trees, contexts.logits(trees), params, keys, contexts.roots), table)
+    return by_nodes(walked_nodes(trees, contexts.logits(trees), params, keys, contexts.roots), table)
 
 
 def drawn_chains(contexts: Contexts, gen: torch.Generator) -> dict[str, Tensor]:

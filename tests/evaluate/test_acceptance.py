@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.gumbel import verify_coupled
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.tree import DraftTree, grow_level, new_table, select_tree
-from eagle_plugin.learning.evaluate.acceptance import reach_probabilities, walk_coupled
+from eagle_plugin.core.verify import verify_tree
+from eagle_plugin.learning.evaluate.acceptance import reach_probabilities, walked_nodes
 
 WALKS, V, WIDTH = 4000, 6, 12
 
@@ -30,9 +30,9 @@ def test_walks_are_those_of_the_verifier_and_reach_nodes_as_often_as_expected() 
     many = tree.take(torch.zeros(WALKS, dtype=torch.int64))
     params, roots = SamplingParams.of(WALKS, 0.8), torch.arange(WALKS) % 7
     keys = torch.randint(2**62, (WALKS,), generator=torch.Generator().manual_seed(1))
-    reached = walk_coupled(many, logits.expand(WALKS, -1, -1), params, keys, roots)
+    reached = walked_nodes(many, logits.expand(WALKS, -1, -1), params, keys, roots)
 
-    accepted = verify_coupled(many, logits.repeat(WALKS, 1, 1).flatten(0, 1), params, keys, roots, 3)
+    accepted = verify_tree(many, logits.repeat(WALKS, 1, 1).flatten(0, 1), params, keys, roots, 3)
     wanted = torch.zeros(WALKS, WIDTH + 1, dtype=torch.bool)
     wanted.scatter_(1, torch.where(accepted.index < 0, WIDTH, accepted.index).long(), True)
     assert torch.equal(reached, wanted[:, :WIDTH])

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from eagle_plugin.core.gumbel import verify_coupled
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import topk_log_softmax
+from eagle_plugin.core.verify import verify_tree
 from eagle_plugin.heads.create import new_head
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.interpretations import Interpretation
@@ -154,7 +154,7 @@ def simulate_trees(case: Case, prefill: Any, roots: Tensor, logits: Tensor, gen:
     keys = torch.randint(2**62, (len(roots),), generator=gen)
     trees = draft_trees(case.head, case.text, prefill, roots, params, keys, TREE)
     after = logits[trees.tokens].flatten(0, 1)
-    return verify_coupled(trees, after, params, keys, roots, TREE.steps + 1).lengths - 1
+    return verify_tree(trees, after, params, keys, roots, TREE.steps + 1).lengths - 1
 
 
 def simulate_chains(case: Case, prefill: Any, roots: Tensor, logits: Tensor, gen: torch.Generator) -> Tensor:

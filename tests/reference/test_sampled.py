@@ -21,9 +21,10 @@ from sampling_distribution import distribution
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from eagle_plugin.core.gumbel import draw_coupled, verify_coupled
+from eagle_plugin.core.gumbel import draw_tokens
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.verify import verify_tree
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.learning.reference.decode import load_head, plain_greedy, speculative_sample
 from eagle_plugin.learning.reference.draft import draft_tree, draft_trees, prefill_head
@@ -82,7 +83,7 @@ def text(markov: Markov) -> list[int]:
 
 
 @torch.no_grad()
-def one_round(markov: Markov, *, verify: Verify = verify_coupled, draft_seed: int = 1) -> tuple[Tensor, Tensor]:
+def one_round(markov: Markov, *, verify: Verify = verify_tree, draft_seed: int = 1) -> tuple[Tensor, Tensor]:
     """Responses [TREES, LENGTH] int64, drafted and verified once and then drawn plainly, and the accept lengths."""
     tokens, rng_keys = text(markov), keys(TREES)
     prefill = prefill_head(markov.head, tokens, target_features(markov.model, markov.head, tokens))
@@ -91,7 +92,7 @@ def one_round(markov: Markov, *, verify: Verify = verify_coupled, draft_seed: in
     accepted = verify(trees, markov.varied[trees.tokens].flatten(0, 1), params, rng_keys, roots, LENGTH)
     responses = accepted.tokens.clone()
     for i in range(1, LENGTH):
-        drawn = draw_coupled(markov.varied[responses[:, i - 1]], params, rng_keys, roots + i)
+        drawn = draw_tokens(markov.varied[responses[:, i - 1]], params, rng_keys, roots + i)
         responses[:, i] = torch.where(accepted.lengths > i, responses[:, i], drawn)
     return responses, accepted.lengths
 
@@ -134,7 +135,7 @@ def draw_plainly(markov: Markov, n: int, params: SamplingParams, rng_keys: Tenso
     tokens = list(PROMPT)
     for _ in range(n):
         logits = markov.model(torch.tensor([tokens])).logits[0, -1:].float()
-        tokens.append(int(draw_coupled(logits, params, rng_keys, torch.tensor([len(tokens) - 1]))))
+        tokens.append(int(draw_tokens(logits, params, rng_keys, torch.tensor([len(tokens) - 1]))))
     return tokens[len(PROMPT) :]
 
 

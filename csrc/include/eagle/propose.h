@@ -1,4 +1,4 @@
-// The children of one draft node. The specification is propose in eagle_plugin/core/gumbel.py.
+// The children of one draft node. The specification is eagle_plugin/core/propose.py.
 #pragma once
 #include <cmath>
 

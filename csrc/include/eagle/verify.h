@@ -1,5 +1,5 @@
 // The walk over the draft tree of one request at any temperature. The specification is verify_tree in
-// eagle_plugin/core/gumbel.py.
+// eagle_plugin/core/verify.py.
 #pragma once
 #include <cmath>
 #include <cstring>

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.gumbel import draw_coupled
+from eagle_plugin.core.gumbel import draw_tokens
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.tree import DraftTree
 
 
-def walk_coupled(trees: DraftTree, logits: Tensor, params: SamplingParams, rng_keys: Tensor, roots: Tensor) -> Tensor:
-    """Whether `core.gumbel.verify_coupled` accepts each node, [b, W] bool; the root counts as accepted, padding not.
+def walked_nodes(trees: DraftTree, logits: Tensor, params: SamplingParams, rng_keys: Tensor, roots: Tensor) -> Tensor:
+    """Whether `core.verify.verify_tree` accepts each node, [b, W] bool; the root counts as accepted, padding not.
 
     logits [b, W, V] float32 after the nodes; params, rng_keys [b] int64 and roots [b] int64 (their positions) are of b
     requests. Drawn is at the nodes of the walk alone: a draw reads the whole vocabulary, and most nodes are not on it.
@@ -22,7 +22,7 @@ def walk_coupled(trees: DraftTree, logits: Tensor, params: SamplingParams, rng_k
     depth = 0
     while len(walks):
         reached[walks, node] = True
-        drawn = draw_coupled(logits[walks, node], params.rows(walks), rng_keys[walks], roots[walks] + depth)
+        drawn = draw_tokens(logits[walks, node], params.rows(walks), rng_keys[walks], roots[walks] + depth)
         child = (trees.parents[walks] == node[:, None]) & (trees.tokens[walks] == drawn[:, None])
         goes_on = child.any(dim=1)
         walks, node = walks[goes_on], child[goes_on].int().argmax(dim=1)

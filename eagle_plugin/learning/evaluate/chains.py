@@ -85,5 +85,4 @@ def graft_chains(trees: DraftTree, tokens: Tensor) -> DraftTree:
         torch.cat([trees.parents, parents], 1),
         torch.cat([trees.depths, (steps + 1).int().expand(b, n)], 1),
         torch.cat([trees.ancestors, ancestors], 1),
-        torch.cat([trees.draws, torch.full_like(parents, -1)], 1),
     )

@@ -26,7 +26,7 @@ from eagle_plugin.core.verify import verify_greedy
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.learning.data.rows import DataError, TokenRow
 from eagle_plugin.learning.data.store.features import Taps
-from eagle_plugin.learning.evaluate.acceptance import walk_coupled
+from eagle_plugin.learning.evaluate.acceptance import walked_nodes
 from eagle_plugin.learning.evaluate.chains import chain_acceptance, graft_chains, sample_chains
 from eagle_plugin.learning.evaluate.stats import AcceptCounts
 from eagle_plugin.learning.reference.draft import HeadPrefill, draft_trees, prefill_head
@@ -180,7 +180,7 @@ def expected_acceptance(
     grafted = graft_chains(trees, head.to_target(drafts[:, :-1]))
     logits = tree_logits(model, tokens, roots, grafted).float()
     W = trees.tokens.shape[1]
-    reached = walk_coupled(trees, logits[:, :W], params, keys, roots)
+    reached = walked_nodes(trees, logits[:, :W], params, keys, roots)
     levels = torch.arange(1, TREE.steps + 1, device=roots.device)
     to_target = head.to_target(torch.arange(len(head.d2t), device=roots.device))
     chain = (torch.cat([logits[:, :1], logits[:, W:]], 1) / temperature).softmax(-1)
@@ -204,7 +204,6 @@ def check_tree_reading(model: Any, tokens: list[int]) -> None:
         torch.tensor([[-1, 0, 0, 1]], dtype=torch.int32, device=device),
         torch.tensor([[0, 1, 1, 2]], dtype=torch.int32, device=device),
         torch.tensor([[1, 3, 5, 11]], device=device),
-        torch.full((1, 4), -1, dtype=torch.int32, device=device),
     )
     together = tree_logits(model, tokens, torch.tensor([root], device=device), tree)[0].float().softmax(-1)
     alone = path_logits(model, tokens[: root + 1], tree).float().softmax(-1)

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.gumbel import draw_coupled, verify_coupled
+from eagle_plugin.core.gumbel import draw_tokens
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import DraftTree
-from eagle_plugin.core.verify import Accepted, verify_greedy
+from eagle_plugin.core.verify import Accepted, verify_greedy, verify_tree
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.draft_head import DraftHead, head_class
 from eagle_plugin.heads.kinds import find_spec
@@ -89,15 +89,15 @@ def speculative_sample(
     rng_keys: Tensor,
     shape: Shape,
     *,
-    verify: Callable[[DraftTree, Tensor, SamplingParams, Tensor, Tensor, int], Accepted] = verify_coupled,
+    verify: Callable[[DraftTree, Tensor, SamplingParams, Tensor, Tensor, int], Accepted] = verify_tree,
 ) -> Decoded:
     """Return n tokens after ids with the distribution of plain sampling; params and rng_keys [1] int64 of one request.
 
-    The tokens are a function of ids, params and the key: those that `core.gumbel.draw_coupled` draws after each
+    The tokens are a function of ids, params and the key: those that `core.gumbel.draw_tokens` draws after each
     position, whatever is drafted. Greedy params give the tokens of `speculative_greedy`. The rest as there.
     """
     logits = model(torch.tensor([ids])).logits[0, -1:].float()
-    tokens = [*ids, int(draw_coupled(logits, params, rng_keys, torch.tensor([len(ids) - 1])))]
+    tokens = [*ids, int(draw_tokens(logits, params, rng_keys, torch.tensor([len(ids) - 1])))]
     accept_lengths = []
     while len(tokens) < len(ids) + n:
         tree = draft_tree(model, head, tokens, params, rng_keys, shape)

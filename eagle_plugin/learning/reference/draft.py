@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.gumbel import SHARPNESS, propose_coupled
-from eagle_plugin.core.propose import MAX_TOP_M
+from eagle_plugin.core.propose import MAX_TOP_M, SHARPNESS, propose
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier, grow_level, new_table, select_tree
@@ -60,7 +59,7 @@ def draft_trees(
     """Draft b trees at different places of one text: each level has the children of the best topk nodes before it.
 
     roots [b] int64, 1 or more: positions in tokens; nothing of the text after its root is used for a tree. params and
-    rng_keys [b] int64: of b requests, as for `core.gumbel.propose_coupled`; greedy ones do not read their key.
+    rng_keys [b] int64: of b requests, as for `core.propose.propose`; greedy ones do not read their key.
     shape.width: 2..64.
     """
     table = draft_candidates(head, tokens, prefill, roots, params, rng_keys, shape, sharpness)
@@ -89,7 +88,7 @@ def draft_candidates(
         states = tail.states(frontier, level)
         rows = states.shape[1]
         logits = head.logits(states).view(b * rows, -1)
-        scores, children = propose_coupled(
+        scores, children = propose(
             *topk_log_probs(logits, min(MAX_TOP_M, logits.shape[1])),
             params.for_rows(rows),
             rng_keys.repeat_interleave(rows),
