@@ -46,9 +46,9 @@ EAGLE_HD int32_t temper(const Team& team, const float* logp, int32_t M, const Sa
 // (descending, at temperature 1) and index [M], k <= M <= 128. draft_to_target null: the draft's ids are the target's.
 // What sums floating point numbers is done by every member, in the same order, so that the team's size changes no bit.
 template <class Team>
-EAGLE_HD void propose(const Team& team, ProposeScratch& scratch, const float* logp, const int64_t* index,
-                              int32_t M, const SamplingRow& params, const Noise& noise, double sharpness, int32_t k,
-                              const int64_t* draft_to_target, float* out_scores, int64_t* out_tokens) {
+EAGLE_HD void propose(const Team& team, ProposeScratch& scratch, const float* logp, const int64_t* index, int32_t M,
+                      const SamplingRow& params, const Noise& noise, double sharpness, int32_t k,
+                      const int64_t* draft_to_target, float* out_scores, int64_t* out_tokens) {
   double *const noised = scratch.p, *const q = scratch.q;
   const int32_t rank = team.rank(), size = team.size();
   for (int32_t i = rank; i < M; i += size) {

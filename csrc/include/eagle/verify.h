@@ -88,7 +88,7 @@ struct LogitsOfNodes {  // a source of draws, made at the nodes that the walk vi
 // compared and never followed, so no value in the tree can lead the walk out of bounds.
 template <class Team, class Nodes>
 EAGLE_HD int32_t verify_tree(Team& team, const DraftRow& tree, const Nodes& nodes, int64_t key, int64_t position,
-                                int32_t max_accept_length, int32_t* index, int64_t* out) {
+                             int32_t max_accept_length, int32_t* index, int64_t* out) {
   int32_t current = 0, length = 0;
   for (;;) {
     const int32_t token = nodes.draw(team, current, Noise{key, position + length});

@@ -88,13 +88,13 @@ void grow_and_walk() {
   Tensor<float> table_scores({b, candidates}), scores({b, topk});
   Tensor<int64_t> table_ids({b, candidates}), frontier_ids({b, topk}), rows({b, topk}), ancestors({b, topk});
   Tensor<int32_t> table_parents({b, candidates}), frontier({b, topk});
-  grow_level(table_scores, table_ids, table_parents, 0, 1, logp, ids, nullptr, nullptr, nullptr, topk,
-              frontier, scores, frontier_ids, rows, ancestors);
+  grow_level(table_scores, table_ids, table_parents, 0, 1, logp, ids, nullptr, nullptr, nullptr, topk, frontier, scores,
+             frontier_ids, rows, ancestors);
   Tensor<float> next_scores({b, topk});
   Tensor<int64_t> next_ids({b, topk}), next_rows({b, topk}), next_ancestors({b, topk});
   Tensor<int32_t> next({b, topk});
-  grow_level(table_scores, table_ids, table_parents, k, 2, level_logp, level_ids, frontier, scores,
-              ancestors, topk, next, next_scores, next_ids, next_rows, next_ancestors);
+  grow_level(table_scores, table_ids, table_parents, k, 2, level_logp, level_ids, frontier, scores, ancestors, topk,
+             next, next_scores, next_ids, next_rows, next_ancestors);
 
   Tensor<float> all_logp({b, 1 + 2 * topk, k}, 5), all_scores({b, (1 + 2 * topk) * k});
   Tensor<int64_t> all_ids({b, 1 + 2 * topk, k}, 100), all_tokens({b, (1 + 2 * topk) * k});
