@@ -9,15 +9,15 @@ from eagle_plugin.bench.load import Completion
 from eagle_plugin.bench.stream_fields import Output
 
 
-def answers(*texts: str) -> dict[int, Completion]:
+def answers(*spoken: str) -> dict[int, Completion]:
     """One per seed 0, 1, ..; each took two rounds."""
     return {
         seed: Completion(str(seed), Output(text=text), "length", 3, 7, 0.1, 0.2, (), verify_rounds=2)
-        for seed, text in enumerate(texts)
+        for seed, text in enumerate(spoken)
     }
 
 
-def test_texts_are_compared_by_seed() -> None:
+def test_responses_are_compared_by_seed() -> None:
     options = seeds.parse(["--engine", "vllm", "--requests", "3", "--tokens", "7"])
     found = seeds.compare(options, [answers("a tree", "a root", "a leaf"), answers("a tree", "a rose", "")])
     assert (found.same, found.requests, found.equal_characters) == (1, 3, [0, 4])
