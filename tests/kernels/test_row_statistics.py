@@ -105,7 +105,9 @@ def compare(module, kind: str, filters: Filters) -> Statistics:
     sampled = top_ks > 1
     p = target_distribution(logits, params, filters)
     least = p.where(p > 0, 2.0).amin(1, keepdim=True)  # rounding may move a cut by one token, or by its equals
-    differ = (kept(logits, params, found) & (p > 1e-11)) != (p > 1e-11)
+    off = SamplingParams.of(len(FILTERS), 0.8)
+    possible = target_distribution(logits, off, filters) > 1e-11  # of lighter tokens the weight is rounded to 0
+    differ = (kept(logits, params, found) != (p > 0)) & possible
     assert not bool((differ & (p > 1.01 * least)).any(1)[sampled].any())
     assert int(differ.sum(1)[sampled].max()) <= 1
     return found
@@ -130,14 +132,14 @@ def test_every_kind_of_row(emulated: Path, kind: str, filters: Filters) -> None:
 
 
 @pytest.mark.matrix
-def test_a_lost_bin_is_caught(emulated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: kernels that leave out the first bin of the list."""
+def test_lost_tokens_are_caught(emulated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: kernels that leave every third token out of the list."""
     csrc = tmp_path / "csrc"
     shutil.copytree(CSRC, csrc)
     header = csrc / "include" / "eagle" / "row_statistics.h"
     text = header.read_text()
-    assert "if (bin >= range.first) {" in text
-    header.write_text(text.replace("if (bin >= range.first) {", "if (bin > range.first) {"))
+    assert "if (weight < least) return;" in text
+    header.write_text(text.replace("if (weight < least) return;", "if (weight < least || token % 3 == 0) return;"))
     module = tvm_ffi.load_module(str(build_emulated(csrc, tmp_path, only="sampling", others=emulated.parent)))
     monkeypatch.setenv("EAGLE_EMULATION_BLOCK", "32")
     with pytest.raises(AssertionError):
