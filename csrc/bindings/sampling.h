@@ -1,6 +1,6 @@
-// Bindings of uniforms, propose and verify_tree: the argument checks and the exported functions, the same in
-// the CPU and the CUDA library. Each library defines `run` for the calls below and includes this header in one source
-// file. Values are checked on the CPU only: on a GPU the host would have to wait for the device.
+// Bindings of uniforms, propose and verify_tree: the argument checks and the exported functions, the same in the CPU
+// and the CUDA library. Each library defines `run` for the calls below and includes this header in one source file.
+// Values are checked on the CPU only: on a GPU the host would have to wait for the device.
 #pragma once
 #include <eagle/philox.h>
 #include <eagle/propose.h>

@@ -27,8 +27,10 @@ def propose(
 ) -> tuple[Tensor, Tensor]:
     """Choose the k children of each row: scores [R, k] float32, at most 0 and descending, and tokens [R, k] int64.
 
-    logp, index and draft_to_target are those of `core.propose.propose`; params, rng_keys and positions have one row for
-    each of the R rows, the position of the node whose children these are. Greedy rows get the most likely tokens, with
+    logp [R, M] float32 (descending, natural logarithm of the head's softmax at temperature 1) and index [R, M] int64
+    (draft vocabulary) are the M most likely tokens of each row, M >= k; draft_to_target [draft vocabulary] int64 maps
+    to target ids (None: the same ids). params, rng_keys [R] int64 and positions [R] int64 (of the nodes whose children
+    these are) have one row for each of the R rows. Greedy rows get the most likely tokens, with
     their log-probability at temperature 1. A token that the filters leave out has the score -inf.
     """
     tokens = index if draft_to_target is None else draft_to_target[index]

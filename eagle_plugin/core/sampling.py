@@ -135,10 +135,3 @@ def target_distribution(logits: Tensor, params: SamplingParams, filters: Filters
     p_sorted = torch.where(ranks < kept[:, None], p_sorted, 0.0)
     p = torch.zeros_like(p).scatter_(1, order, p_sorted)
     return p / p.sum(dim=1, keepdim=True)
-
-
-def draw(weights: Tensor, u: float) -> int:
-    """The index at the fraction u in [0, 1) of the total weight; weights [V] float64, at least one above 0."""
-    cumulative = weights.cumsum(dim=0)
-    index = int(torch.searchsorted(cumulative, u * cumulative[-1], right=True))
-    return min(index, int(weights.nonzero()[-1]))  # rounding may carry u * total up to the total

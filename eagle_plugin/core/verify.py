@@ -62,9 +62,12 @@ def verify_tree(
     *,
     filters: Filters = "joint",
 ) -> Accepted:
-    """Walk each tree to the child that the target draws, as long as there is one; the rest as of `verify_tree`.
+    """Walk each tree to the child that the target draws, as long as there is one.
 
-    params, rng_keys [b] int64 and lengths [b] int64 (the position of the root) are of b requests.
+    tree of [b, W] nodes; logits [b * W, V] float32, row i * W + j after node j of request i, after penalties, grammar
+    mask and bias; params, rng_keys [b] int64 and lengths [b] int64 (the position of the root) of b requests; filters as
+    in `target_distribution`. The tokens are those that plain draws by the same keys give: docs/sampling.md has the
+    proof. At temperature 0 the walk is `verify_greedy` of the argmax.
     """
     b, width = tree.tokens.shape
     positions = (lengths[:, None] + tree.depths).view(-1)

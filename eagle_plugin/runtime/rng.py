@@ -22,14 +22,9 @@ def key_of_seed(seed: int) -> int:
     return (seed + 2**63) % 2**64 - 2**63
 
 
-def request_keys(
-    b: int,
-    seeds: Mapping[int, int],
-    device: torch.device | str = "cpu",
-    generator: torch.Generator | None = None,
-) -> Tensor:
+def request_keys(b: int, seeds: Mapping[int, int], generator: torch.Generator | None = None) -> Tensor:
     """One key per request, [b] int64: that of its seed where `seeds` has one, else 64 new random bits."""
-    rng_keys = torch.randint(-(2**63), 2**63 - 1, (b,), device=device, generator=generator)
+    rng_keys = torch.randint(-(2**63), 2**63 - 1, (b,), generator=generator)
     for i, seed in seeds.items():
         rng_keys[i] = key_of_seed(seed)
     return rng_keys

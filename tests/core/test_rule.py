@@ -72,16 +72,6 @@ def test_greedy_requests_say_the_argmax() -> None:
 # Each of the broken rules below is one that could be believed.
 
 
-def every_draft_accepted(tree: DraftTree, logits: Tensor, params: SamplingParams, *rest: Any) -> Accepted:
-    """Go to the child that the draft thinks most likely, whatever is drawn."""
-    return broken_verifier.every_draft_accepted(tree, logits, params, *rest)
-
-
-def one_noise_for_a_round(tree: DraftTree, logits: Tensor, params: SamplingParams, *rest: Any) -> Accepted:
-    """Every node of a tree draws with the noise of the root."""
-    return broken_verifier.one_noise_for_a_round(tree, logits, params, *rest)
-
-
 def one_noise_for_all(
     tree: DraftTree, logits: Tensor, params: SamplingParams, keys: Tensor, lengths: Tensor, longest: int
 ) -> Accepted:
@@ -109,8 +99,8 @@ def half_of_the_noise(
 
 
 BROKEN = {
-    "every draft accepted": every_draft_accepted,
-    "one noise for all nodes of a round": one_noise_for_a_round,
+    "every draft accepted": broken_verifier.every_draft_accepted,
+    "one noise for all nodes of a round": broken_verifier.one_noise_for_a_round,
     "one noise for all rounds": one_noise_for_all,
     "a second draw after a refusal": no_draw_of_what_was_refused,
     "half of the noise": half_of_the_noise,

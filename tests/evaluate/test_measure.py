@@ -37,7 +37,7 @@ from eagle_plugin.learning.reference.draft import draft_trees, prefill_head, top
 from eagle_plugin.learning.reference.target import target_features
 
 PROMPT = [0, 40, 41, 99, 120, 77, 5]
-TEMPERATURE, TRIALS = 4.0, 700
+TEMPERATURE, TRIALS = 4.0, 1400
 SIGMAS = 4.5  # of the difference of two means: a right program fails with 7e-6
 
 
@@ -135,7 +135,7 @@ def test_expectation_equals_monte_carlo(shape: str, cases: dict[str, Case]) -> N
             case.head, case.model, case.text, prefill, torch.full((30,), place), TEMPERATURE,
             torch.Generator().manual_seed(i),
         )[shape]
-        for i in range(12)
+        for i in range(24)
     ])  # fmt: skip
     gen, roots = torch.Generator().manual_seed(99), torch.full((TRIALS,), place)
     simulate = simulate_chains if shape == "chain4" else simulate_trees
@@ -145,7 +145,7 @@ def test_expectation_equals_monte_carlo(shape: str, cases: dict[str, Case]) -> N
     error = (expected.var(0) / len(expected) + p * (1 - p) / TRIALS).sqrt() + 1e-3
     assert ((p - seen.mean(0)).abs() < SIGMAS * error).all()
     assert 0.1 < float(p[0]) < 0.9  # drafts are accepted, and refused
-    wrong = p[0] * 0.6  # negative control: this many trials show an error of 40 %
+    wrong = p[0] * 0.7  # negative control: this many trials show an error of 30 %
     assert abs(wrong - seen.mean(0)[0]) > SIGMAS * error[0]
 
 

@@ -133,7 +133,7 @@ def test_infinite_and_missing_logits(filters: Filters) -> None:
 def test_the_kept_tokens_are_the_oracles(filters: Filters) -> None:
     """Which tokens can come out at all, over many keys: ties at the cut go to the lower ids."""
     gen = torch.Generator().manual_seed(1)
-    n, vocab = 4000, 24
+    n, vocab = 40_000, 24
     for _ in range(20):
         logits, params = (2 * torch.randn(1, vocab, generator=gen)).round(), random_params(1, vocab, gen)
         every = logits.expand(n, vocab).contiguous(), params.for_rows(n), keys(n, gen), torch.arange(n)

@@ -1,6 +1,5 @@
 // What a walk needs of a row of logits before it draws: the most likely token, and which tokens the filters keep. The
-// results are those of find_target_distribution, to
-// the bit.
+// results are those of find_target_distribution, to the bit.
 //
 // A row is read at most four times, by five launches. Its parts may go to different blocks, of which each writes its
 // own results, adds integers to what the row's blocks share, or appends to a list whose order does not matter:
