@@ -21,7 +21,7 @@ from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.runtime.round_costs import LONG, LONG_BATCH, Phases, ReferenceTimes, Round, costs_of
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.vllm.decode_step import DecodeStep
-from eagle_plugin.vllm.drafter import DraftBatch
+from eagle_plugin.vllm.head_forwards import DraftBatch
 from eagle_plugin.vllm.ranks import in_any_rank
 from eagle_plugin.vllm.round_costs import BUDGET, RoundTimer, seconds_of
 

@@ -23,7 +23,7 @@ from eagle_plugin.runtime.graphs import Capturer
 from eagle_plugin.runtime.round import Drafts, HeadState
 from eagle_plugin.vllm.attention import TreeMetadata
 from eagle_plugin.vllm.batch import RoundBatch
-from eagle_plugin.vllm.drafter import DraftBatch
+from eagle_plugin.vllm.head_forwards import DraftBatch
 from eagle_plugin.vllm.step_functions import StepFunctions
 from eagle_plugin.vllm.step_memory import Root, StepMemory
 

@@ -23,8 +23,8 @@ from eagle_plugin.selftest.failure import differences_of_batches
 from eagle_plugin.vllm.attention import cache_rows
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.vllm.decode_step import DecodeStep
-from eagle_plugin.vllm.drafter import DraftBatch
 from eagle_plugin.vllm.dummy_batches import places_of
+from eagle_plugin.vllm.head_forwards import DraftBatch
 
 SHORTEST, LONGEST = 2, 24  # tokens of the requests
 Blocks = Any  # RoundTest's: blocks of each group of caches, for b requests of so many positions, or None

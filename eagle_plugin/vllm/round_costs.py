@@ -24,8 +24,8 @@ from eagle_plugin.runtime.round import Drafts, HeadState, TopM, TreeRows, accept
 from eagle_plugin.runtime.round_costs import LONG, LONG_BATCH, ReferenceTimes
 from eagle_plugin.vllm.attention import ExtendRows, Rows
 from eagle_plugin.vllm.deferred_extend import DeferredRows
-from eagle_plugin.vllm.drafter import DraftBatch, ExtendBatch
 from eagle_plugin.vllm.dummy_batches import Places, layer_metadata, places_of, target_states
+from eagle_plugin.vllm.head_forwards import DraftBatch, ExtendBatch
 from eagle_plugin.vllm.ranks import in_any_rank
 
 BUDGET = 12.0  # seconds: what is left of the larger batches when they are spent is not measured

@@ -19,8 +19,8 @@ _SHAPE = "eagle_plugin_shape"  # of a step's output, of a scheduler, and of a vL
 
 
 def tell_shape(output: Any, shape: Shape) -> None:
-    """Let the output of a step [vLLM's ``AsyncGPUModelRunnerOutput``] tell the scheduler what would be drafted now."""
-    setattr(output._model_runner_output, _SHAPE, shape)
+    """Let the output of a step [vLLM's ``ModelRunnerOutput``] tell the scheduler what would be drafted now."""
+    setattr(output, _SHAPE, shape)
 
 
 def note_shape(original: Any, scheduler: Any, scheduler_output: Any, output: Any, *more: Any) -> Any:

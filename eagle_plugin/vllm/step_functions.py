@@ -21,7 +21,8 @@ from eagle_plugin.runtime.round import Drafts, TreeRows, accept
 from eagle_plugin.runtime.round_memory import OneRequest
 from eagle_plugin.vllm.accepted_tokens import CacheGroup, output_tokens
 from eagle_plugin.vllm.attention import Rows, TreeMetadata
-from eagle_plugin.vllm.drafter import DraftBatch, PathBatch, TreeProposer
+from eagle_plugin.vllm.drafter import TreeProposer
+from eagle_plugin.vllm.head_forwards import DraftBatch, PathBatch
 from eagle_plugin.vllm.step_memory import Root, StepMemory
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +11,7 @@ from vllm.v1.outputs import DraftTokenIds
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted
+from eagle_plugin.kernels.sampling import SamplingParams
 from eagle_plugin.runtime.host_to_device import to_device
 from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.vllm.batch import RoundBatch
@@ -25,25 +25,33 @@ def has_grammar(request: Any) -> bool:
 
 @dataclass
 class StepState:
-    """One step: the runner's `_prepare_inputs` makes it, and the engine's later calls of the runner fill it.
+    """One step: the runner makes it when the step is prepared, and the engine's later calls of the runner fill it.
 
     Scheduled ahead, the engine prepares the next step before it takes the drafts of this one.
     """
 
     batch: RoundBatch
+    names: list[str]  # of the requests, in the order of the batch
+    in_prompts: np.ndarray  # [b] bool: requests that sample nothing yet, a part of their prompt is left
     with_grammar: list[int]  # places of the requests that have a grammar
     placeholders: int = 0  # for the drafts of each request, where the next step is scheduled ahead
     shape: Shape | None = None  # of these drafts; None where the next step is scheduled after they are drafted
     layers: dict[str, Any] = field(default_factory=dict)  # metadata of the target's forward, by layer
+    draws: tuple[SamplingParams, Tensor | None] | None = None  # with the keys [b]; no keys: all take the most likely
     accepted: Accepted | None = None
     has_drafted: bool = False
     parents: tuple[list[str], Tensor] | None = None  # of drafted nodes, of the requests with a grammar
 
-    def keep_parents(self, request_ids: Sequence[str], drafts: Drafts) -> None:
+    @property
+    def is_greedy(self) -> bool:
+        """Whether all requests take the most likely token; known once they have sampled."""
+        return self.draws is not None and self.draws[1] is None
+
+    def keep_parents(self, drafts: Drafts) -> None:
         """Keep the links of drafted trees for the scheduler, which follows the grammar of some along them."""
         if self.with_grammar:
             (places,) = to_device([np.array(self.with_grammar)], drafts.tree.parents.device)
-            self.parents = [request_ids[i] for i in self.with_grammar], drafts.tree.parents[places, 1:]
+            self.parents = [self.names[i] for i in self.with_grammar], drafts.tree.parents[places, 1:]
 
     def with_links(self, drafts: DraftTokenIds) -> DraftTokenIds:
         """The drafts of this step on the host, with the links that were kept."""

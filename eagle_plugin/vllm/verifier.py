@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from eagle_plugin.core.synthetic import SyntheticRates
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.sampling import SamplingParams
 from eagle_plugin.runtime.ranks import RankAgreement
-from eagle_plugin.runtime.round import accept, accepted_rows
+from eagle_plugin.runtime.round import Drafts, accept, accepted_rows
 from eagle_plugin.vllm.accepted_tokens import CacheGroup, cache_groups, output_tokens
 from eagle_plugin.vllm.batch import RoundBatch
 from eagle_plugin.vllm.decode_step import DecodeStep
@@ -70,15 +70,34 @@ class TreeVerifier:
         if step is not None and not (plain or transforms or wanted) and step.can_walk(metadata.all_greedy):
             accepted, tokens = step.walk(batch, logits, *draws)
             return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=None), accepted
-        if plain:
-            sizes = torch.full((batch.b,), batch.width, device=device)
-            sizes[plain] = 1
-            drafts = drafts.truncate(sizes)
+        drafts = roots_only(drafts, plain)
         raw, logits = logits, logits.float()
         if transforms:
             logits = logits.clone() if logits is raw else logits
             rows = node_rows(batch.b, batch.width, batch.logits_rows, len(logits), device)
             logits = transform_logits(metadata, drafts.tree, batch.roots, minimal, rows, logits)
+        accepted = self.accept(batch, drafts, logits, draws, layers)
+        logprobs = None
+        if wanted:
+            path = batch.logits_row_of(accepted_rows(accepted, batch.width)).view(-1)
+            logprobs = output_logprobs(
+                self._sampler, self._logprobs_mode, metadata, draws[0], raw[path], logits[path], accepted
+            )
+        return SamplerOutput(sampled_token_ids=output_tokens(accepted), logprobs_tensors=logprobs), accepted
+
+    def accept(
+        self,
+        batch: RoundBatch,
+        drafts: Drafts,
+        logits: Tensor,
+        draws: tuple[SamplingParams, Tensor | None],
+        layers: Mapping[str, Any],
+    ) -> Accepted:
+        """Accept a path of each tree, and move its keys and values to the positions that they now have.
+
+        drafts: of all requests; logits [n, V] float32 are the target's with everything applied but temperature and
+        filters; draws and layers as of `verify`.
+        """
         params, rng_keys = draws
         accepted = accept(drafts, batch.tree_logits(logits), params, rng_keys, batch.roots, "chained", self.synthetic)
         accepted = self.ranks.agree(accepted)
@@ -88,13 +107,7 @@ class TreeVerifier:
             for group in self.groups:
                 group.move_accepted(trees, lengths, batch.width, of_trees, layers[group.layer].slot_table)
             self._linear.commit(layers, accepted)
-        logprobs = None
-        if wanted:
-            path = batch.logits_row_of(accepted_rows(accepted, batch.width)).view(-1)
-            logprobs = output_logprobs(
-                self._sampler, self._logprobs_mode, metadata, params, raw[path], logits[path], accepted
-            )
-        return SamplerOutput(sampled_token_ids=output_tokens(accepted), logprobs_tensors=logprobs), accepted
+        return accepted
 
 
 def verifier_of(runner: Any) -> TreeVerifier:
@@ -110,3 +123,13 @@ def plainly(tokens: Tensor) -> Accepted:
     """The paths of a step without trees: tokens [b] int64, one of each request."""
     lengths = torch.ones_like(tokens, dtype=torch.int32)
     return Accepted(torch.zeros_like(lengths)[:, None], lengths, tokens[:, None])
+
+
+def roots_only(drafts: Drafts, requests: Sequence[int]) -> Drafts:
+    """The drafts of a batch with nothing but the roots of these requests, which are served token by token."""
+    if not len(requests):
+        return drafts
+    b, width = drafts.tree.tokens.shape
+    sizes = torch.full((b,), width, device=drafts.tree.tokens.device)
+    sizes[requests] = 1
+    return drafts.truncate(sizes)

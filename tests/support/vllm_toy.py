@@ -19,7 +19,8 @@ from eagle_plugin.vllm.attention import TreeAttentionImpl, TreeMetadata, slot_ta
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.vllm.decode_step import DecodeStep
 from eagle_plugin.vllm.deferred_extend import DeferredTokens
-from eagle_plugin.vllm.drafter import DraftBatch, TreeProposer
+from eagle_plugin.vllm.drafter import TreeProposer
+from eagle_plugin.vllm.head_forwards import DraftBatch
 from eagle_plugin.vllm.masked_rows import HeadRows
 from eagle_plugin.vllm.runner import TreeModelRunner
 from eagle_plugin.vllm.sampling import RequestDraws
@@ -109,8 +110,8 @@ class ToyRunner:
         state, step = runner._state, runner._step
         assert state is not None
         runner.input_batch.sampling_metadata = metadata
-        draws = runner._draws.of(metadata, [str(i) for i in range(b)])
-        trees = DraftBatch(SHAPE, lengths, state.layers["head"].slot_table, *draws, None)
+        state.draws = runner._draws.of(metadata, state.names)
+        trees = DraftBatch(SHAPE, lengths, state.layers["head"].slot_table, *state.draws, None)
         drafter = step if step is not None and step.can_draft(trees, root) else self.head
         runner._keep(state, drafter.draft_tree(trees, roots, root))
 
@@ -170,7 +171,7 @@ class ToyRunner:
         tables = {name: slot_table(blocks[requests], BLOCK, longest) for name, blocks in BLOCKS.items()}
         slots = torch.zeros(0, dtype=torch.int64)
         layers = {name: TreeMetadata(batch.rows(), table, slots) for name, table in tables.items()}
-        runner._state = StepState(batch, [], layers=layers)
+        runner._state = StepState(batch, names, np.zeros(len(names), dtype=bool), [], layers=layers)
         if runner._step is not None:
             runner._step.begin(batch, layers)
 

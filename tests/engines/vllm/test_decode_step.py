@@ -29,7 +29,7 @@ from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
 from eagle_plugin.runtime.round import Drafts, HeadState, TopM
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.vllm.decode_step import DecodeStep
-from eagle_plugin.vllm.drafter import DraftBatch, PathBatch
+from eagle_plugin.vllm.head_forwards import DraftBatch, PathBatch
 from eagle_plugin.vllm.masked_rows import HeadRows
 from eagle_plugin.vllm.shapes import RoundShapes
 from eagle_plugin.vllm.step_memory import StepMemory

@@ -41,7 +41,7 @@ from eagle_plugin.vllm.accepted_tokens import CacheGroup
 from eagle_plugin.vllm.attention import TreeMetadata, TreeMetadataBuilder, cache_slots
 from eagle_plugin.vllm.batch import DraftStore
 from eagle_plugin.vllm.deferred_extend import DeferredTokens, PlainRows
-from eagle_plugin.vllm.drafter import DraftBatch, ExtendBatch
+from eagle_plugin.vllm.head_forwards import DraftBatch, ExtendBatch
 from eagle_plugin.vllm.linear_attention import LinearLayers, LinearMetadata
 from eagle_plugin.vllm.logits import MinimalLength, node_rows
 from eagle_plugin.vllm.runner import TreeModelRunner

@@ -31,7 +31,7 @@ from eagle_plugin.runtime.round import HeadState, TopM
 from eagle_plugin.vllm.accepted_tokens import CacheGroup
 from eagle_plugin.vllm.attention import TreeMetadata
 from eagle_plugin.vllm.decode_step import DecodeStep
-from eagle_plugin.vllm.drafter import DraftBatch
+from eagle_plugin.vllm.head_forwards import DraftBatch
 from eagle_plugin.vllm.sampling import sampling_params
 from eagle_plugin.vllm.step_functions import TargetForward
 

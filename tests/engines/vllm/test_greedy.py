@@ -31,7 +31,7 @@ from eagle_plugin.policy.chooser import ServedRound, ShapeChooser
 from eagle_plugin.policy.shapes import shapes_within
 from eagle_plugin.runtime import deferred_limit
 from eagle_plugin.runtime.round import Drafts
-from eagle_plugin.vllm import drafter
+from eagle_plugin.vllm import head_forwards
 from eagle_plugin.vllm.accepted_tokens import CacheGroup
 from eagle_plugin.vllm.deferred_extend import DeferredTokens
 from eagle_plugin.vllm.plugin import _MARK
@@ -146,11 +146,11 @@ class TestControls:
     def test_drafts_that_see_their_siblings(
         self, models: Models, trees: Trees, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def seeing(requests: Any, lens: Any, ancestors: Any, tail: int) -> drafter.TreeRows:
+        def seeing(requests: Any, lens: Any, ancestors: Any, tail: int) -> head_forwards.TreeRows:
             return original(requests, lens, torch.full_like(ancestors, (1 << tail) - 1), tail)
 
-        original = drafter.TreeRows
-        monkeypatch.setattr(drafter, "TreeRows", seeing)
+        original = head_forwards.TreeRows
+        monkeypatch.setattr(head_forwards, "TreeRows", seeing)
         before = rounds(trees.llm)
         found = generate(trees.llm, [PROMPTS[i] for i in COUNTED], max_tokens=LENGTH)
         assert found == [models.expected[i] for i in COUNTED]

@@ -28,7 +28,7 @@ from eagle_plugin.policy.chooser import ShapeChooser
 from eagle_plugin.policy.costs import Costs, Curve, Forward
 from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
 from eagle_plugin.runtime.round import Drafts, HeadState
-from eagle_plugin.vllm.drafter import DraftBatch
+from eagle_plugin.vllm.head_forwards import DraftBatch
 from eagle_plugin.vllm.round_costs import is_faster_than, measure
 
 LENGTH = 12

@@ -25,7 +25,7 @@ def step() -> SchedulerOutput:
 def end_of_step(scheduler: Any, shape: Shape | None) -> None:
     output = ModelRunnerOutput(req_ids=["a"], req_id_to_index={"a": 0})
     if shape is not None:
-        tell_shape(SimpleNamespace(_model_runner_output=output), shape)
+        tell_shape(output, shape)
     sent = pickle.loads(pickle.dumps(output))  # between the processes of vLLM
     assert note_shape(lambda *given: given, scheduler, "step", sent) == (scheduler, "step", sent)
 

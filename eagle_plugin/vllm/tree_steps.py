@@ -1,0 +1,179 @@
+"""What vLLM's two model runners have in common where they serve draft trees: who chooses the shapes, and how the next
+trees are drafted after a step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.distributed.parallel_state import get_tp_group
+
+from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.kernels import loader
+from eagle_plugin.policy.chooser import policy_mode
+from eagle_plugin.policy.path_sums import PathSums
+from eagle_plugin.runtime.draft_clock import DraftClock
+from eagle_plugin.runtime.head_mailbox import HeadMailbox
+from eagle_plugin.runtime.round import Drafts, without_spare_places
+from eagle_plugin.runtime.startup import plugin_serves
+from eagle_plugin.vllm.batch import DraftStore, root_drafts
+from eagle_plugin.vllm.decode_step import DecodeStep, side_by_side
+from eagle_plugin.vllm.deferred_extend import DeferredTokens, Owner, PlainRows
+from eagle_plugin.vllm.draft_limits import draft_limits
+from eagle_plugin.vllm.graph_modes import wants_graphs
+from eagle_plugin.vllm.head_exchange import mailbox_of
+from eagle_plugin.vllm.head_forwards import DraftBatch, ExtendBatch, HeadForwards
+from eagle_plugin.vllm.linear_attention import LinearLayers
+from eagle_plugin.vllm.plugin_config import caps_of
+from eagle_plugin.vllm.policy_reports import PolicyReporter
+from eagle_plugin.vllm.ranks import rank_logger
+from eagle_plugin.vllm.scheduled_shapes import padded
+from eagle_plugin.vllm.shapes import RoundShapes, choose_shapes, without_costs
+from eagle_plugin.vllm.step_memory import Root
+from eagle_plugin.vllm.step_state import StepState
+from eagle_plugin.vllm.target_weights import use_bf16_kernel
+from eagle_plugin.vllm.verifier import TreeVerifier, verifier_of
+
+
+class TreeSteps:
+    """A mixin of model runners; `drafter` is a head that one of vLLM's classes has loaded."""
+
+    vllm_config: Any
+    speculative_config: Any
+    model_config: Any
+    device: torch.device
+    max_num_tokens: int
+    kv_cache_config: Any
+    drafter: HeadForwards
+    linear: LinearLayers
+
+    _state: StepState | None = None  # of the step that was prepared last
+    _step: DecodeStep | None = None  # what was captured
+    _wanted: Shape | None = None  # what would be drafted now
+    _reporter: PolicyReporter | None = None
+    _mailbox: HeadMailbox | None = None
+    _defers = True  # whether the head may read the tokens of plain steps later
+    _verifier: TreeVerifier  # with the caches
+    _deferred: DeferredTokens  # the same
+
+    def _begin(self, vllm_config: Any) -> None:
+        """Make what steps need before the models are loaded; a runner's constructor calls this."""
+        self.wants_graphs = wants_graphs(vllm_config)
+        self._caps: Shape = caps_of(self.speculative_config)
+        self._logger = rank_logger(logging.getLogger("vllm.eagle_plugin"))
+        self._policy_mode = policy_mode()
+        self._limits = draft_limits(vllm_config)
+        self._shapes = RoundShapes(without_costs(self._caps, self._policy_mode), self._limits)
+        if get_tp_group().rank_in_group == 0:
+            self._reporter = PolicyReporter(self.speculative_config, lambda: self._shapes.chooser)
+        self._draft_clock = DraftClock(self.device.type, self._logger)
+        self._store = DraftStore()
+        self._has_reasoner = bool(vllm_config.structured_outputs_config.reasoning_parser)
+
+    def _use_models(self, model: Any) -> None:
+        """Take over the target and the head, which are loaded."""
+        use_bf16_kernel(model, self.model_config)
+        self.linear = LinearLayers(model)
+        self._logger.info(plugin_serves(self.speculative_config.method, self._caps, loader.backend(self.device.type)))
+
+    def _use_caches(self) -> None:
+        """Note where the target's caches and the head's are, which are allocated."""
+        self._verifier = verifier_of(self)
+        groups = self.kv_cache_config.kv_cache_groups
+        self._deferred = DeferredTokens.of_layers(groups, self.drafter._draft_attn_layer_names)
+
+    def open_mailbox(self) -> None:
+        """Look for requests to exchange the head from now on, if ``EAGLE_DEPLOY`` names a folder for them."""
+        self._mailbox = mailbox_of(self, self._logger)
+
+    def choose_by_costs(self) -> None:
+        """Let the policy choose the shapes from now on, if it is asked for; the caches must be there, unused."""
+        chooser = choose_shapes(self, self._caps, self._policy_mode, self._logger)
+        self._shapes = RoundShapes(chooser, self._limits)
+
+    def _look_around(self, scheduler_output: Any) -> set[str]:
+        """Before a step: report, exchange the head if asked to, forget the trees of requests that leave the batch.
+
+        Returns these requests.
+        """
+        if self._reporter is not None:
+            self._reporter.step(has_tokens=scheduler_output.total_num_scheduled_tokens > 0)
+        if self._mailbox is not None:
+            self._mailbox.look()
+        gone: set[str] = scheduler_output.finished_req_ids | (scheduler_output.preempted_req_ids or set())
+        self._store.forget(gone)
+        return gone
+
+    def _draft(
+        self,
+        state: StepState,
+        next_tokens: Tensor,
+        ids: Tensor,
+        positions: Tensor,
+        parts: list[Tensor],
+        firsts: Sequence[int] = (),
+    ) -> Tensor:
+        """Draft the next trees of the batch; returns their tokens [b, W - 1], whose links are kept here.
+
+        next_tokens [b]: the token after each request's last row; ids, positions [N] and parts, each [N, ...], are the
+        target's, of its query rows. firsts: each request's first position, a number of the host; only with `_defers`.
+        """
+        assert state.accepted is not None and state.draws is not None
+        batch, accepted, state.has_drafted = state.batch, state.accepted, True
+        is_greedy, shape = state.is_greedy, self._choose(state)
+        slot_table = state.layers[next(iter(self.drafter._draft_attn_layer_names))].slot_table
+        if shape == PLAIN and not len(batch.trees) and self._defers:
+            self._shapes.begin(shape, batch)
+            rows = PlainRows.after(batch, next_tokens, ids, side_by_side(parts))
+            self._deferred.add(state.names, firsts, batch.host_lens, rows, slot_table)
+            self._read_deferred(self._deferred.excess())
+            return self._keep(state, root_drafts(batch.b, self.device))
+        self._read_deferred(state.names)
+        step = self._step
+        if step is not None and step.can_extend(accepted, shape, is_greedy):
+            root = self._draft_clock.time_reading(shape, partial(step.extend, accepted, parts, is_greedy))
+        else:
+            extend = ExtendBatch.after(batch, without_spare_places(accepted), next_tokens, ids, positions)
+            if shape == PLAIN:
+                self.drafter.read_deferred(extend.deferred(side_by_side(parts), slot_table))
+                self._shapes.begin(shape, batch)
+                return self._keep(state, root_drafts(batch.b, self.device))
+            widest = shape if step is None else self._caps  # as captured drafts of any shape read them
+            read = partial(self.drafter.extend, extend, side_by_side(parts), slot_table, widest, is_greedy)
+            root = Root(self._draft_clock.time_reading(shape, read), extend.lengths, next_tokens.long())
+        self._shapes.begin(shape, batch)
+        # A grammar begins where the reasoning ends, which the scheduler looks for along one path.
+        chains = state.chains() if self._has_reasoner else None
+        trees = DraftBatch(shape, root.lengths, slot_table, *state.draws, chains)
+        drafter = step if step is not None and step.can_draft(trees, root.state) else self.drafter
+        drafts = self._draft_clock.time(shape, partial(drafter.draft_tree, trees, root.tokens, root.state))
+        return self._keep(state, drafts)
+
+    def _choose(self, state: StepState) -> Shape:
+        """The shape of the drafts of this step; where the scheduler is ahead it chose among earlier wishes of ours."""
+        if state.in_prompts.all():
+            return PLAIN
+        self._wanted = self._shapes.choose(state.batch, self._deferred.rows_of_requests)
+        return state.shape or self._wanted
+
+    def _keep(self, state: StepState, drafts: Drafts) -> Tensor:
+        """Keep drafts until the step that verifies them; returns their tokens [b, W - 1]."""
+        whole = not state.in_prompts.any()
+        step = self._step if self._step is not None and self._step.holds(drafts) else None
+        is_borrowed = step is not None
+        sum_up = PathSums.__call__ if step is None else partial(step.path_sums, drafts.shape, state.is_greedy)
+        self._shapes.launched(state.batch, drafts, whole, sum_up)
+        self._store.put(state.names, drafts, is_borrowed)
+        if not self._has_reasoner:
+            state.keep_parents(drafts)
+        tokens = padded(drafts.tree.tokens[:, 1:], state.placeholders)
+        return tokens.clone() if is_borrowed else tokens  # the engine may copy them to the host later
+
+    def _read_deferred(self, owners: Iterable[Owner]) -> None:
+        """Let the head read what it has not read of these requests or blocks."""
+        for rows in self._deferred.take(owners, self.max_num_tokens):
+            self.drafter.read_deferred(rows)
