@@ -22,13 +22,18 @@ class TreeCPUWorker(TreeWorker, cpu_worker.CPUWorker):
     """vLLM's ``CPUWorker`` with draft trees."""
 
     def init_device(self) -> None:
-        """Prepare the device as the engine does; its worker names the class of its runner in its module."""
-        engine_runner = cpu_worker.CPUModelRunner
-        cpu_worker.CPUModelRunner = TreeCPUModelRunner  # type: ignore[misc]
+        """Prepare the device as the engine does; its worker names the class of its runner in a module."""
+        module, ours = cpu_worker, TreeCPUModelRunner
+        if self.use_v2_model_runner:
+            from vllm.v1.worker.cpu import model_runner as module
+
+            from eagle_plugin.vllm.v2_cpu_runner import V2TreeCPUModelRunner as ours
+        engines = module.CPUModelRunner
+        module.CPUModelRunner = ours  # type: ignore[misc]
         try:
             super().init_device()
         finally:
-            cpu_worker.CPUModelRunner = engine_runner  # type: ignore[misc]
+            module.CPUModelRunner = engines  # type: ignore[misc]
 
     def compile_or_warm_up_model(self) -> Any:
         """As on a GPU, with the models and caches in huge pages before anything is measured."""

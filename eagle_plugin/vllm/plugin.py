@@ -34,7 +34,7 @@ def register() -> None:
     _wrap(type(current_platform), "check_and_update_config", _after_platform)
     _wrap(SamplingParams, "_validate_spec_decode", _validate)
     _wrap(SchedulerConfig, "get_scheduler_cls", _with_scheduler)
-    _wrap(VllmConfig, "use_v2_model_runner", _v1_for_trees)
+    _wrap(VllmConfig, "use_v2_model_runner", _runner_for_trees)
     # Who makes a configuration from flags has this module, and calls us; other processes need not import it.
     if arguments := sys.modules.get("vllm.engine.arg_utils"):
         _wrap(arguments.EngineArgs, "create_speculative_config", _explain)
@@ -115,11 +115,13 @@ def _with_scheduler(original: Any, scheduler_config: Any) -> Any:
     return chosen
 
 
-def _v1_for_trees(original: Any, vllm_config: Any) -> bool:
-    """AROUND the choice of the model runner, in every process: where our worker serves, its runner is a V1 runner."""
-    from eagle_plugin.vllm.plugin_config import is_served
+def _runner_for_trees(original: Any, vllm_config: Any) -> bool:
+    """AROUND the choice of the model runner, in every process: where our worker serves, it is as we have chosen."""
+    from eagle_plugin.vllm.plugin_config import plugin_config
 
-    return not is_served(vllm_config.speculative_config) and original(vllm_config)
+    ours = plugin_config(vllm_config.speculative_config)
+    chosen: bool = original(vllm_config) if ours is None else ours.v2
+    return chosen
 
 
 def _validate(original: Any, params: Any, speculative_config: Any) -> None:

@@ -21,6 +21,7 @@ class PluginConfig:
     caps: Shape  # of the trees
     report: Path | None = None  # the file in which the worker reports what its policy does
     subject: Subject | None = None  # of the self-test of the real round; None where nothing is tested
+    v2: bool = False  # whether our worker's model runner is a V2 runner of vLLM
 
 
 def set_plugin_config(speculative_config: Any, config: PluginConfig) -> None:

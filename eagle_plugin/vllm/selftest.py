@@ -25,10 +25,10 @@ class SelfTestFailed(UserError):
     """The real round is not what it has to be on this machine; the next start is left to vLLM's own worker."""
 
 
-def subject_of(vllm_config: Any, caps: Shape, levels: Levels) -> Subject | None:
+def subject_of(vllm_config: Any, caps: Shape, levels: Levels, v2: bool = False) -> Subject | None:
     """What the self-test of this ``VllmConfig`` depends on; None where the server does not test itself.
 
-    caps: of its trees; levels: how its head drafts them.
+    caps: of its trees; levels: how its head drafts them; v2: whether the worker's model runner is a V2 runner.
     """
     device = vllm_config.device_config.device_type
     if not is_asked_for(device):
@@ -59,6 +59,7 @@ def subject_of(vllm_config: Any, caps: Shape, levels: Levels) -> Subject | None:
         "requests": vllm_config.scheduler_config.max_num_seqs,
         "compiled": is_compiled(vllm_config),
         "graphs": wants_graphs(vllm_config),
+        **({"runner": "v2"} if v2 else {}),
         **({} if synthetic_rates(vllm_config.speculative_config) is None else {"acceptance": "synthetic"}),
     }
     engine = f"vllm {version.installed()}"

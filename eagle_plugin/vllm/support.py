@@ -28,6 +28,7 @@ from eagle_plugin.vllm.options import Options
 from eagle_plugin.vllm.plugin_config import PluginConfig, set_plugin_config
 from eagle_plugin.vllm.policy_reports import make_report_path
 from eagle_plugin.vllm.releases import keep_hits_long
+from eagle_plugin.vllm.runner_choice import choose_runner
 from eagle_plugin.vllm.selftest import failed_kernels, subject_of
 from eagle_plugin.vllm.synthetic import SETTING, synthetic_rates
 
@@ -47,7 +48,6 @@ HEAD_ARCHITECTURES = (
     "PeagleLlamaForCausalLM",
 )
 GATED_DELTA_NETS = ("Qwen3NextForCausalLM",)  # targets with linear layers that our worker computes
-V2 = "VLLM_USE_V2_MODEL_RUNNER"
 _logged: set[str] = set()
 
 
@@ -88,12 +88,13 @@ def choose_worker(vllm_config: Any) -> None:
     if can_check(target, head) and read_head(head).leftover_quantisation:
         speculative.draft_model_config.quantization = None  # its layers read the weights as they are stored
     shape = shape.within_steps(trained)
-    subject = subject_of(vllm_config, shape, levels)
+    v2, line = choose_runner(vllm_config)
+    if line:
+        _log_once(logging.INFO, f"eagle-plugin: {line}")
+    subject = subject_of(vllm_config, shape, levels, v2)
     if reasons := failed_kernels(subject, _log_once):
         _log_once(logging.WARNING, engine_serves(speculative.method, "vLLM", reasons))
         return
-    if vllm_config.use_v2_model_runner:
-        _log_once(logging.INFO, f"eagle-plugin: trees are served by vLLM's V1 model runner in place of V2 ({V2})")
     if synthetic is not None:
         _log_once(logging.WARNING, WARNING % source_of(synthetic, SETTING))
     keep_hits_long(speculative)
@@ -111,7 +112,7 @@ def choose_worker(vllm_config: Any) -> None:
         parallel.distributed_executor_backend = TreeExecutor
 
     log_seconds()
-    set_plugin_config(speculative, PluginConfig(shape, make_report_path(), subject))
+    set_plugin_config(speculative, PluginConfig(shape, make_report_path(), subject, v2))
     export()
 
 
@@ -221,12 +222,9 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
 
 
 def _needing_v2(vllm_config: Any) -> list[str]:
-    """What vLLM has in its V2 model runner only: our worker's runner is a V1 runner, whatever vLLM would choose."""
-    from vllm import envs
-
+    """What vLLM has in its V2 model runner only and ours do not serve, whichever they are made of."""
     model = vllm_config.model_config
     checks = (
-        (bool(envs.VLLM_USE_V2_MODEL_RUNNER), V2),
         (vllm_config.attention_config.hisparse_config is not None, "HiSparse"),
         (vllm_config.watermark_config is not None, "watermarking"),
         (vllm_config.aux_output_config.enabled, "auxiliary outputs"),
@@ -234,7 +232,7 @@ def _needing_v2(vllm_config: Any) -> list[str]:
         (model.enable_trace_replay, "--enable-trace-replay"),
     )
     found = [what for holds, what in checks if holds] + vllm_config._get_v1_model_runner_unsupported_features()
-    return [f"{what}: the V2 model runner is not served yet" for what in found]
+    return [f"{what}: it is not served yet, vLLM has it in its V2 model runner only" for what in found]
 
 
 def _log_once(level: int, line: str) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.gpu_worker import Worker
@@ -17,14 +17,21 @@ from eagle_plugin.vllm.ranks import rank_logger
 from eagle_plugin.vllm.runner import TreeModelRunner
 from eagle_plugin.vllm.selftest import check_rounds
 
+if TYPE_CHECKING:
+    from eagle_plugin.vllm.v2_runner import V2TreeModelRunner
+
 logger = logging.getLogger("vllm.eagle_plugin")
 
 
 class TreeWorker(Worker):
     """vLLM's ``Worker`` with draft trees."""
 
-    def _make_model_runner(self) -> TreeModelRunner:
+    def _make_model_runner(self) -> TreeModelRunner | V2TreeModelRunner:
         """The runner of this worker; the engine calls this when the device is there."""
+        if self.use_v2_model_runner:
+            from eagle_plugin.vllm.v2_runner import V2TreeModelRunner  # whose kernels only some devices have
+
+            return V2TreeModelRunner(self.vllm_config, self.device)
         return TreeModelRunner(self.vllm_config, self.device)
 
     def compile_or_warm_up_model(self) -> Any:

@@ -20,8 +20,8 @@ from eagle_plugin.policy.chooser import ShapeChooser
 from eagle_plugin.policy.shapes import shapes_within
 from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.vllm.executor import TreeExecutor
-from eagle_plugin.vllm.runner import TreeModelRunner
 from eagle_plugin.vllm.shapes import RoundShapes
+from eagle_plugin.vllm.tree_steps import TreeSteps
 
 # Small enough to start in seconds; blocks of 32 tokens, so that texts of tests reach over several.
 DEFAULTS: dict[str, Any] = {
@@ -35,6 +35,7 @@ DEFAULTS: dict[str, Any] = {
     "enable_prefix_caching": False,
     "disable_log_stats": False,  # get_metrics() wants them
 }
+V2 = "VLLM_USE_V2_MODEL_RUNNER"
 _open = 0  # engines; they share the process groups of torch
 
 
@@ -68,11 +69,16 @@ def engine(
         options = {"additional_config": {"eagle_plugin": trees}} | options
     llm = None
     _open += 1
+    asked = os.environ.get(V2)
     try:
+        if asked is not None and not served:
+            os.environ[V2] = "0"  # the kernels of V2 are interpreted here, and what they say is not the question
         # The plugin looks at the variables while an engine is made; they stay unset for what a test starts later.
         os.environ.update(EAGLE_PLUGIN="0" if chain else "1", EAGLE_POLICY=policy)
         llm = LLM(str(target), **DEFAULTS | options)
         assert _is_served(llm) == served
+        if asked is not None:
+            os.environ[V2] = asked
         yield llm
     finally:
         for name in ("EAGLE_PLUGIN", "EAGLE_POLICY"):
@@ -88,11 +94,11 @@ def _is_served(llm: LLM) -> bool:
     executor = core(llm).model_executor
     if isinstance(executor, MultiprocExecutor):  # several ranks, whose runners are in processes of their own
         return isinstance(executor, TreeExecutor)
-    return isinstance(runner(llm), TreeModelRunner)
+    return isinstance(runner(llm), TreeSteps)
 
 
 def runner(llm: LLM) -> Any:
-    """The model runner of an engine; a ``TreeModelRunner`` where the plugin serves."""
+    """The model runner of an engine; one with ``TreeSteps`` where the plugin serves."""
     return core(llm).model_executor.driver_worker.worker.model_runner
 
 

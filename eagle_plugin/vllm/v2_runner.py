@@ -1,0 +1,209 @@
+"""Serves the steps of vLLM's V2 model runner with draft trees: the engine prepares and runs the batch; verifying and
+drafting are ours. `runner` does the same with the V1 runner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.worker.gpu.async_utils import AsyncOutput
+from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
+from vllm.v1.worker.gpu.metrics.logits import get_num_nans
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm.v1.worker.gpu.sample.output import SamplerOutput
+
+from eagle_plugin.runtime.round import accepted_rows
+from eagle_plugin.vllm.backend import tree_attention
+from eagle_plugin.vllm.batch import RoundBatch
+from eagle_plugin.vllm.scheduled_shapes import scheduled_drafts, tell_shape
+from eagle_plugin.vllm.step_state import StepState
+from eagle_plugin.vllm.tree_steps import TreeSteps
+from eagle_plugin.vllm.v2_sampling import draws_of, output_logprobs, processed, token_by_token
+from eagle_plugin.vllm.v2_speculator import TreeSpeculator
+from eagle_plugin.vllm.verifier import plainly, roots_only
+
+
+class V2TreeModelRunner(TreeSteps, GPUModelRunner):
+    """One step: put the trees into the batch, run the target, verify, draft the next trees.
+
+    What a request has accepted is on the device, where the engine prepares the next step from it; the host knows it a
+    step later. The runner of a GPU; `cpu_worker.V2TreeCPUModelRunner` is that of a CPU.
+    """
+
+    drafter: TreeSpeculator
+    _defers = False  # whose positions the host would have to know
+
+    def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        self._begin(vllm_config)
+        self.use_async_scheduling: bool = vllm_config.scheduler_config.async_scheduling
+        self.speculator = self.drafter = TreeSpeculator(vllm_config, device, self)
+        self._with_grammar: set[str] = set()  # requests
+        self._scheduled: Any = None  # what is scheduled in the step that is prepared
+        # What the host will know of the last step and of the one before, where the scheduler is ahead.
+        self._ended: AsyncOutput | None = None
+        self._ended_before: AsyncOutput | None = None
+        self._drafted = 0  # tokens of each request in the last step
+        self._longest = min(self.max_model_len, self.speculative_config.draft_model_config.max_model_len)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load both models over our attention backend, which replaces the platform's while they are built."""
+        with tree_attention(self.vllm_config):
+            super().load_model(*args, **kwargs)
+        self._use_models(self.get_model())
+
+    def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        """Allocate the caches as the engine does, and note where the target's are."""
+        super().initialize_kv_cache(*args, **kwargs)
+        self._use_caches()
+
+    def capture_steps(self) -> None:
+        """Nothing: steps of this runner have no graphs of ours yet."""
+
+    def finish_requests(self, scheduler_output: Any) -> None:
+        """Forget the trees of requests that leave the batch as well; this is called in steps without tokens too."""
+        gone = self._look_around(scheduler_output)
+        self._with_grammar -= gone
+        for new in scheduler_output.scheduled_new_reqs:
+            if new.sampling_params is not None and new.sampling_params.structured_outputs is not None:
+                self._with_grammar.add(new.req_id)
+        super().finish_requests(scheduler_output)
+
+    def prepare_inputs(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """Prepare as the engine does, as if drafts were chains."""
+        self._scheduled = scheduler_output
+        return super().prepare_inputs(scheduler_output, *args, **kwargs)
+
+    def prepare_attn(self, input_batch: Any) -> Any:
+        """Find the slots of the rows as the engine does, by positions without gaps; then the rows of trees get their
+        tokens, and positions by depth."""
+        block_tables, slot_mappings = super().prepare_attn(input_batch)
+        self._observe()
+        state = self._state = self._read(input_batch)
+        state.batch.put_trees(input_batch.input_ids, input_batch.positions)
+        for builder in self._builders():
+            builder.rows = state.batch.rows()
+        return block_tables, slot_mappings[:, : input_batch.num_tokens]  # padding has no row of a cache
+
+    def prepare_dummy_attn(self, *args: Any, **kwargs: Any) -> Any:
+        """As the engine does, but rows without a slot write to the block that it gives to nobody."""
+        block_tables, slot_mappings = super().prepare_dummy_attn(*args, **kwargs)
+        return block_tables, slot_mappings.clamp(min=0)
+
+    def _read(self, input_batch: Any) -> StepState:
+        """Which requests of a vLLM ``InputBatch`` verify a tree."""
+        names, lens = list(input_batch.req_ids), input_batch.num_scheduled_tokens.astype(np.int64)
+        drafts = input_batch.num_draft_tokens_per_req
+        counts = np.zeros_like(lens) if drafts is None else drafts.astype(np.int64)
+        constrained = [i for i, name in enumerate(names) if name in self._with_grammar]
+        placeholders, shape = 0, None
+        if self.use_async_scheduling:
+            masked = self._scheduled.pending_structured_output_tokens
+            self._store.forget_unmasked([names[i] for i in constrained], masked)
+            placeholders, shape = scheduled_drafts(self._scheduled, self._caps)
+        prefix_lens = self.req_states.num_computed_tokens.gpu[input_batch.idx_mapping]
+        batch = RoundBatch.read(counts, lens, names, prefix_lens, self._store)
+        self._store.keep_own()
+        committed = int((lens - counts).sum())
+        prefix_tokens = int(input_batch.num_computed_tokens_np.sum()) + committed
+        self._shapes.scheduled(batch, prefix_tokens, committed - batch.b)
+        # Of a prompt the host knows how much is read.
+        in_prompts = input_batch.num_computed_prefill_tokens_np + lens - counts < input_batch.prefill_len_np
+        return StepState(batch, names, in_prompts, constrained, placeholders, shape)
+
+    def _builders(self) -> list[Any]:
+        return [group.get_metadata_builder() for groups in self.attn_groups for group in groups]
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """End a step as the engine does; a scheduler that is ahead hears of the shape that we would draft now."""
+        if (step := self.execute_model_state) is not None and self._state is not None:
+            self._state.layers = step.attn_metadata
+        for builder in self._builders():
+            builder.rows = None
+        output = super().sample_tokens(grammar_output)
+        if not isinstance(output, AsyncOutput) or self._state is None:
+            return output
+        if self.use_async_scheduling:
+            self._ended_before, self._ended = self._ended, output
+            if self._wanted is not None:
+                tell_shape(output.model_runner_output, self._wanted)
+        else:
+            self._shapes.observe(counts_of(output))
+        return output
+
+    def _observe(self) -> None:
+        """Tell the policy what the step before the last accepted: the engine has its tokens, so nobody waits."""
+        if self._ended_before is not None:
+            self._shapes.observe_step_before(counts_of(self._ended_before))
+            self._ended_before = None
+
+    @torch.inference_mode()
+    def sample(self, hidden_states: Tensor, input_batch: Any, grammar_output: Any) -> Any:
+        """Verify every request's tree; a request without drafts has a tree of one node."""
+        state, sampler = self._state, self.sampler
+        assert state is not None and sampler is not None
+        batch = state.batch
+        logits = self.model.compute_logits(hidden_states[input_batch.logits_indices])
+        nans = get_num_nans(logits) if sampler.compute_nans else None
+        if grammar_output is not None:
+            assert self.structured_outputs_worker is not None
+            self.structured_outputs_worker.apply_grammar_bitmask(
+                logits, input_batch, grammar_output.structured_output_request_ids, grammar_output.grammar_bitmask
+            )
+        state.draws = draws_of(sampler, input_batch)
+        given, asked = processed(sampler, input_batch, logits), sampler.get_logprobs_dims(input_batch.idx_mapping_np)
+        if state.is_greedy and not len(batch.trees):
+            accepted = self._verifier.ranks.agree(plainly(given.argmax(dim=-1)))
+        else:
+            drafts = roots_only(batch.all_drafts(), token_by_token(sampler, input_batch))
+            accepted = self._verifier.accept(batch, drafts, given, state.draws, state.layers)
+        state.accepted, logprobs = accepted, None
+        if asked is not None:
+            path = batch.logits_row_of(accepted_rows(accepted, batch.width)).view(-1)
+            logprobs = output_logprobs(sampler, input_batch, logits[path], given[path], accepted)
+        sampled, rejected = get_num_sampled_and_rejected(
+            accepted.lengths.clone(),
+            input_batch.seq_lens,
+            input_batch.cu_num_logits,
+            input_batch.idx_mapping,
+            self.req_states.prefill_len.gpu,
+        )
+        return SamplerOutput(accepted.tokens, logprobs, nans, sampled, rejected), sampled, rejected
+
+    def draft(self, input_batch: Any, next_tokens: Tensor, parts: list[Tensor]) -> Tensor:
+        """Draft the next trees of the batch; returns their tokens [b, W - 1].
+
+        next_tokens [b]: the token after each request's last row; parts: the target's states of all query rows.
+        """
+        state, n = self._state, input_batch.num_tokens
+        assert state is not None
+        if int(input_batch.seq_lens_cpu_upper_bound.max()) + self.num_speculative_steps > self._longest:
+            self._store.forget(state.names)  # as the engine's own V1 runner does: the head may have no such positions
+            self._drafted = 0
+            return next_tokens.new_zeros(len(next_tokens), 0)
+        ids, positions = input_batch.input_ids[:n], input_batch.positions[:n]
+        tokens = self._draft(state, next_tokens, ids, positions, [part[:n] for part in parts])
+        self._drafted = tokens.shape[1]
+        return tokens
+
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
+        """The drafts for the scheduler, with the links of the trees whose grammar it follows."""
+        drafts, state = super().take_draft_token_ids(), self._state
+        if drafts is None or state is None:
+            return drafts
+        if not self.use_async_scheduling:  # the engine gives as many as the flags have
+            drafts = DraftTokenIds(drafts.req_ids, [tokens[: self._drafted] for tokens in drafts.draft_token_ids])
+        return state.with_links(drafts)
+
+    def _model_forward(self, input_ids: Tensor, positions: Tensor) -> Any:
+        """The target over rows that are no step: the costs of rounds and the self-test ask for it."""
+        return self.model(input_ids=input_ids, positions=positions, intermediate_tensors=None, inputs_embeds=None)
+
+
+def counts_of(output: AsyncOutput) -> list[int]:
+    """The tokens that each request of a step got, once the host has them."""
+    output.copy_event.synchronize()
+    return output.num_sampled_tokens_np.tolist()
