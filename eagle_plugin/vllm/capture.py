@@ -106,7 +106,7 @@ def _target_forward(runner: Any) -> TargetForward | None:
         for group in groups
         if first.layer in group.layer_names
     }
-    return TargetForward(partial(forward, runner), runner.input_ids.gpu, runner.positions, layers)
+    return TargetForward(partial(forward, runner), *runner.query_rows(), layers)
 
 
 def _one_row(runner: Any) -> tuple[Tensor, Tensor]:

@@ -124,8 +124,9 @@ class CapturedRounds:
         layers = self.timer.layers(b, prefix)
         batch, params = _batch(shape, lengths), SamplingParams.greedy(b, lengths.device)
         n = b * shape.width
-        self._runner.input_ids.gpu[:n] = 0
-        batch.put_trees(self._runner.input_ids.gpu, self._runner.positions)
+        ids, positions = self._runner.query_rows()
+        ids[:n] = 0
+        batch.put_trees(ids, positions)
         step.begin(batch, layers)
         captured = step.can_verify()
 

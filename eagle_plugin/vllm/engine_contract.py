@@ -6,11 +6,12 @@ Names that the adapter imports are found by themselves; here is what it touches 
 from __future__ import annotations
 
 from eagle_plugin.runtime.engine_contract import Contract, attributes
+from eagle_plugin.vllm.v2_contract import V2_CONTRACT
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
 _PROPOSER = "vllm.v1.spec_decode.eagle.EagleProposer"
 
-CONTRACT: Contract = {
+CONTRACT: Contract = V2_CONTRACT | {
     # Hooks of plugin.py.
     "vllm.platforms.cpu.CpuPlatform": {"check_and_update_config": "cls vllm_config"},
     "vllm.sampling_params.SamplingParams": {
@@ -59,21 +60,28 @@ CONTRACT: Contract = {
     "vllm.config.ParallelConfig": attributes(
         "worker_cls distributed_executor_backend rank world_size_across_dp tensor_parallel_size pipeline_parallel_size"
         " data_parallel_size decode_context_parallel_size prefill_context_parallel_size enable_expert_parallel nnodes"
+        " enable_batch_sharded_sampling"
     ),
-    "vllm.config.CacheConfig": attributes("cache_dtype enable_prefix_caching mamba_cache_mode mamba_block_size"),
+    "vllm.config.CacheConfig": attributes(
+        "cache_dtype enable_prefix_caching mamba_cache_mode mamba_block_size kv_sharing_fast_prefill"
+    ),
     "vllm.config.ModelConfig": attributes(
         "model logprobs_mode architectures use_mla is_hybrid is_attention_free uses_mrope is_multimodal_model"
         " is_encoder_decoder max_model_len enforce_eager dtype head_dtype"
     ),
     "vllm.config.CompilationConfig": attributes("cudagraph_mode mode static_forward_context"),
     # The worker and its runner.
-    "vllm.v1.worker.cpu_worker.CPUWorker": {"compile_or_warm_up_model": "self", "init_device": "self"},
+    "vllm.v1.worker.cpu_worker.CPUWorker": {
+        "compile_or_warm_up_model": "self",
+        "init_device": "self",
+        "use_v2_model_runner": "",
+    },
     "vllm.v1.worker.gpu_worker.Worker": {
         "_make_model_runner": "self",
         "compile_or_warm_up_model": "self",
         "sample_tokens": "self grammar_output",
         "take_draft_token_ids": "self",
-        **attributes("model_runner vllm_config device parallel_config"),
+        **attributes("model_runner vllm_config device parallel_config use_v2_model_runner"),
     },
     "vllm.v1.worker.gpu_model_runner.GPUModelRunner": {
         "__init__": "self vllm_config device",

@@ -112,8 +112,9 @@ class GraphTest:
     def _verify(self, compare: Comparison, batch: RoundBatch, padded_b: int) -> None:
         """The target over the trees of a step, whose tokens and positions are where the engine puts them."""
         runner, n = self._runner, batch.b * batch.width
-        runner.input_ids.gpu[:n] = batch.drafts.tree.tokens.view(-1).int()
-        batch.put_trees(runner.input_ids.gpu, runner.positions)
+        ids, positions = runner.query_rows()
+        ids[:n] = batch.drafts.tree.tokens.view(-1).int()
+        batch.put_trees(ids, positions)
         found = [x[:n].clone() for x in tree_leaves(self._step.verify())]
         again = self._step._function(("verify", padded_b, batch.width, None))()
         for x, y in zip(found, tree_leaves(again), strict=True):

@@ -66,6 +66,13 @@ def node_rows(b: int, width: int, logits_rows: Tensor | None, n: int, device: to
     return NodeRows(requests, torch.arange(n, device=device) - logits_rows[requests, 0])
 
 
+def drafted_before(tree: DraftTree, rows: NodeRows) -> tuple[Tensor, Tensor]:
+    """The drafted tokens of each row's tree [n, W - 1], and which of them are on the path to its node, bool."""
+    places = torch.arange(1, tree.tokens.shape[1], device=tree.tokens.device)
+    above = (tree.ancestors[rows.requests, rows.nodes][:, None] >> places) & 1 == 1
+    return tree.tokens[rows.requests, 1:], above
+
+
 def transform_logits(
     metadata: Any, tree: DraftTree, roots: Tensor, minimal: list[MinimalLength], rows: NodeRows, logits: Tensor
 ) -> Tensor:
@@ -118,9 +125,8 @@ def _penalise(metadata: Any, tree: DraftTree, rows: NodeRows, logits: Tensor) ->
     nothing = logits.shape[1]  # what vLLM pads lists of tokens with
     outputs = _convert_to_tensors(metadata.output_token_ids, nothing, logits.device)
     outputs = outputs.masked_fill(outputs < 0, nothing)[rows.requests]
-    places = torch.arange(1, tree.tokens.shape[1], device=logits.device)
-    above = (tree.ancestors[rows.requests, rows.nodes][:, None] >> places) & 1 == 1
-    path = torch.where(above, tree.tokens[rows.requests, 1:], nothing)
+    tokens, above = drafted_before(tree, rows)
+    path = torch.where(above, tokens, nothing)
     return apply_penalties(
         logits,
         metadata.prompt_token_ids[rows.requests],

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
-import torch
 from torch import Tensor
 from vllm.forward_context import get_forward_context
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from eagle_plugin.vllm.capture import captured_steps
 from eagle_plugin.vllm.decode_step import DecodeStep
 from eagle_plugin.vllm.step_state import StepState
 
@@ -18,15 +15,12 @@ from eagle_plugin.vllm.step_state import StepState
 class TargetRunner(GPUModelRunner):
     """vLLM's runner, whose attention sees the ancestors of each node; `_prepare_inputs` of a subclass sets the step."""
 
-    _logger: logging.Logger
     _state: StepState | None = None  # of the step that was prepared last
     _step: DecodeStep | None = None  # what was captured
 
-    @torch.inference_mode()
-    def capture_steps(self) -> None:
-        """Capture the functions of decode steps, where the device has graphs; the caches must be there."""
-        self._step = None  # frees the graphs that were there
-        self._step = captured_steps(self, self._logger)
+    def query_rows(self) -> tuple[Tensor, Tensor]:
+        """Tokens [most] int32 and positions [most] int64 of the target's query rows, at fixed addresses."""
+        return self.input_ids.gpu, self.positions
 
     def _build_attention_metadata(self, *args: Any, **kwargs: Any) -> Any:
         """Give the builders the rows of this step."""

@@ -21,6 +21,7 @@ from eagle_plugin.runtime.head_mailbox import HeadMailbox
 from eagle_plugin.runtime.round import Drafts, without_spare_places
 from eagle_plugin.runtime.startup import plugin_serves
 from eagle_plugin.vllm.batch import DraftStore, root_drafts
+from eagle_plugin.vllm.capture import captured_steps
 from eagle_plugin.vllm.decode_step import DecodeStep, side_by_side
 from eagle_plugin.vllm.deferred_extend import DeferredTokens, Owner, PlainRows
 from eagle_plugin.vllm.draft_limits import draft_limits
@@ -85,6 +86,12 @@ class TreeSteps:
         self._verifier = verifier_of(self)
         groups = self.kv_cache_config.kv_cache_groups
         self._deferred = DeferredTokens.of_layers(groups, self.drafter._draft_attn_layer_names)
+
+    @torch.inference_mode()
+    def capture_steps(self) -> None:
+        """Capture the functions of decode steps, where the device has graphs; the caches must be there."""
+        self._step = None  # frees the graphs that were there
+        self._step = captured_steps(self, self._logger)
 
     def open_mailbox(self) -> None:
         """Look for requests to exchange the head from now on, if ``EAGLE_DEPLOY`` names a folder for them."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from vllm.forward_context import get_forward_context
 from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.worker.gpu.async_utils import AsyncOutput
 from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
@@ -18,10 +19,12 @@ from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from eagle_plugin.runtime.round import accepted_rows
 from eagle_plugin.vllm.backend import tree_attention
 from eagle_plugin.vllm.batch import RoundBatch
+from eagle_plugin.vllm.logits import node_rows
 from eagle_plugin.vllm.scheduled_shapes import scheduled_drafts, tell_shape
+from eagle_plugin.vllm.shapes import RoundShapes
 from eagle_plugin.vllm.step_state import StepState
 from eagle_plugin.vllm.tree_steps import TreeSteps
-from eagle_plugin.vllm.v2_sampling import draws_of, output_logprobs, processed, token_by_token
+from eagle_plugin.vllm.v2_sampling import changes_at_nodes, draws_of, output_logprobs, processed, token_by_token
 from eagle_plugin.vllm.v2_speculator import TreeSpeculator
 from eagle_plugin.vllm.verifier import plainly, roots_only
 
@@ -43,9 +46,11 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
         self.speculator = self.drafter = TreeSpeculator(vllm_config, device, self)
         self._with_grammar: set[str] = set()  # requests
         self._scheduled: Any = None  # what is scheduled in the step that is prepared
+        self._prepared: StepState | None = None  # a step until its forward
         # What the host will know of the last step and of the one before, where the scheduler is ahead.
-        self._ended: AsyncOutput | None = None
-        self._ended_before: AsyncOutput | None = None
+        self._ended: tuple[RoundShapes, AsyncOutput] | None = None
+        self._ended_before: tuple[RoundShapes, AsyncOutput] | None = None
+        self._sampled: StepState | None = None  # of the step that was sampled last
         self._drafted = 0  # tokens of each request in the last step
         self._longest = min(self.max_model_len, self.speculative_config.draft_model_config.max_model_len)
 
@@ -53,15 +58,14 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
         """Load both models over our attention backend, which replaces the platform's while they are built."""
         with tree_attention(self.vllm_config):
             super().load_model(*args, **kwargs)
-        self._use_models(self.get_model())
+        self._use_models(self.model)
+        self._engines_forward = self.model.forward  # which `execute_model` calls within one long method
+        self.model.forward = self._forward
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         """Allocate the caches as the engine does, and note where the target's are."""
         super().initialize_kv_cache(*args, **kwargs)
         self._use_caches()
-
-    def capture_steps(self) -> None:
-        """Nothing: steps of this runner have no graphs of ours yet."""
 
     def finish_requests(self, scheduler_output: Any) -> None:
         """Forget the trees of requests that leave the batch as well; this is called in steps without tokens too."""
@@ -82,7 +86,7 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
         tokens, and positions by depth."""
         block_tables, slot_mappings = super().prepare_attn(input_batch)
         self._observe()
-        state = self._state = self._read(input_batch)
+        state = self._state = self._prepared = self._read(input_batch)
         state.batch.put_trees(input_batch.input_ids, input_batch.positions)
         for builder in self._builders():
             builder.rows = state.batch.rows()
@@ -114,20 +118,29 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
         in_prompts = input_batch.num_computed_prefill_tokens_np + lens - counts < input_batch.prefill_len_np
         return StepState(batch, names, in_prompts, constrained, placeholders, shape)
 
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the target, by what was captured if the rows of a step are trees of one captured shape."""
+        step, state, self._prepared = self._step, self._prepared, None
+        if state is not None:  # else the engine warms up, or we measure
+            state.layers = get_forward_context().attn_metadata
+            for builder in self._builders():
+                builder.rows = None
+            if step is not None:
+                step.begin(state.batch, state.layers)
+                if kwargs.get("inputs_embeds") is None and step.can_verify():
+                    return step.verify()
+        return self._engines_forward(*args, **kwargs)
+
     def _builders(self) -> list[Any]:
         return [group.get_metadata_builder() for groups in self.attn_groups for group in groups]
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """End a step as the engine does; a scheduler that is ahead hears of the shape that we would draft now."""
-        if (step := self.execute_model_state) is not None and self._state is not None:
-            self._state.layers = step.attn_metadata
-        for builder in self._builders():
-            builder.rows = None
         output = super().sample_tokens(grammar_output)
         if not isinstance(output, AsyncOutput) or self._state is None:
             return output
         if self.use_async_scheduling:
-            self._ended_before, self._ended = self._ended, output
+            self._ended_before, self._ended = self._ended, (self._shapes, output)
             if self._wanted is not None:
                 tell_shape(output.model_runner_output, self._wanted)
         else:
@@ -137,13 +150,15 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
     def _observe(self) -> None:
         """Tell the policy what the step before the last accepted: the engine has its tokens, so nobody waits."""
         if self._ended_before is not None:
-            self._shapes.observe_step_before(counts_of(self._ended_before))
+            shapes, output = self._ended_before
+            shapes.observe_step_before(counts_of(output))
             self._ended_before = None
 
     @torch.inference_mode()
     def sample(self, hidden_states: Tensor, input_batch: Any, grammar_output: Any) -> Any:
         """Verify every request's tree; a request without drafts has a tree of one node."""
         state, sampler = self._state, self.sampler
+        self._sampled = state
         assert state is not None and sampler is not None
         batch = state.batch
         logits = self.model.compute_logits(hidden_states[input_batch.logits_indices])
@@ -154,16 +169,24 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
                 logits, input_batch, grammar_output.structured_output_request_ids, grammar_output.grammar_bitmask
             )
         state.draws = draws_of(sampler, input_batch)
-        given, asked = processed(sampler, input_batch, logits), sampler.get_logprobs_dims(input_batch.idx_mapping_np)
-        if state.is_greedy and not len(batch.trees):
-            accepted = self._verifier.ranks.agree(plainly(given.argmax(dim=-1)))
+        plain, asked = token_by_token(sampler, input_batch), sampler.get_logprobs_dims(input_batch.idx_mapping_np)
+        is_changed, logprobs, step = bool(plain) or changes_at_nodes(sampler, input_batch), None, self._step
+        if step is not None and not is_changed and asked is None and step.can_walk(state.is_greedy):
+            accepted, tokens = step.walk(batch, logits, *state.draws)
         else:
-            drafts = roots_only(batch.all_drafts(), token_by_token(sampler, input_batch))
-            accepted = self._verifier.accept(batch, drafts, given, state.draws, state.layers)
-        state.accepted, logprobs = accepted, None
-        if asked is not None:
-            path = batch.logits_row_of(accepted_rows(accepted, batch.width)).view(-1)
-            logprobs = output_logprobs(sampler, input_batch, logits[path], given[path], accepted)
+            drafts, given = roots_only(batch.all_drafts(), plain), logits.float()
+            if is_changed:
+                rows = node_rows(batch.b, batch.width, batch.logits_rows, len(logits), self.device)
+                given = processed(sampler, input_batch, drafts, rows, logits)
+            if state.is_greedy and not len(batch.trees):
+                accepted = self._verifier.ranks.agree(plainly(given.argmax(dim=-1)))
+            else:
+                accepted = self._verifier.accept(batch, drafts, given, state.draws, state.layers)
+            tokens = accepted.tokens
+            if asked is not None:
+                path = batch.logits_row_of(accepted_rows(accepted, batch.width)).view(-1)
+                logprobs = output_logprobs(sampler, input_batch, logits[path], given[path], accepted)
+        state.accepted = accepted
         sampled, rejected = get_num_sampled_and_rejected(
             accepted.lengths.clone(),
             input_batch.seq_lens,
@@ -171,7 +194,7 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
             input_batch.idx_mapping,
             self.req_states.prefill_len.gpu,
         )
-        return SamplerOutput(accepted.tokens, logprobs, nans, sampled, rejected), sampled, rejected
+        return SamplerOutput(tokens, logprobs, nans, sampled, rejected), sampled, rejected
 
     def draft(self, input_batch: Any, next_tokens: Tensor, parts: list[Tensor]) -> Tensor:
         """Draft the next trees of the batch; returns their tokens [b, W - 1].
@@ -191,12 +214,16 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """The drafts for the scheduler, with the links of the trees whose grammar it follows."""
-        drafts, state = super().take_draft_token_ids(), self._state
+        drafts, state = super().take_draft_token_ids(), self._sampled
         if drafts is None or state is None:
             return drafts
         if not self.use_async_scheduling:  # the engine gives as many as the flags have
             drafts = DraftTokenIds(drafts.req_ids, [tokens[: self._drafted] for tokens in drafts.draft_token_ids])
         return state.with_links(drafts)
+
+    def query_rows(self) -> tuple[Tensor, Tensor]:
+        """Tokens [most] int32 and positions [most] int64 of the target's query rows, at fixed addresses."""
+        return self.input_buffers.input_ids, self.input_buffers.positions
 
     def _model_forward(self, input_ids: Tensor, positions: Tensor) -> Any:
         """The target over rows that are no step: the costs of rounds and the self-test ask for it."""

@@ -13,12 +13,14 @@ from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
 from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
 from vllm.v1.worker.gpu.sample.logprob import compute_topk_scores
-from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
+from vllm.v1.worker.gpu.sample.penalties import PenaltiesState, apply_penalties
 
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.sampling import SamplingParams
 from eagle_plugin.runtime.host_to_device import to_device
 from eagle_plugin.runtime.rng import key_of_seed
+from eagle_plugin.runtime.round import Drafts
+from eagle_plugin.vllm.logits import NodeRows, drafted_before
 
 GREEDY = 0.0  # vLLM rounds temperatures below its limit to this one
 
@@ -51,20 +53,31 @@ def token_by_token(sampler: Any, batch: Any) -> list[int]:
     on_host, thoughts = batch.idx_mapping_np, sampler.thinking_budget_state
     found = thoughts.use_thinking_budget[on_host].copy() if thoughts.enabled else np.zeros(len(on_host), dtype=bool)
     for processor in sampler.logits_processors:
-        if isinstance(processor, PenaltiesState):
-            found |= processor.use_penalty[on_host]
-        elif isinstance(processor, BadWordsState):
+        if isinstance(processor, BadWordsState):
             found |= processor.num_bad_words.np[on_host] > 0
-        elif not isinstance(processor, LogitBiasState):  # it looks at the position alone
+        elif not isinstance(processor, LogitBiasState | PenaltiesState):
             found[:] = True  # a user's own: nobody knows which requests it changes
     places: list[int] = np.flatnonzero(found).tolist()
     return places
 
 
-def processed(sampler: Any, batch: Any, logits: Tensor) -> Tensor:
-    """The logits [n, V] float32 with everything applied but temperature and filters; positions are those of nodes."""
-    if not sampler.needs_logits_processing[batch.idx_mapping_np].any():
-        return logits.float()
+def changes_at_nodes(sampler: Any, batch: Any) -> bool:
+    """Whether a request changes its logits in a way that we compute at every node: by biases, allowed tokens, a minimal
+    length, penalties."""
+    flags = [
+        processor.use_penalty if isinstance(processor, PenaltiesState) else processor.use_logit_bias
+        for processor in sampler.logits_processors
+        if isinstance(processor, LogitBiasState | PenaltiesState)
+    ]
+    return any(of_slots[batch.idx_mapping_np].any() for of_slots in flags)
+
+
+def processed(sampler: Any, batch: Any, drafts: Drafts, rows: NodeRows, logits: Tensor) -> Tensor:
+    """The logits [n, V] float32 with everything applied but temperature and filters, in vLLM's order.
+
+    drafts: of all requests; rows: whose nodes the rows of logits are. Below the roots, logits of requests of
+    `token_by_token` do not count.
+    """
     logits = torch.empty_like(logits, dtype=torch.float32).copy_(logits)
     context = LogitsContext(
         expanded_idx_mapping=batch.expanded_idx_mapping,
@@ -76,9 +89,40 @@ def processed(sampler: Any, batch: Any, logits: Tensor) -> Tensor:
         seq_lens_upper_bound_np=batch.seq_lens_cpu_upper_bound.numpy(),
     )
     for processor in sampler.logits_processors:
-        logits = processor.apply(logits, context)
+        if isinstance(processor, PenaltiesState):
+            _penalise(processor, batch, drafts, rows, logits)
+        else:  # what looks at positions finds those of the nodes
+            logits = processor.apply(logits, context)
     sampler.thinking_budget_state.apply(logits, context)
     return logits
+
+
+def _penalise(state: PenaltiesState, batch: Any, drafts: Drafts, rows: NodeRows, logits: Tensor) -> None:
+    """Apply the penalties for the text before each row, in place: the request's output, then the path from the root.
+
+    vLLM's kernel counts the drafted tokens of the rows before a row, as of a chain; here it gets what it has to count.
+    """
+    asked, ends = np.flatnonzero(state.use_penalty[batch.idx_mapping_np]), batch.cu_num_logits_np
+    if not len(asked):
+        return
+    chosen = np.concatenate([np.arange(ends[i], ends[i + 1]) for i in asked])
+    (places,) = to_device([chosen], logits.device)
+    slots = batch.expanded_idx_mapping[places]
+    tokens, on_path = drafted_before(drafts.tree, NodeRows(rows.requests[places], rows.nodes[places]))
+    counts = state.output_bin_counts[slots].scatter_add_(1, tokens, on_path.to(torch.int32))
+    order, part = torch.arange(len(places), device=logits.device), logits[places]
+    apply_penalties(
+        part,
+        order,
+        order,  # tokens that it does not read
+        torch.zeros_like(order),
+        state.repetition_penalty.gpu[slots],
+        state.frequency_penalty.gpu[slots],
+        state.presence_penalty.gpu[slots],
+        state.prompt_bin_mask[slots],
+        counts,
+    )
+    logits[places] = part
 
 
 def output_logprobs(sampler: Any, batch: Any, raw: Tensor, given: Tensor, accepted: Accepted) -> LogprobsTensors | None:
