@@ -43,6 +43,7 @@ ENGINES = {
     "sampling": ("sampling_distribution", "seeds"),
     "parameters": ("grammar", "parameters", "sampling_thinking", "logprobs", "refusals"),
     "real model": ("serving", "gpu_model"),
+    "V2 runner": ("v2_runner",),
 }
 GROUPS = UNITS | ENGINES
 FILES = {

@@ -154,14 +154,16 @@ class TreeMetadataBuilder(AttentionMetadataBuilder[TreeMetadata]):
         self.block_size: int = kv_cache_spec.block_size
         self.reach: int = vllm_config.num_speculative_tokens + 1  # draft slots after the longest sequence
         self.rows: Rows | None = None
+        self.pads = False  # whether the engine gives rows without a slot -1
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> TreeMetadata:
         """Metadata for the batch at hand; vLLM's ``CommonAttentionMetadata`` holds b requests."""
         common = common_attn_metadata
+        slots = common.slot_mapping.clamp(min=0) if self.pads else common.slot_mapping  # 0: of the block of nobody
         return TreeMetadata(
             rows=self.rows if self.rows is not None else causal_rows(common),
             slot_table=slot_table(common.block_table_tensor, self.block_size, common.max_seq_len + self.reach),
-            slots=cache_slots(common.slot_mapping, self.block_size),
+            slots=cache_slots(slots, self.block_size),
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
@@ -56,7 +56,7 @@ class DraftStore:
         newest, self._newest = self._newest, (frozenset(), 0)
         return newest
 
-    def forget(self, request_ids: Sequence[str]) -> None:
+    def forget(self, request_ids: Iterable[str]) -> None:
         """Drop the drafts of these requests."""
         for name in request_ids:
             self._found.pop(name, None)

@@ -106,7 +106,8 @@ def _target_forward(runner: Any) -> TargetForward | None:
         for group in groups
         if first.layer in group.layer_names
     }
-    return TargetForward(partial(forward, runner), *runner.query_rows(), layers)
+    ids, positions = runner.query_rows()
+    return TargetForward(partial(forward, runner), ids, positions, layers)
 
 
 def _one_row(runner: Any) -> tuple[Tensor, Tensor]:

@@ -23,17 +23,20 @@ class TreeCPUWorker(TreeWorker, cpu_worker.CPUWorker):
 
     def init_device(self) -> None:
         """Prepare the device as the engine does; its worker names the class of its runner in a module."""
-        module, ours = cpu_worker, TreeCPUModelRunner
+        module: Any = cpu_worker
+        ours: type = TreeCPUModelRunner
         if self.use_v2_model_runner:
-            from vllm.v1.worker.cpu import model_runner as module
+            from vllm.v1.worker.cpu import model_runner
 
-            from eagle_plugin.vllm.v2_cpu_runner import V2TreeCPUModelRunner as ours
+            from eagle_plugin.vllm.v2_cpu_runner import V2TreeCPUModelRunner
+
+            module, ours = model_runner, V2TreeCPUModelRunner
         engines = module.CPUModelRunner
-        module.CPUModelRunner = ours  # type: ignore[misc]
+        module.CPUModelRunner = ours
         try:
             super().init_device()
         finally:
-            module.CPUModelRunner = engines  # type: ignore[misc]
+            module.CPUModelRunner = engines
 
     def compile_or_warm_up_model(self) -> Any:
         """As on a GPU, with the models and caches in huge pages before anything is measured."""

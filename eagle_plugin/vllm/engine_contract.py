@@ -11,7 +11,8 @@ from eagle_plugin.vllm.v2_contract import V2_CONTRACT
 _SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
 _PROPOSER = "vllm.v1.spec_decode.eagle.EagleProposer"
 
-CONTRACT: Contract = V2_CONTRACT | {
+CONTRACT: Contract = {
+    **V2_CONTRACT,
     # Hooks of plugin.py.
     "vllm.platforms.cpu.CpuPlatform": {"check_and_update_config": "cls vllm_config"},
     "vllm.sampling_params.SamplingParams": {

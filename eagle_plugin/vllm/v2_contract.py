@@ -14,7 +14,6 @@ V2_CONTRACT: Contract = {
         "finish_requests": "self scheduler_output",
         "prepare_inputs": "self scheduler_output ...",
         "prepare_attn": "self input_batch",
-        "prepare_dummy_attn": "self input_batch ...",
         "sample": "self hidden_states input_batch grammar_output",
         "sample_tokens": "self grammar_output",
         "take_draft_token_ids": "self",

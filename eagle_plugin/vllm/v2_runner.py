@@ -65,6 +65,8 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         """Allocate the caches as the engine does, and note where the target's are."""
         super().initialize_kv_cache(*args, **kwargs)
+        for builder in self._builders():
+            builder.pads = True
         self._use_caches()
 
     def finish_requests(self, scheduler_output: Any) -> None:
@@ -88,14 +90,10 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
         self._observe()
         state = self._state = self._prepared = self._read(input_batch)
         state.batch.put_trees(input_batch.input_ids, input_batch.positions)
+        rows = state.batch.rows()
         for builder in self._builders():
-            builder.rows = state.batch.rows()
-        return block_tables, slot_mappings[:, : input_batch.num_tokens]  # padding has no row of a cache
-
-    def prepare_dummy_attn(self, *args: Any, **kwargs: Any) -> Any:
-        """As the engine does, but rows without a slot write to the block that it gives to nobody."""
-        block_tables, slot_mappings = super().prepare_dummy_attn(*args, **kwargs)
-        return block_tables, slot_mappings.clamp(min=0)
+            builder.rows = rows
+        return block_tables, slot_mappings[:, : input_batch.num_tokens]  # the rows of a graph may be more
 
     def _read(self, input_batch: Any) -> StepState:
         """Which requests of a vLLM ``InputBatch`` verify a tree."""

@@ -14,7 +14,8 @@ import pytest
 from bigram_models import VOCAB
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
-from vllm_engines import Rounds, accept_length, core, engine, generate, random_shapes, rounds, runner
+from vllm.v1.worker.gpu.warmup import run_mixed_prefill_decode_warmup, warmup_kernels
+from vllm_engines import Rounds, accept_length, core, engine, generate, random_shapes, requests_of, rounds, runner
 from vllm_greedy import Reference, make_prompts, write_heads, write_target
 
 from eagle_plugin.vllm.accepted_tokens import CacheGroup
@@ -22,8 +23,8 @@ from eagle_plugin.vllm.batch import RoundBatch
 from eagle_plugin.vllm.v2_runner import V2TreeModelRunner
 
 MATRIX = pytest.mark.matrix
-PROMPTS = [prompt for prompt in make_prompts(14) if len(prompt) > 1][:10]
-LENGTH = 24  # tokens of an answer
+PROMPTS = [prompt for prompt in make_prompts(12) if len(prompt) > 1][:8]
+LENGTH = 20  # tokens of an answer
 MOST = 4  # tokens that a tree can yield
 SHAPE = (3, 4, 16)
 TREES: dict[str, Any] = dict(zip(("depth", "topk", "nodes"), SHAPE, strict=True))
@@ -71,10 +72,10 @@ def ask(llm: LLM, settings: list[dict[str, Any]]) -> list[Any]:
     return [answer.outputs[0] for answer in llm.generate(prompts, asked, use_tqdm=False)]
 
 
-def ask_without(llm: LLM, words: list[list[int]]) -> list[int]:
+def ask_without(llm: LLM, bad_words: list[list[int]]) -> list[int]:
     """The answer to the first prompt without these words of several tokens."""
     setting = SamplingParams(temperature=0.0, max_tokens=LENGTH, ignore_eos=True, detokenize=False)
-    setting._bad_words_token_ids = words
+    setting._bad_words_token_ids = bad_words
     prompt = TokensPrompt(prompt_token_ids=PROMPTS[0])
     return list(llm.generate([prompt], setting, use_tqdm=False)[0].outputs[0].token_ids)
 
@@ -158,24 +159,38 @@ def test_a_seed_says_the_same_in_both_runners(models: Models, trees: LLM) -> Non
 class TestControls:
     """What the tests above must notice."""
 
-    def texts(self, models: Models, trees: LLM) -> int:
-        """How many of the texts are others."""
+    def differing(self, models: Models, trees: LLM) -> int:
+        """How many of the responses differ."""
         found = generate(trees, PROMPTS, max_tokens=LENGTH)
         return sum(a != b for a, b in zip(found, models.expected, strict=True))
 
     def test_keys_left_where_they_were(self, models: Models, trees: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(CacheGroup, "move_accepted", lambda *_: None)
-        assert self.texts(models, trees) > 2
+        assert self.differing(models, trees) > 2
 
     def test_positions_of_a_chain(self, models: Models, trees: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         put = RoundBatch.put_trees
         monkeypatch.setattr(RoundBatch, "put_trees", lambda batch, ids, positions: put(batch, ids, positions.clone()))
-        assert self.texts(models, trees) > 2
+        assert self.differing(models, trees) > 2
 
 
 def test_the_scheduler_is_ahead(trees: LLM) -> None:
     """Else nothing above is about vLLM's default."""
     assert core(trees).scheduler.__class__.__name__ == "AsyncScheduler"
+
+
+def test_the_engines_warm_up(models: Models, trees: LLM) -> None:
+    """On a GPU vLLM runs steps of its own making before it serves, whose drafts are no trees."""
+    made, sampled = runner(trees), []
+
+    def sample(grammar: Any) -> Any:
+        sampled.append(made.sample_tokens(grammar))
+        return sampled[-1]
+
+    warmup_kernels(made, made.execute_model, sample)
+    assert run_mixed_prefill_decode_warmup(made, made.execute_model, sample, 64)
+    assert len(sampled) > 4
+    assert generate(trees, PROMPTS, max_tokens=LENGTH) == models.expected
 
 
 # Engines of their own, which end the process group of `trees` with them.
@@ -199,7 +214,7 @@ def test_greedy_text_of(models: Models, head: str, options: dict[str, Any]) -> N
         for _ in range(2):
             assert generate(llm, PROMPTS, max_tokens=LENGTH) == models.expected
         assert accept_length(llm) > 1.2
-        assert not runner(llm)._store._found.keys() - runner(llm).req_states.req_id_to_index.keys()
+        assert not runner(llm)._store._found.keys() - requests_of(llm)
 
 
 @pytest.mark.parametrize("policy", [pytest.param("fixed", marks=MATRIX), "random", pytest.param("auto", marks=MATRIX)])

@@ -102,6 +102,12 @@ def runner(llm: LLM) -> Any:
     return core(llm).model_executor.driver_worker.worker.model_runner
 
 
+def requests_of(llm: LLM) -> set[str]:
+    """The names of the requests that the runner of an engine has."""
+    made = runner(llm)
+    return set(made.requests if hasattr(made, "requests") else made.req_states.req_id_to_index)
+
+
 @contextmanager
 def random_shapes(llm: LLM) -> Iterator[Counter[Shape]]:
     """Let an engine with trees change their shape at random, as with EAGLE_POLICY=random; counts those asked for."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from trained_heads import rewrite
-from vllm_engines import counters, engine, generate, rounds, runner
+from vllm_engines import counters, engine, generate, requests_of, rounds, runner
 from vllm_greedy import make_prompts, write_heads, write_target
 
 TREES: dict[str, Any] = {"depth": 3, "topk": 4, "nodes": 16}
@@ -68,4 +68,4 @@ def test_preemption(models: Models, asynchronous: bool) -> None:
     with engine(models.target, models.head, policy="random", **TREES, plugin=plugin, num_gpu_blocks_override=20) as llm:
         assert generate(llm, PROMPTS) == models.expected
         assert counters(llm)["vllm:num_preemptions"] > 5
-        assert not runner(llm)._store._found.keys() - runner(llm).requests.keys()
+        assert not runner(llm)._store._found.keys() - requests_of(llm)

@@ -1,4 +1,4 @@
-"""Draft trees in vLLM's V2 model runner: the tests of interpreted_v2.py, and in the matrix those of the V1 runner."""
+"""Draft trees in vLLM's V2 model runner: the tests of interpreted_v2.py, and some of the V1 runner's."""
 
 from __future__ import annotations
 
@@ -8,9 +8,27 @@ import pytest
 from interpreted_triton import ROOT, run_tests
 
 V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-HERE = Path(__file__).parent
+
+
+def selection(request: pytest.FixtureRequest) -> list[str]:
+    """Without the tests of `make test-matrix` where those were not asked for."""
+    return ["-m", "not matrix"] if "not matrix" in request.config.option.markexpr else []
 
 
 def test_trees(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    asked = "matrix" if "not matrix" not in request.config.option.markexpr else "not matrix"
-    run_tests([ROOT / "tests/support/interpreted_v2.py", "-m", asked], tmp_path, 850, **V2)
+    run_tests([ROOT / "tests/support/interpreted_v2.py", *selection(request)], tmp_path, 1700, **V2)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("file", "chosen"),
+    [
+        ("greedy", "not plain_steps and not Controls"),  # this runner does not keep what plain steps yielded
+        ("greedy_scheduling", ""),
+        ("grammar", "not fewer_rounds and not noticed"),  # which replace methods of the V1 runner
+    ],
+)
+@pytest.mark.timeout(1800)
+def test_the_tests_of_the_v1_runner(file: str, chosen: str, tmp_path: Path) -> None:
+    tests = ROOT / f"tests/engines/vllm/test_{file}.py"
+    run_tests([tests, "-k", chosen, "-m", "not matrix"], tmp_path, 1700, **V2)
