@@ -108,6 +108,20 @@ def trees(models: Models) -> Iterator[LLM]:
         yield llm
 
 
+def test_the_engines_warm_up(models: Models, trees: LLM) -> None:
+    """On a GPU vLLM runs steps of its own making before it serves, whose drafts are no trees."""
+    made, sampled = runner(trees), []
+
+    def sample(grammar: Any) -> Any:
+        sampled.append(made.sample_tokens(grammar))
+        return sampled[-1]
+
+    warmup_kernels(made, made.execute_model, sample)
+    assert run_mixed_prefill_decode_warmup(made, made.execute_model, sample, 64)
+    assert len(sampled) > 4
+    assert generate(trees, PROMPTS, max_tokens=LENGTH) == models.expected
+
+
 def test_greedy_text_and_rounds(models: Models, trees: LLM) -> None:
     """What is drafted is right too: a tree that is drafted wrong is accepted less, or by chance more."""
     head, before = models.heads["reduced"], rounds(trees)
@@ -179,20 +193,6 @@ def test_the_scheduler_is_ahead(trees: LLM) -> None:
     assert core(trees).scheduler.__class__.__name__ == "AsyncScheduler"
 
 
-def test_the_engines_warm_up(models: Models, trees: LLM) -> None:
-    """On a GPU vLLM runs steps of its own making before it serves, whose drafts are no trees."""
-    made, sampled = runner(trees), []
-
-    def sample(grammar: Any) -> Any:
-        sampled.append(made.sample_tokens(grammar))
-        return sampled[-1]
-
-    warmup_kernels(made, made.execute_model, sample)
-    assert run_mixed_prefill_decode_warmup(made, made.execute_model, sample, 64)
-    assert len(sampled) > 4
-    assert generate(trees, PROMPTS, max_tokens=LENGTH) == models.expected
-
-
 # Engines of their own, which end the process group of `trees` with them.
 
 
@@ -223,4 +223,4 @@ def test_captured_steps(models: Models, policy: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("EAGLE_GRAPHS", "emulate")
     with engine(models.target, models.heads["reduced"], **TREES, **ASYNC, policy=policy, max_num_seqs=4) as llm:
         assert generate(llm, PROMPTS[:6], max_tokens=LENGTH) == models.expected[:6]
-        assert runner(llm)._step.functions.replays > 30
+        assert runner(llm)._step.functions.replays > 20
