@@ -26,7 +26,7 @@ UNITS = {
         "decode_step", "deferred_extend", "executor", "fake_cuda", "fake_cuda_captured", "filters", "gpu_contract",
         "gpu_weights", "head_rules", "options", "platform_attention", "policy_reports", "prompt_attention",
         "prompts_interpreted", "sampling_contract", "sampling_nodes", "scheduled_shapes", "shapes", "stops", "support",
-        "support_gpu", "thinking",
+        "support_gpu", "thinking", "v2_contract", "v2_fake_cuda",
     ),
     "heads": ("vllm_round_trip", "vllm_targets"),
 }  # fmt: skip

@@ -149,12 +149,13 @@ def attend_chains(query: Tensor, cache: CacheRows, chains: list[Chains], options
 class TreeMetadataBuilder(AttentionMetadataBuilder[TreeMetadata]):
     """Builds the metadata of one cache group; the runner says beforehand which rows are tree nodes."""
 
+    pads = False  # whether the engine gives rows without a slot -1
+
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self.block_size: int = kv_cache_spec.block_size
         self.reach: int = vllm_config.num_speculative_tokens + 1  # draft slots after the longest sequence
         self.rows: Rows | None = None
-        self.pads = False  # whether the engine gives rows without a slot -1
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> TreeMetadata:
         """Metadata for the batch at hand; vLLM's ``CommonAttentionMetadata`` holds b requests."""

@@ -88,13 +88,13 @@ def choose_worker(vllm_config: Any) -> None:
     if can_check(target, head) and read_head(head).leftover_quantisation:
         speculative.draft_model_config.quantization = None  # its layers read the weights as they are stored
     shape = shape.within_steps(trained)
-    v2, line = choose_runner(vllm_config)
-    if line:
-        _log_once(logging.INFO, f"eagle-plugin: {line}")
+    v2, runner = choose_runner(vllm_config)
     subject = subject_of(vllm_config, shape, levels, v2)
     if reasons := failed_kernels(subject, _log_once):
         _log_once(logging.WARNING, engine_serves(speculative.method, "vLLM", reasons))
         return
+    if runner:
+        _log_once(logging.INFO, f"eagle-plugin: {runner}")
     if synthetic is not None:
         _log_once(logging.WARNING, WARNING % source_of(synthetic, SETTING))
     keep_hits_long(speculative)

@@ -94,8 +94,7 @@ def test_the_targets_forward_is_captured_without_adapters(lora: Any) -> None:
         kv_cache_config=SimpleNamespace(kv_cache_groups=caches),
         drafter=SimpleNamespace(_draft_attn_layer_names={"head"}),
         _verifier=SimpleNamespace(groups=[SimpleNamespace(layer="a"), SimpleNamespace(layer="c")]),
-        input_ids=SimpleNamespace(gpu="tokens"),
-        positions="positions",
+        query_rows=lambda: ("tokens", "positions"),
     )
     found = capture._target_forward(runner)
     assert (found is None) is (lora is not None)

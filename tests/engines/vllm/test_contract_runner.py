@@ -36,6 +36,7 @@ from eagle_plugin.vllm.cpu_worker import TreeCPUModelRunner, TreeCPUWorker
 from eagle_plugin.vllm.drafter import TreeProposer
 from eagle_plugin.vllm.runner import TreeModelRunner
 from eagle_plugin.vllm.target_runner import TargetRunner
+from eagle_plugin.vllm.tree_steps import TreeSteps
 from eagle_plugin.vllm.worker import TreeWorker
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -53,9 +54,18 @@ def test_overridden_methods_agree(name: str) -> None:
 
 def test_ours_come_before_those_of_a_cpu() -> None:
     """A method of ours calls the engine's for the device at hand: of a CPU, or of a GPU."""
-    assert TreeCPUModelRunner.__mro__[1:5] == (TreeModelRunner, TargetRunner, CPUModelRunner, GPUModelRunner)
+    assert TreeCPUModelRunner.__mro__[1:6] == (
+        TreeModelRunner,
+        TreeSteps,
+        TargetRunner,
+        CPUModelRunner,
+        GPUModelRunner,
+    )
     assert TreeCPUWorker.__mro__[1:4] == (TreeWorker, cpu_worker.CPUWorker, gpu_worker.Worker)
-    assert TreeModelRunner.__mro__[1:3] == (TargetRunner, GPUModelRunner) and TreeWorker.__mro__[1] is gpu_worker.Worker
+    assert (
+        TreeModelRunner.__mro__[1:4] == (TreeSteps, TargetRunner, GPUModelRunner)
+        and TreeWorker.__mro__[1] is gpu_worker.Worker
+    )
 
 
 def test_the_runner_calls_what_we_override() -> None:

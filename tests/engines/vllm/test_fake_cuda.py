@@ -110,7 +110,8 @@ def test_a_step_of_the_gpus_runner(
     runner._state.accepted = Accepted(accepted.int(), accepted[:, 0].int() + 1, accepted)
     features = [torch.zeros(n, HIDDEN, device=CUDA)] * 3
     step = SimpleNamespace(total_num_scheduled_tokens=n)
-    runner.input_batch.sampling_metadata = asked = metadata(greedy)
+    asked = metadata(greedy)
+    runner._state.draws = runner._draws.of(asked, NAMES)
     drafted = runner.propose_draft_token_ids(
         step, accepted.int(), asked, features[0], features[0], features, None, None, None
     )

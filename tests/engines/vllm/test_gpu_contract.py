@@ -124,17 +124,3 @@ def test_configurations_have_what_is_refused_on_a_gpu() -> None:
     assert "hisparse_config" in AttentionConfig.__dataclass_fields__
     read = {"VLLM_USE_BREAKABLE_CUDAGRAPH", "VLLM_BATCH_INVARIANT", "VLLM_USE_V2_MODEL_RUNNER"}
     assert read <= vllm.envs.environment_variables.keys()
-
-
-def test_what_is_missing_in_the_v2_runner() -> None:
-    """docs/upstream.md says why trees take the V1 runner; with a change here it may be time for V2."""
-    runner = defined(V2 / "model_runner.py", "GPUModelRunner")
-    assert calls(defined(V2 / "model_runner.py", "GPUModelRunner.__init__"), "init_speculator")
-    assert not holds(defined(V2 / "spec_decode/__init__.py"), "resolve_obj_by_qualname")  # nor any registry
-    methods = {node.name: parameters(node) for node in runner.body if hasattr(node, "name") and hasattr(node, "args")}
-    assert methods["prepare_attn"] == ["self", "input_batch"]
-    assert methods["sample"] == ["self", "hidden_states", "input_batch", "grammar_output"]
-    # The rows of a request are a chain: the tokens before a row are those of the rows before it.
-    penalties = defined(V2 / "sample/penalties.py", "_penalties_kernel")
-    assert assignments(penalties, "start_idx") == ["token_idx - pos"]
-    assert holds(penalties, "tl.load(token_ids_ptr + start_idx + prev_pos + 1)")
