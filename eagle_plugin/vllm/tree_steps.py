@@ -57,7 +57,7 @@ class TreeSteps:
     _wanted: Shape | None = None  # what would be drafted now
     _reporter: PolicyReporter | None = None
     _mailbox: HeadMailbox | None = None
-    _defers = True  # whether the head may read the tokens of plain steps later
+    _defers = True  # whether the head may read the tokens of a plain step later
     _verifier: TreeVerifier  # with the caches
     _deferred: DeferredTokens  # the same
 
@@ -122,12 +122,12 @@ class TreeSteps:
         ids: Tensor,
         positions: Tensor,
         parts: list[Tensor],
-        firsts: Sequence[int] = (),
+        firsts: Sequence[int],
     ) -> Tensor:
         """Draft the next trees of the batch; returns their tokens [b, W - 1], whose links are kept here.
 
         next_tokens [b]: the token after each request's last row; ids, positions [N] and parts, each [N, ...], are the
-        target's, of its query rows. firsts: each request's first position, a number of the host; only with `_defers`.
+        target's, of its query rows. firsts: each request's first position, a number of the host, right with `_defers`.
         """
         assert state.accepted is not None and state.draws is not None
         batch, accepted, state.has_drafted = state.batch, state.accepted, True

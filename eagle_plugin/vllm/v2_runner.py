@@ -3,7 +3,7 @@ drafting are ours. `runner` does the same with the V1 runner."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,12 @@ from eagle_plugin.vllm.v2_speculator import TreeSpeculator
 from eagle_plugin.vllm.verifier import plainly, roots_only
 
 
+class Blocks(NamedTuple):
+    """What `DeferredTokens` reads of a request."""
+
+    block_ids: list[list[int]]  # by group of caches
+
+
 class V2TreeModelRunner(TreeSteps, GPUModelRunner):
     """One step: put the trees into the batch, run the target, verify, draft the next trees.
 
@@ -37,7 +43,7 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
     """
 
     drafter: TreeSpeculator
-    _defers = False  # whose positions the host would have to know
+    _had_trees = False  # whether the last step verified any
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         super().__init__(vllm_config, device)
@@ -45,6 +51,7 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
         self.use_async_scheduling: bool = vllm_config.scheduler_config.async_scheduling
         self.speculator = self.drafter = TreeSpeculator(vllm_config, device, self)
         self._with_grammar: set[str] = set()  # requests
+        self._blocks: dict[str, Blocks] = {}  # of requests
         self._scheduled: Any = None  # what is scheduled in the step that is prepared
         self._prepared: StepState | None = None  # a step until its forward
         # What the host will know of the last step and of the one before, where the scheduler is ahead.
@@ -73,9 +80,19 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
         """Forget the trees of requests that leave the batch as well; this is called in steps without tokens too."""
         gone = self._look_around(scheduler_output)
         self._with_grammar -= gone
+        if self.cache_config.enable_prefix_caching and len(self._deferred):
+            self._read_deferred(self._deferred.wanted_by_blocks(scheduler_output, gone, self._blocks))
+        self._deferred.forget(gone)
+        for name in gone:
+            self._blocks.pop(name, None)
         for new in scheduler_output.scheduled_new_reqs:
+            self._blocks[new.req_id] = Blocks([list(group) for group in new.block_ids])
             if new.sampling_params is not None and new.sampling_params.structured_outputs is not None:
                 self._with_grammar.add(new.req_id)
+        cached = scheduler_output.scheduled_cached_reqs
+        for name, more in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            for group, blocks in zip(self._blocks[name].block_ids, more or (), strict=False):
+                group += blocks
         super().finish_requests(scheduler_output)
 
     def prepare_inputs(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -109,6 +126,10 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
         prefix_lens = self.req_states.num_computed_tokens.gpu[input_batch.idx_mapping]
         batch = RoundBatch.read(counts, lens, names, prefix_lens, self._store)
         self._store.keep_own()
+        # With trees in the step before, the host does not know yet where the requests of this one are.
+        has_trees = bool(len(batch.trees))
+        self._defers = not (self.use_async_scheduling and (has_trees or self._had_trees))
+        self._had_trees = has_trees
         committed = int((lens - counts).sum())
         prefix_tokens = int(input_batch.num_computed_tokens_np.sum()) + committed
         self._shapes.scheduled(batch, prefix_tokens, committed - batch.b)
@@ -206,7 +227,8 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
             self._drafted = 0
             return next_tokens.new_zeros(len(next_tokens), 0)
         ids, positions = input_batch.input_ids[:n], input_batch.positions[:n]
-        tokens = self._draft(state, next_tokens, ids, positions, [part[:n] for part in parts])
+        firsts = input_batch.num_computed_tokens_np.tolist()
+        tokens = self._draft(state, next_tokens, ids, positions, [part[:n] for part in parts], firsts)
         self._drafted = tokens.shape[1]
         return tokens
 
