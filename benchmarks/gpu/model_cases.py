@@ -46,11 +46,14 @@ CASES = {
     },
     "vllm": {
         "plain": Case("plain decoding"),
-        "plain-v1": Case(
-            "plain decoding by the V1 model runner, the plugin's", environment=(("VLLM_USE_V2_MODEL_RUNNER", "0"),)
-        ),
         "engine-chain": Case("vLLM's own EAGLE-3, chains of 3", shape=CHAIN),
-        "plugin": Case("the plugin, trees up to 3/4/16", True, TREE),
+        "plugin": Case("the plugin in the V1 model runner, trees up to 3/4/16", True, TREE),
+        "plugin-v2": Case(
+            "the plugin in the V2 model runner, trees up to 3/4/16",
+            True,
+            TREE,
+            environment=(("EAGLE_VLLM_RUNNER", "v2"),),
+        ),
         "plugin-tree": Case("the plugin, trees 3/4/16 in every round", True, TREE, environment=FIXED),
         "plugin-chain": Case("the plugin, chains of 3 in every round", True, CHAIN, environment=FIXED),
         **FLOATS,
@@ -64,7 +67,7 @@ SAMPLED_CASES = {
 NEED_FLASHINFER = {"sglang": ("engine-tree", "engine-chain"), "vllm": ()}  # at temperature 1
 SHORT_CASES = {
     "sglang": ("plain", "engine-tree", "engine-chain", "plugin", "plugin-tree", *FLOATS),
-    "vllm": ("plain", "engine-chain", "plugin", *FLOATS),
+    "vllm": ("plain", "engine-chain", "plugin", "plugin-v2", *FLOATS),
 }
 
 

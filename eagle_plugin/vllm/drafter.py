@@ -10,12 +10,7 @@ from torch import Tensor
 from vllm.config import CUDAGraphMode
 from vllm.v1.spec_decode.eagle import EagleProposer
 
-from eagle_plugin.common.errors import UserError
 from eagle_plugin.vllm.head_forwards import HeadForwards
-
-
-class CacheGroupsError(UserError):
-    """The head's layers have KV caches of several groups."""
 
 
 class TreeProposer(HeadForwards, EagleProposer):
@@ -35,19 +30,8 @@ class TreeProposer(HeadForwards, EagleProposer):
         self.complete_head()
 
     def validate_same_kv_cache_group(self, kv_cache_config: Any) -> None:
-        """Say what to do about a head whose layers got KV caches of several groups, where the engine only asserts.
-
-        Raises:
-            CacheGroupsError: they did: all rows of the head have one block table.
-        """
-        own = self._draft_attn_layer_names
-        groups = sum(not own.isdisjoint(group.layer_names) for group in kv_cache_config.kv_cache_groups)
-        if groups > 1:
-            raise CacheGroupsError(
-                f"vLLM put the KV caches of the head's {len(own)} layers into {groups} groups, and a "
-                "head is served from one; add --disable-hybrid-kv-cache-manager (layers with sliding windows then keep "
-                "all tokens), or serve a head with fewer layers"
-            )
+        """Say what to do about a head whose layers got KV caches of several groups, where the engine only asserts."""
+        self.check_cache_groups(kv_cache_config.kv_cache_groups)
         super().validate_same_kv_cache_group(kv_cache_config)
 
     def initialize_cudagraph_keys(self, cudagraph_mode: Any) -> None:

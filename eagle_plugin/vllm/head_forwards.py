@@ -4,7 +4,7 @@ accepted tokens, in which masked rows come after them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from vllm.forward_context import set_forward_context
 from vllm.lora.layers import BaseLayerWithLoRA
 
+from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import as_chains
 from eagle_plugin.core.verify import Accepted
@@ -115,6 +116,10 @@ class DraftBatch(NamedTuple):
     chains: Tensor | None  # [b] bool: requests whose drafts must be chains; None without any
 
 
+class CacheGroupsError(UserError):
+    """The head's layers have KV caches of several groups."""
+
+
 class HeadForwards:
     """The forwards of a head that one of vLLM's classes has loaded; a subclass of both gives the attributes."""
 
@@ -151,6 +156,21 @@ class HeadForwards:
         self._draft_to_target = None
         if offsets is not None:
             self._draft_to_target = torch.arange(len(offsets), device=offsets.device) + offsets.data
+
+    def check_cache_groups(self, groups: Sequence[Any]) -> None:
+        """Refuse a head whose layers have caches in several of vLLM's ``KVCacheGroupSpec``.
+
+        Raises:
+            CacheGroupsError: they have: all rows of the head have one block table.
+        """
+        own = self._draft_attn_layer_names
+        found = sum(not own.isdisjoint(group.layer_names) for group in groups)
+        if found > 1:
+            raise CacheGroupsError(
+                f"vLLM put the KV caches of the head's {len(own)} layers into {found} groups, and a "
+                "head is served from one; add --disable-hybrid-kv-cache-manager (layers with sliding windows then keep "
+                "all tokens), or serve a head with fewer layers"
+            )
 
     def extend(self, batch: ExtendBatch, features: Tensor, slot_table: Tensor, shape: Shape, greedy: bool) -> HeadState:
         """Feed a step's tokens to the head and list the most likely children of the next roots.

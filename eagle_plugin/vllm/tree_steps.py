@@ -83,8 +83,9 @@ class TreeSteps:
 
     def _use_caches(self) -> None:
         """Note where the target's caches and the head's are, which are allocated."""
-        self._verifier = verifier_of(self)
         groups = self.kv_cache_config.kv_cache_groups
+        self.drafter.check_cache_groups(groups)
+        self._verifier = verifier_of(self)
         self._deferred = DeferredTokens.of_layers(groups, self.drafter._draft_attn_layer_names)
 
     @torch.inference_mode()

@@ -16,6 +16,7 @@ from vllm.v1.worker.gpu.metrics.logits import get_num_nans
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
+from eagle_plugin.kernels.sampling import SamplingParams
 from eagle_plugin.runtime.round import accepted_rows
 from eagle_plugin.vllm.backend import tree_attention
 from eagle_plugin.vllm.batch import RoundBatch
@@ -44,6 +45,7 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
 
     drafter: TreeSpeculator
     _had_trees = False  # whether the last step verified any
+    _draws: tuple[bytes, tuple[SamplingParams, Tensor | None]] | None = None  # of the slots of a batch
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         super().__init__(vllm_config, device)
@@ -85,6 +87,8 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
         self._deferred.forget(gone)
         for name in gone:
             self._blocks.pop(name, None)
+        if scheduler_output.scheduled_new_reqs:
+            self._draws = None
         for new in scheduler_output.scheduled_new_reqs:
             self._blocks[new.req_id] = Blocks([list(group) for group in new.block_ids])
             if new.sampling_params is not None and new.sampling_params.structured_outputs is not None:
@@ -181,13 +185,13 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
         assert state is not None and sampler is not None
         batch = state.batch
         logits = self.model.compute_logits(hidden_states[input_batch.logits_indices])
-        nans = get_num_nans(logits) if sampler.compute_nans else None
+        nans = nans_of_requests(logits, batch) if sampler.compute_nans else None
         if grammar_output is not None:
             assert self.structured_outputs_worker is not None
             self.structured_outputs_worker.apply_grammar_bitmask(
                 logits, input_batch, grammar_output.structured_output_request_ids, grammar_output.grammar_bitmask
             )
-        state.draws = draws_of(sampler, input_batch)
+        state.draws = self._draws_of(input_batch)
         plain, asked = token_by_token(sampler, input_batch), sampler.get_logprobs_dims(input_batch.idx_mapping_np)
         is_changed, logprobs, step = bool(plain) or changes_at_nodes(sampler, input_batch), None, self._step
         if step is not None and not is_changed and asked is None and step.can_walk(state.is_greedy):
@@ -204,7 +208,7 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
             tokens = accepted.tokens
             if asked is not None:
                 path = batch.logits_row_of(accepted_rows(accepted, batch.width)).view(-1)
-                logprobs = output_logprobs(sampler, input_batch, logits[path], given[path], accepted)
+                logprobs = output_logprobs(sampler, asked, input_batch, logits[path], given[path], accepted)
         state.accepted = accepted
         sampled, rejected = get_num_sampled_and_rejected(
             accepted.lengths.clone(),
@@ -214,6 +218,13 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
             self.req_states.prefill_len.gpu,
         )
         return SamplerOutput(tokens, logprobs, nans, sampled, rejected), sampled, rejected
+
+    def _draws_of(self, input_batch: Any) -> tuple[SamplingParams, Tensor | None]:
+        """`draws_of`, made anew where the batch is another one or a request is new."""
+        slots = input_batch.idx_mapping_np.tobytes()
+        if self._draws is None or self._draws[0] != slots:
+            self._draws = slots, draws_of(self.sampler, input_batch)
+        return self._draws[1]
 
     def draft(self, input_batch: Any, next_tokens: Tensor, parts: list[Tensor]) -> Tensor:
         """Draft the next trees of the batch; returns their tokens [b, W - 1].
@@ -248,6 +259,13 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
     def _model_forward(self, input_ids: Tensor, positions: Tensor) -> Any:
         """The target over rows that are no step: the costs of rounds and the self-test ask for it."""
         return self.model(input_ids=input_ids, positions=positions, intermediate_tensors=None, inputs_embeds=None)
+
+
+def nans_of_requests(logits: Tensor, batch: RoundBatch) -> Tensor:
+    """How many logits [n, V] of each request are no numbers, [b]."""
+    rows = node_rows(batch.b, batch.width, batch.logits_rows, len(logits), logits.device)
+    nans = get_num_nans(logits)
+    return nans.new_zeros(batch.b).index_add_(0, rows.requests, nans)
 
 
 def counts_of(output: AsyncOutput) -> list[int]:

@@ -18,7 +18,6 @@ from vllm.v1.worker.gpu.sample.penalties import PenaltiesState, apply_penalties
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.sampling import SamplingParams
 from eagle_plugin.runtime.host_to_device import to_device
-from eagle_plugin.runtime.rng import key_of_seed
 from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.vllm.logits import NodeRows, drafted_before
 
@@ -28,7 +27,8 @@ GREEDY = 0.0  # vLLM rounds temperatures below its limit to this one
 def draws_of(sampler: Any, batch: Any) -> tuple[SamplingParams, Tensor | None]:
     """The parameters of the requests of a vLLM ``InputBatch`` and keys [b] int64; None where all are greedy.
 
-    sampler is vLLM's ``Sampler``, which holds what requests ask for by their slot.
+    sampler is vLLM's ``Sampler``, which holds what requests ask for by their slot. Its seeds are the keys that
+    `rng.key_of_seed` makes of them: int64.
     """
     states, slots, on_host = sampler.sampling_states, batch.idx_mapping, batch.idx_mapping_np
     temperatures = states.temperature.gpu[slots]
@@ -41,8 +41,7 @@ def draws_of(sampler: Any, batch: Any) -> tuple[SamplingParams, Tensor | None]:
     )
     if (states.temperature.np[on_host] == GREEDY).all():
         return params, None
-    keys = np.array([key_of_seed(seed) for seed in states.seeds.np[on_host].tolist()])
-    return params, to_device([keys], batch.idx_mapping.device)[0]
+    return params, states.seeds.gpu[slots]
 
 
 def token_by_token(sampler: Any, batch: Any) -> list[int]:
@@ -125,15 +124,14 @@ def _penalise(state: PenaltiesState, batch: Any, drafts: Drafts, rows: NodeRows,
     logits[places] = part
 
 
-def output_logprobs(sampler: Any, batch: Any, raw: Tensor, given: Tensor, accepted: Accepted) -> LogprobsTensors | None:
+def output_logprobs(
+    sampler: Any, asked: tuple[int, int], batch: Any, raw: Tensor, given: Tensor, accepted: Accepted
+) -> LogprobsTensors:
     """The log probabilities that requests ask for, of one row for each place of the accepted tokens [b, E].
 
-    raw and given [b * E, V] are the logits that each token was drawn from, as the target gave them and as `processed`
-    did. None where nobody asks.
+    asked: how many, and how many of tokens of their own, by vLLM's `get_logprobs_dims`. raw and given [b * E, V] are
+    the logits that each token was drawn from, as the target gave them and as `processed` did.
     """
-    asked = sampler.get_logprobs_dims(batch.idx_mapping_np)
-    if asked is None:
-        return None
     b, longest = accepted.tokens.shape
     owners = batch.idx_mapping.repeat_interleave(longest)
     logits = raw

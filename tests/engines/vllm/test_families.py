@@ -10,7 +10,7 @@ from vllm_bigram import draw
 from vllm_engines import engine, generate, random_shapes, rounds
 from vllm_requests import check_aborts, check_distribution, make_prompts
 
-from eagle_plugin.vllm.drafter import CacheGroupsError
+from eagle_plugin.vllm.head_forwards import CacheGroupsError
 
 TOKENS = 96  # five windows of the targets that have windows
 # vLLM takes EAGLE-3 heads of no Gemma 3 (`SupportsEagle3`).
