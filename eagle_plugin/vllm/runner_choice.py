@@ -35,7 +35,6 @@ def unserved_by_v2(vllm_config: Any) -> list[str]:
     checks = (
         (model.is_hybrid, f"target {model.architectures[0]}"),
         (bool(vllm_config.lora_config), "--enable-lora"),
-        (parallel.tensor_parallel_size > 1, "--tensor-parallel-size"),
         (parallel.enable_batch_sharded_sampling, "--enable-batch-sharded-sampling"),
         (vllm_config.cache_config.kv_sharing_fast_prefill, "--kv-sharing-fast-prefill"),
     )

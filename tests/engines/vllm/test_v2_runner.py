@@ -26,6 +26,7 @@ def test_trees(tmp_path: Path, request: pytest.FixtureRequest) -> None:
         ("greedy", ""),
         ("greedy_scheduling", ""),
         ("prefix_drafts", ""),
+        ("tensor_parallel", "text_of_two_ranks or walked_alike"),
         ("grammar", "not fewer_rounds and not noticed"),  # which replace methods of the V1 runner
     ],
 )
