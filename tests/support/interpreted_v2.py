@@ -130,6 +130,7 @@ def test_greedy_text_and_rounds(models: Models, trees: LLM) -> None:
     assert rounds(trees, before) == wanted and wanted.tokens > 1.8 * wanted.count
 
 
+@MATRIX  # of captured steps they change too
 def test_greedy_text_whatever_the_shapes(models: Models, trees: LLM) -> None:
     with random_shapes(trees) as counts:
         assert generate(trees, PROMPTS, max_tokens=LENGTH) == models.expected
@@ -146,6 +147,7 @@ def test_parameters(models: Models, trees: LLM) -> None:
     assert spent.tokens > 1.3 * spent.count
 
 
+@MATRIX
 def test_bad_words_are_served_token_by_token(models: Models, trees: LLM) -> None:
     expected = models.plain["bad words"]
     assert expected != models.expected[0]
@@ -178,6 +180,7 @@ class TestControls:
         found = generate(trees, PROMPTS, max_tokens=LENGTH)
         return sum(a != b for a, b in zip(found, models.expected, strict=True))
 
+    @MATRIX
     def test_keys_left_where_they_were(self, models: Models, trees: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(CacheGroup, "move_accepted", lambda *_: None)
         assert self.differing(models, trees) > 2
