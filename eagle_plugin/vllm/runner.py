@@ -14,10 +14,9 @@ from vllm.v1.sample.thinking_budget_state import maybe_create_thinking_budget_st
 from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 
 from eagle_plugin.vllm.backend import tree_attention
-from eagle_plugin.vllm.batch import RoundBatch
 from eagle_plugin.vllm.drafter import TreeProposer
 from eagle_plugin.vllm.sampling import RequestDraws
-from eagle_plugin.vllm.scheduled_shapes import scheduled_drafts, tell_shape
+from eagle_plugin.vllm.scheduled_shapes import tell_shape
 from eagle_plugin.vllm.step_state import StepState, has_grammar
 from eagle_plugin.vllm.target_runner import TargetRunner
 from eagle_plugin.vllm.tree_steps import TreeSteps
@@ -59,11 +58,8 @@ class TreeModelRunner(TreeSteps, TargetRunner):
 
     def _update_states(self, scheduler_output: Any) -> Any:
         """Forget the trees of requests that leave the batch as well; this is called in steps without tokens too."""
-        gone = self._look_around(scheduler_output)
+        self._look_around(scheduler_output, self.requests)
         self._draws.forget(scheduler_output.finished_req_ids)
-        if self.cache_config.enable_prefix_caching and len(self._deferred):
-            self._read_deferred(self._deferred.wanted_by_blocks(scheduler_output, gone, self.requests))
-        self._deferred.forget(gone)
         return super()._update_states(scheduler_output)
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
@@ -73,19 +69,12 @@ class TreeModelRunner(TreeSteps, TargetRunner):
         prefix_lens = self.num_computed_tokens[: len(counts)]
         names = list(self.input_batch.req_ids)
         constrained = [i for i, name in enumerate(names) if has_grammar(self.requests[name])]
-        placeholders, shape = 0, None
-        if self.use_async_scheduling:
-            masked = scheduler_output.pending_structured_output_tokens
-            self._store.forget_unmasked([names[i] for i in constrained], masked)
-            placeholders, shape = scheduled_drafts(scheduler_output, self._caps)
-        batch = RoundBatch.read(counts, num_scheduled_tokens, names, prefix_lens, self._store)
-        self._store.keep_own()
-        committed = (num_scheduled_tokens - counts).sum()
-        prefix_tokens = self.input_batch.num_computed_tokens_cpu[: batch.b].sum() + committed
-        self._shapes.scheduled(batch, int(prefix_tokens), int(committed) - batch.b)
-        batch.put_trees(self.input_ids.gpu, self.positions)
-        in_prompts = self.discard_request_mask.np[: batch.b].copy()
-        self._state = StepState(batch, names, in_prompts, constrained, placeholders, shape)
+        computed = int(self.input_batch.num_computed_tokens_cpu[: len(counts)].sum())
+        in_prompts = self.discard_request_mask.np[: len(counts)].copy()
+        self._state = self._read_step(
+            scheduler_output, names, counts, num_scheduled_tokens, prefix_lens, computed, in_prompts, constrained
+        )
+        self._state.batch.put_trees(self.input_ids.gpu, self.positions)
         return prepared
 
     def _get_valid_sampled_token_count(self) -> list[int]:

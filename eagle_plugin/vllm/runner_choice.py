@@ -9,7 +9,6 @@ from eagle_plugin.common.errors import UserError
 
 SETTING = "EAGLE_VLLM_RUNNER"
 RUNNERS = ("v1", "v2")
-ENGINES = "VLLM_USE_V2_MODEL_RUNNER"  # vLLM's own variable
 
 
 class RunnerError(UserError):

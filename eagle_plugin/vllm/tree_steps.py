@@ -4,10 +4,11 @@ trees are drafted after a step."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from vllm.distributed.parallel_state import get_tp_group
@@ -20,7 +21,7 @@ from eagle_plugin.runtime.draft_clock import DraftClock
 from eagle_plugin.runtime.head_mailbox import HeadMailbox
 from eagle_plugin.runtime.round import Drafts, without_spare_places
 from eagle_plugin.runtime.startup import plugin_serves
-from eagle_plugin.vllm.batch import DraftStore, root_drafts
+from eagle_plugin.vllm.batch import DraftStore, RoundBatch, root_drafts
 from eagle_plugin.vllm.capture import captured_steps
 from eagle_plugin.vllm.decode_step import DecodeStep, side_by_side
 from eagle_plugin.vllm.deferred_extend import DeferredTokens, Owner, PlainRows
@@ -32,7 +33,7 @@ from eagle_plugin.vllm.linear_attention import LinearLayers
 from eagle_plugin.vllm.plugin_config import caps_of
 from eagle_plugin.vllm.policy_reports import PolicyReporter
 from eagle_plugin.vllm.ranks import rank_logger
-from eagle_plugin.vllm.scheduled_shapes import padded
+from eagle_plugin.vllm.scheduled_shapes import padded, scheduled_drafts
 from eagle_plugin.vllm.shapes import RoundShapes, choose_shapes, without_costs
 from eagle_plugin.vllm.step_memory import Root
 from eagle_plugin.vllm.step_state import StepState
@@ -49,6 +50,8 @@ class TreeSteps:
     device: torch.device
     max_num_tokens: int
     kv_cache_config: Any
+    cache_config: Any
+    use_async_scheduling: bool
     drafter: HeadForwards
     linear: LinearLayers
 
@@ -103,10 +106,11 @@ class TreeSteps:
         chooser = choose_shapes(self, self._caps, self._policy_mode, self._logger)
         self._shapes = RoundShapes(chooser, self._limits)
 
-    def _look_around(self, scheduler_output: Any) -> set[str]:
-        """Before a step: report, exchange the head if asked to, forget the trees of requests that leave the batch.
+    def _look_around(self, scheduler_output: Any, requests: Mapping[str, Any]) -> set[str]:
+        """Before a step: report, exchange the head if asked to, forget the trees of requests that leave the batch, and
+        let the head read what others will find in the prefix cache.
 
-        Returns these requests.
+        requests: what has the `block_ids` of each, before the step. Returns those that leave.
         """
         if self._reporter is not None:
             self._reporter.step(has_tokens=scheduler_output.total_num_scheduled_tokens > 0)
@@ -114,7 +118,37 @@ class TreeSteps:
             self._mailbox.look()
         gone: set[str] = scheduler_output.finished_req_ids | (scheduler_output.preempted_req_ids or set())
         self._store.forget(gone)
+        if self.cache_config.enable_prefix_caching and len(self._deferred):
+            self._read_deferred(self._deferred.wanted_by_blocks(scheduler_output, gone, requests))
+        self._deferred.forget(gone)
         return gone
+
+    def _read_step(
+        self,
+        scheduler_output: Any,
+        names: list[str],
+        counts: np.ndarray,
+        lens: np.ndarray,
+        prefix_lens: Tensor,
+        computed: int,
+        in_prompts: np.ndarray,
+        with_grammar: list[int],
+    ) -> StepState:
+        """Which requests of a step verify a tree.
+
+        counts, lens and prefix_lens as of `RoundBatch.read`; computed: tokens of all requests before the step;
+        in_prompts and with_grammar as of `StepState`.
+        """
+        placeholders, shape = 0, None
+        if self.use_async_scheduling:
+            masked = scheduler_output.pending_structured_output_tokens
+            self._store.forget_unmasked([names[i] for i in with_grammar], masked)
+            placeholders, shape = scheduled_drafts(scheduler_output, self._caps)
+        batch = RoundBatch.read(counts, lens, names, prefix_lens, self._store)
+        self._store.keep_own()
+        committed = int((lens - counts).sum())
+        self._shapes.scheduled(batch, computed + committed, committed - batch.b)
+        return StepState(batch, names, in_prompts, with_grammar, placeholders, shape)
 
     def _draft(
         self,

@@ -21,7 +21,7 @@ from eagle_plugin.runtime.round import accepted_rows
 from eagle_plugin.vllm.backend import tree_attention
 from eagle_plugin.vllm.batch import RoundBatch
 from eagle_plugin.vllm.logits import node_rows
-from eagle_plugin.vllm.scheduled_shapes import scheduled_drafts, tell_shape
+from eagle_plugin.vllm.scheduled_shapes import tell_shape
 from eagle_plugin.vllm.shapes import RoundShapes
 from eagle_plugin.vllm.step_state import StepState
 from eagle_plugin.vllm.tree_steps import TreeSteps
@@ -80,11 +80,8 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
 
     def finish_requests(self, scheduler_output: Any) -> None:
         """Forget the trees of requests that leave the batch as well; this is called in steps without tokens too."""
-        gone = self._look_around(scheduler_output)
+        gone = self._look_around(scheduler_output, self._blocks)
         self._with_grammar -= gone
-        if self.cache_config.enable_prefix_caching and len(self._deferred):
-            self._read_deferred(self._deferred.wanted_by_blocks(scheduler_output, gone, self._blocks))
-        self._deferred.forget(gone)
         for name in gone:
             self._blocks.pop(name, None)
         if scheduler_output.scheduled_new_reqs:
@@ -122,24 +119,16 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
         drafts = input_batch.num_draft_tokens_per_req
         counts = np.zeros_like(lens) if drafts is None else drafts.astype(np.int64)
         constrained = [i for i, name in enumerate(names) if name in self._with_grammar]
-        placeholders, shape = 0, None
-        if self.use_async_scheduling:
-            masked = self._scheduled.pending_structured_output_tokens
-            self._store.forget_unmasked([names[i] for i in constrained], masked)
-            placeholders, shape = scheduled_drafts(self._scheduled, self._caps)
         prefix_lens = self.req_states.num_computed_tokens.gpu[input_batch.idx_mapping]
-        batch = RoundBatch.read(counts, lens, names, prefix_lens, self._store)
-        self._store.keep_own()
-        # With trees in the step before, the host does not know yet where the requests of this one are.
-        has_trees = bool(len(batch.trees))
-        self._defers = not (self.use_async_scheduling and (has_trees or self._had_trees))
-        self._had_trees = has_trees
-        committed = int((lens - counts).sum())
-        prefix_tokens = int(input_batch.num_computed_tokens_np.sum()) + committed
-        self._shapes.scheduled(batch, prefix_tokens, committed - batch.b)
+        computed = int(input_batch.num_computed_tokens_np.sum())
         # Of a prompt the host knows how much is read.
         in_prompts = input_batch.num_computed_prefill_tokens_np + lens - counts < input_batch.prefill_len_np
-        return StepState(batch, names, in_prompts, constrained, placeholders, shape)
+        state = self._read_step(self._scheduled, names, counts, lens, prefix_lens, computed, in_prompts, constrained)
+        # With trees in the step before, the host does not know yet where the requests of this one are.
+        has_trees = bool(len(state.batch.trees))
+        self._defers = not (self.use_async_scheduling and (has_trees or self._had_trees))
+        self._had_trees = has_trees
+        return state
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the target, by what was captured if the rows of a step are trees of one captured shape."""
