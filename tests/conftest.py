@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 from pathlib import Path
@@ -26,6 +27,12 @@ else:
     os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     # One process: nothing outlives a test that fails.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+
+def pytest_collection_finish() -> None:
+    """The modules that the tests import are never garbage: collections that engines ask for need not walk them."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -88,6 +89,7 @@ def engine(
         _open -= 1
         if not _open:
             cleanup_dist_env_and_memory()
+            gc.freeze()  # which that has undone: tests/conftest.py
 
 
 def _is_served(llm: LLM) -> bool:
