@@ -26,7 +26,6 @@ from tiny_checkpoints import (
 )
 
 VOCAB, HEADS, HEAD_DIM = 290, 5, 64  # the attention of the head carries a whole unit embedding: 5 * 64 > 290
-INNER = 64  # of the MLPs, which only add noise
 SPOKEN = 40  # tokens that the target says; the others come once in thousands
 SHARPNESS = 8.0  # every token attends to itself alone: with equal queries and keys RoPE favours distance 0
 
@@ -46,7 +45,7 @@ def bigram_target(
     c = llama_config(
         vocab_size=vocab,
         hidden_size=vocab,
-        intermediate_size=INNER,
+        intermediate_size=vocab,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads,
