@@ -13,6 +13,7 @@ VLLM := .venv-vllm
 # The newest release, as long as it has no CPU build: its Python code over the compiled parts of the release before.
 VLLM_NEXT := .venv-vllm-next
 NEXT_RELEASE := 0.33.0
+TORCHVISION := $(wildcard environments/torchvision/*.*)
 NEXT_FILES := $(addprefix environments/vllm-next/,requirements.lock overlay.py shim/pyproject.toml)
 # The release before the newest: its package over those of the newest.
 BEFORE := .venv-sglang-before
@@ -80,15 +81,17 @@ $(addsuffix /.stamps/native,$(VENV) $(BEFORE)): %/.stamps/native: $(COMPAT_NATIV
 
 env-vllm: $(VLLM)/.stamps/kernels ## make or refresh .venv-vllm (stock vLLM for a CPU, this plugin, pytest)
 
-$(VLLM)/.stamps/packages: environments/vllm/requirements.lock environments/vllm/shim/pyproject.toml environments/make.sh
+$(VLLM)/.stamps/packages: environments/vllm/requirements.lock environments/vllm/shim/pyproject.toml $(TORCHVISION) environments/make.sh
 	@environments/make.sh packages $(VLLM) environments/vllm/requirements.lock
+	@environments/make.sh project $(VLLM) environments/torchvision
 	@environments/make.sh project $(VLLM) environments/vllm/shim
 	@mkdir -p $(VLLM)/.stamps && touch $@
 
 env-vllm-next: $(VLLM_NEXT)/.stamps/kernels ## make or refresh .venv-vllm-next (the newest vLLM over the compiled parts of the CPU build before)
 
-$(VLLM_NEXT)/.stamps/packages: environments/vllm/requirements.lock $(NEXT_FILES) environments/make.sh
+$(VLLM_NEXT)/.stamps/packages: environments/vllm/requirements.lock $(NEXT_FILES) $(TORCHVISION) environments/make.sh
 	@environments/make.sh packages $(VLLM_NEXT) environments/vllm/requirements.lock environments/vllm-next/requirements.lock
+	@environments/make.sh project $(VLLM_NEXT) environments/torchvision
 	@environments/make.sh overlay $(VLLM_NEXT) $(NEXT_RELEASE)
 	@environments/make.sh project $(VLLM_NEXT) environments/vllm-next/shim
 	@mkdir -p $(VLLM_NEXT)/.stamps && touch $@

@@ -4,15 +4,17 @@
     python benchmarks/targets.py --document          the table of docs/targets.md, of out/targets.json
 
 For every family and kind of head an engine is started twice in float32, plain and with the plugin's flags. Both answer
-the same questions, greedily: the texts must be equal. (vLLM has no plain decoding of Qwen3-Next in float32 on a CPU:
-its texts are compared with SGLang's.) The times are those of one request at a time and of trees of one shape; those of
-tiny models are the engine's, so that they say what a round adds to a step there, and nothing about models of real size.
+the same questions without pictures, greedily: the texts must be equal. (vLLM has no plain decoding of Qwen3-Next in
+float32 on a CPU: its texts are compared with SGLang's.) The times are those of one request at a time and of trees of
+one shape; those of tiny models are the engine's, so that they say what a round adds to a step there, and nothing about
+models of real size.
 The result is in out/targets.json; the exit code is 1 if a text differs.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -25,7 +27,9 @@ from rich.table import Column, Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))  # before this folder
 
-from family_models import CHANGES, family_head, family_target, sglang_target
+from family_models import family_head, family_target, sglang_target
+from multimodal_models import KINDS as MULTIMODAL
+from multimodal_models import TEXT_ONLY, multimodal_target
 from serving import tiny_spec, vllm_spec
 from tiny_checkpoints import read_config
 from word_prompts import make_prompts
@@ -53,6 +57,10 @@ NAMES = {
     "gemma3_text": "Gemma 3 (text)",
     "gemma4_text": "Gemma 4 (text)",
     "gpt_oss": "GPT-OSS",
+    "llama4": "Llama 4, multimodal class",
+    "gemma4": "Gemma 4, multimodal class",
+    "mistral3": "Mistral 3",
+    "qwen3_vl": "Qwen3-VL",
 }
 ENGINES: tuple[EngineName, ...] = ("sglang", "vllm")
 # SGLang keeps the inputs of Qwen3-Next's convolutions in bfloat16 unless told.
@@ -120,7 +128,8 @@ def compare(row: Row, plain: Answers, plugin: Answers) -> Row:
 
 def specs_of(engine: EngineName, family: str, folder: Path) -> dict[str, ServerSpec]:
     """A plain server's, and one with the plugin for each kind of head."""
-    target = (sglang_target if engine == "sglang" else family_target)(folder / "target", family)
+    make = multimodal_target if family in MULTIMODAL else sglang_target if engine == "sglang" else family_target
+    target = make(folder / "target", family)
     found = {"plain": spec_of(WITHOUT_PLAIN.get((engine, family), engine), target)}
     for kind in KINDS:
         head = family_head(folder / kind, target, kind)
@@ -134,6 +143,8 @@ def spec_of(engine: EngineName, target: Path, *drafted: Any, **options: Any) -> 
     if engine == "sglang":
         return tiny_spec(target, *drafted, environment=ENVIRONMENT, **options)
     flags = ["--block-size", "32"]  # an attention chunk of Llama 4 must be a multiple of it
+    if not (target / "processor_config.json").exists() and read_config(target)["model_type"] in MULTIMODAL:
+        flags += ["--limit-mm-per-prompt", json.dumps(TEXT_ONLY)]  # there is nothing to read pictures with
     if read_config(target)["model_type"] == "gpt_oss":  # for its chats vLLM wants the real vocabulary
         flags += ["--hf-overrides", '{"model_type": "gpt_oss_tiny"}']
     options |= {
@@ -213,7 +224,7 @@ def show(rows: Sequence[Row], console: Console) -> None:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=ENGINES, nargs="+", default=list(ENGINES), help="default: both")
-    parser.add_argument("--family", choices=list(CHANGES), nargs="+", default=list(CHANGES), help="default: all")
+    parser.add_argument("--family", choices=list(NAMES), nargs="+", default=list(NAMES), help="default: all")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of targets.json (default: out)")
     parser.add_argument(
         "--document", action="store_true", help="write the table of out/targets.json into docs/targets.md"

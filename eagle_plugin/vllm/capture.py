@@ -106,8 +106,8 @@ def _target_forward(runner: Any) -> TargetForward | None:
         for group in groups
         if first.layer in group.layer_names
     }
-    ids, positions = runner.query_rows()
-    return TargetForward(partial(forward, runner), ids, positions, layers)
+    ids, _ = runner.query_rows()
+    return TargetForward(partial(forward, runner), ids, runner.rotary_rows(), layers)
 
 
 def _one_row(runner: Any) -> tuple[Tensor, Tensor]:

@@ -49,6 +49,16 @@ def target_states(runner: Any, layers: dict[str, Any], tokens: Tensor, positions
 
 
 def forward(runner: Any, layers: dict[str, Any], tokens: Tensor, positions: Tensor) -> Any:
-    """One forward of the target over N rows, tokens [N] int32: what it returns."""
+    """One forward of the target over N rows of text: what it returns.
+
+    tokens [N] int32; positions [N], or [axes, N] as its rotary embedding reads them.
+    """
+    inputs: dict[str, Any] = {"input_ids": tokens, "positions": positions}
+    if runner.model_config.uses_mrope and positions.ndim == 1:
+        inputs["positions"] = positions.expand(runner.model_config.mrope_num_dims, -1)
+    if runner.supports_mm_inputs:  # the engine gives such a target embeddings for every row
+        inputs["inputs_embeds"] = runner.model.embed_input_ids(tokens)
+        if not runner.model.requires_raw_input_tokens:
+            inputs["input_ids"] = None
     with set_forward_context(layers, runner.vllm_config, num_tokens=len(tokens)):
-        return runner._model_forward(input_ids=tokens, positions=positions)
+        return runner._model_forward(**inputs)

@@ -68,7 +68,7 @@ CONTRACT: Contract = {
     ),
     "vllm.config.ModelConfig": attributes(
         "model logprobs_mode architectures use_mla is_hybrid is_attention_free uses_mrope is_multimodal_model"
-        " is_encoder_decoder max_model_len enforce_eager dtype head_dtype"
+        " mrope_num_dims is_mm_prefix_lm is_encoder_decoder max_model_len enforce_eager dtype head_dtype"
     ),
     "vllm.config.CompilationConfig": attributes("cudagraph_mode mode static_forward_context"),
     # The worker and its runner.
@@ -104,7 +104,8 @@ CONTRACT: Contract = {
             "attn_groups cache_config compilation_config device discard_request_mask input_batch input_ids"
             " kv_cache_config max_num_reqs max_num_tokens model_config num_computed_tokens positions requests sampler"
             " speculative_config use_async_scheduling vllm_config optimistic_seq_lens_cpu max_model_len"
-            " lora_config dtype use_aux_hidden_state_outputs num_spec_tokens drafter"
+            " lora_config dtype use_aux_hidden_state_outputs num_spec_tokens drafter supports_mm_inputs uses_mrope"
+            " mrope_positions"
         ),
         "_model_forward": "self input_ids positions intermediate_tensors inputs_embeds ...",
         "maybe_select_dummy_loras": "",
@@ -162,6 +163,10 @@ CONTRACT: Contract = {
         "forward": "self input_ids positions hidden_states inputs_embeds",
         "combine_hidden_states": "self hidden_states",
         **attributes("use_parallel_drafting draft_id_to_target_id lm_head logits_processor"),
+    },
+    "vllm.model_executor.models.interfaces.SupportsMultiModal": {
+        "embed_input_ids": "self input_ids multimodal_embeddings is_multimodal",
+        **attributes("requires_raw_input_tokens"),
     },
     "vllm.model_executor.layers.logits_processor.LogitsProcessor": attributes("head_dtype"),
     "vllm.model_executor.layers.utils": {"dispatch_cpu_unquantized_gemm": "layer remove_weight"},

@@ -1,4 +1,4 @@
-"""Gated-delta-net layers (Qwen3-Next) in vLLM: one state per request, and draft trees that start from it.
+"""Gated-delta-net layers (Qwen3-Next, Qwen3.5) in vLLM: one state per request, and draft trees that start from it.
 
 vLLM's own layers keep a state after every drafted token and compute in bfloat16 on CPUs. Ours keep the state before the
 tree: after the walk the accepted path is added to it.
@@ -124,8 +124,14 @@ def _serve(layer: QwenGatedDeltaNetAttention) -> None:
 def _forward(layer: Any, hidden: Tensor) -> Tensor:
     """The layer over rows hidden [N, H], as the engine computes it around the states."""
     projected, gate = layer.in_proj_qkvz(hidden)[0], layer.in_proj_ba(hidden)[0]
-    query, key, value, z, b, a = layer.fix_query_key_value_ordering(projected, gate)
-    mixed_qkv = torch.cat([part.flatten(1) for part in (query, key, value)], -1)
+    if layer.gqa_interleaved_layout:  # Qwen3-Next
+        query, key, value, z, b, a = layer.fix_query_key_value_ordering(projected, gate)
+        mixed_qkv = torch.cat([part.flatten(1) for part in (query, key, value)], -1)
+    else:  # Qwen3.5: side by side
+        values = layer.value_dim // layer.tp_size
+        mixed_qkv, z = projected.split([projected.shape[1] - values, values], dim=-1)
+        z = z.reshape(len(z), -1, layer.head_v_dim)
+        b, a = gate.chunk(2, dim=-1)
     out = torch.zeros_like(z)
     torch.ops.eagle_plugin.gated_delta_trees(mixed_qkv, a, b, out, _encode_layer_name(layer.prefix))
     return layer._output_projection(out, z)  # type: ignore[no-any-return]

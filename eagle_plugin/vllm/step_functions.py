@@ -31,7 +31,7 @@ class TargetForward(NamedTuple):
 
     run: Callable[[dict[str, TreeMetadata], Tensor, Tensor], Any]  # of metadata by layer, tokens [N], positions [N]
     tokens: Tensor  # [most] int32, at a fixed address; past the rows of a step there may be anything
-    positions: Tensor  # [most] int64, the same
+    positions: Tensor  # [most] or [axes, most] int64, the same
     layers: Mapping[str, Sequence[str]]  # of the target, by the layer that stands for their group of caches
 
 
@@ -82,7 +82,7 @@ class StepFunctions(CapturedRounds[StepMemory]):
             table = memory.table(first, padded_b)
             layers |= dict.fromkeys(names, TreeMetadata(rows, table, table.gather(1, places).view(-1).long()))
         n = padded_b * width
-        return forward.run(layers, forward.tokens[:n].clamp(min=0), forward.positions[:n])
+        return forward.run(layers, forward.tokens[:n].clamp(min=0), forward.positions[..., :n])
 
     def _walk(self, padded_b: int, shape: Shape, is_greedy: bool) -> tuple[Accepted, Tensor]:
         """Accept a path of each tree of this shape, and move its keys; the paths, and the tokens as vLLM takes them."""

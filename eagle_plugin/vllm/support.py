@@ -47,7 +47,14 @@ HEAD_ARCHITECTURES = (
     "LlamaForCausalLMEagle3",
     "PeagleLlamaForCausalLM",
 )
-GATED_DELTA_NETS = ("Qwen3NextForCausalLM",)  # targets with linear layers that our worker computes
+# Targets with linear layers that our worker computes.
+GATED_DELTA_NETS = (
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration",
+)
 _logged: set[str] = set()
 
 
@@ -209,7 +216,11 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
             "--tensor-parallel-size: it is not served with --enable-lora yet",
         ),
         (model.is_encoder_decoder, f"target {name}: encoder-decoder models are not served"),
-        (model.uses_mrope or model.is_multimodal_model, f"target {name}: multimodal targets are not served yet"),
+        (
+            model.is_mm_prefix_lm,  # False where the flags allow text only
+            f"target {name}: its images attend in both directions, which is not served yet; with "
+            "--language-model-only its texts are",
+        ),
         (
             draft.architecture not in HEAD_ARCHITECTURES,
             f"draft head {draft.architecture}: not one of {', '.join(HEAD_ARCHITECTURES)}",

@@ -22,6 +22,11 @@ class TargetRunner(GPUModelRunner):
         """Tokens [most] int32 and positions [most] int64 of the target's query rows, at fixed addresses."""
         return self.input_ids.gpu, self.positions
 
+    def rotary_rows(self) -> Tensor:
+        """Positions of the target's query rows as its rotary embedding reads them, at a fixed address: [most], or
+        [axes, most] where rows of images have positions of several axes."""
+        return self.mrope_positions.gpu if self.uses_mrope else self.positions
+
     def _build_attention_metadata(self, *args: Any, **kwargs: Any) -> Any:
         """Give the builders the rows of this step."""
         state = self._state
@@ -50,7 +55,9 @@ class TargetRunner(GPUModelRunner):
     ) -> Any:
         """Run the target by what was captured, if the rows of this step are trees of one captured shape."""
         step, state = self._step, self._state
-        if step is not None and state is not None and inputs_embeds is None:
+        # A multimodal target is given embeddings; those of trees are made again by what was captured.
+        can_embed = inputs_embeds is None or self.supports_mm_inputs
+        if step is not None and state is not None and can_embed:
             is_served = get_forward_context().attn_metadata is state.layers  # else the engine warms up, or we measure
             if is_served and step.can_verify():
                 return step.verify()

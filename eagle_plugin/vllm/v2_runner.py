@@ -245,6 +245,10 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
         """Tokens [most] int32 and positions [most] int64 of the target's query rows, at fixed addresses."""
         return self.input_buffers.input_ids, self.input_buffers.positions
 
+    def rotary_rows(self) -> Tensor:
+        """Positions [most] int64 of the target's query rows as its rotary embedding reads them."""
+        return self.input_buffers.positions
+
     def _model_forward(self, input_ids: Tensor, positions: Tensor) -> Any:
         """The target over rows that are no step: the costs of rounds and the self-test ask for it."""
         return self.model(input_ids=input_ids, positions=positions, intermediate_tensors=None, inputs_embeds=None)

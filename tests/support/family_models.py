@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny_checkpoints import PAD, read_config, write_config, write_tokenizer
+from tiny_checkpoints import PAD, printable_ids, read_config, write_config, write_tokenizer
 from tiny_targets import tiny_target
 
 from eagle_plugin.heads.create import new_head
@@ -94,7 +94,7 @@ def family_head(
     folder: Path, target: Path, kind: str = "eagle3", says: int = SPOKEN, layers: int | None = None
 ) -> Path:
     """Write an untrained head of a kind for such a target; layers: of P-EAGLE."""
-    printable = write_tokenizer(target, VOCAB)  # the same again
+    printable = printable_ids(target)
     options: dict[str, Any] = {}
     if kind != "eagle2":
         options = {"draft_ids": spoken(printable, says), "aux_layers": (1, 4, 6)}

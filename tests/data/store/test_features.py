@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from family_models import VOCAB
+from multimodal_models import KINDS as MULTIMODAL
+from multimodal_models import multimodal_target
 from tiny_targets import ARCHITECTURES, BASE, tiny_target, write_target
 from torch import Tensor, nn
 
@@ -97,6 +100,18 @@ def test_a_multimodal_wrapper_gives_its_text_model() -> None:
         found_aux, found_last = taps.run(ids, [9])
     assert found_aux is not None
     assert torch.equal(found_aux, aux) and torch.equal(found_last, last)
+
+
+@pytest.mark.parametrize("kind", MULTIMODAL)
+def test_multimodal_checkpoints_are_read(kind: str, tmp_path: Path) -> None:
+    """With and without a class of transformers for their text alone."""
+    model = load_target(multimodal_target(tmp_path, kind), torch.float32)
+    ids = torch.randint(3, VOCAB, (2, 12), generator=torch.Generator().manual_seed(1))
+    aux, last, _ = reference(model, ids)
+    with Taps(model, AUX) as taps:
+        found, found_last = taps.run(ids, [12, 12])
+    assert found is not None and torch.equal(found, aux)
+    assert torch.allclose(found_last, last, atol=1e-5)
 
 
 @pytest.mark.parametrize("wrong", [{"softcap": 3.0}, {"softcap": None}, {"factor": 0.5}])

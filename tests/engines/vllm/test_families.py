@@ -12,13 +12,14 @@ from vllm_requests import check_aborts, check_distribution, make_prompts
 
 from eagle_plugin.vllm.head_forwards import CacheGroupsError
 
+FEW = 16  # prompts
 TOKENS = 96  # five windows of the targets that have windows
 # vLLM takes EAGLE-3 heads of no Gemma 3 (`SupportsEagle3`).
 NO_EAGLE3 = ("gemma3_text",)
 # Of Qwen3-Next vLLM has no plain decoding in float32 on CPUs: test_linear_attention.py
-# Heads and numbers of prompts: the first one in ``make test``, all in ``make test-matrix``.
+# Heads and numbers of prompts: the first one in ``make test``, all in ``make test-matrix``, with sampled text.
 CASES = [
-    ("gpt_oss", "eagle3", 16),
+    ("gpt_oss", "eagle3", FEW),
     *(
         pytest.param(family, kind, 50, marks=pytest.mark.matrix)
         for family in CHANGES
@@ -38,7 +39,7 @@ def test_text_equals_plain_decoding(
     settings = sampling_settings(family)
     with engine(target) as llm:
         expected = generate(llm, prompts, max_tokens=TOKENS)
-        sampled = draw(llm, settings, 500)
+        sampled = draw(llm, settings, 500) if asked > FEW else []
     assert len({tuple(answer) for answer in expected}) > len(prompts) * 0.8, "equality would prove little"
     chunks = {"max_num_batched_tokens": 64, "enable_prefix_caching": True}
     with engine(target, head, depth=3, topk=8, nodes=32, **chunks) as llm:
@@ -50,7 +51,8 @@ def test_text_equals_plain_decoding(
         with random_shapes(llm):
             assert generate(llm, prompts, max_tokens=TOKENS) == expected
             check_aborts(llm, prompts, expected)
-            check_distribution(llm, settings, sampled, monkeypatch)
+            if sampled:
+                check_distribution(llm, settings, sampled, monkeypatch)
 
 
 def test_a_head_whose_layers_get_caches_of_several_groups(tmp_path: Path) -> None:

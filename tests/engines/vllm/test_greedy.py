@@ -175,7 +175,7 @@ class SomePlain(ShapeChooser):
         return super().launched(shape, b, keys, drafts, *more)
 
 
-@pytest.mark.parametrize("chunks", [False, True], ids=["whole", "chunks"])
+@pytest.mark.parametrize("chunks", [pytest.param(False, marks=pytest.mark.matrix), True], ids=["whole", "chunks"])
 @pytest.mark.parametrize("trees", CASES[:1], indirect=True, ids=str, scope="module")
 def test_what_plain_steps_yielded_is_read_before_the_next_tree(
     models: Models, trees: Trees, chunks: bool, monkeypatch: pytest.MonkeyPatch
@@ -216,7 +216,7 @@ def test_what_plain_steps_yielded_is_read_before_the_next_tree(
         assert wrong.shape != wanted.shape or (wrong - wanted).abs().max() > 5e-3
 
 
-@pytest.mark.parametrize("policy", ["fixed", "random"])
+@pytest.mark.parametrize("policy", [pytest.param("fixed", marks=pytest.mark.matrix), "random"])
 def test_asynchronous_scheduling(policy: str, models: Models) -> None:
     """A step has rows for the trees of the shape that the worker wished for earlier, and no others."""
     caps = Shape(3, 4, 16)

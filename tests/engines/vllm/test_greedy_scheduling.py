@@ -35,7 +35,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     ("asynchronous", "policy"),
     [
         pytest.param(False, "fixed", marks=MATRIX),
-        (True, "fixed"),
+        pytest.param(True, "fixed", marks=MATRIX),
         (True, "random"),
     ],
 )

@@ -150,6 +150,7 @@ def test_tree_rounds_keep_the_distribution(
         assert min(found.values()) > LEAST_P, found
 
 
+@pytest.mark.matrix
 def test_async_scheduling_keeps_the_distribution(models: tuple[Path, Path], expected: list[NDArray[np.int64]]) -> None:
     target, head = models
     with engine(target, head, **TREES, **ASYNC, **OPTIONS) as llm:

@@ -53,7 +53,8 @@ def test_greedy_text_equals_plain_decoding() -> None:
 
 
 @pytest.mark.skipif(native_kernel() is None, reason="this CPU has no AVX2")
-@pytest.mark.parametrize("eager", [True, pytest.param(False, marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("eager", [True, False])
 def test_drafts_come_from_int8_weights_and_are_accepted(eager: bool) -> None:
     target = get_model("smollm2-135m-instruct")
     with engine(target, HEAD, depth=3, topk=3, nodes=8, dtype="bfloat16", enforce_eager=eager, **LONG) as llm:

@@ -282,8 +282,7 @@ def test_an_unknown_runner_is_one_sentence(target: Path, head: Path, monkeypatch
         ("is_hybrid", "state-space"),
         ("is_attention_free", "state-space"),
         ("is_encoder_decoder", "encoder-decoder"),
-        ("uses_mrope", "multimodal"),
-        ("is_multimodal_model", "multimodal"),
+        ("is_mm_prefix_lm", "both directions"),
     ],
 )
 def test_kinds_of_targets(name: str, named: str, target: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:

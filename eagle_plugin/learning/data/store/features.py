@@ -21,12 +21,14 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
 def load_target(folder: str | Path, dtype: torch.dtype = torch.bfloat16, device: str | torch.device = "cpu") -> Any:
-    """Load the causal language model in a folder, for evaluation, without running code that comes with it.
+    """Load the language model in a folder, also one inside a multimodal class, for evaluation.
+
+    No code that comes with it is run.
 
     Raises:
         DataError: the folder holds no safetensors checkpoint of an architecture that transformers knows.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # the commands draw their own
@@ -35,9 +37,13 @@ def load_target(folder: str | Path, dtype: torch.dtype = torch.bfloat16, device:
     if not any(folder.glob("*.safetensors")):
         raise DataError(f"{folder} has no *.safetensors; convert the weights first (pickled files are never loaded)")
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, trust_remote_code=False, use_safetensors=True, local_files_only=True
-        )
+        safely = {"trust_remote_code": False, "local_files_only": True}
+        config = AutoConfig.from_pretrained(folder, **safely)
+        # Some multimodal targets have a class for text alone, which reads their checkpoint; the others are whole.
+        auto: Any = AutoModelForCausalLM
+        if type(config) not in auto._model_mapping:
+            auto = AutoModelForImageTextToText
+        model = auto.from_pretrained(folder, config=config, dtype=dtype, use_safetensors=True, **safely)
     except Exception as error:  # safetensors and tokenizers have errors of their own
         reason = first_line(error)
         raise DataError(
@@ -194,10 +200,13 @@ class Taps:
 
     def _check_readout(self, model: Any) -> None:
         vocabulary = self.readout.weight.shape[0]
-        probe = (torch.arange(1, PROBE_TOKENS + 1, device=self._device) * 7919 % vocabulary)[None]
+        # Multimodal classes replace the tokens that stand for images.
+        marks = {i for name, i in model.config.to_dict().items() if name.endswith(("_token_id", "_token_index"))}
+        tokens = [i * 7919 % vocabulary for i in range(1, 2 * PROBE_TOKENS) if i * 7919 % vocabulary not in marks]
+        probe = torch.tensor([tokens[:PROBE_TOKENS]], device=self._device)
         with torch.inference_mode():
             wanted = model(input_ids=probe, use_cache=False).logits.float()
-        _, last = self.run(probe, [PROBE_TOKENS])
+        _, last = self.run(probe, [probe.shape[1]])
         with torch.inference_mode():
             found = self.readout(last).float()
         if found.shape != wanted.shape:
