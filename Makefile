@@ -83,7 +83,7 @@ env-vllm: $(VLLM)/.stamps/kernels ## make or refresh .venv-vllm (stock vLLM for 
 
 $(VLLM)/.stamps/packages: environments/vllm/requirements.lock environments/vllm/shim/pyproject.toml $(TORCHVISION) environments/make.sh
 	@environments/make.sh packages $(VLLM) environments/vllm/requirements.lock
-	@environments/make.sh project $(VLLM) environments/torchvision
+	@environments/make.sh copied $(VLLM) environments/torchvision
 	@environments/make.sh project $(VLLM) environments/vllm/shim
 	@mkdir -p $(VLLM)/.stamps && touch $@
 
@@ -91,7 +91,7 @@ env-vllm-next: $(VLLM_NEXT)/.stamps/kernels ## make or refresh .venv-vllm-next (
 
 $(VLLM_NEXT)/.stamps/packages: environments/vllm/requirements.lock $(NEXT_FILES) $(TORCHVISION) environments/make.sh
 	@environments/make.sh packages $(VLLM_NEXT) environments/vllm/requirements.lock environments/vllm-next/requirements.lock
-	@environments/make.sh project $(VLLM_NEXT) environments/torchvision
+	@environments/make.sh copied $(VLLM_NEXT) environments/torchvision
 	@environments/make.sh overlay $(VLLM_NEXT) $(NEXT_RELEASE)
 	@environments/make.sh project $(VLLM_NEXT) environments/vllm-next/shim
 	@mkdir -p $(VLLM_NEXT)/.stamps && touch $@

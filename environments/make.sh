@@ -2,6 +2,7 @@
 # Makes one environment from its lock. Called by the Makefile, step by step:
 #   environments/make.sh packages .venv-sglang environments/sglang/requirements.lock environments/dev/requirements.lock
 #   environments/make.sh project  .venv-sglang compat/sglang-cpu
+#   environments/make.sh copied   .venv-vllm environments/torchvision
 #   environments/make.sh overlay  .venv-vllm-next 0.33.0
 #   environments/make.sh wheels   dist . compat/sglang-cpu
 #   environments/make.sh lock sglang            (or vllm, vllm-next, aiperf)
@@ -78,6 +79,17 @@ packages() { # packages ENV LOCK...
     fi
 }
 
+copied() { # copied ENV FOLDER: as `project`, but not editable, for what other environments take from this one
+    local env=$1 folder=$2 uv
+    uv=$(find_uv)
+    say "installing a copy of $folder into $env"
+    if [ -n "$uv" ]; then
+        "$uv" pip install -q --python "$env/bin/python" --no-deps --no-build-isolation --reinstall --no-cache "$folder"
+    else
+        "$env/bin/python" -m pip install -q --no-deps --no-build-isolation --force-reinstall "$folder"
+    fi
+}
+
 project() { # project ENV FOLDER: editable, with the environment's own build tools, so that no index is asked
     local env=$1 folder=$2 uv
     uv=$(find_uv)
@@ -143,6 +155,6 @@ lock() { # lock NAME: rewrites the lock of an environment (SGLang: the tools' to
 }
 
 case "${1:-}" in
-    packages | project | overlay | wheels | lock) "$@" ;;
-    *) fail "unknown step '${1:-}'; known: packages, project, overlay, wheels, lock" ;;
+    packages | copied | project | overlay | wheels | lock) "$@" ;;
+    *) fail "unknown step '${1:-}'; known: packages, copied, project, overlay, wheels, lock" ;;
 esac

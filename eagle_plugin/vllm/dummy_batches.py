@@ -55,7 +55,8 @@ def forward(runner: Any, layers: dict[str, Any], tokens: Tensor, positions: Tens
     """
     inputs: dict[str, Any] = {"input_ids": tokens, "positions": positions}
     if runner.model_config.uses_mrope and positions.ndim == 1:
-        inputs["positions"] = positions.expand(runner.model_config.mrope_num_dims, -1)
+        axes = runner.rotary_rows()[:, : len(positions)]  # with the strides for which the target is compiled
+        inputs["positions"] = axes.copy_(positions)
     if runner.supports_mm_inputs:  # the engine gives such a target embeddings for every row
         inputs["inputs_embeds"] = runner.model.embed_input_ids(tokens)
         if not runner.model.requires_raw_input_tokens:

@@ -68,7 +68,7 @@ CONTRACT: Contract = {
     ),
     "vllm.config.ModelConfig": attributes(
         "model logprobs_mode architectures use_mla is_hybrid is_attention_free uses_mrope is_multimodal_model"
-        " mrope_num_dims is_mm_prefix_lm is_encoder_decoder max_model_len enforce_eager dtype head_dtype"
+        " is_mm_prefix_lm is_encoder_decoder max_model_len enforce_eager dtype head_dtype"
     ),
     "vllm.config.CompilationConfig": attributes("cudagraph_mode mode static_forward_context"),
     # The worker and its runner.

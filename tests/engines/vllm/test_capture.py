@@ -95,7 +95,8 @@ def test_the_targets_forward_is_captured_without_adapters(lora: Any) -> None:
         drafter=SimpleNamespace(_draft_attn_layer_names={"head"}),
         _verifier=SimpleNamespace(groups=[SimpleNamespace(layer="a"), SimpleNamespace(layer="c")]),
         query_rows=lambda: ("tokens", "positions"),
+        rotary_rows=lambda: "positions of three axes",
     )
     found = capture._target_forward(runner)
     assert (found is None) is (lora is not None)
-    assert found is None or found[1:] == ("tokens", "positions", {"a": ["a", "b"], "c": ["c"]})
+    assert found is None or found[1:] == ("tokens", "positions of three axes", {"a": ["a", "b"], "c": ["c"]})

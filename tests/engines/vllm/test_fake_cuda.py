@@ -98,7 +98,11 @@ def test_a_step_of_the_gpus_runner(
     runner, n = step_runner(), sum(lens)
     prepared = None, SimpleNamespace(num_draft_tokens=counts)
     monkeypatch.setattr(GPUModelRunner, "_prepare_inputs", lambda *_: prepared)
-    scheduled = SimpleNamespace(pending_structured_output_tokens=False, num_spec_tokens_to_schedule=SHAPE.width - 1)
+    scheduled = SimpleNamespace(
+        pending_structured_output_tokens=False,
+        num_spec_tokens_to_schedule=SHAPE.width - 1,
+        total_num_scheduled_tokens=sum(lens),
+    )
     assert runner._prepare_inputs(scheduled, np.array(lens)) is prepared
     rows = runner._state.batch.rows()
     built = {"layer": TreeMetadata(rows, table(), torch.zeros(n, dtype=torch.int64, device=CUDA))}
@@ -132,6 +136,8 @@ def step_runner() -> Any:
         drafter=head,
         input_ids=SimpleNamespace(gpu=nothing),
         positions=nothing.long(),
+        uses_mrope=True,
+        mrope_positions=SimpleNamespace(gpu=nothing.long().expand(3, -1).clone()),
         num_computed_tokens=torch.full((B,), 9, dtype=torch.int32, device=CUDA),
         input_batch=SimpleNamespace(req_ids=NAMES, num_computed_tokens_cpu=np.full(B, 9), vocab_size=VOCABULARY),
         requests=dict.fromkeys(NAMES, state),

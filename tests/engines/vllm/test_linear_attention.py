@@ -159,7 +159,7 @@ def test_contract() -> None:
     assert returned(layer.forward) == ["self._forward_method(hidden_states)"]
     assert "self.num_spec" in returned(layer.get_state_shape)[0]
     own = {"num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "conv1d", "conv_kernel_size", "A_log", "dt_bias"}
-    assert own <= assigned(layer.__init__)
+    assert own | {"gqa_interleaved_layout", "value_dim"} <= assigned(layer.__init__)
     assert {"prefix", "tp_size", "num_spec"} <= assigned(GatedDeltaNetAttention.__init__)
     assert {"num_speculative_blocks", "block_size"} <= fields(MambaSpec)
     assert {"enable_prefix_caching", "mamba_cache_mode", "mamba_block_size", "use_replayssm"} <= fields(CacheConfig)
