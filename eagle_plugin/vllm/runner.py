@@ -74,11 +74,11 @@ class TreeModelRunner(TreeSteps, TargetRunner):
         self._state = self._read_step(
             scheduler_output, names, counts, num_scheduled_tokens, prefix_lens, computed, in_prompts, constrained
         )
-        in_chains = self.positions.clone() if self.uses_mrope else None  # where the engine has put the rows
+        positions = self.positions[: scheduler_output.total_num_scheduled_tokens]
+        in_chains = positions.clone() if self.uses_mrope else None  # where the engine has put the rows
         self._state.batch.put_trees(self.input_ids.gpu, self.positions)
         if in_chains is not None:  # all axes of a token of text move alike
-            n = scheduler_output.total_num_scheduled_tokens
-            self.mrope_positions.gpu[:, :n] += self.positions[:n] - in_chains[:n]
+            self.mrope_positions.gpu[:, : len(positions)] += positions - in_chains
         return prepared
 
     def _get_valid_sampled_token_count(self) -> list[int]:

@@ -67,14 +67,21 @@ def family_target(folder: Path, family: str, seed: int = 0, says: int = SPOKEN) 
     printable = write_tokenizer(folder, VOCAB)
     sizes = {"vocab_size": VOCAB, "head_dim": 32, "max_position_embeddings": 1024}
     model = tiny_target(family, seed=seed, **sizes | CHANGES[family])
-    for name, parameter in model.named_parameters():
-        factor = next((factor for part, factor in SCALES.get(family, ()) if part in name), 1.0)
-        parameter.mul_(factor)
-    # Of the engines' Gemma the embedding is the head. Its rows are normed before they are read.
-    model.get_output_embeddings().weight.mul_(torch.full((VOCAB, 1), 0.02).index_fill_(0, spoken(printable, says), 1.0))
+    let_speak(model, family, spoken(printable, says))
     model.save_pretrained(folder)
     write_config(folder, **CHANGES[family] | read_config(folder))  # transformers drops what it has other words for
     return folder
+
+
+@torch.no_grad()
+def let_speak(model: Any, family: str, ids: torch.Tensor) -> None:
+    """Scale the weights of a language model of this family so that it says these tokens, and not one alone."""
+    for name, parameter in model.named_parameters():
+        if "vision" not in name:
+            parameter.mul_(next((factor for part, factor in SCALES.get(family, ()) if part in name), 1.0))
+    # Of the engines' Gemma the embedding is the head. Its rows are normed before they are read.
+    weight = model.get_output_embeddings().weight
+    weight.mul_(torch.full((len(weight), 1), 0.02).index_fill_(0, ids, 1.0))
 
 
 def sglang_target(folder: Path, family: str, **options: Any) -> Path:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from family_models import CHANGES, SCALES, VOCAB, spoken
+from family_models import CHANGES, VOCAB, let_speak, spoken
 from PIL import Image
 from tiny_checkpoints import read_config, write_config, write_tokenizer
-from tiny_targets import ARCHITECTURES, BASE
+from tiny_targets import ARCHITECTURES, BASE, draw_weights
 
 # Tokens that stand for images in the prompt, after those of the tokenizer; families name them differently.
 OF_MISTRAL = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
@@ -132,7 +132,6 @@ KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 TEXT_ONLY = {"image": 0, "video": 0, "audio": 0}  # limits of inputs per prompt
 
 
-@torch.no_grad()
 def multimodal_target(folder: Path, kind: str, seed: int = 0, **options: Any) -> Path:
     """Write a target that says as many tokens as those of `family_models`, in float32.
 
@@ -148,17 +147,8 @@ def multimodal_target(folder: Path, kind: str, seed: int = 0, **options: Any) ->
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForImageTextToText.from_config(config).float().eval()
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 1:
-                parameter.add_(0.3 * torch.randn_like(parameter))
-            elif parameter.ndim == 2:
-                draws = torch.randn_like(parameter) / parameter.shape[1] ** 0.5
-                parameter.copy_(draws * (2 if "head" in name else 1))
-    for name, parameter in model.named_parameters():
-        if "vision" not in name:
-            parameter.mul_(next((factor for part, factor in SCALES.get(family, ()) if part in name), 1.0))
-    factors = torch.full((ALL_TOKENS, 1), 0.02).index_fill_(0, spoken(printable), 1.0)
-    model.get_output_embeddings().weight.mul_(factors)
+        draw_weights(model)
+    let_speak(model, family, spoken(printable))
     model.save_pretrained(folder)
     written = read_config(folder)
     write_config(folder, **written | {"text_config": CHANGES[family] | written["text_config"]})

@@ -80,15 +80,18 @@ def tiny_target(model_type: str = "llama", *, seed: int = 0, dtype: torch.dtype 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if parameter.ndim == 1:  # norms and biases
-                    parameter.add_(0.3 * torch.randn_like(parameter))
-                elif parameter.ndim == 2:  # so that attention, experts and logits are far from uniform
-                    parameter.copy_(
-                        torch.randn_like(parameter) / parameter.shape[1] ** 0.5 * (2 if "head" in name else 1)
-                    )
+        draw_weights(model)
     return model.to(dtype).eval()
+
+
+@torch.no_grad()
+def draw_weights(model: Any) -> None:
+    """Give a new model weights with which attention, experts and logits are far from uniform."""
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1:  # norms and biases
+            parameter.add_(0.3 * torch.randn_like(parameter))
+        elif parameter.ndim == 2:
+            parameter.copy_(torch.randn_like(parameter) / parameter.shape[1] ** 0.5 * (2 if "head" in name else 1))
 
 
 def write_target(folder: str | Path, model_type: str = "llama", **options: Any) -> Path:

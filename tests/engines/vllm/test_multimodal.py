@@ -13,9 +13,8 @@ from multimodal_models import KINDS, TEXT_ONLY, mark, multimodal_target, picture
 from PIL.Image import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from vllm import LLM, SamplingParams
-from vllm.config import VllmConfig
-from vllm.engine.arg_utils import EngineArgs
 from vllm_bigram import draw
+from vllm_configs import configure
 from vllm_engines import engine, generate, random_shapes, rounds, runner
 from vllm_requests import check_aborts, check_distribution, make_prompts
 
@@ -144,18 +143,13 @@ def test_text_equals_plain_decoding(kind: str, head: str, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("only_text", [False, True])
-def test_pictures_that_attend_in_both_directions(only_text: bool, tmp_path: Path) -> None:
+def test_pictures_that_attend_in_both_directions(
+    only_text: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Gemma 4 of 26B and 31B: its own worker serves, or ours where only text is asked for."""
     target = multimodal_target(tmp_path / "target", "gemma4", use_bidirectional_attention="vision")
     drafter = family_head(tmp_path / "head", target)
-    found = reasons(target, drafter, limit_mm_per_prompt=TEXT_ONLY if only_text else {})
+    monkeypatch.setenv("EAGLE_PLUGIN", "0")  # which would choose the worker
+    config = configure(target, drafter, limit_mm_per_prompt=TEXT_ONLY if only_text else {})
+    found = unsupported_reasons(config)
     assert found == [] if only_text else "its images attend in both directions" in found[0]
-
-
-def reasons(target: Path, head: Path, **options: Any) -> list[str]:
-    """Why our worker does not serve this configuration of vLLM."""
-    speculative = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 7}
-    arguments = EngineArgs(str(target), dtype="float32", speculative_config=speculative, **options)
-    config: VllmConfig = arguments.create_engine_config()
-    config.parallel_config.worker_cls = "vllm.v1.worker.cpu_worker.CPUWorker"
-    return unsupported_reasons(config)

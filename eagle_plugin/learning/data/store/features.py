@@ -202,8 +202,8 @@ class Taps:
         vocabulary = self.readout.weight.shape[0]
         # Multimodal classes replace the tokens that stand for images.
         marks = {i for name, i in model.config.to_dict().items() if name.endswith(("_token_id", "_token_index"))}
-        tokens = [i * 7919 % vocabulary for i in range(1, 2 * PROBE_TOKENS) if i * 7919 % vocabulary not in marks]
-        probe = torch.tensor([tokens[:PROBE_TOKENS]], device=self._device)
+        tokens = (i * 7919 % vocabulary for i in range(1, 2 * PROBE_TOKENS))
+        probe = torch.tensor([[i for i in tokens if i not in marks][:PROBE_TOKENS]], device=self._device)
         with torch.inference_mode():
             wanted = model(input_ids=probe, use_cache=False).logits.float()
         _, last = self.run(probe, [probe.shape[1]])
