@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from eagle_plugin.core.shape import Shape
 from eagle_plugin.kernels.round_start import RoundStart, start_round
 from eagle_plugin.kernels.sampling import SamplingParams
 from eagle_plugin.runtime.graphs import StaticMemory
+from eagle_plugin.runtime.host_to_device import to_device
 from eagle_plugin.runtime.rng import KeyTable
 from eagle_plugin.runtime.round import TreeRows
 from eagle_plugin.sglang.pools import SlidingReader, SlidingRows
@@ -29,6 +32,9 @@ class RoundBatch(NamedTuple):
     start: RoundStart  # of the padded batch
     table_rows: Tensor  # [B] int64: 0 .. B - 1, the rows of start.table
     sliding: SlidingRows | None = None  # of layers with a sliding window, where these have a pool of their own
+    # [B] int64, of targets with rotary positions of three axes: what a request's texts are ahead of its tokens, since
+    # an image takes fewer positions than it has tokens.
+    shifts: Tensor | None = None
 
     @property
     def padded_b(self) -> int:
@@ -59,6 +65,11 @@ class RoundBatch(NamedTuple):
         """The cache slots of `count` positions from L + first on, contiguous [B, count] int64."""
         return self.start.window(first, count)
 
+    def rotary_axes(self, positions: Tensor) -> Tensor:
+        """The positions [3, N] of rows of text, N / B for each request, for their places [N] in it."""
+        assert self.shifts is not None
+        return (positions.view(self.padded_b, -1) + self.shifts[:, None]).view(1, -1).repeat(3, 1)
+
     def tree_rows(self, ancestors: Tensor, tail: int) -> TreeRows:
         """Rows with these ancestors [B, R] over `tail` slots after L, for tree attention over `start.table`."""
         return TreeRows(self.table_rows, self.prefix_lens, ancestors, tail)
@@ -68,17 +79,24 @@ class BatchReader:
     """Reads batches into memory that keeps its address."""
 
     def __init__(
-        self, reach: int, most: int, req_to_token: Tensor, keys: KeyTable, sliding: SlidingReader | None = None
+        self,
+        reach: int,
+        most: int,
+        req_to_token: Tensor,
+        keys: KeyTable,
+        sliding: SlidingReader | None = None,
+        has_axes: bool = False,
     ) -> None:
         """Room for up to `most` requests; req_to_token [P, C] int32 is the engine's table.
 
         reach: of the largest shape (`Shape.reach`). sliding: of a target with a pool for its sliding windows.
+        has_axes: of a target whose rotary positions have three.
         """
-        self._sliding = sliding
+        self._sliding, self._has_axes = sliding, has_axes
         device, columns = req_to_token.device, req_to_token.shape[1]
         self._req_to_token, self._keys, self._columns = req_to_token, keys, columns
         self._memory = memory = StaticMemory(device)
-        for name in ("prefix_lens", "requests", "rng_keys"):
+        for name in ("prefix_lens", "requests", "rng_keys", *(("shifts",) if has_axes else ())):
             memory.allocate(name, most, torch.int64)
         memory.allocate("slots", most * reach, torch.int64)
         memory.allocate("table", most * columns, torch.int32)
@@ -100,7 +118,17 @@ class BatchReader:
             self._keys.table,
             sampling_params(info),
         )
+        if made.shifts is not None:
+            self._read_shifts(made.shifts, batch.multimodal_inputs)
         return self._with_sliding(made)
+
+    @staticmethod
+    def _read_shifts(shifts: Tensor, inputs: Sequence[Any] | None) -> None:
+        """Of SGLang's ``MultimodalInputs`` of a batch's requests, whose deltas are on the host."""
+        shifts.zero_()
+        if inputs and any(one is not None for one in inputs):
+            deltas = [0 if one is None else int(one.mrope_position_delta) for one in inputs]
+            shifts[: len(deltas)] = to_device([np.array(deltas)], shifts.device)[0]
 
     def padding(self, shape: Shape, padded_b: int, is_greedy: bool) -> RoundBatch:
         """A round without requests, for a capture."""
@@ -123,7 +151,8 @@ class BatchReader:
             view("table", padded_b, self._columns),
             self._memory.view_fields("sampling", SamplingParams, padded_b),
         )
-        return RoundBatch(shape, b, is_greedy, start, self._table_rows[:padded_b])
+        shifts = view("shifts", padded_b) if self._has_axes else None
+        return RoundBatch(shape, b, is_greedy, start, self._table_rows[:padded_b], shifts=shifts)
 
 
 def committed_tokens(batch: Any) -> int:

@@ -128,7 +128,8 @@ class RandomBatches:
             min_ps=torch.zeros(b, device=device),
             is_all_greedy=greedy,
         )
-        return SimpleNamespace(seq_lens=lengths, req_pool_indices=rows, sampling_info=sampling)
+        of_rows = {"seq_lens": lengths, "req_pool_indices": rows, "multimodal_inputs": None}
+        return SimpleNamespace(sampling_info=sampling, **of_rows)
 
     def state(self, b: int) -> DraftState:
         """A random state of the head, of b requests."""

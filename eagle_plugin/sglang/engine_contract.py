@@ -113,7 +113,7 @@ CONTRACT: Contract = {
     },
     # A head's class and its linear layers.
     "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod": {"apply": "self layer x bias"},
-    "sglang.srt.configs.model_config.ModelConfig": {"_config_draft_model": "self"},
+    "sglang.srt.configs.model_config.ModelConfig": {"_config_draft_model": "self", **attributes("model_is_mrope")},
     "sglang.srt.models.llama_eagle3.LlamaForCausalLMEagle3": {
         "load_weights": "self weights",
         **attributes("config model"),

@@ -18,6 +18,7 @@ class TreeForward:
 
     def __init__(self, runner: Any, attention: TreeAttention) -> None:
         self._runner, self._attention = runner, attention
+        self._has_axes: bool = runner.model_config.model_is_mrope
 
     def __call__(
         self,
@@ -49,6 +50,8 @@ class TreeForward:
             capture_hidden_mode=hidden,
             next_token_logits_buffer=logits_buffer,
         )
+        if self._has_axes:
+            forward_batch.mrope_positions = batch.rotary_axes(positions)
         model = self._runner.model
         with forward_of(model, self._attention, forward_batch):
             return model.forward(tokens, positions, forward_batch)

@@ -29,6 +29,8 @@ from eagle_plugin.sglang.synthetic import SETTING
 logger = logging.getLogger("eagle_plugin")
 
 HEAD_ARCHITECTURES = ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3")
+# Targets with linear layers that our worker computes.
+GATED_DELTA_NETS = ("Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
 # Heads that SGLang loads with classes of its own, by a part of the class's name.
 _DRAFT_CLASS = re.compile(r"Eagle|NextN|MTP|Assistant|DSpark|Draft")
 
@@ -141,8 +143,6 @@ def unsupported_models(target_runner: Any, draft_architecture: str) -> list[str]
         reasons.append(f"target {name}: linear-attention and state-space layers are not served yet")
     if config.is_encoder_decoder:
         reasons.append(f"target {name}: encoder-decoder models are not served")
-    if config.model_is_mrope:
-        reasons.append(f"target {name}: multimodal rotary positions are not served yet")
     if draft_architecture not in HEAD_ARCHITECTURES:
         reasons.append(f"draft head {draft_architecture}: not one of {', '.join(HEAD_ARCHITECTURES)}")
     if type(target_runner.sampler).__name__ != "Sampler":
@@ -175,10 +175,8 @@ def _knows_chunks(model: Any) -> bool:
 
 
 def _has_gated_delta_nets(target_runner: Any) -> bool:
-    """Whether what keeps a state in this target are the gated delta nets of Qwen3-Next."""
-    from sglang.srt.configs.hybrid_arch import qwen3_next_config
-
-    return qwen3_next_config(target_runner.model_config) is not None
+    """Whether what keeps a state in this target are the gated delta nets of Qwen3-Next or Qwen3.5."""
+    return target_runner.model_config.hf_config.architectures[0] in GATED_DELTA_NETS
 
 
 def unsupported_states(target_runner: Any, arguments: Any) -> list[str]:

@@ -129,7 +129,7 @@ class TreeWorker(EAGLEWorkerV2):
         if layers:
             window = max(windows_of(runner.model), default=0)
             sliding = SlidingReader(pools[1], window, reach, pool.size, table.shape[1], chunk)
-        self._reader = BatchReader(reach, pool.size, table, self._keys, sliding)
+        self._reader = BatchReader(reach, pool.size, table, self._keys, sliding, runner.model_config.model_is_mrope)
         self._round = DecodeRound(drafter, self._verifier, self._reader)
         # The target's decode rounds are captured by us: the engine would capture its own attention, without trees.
         target.init_cuda_graphs = partial(target.init_cuda_graphs, capture_decode_cuda_graph=False)

@@ -35,6 +35,7 @@ QWEN_IDS = {
     "vision_start_token_id": IDS["vision_start"],
     "vision_end_token_id": IDS["vision_end"],
 }
+# deepstack_visual_indexes is empty in Qwen3.5 on the hub; SGLang takes three layers where the key is missing.
 QWEN_VISION: dict[str, Any] = {
     "depth": 2,
     "hidden_size": 32,
@@ -116,12 +117,12 @@ KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3_5": (
         "qwen3_next",
         {"model_type": "qwen3_5_text"} | _rotary(2, 1, 1, partial_rotary_factor=0.25),
-        QWEN_IDS | {"vision_config": QWEN_VISION},
+        QWEN_IDS | {"vision_config": {**QWEN_VISION, "deepstack_visual_indexes": []}},
     ),
     "qwen3_5_moe": (
         "qwen3_next",
         {"model_type": "qwen3_5_moe_text"} | _rotary(2, 1, 1, partial_rotary_factor=0.25),
-        QWEN_IDS | {"vision_config": QWEN_VISION},
+        QWEN_IDS | {"vision_config": {**QWEN_VISION, "deepstack_visual_indexes": []}},
     ),
     "qwen3_vl": (
         "qwen3",
@@ -183,6 +184,11 @@ def _write_processor(folder: Path, kind: str) -> None:
 def mark(name: str) -> str:
     """The text of a token of MARKS."""
     return name if name in OF_MISTRAL else f"<|{name}|>"
+
+
+# What stands for a picture in a prompt; targets of the other kinds are asked for text alone.
+OF_QWEN = mark("vision_start") + mark("image_pad") + mark("vision_end")
+PLACES = {"qwen3_vl": OF_QWEN, "qwen3_5": OF_QWEN, "qwen3_5_moe": OF_QWEN, "mistral3": mark("[IMG]")}
 
 
 def picture(number: int, size: tuple[int, int] = (4 * SIDE, 4 * SIDE)) -> Image.Image:

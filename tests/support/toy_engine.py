@@ -80,7 +80,7 @@ class Verifier(TreeVerifier):
             size=ROWS * COLUMNS,
             page_size=0,
         )
-        config = SimpleNamespace(vocab_size=V)
+        config = SimpleNamespace(vocab_size=V, model_is_mrope=False)
         runner = SimpleNamespace(model_config=config, device="cpu", model=torch.nn.Module())
         super().__init__(SimpleNamespace(model_runner=runner), None, ROWS, SimpleNamespace(get_kvcache=lambda: pool))
         self._forward = self._target

@@ -120,7 +120,7 @@ class Verifier(TreeVerifier):
             size=100,
             page_size=1,
         )
-        config = SimpleNamespace(vocab_size=VOCABULARY)
+        config = SimpleNamespace(vocab_size=VOCABULARY, model_is_mrope=False)
         runner = SimpleNamespace(model_config=config, device=CUDA, model=torch.nn.Module())
         worker = SimpleNamespace(model_runner=runner)
         super().__init__(worker, None, 8, SimpleNamespace(get_kvcache=lambda: pool))
@@ -162,6 +162,16 @@ def test_a_batch_is_read_in_one_launch(library: FakeLibrary) -> None:
     batch = reader().read(SHAPE, schedule_batch(), 4)
     assert all_on_cuda(*batch, batch.window(0, 4), *batch.tree_rows(batch.start.slots, 4))
     assert library.launched == ["start_round"]
+
+
+def test_rotary_positions_of_three_axes(library: FakeLibrary) -> None:
+    """The host knows what pictures take, and waits for nothing."""
+    table, keys = torch.zeros(8, 64, dtype=torch.int32, device=CUDA), KeyTable(8, CUDA, seed=1)
+    with_axes = BatchReader(SHAPE.reach, 8, table, keys, has_axes=True)
+    inputs = [None, SimpleNamespace(mrope_position_delta=torch.tensor([[-7]]))]
+    batch = with_axes.read(SHAPE, schedule_batch(multimodal_inputs=inputs[:B]), 4)
+    positions = torch.zeros(4 * 16, dtype=torch.int64, device=CUDA)
+    assert all_on_cuda(batch.shifts, batch.rotary_axes(positions))
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])

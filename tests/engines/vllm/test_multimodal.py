@@ -9,7 +9,7 @@ import pytest
 import torch
 from family_models import KINDS as HEADS
 from family_models import family_head, sampling_settings
-from multimodal_models import KINDS, TEXT_ONLY, mark, multimodal_target, picture
+from multimodal_models import KINDS, PLACES, TEXT_ONLY, multimodal_target, picture
 from PIL.Image import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from vllm import LLM, SamplingParams
@@ -22,9 +22,6 @@ from eagle_plugin.vllm.support import unsupported_reasons
 
 TREES: dict[str, Any] = {"depth": 3, "topk": 4, "nodes": 16}
 TOKENS = 32
-# What stands for a picture in a prompt; targets of the other kinds are asked for text alone (multimodal_models.py).
-OF_QWEN = mark("vision_start") + mark("image_pad") + mark("vision_end")
-PLACES = {"qwen3_vl": OF_QWEN, "qwen3_5": OF_QWEN, "qwen3_5_moe": OF_QWEN, "mistral3": mark("[IMG]")}
 HYBRID = ("qwen3_5", "qwen3_5_moe")  # of which vLLM has no plain decoding in float32 on CPUs
 MATRIX = pytest.mark.matrix
 

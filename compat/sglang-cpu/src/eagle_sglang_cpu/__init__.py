@@ -9,7 +9,7 @@ from eagle_sglang_cpu.conflicts import conflict_message
 def register() -> None:
     """Register the hooks of this package where SGLang's CPU engine runs without AMX kernels; else do nothing.
 
-    Exits with one sentence when a package that owns our import names is installed.
+    Exits with one sentence when a package that owns `sgl_kernel` is installed.
     """
     message = conflict_message()
     if message:

@@ -28,6 +28,7 @@ RMS_NORM = "sglang.srt.layers.layernorm.RMSNorm.forward_native"
 SILU_AND_MUL = "sglang.srt.layers.activation.SiluAndMul.forward_native"
 EXTRA_BUFFER = "sglang.srt.arg_groups.overrides.supports_mamba_cache_extra_buffer"
 GATED_NORM = "sglang.kernels.ops.attention.fla.fused_norm_gate.rms_norm_gated"
+GATED_LAYER_NORM = "sglang.kernels.ops.attention.fla.layernorm_gated.rms_norm_gated"
 SHARED_EXPERT_GATE = "sglang.kernels.ops.elementwise.elementwise._launch_fused_gate_sigmoid_mul"
 ROTARY = "sglang.srt.layers.rotary_embedding.base.RotaryEmbedding.forward_native"
 
@@ -136,6 +137,30 @@ def gated_norm(
     """Normalise, then multiply with the gate, as Qwen3-Next does: the engine has a Triton kernel alone for it."""
     if x.device.type != "cpu" or bias is not None or residual is not None:
         return kernel(x, gate, weight, bias, activation, residual=residual, eps=eps, **options)
+    return _norm_and_gate(x, gate, weight, activation, eps)
+
+
+def gated_layer_norm(
+    kernel: Callable[..., torch.Tensor],
+    *,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    z: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    activation: str = "swish",
+    **options: Any,
+) -> torch.Tensor:
+    """The same of Qwen3.5, in another class of the engine."""
+    ordinary = options == {"group_size": None, "norm_before_gate": True, "is_rms_norm": True}
+    if x.device.type != "cpu" or bias is not None or z is None or not ordinary:
+        return kernel(x=x, weight=weight, bias=bias, z=z, eps=eps, activation=activation, **options)
+    return _norm_and_gate(x, z.reshape(x.shape), weight, activation, eps)
+
+
+def _norm_and_gate(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, activation: str, eps: float
+) -> torch.Tensor:
     normed = torch.nn.functional.rms_norm(x.float(), weight.shape, weight.float(), eps)
     opened = gate.float().sigmoid()
     return (normed * (opened if activation == "sigmoid" else gate.float() * opened)).to(x.dtype)
@@ -169,5 +194,6 @@ def register() -> None:
     HookRegistry.register(ROTARY, fused_rotary, HookType.AROUND)
     HookRegistry.register(EXTRA_BUFFER, extra_buffer_is_served, HookType.AROUND)
     HookRegistry.register(GATED_NORM, gated_norm, HookType.AROUND)
+    HookRegistry.register(GATED_LAYER_NORM, gated_layer_norm, HookType.AROUND)
     HookRegistry.register(SHARED_EXPERT_GATE, gate_shared_expert, HookType.AROUND)
     llama4.register()

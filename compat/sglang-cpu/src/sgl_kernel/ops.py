@@ -5,7 +5,7 @@ import functools
 import torch
 
 from eagle_plugin.kernels import attention, kv
-from sgl_kernel import mamba
+from sgl_kernel import mamba, qwen3_5
 from sgl_kernel.murmur import murmur_hash32
 
 SUPPORTED_DTYPES = (torch.bfloat16, torch.float32)
@@ -165,3 +165,4 @@ _LIBRARY.impl("fused_sigmoid_gating_delta_rule_update_cpu", mamba.fused_sigmoid_
 _LIBRARY.impl("decode_attention_cpu", decode_attention_cpu, "CPU")
 _LIBRARY.impl("extend_attention_cpu", extend_attention_cpu, "CPU")
 _LIBRARY.impl("murmur_hash32_cpu", murmur_hash32, "CPU")
+qwen3_5.define(_LIBRARY)

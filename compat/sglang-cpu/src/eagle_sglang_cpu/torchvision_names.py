@@ -1,7 +1,8 @@
-"""Inert stand-in for torchvision: every import succeeds, every use raises.
+"""Inert names of torchvision where it is not installed: every import succeeds, every use raises.
 
-SGLang imports torchvision for its image processors even when it serves a text model, and the CUDA build of torchvision
-does not load beside a CPU build of torch.
+SGLang imports torchvision for its image processors even when it serves a text model, and the CUDA build of torchvision,
+which takes seconds to import, does not load beside a CPU build of torch. torch calls `provide` at the end of its own
+import (entry point "torch.backends").
 """
 
 import enum
@@ -11,11 +12,7 @@ from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 
-from eagle_sglang_cpu.conflicts import refuse_conflicts
-
-refuse_conflicts()
-
-__version__ = "0.28.0"  # the release that pairs with torch 2.13, for code that compares versions at import
+VERSION = "0.28.0"  # the release that pairs with torch 2.13, for code that compares versions at import
 
 
 class InterpolationMode(enum.Enum):
@@ -33,7 +30,7 @@ class InterpolationMode(enum.Enum):
 def _refuse(name: str):
     raise NotImplementedError(
         f"{name} was used, but this environment serves text only: to process images, install a torchvision that "
-        f"matches your torch build in place of eagle-plugin-sglang-cpu."
+        f"matches your torch build."
     )
 
 
@@ -54,6 +51,8 @@ def _inert(owner: str, name: str) -> type:
 
 
 class _InertModule(types.ModuleType):
+    __version__ = VERSION
+
     def __getattr__(self, name: str):
         if name.startswith("__"):
             raise AttributeError(name)
@@ -63,10 +62,15 @@ class _InertModule(types.ModuleType):
 
 
 class _InertFinder(MetaPathFinder, Loader):
+    """Asked last, where nothing else is found."""
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self, is_package=True) if fullname.startswith("torchvision.") else None
+        top, _, inside = fullname.partition(".")
+        # Modules that a real torchvision lacks stay missing.
+        known = top == "torchvision" and (not inside or isinstance(sys.modules.get(top), _InertModule))
+        return ModuleSpec(fullname, self, is_package=True) if known else None
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType:
         module = _InertModule(spec.name)
@@ -77,10 +81,6 @@ class _InertFinder(MetaPathFinder, Loader):
         """Nothing to run: names appear when they are asked for."""
 
 
-def __getattr__(name: str):
-    if name.startswith("__"):
-        raise AttributeError(name)
-    return _inert("torchvision", name)
-
-
-sys.meta_path.append(_InertFinder())
+def provide() -> None:
+    """Find the names from now on."""
+    sys.meta_path.append(_InertFinder())
