@@ -25,7 +25,8 @@ pytestmark = pytest.mark.server
 SHAPE = (3, 8, 32)
 TOKENS = 96  # five windows
 SWA = ("gemma4_text", "gpt_oss", "llama4_text")  # whose local layers have a KV pool of their own
-ALWAYS = [("gpt_oss", "eagle3")]  # in ``make test``, beside the deep paths of Qwen3-Next; all in ``make test-matrix``
+# In ``make test``, beside the gated delta nets of test_multimodal.py; all in ``make test-matrix``.
+ALWAYS = [("gpt_oss", "eagle3")]
 # Where the states of linear layers are kept at the end of prompts and answers only, no round is ahead of another. And
 # SGLang keeps the inputs of their convolutions in bfloat16 unless told.
 ENVIRONMENTS = {"qwen3_next": {"EAGLE_POLICY": "random", "SGLANG_MAMBA_CONV_DTYPE": "float32"}}
@@ -130,6 +131,7 @@ def test_freed_slots_of_sliding_windows_harm_nobody(family: str, tmp_path: Path)
         assert generate(plugin, "a", 4)["meta_info"]["completion_tokens"] == 4
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("family", ["qwen3_next"])
 def test_deep_paths_of_layers_that_keep_a_state(family: str, tmp_path: Path) -> None:
     """A target that says three tokens, and trees of all three: many paths are as deep as the tree."""
