@@ -10,3 +10,8 @@ FLOAT8 = {
     "fp8_e4m3": torch.float8_e4m3fn,
     "fp8_e5m2": torch.float8_e5m2,
 }
+
+
+def dtype_name(named: str) -> str:
+    """torch's name of the dtype of a cache of this ``--kv-cache-dtype``; "auto" where that is the model's own."""
+    return str(FLOAT8[named]).removeprefix("torch.") if named in FLOAT8 else "auto"

@@ -72,12 +72,10 @@ def test_the_current_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"SGLANG_USE_HND_KVCACHE": "1"}, "cuda", torch.bfloat16, "SGLANG_USE_HND_KVCACHE: only KV caches in token-ma"),
         ({"SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": "1"}, "cuda", torch.bfloat16, "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"),
         ({"SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": "1"}, "cpu", torch.bfloat16, None),
-        (
-            {},
-            "cuda",
-            torch.float8_e4m3fn,
-            "KV cache of float8_e4m3fn: only KV caches in the model's own dtype, bfloat16",
-        ),
+        ({}, "cuda", torch.float8_e4m3fn, None),
+        ({}, "cuda", torch.float8_e5m2, None),
+        ({}, "cpu", torch.float8_e4m3fn, "KV cache of float8_e4m3fn: on a CPU only KV caches in the model's own dtype"),
+        ({}, "cuda", torch.float16, "KV cache of float16: only KV caches in the model's own dtype, bfloat16, or 8-bit"),
     ],
 )
 def test_which_caches_are_read(
