@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_cases import Case, oracle, random_bits, tree_case
+from attention_cases import Case, oracle, tree_case
+from float8_bits import random_bits
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases import prop

@@ -9,7 +9,8 @@ import os
 
 import pytest
 import torch
-from attention_cases import oracle, random_bits, tree_case
+from attention_cases import oracle, tree_case
+from float8_bits import random_bits
 from torch import Tensor
 
 from eagle_plugin.kernels.float8 import FLOAT8, quantised

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from float8_bits import random_bits
 from kernel_cases import ancestor_bitmasks, random_parents
 from torch import Tensor
 
@@ -12,13 +13,6 @@ from eagle_plugin.kernels import attention_torch
 
 # seed, key heads, query heads of each, head_dim of keys and values, dtype, page size
 Shape = tuple[int, int, int, tuple[int, int], torch.dtype, int]
-
-
-def random_bits(gen: torch.Generator, *shape: int, dtype: torch.dtype) -> Tensor:
-    """Finite numbers of an 8-bit float, each of its bit patterns as likely as any other."""
-    bits = torch.arange(256, dtype=torch.uint8).view(dtype)
-    finite = bits[bits.float().isfinite()].view(torch.uint8)
-    return finite[torch.randint(0, len(finite), shape, generator=gen)].view(dtype)
 
 
 class Case:
