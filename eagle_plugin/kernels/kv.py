@@ -85,7 +85,7 @@ def _store_float8(
     k_cache: Tensor, v_cache: Tensor, loc: Tensor, k: Tensor, v: Tensor, k_scale: Tensor | None, v_scale: Tensor | None
 ) -> None:
     stored, given = name_of(k_cache.dtype), name_of(k.dtype)
-    sizes = check_all(
+    check_all(
         ("k_cache", k_cache, f"{stored} slots H D"),
         ("v_cache", v_cache, f"{stored} slots H Dv"),
         ("loc", loc, "int64 N"),
@@ -104,9 +104,9 @@ def _store_float8(
                 raise ValueError(f"{name} has gaps between its rows, wanted a contiguous tensor: call .contiguous()")
         launch(k_cache, v_cache, loc, k, v, k_scale, v_scale)
         return
-    check_values("loc names slot {value}", loc, 0, sizes["slots"] - 1, "allocate the slot first")
-    rows = quantised(k, k_scale, k_cache.dtype), quantised(v, v_scale, v_cache.dtype)
-    store_kv(*(cache.view(torch.uint8) for cache in (k_cache, v_cache)), loc, *(x.view(torch.uint8) for x in rows))
+    new = quantised(k, k_scale, k_cache.dtype), quantised(v, v_scale, v_cache.dtype)
+    keys, values, k_bytes, v_bytes = (x.view(torch.uint8) for x in (k_cache, v_cache, *new))
+    store_kv(keys, values, loc, k_bytes, v_bytes)
 
 
 @functools.cache

@@ -234,7 +234,7 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
 
 
 def _unserved_caches(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
-    """What holds of the caches of keys and values that our attention does not read, and how it is said."""
+    """What holds of the caches of keys and values that our attention does not read, each with its sentence."""
     cache, model, speculative = vllm_config.cache_config, vllm_config.model_config, vllm_config.speculative_config
     named, own, draft = cache.cache_dtype, str(model.dtype).removeprefix("torch."), speculative.kv_cache_dtype
     scheme = (getattr(model.hf_config, "quantization_config", None) or {}).get("kv_cache_scheme") or {}

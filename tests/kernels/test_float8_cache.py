@@ -1,6 +1,6 @@
 """Caches of 8-bit floats: attention over them and what is written to them, against torch.
 
-Every bit pattern occurs in them but NaN, which stands in the slots that no row may see.
+Every bit pattern occurs in them but NaN, which is in the slots that no row may see.
 """
 
 from __future__ import annotations
