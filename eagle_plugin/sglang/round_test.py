@@ -146,9 +146,10 @@ class RoundTest:
         kept = (torch.arange(slots.shape[1], device=self._random.device) < accepted.lengths[:, None])[: batch.b]
         slots = slots[: batch.b].where(kept, 0)
         ends = self._parts.caches[0], self._parts.caches[-1]
+        moved = [(cache[pool.slots(slots)], pool.buffers) for cache, pool in ends]
         # SGLang keeps 8-bit floats as bytes.
-        moved = [cache[pool.slots(slots)].view(pool.buffers.dtype).float() for cache, pool in ends]
-        return [rows.masked_fill(~kept[:, :, None, None], 0) for rows in moved]
+        numbers = [rows if rows.is_floating_point() else rows.view(pool.dtype).float() for rows, pool in moved]
+        return [rows.masked_fill(~kept[:, :, None, None], 0) for rows in numbers]
 
     def _remember(self, results: Results) -> None:
         b = len(results.moved[0])
