@@ -148,8 +148,8 @@ class RoundTest:
         ends = self._parts.caches[0], self._parts.caches[-1]
         moved = [(cache[pool.slots(slots)], pool.buffers) for cache, pool in ends]
         # SGLang keeps 8-bit floats as bytes.
-        numbers = [rows if rows.is_floating_point() else rows.view(pool.dtype).float() for rows, pool in moved]
-        return [rows.masked_fill(~kept[:, :, None, None], 0) for rows in numbers]
+        values = [rows if rows.is_floating_point() else rows.view(pool.dtype).float() for rows, pool in moved]
+        return [rows.masked_fill(~kept[:, :, None, None], 0) for rows in values]
 
     def _remember(self, results: Results) -> None:
         b = len(results.moved[0])
