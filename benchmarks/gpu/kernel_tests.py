@@ -45,6 +45,7 @@ TESTS = {
     "accepted_path": ("test_read_path",),
     "round_start": ("test_start_round", "test_the_comparison_sees_one_slot"),
     "attention": ("test_tree_attention", "test_one_wrong_ancestor_bit_changes_that_row_alone"),
+    "float8": ("test_every_number_is_read_exactly", "test_store_kv"),
 }
 WORKERS = 8  # processes for the tests, where pytest-xdist is installed: Triton compiles for most of the time
 SHORT = {"attention": TESTS["attention"]}  # the kernel in Triton: the others are CUDA C++, compiled once

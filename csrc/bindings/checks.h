@@ -12,7 +12,8 @@ namespace eagle {
 using tvm::ffi::TensorView;
 
 constexpr DLDataType kI32{kDLInt, 32, 1}, kI64{kDLInt, 64, 1}, kF32{kDLFloat, 32, 1}, kF64{kDLFloat, 64, 1},
-    kBool{kDLBool, 8, 1}, kF16{kDLFloat, 16, 1}, kBF16{kDLBfloat, 16, 1};
+    kBool{kDLBool, 8, 1}, kF16{kDLFloat, 16, 1}, kBF16{kDLBfloat, 16, 1}, kE4M3{kDLFloat8_e4m3fn, 8, 1},
+    kE5M2{kDLFloat8_e5m2, 8, 1};
 constexpr int64_t kAny = -1;  // a size that is not checked
 #if defined(__CUDACC__)
 constexpr DLDeviceType kDevice = kDLCUDA;  // of the tensors that this library takes
@@ -31,6 +32,8 @@ T* ptr(const TensorView& t) {
 inline bool same(DLDataType a, DLDataType b) { return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes; }
 
 inline std::string name_of(DLDataType t) {
+  if (same(t, kE4M3)) return "float8_e4m3fn";
+  if (same(t, kE5M2)) return "float8_e5m2";
   const char* kind = t.code == kDLBool     ? "bool"
                      : t.code == kDLInt    ? "int"
                      : t.code == kDLUInt   ? "uint"

@@ -136,13 +136,13 @@ void run(const AttentionSpec& a, Plan& plan) {
   const int64_t units = static_cast<int64_t>(plan.units.size());
   // a thread takes all heads of a unit, so that it reads whole rows of the cache, or one where threads would lack work
   const bool whole = !parallel || units >= 2 * max_threads();
-  const int64_t heads = whole ? a.kv_heads : 1, read = read_ahead_keys(a, sizeof(T));
+  const int64_t heads = whole ? a.kv_heads : 1, read = read_ahead_keys(a);
   parallel_for(units * a.kv_heads / heads, parallel, [&](int64_t i) {
     const Unit& unit = plan.units[i * heads / a.kv_heads];
     Group* group = &plan.groups[unit.first_group + i * heads % a.kv_heads];
     const int64_t begin = group->begin + unit.stretch * group->stretch;
     const int64_t end = std::min(group->end, begin + group->stretch);
-    if (whole && unit.first) read_ahead<T>(a, group->slots, begin, std::min(end, begin + read));
+    if (whole && unit.first) read_ahead(a, group->slots, begin, std::min(end, begin + read));
     for (int64_t head = 0; head < heads; ++head, ++group) attend(*group, begin, end, group->first_task + unit.stretch);
   });
   if (bad_slot.load()) {
@@ -151,8 +151,17 @@ void run(const AttentionSpec& a, Plan& plan) {
   }
 }
 
+bool is_float8(DLDataType dtype) { return same(dtype, kE4M3) || same(dtype, kE5M2); }
+
+float scale_of(const Optional<TensorView>& scale, const char* name) {
+  if (!scale.has_value()) return 1.0f;
+  check(scale.value(), name, kF32, {1});
+  return *ptr<float>(scale.value());
+}
+
 AttentionSpec check_call(const TensorView& q, const TensorView& k, const TensorView& v, double scale, double logit_cap,
-                         const Optional<TensorView>& sinks, const TensorView& out) {
+                         const Optional<TensorView>& sinks, const Optional<TensorView>& k_scale,
+                         const Optional<TensorView>& v_scale, const TensorView& out) {
   AttentionSpec a{};
   const DLDataType dtype = q.dtype();
   if (!same(dtype, kF32) && !same(dtype, kBF16) && !same(dtype, kF16)) {
@@ -162,10 +171,13 @@ AttentionSpec check_call(const TensorView& q, const TensorView& k, const TensorV
   a.q_stride = check_rows(q, "q", dtype, {kAny, kAny, kAny});
   a.q_heads = q.size(1);
   a.dim = q.size(2);
-  check(k, "k_cache", dtype, {kAny, kAny, a.dim});
+  const DLDataType stored = is_float8(k.dtype()) ? k.dtype() : dtype;
+  a.element_size = stored.bits / 8;
+  a.stored = same(stored, kE5M2) ? Float8::kE5M2 : Float8::kE4M3;
+  check(k, "k_cache", stored, {kAny, kAny, a.dim});
   a.slots = k.size(0);
   a.kv_heads = k.size(1);
-  check(v, "v_cache", dtype, {a.slots, a.kv_heads, kAny});
+  check(v, "v_cache", stored, {a.slots, a.kv_heads, kAny});
   a.dim_v = v.size(2);
   if (a.kv_heads < 1 || a.q_heads % a.kv_heads) {
     TVM_FFI_THROW(ValueError) << "q has " << a.q_heads << " heads over " << a.kv_heads
@@ -186,7 +198,8 @@ AttentionSpec check_call(const TensorView& q, const TensorView& k, const TensorV
   a.k = k.data_ptr();
   a.v = v.data_ptr();
   a.out = out.data_ptr();
-  a.scale = static_cast<float>(scale);
+  a.scale = static_cast<float>(scale) * scale_of(k_scale, "k_scale");
+  a.v_scale = scale_of(v_scale, "v_scale");
   a.logit_cap = static_cast<float>(logit_cap);
   return a;
 }
@@ -218,8 +231,9 @@ void run_any(const AttentionSpec& a, Plan& plan, DLDataType dtype) {
 
 void tree_attention(TensorView q, TensorView k, TensorView v, TensorView slot_table, TensorView rows,
                     TensorView prefix_lens, TensorView ancestors, int64_t tail, double scale, double logit_cap,
-                    int64_t window, int64_t chunk, Optional<TensorView> sinks, TensorView out) {
-  const AttentionSpec a = check_call(q, k, v, scale, logit_cap, sinks, out);
+                    int64_t window, int64_t chunk, Optional<TensorView> sinks, Optional<TensorView> k_scale,
+                    Optional<TensorView> v_scale, TensorView out) {
+  const AttentionSpec a = check_call(q, k, v, scale, logit_cap, sinks, k_scale, v_scale, out);
   check(ancestors, "ancestors", kI64, {kAny, kAny});
   const int64_t b = ancestors.size(0), nodes = ancestors.size(1);
   check_shape(q, "q", {b * nodes, a.q_heads, a.dim});
@@ -249,8 +263,9 @@ void tree_attention(TensorView q, TensorView k, TensorView v, TensorView slot_ta
 void extend_attention(TensorView q, TensorView k, TensorView v, TensorView slot_table, TensorView rows,
                       TensorView seq_lens, TensorView extend_lens, TensorView starts, double scale, bool causal,
                       Optional<TensorView> mask, double logit_cap, int64_t window, int64_t chunk,
-                      Optional<TensorView> sinks, TensorView out) {
-  const AttentionSpec a = check_call(q, k, v, scale, logit_cap, sinks, out);
+                      Optional<TensorView> sinks, Optional<TensorView> k_scale, Optional<TensorView> v_scale,
+                      TensorView out) {
+  const AttentionSpec a = check_call(q, k, v, scale, logit_cap, sinks, k_scale, v_scale, out);
   check(seq_lens, "seq_lens", kI64, {kAny});
   const int64_t b = seq_lens.size(0);
   check(extend_lens, "extend_lens", kI64, {b});

@@ -2,6 +2,7 @@
 // float32. A row is one (query, query head); all query heads of a key head are rows of one group, so that every key and
 // value is read from the cache once. Host only (GCC vectors); the GPU has kernels of its own shape.
 #pragma once
+#include "float8.h"
 #include "simd.h"
 #include "visibility.h"
 
@@ -19,7 +20,10 @@ struct AttentionSpec {  // what all requests of a call share
   const float* sinks;  // [q_heads] or null
   int64_t q_stride;    // elements from one query to the next
   int64_t q_heads, kv_heads, group, dim, dim_v, slots;
+  int64_t element_size;  // bytes of a number in the cache
+  Float8 stored;         // what it is where element_size is 1; else the type of the queries
   float scale, logit_cap;
+  float v_scale;  // what the values of the cache are multiplied by; that of the keys is part of `scale`
 };
 
 struct Stretch {         // keys [begin, end) of one request for one key head
@@ -33,17 +37,18 @@ struct Partial {
 };
 
 struct Scratch {  // of one thread, for `rows` rows (a multiple of the lanes)
-  float *q, *logits, *keys, *values, *totals, *fade;
+  float *q, *logits, *keys, *values, *totals, *fade, *read;
   static int64_t floats(int64_t rows, int64_t dim, int64_t dim_v) {
-    return rows * (dim + kBlock + simd::kLanes + 1) + kBlock * (dim + dim_v);
+    return rows * (dim + kBlock + simd::kLanes + 1) + 2 * kBlock * (dim + dim_v);
   }
   Scratch(float* base, int64_t rows, int64_t dim, int64_t dim_v) {
     q = base;                         // [rows, dim], of pairs in the first half of each row where kPaired
     logits = q + rows * dim;          // [rows, kBlock]
     totals = logits + rows * kBlock;  // [rows, lanes]: the denominator, summed lane by lane
     fade = totals + rows * simd::kLanes;
-    keys = fade + rows;            // [dim, kBlock], transposed; [dim / 2, kBlock] of pairs where kPaired
-    values = keys + kBlock * dim;  // [kBlock, dim_v]
+    keys = fade + rows;              // [dim, kBlock], transposed; [dim / 2, kBlock] of pairs where kPaired
+    values = keys + kBlock * dim;    // [kBlock, dim_v]
+    read = values + kBlock * dim_v;  // [kBlock, dim + dim_v]: what 8-bit numbers stand for, in the type of the queries
   }
 };
 
@@ -75,6 +80,14 @@ void stage_keys(const T* const* rows, int64_t d, float* keys, int column) {
   }
 }
 
+// One row of an 8-bit cache, as `values` say; `at` is its number.
+template <class T>
+const T* read_float8(const T* values, const void* cache, int64_t at, int64_t dim, T* out) {
+  const uint8_t* bits = static_cast<const uint8_t*>(cache) + at * dim;
+  for (int64_t d = 0; d < dim; ++d) out[d] = values[bits[d]];
+  return out;
+}
+
 // Brings the keys of one block into the scratch, and the values as float32 where `widen` is set; values[kBlock] says
 // where they are in the cache. Keys and values that no row sees
 // are zero, whatever their slot holds; columns from `to`, the end of what is seen, to the end of the block are not
@@ -84,6 +97,7 @@ bool stage_block(const AttentionSpec& a, const Stretch& s, int64_t start, uint64
                  const Scratch& w, const T** values) {
   static const T zeros[kMaxDim]{};
   const T* rows[kBlock];
+  const T* float8 = a.element_size == 1 ? values_of<T>(a.stored) : nullptr;
   const int columns = (to + simd::kLanes - 1) / simd::kLanes * simd::kLanes;
   for (int j = 0; j < columns; ++j) {
     rows[j] = values[j] = zeros;
@@ -91,8 +105,14 @@ bool stage_block(const AttentionSpec& a, const Stretch& s, int64_t start, uint64
       const int64_t slot = s.slots[start + j];
       if (slot < 0 || slot >= a.slots) return false;
       const int64_t at = slot * a.kv_heads + s.kv_head;
-      rows[j] = static_cast<const T*>(a.k) + at * a.dim;
-      values[j] = static_cast<const T*>(a.v) + at * a.dim_v;
+      if (float8) {
+        T* out = reinterpret_cast<T*>(w.read) + j * (a.dim + a.dim_v);
+        rows[j] = read_float8(float8, a.k, at, a.dim, out);
+        values[j] = read_float8(float8, a.v, at, a.dim_v, out + a.dim);
+      } else {
+        rows[j] = static_cast<const T*>(a.k) + at * a.dim;
+        values[j] = static_cast<const T*>(a.v) + at * a.dim_v;
+      }
     }
     if (!widen) continue;
     float* value = w.values + j * a.dim_v;
@@ -287,7 +307,7 @@ void finish_rows(const AttentionSpec& a, int64_t rows, const Partial* parts, int
       weight[i] = simd::exp(simd::broadcast(parts[i].highest[r] - highest))[0];
       total += parts[i].total[r] * weight[i];
     }
-    const float inverse = total == 0.0f ? 0.0f : 1.0f / total;  // a row that sees no key is zero
+    const float inverse = total == 0.0f ? 0.0f : a.v_scale / total;  // a row that sees no key is zero
     for (int64_t d = 0; d < a.dim_v; d += simd::kLanes) {
       simd::Floats x{};
       for (int64_t i = 0; i < count; ++i) {

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from eagle_plugin.kernels import attention_torch as oracle
 from eagle_plugin.kernels.checks import check, check_all, name_of
+from eagle_plugin.kernels.float8 import FLOAT8
 from eagle_plugin.kernels.loader import function
 
 __all__ = ["extend_attention", "tree_attention"]
@@ -39,6 +40,8 @@ def tree_attention(
     window: int = -1,
     chunk: int = 0,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attend from R tree nodes of each of b requests to the prefix and to the nodes' own ancestors.
@@ -55,6 +58,9 @@ def tree_attention(
     Llama 4: positions are divided into chunks of that many tokens, and a row sees its own chunk). Both are scalars of a
     layer: each row's first position follows from its bitmask, so no further tensor has to be made per forward.
 
+    The caches may be of 8-bit floats, float8_e4m3fn or float8_e5m2; what they hold is multiplied by k_scale and v_scale
+    [1] float32, None: 1. On a GPU the kernel reads the scales.
+
     Sinks [Hq] float32 are extra logits in the denominator. A row that sees no key gives zeros. TypeError and ValueError
     name a wrong input; on a GPU the contents of the integer tensors are not checked, because the host would have to
     wait for them. So a launch can be captured in a CUDA graph.
@@ -64,9 +70,11 @@ def tree_attention(
     native = _native("tree_attention", q, v_cache)
     if native is not None:
         lens = (prefix_lens, ancestors, tail)
-        native(q, k_cache, v_cache, slot_table, rows, *lens, scale, logit_cap, window, chunk, sinks, out)
+        native(
+            q, k_cache, v_cache, slot_table, rows, *lens, scale, logit_cap, window, chunk, sinks, k_scale, v_scale, out
+        )
         return out
-    _check(q, k_cache, v_cache, sinks, out)
+    _check(q, k_cache, v_cache, sinks, k_scale, v_scale, out)
     b, R = check_all(("ancestors", ancestors, "int64 b R")).values()
     check_all(
         ("q", q, f"{name_of(q.dtype)} nodes * *"),
@@ -81,7 +89,8 @@ def tree_attention(
     launch = _triton() if q.is_cuda and max(q.shape[2], v_cache.shape[2]) <= 256 else None
     if launch is not None:
         args = (q, k_cache, v_cache, slot_table, rows, prefix_lens, ancestors, out)
-        launch(*args, tail=tail, scale=scale, logit_cap=logit_cap, window=window, chunk=chunk, sinks=sinks)
+        limits = {"logit_cap": logit_cap, "window": window, "chunk": chunk}
+        launch(*args, tail=tail, scale=scale, sinks=sinks, k_scale=k_scale, v_scale=v_scale, **limits)
         return out
     for i, (row, prefix) in enumerate(zip(rows.tolist(), prefix_lens.tolist(), strict=True)):
         _check_row(slot_table, row, i, prefix + tail if prefix >= 0 else prefix)
@@ -95,6 +104,8 @@ def tree_attention(
             scale=scale,
             logit_cap=logit_cap,
             sinks=sinks,
+            k_scale=k_scale,
+            v_scale=v_scale,
         )
     return out
 
@@ -116,12 +127,15 @@ def extend_attention(
     window: int = -1,
     chunk: int = 0,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attend from the new tokens of each request to its whole sequence, whose keys and values are all in the cache.
 
-    q [T, Hq, D]; caches, slot_table, rows and sinks as in `tree_attention`; seq_lens, extend_lens and starts [b] int64:
-    query j of request i is row starts[i] + j of q at position seq_lens[i] - extend_lens[i] + j. -> [T, Hq, Dv].
+    q [T, Hq, D]; caches, scales, slot_table, rows and sinks as in `tree_attention`; seq_lens, extend_lens and starts
+    [b] int64: query j of request i is row starts[i] + j of q at position seq_lens[i] - extend_lens[i] + j.
+    -> [T, Hq, Dv].
     mask, a flat bool tensor of e*e elements per request one after another, replaces the causal rule among the e new
     tokens; it must be that of a tree whose parents come before their children: the k-th new token that a row sees is at
     position prefix + k, the last one is the row itself. Window and chunk as in `tree_attention`. For rows of q that
@@ -132,9 +146,10 @@ def extend_attention(
     native = _native("extend_attention", q, v_cache)
     if native is not None:
         lens = (seq_lens, extend_lens, starts)
-        native(q, k_cache, v_cache, slot_table, rows, *lens, scale, causal, mask, logit_cap, window, chunk, sinks, out)
+        limits = (logit_cap, window, chunk, sinks, k_scale, v_scale)
+        native(q, k_cache, v_cache, slot_table, rows, *lens, scale, causal, mask, *limits, out)
         return out
-    _check(q, k_cache, v_cache, sinks, out)
+    _check(q, k_cache, v_cache, sinks, k_scale, v_scale, out)
     check_all(
         ("seq_lens", seq_lens, "int64 b"),
         ("extend_lens", extend_lens, "int64 b"),
@@ -158,7 +173,15 @@ def extend_attention(
         visible = oracle.extend_visible(n, e, causal, own, window, q.device, chunk)
         slots = _slots(slot_table, row, visible, k_cache.shape[0])
         out[start : start + e] = oracle.attend(
-            q[start : start + e], k_cache[slots], v_cache[slots], visible, scale=scale, logit_cap=logit_cap, sinks=sinks
+            q[start : start + e],
+            k_cache[slots],
+            v_cache[slots],
+            visible,
+            scale=scale,
+            logit_cap=logit_cap,
+            sinks=sinks,
+            k_scale=k_scale,
+            v_scale=v_scale,
         )
     return out
 
@@ -190,13 +213,24 @@ def _triton() -> Callable[..., None] | None:
     return triton_attention.tree_attention
 
 
-def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, sinks: Tensor | None, out: Tensor) -> None:
+def _check(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    sinks: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    out: Tensor,
+) -> None:
     dtype = name_of(q.dtype)
+    stored = name_of(k_cache.dtype) if k_cache.dtype in FLOAT8 else dtype
     sizes = check_all(
         ("q", q, f"{dtype} N H D"),
-        ("k_cache", k_cache, f"{dtype} slots kv D"),
-        ("v_cache", v_cache, f"{dtype} slots kv Dv"),
+        ("k_cache", k_cache, f"{stored} slots kv D"),
+        ("v_cache", v_cache, f"{stored} slots kv Dv"),
     )
+    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    check_all(*((name, scale, "float32 1") for name, scale in scales.items() if scale is not None))
     heads, kv_heads = sizes["H"], sizes["kv"]
     if kv_heads == 0 or heads % kv_heads:
         raise ValueError(f"q has {heads} heads over {kv_heads} key heads, wanted a multiple: check the head counts")

@@ -15,15 +15,19 @@ def attend(
     scale: float,
     logit_cap: float = 0.0,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> Tensor:
     """Return softmax(q k^T * scale) v of one request in float32 arithmetic, in q's dtype.
 
     q [R, Hq, D], k [n, Hkv, D], v [n, Hkv, Dv], visible [R, n] bool. A logit x becomes cap * tanh(x / cap) when
     logit_cap > 0; sinks [Hq] float32 are extra logits in the denominator. A row that sees no key gives zeros.
+    k and v, of any float type, are multiplied by k_scale and v_scale [1] float32.
     """
     rows, heads, _ = q.shape
     group = heads // k.shape[1]
-    keys, values = (x.float().repeat_interleave(group, dim=1) for x in (k, v))
+    scaled = (x.float() if by is None else x.float() * by for x, by in ((k, k_scale), (v, v_scale)))
+    keys, values = (x.repeat_interleave(group, dim=1) for x in scaled)
     # a key that no row sees may have any value, NaN too (a slot that was never written)
     seen = visible.any(dim=0)[:, None, None]
     keys, values = torch.where(seen, keys, 0.0), torch.where(seen, values, 0.0)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import os
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from eagle_plugin.core import verify as oracle
 from eagle_plugin.kernels.checks import check_all, check_values, name_of
+from eagle_plugin.kernels.float8 import FLOAT8, quantised
 from eagle_plugin.kernels.loader import function
 
 __all__ = ["compact_kv", "store_kv"]
@@ -35,14 +39,31 @@ def compact_kv(
         _compact_kv_cuda(data_ptrs, row_bytes, window, index, lengths, slots)
 
 
-def store_kv(k_cache: Tensor, v_cache: Tensor, loc: Tensor, k: Tensor, v: Tensor) -> None:
+def store_kv(
+    k_cache: Tensor,
+    v_cache: Tensor,
+    loc: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
     """Write new keys and values into their slots: k_cache[loc] = k, v_cache[loc] = v.
 
     k_cache [slots, Hkv, D] and v_cache [slots, Hkv, Dv] of one dtype, loc [N] int64, k [N, Hkv, D] and v [N, Hkv, Dv]
     of the caches' dtype (rows may be slices of a fused projection). When a slot occurs twice the later row wins on the
     CPU, either of them on CUDA. A slot outside the cache gives ValueError on the CPU; on CUDA that row
     is not stored.
+
+    A cache may be one of 8-bit floats, float8_e4m3fn or float8_e5m2: k and v of one other float type are then divided
+    by k_scale and v_scale [1] float32 (None: 1) and rounded (`float8.quantised`).
     """
+    if k_cache.dtype in FLOAT8:
+        _store_float8(k_cache, v_cache, loc, k, v, k_scale, v_scale)
+        return
+    if k_scale is not None or v_scale is not None:
+        raise ValueError(f"a cache of {name_of(k_cache.dtype)} has no scales: pass k_scale and v_scale None")
     native = function("store_kv", k_cache.device.type)
     if native is not None:
         native(k_cache, v_cache, loc, k, v)
@@ -58,6 +79,46 @@ def store_kv(k_cache: Tensor, v_cache: Tensor, loc: Tensor, k: Tensor, v: Tensor
     check_values("loc names slot {value}", loc, 0, sizes["slots"] - 1, "allocate the slot first")
     k_cache[loc] = k
     v_cache[loc] = v
+
+
+def _store_float8(
+    k_cache: Tensor, v_cache: Tensor, loc: Tensor, k: Tensor, v: Tensor, k_scale: Tensor | None, v_scale: Tensor | None
+) -> None:
+    stored, given = name_of(k_cache.dtype), name_of(k.dtype)
+    check_all(
+        ("k_cache", k_cache, f"{stored} slots H D"),
+        ("v_cache", v_cache, f"{stored} slots H Dv"),
+        ("loc", loc, "int64 N"),
+        ("k", k, f"{given} N H D"),
+        ("v", v, f"{given} N H Dv"),
+    )
+    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    check_all(*((name, scale, "float32 1") for name, scale in scales.items() if scale is not None))
+    launch = _triton() if k_cache.is_cuda else None
+    if launch is not None:
+        for name, rows in {"k": k, "v": v}.items():
+            if len(rows) and not rows[0].is_contiguous():
+                raise ValueError(f"{name} has gaps inside its rows, wanted contiguous rows: call .contiguous()")
+        for name, dense in {"k_cache": k_cache, "v_cache": v_cache, "loc": loc}.items():
+            if not dense.is_contiguous():
+                raise ValueError(f"{name} has gaps between its rows, wanted a contiguous tensor: call .contiguous()")
+        launch(k_cache, v_cache, loc, k, v, k_scale, v_scale)
+        return
+    new = quantised(k, k_scale, k_cache.dtype), quantised(v, v_scale, v_cache.dtype)
+    keys, values, k_bytes, v_bytes = (x.view(torch.uint8) for x in (k_cache, v_cache, *new))
+    store_kv(keys, values, loc, k_bytes, v_bytes)
+
+
+@functools.cache
+def _triton() -> Callable[..., None] | None:
+    """The Triton kernel for caches of 8-bit floats; None where there is none, as in `attention._triton`."""
+    if os.environ.get("EAGLE_KERNELS") == "torch":
+        return None
+    try:
+        from eagle_plugin.kernels import triton_store
+    except ImportError:
+        return None
+    return triton_store.store_float8
 
 
 def _compact_kv_torch(

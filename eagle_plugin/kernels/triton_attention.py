@@ -54,9 +54,12 @@ def _add_keys(
     q, acc, highest, total,
     k_head_ptr, v_head_ptr, k_slot_stride, v_slot_stride, slots, seen, visible, inner, outer,
     DIM: tl.constexpr, DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    CAPPED: tl.constexpr, UPCAST: tl.constexpr, ALL_SEEN: tl.constexpr, ALL_VISIBLE: tl.constexpr,
+    CAPPED: tl.constexpr, UPCAST: tl.constexpr, DTYPE: tl.constexpr, ALL_SEEN: tl.constexpr,
+    ALL_VISIBLE: tl.constexpr,
 ):  # fmt: skip
     """One step of the online softmax over the keys in `slots`; those outside `seen` are not read (they may be NaN).
+
+    DTYPE: of the queries, which holds all numbers of an 8-bit cache exactly.
 
     ALL_SEEN, ALL_VISIBLE: `seen`, `visible` are true everywhere and not looked at.
     """
@@ -72,6 +75,7 @@ def _add_keys(
         v = tl.load(v_ptr)
     else:
         v = tl.load(v_ptr, mask=seen[:, None] & (dv < DIM_V)[None, :], other=0.0)
+    k, v = k.to(DTYPE), v.to(DTYPE)
     if UPCAST:
         k = k.to(tl.float32)
     logits = tl.dot(q, k, input_precision="ieee") * inner
@@ -84,7 +88,7 @@ def _add_keys(
     weights = tl.exp2(logits - base[:, None])
     fade = tl.exp2(highest - base)
     total = total * fade + tl.sum(weights, 1)
-    weights = weights.to(v.dtype)
+    weights = weights.to(DTYPE)
     if UPCAST:
         v = v.to(tl.float32)
         weights = weights.to(tl.float32)
@@ -94,13 +98,13 @@ def _add_keys(
 
 @triton.jit(do_not_specialize=["nodes", "tail", "window", "chunk"])
 def _attend(
-    q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, prefix_ptr, ancestors_ptr, sinks_ptr, out_ptr, lse_ptr,
-    q_row_stride, q_head_stride, k_slot_stride, k_head_stride, v_slot_stride, v_head_stride, table_stride,
+    q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, prefix_ptr, ancestors_ptr, sinks_ptr, k_scale_ptr, v_scale_ptr, out_ptr,
+    lse_ptr, q_row_stride, q_head_stride, k_slot_stride, k_head_stride, v_slot_stride, v_head_stride, table_stride,
     nodes, tail, window, chunk, inner, outer,
     GROUP: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, DIM_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     SPLIT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, CHUNKED: tl.constexpr,
-    SINKS: tl.constexpr, UPCAST: tl.constexpr,
+    SINKS: tl.constexpr, K_SCALED: tl.constexpr, V_SCALED: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Grid (splits, key heads x row tiles, requests). SPLIT: `out` is float32 [rows, heads, splits, DIM_V], beside the
     base-2 logarithms of the denominators, `lse` [rows, heads, splits]; otherwise `out` is the result."""
@@ -121,8 +125,11 @@ def _attend(
         mask=valid[:, None] & (d < DIM)[None, :],
         other=0.0,
     )
+    DTYPE: tl.constexpr = q_ptr.dtype.element_ty
     if UPCAST:
         q = q.to(tl.float32)
+    if K_SCALED:
+        inner = inner * tl.load(k_scale_ptr)
     bits = tl.load(ancestors_ptr + query, mask=valid, other=0)
     prefix = tl.load(prefix_ptr + request).to(tl.int32)
     table = table_ptr + tl.load(rows_ptr + request).to(tl.int64) * table_stride
@@ -164,7 +171,7 @@ def _attend(
             acc, highest, total = _add_keys(
                 q, acc, highest, total,
                 k_head_ptr, v_head_ptr, k_slot_stride, v_slot_stride, slots, seen, visible, inner, outer,
-                DIM, DIM_V, BLOCK_D, BLOCK_DV, CAPPED, UPCAST, True, not (WINDOWED or CHUNKED),
+                DIM, DIM_V, BLOCK_D, BLOCK_DV, CAPPED, UPCAST, DTYPE, True, not (WINDOWED or CHUNKED),
             )  # fmt: skip
     for start in range(whole, end, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
@@ -176,7 +183,7 @@ def _attend(
         acc, highest, total = _add_keys(
             q, acc, highest, total,
             k_head_ptr, v_head_ptr, k_slot_stride, v_slot_stride, slots, seen, visible, inner, outer,
-            DIM, DIM_V, BLOCK_D, BLOCK_DV, CAPPED, UPCAST, False, False,
+            DIM, DIM_V, BLOCK_D, BLOCK_DV, CAPPED, UPCAST, DTYPE, False, False,
         )  # fmt: skip
 
     for start in tl.range(tl.where(last, 0, tail), tail, BLOCK_N, num_stages=1):
@@ -188,11 +195,13 @@ def _attend(
         acc, highest, total = _add_keys(
             q, acc, highest, total,
             k_head_ptr, v_head_ptr, k_slot_stride, v_slot_stride, slots, seen, visible, inner, outer,
-            DIM, DIM_V, BLOCK_D, BLOCK_DV, CAPPED, UPCAST, False, False,
+            DIM, DIM_V, BLOCK_D, BLOCK_DV, CAPPED, UPCAST, DTYPE, False, False,
         )  # fmt: skip
 
     total = tl.where(total == 0.0, 1.0, total)
     acc = acc / total[:, None]  # a row that sees no key is zero
+    if V_SCALED:
+        acc = acc * tl.load(v_scale_ptr)
     at = query * HEADS + head
     if SPLIT:
         at = at * splits + split
@@ -288,6 +297,8 @@ def tree_attention(
     window: int = -1,
     chunk: int = 0,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     splits: int | None = None,
 ) -> None:
     """Write into `out` what `eagle_plugin.kernels.attention.tree_attention` promises; shapes are checked there.
@@ -323,14 +334,15 @@ def tree_attention(
     block_dv = triton.next_power_of_2(max(dim_v, 16))
     with torch.cuda.device_of(q):
         _attend[(splits, programs, b)](
-            q, k_cache, v_cache, slot_table, rows, prefix_lens, ancestors, sinks, target, lse,
+            q, k_cache, v_cache, slot_table, rows, prefix_lens, ancestors, sinks, k_scale, v_scale, target,
+            lse,
             *q.stride()[:2], *k_cache.stride()[:2], *v_cache.stride()[:2], slot_table.stride(0),
             nodes, tail, window, chunk,
             2 * scale / logit_cap if logit_cap > 0 else scale * LOG2E.value, logit_cap * LOG2E.value,
             GROUP=group, HEADS=heads, DIM=dim, DIM_V=dim_v,
             BLOCK_M=tile.rows, BLOCK_N=tile.keys, BLOCK_D=triton.next_power_of_2(max(dim, 16)), BLOCK_DV=block_dv,
             SPLIT=splits > 1, CAPPED=logit_cap > 0, WINDOWED=window >= 0, CHUNKED=chunk > 0,
-            SINKS=sinks is not None,
+            SINKS=sinks is not None, K_SCALED=k_scale is not None, V_SCALED=v_scale is not None,
             UPCAST=not q.is_cuda,  # only Triton's interpreter takes CPU tensors; its dot is wrong for bfloat16
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip

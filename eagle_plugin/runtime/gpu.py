@@ -12,6 +12,7 @@ from eagle_plugin.kernels import attention, loader
 
 CAPABILITY = (8, 0)  # the oldest that the CUDA sources and the Triton tiles are made for
 MAX_HEAD_DIM = 256  # of our attention kernels
+CAPABILITY_E4M3 = (8, 9)  # the oldest for which Triton reads float8_e4m3fn
 
 
 class Gpu(NamedTuple):
@@ -35,14 +36,23 @@ class Gpu(NamedTuple):
         )
 
 
-def unsupported_gpu(gpu: Gpu, head_dims: Sequence[int]) -> list[str]:
-    """Why our worker does not serve on this GPU models with heads of these dimensions; empty when it does."""
+def unsupported_gpu(gpu: Gpu, head_dims: Sequence[int], caches: Sequence[str] = ()) -> list[str]:
+    """Why our worker does not serve on this GPU models with heads of these dimensions; empty when it does.
+
+    caches: the dtypes of their KV caches.
+    """
     if not gpu.is_nvidia:
         return [f"device {gpu.name}: only NVIDIA GPUs are served"]
     reasons = []
     if gpu.capability < CAPABILITY:
         found, wanted = (".".join(map(str, x)) for x in (gpu.capability, CAPABILITY))
         reasons.append(f"device {gpu.name}: compute capability {found}, at least {wanted} is served")
+    elif gpu.capability < CAPABILITY_E4M3 and "float8_e4m3fn" in caches:
+        found, wanted = (".".join(map(str, x)) for x in (gpu.capability, CAPABILITY_E4M3))
+        reasons.append(
+            f"device {gpu.name}: compute capability {found} has no KV caches of float8_e4m3fn, {wanted} has; "
+            "--kv-cache-dtype fp8_e5m2 is served"
+        )
     if not gpu.has_triton:
         reasons.append("Triton is not installed or is switched off by EAGLE_KERNELS=torch: tree attention needs it")
     if gpu.missing_library:

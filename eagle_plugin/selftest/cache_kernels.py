@@ -26,11 +26,13 @@ class _Cache:
         self.table = (trial.permutation(slots - 1) + 1)[: b * columns].view(b, columns).int()
         self.rows = trial.permutation(b)
         shape = (slots, model.kv_heads, model.head_dim)
-        self.k, self.v = (torch.full(shape, torch.nan, dtype=trial.dtype, device=trial.device) for _ in range(2))
+        dtype, self.scales = model.float8 or trial.dtype, trial.scales
+        self.k, self.v = (torch.full(shape, torch.nan, dtype=dtype, device=trial.device) for _ in range(2))
         for i, prefix in enumerate(prefixes.tolist()):
             used = self.table[self.rows[i], : prefix + tail].long()
-            self.k[used] = trial.randn(len(used), *shape[1:], dtype=trial.dtype)
-            self.v[used] = trial.randn(len(used), *shape[1:], dtype=trial.dtype)
+            for name, cache in (("k_scale", self.k), ("v_scale", self.v)):
+                new = trial.randn(len(used), *shape[1:], dtype=trial.dtype)
+                cache[used] = trial.stored(new, self.scales.get(name))
 
 
 def _prefixes(trial: Trial) -> Tensor:
@@ -71,7 +73,7 @@ def _tree_attention(trial: Trial) -> None:
 def _attend(trial: Trial, what: str, cache: _Cache, prefixes: Tensor, ancestors: Tensor, tail: int) -> None:
     model, (b, rows) = trial.model, ancestors.shape
     q = trial.randn(b * rows, model.heads, model.head_dim, dtype=trial.dtype)
-    options = {"scale": model.head_dim**-0.5, "logit_cap": model.logit_cap}
+    options = {"scale": model.head_dim**-0.5, "logit_cap": model.logit_cap, **cache.scales}
     found = attention.tree_attention(
         q, cache.k, cache.v, cache.table, cache.rows, prefixes, ancestors, tail=tail, **_visible(trial), **options
     )
@@ -90,7 +92,7 @@ def _extend_attention(trial: Trial) -> None:
     cache = _Cache(trial, lengths - fresh, fresh)
     q = trial.randn(b * fresh, model.heads, model.head_dim, dtype=trial.dtype)
     starts = torch.arange(0, b * fresh, fresh, device=trial.device)
-    options = {"scale": model.head_dim**-0.5, "logit_cap": model.logit_cap}
+    options = {"scale": model.head_dim**-0.5, "logit_cap": model.logit_cap, **cache.scales}
     found = attention.extend_attention(
         q, cache.k, cache.v, cache.table, cache.rows, lengths, torch.full_like(lengths, fresh), starts,
         **_visible(trial), **options,
@@ -107,14 +109,15 @@ def _extend_attention(trial: Trial) -> None:
 def _store_kv(trial: Trial) -> None:
     model, rows = trial.model, trial.sizes.batch * trial.model.width
     shape = (2 * rows, model.kv_heads, model.head_dim)
-    caches = [trial.randn(*shape, dtype=trial.dtype) for _ in range(2)]
-    wanted = [cache.clone() for cache in caches]
+    caches = [trial.stored(trial.randn(*shape, dtype=trial.dtype), None) for _ in range(2)]
+    wanted, scales = [cache.clone() for cache in caches], trial.scales
     slots = trial.permutation(2 * rows)[:rows].contiguous()
     fused = trial.randn(rows, 2 * model.kv_heads, model.head_dim, dtype=trial.dtype)  # rows of one projection
     new = [fused[:, : model.kv_heads], fused[:, model.kv_heads :]]
-    kv.store_kv(caches[0], caches[1], slots, new[0], new[1])
-    for name, found, right, values in zip(("keys", "values"), caches, wanted, new, strict=True):
-        right[slots] = values
+    kv.store_kv(caches[0], caches[1], slots, new[0], new[1], **scales)
+    given = (scales.get("k_scale"), scales.get("v_scale"))
+    for name, found, right, values, scale in zip(("keys", "values"), caches, wanted, new, given, strict=True):
+        right[slots] = trial.stored(values, scale)
         trial.close(name, found, right, 0.0, 1e-30)
 
 
@@ -123,7 +126,8 @@ def _compact_kv(trial: Trial) -> None:
     model, b, shape = trial.model, trial.sizes.batch, trial.model.tree
     width, longest = shape.width, shape.max_accept_length
     slots = b * width + 7
-    caches = [trial.randn(slots, model.kv_heads, model.head_dim, dtype=trial.dtype) for _ in range(4)]
+    rows = (slots, model.kv_heads, model.head_dim)
+    caches = [trial.stored(trial.randn(*rows, dtype=trial.dtype), None) for _ in range(4)]
     wanted = [cache.clone() for cache in caches]
     window = trial.permutation(slots)[: b * width].view(b, width).contiguous()
     lengths = trial.randint(1, longest + 1, b).int()

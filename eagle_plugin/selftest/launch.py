@@ -42,7 +42,7 @@ def _on(device: torch.device | str, subject: Subject, logger: logging.Logger) ->
     device = torch.device(device)
     if device.type == "cuda":
         with torch.cuda.device(device):
-            if reasons := unsupported_gpu(Gpu.current(), subject.head_dims):
+            if reasons := unsupported_gpu(Gpu.current(), subject.head_dims, [subject.shape["kv_cache"]]):
                 return reasons
     return failed_kernels(subject, device, lambda value: [value], logger)  # this process tests the devices of all ranks
 

@@ -11,6 +11,7 @@ from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import MAX_WIDTH, Shape
 
 DTYPES = ("bfloat16", "float16", "float32")
+CACHES = ("auto", "float8_e4m3fn", "float8_e5m2")  # the model's own dtype, or one of 8-bit floats with scales
 
 
 class ModelShapeError(UserError):
@@ -25,6 +26,7 @@ class ModelShape:
     kv_heads: int = 8
     head_dim: int = 128
     dtype: str = "bfloat16"
+    kv_cache: str = "auto"
     vocabulary: int = 128256
     draft_vocabulary: int = 32000
     window: int = -1  # of sliding-window attention; -1 is off
@@ -40,6 +42,7 @@ class ModelShape:
         self._require("chunk", self.chunk >= 0, "at least 0")
         self._require("heads", self.heads % self.kv_heads == 0, f"a multiple of kv_heads, which is {self.kv_heads}")
         self._require("dtype", self.dtype in DTYPES, " or ".join(DTYPES))
+        self._require("kv_cache", self.kv_cache in CACHES, " or ".join(CACHES))
         self._require("width", 2 <= self.width <= MAX_WIDTH, f"2 to {MAX_WIDTH}: ancestors have 64 bits")
         self._require("topk", self.topk <= min(self.draft_vocabulary, 128), "at most 128 and the draft vocabulary")
         slots = Shape(self.steps, self.topk, self.width).draft_slots
@@ -54,6 +57,11 @@ class ModelShape:
     def torch_dtype(self) -> torch.dtype:
         """Of keys, values and hidden states."""
         return getattr(torch, self.dtype)  # type: ignore[no-any-return]
+
+    @property
+    def float8(self) -> torch.dtype | None:
+        """Of what the cache holds; None where that is keys and values as they are."""
+        return None if self.kv_cache == "auto" else getattr(torch, self.kv_cache)
 
     @classmethod
     def parse(cls, text: str) -> ModelShape:

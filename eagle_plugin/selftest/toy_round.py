@@ -48,7 +48,8 @@ class ToyModel:
         slots, size = PADDED_B * columns + 1, len(tables)
         kv_row = (model.kv_heads, model.head_dim)
         self.tables, self._model = tables, model
-        self.keys, self.values = (trial.randn(slots, *kv_row, dtype=dtype) for _ in range(2))
+        self.keys, self.values = (trial.stored(trial.randn(slots, *kv_row, dtype=dtype), None) for _ in range(2))
+        self._scales = trial.scales
         self._k, self._v = (trial.randn(size, *kv_row, dtype=dtype) for _ in range(2))
         self._q = trial.randn(size, model.heads, model.head_dim, dtype=dtype)
 
@@ -56,12 +57,12 @@ class ToyModel:
         self, tokens: Tensor, positions: Tensor, slots: Tensor, start: RoundStart, ancestors: Tensor, tail: int
     ) -> tuple[Tensor, Tensor]:
         """Logits [N, V'] and hidden states [N, H] after tokens, positions and slots [N] int64."""
-        kv.store_kv(self.keys, self.values, slots, self._k[tokens], self._v[tokens])
+        kv.store_kv(self.keys, self.values, slots, self._k[tokens], self._v[tokens], **self._scales)
         rows = torch.arange(len(ancestors), device=tokens.device)
         out = attention.tree_attention(
             self._q[tokens], self.keys, self.values, start.table, rows, start.prefix_lens, ancestors, tail=tail,
             scale=self._model.head_dim**-0.5, logit_cap=self._model.logit_cap, window=self._model.window,
-            chunk=self._model.chunk,
+            chunk=self._model.chunk, **self._scales,
         )  # fmt: skip
         return self.tables[(tokens + positions) % len(self.tables)], out.flatten(1)
 

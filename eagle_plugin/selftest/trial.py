@@ -11,6 +11,7 @@ from torch import Tensor
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import DraftTree
+from eagle_plugin.kernels.float8 import quantised
 from eagle_plugin.selftest.shapes import ModelShape, Sizes
 
 # Beside one rounding of the result: the weights of attention are rounded to the cache's dtype before they meet the
@@ -93,6 +94,19 @@ class Trial:
         for values, first, second in zip(made, SamplingParams.greedy(1, self.device), filtered, strict=True):
             values[:1], values[1:2] = first, second
         return made
+
+    # The cache of keys and values, where the model's is one of 8-bit floats.
+
+    @property
+    def scales(self) -> dict[str, Tensor]:
+        """Of keys and of values, as `kernels.attention` takes them; empty where the cache has none."""
+        if self.model.float8 is None:
+            return {}
+        return {name: torch.full((1,), x, device=self.device) for name, x in (("k_scale", 0.02), ("v_scale", 0.3))}
+
+    def stored(self, x: Tensor, scale: Tensor | None) -> Tensor:
+        """Keys or values as the cache holds them."""
+        return x if self.model.float8 is None else quantised(x, scale, self.model.float8)
 
     # What differed.
 

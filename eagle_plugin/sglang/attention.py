@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from eagle_plugin.kernels.attention import tree_attention
+from eagle_plugin.kernels.float8 import FLOAT8
 from eagle_plugin.kernels.kv import store_kv
 from eagle_plugin.runtime.round import TreeRows
 from eagle_plugin.sglang.linear_attention import linear_attention
@@ -21,6 +22,21 @@ def tree_rows_of(forward_batch: Any) -> TreeRows | None:
     a state in place of keys, ``linear_trees`` has what these need.
     """
     return getattr(forward_batch.spec_info, "tree_rows", None)
+
+
+def scales_of(layer: Any, cache: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Of the keys and the values of an SGLang layer, [1] float32; None where there is none, which is 1.
+
+    cache: its keys; only one of 8-bit floats has scales. A layer has them of its checkpoint as parameters, or of a file
+    that ``load_kv_cache_scales`` has read as numbers.
+    """
+    if cache.dtype not in FLOAT8 or layer.k_scale is None or layer.v_scale is None:
+        return None, None
+    keys, values = (
+        x.detach().view(1) if isinstance(x, torch.Tensor) else torch.full((1,), x, device=cache.device)
+        for x in (layer.k_scale, layer.v_scale)
+    )
+    return keys, values
 
 
 class TreeAttention:
@@ -88,8 +104,11 @@ class TreeAttention:
         if layer.layer_id in self._sliding:
             prefix_lens, table, slots = info.sliding_rows
             slots = slots[:, : rows.tail].reshape(-1)
+        k_scale, v_scale = scales_of(layer, keys)
         # A layer that shares the keys of an earlier one gives none: that layer has stored them in the same forward.
         if save_kv_cache and k is not None and v is not None:
+            # Divided in the model's dtype, as in the engine's own ``set_kv_buffer``; its rounding is part of the cache.
+            k, v = (x if by is None else x / by[0] for x, by in ((k, k_scale), (v, v_scale)))
             store_kv(keys, values, slots, k, v)
         out = tree_attention(
             q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
@@ -105,5 +124,7 @@ class TreeAttention:
             window=layer.sliding_window_size,
             chunk=self._chunk if layer.use_irope else 0,
             sinks=None if sinks is None else sinks.float(),
+            k_scale=k_scale,
+            v_scale=v_scale,
         )
         return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)

@@ -85,6 +85,7 @@ CONTRACT: Contract = {
         **attributes("world_size rank_in_group cpu_group"),
     },
     # Memory and attention.
+    "sglang.srt.layers.radix_attention.RadixAttention": attributes("k_scale v_scale"),
     "sglang.srt.layers.attention.base_attn_backend.AttentionBackend": {
         "forward": "self q k v layer forward_batch save_kv_cache ..."
     },

@@ -80,6 +80,7 @@ def _key(worker: Any) -> dict[str, Any]:
         str(runner.dtype),
         worker.shape,
         quantization=str(runner.model_config.quantization),
+        kv_cache=str(runner.kv_cache_dtype),
         ranks=get_parallel().tp_size,
         graphs=worker._round.sizes(),
         requests=worker.req_to_token_pool.size,

@@ -146,7 +146,10 @@ class RoundTest:
         kept = (torch.arange(slots.shape[1], device=self._random.device) < accepted.lengths[:, None])[: batch.b]
         slots = slots[: batch.b].where(kept, 0)
         ends = self._parts.caches[0], self._parts.caches[-1]
-        return [cache[pool.slots(slots)].masked_fill(~kept[:, :, None, None], 0) for cache, pool in ends]
+        moved = [(cache[pool.slots(slots)], pool.buffers) for cache, pool in ends]
+        # SGLang keeps 8-bit floats as bytes.
+        values = [rows if rows.is_floating_point() else rows.view(pool.dtype).float() for rows, pool in moved]
+        return [rows.masked_fill(~kept[:, :, None, None], 0) for rows in values]
 
     def _remember(self, results: Results) -> None:
         b = len(results.moved[0])

@@ -16,7 +16,7 @@ from eagle_plugin.heads.files import levels_of
 from eagle_plugin.runtime.capturing import emulated
 from eagle_plugin.selftest import decision, subject
 from eagle_plugin.selftest.decision import decide, is_asked_for
-from eagle_plugin.selftest.shapes import DTYPES, ModelShape, as_text
+from eagle_plugin.selftest.shapes import CACHES, DTYPES, ModelShape, as_text
 from eagle_plugin.selftest.subject import Subject, round_key
 from eagle_plugin.sglang import version
 from eagle_plugin.sglang.dummy_batches import Parts, parts_of
@@ -89,6 +89,7 @@ def subject_of(runner: Any) -> Subject:
         kv_heads=layer.tp_k_head_num,
         head_dim=layer.qk_head_dim,
         dtype=_dtype(runner),
+        kv_cache=found if (found := str(runner.kv_cache_dtype).removeprefix("torch.")) in CACHES else "auto",
         vocabulary=config.vocab_size,
         draft_vocabulary=getattr(draft.hf_config, "draft_vocab_size", None) or draft.vocab_size,
         window=max([-1, *windows_of(runner.model)]),

@@ -22,7 +22,7 @@ from eagle_plugin.runtime.gpu import Gpu, unsupported_gpu
 from eagle_plugin.runtime.round_metrics import RejectionWatch
 from eagle_plugin.runtime.startup import LEFT, StartRefused, engine_serves, plugin_serves
 from eagle_plugin.runtime.synthetic import WARNING, source_of
-from eagle_plugin.sglang.caches import unsupported_cache
+from eagle_plugin.sglang.caches import NAMES, cache_dtypes, unsupported_cache
 from eagle_plugin.sglang.ranks import rank_logger
 from eagle_plugin.sglang.synthetic import SETTING
 
@@ -82,8 +82,12 @@ _FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("enable_two_batch_overlap", (False, None), "two-batch overlap is not served yet"),
     ("enable_pdmux", (False, None), "PD multiplexing is not served yet"),
     ("enable_lora_overlap_loading", (False, None), "LoRA adapters that are loaded beside rounds are not served yet"),
-    ("kv_cache_dtype", ("auto", None), "only KV caches in the model's own dtype are served"),
-    ("speculative_draft_kv_cache_dtype", ("auto", None), "only KV caches in the model's own dtype are served"),
+    ("kv_cache_dtype", ("auto", None, *NAMES), f"only the model's own dtype and {', '.join(NAMES)} are served"),
+    (
+        "speculative_draft_kv_cache_dtype",
+        ("auto", None, *NAMES),
+        f"only the model's own dtype and {', '.join(NAMES)} are served",
+    ),
     ("enable_page_major_kv_layout", (False, None), "only KV caches with one buffer per layer are served"),
     ("enable_unified_memory", (False, None), "only KV caches with one buffer per layer are served"),
     ("enable_kv_cache_sharding", (False, None), "only KV caches with one buffer per layer are served"),
@@ -111,6 +115,11 @@ def unsupported_flags(arguments: Any) -> list[str]:
     reasons = []
     if arguments.device != "cpu" and (arguments.enable_lora or arguments.lora_paths):
         reasons.append(f"--enable-lora with --device {arguments.device}: LoRA is served on CPUs only")
+    drafts = arguments.speculative_draft_kv_cache_dtype
+    if arguments.device == "cpu" and drafts in NAMES:
+        reasons.append(
+            f"--speculative-draft-kv-cache-dtype {drafts} with --device cpu: only the model's own dtype is served there"
+        )
     for name, served, why in _FLAGS:
         value = getattr(arguments, name)
         if value not in served:
@@ -276,5 +285,6 @@ def unsupported_reasons(server_args: Any, target_runner: Any) -> list[str]:
         from eagle_plugin.sglang.selftest import agree
 
         head_dims = [target_runner.model_config.head_dim, draft_config.head_dim]
-        reasons += agree(unsupported_gpu(Gpu.current(), head_dims))  # of all ranks
+        caches = cache_dtypes(target_runner, resolved_view(server_args))
+        reasons += agree(unsupported_gpu(Gpu.current(), head_dims, caches))  # of all ranks
     return reasons

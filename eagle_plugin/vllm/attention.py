@@ -22,6 +22,7 @@ from eagle_plugin.kernels.attention import extend_attention, tree_attention
 from eagle_plugin.kernels.kv import store_kv
 from eagle_plugin.runtime.host_to_device import to_device
 from eagle_plugin.runtime.round import TreeRows
+from eagle_plugin.vllm.cache_dtypes import FLOAT8
 
 
 class ExtendRows(NamedTuple):
@@ -195,7 +196,7 @@ class TreeAttentionImpl(AttentionImpl):
     ) -> None:
         unserved = {
             "ALiBi slopes": alibi_slopes is not None,
-            f"a {kv_cache_dtype} KV cache": kv_cache_dtype not in ("auto", "bfloat16", "float16"),
+            f"a {kv_cache_dtype} KV cache": kv_cache_dtype not in ("auto", "bfloat16", "float16", *FLOAT8),
             f"{attn_type} attention": attn_type != AttentionType.DECODER,
         }
         if found := [what for what, holds in unserved.items() if holds]:
@@ -205,6 +206,7 @@ class TreeAttentionImpl(AttentionImpl):
         self.num_heads, self.num_kv_heads, self.head_size = num_heads, num_kv_heads, head_size
         self.scale = float(scale)
         self.kv_cache_dtype = kv_cache_dtype
+        self.float8 = FLOAT8.get(kv_cache_dtype)  # what the cache holds; None: the dtype of the keys
         self.sliding_window = -1 if sliding_window is None else sliding_window - 1  # keys before the query
         self.logits_soft_cap = logits_soft_cap or 0.0
         self.sinks = sinks
@@ -232,14 +234,18 @@ class TreeAttentionImpl(AttentionImpl):
         n = len(attn_metadata.slots)
         padded, output = output, output[:n]
         query, cache = query[:n], self._rows_of(kv_cache)
+        scales: dict[str, Tensor] = {}
+        if self.float8 is not None:  # buffers of the layer, which the engine fills from the checkpoint, or with 1
+            scales = {"k_scale": layer._k_scale.view(1), "v_scale": layer._v_scale.view(1)}
         if self.stores and key is not None and value is not None:
-            store_kv(*cache, attn_metadata.slots, key[:n], value[:n])
+            store_kv(*cache, attn_metadata.slots, key[:n], value[:n], **scales)
         options: dict[str, Any] = {
             "scale": self.scale,
             "logit_cap": self.logits_soft_cap,
             "window": self.sliding_window,
             "chunk": getattr(layer, "attention_chunk_size", 0),  # of vLLM's ChunkedLocalAttention alone
             "sinks": self.sinks,
+            **scales,
         }
         extend, tree, tree_query, _ = attn_metadata.rows
         if extend is not None:
@@ -278,5 +284,5 @@ class TreeAttentionImpl(AttentionImpl):
     def _rows_of(self, kv_cache: Tensor) -> CacheRows:
         address = kv_cache.data_ptr()
         if self._cache is None or self._cache[0] != address:
-            self._cache = address, cache_rows(kv_cache)
+            self._cache = address, cache_rows(kv_cache if self.float8 is None else kv_cache.view(self.float8))
         return self._cache[1]

@@ -14,6 +14,7 @@ from vllm.v1.attention.backends import registry
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from eagle_plugin.vllm.attention import TreeAttentionImpl, TreeMetadataBuilder
+from eagle_plugin.vllm.cache_dtypes import FLOAT8
 from eagle_plugin.vllm.prompt_attention import FlashPromptsImpl, TritonPromptsImpl
 
 
@@ -25,7 +26,7 @@ class TreeAttentionBackend(AttentionBackend):
 
     forward_includes_kv_cache_update = True
     supported_dtypes = [torch.float16, torch.bfloat16, torch.float32]
-    supported_kv_cache_dtypes = ["auto", "bfloat16", "float16"]
+    supported_kv_cache_dtypes = ["auto", "bfloat16", "float16", *FLOAT8]
 
     @staticmethod
     def get_name() -> str:

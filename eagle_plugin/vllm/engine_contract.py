@@ -57,6 +57,7 @@ CONTRACT: Contract = {
         "method model num_speculative_tokens draft_model_config parallel_drafting disable_padded_drafter_batch"
         " num_speculative_tokens_per_batch_size rejection_sample_method use_heterogeneous_vocab"
         " synthetic_acceptance_rates use_local_argmax_reduction disable_eagle_block_drop max_num_new_slots_for_drafting"
+        " kv_cache_dtype"
     ),
     "vllm.config.ParallelConfig": attributes(
         "worker_cls distributed_executor_backend rank world_size_across_dp tensor_parallel_size pipeline_parallel_size"
@@ -65,6 +66,7 @@ CONTRACT: Contract = {
     ),
     "vllm.config.CacheConfig": attributes(
         "cache_dtype enable_prefix_caching mamba_cache_mode mamba_block_size kv_sharing_fast_prefill"
+        " kv_cache_dtype_skip_layers"
     ),
     "vllm.config.ModelConfig": attributes(
         "model logprobs_mode architectures use_mla is_hybrid is_attention_free uses_mrope is_multimodal_model"
@@ -203,7 +205,9 @@ CONTRACT: Contract = {
     # Attention.
     "vllm.model_executor.layers.attention.attention": {
         "unified_attention_with_output": "query key value output layer_name ...",
+        "set_default_quant_scales": "layer register_buffer",
     },
+    "vllm.v1.kv_cache_interface.KVQuantMode": attributes("NONE FP8_PER_TENSOR"),
     "vllm.v1.attention.backend.AttentionBackend": {
         "get_name": "",
         "get_impl_cls": "",

@@ -139,7 +139,7 @@ class GraphTest:
             rows = cache_rows(context[group.layer].kv_cache).keys
             positions = lengths[:, None] + torch.arange(width, device=self._device)
             slots = layers[group.layer].slot_table.gather(1, positions).long()
-            before = self._floats(rows[slots])
+            before = self._contents(rows[slots])
             rows[slots] = before
             found.append((rows, slots, before))
         return found
@@ -168,6 +168,10 @@ class GraphTest:
 
     def _floats(self, like: Tensor) -> Tensor:
         return torch.empty_like(like, memory_format=torch.contiguous_format).normal_(generator=self._on_device)
+
+    def _contents(self, like: Tensor) -> Tensor:
+        """Random keys for a cache: bytes below 0x7c are finite in both kinds of 8-bit floats, kept as bytes."""
+        return self._floats(like) if like.is_floating_point() else self._whole(0, 0x7C, *like.shape).to(like.dtype)
 
     def _number(self) -> Tensor:
         return torch.randint(0, 2**31, (), generator=self._generator)

@@ -15,8 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from vllm.v1.kv_cache_interface import KVQuantMode
 
 from eagle_plugin.core.shape import MAX_WIDTH
+from eagle_plugin.kernels.float8 import FLOAT8
 from eagle_plugin.runtime.host_to_device import to_device
 from eagle_plugin.vllm.attention import CacheRows, ExtendRows, TreeAttentionImpl, TreeMetadata, attend_chains
 
@@ -77,12 +79,14 @@ class PromptKernel(NamedTuple):
     page: int  # it reads blocks of a multiple of so many tokens
     chunks: bool = False  # it has chunked attention
     sinks: bool = False
+    float8: bool = False  # it reads caches of 8-bit floats
 
-    def takes(self, query: Tensor, block_size: int, options: dict[str, Any]) -> bool:
+    def takes(self, query: Tensor, cache: CacheRows, block_size: int, options: dict[str, Any]) -> bool:
         """Whether it has what a layer needs. In float32 none is exact: FlashAttention has no such kernel, and vLLM's
         Triton kernel multiplies in TF32."""
         served = (self.chunks and options["window"] < 0) or not options["chunk"]
         served = served and (self.sinks or options["sinks"] is None)
+        served = served and (self.float8 or cache.keys.dtype not in FLOAT8)
         return served and query.dtype != torch.float32 and block_size % self.page == 0
 
 
@@ -90,13 +94,13 @@ class PromptsImpl(TreeAttentionImpl):
     """Attention of one layer on a GPU, with a kernel of vLLM for prompts where there is one."""
 
     @staticmethod
-    def find_kernel(head_size: int, soft_cap: bool) -> PromptKernel | None:
+    def find_kernel(head_size: int, soft_cap: bool, float8: bool) -> PromptKernel | None:
         """The kernel for such layers on this GPU; None where there is none, as in this class: all rows are chains."""
         return None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.kernel = self.find_kernel(self.head_size, self.logits_soft_cap > 0)
+        self.kernel = self.find_kernel(self.head_size, self.logits_soft_cap > 0, self.float8 is not None)
 
     def extend(
         self,
@@ -109,7 +113,7 @@ class PromptsImpl(TreeAttentionImpl):
     ) -> None:
         """vLLM's kernel for the requests with more rows than a chain, chains for the others."""
         blocks, _, size, _ = kv_cache.shape
-        if self.kernel is None or not self.kernel.takes(query, size, options):
+        if self.kernel is None or not self.kernel.takes(query, cache, size, options):
             super().extend(query, kv_cache, cache, metadata, options, out)
             return
         assert metadata.rows.extend is not None
@@ -126,11 +130,17 @@ class PromptsImpl(TreeAttentionImpl):
 
 
 class FlashPromptsImpl(PromptsImpl):
-    """With FlashAttention 2 or 3, where vLLM would take one of them itself."""
+    """With FlashAttention 2 or 3, where vLLM would take one of them itself.
+
+    It reads 8-bit keys for 8-bit queries alone, which would round more than decoding does here: such caches have vLLM's
+    Triton kernel.
+    """
 
     @staticmethod
-    def find_kernel(head_size: int, soft_cap: bool) -> PromptKernel | None:
+    def find_kernel(head_size: int, soft_cap: bool, float8: bool) -> PromptKernel | None:
         """vLLM's FlashAttention, in the version that it would take for such layers; None where it is none of ours."""
+        if float8:
+            return TritonPromptsImpl.find_kernel(head_size, soft_cap, float8)
         from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
 
         version = get_flash_attn_version(head_size=head_size, requires_softcap=soft_cap)
@@ -145,7 +155,7 @@ class TritonPromptsImpl(PromptsImpl):
     """With vLLM's own Triton kernel."""
 
     @staticmethod
-    def find_kernel(head_size: int, soft_cap: bool) -> PromptKernel | None:
+    def find_kernel(head_size: int, soft_cap: bool, float8: bool) -> PromptKernel | None:
         """The kernel of vLLM's backend TRITON_ATTN, for all layers."""
         from vllm.v1.attention.ops.triton_unified_attention import unified_attention
 
@@ -184,7 +194,8 @@ def triton_kernel(unified_attention: Callable[..., None]) -> PromptKernel:
         query: Tensor, keys: Tensor, values: Tensor, prompts: Prompts, options: dict[str, Any], out: Tensor | None
     ) -> Tensor:
         out = torch.empty_like(query) if out is None else out
-        chunk = options["chunk"]
+        chunk, shape = options["chunk"], (len(prompts.seq_lens), keys.shape[2])
+        k_scale, v_scale = (options.get(name) for name in ("k_scale", "v_scale"))
         before = chunk - 1 if chunk else options["window"]
         unified_attention(
             q=query,
@@ -201,11 +212,12 @@ def triton_kernel(unified_attention: Callable[..., None]) -> PromptKernel:
             block_table=prompts.block_table,
             softcap=options["logit_cap"],
             q_descale=None,
-            k_descale=None,
-            v_descale=None,
+            k_descale=None if k_scale is None else k_scale.expand(shape),
+            v_descale=None if v_scale is None else v_scale.expand(shape),
             sinks=options["sinks"],
+            kv_quant_mode=KVQuantMode.NONE if k_scale is None else KVQuantMode.FP8_PER_TENSOR,
             chunk_lookback=0 if chunk else -1,
         )
         return out
 
-    return PromptKernel(attend, page=1, chunks=True, sinks=True)
+    return PromptKernel(attend, page=1, chunks=True, sinks=True, float8=True)

@@ -17,6 +17,7 @@ from eagle_plugin.selftest.launch import ask
 from eagle_plugin.selftest.shapes import ModelShape, as_text
 from eagle_plugin.selftest.subject import Subject, round_key
 from eagle_plugin.vllm import version
+from eagle_plugin.vllm.cache_dtypes import dtype_name
 from eagle_plugin.vllm.graph_modes import is_compiled, wants_graphs
 from eagle_plugin.vllm.synthetic import synthetic_rates
 
@@ -41,6 +42,7 @@ def subject_of(vllm_config: Any, caps: Shape, levels: Levels, v2: bool = False) 
         kv_heads=model.get_num_kv_heads(parallel),
         head_dim=model.get_head_size(),
         dtype=str(model.dtype).removeprefix("torch."),
+        kv_cache=dtype_name(vllm_config.cache_config.cache_dtype),
         vocabulary=model.get_vocab_size(),
         draft_vocabulary=getattr(draft.hf_config, "draft_vocab_size", None) or draft.get_vocab_size(),
         window=-1 if window is None else window - 1,

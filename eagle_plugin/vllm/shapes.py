@@ -130,6 +130,7 @@ def choose_shapes(runner: Any, caps: Shape, mode: str, logger: logging.Logger) -
         tokens=runner.max_num_tokens,
         compiled=is_compiled(config),
         quantization=config.model_config.quantization,
+        kv_cache=config.cache_config.cache_dtype,
         lora=config.lora_config is not None,
         levels=runner.drafter.levels.kind,
         ranks=ranks,

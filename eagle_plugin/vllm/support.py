@@ -19,6 +19,7 @@ from eagle_plugin.runtime.head_mailbox import check_folder
 from eagle_plugin.runtime.preflight import can_check, refuse_targets_config
 from eagle_plugin.runtime.startup import engine_serves
 from eagle_plugin.runtime.synthetic import WARNING, source_of
+from eagle_plugin.vllm.cache_dtypes import FLOAT8
 from eagle_plugin.vllm.compile_cache import set_compile_key
 from eagle_plugin.vllm.draft_limits import draft_limits, limits_above
 from eagle_plugin.vllm.gpu import unsupported_on_gpu
@@ -199,7 +200,7 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
             f"additional_config: it is {type(vllm_config.additional_config).__name__}, only a dictionary is served",
         ),
         (vllm_config.kv_transfer_config is not None, "--kv-transfer-config: it is not served yet"),
-        (vllm_config.cache_config.cache_dtype != "auto", "--kv-cache-dtype: only the model's own dtype is served"),
+        *_unserved_caches(vllm_config),
         (model.use_mla, f"target {name}: latent (MLA) attention is not served yet"),
         (
             model.is_attention_free or (model.is_hybrid and name not in GATED_DELTA_NETS),
@@ -230,6 +231,35 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
     if device_type == "cuda":
         reasons += unsupported_on_gpu(vllm_config)
     return reasons
+
+
+def _unserved_caches(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
+    """What holds of the caches of keys and values that our attention does not read, each with its sentence."""
+    cache, model, speculative = vllm_config.cache_config, vllm_config.model_config, vllm_config.speculative_config
+    named, own, draft = cache.cache_dtype, str(model.dtype).removeprefix("torch."), speculative.kv_cache_dtype
+    scheme = (getattr(model.hf_config, "quantization_config", None) or {}).get("kv_cache_scheme") or {}
+    return (
+        (
+            named not in ("auto", own, *FLOAT8),
+            f"--kv-cache-dtype {named}: only the model's own dtype and {', '.join(FLOAT8)} are served",
+        ),
+        (
+            draft not in (None, named),
+            f"kv_cache_dtype {draft} of the head: only that of the target, {named}, is served",
+        ),
+        (
+            bool(cache.kv_cache_dtype_skip_layers),
+            "--kv-cache-dtype-skip-layers: caches of several dtypes are not served yet",
+        ),
+        (
+            named in FLOAT8 and scheme.get("strategy") == "attn_head",
+            f"target {model.architectures[0]}: scales per head of its KV cache are not served yet, one per layer is",
+        ),
+        (
+            named in FLOAT8 and model.is_hybrid,
+            f"--kv-cache-dtype {named}: it is not served with target {model.architectures[0]} yet",
+        ),
+    )
 
 
 def _needing_v2(vllm_config: Any) -> list[str]:

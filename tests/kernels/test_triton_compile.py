@@ -15,13 +15,14 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from eagle_plugin.kernels import triton_attention  # noqa: E402
+from eagle_plugin.kernels import triton_attention, triton_store  # noqa: E402
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 SHARED = 99 * 1024  # bytes per block, the smallest limit since sm_80
 STACK = 64  # bytes per thread: a few registers spilled in the widest tile; whole rows of a tile would be kilobytes
 STACK_HOPPER = 512  # the fastest of sm_90 spills more
 SIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
+FLOAT8 = {"fp8e4nv": 3, "fp8e5": 2}  # bits of the mantissa
 
 pytestmark = [
     pytest.mark.slow,
@@ -61,10 +62,12 @@ def stack_of(cubin: bytes) -> int:
     return int(found[1])
 
 
-def attend(cc: int, dtype: str, rows: int, dim: int, *, extras: bool, tile=None) -> Compiled:
-    """The kernel of `rows` query rows per key head, split; `extras`: with window, chunk, cap and sinks, not split."""
+def attend(cc: int, dtype: str, rows: int, dim: int, *, extras: bool, tile=None, stored: str | None = None) -> Compiled:
+    """The kernel of `rows` query rows per key head, split; `extras`: with window, chunk, cap and sinks, not split;
+    stored: of the cache, with scales."""
     tile = tile or triton_attention.tile_for(rows, dim, SIZES[dtype], hopper=cc == 90 and not extras)
-    types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), f"*{dtype}")
+    types = {"q_ptr": f"*{dtype}"} | dict.fromkeys(("k_ptr", "v_ptr"), f"*{stored or dtype}")
+    types |= dict.fromkeys(("k_scale_ptr", "v_scale_ptr"), "*fp32")
     types |= dict.fromkeys(("rows_ptr", "prefix_ptr", "ancestors_ptr"), "*i64") | {"table_ptr": "*i32"}
     types |= {"sinks_ptr": "*fp32", "lse_ptr": "*fp32", "inner": "fp32", "outer": "fp32"}
     types["out_ptr"] = f"*{dtype}" if extras else "*fp32"
@@ -72,6 +75,8 @@ def attend(cc: int, dtype: str, rows: int, dim: int, *, extras: bool, tile=None)
     constants = dict(GROUP=4, HEADS=32, DIM=dim, DIM_V=dim, BLOCK_D=block, BLOCK_DV=block)
     constants |= dict(BLOCK_M=tile.rows, BLOCK_N=tile.keys, SPLIT=not extras, UPCAST=False)
     constants |= dict(CAPPED=extras, WINDOWED=extras, CHUNKED=extras, SINKS=extras)
+    constants |= dict(K_SCALED=stored is not None, V_SCALED=stored is not None)
+    constants |= {} if stored else {"k_scale_ptr": None, "v_scale_ptr": None}
     constants |= {"lse_ptr": None} if extras else {"sinks_ptr": None}
     kernel = triton_attention._attend
     return compile_for(cc, kernel, types, constants, num_warps=tile.warps, num_stages=tile.stages)
@@ -126,6 +131,39 @@ def test_a_narrow_tile_is_seen() -> None:
     found = attend(90, "bf16", 64, 128, extras=False, tile=triton_attention.Tile(64, keys=64, warps=2, stages=2))
     assert "mma.sync" in found.ptx
     assert not WGMMA.findall(found.ptx)
+
+
+@pytest.mark.parametrize(
+    "cc, stored, extras",
+    [
+        (90, "fp8e4nv", False),
+        pytest.param(89, "fp8e4nv", True, marks=pytest.mark.matrix),
+        pytest.param(100, "fp8e4nv", False, marks=pytest.mark.matrix),
+        pytest.param(80, "fp8e5", False, marks=pytest.mark.matrix),
+    ],
+)
+def test_caches_of_8_bit_floats(cc: int, stored: str, extras: bool) -> None:
+    found = attend(cc, "bf16", 64, 128, extras=extras, stored=stored)
+    assert found.shared <= SHARED
+    assert found.stack <= STACK_HOPPER
+
+
+def test_what_triton_does_not_have_before_compute_capability_8_9() -> None:
+    """The reason of a refusal by `runtime.gpu`."""
+    with pytest.raises(triton.CompilationError, match="fp8e4nv not supported in this architecture"):
+        attend(80, "bf16", 64, 128, extras=False, stored="fp8e4nv")
+
+
+@pytest.mark.parametrize("cc", [90, pytest.param(80, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("stored", FLOAT8)
+def test_what_is_written_to_such_caches(cc: int, stored: str) -> None:
+    """By integer arithmetic, so that it is the same on every GPU; division is rounded as it is on a CPU."""
+    types = dict.fromkeys(("k_ptr", "v_ptr"), "*bf16") | dict.fromkeys(("k_cache_ptr", "v_cache_ptr"), "*u8")
+    types |= {"loc_ptr": "*i64", "k_scale_ptr": "*fp32", "v_scale_ptr": "*fp32"}
+    constants = dict(SIZE=1024, SIZE_V=1024, MANTISSA=FLOAT8[stored], MOST=448.0, K_SCALED=True, V_SCALED=True)
+    found = compile_for(cc, triton_store._store, types, constants | {"BLOCK": triton_store.BLOCK})
+    assert "cvt.rn.satfinite" not in found.ptx and "div.rn.f32" in found.ptx
+    assert found.stack == 0
 
 
 def test_too_large_a_tile_is_seen() -> None:

@@ -24,9 +24,25 @@ pytest.importorskip("triton")
     ],
 )
 def test_the_triton_tests_pass_in_the_interpreter(selection: list[str]) -> None:
+    run("test_triton_attention.py", *selection)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "selection",
+    [
+        pytest.param(["-k", "e4m3fn and bfloat16 or not (test_tree_attention or test_what)"], id="some"),
+        pytest.param([], id="every dtype", marks=pytest.mark.matrix),
+    ],
+)
+def test_caches_of_8_bit_floats_in_the_interpreter(selection: list[str]) -> None:
+    run("test_triton_float8.py", *selection)
+
+
+def run(file: str, *selection: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *selection]
     done = subprocess.run(
-        [*command, str(Path(__file__).with_name("test_triton_attention.py"))],
+        [*command, str(Path(__file__).with_name(file))],
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -49,6 +49,8 @@ def named(name: str) -> Check:
         replace(SMALL, topk=1, width=4),  # a chain: one column of slots per level
         ModelShape(heads=6, kv_heads=2, head_dim=64, window=40, logit_cap=30.0, steps=2, topk=4, width=8),
         replace(SMALL, chunk=8192),
+        replace(SMALL, kv_cache="float8_e4m3fn"),
+        pytest.param(replace(SMALL, kv_cache="float8_e5m2", dtype="bfloat16"), marks=pytest.mark.matrix),
     ],
 )
 def test_healthy_kernels_pass(model: ModelShape) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from float8_bits import random_bits
 from kernel_cases import ancestor_bitmasks, random_parents
 from torch import Tensor
 
@@ -26,14 +27,16 @@ class Case:
         dims: tuple[int, int],
         dtype: torch.dtype,
         page: int,
+        stored: torch.dtype | None = None,
     ):
+        """stored: of the cache, where it is one of 8-bit floats."""
         self.gen = gen = torch.Generator().manual_seed(seed)
         self.dtype, self.heads = dtype, kv_heads * group
         b, longest = len(lens), max(lens, default=0)
         pages = sum(-(-n // page) for n in lens) + 4
         slots = pages * page
-        self.k = torch.full((slots, kv_heads, dims[0]), torch.nan, dtype=dtype)
-        self.v = torch.full((slots, kv_heads, dims[1]), torch.nan, dtype=dtype)
+        self.stored = stored
+        self.k, self.v = (torch.full((slots, kv_heads, d), torch.nan, dtype=stored or dtype) for d in dims)
         self.table = torch.full((b + 2, longest + 1), 2**31 - 1, dtype=torch.int32)  # past the end: invalid slots
         self.rows = torch.randperm(b + 2, generator=gen)[:b]
         free = (torch.randperm(pages, generator=gen)[:, None] * page + torch.arange(page)).flatten()
@@ -48,8 +51,9 @@ class Case:
         """Give the keys that some row sees finite values; the others stay NaN and their slots invalid."""
         positions = seen.any(dim=0).nonzero()[:, 0]
         slots = self.table[self.rows[request], positions].long()
-        self.k[slots] = self.randn(len(slots), *self.k.shape[1:])
-        self.v[slots] = self.randn(len(slots), *self.v.shape[1:])
+        for cache in (self.k, self.v):
+            shape = (len(slots), *cache.shape[1:])
+            cache[slots] = random_bits(self.gen, *shape, dtype=self.stored) if self.stored else self.randn(*shape)
         hidden = (~seen.any(dim=0)).nonzero()[:, 0]
         self.table[self.rows[request], hidden] = -5
 
@@ -63,12 +67,18 @@ def oracle(case: Case, q: Tensor, visible: list[Tensor], starts: list[int], out:
 
 
 def tree_case(
-    shape: Shape, prefixes: list[int], R: int, extra: int, window: int, chunk: int = 0
+    shape: Shape,
+    prefixes: list[int],
+    R: int,
+    extra: int,
+    window: int,
+    chunk: int = 0,
+    stored: torch.dtype | None = None,
 ) -> tuple[Case, Tensor, int, list[Tensor]]:
     """A cache and R nodes per request of random trees of R + extra: case, ancestor bitmasks, tail, visible keys."""
     seed, *rest = shape
     tail = min(R + extra, 64)
-    case = Case(seed, [p + tail for p in prefixes], *rest)
+    case = Case(seed, [p + tail for p in prefixes], *rest, stored=stored)
     ancestors = ancestor_bitmasks(random_parents(len(prefixes), min(tail, 64), case.gen))
     chosen = torch.randperm(tail, generator=case.gen)[:R] if prefixes else slice(R)
     ancestors = ancestors[:, chosen].contiguous()

@@ -19,7 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from eagle_plugin.kernels import attention, loader
+from eagle_plugin.kernels import attention, kv, loader
 
 CUDA = torch.device("cuda")
 # Tensors whose rows may have gaps, by kernel and place among its arguments (`check_rows` in csrc/bindings).
@@ -27,6 +27,7 @@ MAY_HAVE_GAPS = {
     "topk_log_softmax": {0},
     "verify_tree": {2},
     "store_kv": {3, 4},
+    "store_kv (Triton)": {3, 4},
     "penalize_nodes": {0},
     "start_round": {2},
 }
@@ -83,7 +84,8 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLibrary]:
     library = FakeLibrary()
     with monkeypatch.context() as patch:
         patch.setattr(loader, "load", lambda kind="cpu": library)
-        patch.setattr(attention, "_triton", lambda: _tree_attention(library))
+        patch.setattr(attention, "_triton", lambda: _launch(library, "tree_attention (Triton)"))
+        patch.setattr(kv, "_triton", lambda: _launch(library, "store_kv (Triton)"))
         loader.function.cache_clear()
         try:
             with FakeTensorMode(allow_non_fake_inputs=False):
@@ -92,8 +94,9 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLibrary]:
             loader.function.cache_clear()
 
 
-def _tree_attention(library: FakeLibrary) -> Callable[..., None]:
+def _launch(library: FakeLibrary, name: str) -> Callable[..., None]:
     def launch(*tensors: torch.Tensor, **options: Any) -> None:
-        library.get_function("tree_attention (Triton)")(*tensors)
+        scales = [x for x in options.values() if isinstance(x, torch.Tensor)]
+        library.get_function(name)(*tensors, *scales)
 
     return launch

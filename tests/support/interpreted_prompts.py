@@ -44,6 +44,8 @@ def served(kernel: PromptKernel, calls: list[int], **options: Any) -> TritonProm
     ("name", "options", "chunk", "size"),
     [
         ("one prompt", {}, 0, 16),
+        ("one prompt", {"kv_cache_dtype": "fp8"}, 0, 16),
+        ("beside trees and plain requests", {"kv_cache_dtype": "fp8_e4m3"}, 0, 32),
         ("parts of prompts", {"sliding_window": 20}, 0, 16),
         ("parts of prompts", {"logits_soft_cap": 2.0}, 0, 32),
         ("parts of prompts", {}, 48, 16),
@@ -54,7 +56,7 @@ def served(kernel: PromptKernel, calls: list[int], **options: Any) -> TritonProm
 def test_the_kernel_over_our_cache(
     kernel: PromptKernel, name: str, options: dict[str, Any], chunk: int, size: int
 ) -> None:
-    batch = forward(FORWARDS[name], size)
+    batch = forward(FORWARDS[name], size, float8="kv_cache_dtype" in options)
     calls: list[int] = []
     found = batch.by(served(kernel, calls, **options), chunk)
     plain = TreeAttentionImpl(HEADS, DIM, 0.2, KV_HEADS, **options)

@@ -75,9 +75,9 @@ class Head(TreeProposer):
         return torch.zeros(len(normed), DRAFT_VOCABULARY, device=CUDA)
 
 
-def attention_layer() -> TreeAttentionImpl:
-    """A layer whose cache is 100 rows."""
-    layer = TreeAttentionImpl(4, 64, 0.1, 2)
-    rows: Any = (torch.zeros(100, 2, 64, device=CUDA),) * 2
+def attention_layer(**options: Any) -> TreeAttentionImpl:
+    """A layer whose cache is 100 rows; options: of its class."""
+    layer = TreeAttentionImpl(4, 64, 0.1, 2, **options)
+    rows: Any = (torch.zeros(100, 2, 64, device=CUDA).to(layer.float8 or torch.float32),) * 2
     layer._rows_of = lambda _: rows  # type: ignore[method-assign]
     return layer

@@ -272,15 +272,19 @@ def test_the_token_after_a_seeded_prefill(library: FakeLibrary) -> None:
     assert all_on_cuda(draw_tokens(torch.zeros(B, VOCABULARY, device=CUDA), params, keys, keys))
 
 
-def test_attention(library: FakeLibrary) -> None:
-    cache = torch.zeros(100, 2, 64, device=CUDA)
+@pytest.mark.parametrize("scale", [None, 0.5, "of a checkpoint"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn], ids=str)
+def test_attention(library: FakeLibrary, dtype: torch.dtype, scale: Any) -> None:
+    """A cache of 8-bit floats has another kernel to write it, and scales, which the kernels read."""
+    cache, float8 = torch.zeros(100, 2, 64, device=CUDA).to(dtype), dtype != torch.float32
+    scale = torch.zeros((), device=CUDA) if isinstance(scale, str) else scale
     base = SimpleNamespace(
         token_to_kv_pool=SimpleNamespace(get_key_buffer=lambda _: cache, get_value_buffer=lambda _: cache),
         forward=lambda *_: "the engine's",
     )
     layer = SimpleNamespace(
         layer_id=0, tp_q_head_num=4, qk_head_dim=64, v_head_dim=64, scaling=0.1, logit_cap=0.0, sliding_window_size=-1,
-        use_irope=False,
+        use_irope=False, k_scale=scale, v_scale=scale,
     )  # fmt: skip
     batch = reader().read(SHAPE, schedule_batch(), B)
     rows = batch.tree_rows(torch.zeros(B, 16, dtype=torch.int64, device=CUDA), 16)
@@ -291,6 +295,6 @@ def test_attention(library: FakeLibrary) -> None:
     attention = TreeAttention(base)
     library.launched.clear()
     assert all_on_cuda(attention.forward(q, k, k, layer, forward_batch))
-    assert library.launched == ["store_kv", "tree_attention (Triton)"]
+    assert library.launched == ["store_kv (Triton)" if float8 else "store_kv", "tree_attention (Triton)"]
     # The batch says what it is: one without trees is the engine's, whatever came before.
     assert attention.forward(q, k, k, layer, SimpleNamespace(spec_info=None)) == "the engine's"

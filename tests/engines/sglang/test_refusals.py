@@ -72,7 +72,9 @@ def test_every_flag_is_one_of_the_engines():
         ("moe_dense_tp_size", 1),
         ("enable_layernorm_sp", True),
         ("enable_lora_overlap_loading", True),
-        ("kv_cache_dtype", "fp8_e4m3"),
+        ("kv_cache_dtype", "mxfp8"),
+        ("speculative_draft_kv_cache_dtype", "fp8_e4m3"),  # with --device cpu
+        ("speculative_draft_kv_cache_dtype", "nvfp4"),
         ("speculative_adaptive", True),
         ("speculative_accept_threshold_single", 0.5),
         ("speculative_num_draft_tokens", 65),
@@ -83,6 +85,12 @@ def test_other_flags_are_left_to_the_engine_with_the_flag_named(flag, value):
     reasons = support.unsupported_flags(SimpleNamespace(**(SERVED | {flag: value})))
     assert len(reasons) == 1
     assert flag.replace("_", "-") in reasons[0] and str(value) in reasons[0]
+
+
+@pytest.mark.parametrize("value", ["fp8_e4m3", "fp8_e5m2"])
+def test_caches_of_8_bit_floats_are_served_on_gpus(value):
+    flags = {"device": "cuda", "kv_cache_dtype": value, "speculative_draft_kv_cache_dtype": value}
+    assert support.unsupported_flags(SimpleNamespace(**(SERVED | flags))) == []
 
 
 def test_an_unknown_engine_version_is_left_untouched(monkeypatch, caplog):

@@ -48,6 +48,21 @@ def test_what_a_gpu_must_have(gpu: Gpu, head_dims: list[int], wanted: str | None
     assert wanted is None or wanted in reasons[0]
 
 
+@pytest.mark.parametrize(
+    ("capability", "caches", "refused"),
+    [
+        ((8, 0), ["bfloat16", "float8_e4m3fn"], True),
+        ((8, 6), ["float8_e4m3fn"], True),
+        ((8, 0), ["float8_e5m2"], False),
+        ((8, 9), ["float8_e4m3fn"], False),
+    ],
+)
+def test_8_bit_caches_that_a_gpu_has(capability: tuple[int, int], caches: list[str], refused: bool) -> None:
+    reasons = unsupported_gpu(GOOD._replace(capability=capability), [128], caches)
+    assert len(reasons) == refused
+    assert not refused or "has no KV caches of float8_e4m3fn, 8.9 has; --kv-cache-dtype fp8_e5m2" in reasons[0]
+
+
 def test_the_current_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     from eagle_plugin.runtime import gpu
 
@@ -72,12 +87,10 @@ def test_the_current_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"SGLANG_USE_HND_KVCACHE": "1"}, "cuda", torch.bfloat16, "SGLANG_USE_HND_KVCACHE: only KV caches in token-ma"),
         ({"SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": "1"}, "cuda", torch.bfloat16, "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"),
         ({"SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": "1"}, "cpu", torch.bfloat16, None),
-        (
-            {},
-            "cuda",
-            torch.float8_e4m3fn,
-            "KV cache of float8_e4m3fn: only KV caches in the model's own dtype, bfloat16",
-        ),
+        ({}, "cuda", torch.float8_e4m3fn, None),
+        ({}, "cuda", torch.float8_e5m2, None),
+        ({}, "cpu", torch.float8_e4m3fn, "KV cache of float8_e4m3fn: on a CPU only KV caches in the model's own dtype"),
+        ({}, "cuda", torch.float16, "KV cache of float16: only KV caches in the model's own dtype, bfloat16, or 8-bit"),
     ],
 )
 def test_which_caches_are_read(

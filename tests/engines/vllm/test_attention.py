@@ -231,7 +231,7 @@ def test_a_warm_up_without_a_cache_leaves_zeros() -> None:
     ("options", "named"),
     [
         ({"alibi_slopes": [0.5] * HEADS}, "ALiBi slopes"),
-        ({"kv_cache_dtype": "fp8_e4m3"}, "a fp8_e4m3 KV cache"),
+        ({"kv_cache_dtype": "fp8_per_token_head"}, "a fp8_per_token_head KV cache"),
         ({"attn_type": AttentionType.ENCODER_ONLY}, "AttentionType.ENCODER_ONLY attention"),
     ],
 )

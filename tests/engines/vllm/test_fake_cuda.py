@@ -196,10 +196,12 @@ def test_drafting(library: FakeLibrary, greedy: bool, parallel: bool) -> None:
         assert all_on_cuda(*drafts.tree)
 
 
+@pytest.mark.parametrize("float8", [False, True], ids=["", "8-bit cache"])
 @pytest.mark.parametrize("name", BATCHES)
-def test_attention(library: FakeLibrary, name: str) -> None:
+def test_attention(library: FakeLibrary, name: str, float8: bool) -> None:
     batch = read(*BATCHES[name])
-    layer, n = attention_layer(), sum(batch.host_lens)
+    layer, n = attention_layer(**({"kv_cache_dtype": "fp8"} if float8 else {})), sum(batch.host_lens)
+    scales = SimpleNamespace(_k_scale=torch.ones((), device=CUDA), _v_scale=torch.ones((), device=CUDA))
     common = SimpleNamespace(
         block_table_tensor=torch.zeros(B, 8, dtype=torch.int32, device=CUDA),
         max_seq_len=90,
@@ -209,12 +211,13 @@ def test_attention(library: FakeLibrary, name: str) -> None:
     builder.block_size, builder.reach, builder.rows = BLOCK, SHAPE.width, batch.rows()
     built = builder.build(0, common)
     assert all_on_cuda(built.slot_table, built.slots, cache_slots(built.slots, BLOCK))
-    cache = torch.zeros(20, 2, BLOCK, 128, device=CUDA)
+    cache = torch.zeros(20, 2, BLOCK, 128, dtype=torch.uint8 if float8 else torch.float32, device=CUDA)
     q, k = torch.zeros(n, 4, 64, device=CUDA), torch.zeros(n, 2, 64, device=CUDA)
     library.launched.clear()
-    assert all_on_cuda(layer.forward(None, q, k, k, cache, built, torch.zeros_like(q)))
+    assert all_on_cuda(layer.forward(scales, q, k, k, cache, built, torch.zeros_like(q)))
     launches = {"a tree beside a prompt and a plain request": 3}.get(name, 1)  # a kind of rows each
-    assert library.launched == ["store_kv", *["tree_attention (Triton)"] * launches]
+    stored = "store_kv (Triton)" if float8 else "store_kv"
+    assert library.launched == [stored, *["tree_attention (Triton)"] * launches]
 
 
 @pytest.mark.parametrize("name", BATCHES)

@@ -56,8 +56,9 @@ def test_prompts_against_our_attention(name: str, window: int | None, cap: float
         ({"sinks": torch.randn(HEADS)}, 0, {}),
         ({}, 0, {"dtype": torch.float32}),
         ({}, 0, {"size": 8}),
+        ({"kv_cache_dtype": "fp8"}, 0, {"float8": True}),
     ],
-    ids=["chunked attention", "sinks", "float32", "small blocks"],
+    ids=["chunked attention", "sinks", "float32", "small blocks", "8-bit cache"],
 )
 def test_what_flash_attention_does_not_have_stays_with_our_kernel(
     options: dict[str, Any], chunk: int, given: dict[str, Any]
@@ -101,10 +102,16 @@ def test_all_layers_share_one_plan() -> None:
 
 def test_a_machine_without_flash_attention() -> None:
     """Then all prompts are chains; so it is on a CPU, and where vLLM takes version 4."""
-    assert FlashPromptsImpl.find_kernel(64, False) is None
+    assert FlashPromptsImpl.find_kernel(64, False, False) is None
     assert FlashPromptsImpl(HEADS, DIM, 0.2, KV_HEADS).kernel is None
-    kernel = TritonPromptsImpl.find_kernel(64, False)
+    kernel = TritonPromptsImpl.find_kernel(64, False, False)
     assert kernel is not None and kernel.page == 1 and kernel.chunks and kernel.sinks
+
+
+def test_prompts_over_8_bit_caches_have_the_triton_kernel() -> None:
+    """FlashAttention would round the queries too."""
+    kernel = FlashPromptsImpl(HEADS, DIM, 0.2, KV_HEADS, kv_cache_dtype="fp8").kernel
+    assert kernel is not None and kernel.float8
 
 
 @pytest.mark.parametrize("with_tree", [False, True])

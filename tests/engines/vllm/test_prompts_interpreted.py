@@ -30,4 +30,4 @@ def test_the_engines_kernel_in_the_interpreter(tmp_path: Path) -> None:
         timeout=600,
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
-    assert re.search(r"^7 passed", done.stdout, re.MULTILINE), done.stdout[-5000:]
+    assert re.search(r"^9 passed", done.stdout, re.MULTILINE), done.stdout[-5000:]

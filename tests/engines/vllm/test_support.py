@@ -128,7 +128,7 @@ def test_served_requests_may_have_what_vllm_refuses_beside_drafts(target: Path, 
     asked = SamplingParams(min_p=0.1, logit_bias={3: 1.0})
     asked._validate_spec_decode(configure(target, head).speculative_config)
     with pytest.raises(VLLMValidationError, match="min_p and logit_bias"):
-        asked._validate_spec_decode(configure(target, head, kv_cache_dtype="fp8_e4m3").speculative_config)
+        asked._validate_spec_decode(configure(target, head, kv_cache_dtype="int8_per_token_head").speculative_config)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -144,7 +144,10 @@ def unsupported(config: VllmConfig, lines: list[str], named: str) -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"kv_cache_dtype": "fp8_e4m3"}, "--kv-cache-dtype"),
+        ({"kv_cache_dtype": "fp8_per_token_head"}, "--kv-cache-dtype fp8_per_token_head: only the model's own"),
+        ({"kv_cache_dtype": "nvfp4"}, "--kv-cache-dtype nvfp4: only"),
+        ({"kv_cache_dtype": "fp8", "speculative": {"kv_cache_dtype": "auto"}}, "kv_cache_dtype auto of the head: only"),
+        ({"kv_cache_dtype": "fp8", "kv_cache_dtype_skip_layers": ["0"]}, "--kv-cache-dtype-skip-layers: "),
         ({"tensor_parallel_size": 2, "enable_lora": True}, "it is not served with --enable-lora"),
         ({"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}, "--pipeline-parallel-size"),
         ({"data_parallel_size": 2}, "--data-parallel-size"),
@@ -155,6 +158,21 @@ def unsupported(config: VllmConfig, lines: list[str], named: str) -> None:
 )  # fmt: skip
 def test_unsupported_flags(options: dict[str, Any], named: str, target: Path, head: Path, lines: list[str]) -> None:
     unsupported(configure(target, head, **options), lines, named)
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3", "fp8_e5m2", "auto"])
+def test_caches_that_are_served(name: str, target: Path, head: Path, lines: list[str]) -> None:
+    made = configure(target, head, kv_cache_dtype=name, speculative={"kv_cache_dtype": name})
+    assert made.parallel_config.worker_cls == support.WORKERS["cpu"] and lines == []
+
+
+def test_scales_per_head_are_unsupported(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EAGLE_PLUGIN", "0")
+    made = configure(target, head, kv_cache_dtype="fp8")
+    assert support.unsupported_reasons(made) == []
+    made.model_config.hf_config.quantization_config = {"kv_cache_scheme": {"strategy": "attn_head"}}
+    (reason,) = support.unsupported_reasons(made)
+    assert "scales per head of its KV cache are not served yet" in reason
 
 
 def test_another_worker_is_unsupported(target: Path, head: Path, lines: list[str]) -> None:

@@ -1,6 +1,7 @@
 """torch.ops.sgl_kernel: the operations that SGLang's CPU attention backends and sampler look up by name."""
 
 import functools
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ def _float32(sinks: torch.Tensor | None) -> torch.Tensor | None:
     return None if sinks is None else sinks.to(torch.float32)  # models keep them in their own dtype
 
 
-def _nearest(sliding_window_size: int) -> dict[str, int]:
+def _nearest(sliding_window_size: int) -> dict[str, Any]:
     """Window and chunk of eagle-plugin's kernels; a number below 0 is not of SGLang but of eagle_sglang_cpu.llama4."""
     if sliding_window_size < 0:
         return {"chunk": -sliding_window_size}
