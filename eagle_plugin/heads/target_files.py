@@ -58,7 +58,13 @@ class TargetFiles:
             HeadError: it is quantised.
         """
         names = [name for name in self._tensors if name.endswith("lm_head.weight")]
-        if not names or self.config.get("tie_word_embeddings"):
+        tied = bool(self.config.get("tie_word_embeddings"))
+        packed = [name for name in self._tensors if "lm_head." in name and not name.endswith(".bias")]
+        if not names and not tied and packed:
+            raise HeadError(
+                f"{self.folder} has {packed[0]}, wanted lm_head.weight; give the target with an unquantised lm_head"
+            )
+        if not names or tied:
             return self.embedding()
         if self._tensors[names[0]].dtype not in DTYPES:
             raise HeadError(

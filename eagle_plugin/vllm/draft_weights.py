@@ -55,11 +55,14 @@ def use_int8_output(head: Any) -> None:
     """Let the head have an int8 copy of an output layer that it shares with the target, which keeps its own.
 
     Where logits are asked for in another dtype than the model's, the engine wants an output layer without quantization.
+    A quantised output layer, whose weights may have other names, drafts by the engine's method.
     """
     layer = head.lm_head
+    if type(own_method(layer)) is not UnquantizedEmbeddingMethod:
+        return
     if head.logits_processor.head_dtype not in (None, layer.weight.dtype):
         layer.quant_method = own_method(layer)
-    elif type(own_method(layer)) is UnquantizedEmbeddingMethod and layer.weight.is_cpu and native_kernel() is not None:
+    elif layer.weight.is_cpu and native_kernel() is not None:
         packed = int8_copy(layer.weight.data)
         if packed is not None:
             head.lm_head = copy.copy(layer)

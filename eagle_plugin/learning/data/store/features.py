@@ -26,14 +26,16 @@ def load_target(folder: str | Path, dtype: torch.dtype = torch.bfloat16, device:
     No code that comes with it is run.
 
     Raises:
-        DataError: the folder holds no safetensors checkpoint of an architecture that transformers knows.
+        DataError: the folder holds no safetensors checkpoint of an architecture that transformers knows, or its weights
+            are quantised in a format that cannot be read here.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # the commands draw their own
     folder = Path(folder)
-    read_target_json(folder / "config.json")  # its errors name the file, those of transformers guess
+    written = read_target_json(folder / "config.json")  # its errors name the file, those of transformers guess
+    method = _quantisation(folder, written)
     if not any(folder.glob("*.safetensors")):
         raise DataError(f"{folder} has no *.safetensors; convert the weights first (pickled files are never loaded)")
     try:
@@ -46,10 +48,32 @@ def load_target(folder: str | Path, dtype: torch.dtype = torch.bfloat16, device:
         model = auto.from_pretrained(folder, config=config, dtype=dtype, use_safetensors=True, **safely)
     except Exception as error:  # safetensors and tokenizers have errors of their own
         reason = first_line(error)
-        raise DataError(
-            f"{folder} cannot be loaded by transformers ({reason}); give a causal language model"
-        ) from error
+        fix = f"install what it asks for to read {method} weights" if method else "give a causal language model"
+        raise DataError(f"{folder} cannot be loaded by transformers ({reason}); {fix}") from error
     return model.to(device).eval()
+
+
+def _quantisation(folder: Path, written: dict[str, Any]) -> str | None:
+    """The format in which the weights of a target are quantised, None where they are plain.
+
+    Raises:
+        DataError: transformers does not know it, and would take the stored codes for weights, without their scales.
+    """
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+    found = written.get("quantization_config")
+    if found is None and (folder / "hf_quant_config.json").exists():  # Model-Optimizer's own file
+        method = "modelopt"
+    elif found is None:
+        return None
+    else:
+        method = str(found.get("quant_method"))
+    if method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        raise DataError(
+            f"{folder} has weights that are quantised by {method}, which transformers does not read, wanted one of "
+            f"{', '.join(sorted(AUTO_QUANTIZATION_CONFIG_MAPPING))}; give the same target in one of these formats"
+        )
+    return method
 
 
 def default_aux_layers(num_layers: int) -> tuple[int, int, int]:

@@ -1,0 +1,102 @@
+"""Quantised targets in vLLM: text and distribution of plain decoding of the same checkpoint, by accepted trees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vllm_dequantised
+from family_models import family_head, family_target, sampling_settings
+from quantised_models import quantise
+from vllm import LLM
+from vllm_bigram import draw
+from vllm_engines import engine, generate, rounds, run
+from vllm_requests import check_distribution, make_prompts
+
+TOKENS = 64
+TREES: dict[str, Any] = {"depth": 3, "topk": 8, "nodes": 32}
+ALWAYS = "w4a16"
+# Of the logarithms of probabilities: a greedy token of a target whose inputs are rounded to eight bits may be this much
+# less likely than the best one, after a sum of floats in another order.
+ROUNDING = 0.25
+
+
+def weights_alone(name: str) -> Any:
+    """Formats whose inputs are not rounded."""
+    return pytest.param(name, marks=() if name == ALWAYS else pytest.mark.matrix)
+
+
+@pytest.mark.parametrize("name", [weights_alone(name) for name in ("w4a16", "gptq", "awq", "fp8-block")])
+def test_text_equals_plain_decoding(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy text is equal, sampled text of one distribution; a verifier with a wrong temperature is found out."""
+    vllm_dequantised.install(monkeypatch)
+    plain, prompts = family_target(tmp_path / "plain", "llama"), make_prompts(16)
+    target, head = quantise(tmp_path / "target", plain, name), family_head(tmp_path / "head", plain)
+    settings = sampling_settings("llama")
+    with engine(target) as llm:
+        expected = generate(llm, prompts, max_tokens=TOKENS)
+        sampled = draw(llm, settings, 500) if name != ALWAYS else []
+    with engine(plain) as llm:
+        assert generate(llm, prompts, max_tokens=TOKENS) != expected, "the weights are those of the plain target"
+    assert len({tuple(answer) for answer in expected}) > len(prompts) * 0.8, "equality would prove little"
+    with engine(target, head, **TREES) as llm:
+        assert generate(llm, prompts, max_tokens=TOKENS) == expected
+        count, tokens = rounds(llm)
+        assert tokens / count > 1.2
+        if sampled:
+            check_distribution(llm, settings, sampled, monkeypatch)
+
+
+@pytest.mark.matrix
+def test_a_quantised_output_layer_is_the_heads_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPTQ's lm_head has no `weight`; an EAGLE-2 head drafts by the target's."""
+    vllm_dequantised.install(monkeypatch)
+    plain, prompts = family_target(tmp_path / "plain", "llama"), make_prompts(16)
+    target = quantise(tmp_path / "target", plain, "gptq", output=True)
+    head = family_head(tmp_path / "head", plain, "eagle2")
+    with engine(target) as llm:
+        assert not hasattr(_model(llm).lm_head, "weight")
+        expected = generate(llm, prompts, max_tokens=TOKENS)
+    with engine(target, head, **TREES) as llm:
+        assert generate(llm, prompts, max_tokens=TOKENS) == expected
+        count, tokens = rounds(llm)
+        assert tokens / count > 1.2
+
+
+def _model(llm: LLM) -> Any:
+    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.model
+
+
+@pytest.mark.matrix
+def test_rounded_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another order of a sum may round an input to another number: texts part where two tokens are nearly as likely.
+
+    So every greedy token is compared with the best one of plain decoding, and sampled text with its distribution. The
+    controls: the text of another target, and the broken verifier.
+    """
+    plain, prompts = family_target(tmp_path / "plain", "llama"), make_prompts(16)
+    target, head = quantise(tmp_path / "target", plain, "w8a8-int8"), family_head(tmp_path / "head", plain)
+    settings = sampling_settings("llama")
+    with engine(plain) as llm:
+        other = generate(llm, prompts, max_tokens=TOKENS)
+    with engine(target) as llm:
+        sampled = draw(llm, settings, 500)
+    with engine(target, head, **TREES) as llm:
+        found = generate(llm, prompts, max_tokens=TOKENS)
+        count, tokens = rounds(llm)
+        assert tokens / count > 1.2
+        check_distribution(llm, settings, sampled, monkeypatch)
+    with engine(target) as llm:
+        losses = [_losses(llm, prompts, answers) for answers in (found, other)]
+    assert max(losses[0]) < ROUNDING < max(losses[1]), [max(loss) for loss in losses]
+
+
+def _losses(llm: LLM, prompts: list[list[int]], answers: list[list[int]]) -> list[float]:
+    """By how much each token of the answers is less likely to the target than its best one, in logarithms."""
+    losses = []
+    whole = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+    for prompt, text, output in zip(prompts, whole, run(llm, whole, max_tokens=1, prompt_logprobs=1), strict=True):
+        for token, likely in list(zip(text, output.prompt_logprobs, strict=True))[len(prompt) :]:
+            losses.append(max(one.logprob for one in likely.values()) - likely[token].logprob)
+    return losses
