@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from eagle_plugin.kernels import attention, loader
+from eagle_plugin.kernels import attention, gated_delta_trees, loader
 
 CUDA = torch.device("cuda")
 # Tensors whose rows may have gaps, by kernel and place among its arguments (`check_rows` in csrc/bindings).
@@ -84,6 +85,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLibrary]:
     with monkeypatch.context() as patch:
         patch.setattr(loader, "load", lambda kind="cpu": library)
         patch.setattr(attention, "_triton", lambda: _tree_attention(library))
+        patch.setattr(gated_delta_trees, "_triton_kernels", lambda: _gated_delta(library))
         loader.function.cache_clear()
         try:
             with FakeTensorMode(allow_non_fake_inputs=False):
@@ -97,3 +99,18 @@ def _tree_attention(library: FakeLibrary) -> Callable[..., None]:
         library.get_function("tree_attention (Triton)")(*tensors)
 
     return launch
+
+
+def _gated_delta(library: FakeLibrary) -> Any:
+    """The kernels of `triton_gated_delta`, which take rows and caches with gaps."""
+
+    def launches(name: str) -> Callable[..., None]:
+        def launch(*arguments: Any) -> None:
+            for place, tensor in enumerate(tree_leaves(arguments)):
+                if isinstance(tensor, torch.Tensor):
+                    require_cuda(f"{name}, argument {place}", tensor)
+            library.launched.append(f"{name} (Triton)")
+
+        return launch
+
+    return SimpleNamespace(attend_trees=launches("attend_trees"), commit_trees=launches("commit_trees"))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +15,7 @@ from engine_signatures import assigned, fields, parameters, returned
 from family_models import family_head, family_target
 from tiny_checkpoints import read_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from vllm import LLM
 from vllm.config import CacheConfig, LoRAConfig
 from vllm.model_executor.layers.mamba.gdn.base import GatedDeltaNetAttention
 from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
@@ -21,6 +25,7 @@ from vllm_configs import configure
 from vllm_engines import core, counters, engine, fixed_shapes, generate, random_shapes, rounds, runner
 from vllm_requests import check_aborts, check_distribution, make_prompts
 
+from eagle_plugin.runtime.graph_emulator import recording_launches
 from eagle_plugin.vllm import support
 from eagle_plugin.vllm.linear_attention import LinearLayers
 from eagle_plugin.vllm.round_test import RoundTest
@@ -125,6 +130,38 @@ def test_deep_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert RoundTest(runner(llm)).run() == []
         monkeypatch.setattr(LinearLayers, "commit", lambda *_: None)
         assert RoundTest(runner(llm)).run()[-1].startswith("a token after an accepted path: the logits of ")
+
+
+@contextmanager
+def captured(monkeypatch: pytest.MonkeyPatch, served: Served) -> Iterator[LLM]:
+    """An engine whose decode steps are replayed by the graph emulator."""
+    monkeypatch.setenv("EAGLE_GRAPHS", "emulate")
+    options: dict[str, Any] = {"depth": 3, "topk": 4, "nodes": 16, "max_num_seqs": 4}
+    with recording_launches(), engine(served.target, served.head, **options) as llm:
+        yield llm
+
+
+def test_text_by_replays(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trees are verified and walked by what was captured, or by one of both alone."""
+    with captured(monkeypatch, served) as llm:
+        step = runner(llm)._step
+        replays, run = Counter[str](), step.functions.run
+        step.functions.run = lambda key, f: (replays.update([key[0]] * (key in step.functions)), run(key, f))[1]
+        prompts, expected = served.prompts[:6], served.expected[:6]
+        assert generate(llm, prompts, max_tokens=TOKENS) == expected
+        assert replays["verify"] == replays["walk"] > 20
+        assert RoundTest(runner(llm)).run() == []
+        for missing in ("can_verify", "can_walk"):
+            with monkeypatch.context() as patch:
+                patch.setattr(step, missing, lambda *_: False)
+                assert generate(llm, prompts, max_tokens=TOKENS) == expected
+        # The controls: a walk that keeps no state, in the comparison with the eager function and in the text.
+        with monkeypatch.context() as patch:
+            patch.setattr(step._linear, "commit", lambda *_: None)
+            assert any("states of linear layers" in reason for reason in RoundTest(runner(llm)).run())
+        with monkeypatch.context() as patch:
+            patch.setattr(step._linear, "begin", lambda *_: None)  # all states in the slots of an earlier step
+            assert generate(llm, prompts, max_tokens=TOKENS) != expected
 
 
 def method_of(head: Path) -> str:
