@@ -83,8 +83,9 @@ def attend_trees(
     if (kernels := _triton(out)) is not None:
         kernels.attend_trees(net, nodes, caches, places, tree, out, left)
         return left
-    trees = (x.view(b, width, x.shape[1]) for x in nodes)
-    found, now = gated_delta.attend(net, *trees, *_before(caches, places), tree)
+    mixed_qkv, a, beta = (x.view(b, width, x.shape[1]) for x in nodes)
+    past, state = _before(caches, places)
+    found, now = gated_delta.attend(net, mixed_qkv, a, beta, past, state, tree)
     out.copy_(found.flatten(0, 1))
     for kept, values in zip(left, now, strict=True):
         kept.copy_(values)

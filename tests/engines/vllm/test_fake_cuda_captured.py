@@ -69,7 +69,7 @@ def test_captured_functions(library: FakeLibrary, greedy: bool, parallel: bool) 
     rows = torch.zeros(100, dtype=torch.int64, device=CUDA)
     ranks = RankAgreement(SimpleNamespace(world_size=1), 4, SHAPE.max_accept_length, CUDA)
     forward = TargetForward(target_attention, rows.int(), rows, {"layer": ["a layer", "another"]})
-    linear = LinearStep(SimpleNamespace(names=[]), {})  # type: ignore[arg-type]
+    linear = LinearStep(SimpleNamespace(names=[], rooms=lambda _: {}), {})  # type: ignore[arg-type]
     groups = [CacheGroup("layer", caches())]
     step = DecodeStep(head, groups, SHAPE, target, linear, 100, {"layer": 0}, ranks, forward)
     # As a graph that runs nothing: what the function of the capture returned.

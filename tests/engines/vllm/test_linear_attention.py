@@ -16,7 +16,7 @@ from family_models import family_head, family_target
 from tiny_checkpoints import read_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm import LLM
-from vllm.config import CacheConfig, LoRAConfig
+from vllm.config import CacheConfig, CompilationConfig, CompilationMode, LoRAConfig
 from vllm.model_executor.layers.mamba.gdn.base import GatedDeltaNetAttention
 from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
 from vllm.v1.kv_cache_interface import MambaSpec
@@ -186,10 +186,25 @@ def test_what_is_not_served(served: Served, monkeypatch: pytest.MonkeyPatch) -> 
     assert [reason.split(":")[0] for reason in support.unsupported_reasons(config)] == ["--enable-lora"]
 
 
+def test_graphs_of_vllm_end_before_our_operator() -> None:
+    """As before vLLM's own; in the lists that it makes, and in one that a user gives."""
+    given = ["vllm::unified_attention_with_output"]
+    for operators in (None, given):
+        config = CompilationConfig(mode=CompilationMode.VLLM_COMPILE, splitting_ops=operators)
+        support._split_at_our_operator(config)
+        config.set_splitting_ops_for_v1("naive")
+        assert support.LINEAR_OPERATOR in config.splitting_ops
+        assert config.splitting_ops_contain_attention() is (operators is None)
+    namespace, name = support.LINEAR_OPERATOR.split("::")
+    assert getattr(getattr(torch.ops, namespace), name).default._schema.name == support.LINEAR_OPERATOR
+    assert support.LINEAR_OPERATOR not in CompilationConfig()._attention_ops
+
+
 def test_contract() -> None:
     """What `linear_attention.py` touches of vLLM's layer."""
     layer = QwenGatedDeltaNetAttention
     assert parameters(layer.fix_query_key_value_ordering) == ["self", "mixed_qkvz", "mixed_ba"]
+    assert parameters(layer.split_ba) == ["self", "ba"]
     assert parameters(layer._output_projection) == ["self", "core_attn_out", "z"]
     assert parameters(layer.get_kv_cache_spec) == ["self", "vllm_config"]
     assert parameters(layer.get_attn_backend) == ["self"]
@@ -197,7 +212,7 @@ def test_contract() -> None:
     assert "self.num_spec" in returned(layer.get_state_shape)[0]
     own = {"num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "conv1d", "conv_kernel_size", "A_log", "dt_bias"}
     assert own | {"gqa_interleaved_layout", "value_dim"} <= assigned(layer.__init__)
-    assert {"prefix", "tp_size", "num_spec"} <= assigned(GatedDeltaNetAttention.__init__)
+    assert {"prefix", "tp_size", "num_spec", "model_config"} <= assigned(GatedDeltaNetAttention.__init__)
     assert {"num_speculative_blocks", "block_size"} <= fields(MambaSpec)
     assert {"enable_prefix_caching", "mamba_cache_mode", "mamba_block_size", "use_replayssm"} <= fields(CacheConfig)
 
