@@ -136,32 +136,32 @@ def test_deep_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def captured(monkeypatch: pytest.MonkeyPatch, served: Served) -> Iterator[LLM]:
     """An engine whose decode steps are replayed by the graph emulator."""
     monkeypatch.setenv("EAGLE_GRAPHS", "emulate")
-    options: dict[str, Any] = {"depth": 3, "topk": 4, "nodes": 16, "max_num_seqs": 4}
+    options: dict[str, Any] = {"depth": 3, "topk": 4, "nodes": 16}
     with recording_launches(), engine(served.target, served.head, **options) as llm:
         yield llm
 
 
+@pytest.mark.matrix  # it takes a minute; test_fake_cuda_captured.py and test_deep_paths are in every run
 def test_text_by_replays(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trees are verified and walked by what was captured, or by one of both alone."""
     with captured(monkeypatch, served) as llm:
         step = runner(llm)._step
         replays, run = Counter[str](), step.functions.run
         step.functions.run = lambda key, f: (replays.update([key[0]] * (key in step.functions)), run(key, f))[1]
-        prompts, expected = served.prompts[:6], served.expected[:6]
-        assert generate(llm, prompts, max_tokens=TOKENS) == expected
+        assert generate(llm, served.prompts, max_tokens=TOKENS) == served.expected
         assert replays["verify"] == replays["walk"] > 20
         assert RoundTest(runner(llm)).run() == []
         for missing in ("can_verify", "can_walk"):
             with monkeypatch.context() as patch:
                 patch.setattr(step, missing, lambda *_: False)
-                assert generate(llm, prompts, max_tokens=TOKENS) == expected
+                assert generate(llm, served.prompts, max_tokens=TOKENS) == served.expected
         # The controls: a walk that keeps no state, in the comparison with the eager function and in the text.
         with monkeypatch.context() as patch:
             patch.setattr(step._linear, "commit", lambda *_: None)
             assert any("states of linear layers" in reason for reason in RoundTest(runner(llm)).run())
         with monkeypatch.context() as patch:
             patch.setattr(step._linear, "begin", lambda *_: None)  # all states in the slots of an earlier step
-            assert generate(llm, prompts, max_tokens=TOKENS) != expected
+            assert generate(llm, served.prompts, max_tokens=TOKENS) != served.expected
 
 
 def method_of(head: Path) -> str:
